@@ -41,6 +41,9 @@ MESHES = {"data2": (2, 2, 1, 1), "fsdp2": (2, 1, 2, 1), "tensor2": (2, 1, 1, 2),
 class Place:
     """A folder with a base, images and runs of one recipe."""
 
+    still: tuple[str, ...] = ()
+    """Parts of names of weights that a checkpoint holds and nothing moves."""
+
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder, self.kind = folder, kind
         (write_sd if kind == "sd" else write_sdxl)(folder / "base")

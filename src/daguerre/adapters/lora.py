@@ -18,13 +18,13 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MethodType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from peft import (
@@ -33,13 +33,12 @@ from peft import (
     LoKrConfig,
     LoraConfig,
     PeftConfig,
-    get_peft_model_state_dict,
     inject_adapter_in_model,
 )
 from peft.tuners.boft import layer as boft
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -47,6 +46,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from daguerre import keys
 from daguerre.adapters.adapter import Trainable
+from daguerre.adapters.lora_parts import inits
+from daguerre.adapters.lora_parts.layers import FROM_BASE, IN_PEFT_LORA, LAYERS, Numbers, chosen, numbers
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
@@ -61,23 +62,20 @@ if TYPE_CHECKING:
     from daguerre.objectives.objective import Objective
     from daguerre.samplers.settings import SamplingSettings
 
-LAYERS: Mapping[str, tuple[str, ...]] = {
-    "attention": ("to_q", "to_k", "to_v", "to_out.0", "q_proj", "k_proj", "v_proj", "out_proj", "SelfAttention.[qkvo]"),
-    "ff": ("ff.net.0.proj", "ff.net.2", "proj_in", "proj_out", "mlp.fc?", "DenseReluDense.w[io]*"),
-    "conv": ("conv1", "conv2", "conv_shortcut", "time_emb_proj", "downsamplers.*.conv", "upsamplers.*.conv"),
-    "all": ("*",),
-}
-"""Layers by the names that diffusers, CLIP and T5 give them: attention's four products; feed-forward layers, and what
-leads into a transformer and out of it; those of residual blocks; every linear layer and convolution."""
 DENSE = ("lora", "rslora")
 """Kinds whose effect is a product of two matrices alone."""
-IN_DIFFUSERS = (*DENSE, "dora")
-"""Kinds that diffusers has. Of these alone peft drops inputs."""
+REFUSED = {
+    "oft": "peft's OFT is no identity when it starts on 3x3 convolutions, so that training would not start from the "
+    "base; boft is the rotation that does",
+    "vera": "its random matrices are shared between layers, which peft cannot put into a network of diffusers; lora "
+    "with a small rank, or lokr, has as few numbers",
+    "randlora": "peft's merged weights differ from what it trains by 0.4 percent; loha is of full rank, too",
+    "locon": "that is kind=lora with targets=attention+ff+conv",
+}
+"""Kinds that other programs have, and why not here."""
 IN_KOHYA = (*DENSE, "loha", "lokr")
 """Kinds that sd-scripts, ComfyUI and A1111 compute as peft does. DoRA they divide by the norms of other rows."""
 setattr(boft, "_FBD_CUDA", False)  # noqa: B010 (peft would compile a kernel when a run starts; its products of blocks do without)
-_ADAPTER = "default"
-"""peft's name of the only adapter that it sees."""
 
 
 class Settings(AdapterSettings):
@@ -105,13 +103,28 @@ class Settings(AdapterSettings):
     of their names, also patterns, such as [to_q, to_v] or ["attn2.to_?"]."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Share of a layer's inputs that its addition does not see, in training."""
+    dropout_pattern: dict[str, float] = Field({})
+    """Dropouts of layers by patterns of their names, in place of dropout: the first that fits counts."""
+    init: Literal["default", "gaussian", "pissa", "pissa_niter_16", "olora", "orthogonal"] = "default"
+    """Start of A and B. default: A uniform as in a linear layer; gaussian: A normal of deviation 1 / rank; of both B is
+    zero. orthogonal: both normal, in directions whose product is zero. pissa: the largest singular values of the weight
+    (pissa_niter_16 estimates them, in a fraction of the time); olora: the first columns of its QR decomposition. The
+    last ones are saved at twice the rank, as a difference from the start."""
+    lora_fa: bool = False
+    """Whether A stays as it starts, and B alone is trained (LoRA-FA, Zhang et al. 2023, arXiv 2308.03303): half of the
+    gradients and moments."""
 
     unused_when: ClassVar[tuple[Unused, ...]] = (
         Unused(("alpha", "alpha_pattern"), lambda own: own.kind == "boft", "a rotation has no strength"),
         Unused(
-            ("dropout",),
-            lambda own: own.kind not in IN_DIFFUSERS,
+            ("dropout", "dropout_pattern"),
+            lambda own: own.kind not in IN_PEFT_LORA,
             "peft drops inputs of lora, rslora and dora only",
+        ),
+        Unused(
+            ("init", "lora_fa"),
+            lambda own: own.kind not in IN_PEFT_LORA,
+            "only lora, rslora and dora have the factors A and B",
         ),
     )
 
@@ -121,6 +134,29 @@ class Settings(AdapterSettings):
         if wrong := [name for name, rank in ranks.items() if rank is not None and rank < 1]:
             raise ValueError(f"{', '.join(wrong)}: a rank is a whole number from 1, or null")
         return ranks
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _sound(cls, kind: Any) -> Any:
+        if why := REFUSED.get(str(kind)):
+            raise ValueError(f"{kind}: {why}")
+        return kind
+
+    @field_validator("dropout_pattern")
+    @classmethod
+    def _shares(cls, shares: dict[str, float]) -> dict[str, float]:
+        if wrong := [name for name, share in shares.items() if not 0 <= share < 1]:
+            raise ValueError(f"{', '.join(wrong)}: a dropout is a number from 0, less than 1")
+        return shares
+
+    @model_validator(mode="after")
+    def _init_of_the_product(self) -> Self:
+        if self.kind == "dora" and self.init in FROM_BASE:
+            raise ValueError(
+                f"init={self.init} takes a part of the weight as the addition, and kind=dora divides by the length of "
+                "both together: use init=default, gaussian or orthogonal, or kind=lora or rslora"
+            )
+        return self
 
     @field_validator("alpha_pattern")
     @classmethod
@@ -146,6 +182,11 @@ class Settings(AdapterSettings):
         if isinstance(self.targets, str):
             return tuple(pattern for part in self.targets.split("+") for pattern in LAYERS[part])
         return tuple(self.targets)
+
+    @property
+    def subtracts(self) -> bool:
+        """True of an init that takes a part of the weight as the addition."""
+        return self.init in FROM_BASE
 
     def reaches(self, trainable: Sequence[str]) -> tuple[str, ...]:
         """The components that have a rank."""
@@ -177,7 +218,7 @@ class LoRA(Trainable):
         files: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {}
         additions: dict[str, list[Addition]] = {}
         for component, network in self.networks.items():
-            trained = get_peft_model_state_dict(network, save_embedding_layers=False)
+            trained, config = inits.whole(network)
             additions[component] = _additions(network, trained) if self.kind in IN_KOHYA else []
             tensors = {
                 _renamed(network, name) if self.for_diffusers else name: value.detach()
@@ -185,8 +226,7 @@ class LoRA(Trainable):
                 .contiguous()
                 for name, value in trained.items()
             }
-            config = network.peft_config[_ADAPTER].to_dict()  # as diffusers and peft write it
-            files[component] = tensors, {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
+            files[component] = tensors, config
         with replaced(folder) as fresh:
             if self.for_diffusers:
                 _write_diffusers(fresh / DIFFUSERS_FILE, files)
@@ -201,7 +241,7 @@ class LoRA(Trainable):
     @property
     def for_diffusers(self) -> bool:
         """True of kinds that diffusers has."""
-        return self.kind in IN_DIFFUSERS
+        return self.kind in IN_PEFT_LORA
 
     def merge(self) -> None:
         """W with what is added, in place of W."""
@@ -273,7 +313,7 @@ def _additions(network: nn.Module, trained: Mapping[str, Tensor]) -> list[Additi
         layer, factor = re.split(r"\.(?=lora_|hada_|lokr_)", name)
         factors.setdefault(layer, {})[factor] = value.detach()
     layers: dict[str, Any] = dict(network.named_modules())
-    return [Addition(name, own, layers[name].scaling[_ADAPTER]) for name, own in factors.items()]
+    return [Addition(name, own, layers[name].scaling[inits.ADAPTER]) for name, own in factors.items()]
 
 
 _Files = Mapping[str, tuple[dict[str, Tensor], dict[str, Any]]]
@@ -296,41 +336,35 @@ def _write_peft(folder: Path, files: _Files) -> None:
         (folder / component / "adapter_config.json").write_text(text, encoding="utf-8")
 
 
-class _Numbers(NamedTuple):
-    """Of the addition to one layer."""
-
-    rank: int
-    alpha: float
-
-
 def attach(settings: Settings, model: Family, seed: int) -> LoRA:
     """Freezes the components that it reaches, and gives their layers additions. UserError for targets that are not
     there, and for layers to which this kind cannot be added."""
     networks, names, used = {}, set[str](), set[str]()
     for component, rank in settings.by_component(model.trainable).items():
         network: Any = model.components[component]
-        targets = _targets(component, network, settings, rank, {id(p) for p in model.unread}, used)
+        targets = chosen(component, network, settings, rank, {id(p) for p in model.unread}, used)
         if not targets:
             raise UserError(
                 f"no layer of the LoRA's targets is in {component}: set targets, or ranks.{component}=null",
                 code="empty",
             )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(keys.words(seed, f"lora {component}", 0, count=1)[0] >> 1))
-            inject_adapter_in_model(_config(settings, rank, targets), network)
-        wrapped = [name for name, module in network.named_modules() if isinstance(module, BaseTunerLayer)]
-        assert sorted(wrapped) == sorted(targets), "peft has wrapped other layers than it was asked to"
+        before = {id(p) for p in network.parameters()}
+        with warnings.catch_warnings():
+            # Two additions to a layer are what some inits want, and their files are made without peft's way back.
+            warnings.filterwarnings(
+                "ignore", "Already found a `peft_config`|Using Rank-Stabilized LoRA with", UserWarning
+            )
+            _inject(settings, _config(settings, rank, targets), network, targets, component, seed)
         networks[component] = network
-        names |= {f"{component}.{name}" for name, p in network.named_parameters() if p.requires_grad}
+        names |= {f"{component}.{name}" for name, p in network.named_parameters() if id(p) not in before}
         _still(network)
     if not networks:
         raise UserError(
             "a LoRA cannot be used here: this family has no frozen network to add it to", code="unsupported"
         )
     asked = [] if isinstance(settings.targets, str) else settings.targets
-    if idle := [
-        pattern for pattern in (*asked, *settings.rank_pattern, *settings.alpha_pattern) if pattern not in used
-    ]:
+    patterns = (*asked, *settings.rank_pattern, *settings.alpha_pattern, *settings.dropout_pattern)
+    if idle := [pattern for pattern in patterns if pattern not in used]:
         wrong = ", ".join(idle)
         raise UserError(
             f"the LoRA's targets {wrong} are no linear layers or convolutions of {', '.join(networks)} that get an "
@@ -340,9 +374,27 @@ def attach(settings: Settings, model: Family, seed: int) -> LoRA:
     return LoRA(model.net, frozenset(names), networks, model.components, settings.kind)
 
 
-def _config(settings: Settings, rank: int, targets: Mapping[str, _Numbers]) -> PeftConfig:
+def _inject(
+    settings: Settings, config: PeftConfig, network: nn.Module, targets: Mapping[str, Numbers], name: str, seed: int
+) -> None:
+    """Wraps the layers of a component; their random weights follow from the seed and its name."""
+    with torch.random.fork_rng(devices=[]), inits.unchanged(network, targets if settings.subtracts else ()):
+        torch.manual_seed(int(keys.words(seed, f"lora {name}", 0, count=1)[0] >> 1))
+        inject_adapter_in_model(config, network)
+        wrapped: dict[str, Any] = {n: m for n, m in network.named_modules() if isinstance(m, BaseTunerLayer)}
+        assert wrapped.keys() == targets.keys(), "peft has wrapped other layers than it was asked to"
+    if isinstance(config, LoraConfig) and settings.subtracts:
+        inits.subtract_start(network, config)
+    for place, layer in wrapped.items():
+        if (share := targets[place].dropout) != settings.dropout:
+            layer.lora_dropout[inits.ADAPTER] = nn.Dropout(share)
+        if settings.lora_fa:
+            layer.lora_A.requires_grad_(False)
+
+
+def _config(settings: Settings, rank: int, targets: Mapping[str, Numbers]) -> PeftConfig:
     """peft's config of one component. Every number that is not the usual one stands under its layer's name."""
-    usual = _Numbers(rank, _alpha(settings, rank, settings.alpha))
+    usual = numbers(settings, rank, settings.alpha, settings.dropout)
     ranks = {re.escape(name): own.rank for name, own in targets.items() if own.rank != usual.rank}
     alphas = {re.escape(name): own.alpha for name, own in targets.items() if own.alpha != usual.alpha}
     if settings.kind == "boft":
@@ -358,58 +410,9 @@ def _config(settings: Settings, rank: int, targets: Mapping[str, _Numbers]) -> P
         alpha_pattern=alphas,
         use_rslora=settings.kind == "rslora",
         use_dora=settings.kind == "dora",
+        init_lora_weights=True if settings.init == "default" else settings.init,  # type: ignore[arg-type]
         target_modules=list(targets),
     )
-
-
-def _alpha(settings: Settings, rank: int, alpha: float | None) -> float:
-    """The alpha that multiplies by 1, where none is given."""
-    if alpha is not None:
-        return alpha
-    return math.sqrt(rank) if settings.kind == "rslora" else rank
-
-
-def _targets(
-    component: str, network: nn.Module, settings: Settings, rank: int, unread: set[int], used: set[str]
-) -> dict[str, _Numbers]:
-    """The layers that get an addition, without those that no output depends on. UserError for one of a shape that
-    this kind cannot have. `used` gets the patterns that mean a layer."""
-    found: dict[str, _Numbers] = {}
-    for name, module in network.named_modules():
-        if not isinstance(module, nn.Linear | nn.Conv2d) or id(module.weight) in unread:
-            continue
-        whole = f"{component}.{name}"
-        meant = [pattern for pattern in settings.patterns if _means(pattern, whole)]
-        if not meant:
-            continue
-        ranks = [pattern for pattern in settings.rank_pattern if _means(pattern, whole)]
-        alphas = [pattern for pattern in settings.alpha_pattern if _means(pattern, whole)]
-        used |= {*meant, *ranks[:1], *alphas[:1]}
-        own = settings.rank_pattern[ranks[0]] if ranks else rank
-        if own is not None:
-            given = settings.alpha_pattern[alphas[0]] if alphas else settings.alpha
-            found[name] = _Numbers(own, _alpha(settings, own, given))
-            _check_shape(settings.kind, whole, module, own)
-    return found
-
-
-def _means(pattern: str, name: str) -> bool:
-    """Compares: a pattern means a name, or its end after a dot."""
-    return fnmatchcase(name, pattern) or fnmatchcase(f".{name}", f"*.{pattern}")
-
-
-def _check_shape(kind: str, name: str, layer: nn.Linear | nn.Conv2d, rank: int) -> None:
-    """UserError for a layer to which this kind cannot be added."""
-    way = "leave it out of targets, or set rank_pattern"
-    if kind == "boft":
-        inputs = layer.weight[0].numel()
-        if inputs % rank:
-            raise UserError(f"{name} has {inputs} inputs, which blocks of rank={rank} do not divide: {way}")
-    elif isinstance(layer, nn.Conv2d) and layer.groups > 1 and kind in IN_DIFFUSERS and rank % layer.groups:
-        raise UserError(
-            f"{name} is a convolution of {layer.groups} groups, which must divide the rank of a LoRA ({rank}): {way}, "
-            "or use kind=loha or lokr"
-        )
 
 
 def _still(network: nn.Module) -> None:
