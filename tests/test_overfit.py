@@ -14,7 +14,7 @@ from statistics import fmean
 import pytest
 import twins
 from data_sets import folder as images
-from twins import Twins, tree
+from twins import Twins, begun_from, sources, tree
 
 from daguerre import plugins
 from daguerre.cli import main
@@ -57,10 +57,10 @@ def one_image(name: str, made: Twins) -> list[str]:
     data = tree(name)["data"]
     kept = [override for override in made.overrides(name) if not override.startswith(OWN)]
     if "sources" in data:
-        drawn = [
-            f"data.sources.{source}.generate.count=1" for source, own in data["sources"].items() if "generate" in own
-        ]
-        return kept + drawn + [f"data.sources.{source}.repeats={BATCH}" for source in data["sources"]]
+        for setting, own in sources(data).items():
+            kept += [f"{setting}.generate.count=1"] if "generate" in own else []
+            kept += [f"{setting}.num_images=1" if own.get("source") == "shapes" else f"{setting}.repeats={BATCH}"]
+        return kept
     if data["source"] == "shapes":  # these images have no end
         kept = ["loader.num_workers=0", "logging.every=1 step", "logging.tensorboard=false"]
         kept += ["data.source=folder", f"data.path={images(made.folder / name, 1)}"]
@@ -73,10 +73,10 @@ def test_a_twin_overfits_one_image(name: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(twins, "IMAGES", 1)
     made = Twins(tmp_path / "made")
     made.folder.mkdir()
-    begun_from = Path(tree(name).get("init_from") or "").name
-    if begun_from:
-        first = [f"output_dir={tmp_path}", "training.duration=20 steps", *one_image(begun_from, made), *GIVEN[1:]]
-        assert main.run(["train", begun_from, *first]) == 0
+    if (begun := begun_from(name)) is not None:
+        short = [given for given in GIVEN[1:] if given != "checkpoint.export=false"]
+        first = [f"output_dir={tmp_path}", "training.duration=20 steps", *one_image(begun, made), *short]
+        assert main.run(["train", begun, *first]) == 0
     own = LORA if "lora" in tree(name).get("adapters", {}) else []
     kept = [each for each in GIVEN if not (own and each.startswith("optimizer."))]
     given = [f"output_dir={tmp_path}", f"training.duration={UPDATES} steps", *kept, *own]

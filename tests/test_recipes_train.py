@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from diffusers import DiffusionPipeline
-from twins import Twins, base, tree
+from twins import Twins, base, begun_from, tree
 
 from daguerre import errors
 from daguerre.cli import main
@@ -41,16 +41,16 @@ QUICK = ("quickstart", "quickstart_text", "quickstart_vae", "sd15_dreambooth", "
     [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in recipe.shipped()],
 )
 def test_a_recipe_trains_goes_on_exports_and_draws(name, twins, tmp_path, capsys):
-    begun_from = Path(tree(name).get("init_from") or "").name
-    if begun_from:
-        assert train(begun_from, twins, tmp_path) == errors.DONE
+    first = begun_from(name)
+    if first:
+        assert train(first, twins, tmp_path) == errors.DONE
     assert train(name, twins, tmp_path, "run_name=twin") == errors.DONE
     run = tmp_path / "twin"
     assert step(run) == 2
     assert (run / "report.html").exists()
     if tree(name)["data"].get("filters"):
         assert "filter: pwatermark" in (run / "data.json").read_text(), "half of the twin's samples have a watermark"
-    assert ("starting from the weights of" in capsys.readouterr().out) == bool(begun_from)
+    assert ("starting from the weights of" in capsys.readouterr().out) == bool(tree(name).get("init_from"))
     assert train(name, twins, tmp_path, "run_name=twin", "training.duration=3 steps") == errors.DONE
     assert "continuing from step-00000002" in capsys.readouterr().out
     assert step(run) == 3

@@ -164,6 +164,27 @@ def test_a_run_that_starts_from_anothers_weights_draws_with_these(given, tmp_pat
     assert all(first[name] != later[name] for name in first)
 
 
+def test_images_of_other_lists_of_prompts_are_not_taken_for_these(given, capsys):
+    """Shorter and longer lists, and others, are noticed."""
+    prompts = "data.sources.class.generate.prompt=[{}]".format
+    first = prompts("a red dog, a blue dog, a dog")
+    assert "images of 'a red dog' and 2 more prompts into" in " ".join(draw(given, first)) + capsys.readouterr().out
+    assert draw(given, first) == []
+    for other, told in (
+        ("a red dog, a blue dog", "prompt 'a dog', now 'a red dog'"),
+        ("a red dog, a blue dog, a dog, a cat", "prompt 'a red dog', now 'a cat'"),
+        ("a red dog, a cat, a dog", "prompt 'a blue dog', now 'a cat'"),
+    ):
+        with pytest.raises(UserError, match=rf"generated with other settings \({told}\)"):
+            draw(given, prompts(other))
+
+
+@pytest.mark.parametrize("prompt", ["[]", "['a dog', ' ']", " "])
+def test_a_prompt_that_says_nothing_is_refused(given, prompt):
+    with pytest.raises(config.ConfigError, match="a prompt is empty"):
+        config.load("sd15_dreambooth", [*given, f"data.sources.class.generate.prompt={prompt}"])
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [

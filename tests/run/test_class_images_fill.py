@@ -35,7 +35,7 @@ def pixels(path: Path) -> np.ndarray:
 def test_missing_images_are_drawn_and_the_folder_can_be_trained_on(built, tmp_path):
     Image.new("RGB", (40, 40)).save(tmp_path / "mine.jpg")
     (tmp_path / "mine.txt").write_text("my dog")
-    found = fill(built, SAMPLING, PROMPT, tmp_path, 4, size_px=SIZE, provenance={"base": "tiny"})
+    found = fill(built, SAMPLING, [PROMPT], tmp_path, 4, size_px=SIZE, provenance={"base": "tiny"})
     assert found == Filled(kept=1, generated=3, missing=0)
     drawn = sorted(path.name for path in tmp_path.glob("*.png"))
     assert drawn == [f"drawn-0000{i}.png" for i in range(3)]
@@ -46,21 +46,33 @@ def test_missing_images_are_drawn_and_the_folder_can_be_trained_on(built, tmp_pa
     assert open_dataset(settings, "train").count == 4
     source = folder_source.open_source(settings, "train")
     assert {source.record(number).texts["text"] for number in range(4)} == {PROMPT, "my dog"}
-    assert fill(built, SAMPLING, PROMPT, tmp_path, 4, size_px=SIZE, provenance={}) == Filled(
+    assert fill(built, SAMPLING, [PROMPT], tmp_path, 4, size_px=SIZE, provenance={}) == Filled(
         kept=4, generated=0, missing=0
     )
-    assert fill(built, SAMPLING, PROMPT, tmp_path, 2, size_px=SIZE, provenance={}) == Filled(
+    assert fill(built, SAMPLING, [PROMPT], tmp_path, 2, size_px=SIZE, provenance={}) == Filled(
         kept=4, generated=0, missing=0
     )
+
+
+def test_several_prompts_are_drawn_in_turn_and_each_image_has_its_own_as_caption(built, tmp_path):
+    several = [PROMPT, "a cat", "a red car"]
+    fill(built, SAMPLING, several, tmp_path, 4, size_px=SIZE, provenance={})
+    for i, asked in enumerate([*several, PROMPT]):
+        assert (tmp_path / f"drawn-0000{i}.txt").read_text() == f"{asked}\n"
+        document = json.loads((tmp_path / f"drawn-0000{i}.json").read_text())
+        assert (document["prompt"], document["seed"]) == (asked, 5 + i)
+    alone = fill(built, SAMPLING, [PROMPT], tmp_path / "alone", 1, size_px=SIZE, provenance={})
+    assert alone.generated == 1
+    assert np.abs(pixels(tmp_path / "drawn-00000.png") - pixels(tmp_path / "alone" / "drawn-00000.png")).max() <= 1
 
 
 def test_what_is_half_there_is_drawn_anew(built, tmp_path):
-    fill(built, SAMPLING, PROMPT, tmp_path / "a", 3, size_px=SIZE, provenance={})
+    fill(built, SAMPLING, [PROMPT], tmp_path / "a", 3, size_px=SIZE, provenance={})
     expected = pixels(tmp_path / "a" / "drawn-00001.png")
     broken = tmp_path / "a" / "drawn-00001.png"
     broken.write_bytes(broken.read_bytes()[:-9])
     (tmp_path / "a" / "drawn-00002.json").unlink()
-    assert fill(built, SAMPLING, PROMPT, tmp_path / "a", 3, size_px=SIZE, provenance={}) == Filled(
+    assert fill(built, SAMPLING, [PROMPT], tmp_path / "a", 3, size_px=SIZE, provenance={}) == Filled(
         kept=1, generated=2, missing=0
     )
     assert np.abs(pixels(broken) - expected).max() <= 1
@@ -68,9 +80,9 @@ def test_what_is_half_there_is_drawn_anew(built, tmp_path):
 
 def test_it_stops_between_batches_and_keeps_what_is_drawn(built, tmp_path):
     asked = iter([False, True])
-    found = fill(built, SAMPLING, PROMPT, tmp_path, 5, size_px=SIZE, provenance={}, stop=lambda: next(asked))
+    found = fill(built, SAMPLING, [PROMPT], tmp_path, 5, size_px=SIZE, provenance={}, stop=lambda: next(asked))
     assert found == Filled(kept=0, generated=2, missing=3)
-    assert fill(built, SAMPLING, PROMPT, tmp_path, 5, size_px=SIZE, provenance={}) == Filled(
+    assert fill(built, SAMPLING, [PROMPT], tmp_path, 5, size_px=SIZE, provenance={}) == Filled(
         kept=2, generated=3, missing=0
     )
     wanted = [generate.ImageRequest(i, Prompt(PROMPT), 5 + i, SIZE, SAMPLING.guidance_scale) for i in range(5)]

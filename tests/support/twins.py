@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -56,10 +57,24 @@ def tree(name: str) -> recipe.Tree:
     return merged
 
 
+def sources(data: recipe.Tree) -> dict[str, recipe.Tree]:
+    """The sources of a recipe's data, by the path of their settings."""
+    mix = data.get("sources")
+    return {"data": data} if mix is None else {f"data.sources.{name}": own for name, own in mix.items()}
+
+
 def base(name: str) -> str | None:
     """The place on the hub that a recipe starts from; None for recipes whose networks are small themselves."""
     place = tree(name)["model"].get("pretrained_model_name_or_path", "")
-    return place if "/" in place else None
+    return place if "/" in place and begun_from(name) is None else None
+
+
+def begun_from(name: str) -> str | None:
+    """The recipe whose run, in the same output folder, a recipe starts from: by its checkpoint or its pipeline."""
+    said = tree(name)
+    places = (said.get("init_from"), said["model"].get("pretrained_model_name_or_path"))
+    found = [re.fullmatch(r"\$\{output_dir\}/(\w+)(/pipeline)?", place or "") for place in places]
+    return next((match[1] for match in found if match), None)
 
 
 @dataclass(frozen=True)
@@ -88,7 +103,13 @@ class Twins:
             changes |= {"sampling.num_images": 1, "sampling.num_inference_steps": 2}
         if said.get("validation", {}).get("every", ""):
             changes |= {"validation.every": "2 steps", "validation.num_samples": 2}
-        return changes | ({"data.checked_prompts": 2} if said["data"].get("source") == "shapes" else {})
+        for setting, own in sources(said["data"]).items():
+            if own.get("source") == "shapes":
+                changes[f"{setting}.checked_prompts"] = 2
+                changes |= {f"{setting}.kept_prompts": 2} if "kept_prompts" in own else {}
+            if "generate" in own:
+                changes[f"{setting}.generate.count"] = 3
+        return changes
 
     def _model(self, model: recipe.Tree) -> dict[str, Any]:
         found = architectures.find(model["pretrained_model_name_or_path"])
@@ -109,16 +130,13 @@ class Twins:
         return path
 
     def _data(self, data: recipe.Tree) -> dict[str, Any]:
-        if "sources" in data:
-            changes = [self._source(f"data.sources.{name}", own) for name, own in data["sources"].items()]
-        else:
-            changes = [self._source("data", data)]
+        changes = [self._source(setting, own) for setting, own in sources(data).items()]
         return {path: value for part in changes for path, value in part.items()} | {"data.resolution": RESOLUTION_PX}
 
     def _source(self, setting: str, data: recipe.Tree) -> dict[str, Any]:
-        """What is read in place of a source; images that are drawn before training are drawn, few of them."""
+        """What is read in place of a source; images that are drawn before training are drawn."""
         if "generate" in data:
-            return {f"{setting}.generate.count": 3}
+            return {}
         labelled = "idx_to_prompt" in data
         path = self.folder / f"{data['source']}-{'labels' if labelled else 'captions'}"
         if not path.exists():

@@ -86,12 +86,20 @@ class GenerateSettings(Settings):
     are generated as `sampling` says, at `data.resolution`, and kept; none where there are enough, nor once training has
     begun."""
 
-    prompt: str | None = Field(None, pattern=r"\S")
-    """The prompt. Default: `captions.text`."""
+    prompt: str | list[str] | None = None
+    """The prompt, or a list of prompts, from which images are generated in turn. Default: `captions.text`."""
     count: int = Field(100, ge=1)
     """How many images the folder is brought to; those that are there, whoever made them, count."""
     seed: int = Field(0, ge=0)
     """Image i of those that are generated starts from the noise of seed + i alone."""
+
+    @field_validator("prompt")
+    @classmethod
+    def _says_something(cls, prompt: str | list[str] | None) -> str | list[str] | None:
+        each = [prompt] if isinstance(prompt, str) else prompt
+        if each is not None and not (each and all(text.strip() for text in each)):
+            raise ValueError("a prompt is empty")
+        return prompt
 
 
 class BucketSettings(Settings):

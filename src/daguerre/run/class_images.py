@@ -6,7 +6,7 @@ each missing one is written whole or not at all.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +29,6 @@ from daguerre.samplers.settings import SamplingSettings
 from daguerre.tracking.progress import Counter
 from daguerre.types import Prompt
 
-_FIRST = "drawn-00000.json"
-
 
 class Stopped(UserError):
     """A signal came while images were generated; there is no run yet that could be saved."""
@@ -47,9 +45,16 @@ class ClassImageRequest:
     setting: str
     """Path of the setting, such as `data.sources.class.generate`."""
     folder: Path
-    prompt: str
+    prompts: tuple[str, ...]
+    """Image i is generated from prompt i; after the last comes the first again."""
     count: int
     seed: int
+
+    @property
+    def shown(self) -> str:
+        """The prompts, for people."""
+        others = f" and {len(self.prompts) - 1} more prompts" if self.prompts[1:] else ""
+        return f"{self.prompts[0]!r}{others}"
 
     @property
     def missing(self) -> int:
@@ -65,14 +70,15 @@ def requests(config: Config) -> list[ClassImageRequest]:
             prompt = asked.prompt or source.captions.text
             assert prompt is not None, "the settings have checked it"
             setting = f"data{name and '.sources.' + name}.generate"
-            found.append(ClassImageRequest(setting, Path(source.path).expanduser(), prompt, asked.count, asked.seed))
+            prompts = (prompt,) if isinstance(prompt, str) else tuple(prompt)
+            found.append(ClassImageRequest(setting, Path(source.path).expanduser(), prompts, asked.count, asked.seed))
     return found
 
 
 def planned(config: Config) -> list[str]:
     """Lines about what would be generated before training."""
     return [
-        f"{each.setting}: {each.missing:,} images of {each.prompt!r} are generated into {each.folder} before training"
+        f"{each.setting}: {each.missing:,} images of {each.shown} are generated into {each.folder} before training"
         for each in requests(config)
         if each.missing
     ]
@@ -120,11 +126,11 @@ def _generate(
     each: ClassImageRequest, config: Config, parts: Components, provenance: Mapping[str, Any], stop: Callable[[], int]
 ) -> str:
     sampling = config.sampling.model_copy(update={"seed": each.seed})
-    print(f"{each.setting}: generating {each.missing:,} images of {each.prompt!r} into {each.folder}", flush=True)
+    print(f"{each.setting}: generating {each.missing:,} images of {each.shown} into {each.folder}", flush=True)
     began, training = time.monotonic(), parts.net.training
     parts.net.eval()
     filled = fill(
-        parts, sampling, each.prompt, each.folder, each.count,
+        parts, sampling, each.prompts, each.folder, each.count,
         size_px=image_size(config, "class_image"), provenance=provenance, stop=lambda: bool(stop()),
     )  # fmt: skip
     parts.net.train(training)
@@ -135,7 +141,7 @@ def _generate(
             stop() or FAILED,
         )
     took = format_duration(time.monotonic() - began)
-    return f"{each.setting}: generated {filled.generated:,} images of {each.prompt!r} (seed {each.seed}) in {took}"
+    return f"{each.setting}: generated {filled.generated:,} images of {each.shown} (seed {each.seed}) in {took}"
 
 
 class Filled(NamedTuple):
@@ -151,7 +157,7 @@ class Filled(NamedTuple):
 def fill(
     parts: Components,
     sampling: SamplingSettings,
-    prompt: str,
+    prompts: Sequence[str],
     folder: Path,
     count: int,
     *,
@@ -161,14 +167,18 @@ def fill(
 ) -> Filled:
     """Brings `folder` to `count` images in all, those of folders inside counted.
 
-    Image i of those that are generated is drawn-0000i.png, of seed `sampling.seed` + i; beside it are a .txt with the
-    prompt, which data.source=folder reads, and a .json with everything that it depends on and `provenance`. Height and
-    width are `size_px`. The net is used as it is. `stop` is asked before each batch.
+    Image i of those that are generated is drawn-0000i.png, of prompt i (after the last comes the first again) and seed
+    `sampling.seed` + i; beside it are a .txt with the prompt, which data.source=folder reads, and a .json with
+    everything that it depends on and `provenance`. Height and width are `size_px`. The net is used as it is. `stop` is
+    asked before each batch.
     """
     files = Files(folder, count, Encoding("png"))
     make_folder(folder)
-    asked, scale = Prompt(prompt, sampling.negative_prompt), sampling.guidance_scale
-    every = [ImageRequest(i, asked, sampling.seed + i, size_px, scale, f"drawn-{i:05d}") for i in range(count)]
+    asked, scale = [Prompt(text, sampling.negative_prompt) for text in prompts], sampling.guidance_scale
+    every = [
+        ImageRequest(i, asked[i % len(asked)], sampling.seed + i, size_px, scale, f"drawn-{i:05d}")
+        for i in range(count)
+    ]
     not_whole = [one for one in every if not files.is_complete(one)]
     kept = images_in(folder) - sum(files.image(one).exists() for one in not_whole)
     missing = max(0, count - kept)
@@ -213,13 +223,19 @@ def _made_with(config: Config) -> dict[str, Any]:
 
 
 def _check_same(each: ClassImageRequest, config: Config, provenance: Mapping[str, Any]) -> None:
-    """UserError if the folder's generated images are of another prompt, size or model."""
-    path = each.folder / _FIRST
-    if not path.is_file():
-        return
+    """UserError if the folder's generated images are of other prompts, another size or model."""
+    # With the image after the last prompt, so that the end of a longer list is noticed, too.
+    for i, prompt in enumerate([*each.prompts, each.prompts[0]]):
+        path = each.folder / f"drawn-{i:05d}.json"
+        if path.is_file():
+            _check_image(each, config, {"prompt": prompt, **provenance}, json.loads(path.read_bytes()))
+
+
+def _check_image(
+    each: ClassImageRequest, config: Config, made_with: Mapping[str, Any], before: Mapping[str, Any]
+) -> None:
     height, width = image_size(config, "class_image")
-    now = {"prompt": each.prompt, "height": height, "width": width, **provenance}
-    before: dict[str, Any] = json.loads(path.read_bytes())
+    now = {"height": height, "width": width, **made_with}
     no_more = [
         name for name in ("revision", *config.model.networks(), "init_from") if name in before.keys() - now.keys()
     ]
