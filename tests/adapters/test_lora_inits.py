@@ -7,6 +7,7 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 from peft import LoraConfig, inject_adapter_in_model
+from peft.optimizers import create_loraplus_optimizer
 from safetensors import safe_open
 from test_lora import config as config_of
 from test_lora import errors, outputs, prediction
@@ -15,7 +16,7 @@ from tiny_models import write_sd
 from torch import nn
 
 from daguerre.build import base_digests
-from daguerre.build.parts import Components, outline
+from daguerre.build.parts import Components, begin, outline
 from daguerre.models.lora_files import read
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE as FILE
 
@@ -126,6 +127,19 @@ def test_of_lora_fa_b_alone_is_trained(base, tmp_path):
     parts.attached.export(tmp_path, parts.objective, None)
     pipe.load_lora_weights(tmp_path)
     errors(outputs({name: getattr(pipe, name) for name in RANKS}), outputs(networks(parts)), alone)
+
+
+def test_lora_plus_has_the_groups_of_peft(base):
+    more = ("optimizer.learning_rate=1e-4", "optimizer.weight_decay=0", "loraplus_lr_ratio=16")
+    parts, config = plain(base, *GIVEN, *more), config_of("sd", base, *GIVEN, *more, lora=False)
+    theirs = create_loraplus_optimizer(parts.net, torch.optim.AdamW, lr=1e-4, loraplus_lr_ratio=16)
+    ours = begin(config, parts).optimizer.parts[0].optimizer
+    found, expected = (
+        {id(p): (group["lr"], group["weight_decay"]) for group in each.param_groups for p in group["params"]}
+        for each in (ours, theirs)
+    )
+    assert {rate for rate, _ in expected.values()} == {1e-4, 1.6e-3}
+    assert found == expected
 
 
 def test_dropout_by_pattern(base):

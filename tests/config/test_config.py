@@ -475,7 +475,8 @@ TEXTS = {
     "config", "revision", "split", "weights", "sources", "image_column", "caption_column", "mask_column",
     "width_column", "height_column", "family", "variant", "words", "name", "logical_axis_rules", "dist_url", "sampler",
     "adapters", "train", "targets", "ranks", "rank_pattern", "alpha_pattern", "dropout_pattern",
-    "adamw_for", "learning_rates", "weight_decay_exclude", "max_device_memory", "variants", "shard", "card",
+    "adamw_for", "learning_rates", "learning_rate_factors", "weight_decay_exclude", "max_device_memory", "variants",
+    "shard", "card",
 }  # fmt: skip
 
 

@@ -97,9 +97,22 @@ def test_a_parameter_of_two_patterns_is_refused(toy):
         toy.state(learning_rates={"inner.*": 0.1, "*.weight": 0.2})
 
 
-def test_prodigy_has_one_estimate_for_all(toy):
+def test_factors_multiply_the_rates_of_other_patterns(toy):
+    state = toy.state(learning_rate=0.01, learning_rates={"inner.*": 0.002}, learning_rate_factors={"*.bias": 16})
+    groups = state.optimizer.parts[0].optimizer.param_groups
+    rates = {id(p): (group["lr"], group["pattern"]) for group in groups for p in group["params"]}
+    assert {name: rates[id(p)] for name, p in state.trained.items()} == {
+        "inner.weight": (0.002, "inner.*"), "inner.bias": (0.032, "inner.* *.bias"),
+        "out.weight": (0.01, ""), "out.bias": (0.16, "*.bias"),
+    }  # fmt: skip
+    with pytest.raises(UserError, match=r"learning_rate_factors: 'lora' matches no trained parameter"):
+        toy.state(learning_rate_factors={"lora": 16})
+
+
+@pytest.mark.parametrize("field", ["learning_rates", "learning_rate_factors"])
+def test_prodigy_has_one_estimate_for_all(toy, field):
     with pytest.raises(ValidationError, match="prodigy estimates one learning rate for all"):
-        toy.state(0, "prodigy", learning_rates={"inner.*": 0.1})
+        toy.state(0, "prodigy", **{field: {"inner.*": 0.1}})
 
 
 @pytest.mark.parametrize("rate", [0.0, -1e-4])

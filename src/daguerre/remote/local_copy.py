@@ -28,8 +28,8 @@ _ORIGIN = ".origin.json"
 def located(text: str) -> Path:
     """The folder of this machine that holds a run: the text's own, or a copy of the run at `s3://` or `gs://`.
 
-    `ADDRESS/pipeline` and `ADDRESS/adapter` are exports of a run. UserError where there is no run, or where it cannot be
-    read.
+    `ADDRESS/pipeline` and `ADDRESS/adapter` are exports of a run. UserError where there is no run, or where it cannot
+    be read.
     """
     if not is_remote(text):
         return Path(text).expanduser()

@@ -138,6 +138,9 @@ class OptimizerSettings(Settings):
     learning_rates: dict[str, Annotated[float, Field(gt=0)]] = Field({})
     """Peak learning rates of parameters by patterns of their names, in place of learning_rate: {"text_encoder.*":
     5e-6}. The schedule acts on all alike. A parameter may match one pattern only."""
+    learning_rate_factors: dict[str, Annotated[float, Field(gt=0)]] = Field({})
+    """Factors on the learning rates of parameters by patterns of their names: {"*.lora_B.*": 16} is LoRA+. A parameter
+    may match one pattern only."""
     weight_decay: float = Field(0.01, ge=0)
     """Decoupled weight decay, applied to matrices and convolution kernels, not to biases and norms."""
     weight_decay_exclude: list[str] | None = None

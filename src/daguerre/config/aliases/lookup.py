@@ -9,7 +9,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from daguerre.config.aliases import values
+from daguerre.config.aliases import lora, values
 from daguerre.config.aliases.names import BELOW, BESIDE, CONVERTED, LATER, NOTICES, REFUSED, SAME
 from daguerre.config.aliases.relative import RELATIVE, Look
 from daguerre.config.aliases.values import Meaning, one
@@ -17,6 +17,8 @@ from daguerre.errors import UserError
 
 NAMES = tuple(name for name in (*SAME, *CONVERTED, *RELATIVE) if "." not in name)
 """Names of other trainers that a misspelt one may have meant."""
+FUNCTIONS = values.FUNCTIONS | lora.FUNCTIONS
+"""What a row of `converted` may name."""
 IDLE = "{} is ignored: "
 """Start of the notice for a name of NOTICES."""
 
@@ -36,7 +38,7 @@ def translate(key: str, text: str, look: Look | None = None) -> Meaning:
         return one(SAME[key], text)
     if key in CONVERTED:
         name, *arguments = CONVERTED[key]
-        meaning = values.FUNCTIONS[name](key, text, *arguments)
+        meaning = FUNCTIONS[name](key, text, *arguments)
         return replace(meaning, notices=tuple(said if key in said else f"{key}: {said}" for said in meaning.notices))
     if (instead := _row(key, REFUSED)) is not None:
         raise UserError(f"not a Daguerre setting: {instead}", code="unknown")

@@ -1,8 +1,9 @@
 """Groups of trained parameters by weight decay and learning rate, chosen by patterns of names."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import Any
 
 from torch import nn
@@ -20,37 +21,50 @@ _SHOWN = 5
 def decay_groups(settings: OptimizerSettings, trained: Parameters) -> list[dict[str, Any]]:
     """Groups of a torch optimizer: for each learning rate the parameters that decay, then those that do not.
 
-    Beside what torch knows, a group has `share`, its part of the learning rate of an update, and `pattern`, the one in
-    `learning_rates` that it comes from ("" for none). Weights of 16 bits make several groups of limited size.
+    Beside what torch knows, a group has `share`, its part of the learning rate of an update, and `pattern`, those in
+    `learning_rates` and `learning_rate_factors` that it comes from ("" for none). Weights of 16 bits make several
+    groups of limited size.
     """
-    patterns, rates = settings.weight_decay_exclude, settings.learning_rates
+    patterns, rates, factors = settings.weight_decay_exclude, settings.learning_rates, settings.learning_rate_factors
     if patterns is None:  # biases and norms
         spared = {name for name, p in trained.items() if p.ndim < 2}
     else:
         spared = {name for name in trained if any(fnmatchcase(name, pattern) for pattern in patterns)}
-    by_rate = {pattern: {name for name in trained if fnmatchcase(name, pattern)} for pattern in rates}
     groups = []
-    for pattern, names in {"": set(trained).difference(*by_rate.values()), **by_rate}.items():
-        rate = rates.get(pattern, settings.learning_rate)
-        for decay, some in ((settings.weight_decay, names - spared), (0.0, names & spared)):
-            facts = {"lr": rate, "weight_decay": decay, "share": rate / settings.learning_rate, "pattern": pattern}
+    for (pattern, names), (factor, scaled) in product(_matching(rates, trained), _matching(factors, trained)):
+        rate = rates.get(pattern, settings.learning_rate) * factors.get(factor, 1)
+        label = " ".join(each for each in (pattern, factor) if each)
+        for decay, some in (
+            (settings.weight_decay, names & scaled - spared),
+            (0.0, names & scaled & spared),
+        ):
+            facts = {"lr": rate, "weight_decay": decay, "share": rate / settings.learning_rate, "pattern": label}
             chosen = [p for name, p in trained.items() if name in some]
             groups += [{"params": piece, **facts} for piece in stochastic_rounding.pieces(chosen)]
     return groups
 
 
-def check_rates(patterns: Sequence[str], trained: Parameters) -> None:
-    """UserError for a pattern of `learning_rates` that matches nothing, and for a parameter that several match."""
-    check(patterns, trained, "optimizer.learning_rates")
-    for name in trained:
-        matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
-        if len(matching) > 1:
-            raise UserError(
-                f"optimizer.learning_rates: {name} matches {' and '.join(map(repr, matching))}: write patterns so "
-                "that only one matches each parameter",
-                code="conflict",
-                setting="optimizer.learning_rates",
-            )
+def _matching(patterns: Iterable[str], trained: Parameters) -> list[tuple[str, set[str]]]:
+    """The names that none of the patterns matches, under "", then those of each."""
+    found = [(pattern, {name for name in trained if fnmatchcase(name, pattern)}) for pattern in patterns]
+    return [("", set(trained).difference(*(names for _, names in found))), *found]
+
+
+def check_rates(settings: OptimizerSettings, trained: Parameters) -> None:
+    """UserError for a pattern of `learning_rates` or `learning_rate_factors` that matches nothing, and for a parameter
+    that several match."""
+    for field in ("learning_rates", "learning_rate_factors"):
+        patterns, setting = list(getattr(settings, field)), f"optimizer.{field}"
+        check(patterns, trained, setting)
+        for name in trained:
+            matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
+            if len(matching) > 1:
+                raise UserError(
+                    f"{setting}: {name} matches {' and '.join(map(repr, matching))}: write patterns so that only one "
+                    "matches each parameter",
+                    code="conflict",
+                    setting=setting,
+                )
 
 
 def check(patterns: Sequence[str], trained: Parameters, setting: str) -> None:

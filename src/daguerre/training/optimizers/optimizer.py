@@ -266,7 +266,7 @@ def build(
     work on.
     """
     groups.check(settings.weight_decay_exclude or (), trained, "optimizer.weight_decay_exclude")
-    groups.check_rates(list(settings.learning_rates), trained)
+    groups.check_rates(settings, trained)
     parts: list[OptimizerPart] = plugins.find("optimizers", settings.name).build(settings, trained)
     every = [group for part in parts for group in part.optimizer.param_groups]
     assert all("share" in group for group in every), "an optimizer's groups are made by groups.decay_groups"

@@ -30,7 +30,7 @@ class Settings(AdamSettings):
     safeguard_warmup: bool = False
     """Leave the learning rate out of the estimate's divisor; use it with a warm-up."""
 
-    @field_validator("learning_rates")
+    @field_validator("learning_rates", "learning_rate_factors")
     @classmethod
     def _one_for_all(cls, rates: dict[str, float]) -> dict[str, float]:
         if rates:
