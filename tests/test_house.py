@@ -43,6 +43,7 @@ LEAVES = {
 MAY_IMPORT: dict[str, set[str]] = {
     # room: the rooms whose modules it may import, beside itself and the leaves; nearly in the order of the house, from
     # the floor up. No two rooms import each other.
+    "conditions": set(),
     "objectives": set(),
     "kernels": set(),
     "storage": set(),
@@ -50,33 +51,33 @@ MAY_IMPORT: dict[str, set[str]] = {
     "samplers": set(),
     "training": {"kernels"},
     "distributed": {"training"},
-    "data": {"checkpoint", "storage"},
+    "data": {"checkpoint", "conditions", "storage"},
     "remote": {"checkpoint", "storage"},
     "tracking": {"checkpoint", "data"},
     "evaluation": {"data"},
     "report": {"checkpoint", "tracking"},
     "models": {"checkpoint", "distributed", "objectives", "samplers"},
     "families": {"checkpoint", "models", "objectives", "samplers"},
-    "adapters": {"checkpoint", "models", "objectives", "samplers"},
+    "adapters": {"checkpoint", "conditions", "models", "objectives", "samplers"},
     "config": {
         *("adapters", "checkpoint", "data", "distributed", "models", "objectives", "remote", "samplers", "storage"),
         "training",
     },
     "config_import": {"config", "models"},
-    "build": {"adapters", "config", "data", "distributed", "models", "objectives", "training"},
+    "build": {"adapters", "conditions", "config", "data", "distributed", "models", "objectives", "training"},
     "memory": {"build", "config", "data", "distributed", "models", "samplers", "training"},
     "generation": {
-        *("build", "checkpoint", "config", "config_import", "data", "distributed", "families", "memory", "models"),
-        *("objectives", "remote", "report", "samplers", "storage", "tracking", "training"),
+        *("build", "checkpoint", "conditions", "config", "config_import", "data", "distributed", "families", "memory"),
+        *("models", "objectives", "remote", "report", "samplers", "storage", "tracking", "training"),
     },
     "run": {
-        *("adapters", "build", "checkpoint", "config", "data", "distributed", "generation", "memory", "models"),
-        *("objectives", "remote", "report", "samplers", "storage", "tracking", "training"),
+        *("adapters", "build", "checkpoint", "conditions", "config", "data", "distributed", "generation", "memory"),
+        *("models", "objectives", "remote", "report", "samplers", "storage", "tracking", "training"),
     },
     "bench": {"build", "config", "config_import", "data", "models", "run", "training"},
     "cli": {
-        *("bench", "build", "checkpoint", "config", "config_import", "data", "distributed", "families", "generation"),
-        *("memory", "models", "remote", "report", "run", "samplers", "storage", "tracking", "training"),
+        *("bench", "build", "checkpoint", "conditions", "config", "config_import", "data", "distributed", "families"),
+        *("generation", "memory", "models", "remote", "report", "run", "samplers", "storage", "tracking", "training"),
     },
     "__main__": {"cli"},
 }

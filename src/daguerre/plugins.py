@@ -20,9 +20,10 @@ FOLDERS = {
     "samplers": "samplers",
     "metrics": "evaluation",
     "optimizers": "training/optimizers",
+    "conditions": "conditions",
 }
 """Plug-in kinds and their folders in the package. A module is a plug-in when it defines `Settings`
-(families, objectives, adapters, sources, optimizers), `sample` (samplers) or `evaluate` (metrics)."""
+(families, objectives, adapters, sources, optimizers, conditions), `sample` (samplers) or `evaluate` (metrics)."""
 
 _MARKS = {"samplers": "def sample(", "metrics": "def evaluate("}
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 IMAGE, MASK = "image", "mask"
 """Names of images of a sample: the one that is trained on, and the weights of its pixels."""
+CONTROLS = ("control", "control_2", "control_3", "control_4")
+"""Names of control images of a sample, for as many adapters that read different ones."""
 
 Cond = Mapping[str, "Tensor"]
 """Conditioning by name; the leading dim of every tensor is B. `text` is [B, T, D] for text-to-image families."""
@@ -30,8 +32,8 @@ class Record:
     key: str
     """A file name, or shard and index; for messages only, never an identity."""
     images: Mapping[str, bytes | np.ndarray]
-    """Encoded image files by name, or pixels [H, W, 3] uint8. `image` is always there; the others are
-    `data/images/kinds.py`."""
+    """Encoded image files by name, or pixels [H, W, 3] uint8 (control images also [H, W, 4]). `image` is always there;
+    the others are `data/images/kinds.py`."""
     texts: Mapping[str, str]
     """Caption fields by name; the usual caption is `text`."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -52,7 +54,7 @@ class Batch:
     """[B, 3] int64: sample id, epoch, repeat. With the run's seed they decide every random number."""
     images: Mapping[str, Tensor]
     """[B, C, H, W] uint8 by name, cropped alike, channels last in memory. `image` is RGB and always there; `mask` (255:
-    counts in full, 0: outside) has one channel."""
+    counts in full, 0: outside) has one channel; control images have four, RGBA (alpha below 128: unknown there)."""
     texts: list[str]
     """One caption a sample, after dropout."""
     valid_B: Tensor

@@ -476,7 +476,7 @@ TEXTS = {
     "width_column", "height_column", "family", "variant", "words", "name", "logical_axis_rules", "dist_url", "sampler",
     "adapters", "train", "targets", "ranks", "rank_pattern", "alpha_pattern", "dropout_pattern",
     "adamw_for", "learning_rates", "learning_rate_factors", "weight_decay_exclude", "max_device_memory", "variants",
-    "shard", "card",
+    "shard", "card", "control_column",
 }  # fmt: skip
 
 

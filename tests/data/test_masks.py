@@ -20,7 +20,6 @@ from PIL import Image
 from daguerre import plugins
 from daguerre.data.dataset import open_dataset
 from daguerre.data.images import decode, kinds
-from daguerre.data.images.kinds import KINDS, Kind
 from daguerre.data.loading.collate import Collator
 from daguerre.data.loading.loader import Loading, fixed_batches
 from daguerre.data.plan.buckets import Bucket
@@ -28,6 +27,7 @@ from daguerre.data.settings import LoaderSettings, SourceSettings
 from daguerre.errors import UserError
 from daguerre.types import MASK
 
+MASKS = {MASK: None}
 SHAPES = {
     "square": {},
     "buckets": {"buckets": {"aspects": "auto", "step": 8, "max_aspect": 2.5}},
@@ -40,7 +40,7 @@ def opened(given, split="train", **more):
     return open_dataset(plugins.find("sources", own["source"]).Settings(**own), split)
 
 
-def batches(dataset, epochs=3, workers=0, images=(MASK,)):
+def batches(dataset, epochs=3, workers=0, images=MASKS):
     run = Loading(dataset, LoaderSettings(num_workers=workers), 3, 4, 4, lambda _: {}, lambda _: {}, images=images)
     with run.updates(0) as updates:
         made = [batch for _ in range(epochs * dataset.count // 4) for batch in next(updates)]
@@ -88,14 +88,14 @@ def test_workers_give_the_same_masks(tmp_path):
 
 def test_who_does_not_ask_for_masks_gets_the_same_images_and_none(source):
     dataset = opened(source, random_flip=True)
-    plain, beside = batches(dataset, 1, images=())[0], batches(dataset, 1)[0]
+    plain, beside = batches(dataset, 1, images={})[0], batches(dataset, 1)[0]
     assert [list(batch.images) for batch in plain] == [["image"]] * len(plain)
     assert all(torch.equal(a.pixels_BCHW, b.pixels_BCHW) for a, b in zip(plain, beside, strict=True))
 
 
 def test_validation_sees_the_masks_of_held_out_samples(source):
     held_out = opened(source, "held_out", held_out_fraction=0.4)
-    found = list(fixed_batches(held_out, 8, lambda bucket: 3, images=(MASK,)))
+    found = list(fixed_batches(held_out, 8, lambda bucket: 3, images=MASKS))
     assert found
     assert all(torch.equal(batch.images[MASK][:, 0], batch.pixels_BCHW[:, 0]) for batch in found)
 
@@ -181,7 +181,7 @@ def one(tmp_path: Path, saved: bytes | None, size=(32, 32), name="a.mask.png"):
     if saved is not None:
         (place / name).write_bytes(saved)
     dataset = opened({"source": "folder", "path": str(place)}, shuffle=False, max_skipped=1)
-    run = Loading(dataset, LoaderSettings(), 0, dataset.count, 2, lambda _: {}, lambda _: {}, images=(MASK,))
+    run = Loading(dataset, LoaderSettings(), 0, dataset.count, 2, lambda _: {}, lambda _: {}, images=MASKS)
     with run.updates(0) as updates:
         (batch,) = next(updates)
     skipped = {reason: (entry["count"], entry["kept"]) for reason, entry in run.report()["skipped"].items()}
@@ -268,7 +268,7 @@ def test_tables_and_shards_leave_out_the_same(tmp_path, kind):
     for source in sources:
         dataset = opened(source, shuffle=False, max_skipped=1)
         reads = dataset.first(2)[0][1]
-        batch, failures = Collator(dataset.members, 0, (MASK,)).collate((reads, dataset.buckets[0]))
+        batch, failures = Collator(dataset.members, 0, MASKS).collate((reads, dataset.buckets[0]))
         report = dict(dataset.members[0].source.report())
         seen = [failure.reason for failure in failures] + [r for r in report if not report[r].get("kept")]
         wanted = (
@@ -320,7 +320,7 @@ def test_a_source_without_masks_is_refused_where_they_are_wanted(tmp_path):
     for own in ({"source": "folder", "path": str(place)}, {"source": "shapes"}):
         dataset = open_dataset(plugins.find("sources", own["source"]).Settings(**own), "train")
         with pytest.raises(UserError, match="no sample has a mask"):
-            dataset.check_present((MASK,))
+            dataset.check_present(MASKS)
 
 
 def test_columns_that_cannot_be_masks_are_refused(tmp_path):
@@ -331,16 +331,3 @@ def test_columns_that_cannot_be_masks_are_refused(tmp_path):
             opened({"source": "parquet", "path": str(tmp_path / "t.parquet"), "mask_column": column})
     with pytest.raises(ValueError, match="mask_column"):
         opened({"source": "parquet", "path": "t", "mask_column": "image", "image_column": "image"})
-
-
-def test_an_image_that_every_sample_needs(tmp_path, monkeypatch):
-    """A kind without a value for samples that have none, of three channels, resized as the image: control images."""
-    for module in (decode, kinds):
-        monkeypatch.setattr(module, "KINDS", {**KINDS, "control": Kind(3, absent=None)})
-    scene = masked.image(1, 40, 48)
-    own = SourceSettings(source="test", resolution=32, crop="random", random_flip=True)
-    key = np.array([3, 1, 0])
-    _, found = decode.cut({"image": scene, "control": scene}, own, Bucket(32, 32), 0, key, ("control",))
-    assert torch.equal(found["control"], found["image"])
-    with pytest.raises(decode.Undecodable, match="no control"):
-        decode.cut({"image": scene}, own, Bucket(32, 32), 0, key, ("control",))

@@ -27,8 +27,10 @@ from torch import Tensor, nn
 from daguerre import plugins
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.export import replaced
+from daguerre.conditions.condition import ConditionSettings, Images
+from daguerre.errors import UserError
 from daguerre.models.export.about import UNKNOWN, About
-from daguerre.types import Batch, Cond
+from daguerre.types import CONTROLS, Batch, Cond
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +51,13 @@ class Trainable(ABC):
     """Whether these weights stay float32, whatever type the base is stored in (training.weights_dtype)."""
     whole: bool = False
     """Whether `export` writes a whole model: a run has it as `pipeline/`, and every other export as `adapter/`."""
+
+    @property
+    def images(self) -> Images:
+        """The images that `condition` reads in `batch.images` beside the one that is trained on, by name: `CONTROLS` of
+        `types.py`, [B, 4, H, W] uint8, RGBA; see `conditions/condition.py`. None: the data source stores it, and
+        samples without one are left out; settings of a condition: it is computed from the image that is trained on."""
+        return {}
 
     def condition(self, batch: Batch, cond: Cond) -> Cond:
         """Conditioning of a batch on the device, with what the adapter adds to it. No gradient flows into it. Images
@@ -91,6 +100,24 @@ class Attached:
     def float32(self) -> frozenset[str]:
         """Of these, what stays float32."""
         return frozenset[str]().union(*(each.names for each in self.trainables.values() if each.float32))
+
+    @property
+    def images(self) -> Images:
+        """The images that any of them reads. UserError where two want different ones of one name."""
+        found: dict[str, ConditionSettings | None] = {}
+        owners: dict[str, str] = {}
+        for adapter, own in self.trainables.items():
+            for name, condition in own.images.items():
+                if found.setdefault(name, condition) != condition:
+                    first = owners[name]
+                    raise UserError(
+                        f"the adapters {first} and {adapter} read different images as {name}: {first} one "
+                        f"{_origin(found[name])}, {adapter} one {_origin(condition)}. Give one of them another image "
+                        f"({', '.join(CONTROLS)}), or both the same condition",
+                        code="conflict",
+                    )
+                owners.setdefault(name, adapter)
+        return found
 
     def condition(self, batch: Batch, cond: Cond) -> Cond:
         """Conditioning, by one adapter after the other."""
@@ -141,6 +168,10 @@ class Attached:
                 each.merge()
                 stack.enter_context(each.detached())
             yield
+
+
+def _origin(condition: ConditionSettings | None) -> str:
+    return "that is stored" if condition is None else f"by {condition!r}"
 
 
 def attach(settings: Mapping[str, AdapterSettings], model: Family, seed: int) -> Attached:

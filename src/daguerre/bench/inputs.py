@@ -67,7 +67,7 @@ def pixels(config: Config, parts: Components, sizes: BatchSizes) -> Inputs:
 
 def loaded(config: Config, parts: Components, sizes: BatchSizes, stack: ExitStack) -> Inputs:
     """Updates from the recipe's data from its beginning, by its loader; the stack ends the loader's workers."""
-    dataset = open_dataset(config.data, "train")
+    dataset = open_dataset(config.data, "train", parts.images)
     loading = loader.Loading(
         dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.truncated,
         Skips(config.data.max_skipped), pinned=parts.device.type == "cuda", images=parts.images,

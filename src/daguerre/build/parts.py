@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from daguerre import plugins
 from daguerre.adapters.adapter import Attached, attach
+from daguerre.conditions.condition import Images
 from daguerre.config.config import Config, Loaded
+from daguerre.data.images.kinds import KINDS
 from daguerre.data.plan.buckets import buckets
 from daguerre.distributed.mesh import Mesh
 from daguerre.errors import UserError
@@ -77,9 +79,9 @@ class Components:
         return {**inputs, **of_objective, **weights}
 
     @property
-    def images(self) -> tuple[str, ...]:
-        """The images that a batch holds beside those that are trained on."""
-        return self.objective.elements.images
+    def images(self) -> Images:
+        """The images that a batch holds beside those that are trained on: stored by the sources (None), or computed."""
+        return {**dict.fromkeys(self.objective.elements.images), **self.attached.images}
 
 
 def build(config: Config, device: torch.device | None = None, init_device: torch.device | None = None) -> Components:
@@ -137,7 +139,9 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
     kernels.apply(config.training, net, family.components.values(), family.block_classes, device)
     if config.training.gradient_checkpointing:
         activation_checkpointing.enable(net, family.components.values(), numerics.attention)
-    return Components(family, objective, attached, device, numerics, config.seed)
+    parts = Components(family, objective, attached, device, numerics, config.seed)
+    _refuse_idle_images(config, parts.images)
+    return parts
 
 
 def _objective(config: Config) -> Objective:
@@ -168,6 +172,21 @@ def _refuse_weights(config: Config, objective: Objective) -> None:
             "source is sampled",
             code="conflict",
         )
+
+
+def _refuse_idle_images(config: Config, images: Images) -> None:
+    """UserError where a source says where images are that nothing reads."""
+    read = {setting for name, condition in images.items() if condition is None for setting in KINDS[name].settings}
+    for name, own in config.data.sources.items():
+        for kind in {kind.settings: kind for kind in KINDS.values()}.values():
+            for setting in kind.settings:
+                if setting not in read and getattr(own, setting, None) is not None:
+                    raise UserError(
+                        f"data.sources.{name}.{setting} has no effect: nothing in the recipe reads a stored "
+                        f"{kind.word}. Remove it, or add {kind.reader} that does (docs/conditions.md)",
+                        code="unused",
+                        setting=f"data.sources.{name}.{setting}",
+                    )
 
 
 def check_uncut_batches(config: Config, objective: Objective, sizes: BatchSizes) -> None:

@@ -39,7 +39,7 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
             if data:
                 class_images.open_others(config)
             else:
-                dataset = open_dataset(config.data, "train")
+                dataset = open_dataset(config.data, "train", parts.images)
     except Absent as error:
         data.append(str(error))
     if dataset is None:

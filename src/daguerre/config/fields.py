@@ -54,6 +54,8 @@ class Section:
     """Set where a plug-in defines it."""
     named: bool = False
     """Whether it is a member of a mapping, under a name of the recipe's own; null takes such a one out."""
+    optional: bool = False
+    """Whether it may be null: a plug-in that a recipe may do without."""
 
 
 def plugin_of(field: FieldInfo) -> Plugin | None:
@@ -70,6 +72,16 @@ def plugin_inside(field: FieldInfo) -> Plugin | None:
 def plugin_sections(root: type[Settings], tree: Any = None) -> dict[str, Plugin]:
     """The sections whose settings a plug-in defines, those in mappings as `tree` names them."""
     return {s.path: s.plugin for s in walk(root, tree) if isinstance(s, Section) and s.plugin}
+
+
+def optional_plugins(root: type[Settings], tree: Any) -> dict[str, Plugin]:
+    """The sections that a plug-in may define and a recipe may do without, those in mappings as `tree` names them."""
+    found = {
+        each.path: each.plugin if isinstance(each, Section) else plugin_of(each.field)
+        for each in walk(root, tree)
+        if isinstance(each, Leaf) or each.optional
+    }
+    return {path: plugin for path, plugin in found.items() if plugin is not None}
 
 
 def section_class(field: FieldInfo, given: Any = None) -> type[Settings] | None:
@@ -103,6 +115,8 @@ class _Shape(NamedTuple):
     """The mark of a mapping's values, if they are sections of plug-ins."""
     section: type[Settings] | None
     """The class of a section that no plug-in defines."""
+    optional: bool
+    """Whether it is a plug-in's section that may be null."""
     resume: str | None
 
 
@@ -115,7 +129,8 @@ def _shapes(cls: type[Settings]) -> tuple[_Shape, ...]:
             resume = str(extra["resume"]) if isinstance(extra, dict) and "resume" in extra else None
             plugin = plugin_of(field)
             section = None if plugin else section_class(field)
-            found.append(_Shape(name, field, plugin, plugin_inside(field), section, resume))
+            optional = plugin is not None and type(None) in alternatives(field.annotation)
+            found.append(_Shape(name, field, plugin, plugin_inside(field), section, optional, resume))
     return tuple(found)
 
 
@@ -126,8 +141,9 @@ def walk(cls: type[Settings], tree: Any = None, prefix: str = "", resume: str = 
         field, path, marked = shape.field, f"{prefix}{shape.name}", shape.resume or resume
         given = tree.get(shape.name) if isinstance(tree, Mapping) else None
         inner = section_class(field, given) if shape.plugin else shape.section
-        if inner is not None:
-            yield from _walk_section(Section(path, inner, field.description or "", shape.plugin), given, marked)
+        if inner is not None and (isinstance(given, Mapping) or not shape.optional):
+            section = Section(path, inner, field.description or "", shape.plugin, optional=shape.optional)
+            yield from _walk_section(section, given, marked)
             continue
         yield Leaf(path, field, marked)
         for member, own in (inside(field, given) if shape.inside else {}).items():
@@ -174,8 +190,8 @@ _WORDS = {
 
 def allowed(leaf: Leaf) -> str:
     """The values that a setting accepts, in words."""
-    if leaf.plugin:
-        return ", ".join(plugins.names(leaf.plugin.kind))
+    if plugin := leaf.plugin or plugin_of(leaf.field):
+        return ", ".join(plugins.names(plugin.kind)) + (" or null" if leaf.plugin is None else "")
     extra = leaf.field.json_schema_extra
     if isinstance(extra, dict) and isinstance(extra.get("enum"), list):
         return ", ".join(map(str, extra["enum"]))  # type: ignore[arg-type]

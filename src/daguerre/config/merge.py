@@ -12,7 +12,7 @@ from math import ceil
 from typing import Any
 
 from daguerre import plugins
-from daguerre.config import adapter_forms, overrides, recipe, source_forms
+from daguerre.config import adapter_forms, overrides, plugin_forms, recipe, source_forms
 from daguerre.config import fields as config_fields
 from daguerre.config.aliases import lookup
 from daguerre.config.aliases.relative import RELATIVE, Look, look_in
@@ -131,15 +131,20 @@ def from_overrides(
     pairs = _without_idle_names(pairs, list(raw.items()), notices)
     pairs, wrong = adapter_forms.pairs(pairs, tree)
     problems += [Problem(label, why, text) for label, why, text in wrong]
-    pairs = sorted(source_forms.paths(pairs, tree), key=lambda pair: not _names_plugin(root, pair[1]))
+    pairs = source_forms.paths(pairs, tree)
     values: Tree = {}
-    for pair in sorted(pairs, key=lambda pair: pair[1].rpartition(".")[0] not in MAPPINGS):
+    out = [pair for pair in pairs if pair[1].rpartition(".")[0] in MAPPINGS]
+    named = [pair for pair in pairs if pair not in out and _names_plugin(root, pair[1])]
+    for pair in [*out, *named]:
+        problems += _set(root, values, tree, pair, notices)
+    rest = [pair for pair in pairs if pair not in out and pair not in named]
+    for pair in plugin_forms.pairs(root, recipe.merge(tree, values), rest):
         problems += _set(root, values, tree, pair, notices)
     look = look_in(raw, source_forms.flat(recipe.merge(tree, values)))
     rest = [pair for key in raw if key in RELATIVE for pair in _pairs(key, read(key, raw[key], look))]
     for pair in source_forms.paths(rest, recipe.merge(tree, values)):
         problems += _set(root, values, tree, pair, notices)
-    return values, problems
+    return plugin_forms.mapped(root, tree, values), problems
 
 
 def _names_plugin(root: type[Settings], path: str) -> bool:
@@ -190,7 +195,8 @@ def _set(root: type[Settings], values: Tree, tree: Tree, item: Pair, notices: li
     if text != "null" and not source_forms.may_stand_beside(path, below):
         why = "this recipe has one source without a name: add data.source=mix to train on named sources instead"
         return [_with_recipes(Problem(key, why, text), path)]
-    leaves, sections = config_fields.leaves(root, below), config_fields.sections(root, below)
+    begun = plugin_forms.begun(root, below, path)
+    leaves, sections = config_fields.leaves(root, begun), config_fields.sections(root, begun)
     try:
         found = overrides.find(path, leaves, [*sections])
     except UserError as error:
@@ -198,9 +204,13 @@ def _set(root: type[Settings], values: Tree, tree: Tree, item: Pair, notices: li
     if found is None:
         if _of_no_plugin(root, below, path):
             return []  # the check refuses the plug-in's name; what its keys would be, nobody knows
+        optional = [name for name, leaf in leaves.items() if config_fields.plugin_of(leaf.field)]
+        if above := next((name for name in optional if path.startswith(f"{name}.")), ""):
+            return [Problem(key, f"{above} is null: choose one, {above}={config_fields.allowed(leaves[above])}", text)]
         return [_with_recipes(unknown(key, text, leaves, [*sections]), path)]
     target, inside = found
-    taken_out = target in sections and sections[target].named and text == "null"
+    section = sections.get(target)
+    taken_out = section is not None and (section.named or section.optional) and text == "null"
     if target in sections and not taken_out and not text.lstrip().startswith("{"):
         return [group(key, text, leaves, target)]
     full = ".".join([target, *inside])
@@ -238,6 +248,7 @@ def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -
         if recipe.get(over, section) is None:  # all of its keys are comments
             over = recipe.without(over, section)
     over = source_forms.mapped(base, adapter_forms.mapped(base, over))
+    over = plugin_forms.mapped(root, base, over)
     over = source_forms.without_nameless(base, over)
     base, over = _without_taken_out(base, over, notices)
     unused_before = dict(_unused(root, base))

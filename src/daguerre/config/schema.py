@@ -15,6 +15,7 @@ from daguerre import plugins
 from daguerre.config import fields, recipe, source_forms
 from daguerre.config.config import Config
 from daguerre.config.fields import Leaf
+from daguerre.settings import Plugin, Settings
 
 WIDTH = 100
 _MAPPINGS = {
@@ -32,14 +33,17 @@ def json_schema() -> dict[str, Any]:
     """
     named = {f"{path}.NAME": path for path in _MAPPINGS}
     kinds = fields.plugin_sections(Config, {"adapters": {"NAME": {}}, "data": {"sources": {"NAME": {}}}})
-    choices = {
-        section: [plugin.settings_class(name) for name in plugins.names(plugin.kind)]
-        for section, plugin in kinds.items()
-    }
-    every = [(cls, "validation") for cls in [Config, *(cls for group in choices.values() for cls in group)]]
+    choices = {section: _classes(plugin) for section, plugin in kinds.items()}
+    classes = [cls for group in choices.values() for cls in group]
+    inside = {plugin.base: plugin for cls in classes for plugin in fields.optional_plugins(cls, {}).values()}
+    chosen = {base: _classes(plugin) for base, plugin in inside.items()}
+    every = [(cls, "validation") for cls in [Config, *classes, *(cls for group in chosen.values() for cls in group)]]
     references, document = models_json_schema(every, ref_template="#/$defs/{model}")  # type: ignore[arg-type]
     definitions = document["$defs"]
     whole = definitions.pop(_name(references[Config, "validation"]))
+    for base, group in chosen.items():
+        names = {"enum": list(plugins.names(inside[base].kind))}
+        definitions[base.__name__] = {"anyOf": [names, *(references[cls, "validation"] for cls in group)]}
     for section, group in choices.items():
         alternatives = [references[cls, "validation"] for cls in group]
         definitions.pop(kinds[section].base.__name__, None)
@@ -57,6 +61,10 @@ def json_schema() -> dict[str, Any]:
     whole["properties"]["extends"] = {"description": about, "type": "string"}
     whole |= {"title": "A Daguerre recipe", "$defs": definitions}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_for_recipes(whole)}
+
+
+def _classes(plugin: Plugin) -> list[type[Settings]]:
+    return [plugin.settings_class(name) for name in plugins.names(plugin.kind)]
 
 
 def _name(reference: JsonSchemaValue) -> str:

@@ -3,7 +3,7 @@ batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from daguerre import keys, plugins
+from daguerre.conditions.condition import NO_IMAGES, Images
 from daguerre.data import skipped
 from daguerre.data.images import kinds
-from daguerre.data.images.kinds import KINDS
 from daguerre.data.index.cache import DAMAGED
 from daguerre.data.index.index import Index
 from daguerre.data.plan import buckets as bucketing
@@ -168,7 +168,7 @@ class Dataset:
         parts = [member.source.report() for member in self.members]
         return skipped.merged(*parts, *(chosen.left_out for chosen in self.selections if chosen is not None))
 
-    def notes(self, batch_size: int, images: Sequence[str] = ()) -> SkipReport:
+    def notes(self, batch_size: int, images: Images = NO_IMAGES) -> SkipReport:
         """Notices about the plan: buckets that wait for the next epoch, and samples that have none of the
         `images` which are wanted beside their images."""
         counts = np.zeros(len(self.buckets), dtype=np.int64)
@@ -176,26 +176,23 @@ class Dataset:
             if chosen is not None:
                 counts += member.settings.repeats * np.bincount(chosen.buckets, minlength=len(self.buckets))
         listed = isinstance(self.settings.buckets.aspects, tuple)
-        return skipped.merged(selection.unfilled(counts, self.buckets, batch_size, listed), self._lacking(images))
+        return skipped.merged(
+            selection.unfilled(counts, self.buckets, batch_size, listed), self._lacking(_stored(images))
+        )
 
-    def check_present(self, images: Sequence[str]) -> None:
-        """UserError where no sample has one of these images beside its image."""
-        for name in images:
+    def check_present(self, images: Images) -> None:
+        """UserError where no sample has one of the images that are stored beside its image."""
+        for name in _stored(images):
             if not any(self._share_with(name)):
-                raise UserError(
-                    f"no sample has a {name}, so objective.{name} has no effect: remove it, or add a {name} to the "
-                    "samples (docs/data.md)",
-                    code="unused",
-                )
+                raise UserError(kinds.nowhere(name), code="missing" if kinds.is_needed(name) else "unused")
 
-    def _lacking(self, images: Sequence[str]) -> SkipReport:
+    def _lacking(self, images: Iterable[str]) -> SkipReport:
         found: skipped.Counts = {}
         for name in images:
             shares = zip(self.selections, self._share_with(name), strict=True)
             count = sum(round((1 - share) * len(chosen.numbers)) for chosen, share in shares if chosen is not None)
             if count:
-                kept = KINDS[name].absent is not None
-                found[kinds.lacking(name)] = {"count": count, "examples": [], "kept": kept}
+                found[kinds.lacking(name)] = {"count": count, "examples": [], "kept": not kinds.is_needed(name)}
         return found
 
     def _share_with(self, name: str) -> list[float]:
@@ -232,15 +229,21 @@ def _salt(member: int) -> int:
     return int(keys.words(0, "source", member, count=1)[0]) >> 1 if member else 0
 
 
-def open_dataset(settings: SharedSettings, split: Split) -> Dataset:
+def _stored(images: Images) -> list[str]:
+    return [name for name, condition in images.items() if condition is None]
+
+
+def open_dataset(settings: SharedSettings, split: Split, images: Images = NO_IMAGES) -> Dataset:
     """Opens the sources and chooses the samples of a split. UserError where there is nothing to train on."""
-    return open_datasets(settings, [split])[0]
+    return open_datasets(settings, [split], images)[0]
 
 
-def open_datasets(settings: SharedSettings, splits: Sequence[Split]) -> list[Dataset]:
-    """The data sets of several splits; a source that has an index is opened once for all of them."""
+def open_datasets(settings: SharedSettings, splits: Sequence[Split], images: Images = NO_IMAGES) -> list[Dataset]:
+    """The data sets of several splits; a source that has an index is opened once for all of them. Samples without a
+    stored image of `images` that every sample needs are left out."""
     weights = tuple(settings.shares())
-    opened = [_opened(name, own, splits) for name, own in settings.named().items()]
+    needed = [name for name in _stored(images) if kinds.is_needed(name)]
+    opened = [_opened(name, own, splits, needed) for name, own in settings.named().items()]
     bucketing.check_not_idle(settings)
     buckets = bucketing.buckets(settings)
     return [
@@ -250,7 +253,7 @@ def open_datasets(settings: SharedSettings, splits: Sequence[Split]) -> list[Dat
 
 
 def _opened(
-    name: str, settings: SourceSettings, splits: Sequence[Split]
+    name: str, settings: SourceSettings, splits: Sequence[Split], needed: Sequence[str]
 ) -> tuple[list[Member], list[Selection | None]]:
     """A source for each of the splits, and what is chosen of it."""
     open_source = plugins.find("sources", settings.source).open_source
@@ -263,7 +266,7 @@ def _opened(
         _refuse_damage(source.report(), index, settings.max_skipped)
     except UserError as error:
         raise UserError(f"data.sources.{name}: {error}" if name else str(error)) from None
-    chosen = selection.select(index, settings, splits, name)
+    chosen = selection.select(index, settings, splits, name, needed)
     if not isinstance(source, RemoteSource):
         return [Member(settings, source) for _ in splits], list(chosen)
     told = [source.reading(part.shares) for part in chosen]

@@ -146,7 +146,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
         *samples.unknown_words(config),
     ]
     state, of_state = _state(config, parts, point, mesh, processes, stop)
-    dataset, held_out = open_datasets(config.data, ["train", "held_out"])
+    dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images)
     config, of_duration = schedule.settled(config, point, sizes, dataset.count)
     every = intervals(config, sizes, dataset.count)
     notices += [

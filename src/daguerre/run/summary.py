@@ -7,6 +7,7 @@ import torch
 import yaml
 
 from daguerre.build.parts import BatchSizes, Components
+from daguerre.conditions.condition import NO_IMAGES, Images
 from daguerre.config import config as configs
 from daguerre.config.config import Config
 from daguerre.config.recipe import paths
@@ -86,7 +87,7 @@ def describe_warmup(every: Intervals) -> list[str]:
 
 
 def describe_data(
-    dataset: Dataset, held_out: Dataset, batch_size: int, validates: bool, generates: bool, images: Sequence[str] = ()
+    dataset: Dataset, held_out: Dataset, batch_size: int, validates: bool, generates: bool, images: Images = NO_IMAGES
 ) -> list[str]:
     """Extent of the data, samples that are left out, and measurements that it does not allow."""
     lines = []
@@ -111,7 +112,7 @@ def extent(dataset: Dataset) -> str:
     return f"{dataset.size:,} samples an epoch{repeated}"
 
 
-def describe_source(dataset: Dataset, config: Config, batch_size: int, images: Sequence[str] = ()) -> list[str]:
+def describe_source(dataset: Dataset, config: Config, batch_size: int, images: Images = NO_IMAGES) -> list[str]:
     """Extent of the data, its buckets, and samples that are left out."""
     left_out = skipped.merged(dataset.report(), dataset.notes(batch_size, images)).items()
     shapes = [f"buckets: {', '.join(map(str, dataset.buckets))}"] if len(dataset.buckets) > 1 else []

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from daguerre.cli.data.opened import Opened, is_remote
+from daguerre.conditions.condition import NO_IMAGES, Images
 from daguerre.data import captions
 from daguerre.data.images import decode, headers
 from daguerre.data.images.decode import Frame
@@ -68,15 +69,18 @@ def seen(data: Opened, numbers: np.ndarray, seed: int) -> Iterator[Seen | Lost]:
         yield from readers.map(one, numbers.tolist())
 
 
-def framed(sample: Seen, settings: SourceSettings, seed: int) -> tuple[Frame, dict[str, Tensor]]:
-    """The sample's images as training has them, in its bucket, [C, H, W] uint8 each. Raises `Undecodable`."""
+def framed(
+    sample: Seen, settings: SourceSettings, seed: int, computed: Images = NO_IMAGES
+) -> tuple[Frame, dict[str, Tensor]]:
+    """The sample's images as training has them, in its bucket, [C, H, W] uint8 each: all that it has, and those to be
+    computed. Raises `Undecodable`."""
     images = sample.record.images
     height, width = upright_px(images[IMAGE], settings)
     number = int(bucketing.assign(settings, np.array([height]), np.array([width])).numbers[0])
     if number < 0:
         raise Undecodable(bucketing.TOO_SMALL)
-    names = [name for name in images if name != IMAGE]
-    return decode.cut(images, settings, bucketing.buckets(settings)[number], seed, sample.key, names)
+    stored = dict.fromkeys(name for name in images if name != IMAGE)
+    return decode.cut(images, settings, bucketing.buckets(settings)[number], seed, sample.key, {**stored, **computed})
 
 
 def upright_px(image: bytes | np.ndarray, settings: SourceSettings) -> tuple[int, int]:

@@ -41,6 +41,8 @@ shows the same samples.
 
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 _SHEET_PX = 1600
+_CHECK_PX = 8
+"""Squares of the board that stands for unknown parts of a control image."""
 _GAP_PX = 16
 _ROW_PX = 240
 _TEXT_PX = 15
@@ -113,10 +115,19 @@ def _cells(request: Request[Options], lost: skipped.Counts) -> list[Cell]:
             except Undecodable as error:
                 skipped.add(lost, str(error), found.record.key)
                 continue
-            side_by_side = torch.cat([pixels_CHW.expand(3, -1, -1) for pixels_CHW in cut.values()], dim=2)
+            side_by_side = torch.cat([_shown(pixels_CHW) for pixels_CHW in cut.values()], dim=2)
             pixels = np.ascontiguousarray(side_by_side.permute(1, 2, 0).numpy())
             cells.append(Cell(Image.fromarray(pixels), found.caption, _note(frame.sizes)))
     return cells
+
+
+def _shown(pixels_CHW: torch.Tensor) -> torch.Tensor:
+    """[3, H, W] uint8 of grey, RGB, or RGBA, in which a checkerboard stands for what is unknown."""
+    if len(pixels_CHW) < 4:
+        return pixels_CHW.expand(3, -1, -1)
+    down_H, right_W = (torch.arange(side) // _CHECK_PX for side in pixels_CHW.shape[1:])
+    board_HW = 160 + 60 * ((down_H[:, None] + right_W) % 2).to(torch.uint8)
+    return torch.where(pixels_CHW[3:] < 128, board_HW, pixels_CHW[:3])
 
 
 def _note(sizes: np.ndarray) -> str:

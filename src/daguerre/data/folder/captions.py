@@ -40,8 +40,8 @@ class Rules:
     """Caption fields that are in use: a sample needs text in one of them; () where it needs none."""
     classes: Classes | None = None
     """What folder names mean."""
-    mask_dir: str | None = None
-    """Folder with masks, absolute."""
+    folders: tuple[tuple[str, str], ...] = ()
+    """(name, folder) of images beside the images that have folders of their own, absolute."""
 
 
 class NoCaption(Exception):

@@ -39,7 +39,7 @@ KEPT_STATES = 4
 
 def indexed(folder: Path, rules: Rules, cache_dir: Path) -> tuple[Path, SkipReport]:
     """The index file of a folder as it is now, and what is left out of it. UserError where nothing can be used."""
-    made_by = repr((rules.formats, rules.captions_from, rules.fields, rules.classes, rules.mask_dir)).encode()
+    made_by = repr((rules.formats, rules.captions_from, rules.fields, rules.classes, rules.folders)).encode()
     kind = f"folder {blake2b(made_by, digest_size=8).hexdigest()}"
     home = cache.home(Location(os.path.abspath(folder)), kind, cache_dir)
     before = _newest(home)

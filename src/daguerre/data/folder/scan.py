@@ -20,7 +20,6 @@ from daguerre.data.images.headers import Undecodable
 from daguerre.data.skipped import SkipReport
 from daguerre.data.tar import samples
 from daguerre.errors import UserError
-from daguerre.types import MASK
 from daguerre.unicode import printable
 
 SUFFIXES = {name: tuple(f".{extension}" for extension in known) for name, known in samples.EXTENSIONS.items()}
@@ -36,7 +35,6 @@ or one file for all of them:
 or captions in the names: data.captions_from=file_names or folder_names"""
 TWICE, CLOSED = "folder reached a second time by a link", "folder that may not be read"
 LONE_TEXT = "text file without an image of that name"
-TWO_MASKS, LONE_MASK = "duplicate: second mask of one image", "mask without an image of its name"
 NO_SAMPLES = frozenset({TWICE, CLOSED, LONE_TEXT})
 """Reasons that tell of something else than a sample."""
 _PROGRESS_SECONDS = 10.0
@@ -79,9 +77,9 @@ def scan(folder: Path, rules: Rules, known: Mapping[str, tuple[int, int]]) -> Fo
         raise UserError(text, code="missing", setting="data.path")
     counts: skipped.Counts = {}
     suffixes = tuple(suffix for name in rules.formats for suffix in SUFFIXES[name])
-    paths = list(_files(folder, suffixes, counts, rules.mask_dir))
+    paths = list(_files(folder, suffixes, counts, [place for _, place in rules.folders]))
     found = [path for path in paths if path.lower().endswith(suffixes)]
-    beside = _beside(found, rules.mask_dir, suffixes, counts)
+    beside = _beside(found, rules.folders, suffixes, counts)
     images = [path for path in found if path not in beside.files]
     others = set(paths) - set(found)
     words = Words.of(folder, rules, images, others, counts)
@@ -98,15 +96,15 @@ def sample_id(path: str) -> int:
     return int.from_bytes(blake2b(os.fsencode(path), digest_size=8).digest(), "little") >> 1
 
 
-def _files(folder: Path, suffixes: tuple[str, ...], counts: skipped.Counts, aside: str | None = None) -> Iterator[str]:
-    """Paths inside `folder`, sorted within each folder, without hidden ones and those in the folder `aside`."""
+def _files(folder: Path, suffixes: tuple[str, ...], counts: skipped.Counts, aside: Sequence[str] = ()) -> Iterator[str]:
+    """Paths inside `folder`, sorted within each folder, without hidden ones and those in the folders `aside`."""
     seen: set[str] = set()
-    aside = aside and os.path.realpath(aside)
+    apart = {os.path.realpath(place) for place in aside}
     pending = [""]
     while pending:
         inside = pending.pop()
         real = os.path.realpath(folder / inside)
-        if real == aside:
+        if real in apart:
             continue
         if real in seen:
             skipped.add(counts, TWICE, printable(inside), damage=False)
@@ -220,7 +218,7 @@ def _nothing(folder: Path, images: Sequence[str], rules: Rules, counts: skipped.
 
 @dataclass(frozen=True)
 class _Beside:
-    """Images that belong to others, such as masks."""
+    """Images that belong to others, such as masks and control images."""
 
     files: frozenset[str]
     """Those that lie among the images."""
@@ -232,25 +230,26 @@ class _Beside:
         return self.by_stem.get(os.path.splitext(path)[0], {})
 
 
-def _beside(images: Iterable[str], mask_dir: str | None, suffixes: tuple[str, ...], counts: skipped.Counts) -> _Beside:
-    """Finds those of `images` (paths inside a folder) that belong to others, and the masks in `mask_dir`, which come
-    first."""
+def _beside(
+    images: Iterable[str], folders: Sequence[tuple[str, str]], suffixes: tuple[str, ...], counts: skipped.Counts
+) -> _Beside:
+    """Finds those of `images` (paths inside a folder) that belong to others, and those in folders of their own, which
+    come first."""
     owners = {path: kinds.owner(os.path.splitext(path)[0]) for path in images}
     stems = {os.path.splitext(path)[0] for path, owner in owners.items() if owner is None}
     mine = {path: owner for path, owner in owners.items() if owner is not None and owner[0] in stems}
     found: dict[str, dict[str, str]] = {}
-    for path, stem in _masks(mask_dir, suffixes) if mask_dir else ():
+    apart = [(path, stem, name) for name, place in folders for path, stem in _inside(place, suffixes)]
+    for path, stem, name in [*apart, *((path, stem, name) for path, (stem, name) in mine.items())]:
+        word = kinds.KINDS[name].word
         if stem not in stems:
-            skipped.add(counts, LONE_MASK, printable(path), damage=False)
-        elif found.setdefault(stem, {}).setdefault(MASK, path) != path:
-            skipped.add(counts, TWO_MASKS, printable(path), damage=False)
-    for path, (stem, name) in mine.items():
-        if found.setdefault(stem, {}).setdefault(name, path) != path:
-            skipped.add(counts, TWO_MASKS, printable(path), damage=False)
+            skipped.add(counts, f"{word} without an image of its name", printable(path), damage=False)
+        elif found.setdefault(stem, {}).setdefault(name, path) != path:
+            skipped.add(counts, f"duplicate: second {word} of one image", printable(path), damage=False)
     return _Beside(frozenset(mine), {stem: dict(sorted(of.items())) for stem, of in found.items()})
 
 
-def _masks(folder: str, suffixes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _inside(folder: str, suffixes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """(absolute path, path inside the folder without extension) of the images in a folder, sorted."""
     for inside, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))

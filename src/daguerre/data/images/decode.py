@@ -5,7 +5,7 @@ are chosen in `buckets.py`; families scale to [-1, 1].
 """
 
 import io
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from daguerre import keys
+from daguerre.conditions import condition as conditions
+from daguerre.conditions.condition import NO_IMAGES, ConditionSettings, Images
 from daguerre.data.images import kinds
 from daguerre.data.images.headers import BROKEN, PIXEL_LIMIT, Undecodable, opened, orientation
 from daguerre.data.images.kinds import KINDS
@@ -27,7 +29,13 @@ from daguerre.types import IMAGE
 
 _TORCH_FILTERS = frozenset({"bilinear", "bicubic"})  # the ones torch has with antialias for uint8: 6-9 times as fast
 _PILLOW_FILTERS: Mapping[str, Image.Resampling] = MappingProxyType(
-    {"nearest": Image.Resampling.NEAREST, "area": Image.Resampling.BOX, "lanczos": Image.Resampling.LANCZOS}
+    {
+        "nearest": Image.Resampling.NEAREST,
+        "area": Image.Resampling.BOX,
+        "bilinear": Image.Resampling.BILINEAR,
+        "bicubic": Image.Resampling.BICUBIC,
+        "lanczos": Image.Resampling.LANCZOS,
+    }
 )
 _GREY_8 = ((np.arange(65536) + 128) // 257).astype(np.uint8)  # 65535 = 255 x 257; Pillow's own conversion saturates
 _TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
@@ -89,21 +97,30 @@ def cut(
     bucket: Bucket,
     seed: int,
     key: np.ndarray,
-    names: Collection[str] = (),
+    wanted: Images = NO_IMAGES,
 ) -> tuple[Frame, dict[str, Tensor]]:
-    """The images of a record in the shape of `bucket`, each [C, H, W] uint8: the one that is trained on, and those of
-    `names` (of `KINDS`) that it has. Raises `Undecodable`."""
+    """The images of a record in the shape of `bucket`, each [C, H, W] uint8: the one that is trained on, and those that
+    are wanted (of `KINDS`), as far as it has them. One with a condition is computed from the first, as it is cut.
+    Raises `Undecodable`."""
     pixels_HWC, size = sized(images[IMAGE], settings, bucket)
     chosen = frame(size, settings, bucket, seed, key)
     found = {IMAGE: chosen.apply(pixels_HWC)}
-    for name in names:
+    for name, condition in wanted.items():
         kind = KINDS[name]
-        if name in images:
+        if condition is not None:
+            found[name] = _computed(condition, found[IMAGE], conditions.drawing(seed, name, key))
+        elif name in images:
             pixels_HWC = beside(name, images[name], size, settings, bucket)
             found[name] = chosen.apply(pixels_HWC, kind.interpolation)
         elif kind.absent is None:
             raise Undecodable(kinds.lacking(name))
     return chosen, found
+
+
+def _computed(condition: ConditionSettings, image_CHW: Tensor, draw: conditions.Draw) -> Tensor:
+    """[4, H, W] uint8 of the image that is trained on."""
+    pixels_HWC = np.ascontiguousarray(image_CHW.permute(1, 2, 0).numpy())
+    return _channels_first(conditions.computed(condition, pixels_HWC, draw))[0]
 
 
 def beside(
@@ -118,25 +135,26 @@ def beside(
     kind = KINDS[name]
     own = settings if kind.under is None else settings.model_copy(update={"alpha_colour": kind.under})
     with kinds.named(name):
-        pixels_HWC, of_own = sized(image, own, bucket)
+        pixels_HWC, of_own = sized(image, own, bucket, alpha=kind.channels == 4)
         kinds.check_shape(of_own, size)
-    if kind.channels == 3:
-        return pixels_HWC
+    if kind.channels == 4:
+        return conditions.with_alpha(pixels_HWC)
     return np.asarray(Image.fromarray(pixels_HWC).convert("L"))[:, :, None]
 
 
 def sized(
-    encoded: bytes | np.ndarray, settings: SharedSettings, bucket: Bucket | None
+    encoded: bytes | np.ndarray, settings: SharedSettings, bucket: Bucket | None, alpha: bool = False
 ) -> tuple[np.ndarray, tuple[int, int]]:
-    """The whole image, upright, [H, W, 3] uint8 sRGB (pixels stay as they are), and its full (height, width). Raises
-    `Undecodable`. If it will be resized to cover `bucket`, a much larger JPEG comes at 1/2, 1/4 or 1/8 of its size."""
+    """The whole image, upright, [H, W, 3] uint8 sRGB (pixels stay as they are), and its full (height, width); with
+    `alpha` [H, W, 4] where it has transparent pixels. Raises `Undecodable`. If it will be resized to cover `bucket`, a
+    much larger JPEG comes at 1/2, 1/4 or 1/8 of its size."""
     if isinstance(encoded, np.ndarray):
         return encoded, encoded.shape[:2]
     try:
         image = opened(io.BytesIO(encoded), settings.formats)
         stored_HWC = _fast_jpeg(encoded, image, settings, bucket)
         if stored_HWC is None:
-            stored_HWC = _by_pillow(image, settings)
+            stored_HWC = _by_pillow(image, settings, alpha)
         turn = orientation(image)
     except BROKEN as error:
         cut = "truncated" in str(error).lower()
@@ -176,8 +194,8 @@ def _dct_factor(height_px: int, width_px: int, bucket: Bucket) -> int:
     return 1
 
 
-def _by_pillow(image: Image.Image, settings: SharedSettings) -> np.ndarray:
-    """[H, W, 3] uint8 sRGB, as stored."""
+def _by_pillow(image: Image.Image, settings: SharedSettings, keep_alpha: bool) -> np.ndarray:
+    """[H, W, 3] uint8 sRGB, as stored; or [H, W, 4]."""
     colours, alpha = _layers(image)
     transform = _to_srgb(image.info.get("icc_profile"), colours.mode)
     if transform is not None:
@@ -187,6 +205,8 @@ def _by_pillow(image: Image.Image, settings: SharedSettings) -> np.ndarray:
     if alpha is None:
         return np.array(rgb)
     rgb.putalpha(alpha)
+    if keep_alpha:
+        return np.array(rgb)
     under = Image.new("RGBA", rgb.size, settings.alpha_colour)
     return np.array(Image.alpha_composite(under, rgb).convert("RGB"))
 
@@ -268,7 +288,10 @@ def _resize(pixels_HWC: np.ndarray, size: tuple[int, int], interpolation: str) -
     """[C, h, w] uint8 of this height and width, antialiased."""
     if size == pixels_HWC.shape[:2]:
         return _channels_first(pixels_HWC)[0]
-    if interpolation in _TORCH_FILTERS:
+    if pixels_HWC.shape[2] == 4 and pixels_HWC[:, :, 3].min() == 255:
+        rgb_CHW = _resize(np.ascontiguousarray(pixels_HWC[:, :, :3]), size, interpolation)
+        return torch.cat([rgb_CHW, torch.full_like(rgb_CHW[:1], 255)])
+    if interpolation in _TORCH_FILTERS and pixels_HWC.shape[2] != 4:  # Pillow weighs colours by their alpha
         return functional.interpolate(_channels_first(pixels_HWC), size, mode=interpolation, antialias=True)[0]
     image = Image.fromarray(pixels_HWC.squeeze(2) if pixels_HWC.shape[2] == 1 else pixels_HWC)
     resized = np.array(image.resize(size[::-1], _PILLOW_FILTERS[interpolation]))

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from daguerre.data.images import headers
 from daguerre.data.images.headers import Undecodable
-from daguerre.types import MASK
+from daguerre.types import CONTROLS, MASK
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,13 @@ class Kind:
     """One kind."""
 
     channels: int
-    """3: RGB; 1: grey, by luminance."""
+    """4: RGBA; 1: grey, by luminance."""
+    word: str
+    """Name of such an image in messages."""
+    reader: str
+    """What of a recipe asks for it."""
+    settings: tuple[str, ...]
+    """Settings of sources that say where it is: a name, or {name of the image: name} for several."""
     absent: int | None
     """Value of every pixel if a sample has none; None: such a sample is left out, and counted."""
     interpolation: str | None = None
@@ -29,8 +36,14 @@ class Kind:
     """Colour under transparent pixels, as #rrggbb. None: `data.alpha_colour`."""
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType({MASK: Kind(1, absent=255, interpolation="area", under="#000000")})
+_MASK = Kind(
+    1, "mask", "objective.mask", ("mask_dir", "mask_column"), absent=255, interpolation="area", under="#000000"
+)
+_CONTROL = Kind(4, "control image", "an adapter", ("control_dir", "control_column"), absent=None)
+KINDS: Mapping[str, Kind] = MappingProxyType({MASK: _MASK, **dict.fromkeys(CONTROLS, _CONTROL)})
 """By name."""
+ControlName = Literal["control", "control_2", "control_3", "control_4"]
+"""One of `CONTROLS`."""
 _SUFFIXES: Mapping[str, str] = {**{f".{name}": name for name in KINDS}, "-masklabel": MASK}
 """Endings of their names in a folder; the last one is OneTrainer's."""
 
@@ -43,9 +56,33 @@ def owner(stem: str) -> tuple[str, str] | None:
     return None
 
 
+def by_name(given: str | Mapping[ControlName, str] | None) -> Mapping[str, str]:
+    """A setting of a source that says where control images are, by their names: a text is that of the first."""
+    return {CONTROLS[0]: given} if isinstance(given, str) else {str(name): own for name, own in (given or {}).items()}
+
+
 def lacking(name: str) -> str:
     """The reason for a sample without this image."""
-    return f"no {name} beside the image" if KINDS[name].absent is None else f"kept without a {name}: all of it counts"
+    word = KINDS[name].word
+    return f"no {word} ({name}) beside the image" if is_needed(name) else f"kept without a {word}: all of it counts"
+
+
+def is_needed(name: str) -> bool:
+    """True if a sample without this image is left out."""
+    return KINDS[name].absent is None
+
+
+def nowhere(name: str) -> str:
+    """The message where no sample has this image."""
+    kind, (folder, column) = KINDS[name], KINDS[name].settings
+    where = f"cat.{name}.png beside cat.jpg, data.{folder}, or data.{column} of a table (docs/data.md)"
+    if is_needed(name):
+        return (
+            f"no sample has a {kind.word} ({name}), which {kind.reader} of the recipe reads: add one to the samples, "
+            f"{where}; or let it be computed, such as adapter.condition=canny (docs/conditions.md)"
+        )
+    what = f"no sample has a {kind.word}, so {kind.reader} has no effect"
+    return f"{what}: remove it, or add a {kind.word} to the samples, {where}"
 
 
 def check(name: str, encoded: bytes, size: tuple[int, int], formats: Sequence[str]) -> None:

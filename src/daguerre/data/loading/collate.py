@@ -1,8 +1,8 @@
 """Micro-batches of given samples: read, decoded and captioned. Planning and counting is `data/loading/loader.py`."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from daguerre.conditions.condition import Images
 from daguerre.data import captions
 from daguerre.data.dataset import Member, ReadRequest
 from daguerre.data.images import decode
@@ -36,7 +37,7 @@ class Task(NamedTuple):
 Collated = tuple[Batch, list[Failure]]
 
 
-def absent(names: Sequence[str], size: int, bucket: Bucket) -> dict[str, Tensor]:
+def absent(names: Iterable[str], size: int, bucket: Bucket) -> dict[str, Tensor]:
     """The images by name of samples that have none, [B, C, H, W] uint8 each."""
     return {name: _empty(size, bucket, KINDS[name].channels, KINDS[name].absent or 0) for name in names}
 
@@ -53,8 +54,8 @@ class Collator:
 
     members: tuple[Member, ...]
     seed: int
-    images: tuple[str, ...] = ()
-    """Images to have beside the one that is trained on, by name."""
+    images: Images = field(default_factory=dict)
+    """Images to have beside the one that is trained on, by name; None: the sources store them."""
 
     def collate(self, task: Task) -> Collated:
         """The micro-batch, and the samples that could not be used. UserError if a sample cannot be read."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from daguerre.conditions.condition import NO_IMAGES, Images
 from daguerre.data import captions, skipped
 from daguerre.data.dataset import Dataset, Member
 from daguerre.data.images.headers import Undecodable
@@ -63,8 +64,8 @@ class Loading:
     ranks: int = 1
     pinned: bool = False
     """Batches come in pinned memory."""
-    images: tuple[str, ...] = ()
-    """Images that batches hold beside those that are trained on."""
+    images: Images = field(default_factory=dict)
+    """Images that batches hold beside those that are trained on; None: the sources store them."""
     _unshared: list[SkipEvent] = field(default_factory=list, init=False, repr=False)
     """Findings of this rank that the others do not know yet."""
 
@@ -213,7 +214,7 @@ def fixed_batches(
     size_of: Callable[[Bucket], int],
     rank: int = 0,
     ranks: int = 1,
-    images: tuple[str, ...] = (),
+    images: Images = NO_IMAGES,
 ) -> Iterator[Batch]:
     """The first samples of a data set in its own order, captions kept, centre crops, no flips: for validation.
 

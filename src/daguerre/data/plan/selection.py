@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 
 from daguerre import keys
 from daguerre.data import skipped
+from daguerre.data.images import kinds
 from daguerre.data.index.file import TEXT_LIMIT
 from daguerre.data.index.index import Index
 from daguerre.data.plan import buckets as bucketing
@@ -42,20 +43,24 @@ class Selection:
         return EpochOrder(seed, self.shard_starts, self.buckets, num_buckets, *rules)
 
 
-def select(index: Index, settings: SourceSettings, splits: Sequence[Split], name: str = "") -> list[Selection]:
-    """The samples of each split that the settings of a source (called `name` in a mix) choose; `held_out` may be empty.
+def select(
+    index: Index, settings: SourceSettings, splits: Sequence[Split], name: str = "", images: Sequence[str] = ()
+) -> list[Selection]:
+    """The samples of each split that the settings of a source (called `name` in a mix) choose, of those that have all
+    `images` beside their image; `held_out` may be empty.
 
-    UserError if filters or buckets leave nothing.
+    UserError if filters or buckets leave nothing, or no sample has one of the images.
     """
     check_fields(index, settings, name)
     verdict = settings.filters.evaluate(index)
     captioned_N = captioned(index, settings)
     without = int((verdict.passes & ~captioned_N).sum())
-    usable = np.flatnonzero(verdict.passes & captioned_N)
+    with_images_N, lacking = _with_images(index, verdict.passes & captioned_N, images)
+    usable = np.flatnonzero(with_images_N)
     assigned = bucketing.assign(settings, index.heights_px[usable], index.widths_px[usable])
     enlarged = {"kept, but enlarged: smaller than its bucket": int(assigned.enlarged.sum())}
     counts = skipped.merged(
-        skipped.counted({**verdict.rejected, no_caption(settings): without, **assigned.left_out}),
+        skipped.counted({**verdict.rejected, no_caption(settings): without, **lacking, **assigned.left_out}),
         skipped.counted(enlarged, kept=True),
     )
     fits = assigned.numbers >= 0
@@ -68,6 +73,19 @@ def select(index: Index, settings: SourceSettings, splits: Sequence[Split], name
         )
     held_out = _held_out(index.ids[usable], settings.held_out_fraction)
     return [_part(index, usable, buckets, held_out == (split == "held_out"), counts) for split in splits]
+
+
+def _with_images(index: Index, chosen_N: np.ndarray, images: Sequence[str]) -> tuple[np.ndarray, dict[str, int]]:
+    """[N] bool, those chosen that have all `images`; and how many lack one, by reason. UserError where all do."""
+    counts: dict[str, int] = {}
+    for name in images if index.images is not None else ():
+        column = (index.images or {}).get(name)
+        has_N = np.zeros(index.count, dtype=bool) if column is None else column.to_numpy(zero_copy_only=False)
+        if index.count and not has_N.any():
+            raise UserError(kinds.nowhere(name), code="missing")
+        counts[kinds.lacking(name)] = int((chosen_N & ~has_N).sum())
+        chosen_N = chosen_N & has_N
+    return chosen_N, counts
 
 
 def _way_out(index: Index, settings: SourceSettings, without: int) -> str:

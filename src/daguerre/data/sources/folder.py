@@ -13,6 +13,7 @@ from daguerre.data import class_labels
 from daguerre.data.class_labels import Labels
 from daguerre.data.folder import index as folder_index
 from daguerre.data.folder.captions import CAPTION, Rules
+from daguerre.data.images.kinds import ControlName, by_name
 from daguerre.data.index import cache
 from daguerre.data.index.cache import ShardIndex
 from daguerre.data.index.index import Index
@@ -22,7 +23,7 @@ from daguerre.data.source import Split, cache_of
 from daguerre.data.table.source import in_blocks
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, FREE, Unused
-from daguerre.types import IMAGE, Record
+from daguerre.types import IMAGE, MASK, Record
 from daguerre.unicode import printable
 
 _NOT_FOLDER_NAMES = "no effect without captions_from=folder_names"
@@ -56,6 +57,12 @@ class Settings(SourceSettings):
     )
     """Folder with a mask for each image, at the same path but for the extension. Default: masks are beside the
     images, `cat.mask.png` or `cat-masklabel.png` beside `cat.jpg`. For `objective.mask`."""
+    control_dir: Annotated[str | dict[ControlName, str] | None, ADDRESS] = Field(
+        None, json_schema_extra=FREE, exclude_if=lambda folder: folder is None
+    )
+    """Folder with a control image for each image, at the same path but for the extension (kohya's
+    `conditioning_data_dir`); or a folder for each of several, `{control: DIR, control_2: DIR}`. Default: they are
+    beside the images, `cat.control.png` beside `cat.jpg`. For adapters such as `controlnet`."""
     generate: GenerateSettings | None = Field(None, json_schema_extra=FREE, exclude_if=lambda made: made is None)
     """Generates what the folder lacks before training. Default: the folder is taken as it is."""
     idx_to_prompt: Labels | None = None
@@ -78,8 +85,8 @@ class FolderSource:
     folder: Path
     index_path: Path
     found: SkipReport
-    mask_dir: str | None = None
-    """Folder with masks, absolute."""
+    folders: tuple[tuple[str, str], ...] = ()
+    """(name, folder) of masks and control images that have folders of their own, absolute."""
     metric: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,9 +111,9 @@ class FolderSource:
     def _path(self, number: int) -> str:
         return self._inside(os.fsdecode(self._rows.column("path")[number].as_py()))
 
-    def _inside(self, path: str, other: str | None = None) -> str:
-        """A path of the index. UserError if it leads out of the folder, and of the `other` one."""
-        within = path.removeprefix(f"{other}{os.sep}") if other else path
+    def _inside(self, path: str) -> str:
+        """A path of the index. UserError if it leads out of the folder, and of the `folders`."""
+        within = next((path.removeprefix(f"{p}{os.sep}") for _, p in self.folders if path.startswith(p + os.sep)), path)
         if os.path.isabs(within) or ".." in Path(within).parts:
             what = f"{self.index_path} names {printable(path)!r}, which is not in {self.folder}: delete it"
             raise UserError(what, code="damaged")
@@ -120,7 +127,7 @@ class FolderSource:
         )
         images = {IMAGE: (self.folder / path).read_bytes()}
         for name, other in beside.items():
-            images[name] = (self.folder / self._inside(other, self.mask_dir)).read_bytes()
+            images[name] = (self.folder / self._inside(other)).read_bytes()
         return Record(printable(path), images, texts, metadata)
 
     def report(self) -> SkipReport:
@@ -139,10 +146,20 @@ def open_source(settings: Settings, split: Split) -> FolderSource:
             setting="data.path",
         )
     named = None if settings.idx_to_prompt is None else class_labels.opened(settings.idx_to_prompt)
-    mask_dir = settings.mask_dir and os.path.abspath(Path(settings.mask_dir).expanduser())
-    if mask_dir and not os.path.isdir(mask_dir):
-        what = f"data.mask_dir: {settings.mask_dir!r} is not a folder (current folder: {os.getcwd()!r})"
-        raise UserError(what, code="missing", setting="data.mask_dir")
-    rules = Rules(settings.formats, settings.captions_from, settings.captions.used, named, mask_dir)
+    folders = _folders(settings)
+    rules = Rules(settings.formats, settings.captions_from, settings.captions.used, named, folders)
     index_path, found = folder_index.indexed(folder, rules, cache_of(settings).folder)
-    return FolderSource(folder, index_path, found, mask_dir)
+    return FolderSource(folder, index_path, found, folders)
+
+
+def _folders(settings: Settings) -> tuple[tuple[str, str], ...]:
+    """(name, absolute folder) of masks and control images. UserError for one that is not there."""
+    found = []
+    for setting, own in (("mask_dir", {MASK: settings.mask_dir}), ("control_dir", by_name(settings.control_dir))):
+        for name, given in own.items():
+            place = given and os.path.abspath(Path(given).expanduser())
+            if place and not os.path.isdir(place):
+                what = f"data.{setting}: {given!r} is not a folder (current folder: {os.getcwd()!r})"
+                raise UserError(what, code="missing", setting=f"data.{setting}")
+            found += [(name, place)] if place else []
+    return tuple(found)

@@ -17,10 +17,11 @@ from pydantic import Field, model_validator
 from daguerre import unicode
 from daguerre.data import class_labels
 from daguerre.data.class_labels import Classes, Labels
+from daguerre.data.images.kinds import ControlName, by_name
 from daguerre.data.settings import SourceSettings
 from daguerre.errors import Code, UserError
 from daguerre.settings import Unused
-from daguerre.types import MASK
+from daguerre.types import CONTROLS, MASK
 
 CAPTION = "text"
 """The caption field that `caption_column` is."""
@@ -42,6 +43,8 @@ PATH_NAMES = (
     "image_file",
 )
 """What columns are usually called, in small letters: none is guessed beyond these."""
+CONTROL_COLUMN = "conditioning_image"
+"""diffusers' name of the column of control images."""
 IMAGE = "bytes, {bytes, path}, a path or an address"
 
 
@@ -71,6 +74,10 @@ class TableSettings(SourceSettings):
     mask_column: str | None = Field(None, exclude_if=lambda column: column is None)
     """Column with the masks, of the same kinds as images; empty cells for images without one. For
     `objective.mask`."""
+    control_column: str | dict[ControlName, str] | None = Field(None, exclude_if=lambda column: column is None)
+    """Column with the control images, of the same kinds as images; or a column for each of several, `{control: A,
+    control_2: B}`. Default: `conditioning_image`, as in diffusers, if there is one. For adapters such as
+    `controlnet`."""
     idx_to_prompt: Labels | None = None
     """Names of the classes, where the caption column holds class labels: a list, a map, a JSON file with either, or
     `imagenet`. Default: the names that a Hugging Face table carries."""
@@ -86,8 +93,10 @@ class TableSettings(SourceSettings):
             raise ValueError("width_column and height_column must be set together: give both or neither")
         if self.image_column is not None and self.image_column == self.caption_column:
             raise ValueError(f"image_column and caption_column are both {self.image_column!r}: they are two columns")
-        if self.mask_column is not None and self.mask_column in (self.image_column, self.caption_column):
-            raise ValueError(f"mask_column: {self.mask_column!r} holds images or captions: name another column")
+        controls = (("control_column", column) for column in by_name(self.control_column).values())
+        for setting, given in (("mask_column", self.mask_column), *controls):
+            if given is not None and given in (self.image_column, self.caption_column):
+                raise ValueError(f"{setting}: {given!r} holds images or captions: name another column")
         return self
 
 
@@ -141,9 +150,11 @@ def choose(schema: pa.Schema, settings: TableSettings, where: str) -> Columns:
     automatic: list[str] = []
     features = _features(schema)
     image = settings.image_column
+    beside = _beside(schema, settings, automatic, where)
     if image is None:
+        taken = [column for _, column in beside]
         image = _only(
-            [name for name in _image_candidates(schema) if name != settings.mask_column],
+            [name for name in _image_candidates(schema) if name not in taken],
             "image_column",
             "an image (bytes, {bytes, path}, a path or an address)",
             schema,
@@ -151,9 +162,6 @@ def choose(schema: pa.Schema, settings: TableSettings, where: str) -> Columns:
         )
         automatic.append(f"images from {image!r}")
     _check_image_column(schema, image, "image_column", where)
-    beside = () if settings.mask_column is None else ((MASK, settings.mask_column),)
-    for name, of in beside:
-        _check_image_column(schema, of, f"{name}_column", where)
     captions: list[tuple[str, str]] = []
     for name in settings.captions.used:
         column = settings.caption_column if name == CAPTION else name
@@ -164,6 +172,21 @@ def choose(schema: pa.Schema, settings: TableSettings, where: str) -> Columns:
         captions.append((name, column))
     labels = _labels(schema, features, settings, captions, where)
     return Columns(image, tuple(captions), labels, _size(schema, settings, image, where), beside, tuple(automatic))
+
+
+def _beside(
+    schema: pa.Schema, settings: TableSettings, automatic: list[str], where: str
+) -> tuple[tuple[str, str], ...]:
+    """(name, column) of the images beside the images."""
+    found = [] if settings.mask_column is None else [(MASK, settings.mask_column)]
+    given = by_name(settings.control_column)
+    if not given and CONTROL_COLUMN in schema.names and settings.image_column != CONTROL_COLUMN:
+        given = {CONTROLS[0]: CONTROL_COLUMN}
+        automatic.append(f"control images from {CONTROL_COLUMN!r}")
+    found += given.items()
+    for name, column in found:
+        _check_image_column(schema, column, "mask_column" if name == MASK else "control_column", where)
+    return tuple(found)
 
 
 def check(schema: pa.Schema, columns: Columns, first: pa.Schema, where: str) -> None:
