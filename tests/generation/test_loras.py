@@ -6,11 +6,10 @@ from pathlib import Path
 
 import data_sets
 import diffusers
+import foreign_loras
 import numpy as np
 import pytest
-import torch
 from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
-from peft import LoraConfig, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from tiny_drawings import documents, drawn, generate
 from tiny_models import write_sd, write_sdxl
@@ -39,18 +38,10 @@ def place(request, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]
     folder, kind = tmp_path_factory.mktemp(request.param), request.param
     (write_sd if kind == "sd" else write_sdxl)(folder / "base")
     for number, name in enumerate(("one", "two")):
-        pipe, generator = PIPELINES[kind].from_pretrained(folder / "base"), torch.Generator().manual_seed(number)
-        states, numbers = {}, {}
-        for component, targets in (("unet", ["to_q", "to_v", "ff.net.2"]), ("text_encoder", ["v_proj", "fc2"])):
-            network = getattr(pipe, component)
-            network.add_adapter(LoraConfig(r=3, lora_alpha=5, target_modules=targets))
-            with torch.no_grad():
-                for parameter, p in network.named_parameters():
-                    if "lora_" in parameter:
-                        p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
-            states[f"{component}_lora_layers"] = get_peft_model_state_dict(network)
-            numbers[f"{component}_lora_adapter_metadata"] = network.peft_config["default"].to_dict()
-        pipe.save_lora_weights(folder / name, **states, **numbers)
+        pipe = PIPELINES[kind].from_pretrained(folder / "base")
+        targets = {"unet": ["to_q", "to_v", "ff.net.2"], "text_encoder": ["v_proj", "fc2"]}
+        foreign_loras.add(pipe, targets, number, 0.3, r=3, lora_alpha=5)
+        foreign_loras.save(pipe, folder / name, [*targets])
     return kind, folder
 
 

@@ -15,7 +15,6 @@ diffusers' `load_lora_weights` reads, and of the kinds that diffusers does not h
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import warnings
@@ -39,9 +38,7 @@ from peft.tuners.boft import layer as boft
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from pydantic import Field, field_validator, model_validator
-from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from daguerre import keys
@@ -51,9 +48,8 @@ from daguerre.adapters.lora_parts.layers import FROM_BASE, IN_PEFT_LORA, LAYERS,
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
-from daguerre.models.lora_files import kohya
-from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE, MAGNITUDE, METADATA, Addition
-from daguerre.models.single_file.keys import with_wrapper
+from daguerre.models.lora_files import forms, kohya, peft
+from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE, Addition
 from daguerre.settings import Unused
 
 if TYPE_CHECKING:
@@ -215,26 +211,19 @@ class LoRA(Trainable):
         """The file that diffusers' `load_lora_weights` reads, with the ranks and alphas in its header; of a kind that
         diffusers does not have, a folder of each component for peft's `PeftModel.from_pretrained`. Beside it the file
         for kohya's trainer, ComfyUI and A1111, if they compute this kind as it was trained."""
-        files: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {}
-        additions: dict[str, list[Addition]] = {}
-        for component, network in self.networks.items():
-            trained, config = inits.whole(network)
-            additions[component] = _additions(network, trained) if self.kind in IN_KOHYA else []
-            tensors = {
-                _renamed(network, name) if self.for_diffusers else name: value.detach()
-                .to("cpu", torch.float32, copy=True)
-                .contiguous()
-                for name, value in trained.items()
-            }
-            files[component] = tensors, config
-        with replaced(folder) as fresh:
+        both = {name: inits.whole(network) for name, network in self.networks.items()}
+        additions = {
+            name: _additions(self.networks[name], own) for name, (own, _) in both.items() if self.kind != "boft"
+        }
+        with replaced(folder) as fresh, self.detached():
             if self.for_diffusers:
-                _write_diffusers(fresh / DIFFUSERS_FILE, files)
-            else:
-                _write_peft(fresh, files)
-            card = _CARD if self.for_diffusers else _PEFT_CARD.replace("COMPONENT", next(iter(files)))
+                forms.write("diffusers", fresh / DIFFUSERS_FILE, self.components, additions, about)
+            else:  # peft's own config has what makes the shapes of the factors
+                for component, (tensors, config) in both.items():
+                    peft.write_component(fresh / component, tensors, config)
             if self.kind in IN_KOHYA and all(map(kohya.has_names, self.networks.values())):
-                kohya.write(fresh / KOHYA_FILE, self.components, additions)
+                forms.write("kohya", fresh / KOHYA_FILE, self.components, additions, about)
+            card = _CARD if self.for_diffusers else _PEFT_CARD.replace("COMPONENT", next(iter(both)))
             (fresh / "README.md").write_text(card, encoding="utf-8")
         return []
 
@@ -299,13 +288,6 @@ and the other folders alike. diffusers' `load_lora_weights` does not have this k
 """
 
 
-def _renamed(network: nn.Module, name: str) -> str:
-    """The name under which diffusers finds a component's tensor. Without `.weight`, transformers 5 leaves the lengths
-    of DoRA's rows as they started, and says nothing."""
-    name = with_wrapper(name) if type(network).__name__ == "CLIPTextModel" else name
-    return f"{name}.weight" if name.endswith(MAGNITUDE) and isinstance(network, PreTrainedModel) else name
-
-
 def _additions(network: nn.Module, trained: Mapping[str, Tensor]) -> list[Addition]:
     """Additions to the layers of a component, of what peft has trained of it."""
     factors: dict[str, dict[str, Tensor]] = {}
@@ -314,26 +296,6 @@ def _additions(network: nn.Module, trained: Mapping[str, Tensor]) -> list[Additi
         factors.setdefault(layer, {})[factor] = value.detach()
     layers: dict[str, Any] = dict(network.named_modules())
     return [Addition(name, own, layers[name].scaling[inits.ADAPTER]) for name, own in factors.items()]
-
-
-_Files = Mapping[str, tuple[dict[str, Tensor], dict[str, Any]]]
-"""Tensors and peft's config by component."""
-
-
-def _write_diffusers(path: Path, files: _Files) -> None:
-    tensors = {f"{component}.{name}": value for component, (own, _) in files.items() for name, value in own.items()}
-    numbers = {f"{component}.{key}": value for component, (_, own) in files.items() for key, value in own.items()}
-    header = {"format": "pt", METADATA: json.dumps(numbers, indent=2, sort_keys=True)}
-    save_file(tensors, path, header)
-
-
-def _write_peft(folder: Path, files: _Files) -> None:
-    for component, (tensors, config) in files.items():
-        (folder / component).mkdir()
-        named = {f"base_model.model.{name}": value for name, value in tensors.items()}
-        save_file(named, folder / component / "adapter_model.safetensors", {"format": "pt"})
-        text = json.dumps(config, indent=2, sort_keys=True)
-        (folder / component / "adapter_config.json").write_text(text, encoding="utf-8")
 
 
 def attach(settings: Settings, model: Family, seed: int) -> LoRA:

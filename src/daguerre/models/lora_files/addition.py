@@ -16,6 +16,11 @@ METADATA = "lora_adapter_metadata"
 """Key of a file's header under which diffusers keeps peft's configs, by component."""
 MAGNITUDE = "lora_magnitude_vector"
 DOWN, UP, MIDDLE = "lora_A.weight", "lora_B.weight", "lora_mid.weight"
+ALPHA = "alpha"
+_STRONG = (UP, "hada_w1_a", "lokr_w1", "lokr_w1_a")
+"""Factors into which a strength can be multiplied."""
+_MOST_OFF = 1e-6
+"""Of a factor's norm: more than a multiplication in float32 rounds."""
 _RANKED = (DOWN, "hada_w1_b", "lokr_w1_b", "lokr_w2_b")
 """Factors whose first dimension is the rank, the one that other programs look at first."""
 
@@ -36,6 +41,24 @@ class Addition:
     def rank(self) -> int | None:
         """The rank that programs read off the factors; None of a Kronecker product of two whole matrices."""
         return next((len(self.factors[name]) for name in _RANKED if name in self.factors), None)
+
+    @property
+    def strong(self) -> str:
+        """The factor into which a strength is multiplied."""
+        return next(name for name in _STRONG if name in self.factors)
+
+    def agrees(self, other: Addition) -> bool:
+        """Compares: True if both have the same factors, the strength counted in one of them, to float32's rounding."""
+        if (self.layer, self.factors.keys()) != (other.layer, other.factors.keys()):
+            return False
+        for name, value in self.factors.items():
+            scales = (self.scale, other.scale) if name == self.strong else (1.0, 1.0)
+            mine, its = (
+                v.detach().cpu().double() * s for v, s in zip((value, other.factors[name]), scales, strict=True)
+            )
+            if mine.shape != its.shape or not (its - mine).norm() <= _MOST_OFF * mine.norm():
+                return False
+        return True
 
     def to(self, device: torch.device | str) -> Addition:
         """The same with its factors on a device."""

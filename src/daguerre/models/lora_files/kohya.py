@@ -7,25 +7,22 @@ one of its factors. Sources: kohya-ss/sd-scripts networks/lora.py; KohakuBluelea
 comfy/lora.py.
 """
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
-from daguerre.models import sharding_axes
-from daguerre.models.lora_files.addition import DOWN, UP, Addition
+from daguerre.checkpoint.atomic import write_durably
+from daguerre.checkpoint.safetensors import encode
+from daguerre.errors import UserError
+from daguerre.models.export.about import UNKNOWN, About
+from daguerre.models.lora_files import header
+from daguerre.models.lora_files.addition import ALPHA, DOWN, MAGNITUDE, UP, Addition
 from daguerre.models.single_file import keys
 
-ALPHA = "alpha"
 NAMES = {DOWN: "lora_down.weight", UP: "lora_up.weight"}
 """Factors that sd-scripts calls otherwise than peft."""
-_MOST_OFF = 1e-6
-"""Of a factor's norm: more than a multiplication in float32 rounds."""
 
 
 def has_names(network: nn.Module) -> bool:
@@ -33,22 +30,36 @@ def has_names(network: nn.Module) -> bool:
     return type(network).__name__ in ("UNet2DConditionModel", "CLIPTextModel", "CLIPTextModelWithProjection")
 
 
-def write(path: Path, networks: Mapping[str, nn.Module], additions: Mapping[str, list[Addition]]) -> None:
-    """Writes a file of the additions of each component, and reads it back: what other programs make of it is what is
-    applied here. RuntimeError if it is not."""
+def write(
+    path: Path, networks: Mapping[str, nn.Module], additions: Mapping[str, list[Addition]], about: About = UNKNOWN
+) -> None:
+    """Writes a file of the additions of each component. UserError for DoRA, and for networks without names there.
+
+    Args:
+        networks: all components of the model, without additions of their own.
+    """
     main = next(iter(additions.values()))
     alpha = next((each.scale * each.rank for each in main if each.rank), 1.0)
     tensors: dict[str, Tensor] = {}
-    expected: dict[str, tuple[Addition, str]] = {}
     for component, own in additions.items():
+        _check(component, networks[component], own)
         names = module_names(component, networks, [each.layer for each in own])
         for each in own:
-            factor = _strong_factor(each)
-            for name, value in _named(each, factor, alpha).items():
-                tensors[f"{names[each.layer]}.{name}"] = value.to("cpu", torch.float32, copy=True).contiguous()
-            expected[names[each.layer]] = each, factor
-    path.write_bytes(save(tensors, _metadata(tensors, networks, main, alpha)))
-    _read_back(path, expected)
+            for name, value in _named(each, alpha).items():
+                tensors[f"{names[each.layer]}.{name}"] = value.detach().to("cpu", torch.float32)
+    metadata = header.kohya(networks, main, alpha, about) | header.modelspec(networks, about)
+    write_durably(path, encode(tensors, metadata | header.hashes(tensors, metadata)))
+
+
+def _check(component: str, network: nn.Module, additions: list[Addition]) -> None:
+    if not has_names(network):
+        raise UserError(f"kohya's layout has no names for {component}, a {type(network).__name__}", code="unsupported")
+    if any(MAGNITUDE in each.factors for each in additions):
+        raise UserError(
+            "DoRA cannot be written in kohya's layout: programs divide by the norms of other rows. Write "
+            "format=diffusers, or merge it into a model",
+            code="unsupported",
+        )
 
 
 def module_names(component: str, networks: Mapping[str, nn.Module], layers: Iterable[str]) -> dict[str, str]:
@@ -57,80 +68,23 @@ def module_names(component: str, networks: Mapping[str, nn.Module], layers: Iter
     if component in texts:
         prefix = f"te{texts.index(component) + 1}" if len(texts) > 1 else "te"
         paths = {layer: keys.with_wrapper(layer) for layer in layers}
-    elif _is_sdxl(networks):
-        prefix, hosts = "unet", [sharding_axes.host(name) for name, _ in networks[component].named_parameters()]
-        original = {link.names[0]: link.original for link in keys.unet(name for name, factor in hosts if not factor)}
-        paths = {layer: original[f"{layer}.weight"].removesuffix(".weight") for layer in layers}
+    elif header.is_sdxl(networks):
+        prefix, original = "unet", original_names(networks[component])
+        paths = {layer: original[layer] for layer in layers}
     else:
         prefix, paths = "unet", {layer: layer for layer in layers}
     return {layer: f"lora_{prefix}_{path.replace('.', '_')}" for layer, path in paths.items()}
 
 
-def _is_sdxl(networks: Mapping[str, nn.Module]) -> bool:
-    configs = [getattr(network, "config", None) for network in networks.values()]
-    return any(getattr(config, "addition_embed_type", None) == "text_time" for config in configs)
+def original_names(unet: nn.Module) -> dict[str, str]:
+    """Names of a UNet's layers in the original layout (SGM's)."""
+    weights = [name for name, _ in unet.named_parameters() if name.endswith(".weight")]
+    links = keys.unet(weights)
+    return {link.names[0].removesuffix(".weight"): link.original.removesuffix(".weight") for link in links}
 
 
-def _strong_factor(addition: Addition) -> str:
-    """The factor into which the strength is multiplied."""
-    return next(name for name in (UP, "hada_w1_a", "lokr_w1", "lokr_w1_a") if name in addition.factors)
-
-
-def _named(addition: Addition, factor: str, alpha: float) -> dict[str, Tensor]:
+def _named(addition: Addition, alpha: float) -> dict[str, Tensor]:
     """Factors by kohya's names, such that alpha / rank times their product is what is added."""
     given = addition.scale * addition.rank / alpha if addition.rank else addition.scale
-    found = {name: value * given if name == factor else value for name, value in addition.factors.items()}
+    found = {name: value * given if name == addition.strong else value for name, value in addition.factors.items()}
     return {NAMES.get(name, name): value for name, value in found.items()} | {ALPHA: torch.tensor(alpha)}
-
-
-def _metadata(
-    tensors: Mapping[str, Tensor], networks: Mapping[str, nn.Module], main: list[Addition], alpha: float
-) -> dict[str, str]:
-    """Those by which other programs show and sort files; the hash is of the tensors, as sd-scripts computes it."""
-    ranks = {each.rank for each in main}
-    is_lora = DOWN in main[0].factors
-    v2 = not _is_sdxl(networks) and any(_width(network) == 1024 for network in networks.values())
-    found = {
-        "ss_network_module": "networks.lora" if is_lora else "lycoris.kohya",
-        "ss_network_dim": str(ranks.pop()) if len(ranks) == 1 else "Dynamic",
-        "ss_network_alpha": str(alpha),
-        "ss_base_model_version": "sdxl_base_v1-0" if _is_sdxl(networks) else "sd_v2" if v2 else "sd_v1",
-        "ss_v2": str(v2),
-    }
-    if not is_lora:
-        algorithm = "loha" if "hada_w1_a" in main[0].factors else "lokr"
-        found["ss_network_args"] = json.dumps({"algo": algorithm})
-    return found | _hashes(tensors, found)
-
-
-def _width(network: nn.Module) -> int | None:
-    """Width of the text that a UNet reads."""
-    return getattr(getattr(network, "config", None), "cross_attention_dim", None)
-
-
-def _hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
-    """`sshs_model_hash`: SHA-256 of what follows the header. `sshs_legacy_hash`: the first 8 digits of that of the
-    bytes 0x100000 to 0x110000 of a file with the `ss_` metadata alone."""
-    data = save(dict(tensors), dict(metadata))
-    start = 8 + int.from_bytes(data[:8], "little")
-    return {
-        "sshs_model_hash": hashlib.sha256(data[start:]).hexdigest(),
-        "sshs_legacy_hash": hashlib.sha256(data[0x100000:0x110000]).hexdigest()[:8],
-    }
-
-
-def _read_back(path: Path, expected: Mapping[str, tuple[Addition, str]]) -> None:
-    """Compares what a program applies of the file with what was trained: each factor, with the strength."""
-    with safe_open(path, "pt") as file:
-        modules = {name.partition(".")[0] for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-        if modules != expected.keys():
-            raise RuntimeError(f"{path.name} has other modules than were trained")
-        for module, (addition, strong) in expected.items():
-            alpha = float(file.get_tensor(f"{module}.{ALPHA}"))
-            applied = alpha / addition.rank if addition.rank else 1.0
-            for name, value in addition.factors.items():
-                mine = value.detach().cpu().double() * (addition.scale if name == strong else 1.0)
-                read = file.get_tensor(f"{module}.{NAMES.get(name, name)}").double()
-                its = read * (applied if name == strong else 1.0)
-                if not (its - mine).norm() <= _MOST_OFF * mine.norm():
-                    raise RuntimeError(f"{path.name} does not hold {module} with the strength that was trained")

@@ -9,15 +9,15 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
-from daguerre.models.lora_files import kohya
+from daguerre.models.lora_files import header, kohya, peft
 from daguerre.models.lora_files.addition import (
+    ALPHA,
     DIFFUSERS_FILE,
     DOWN,
     KOHYA_FILE,
@@ -27,7 +27,9 @@ from daguerre.models.lora_files.addition import (
     UP,
     Addition,
 )
+from daguerre.models.lora_files.strangers import check_is_lora
 from daguerre.models.single_file.keys import with_wrapper
+from daguerre.models.weights.files import opened, read_json
 
 _SPELLINGS = {
     ".lora_down.weight": DOWN,
@@ -48,18 +50,32 @@ _SPELLINGS = {
     **{f".{name}": name for name in ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b")},
     **{f".{name}": name for name in ("lokr_t2", "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1")},
     ".hada_t2": "hada_t2",
-    ".alpha": kohya.ALPHA,
+    ".alpha": ALPHA,
 }
 """Ends of tensors' names, and the factors that they are."""
+_ENDINGS = sorted(_SPELLINGS, key=len, reverse=True)
 _WHOLE = ({DOWN, UP}, {"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"})
 _REFUSED = {
     ".dora_scale": "DoRA in LyCORIS' layout, which divides by the norms of other rows: merge it with its own trainer",
     ".diff": "differences of whole weights (LyCORIS full)",
+    ".diff_b": "differences of whole biases (LyCORIS full)",
+    ".lora_B.bias": "a bias (peft's lora_bias)",
     ".oft_blocks": "an OFT, which is not supported",
-    "emb_params": "an embedding, not a LoRA",
+    ".boft_R": "a BOFT: merge it with peft, or `daguerre convert export RUN format=diffusers`",
 }
 _PROCESSOR = re.compile(r"\.processor\.(to_[qkv]|to_out)$")
 """Layers of attention in files of older versions of diffusers."""
+_Place = tuple[str, str]
+"""(component, layer)"""
+
+
+class Contents(NamedTuple):
+    """Tensors and header of a file, or of a folder of peft's."""
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+    numbers: dict[str, Any]
+    """peft's configs, by component and key joined by a dot; empty where there are none."""
 
 
 def read(path: Path, networks: Mapping[str, nn.Module]) -> dict[str, list[Addition]]:
@@ -71,34 +87,39 @@ def read(path: Path, networks: Mapping[str, nn.Module]) -> dict[str, list[Additi
     Raises:
         UserError: for a file that is not wholly understood, or made for another model.
     """
-    tensors, metadata = _tensors(find(path))
+    place = find(path)
+    contents = contents_of(place)
+    check_is_lora(place, contents.tensors)
     layers = _layers(networks)
-    modules: dict[tuple[str, str], dict[str, Tensor]] = {}
-    unknown: list[str] = []
-    for name, value in tensors.items():
-        stem, factor = _parted(name, path)
-        place = layers.get(stem)
-        if place is None:
-            unknown.append(stem)
+    modules: dict[_Place, dict[str, tuple[str, Tensor]]] = {}
+    unknown = set[str]()
+    for name, value in contents.tensors.items():
+        stem, factor = _parted(name, place)
+        if (layer := layers.get(stem)) is None:
+            unknown.add(stem)
             continue
-        if not torch.isfinite(value).all():
-            raise UserError(f"{path}: {name} has NaN or infinity in it", code="damaged")
-        modules.setdefault(place, {})[factor] = value
+        _check_numbers(place, name, value)
+        own = modules.setdefault(layer, {})
+        if factor in own:
+            raise UserError(f"{place} has {'.'.join(layer)} twice: {own[factor][0]} and {name}", code="conflict")
+        own[factor] = name, value
     if unknown:
-        raise UserError(_lost(path, sorted({*unknown}), layers), code="unknown")
+        raise UserError(_lost(place, sorted(unknown), layers, contents.metadata), code="unknown")
+    if not modules:
+        raise UserError(f"{place} has no additions in it", code="empty")
+    scales = {component: _Scales(place, component, contents.numbers) for component in networks}
     found: dict[str, list[Addition]] = {}
-    numbers = _numbers(path, metadata)
-    for (component, layer), factors in modules.items():
-        addition = _addition(path, component, layer, factors, numbers)
-        _check_shape(path, component, addition, networks[component])
+    for (component, layer_name), named in modules.items():
+        factors = {factor: value for factor, (_, value) in named.items()}
+        addition = _addition(place, component, layer_name, factors, scales[component])
+        _check_shape(place, component, addition, networks[component])
         found.setdefault(component, []).append(addition)
-    if not found:
-        raise UserError(f"{path} has no additions in it", code="empty")
     return found
 
 
 def find(path: Path) -> Path:
-    """The file of a LoRA: itself, or the one in a run's folder or in what it exports. UserError if there is none."""
+    """The file of a LoRA: itself, or the one in a run's folder or in what it exports; a folder of peft's as it is.
+    UserError if there is none."""
     if not path.is_dir():
         if not path.is_file():
             raise UserError(f"{path}: there is no such file", code="missing")
@@ -117,36 +138,75 @@ def find(path: Path) -> Path:
 
 
 def _in(folder: Path) -> Path | None:
-    """The file of a LoRA in a folder of a run; kohya's first, whose strength every program reads alike."""
-    return next((folder / name for name in (KOHYA_FILE, DIFFUSERS_FILE) if (folder / name).is_file()), None)
+    """The file of a LoRA in a folder; kohya's first, whose strength every program reads alike."""
+    named = next((folder / name for name in (KOHYA_FILE, DIFFUSERS_FILE) if (folder / name).is_file()), None)
+    return named or (folder if peft_folders(folder) else None)
 
 
-def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def peft_folders(folder: Path) -> list[Path]:
+    """The folders of components in peft's layout: below a folder, or itself."""
+    inner = sorted(path.parent for path in folder.glob(f"*/{peft.WEIGHTS}"))
+    return inner or ([folder] if (folder / peft.WEIGHTS).is_file() else [])
+
+
+def files_of(place: Path) -> list[Path]:
+    """The files of tensors of what `find` gives."""
+    return [folder / peft.WEIGHTS for folder in peft_folders(place)] if place.is_dir() else [place]
+
+
+def contents_of(place: Path) -> Contents:
+    """All of a file, mapped from it, or of a folder of peft's. UserError for one that is damaged, or pickled."""
+    if place.is_dir():
+        tensors, numbers = dict[str, Tensor](), dict[str, Any]()
+        for folder in peft_folders(place):
+            own = _file(folder / peft.WEIGHTS).tensors
+            tensors |= {f"{folder.name}.{name.removeprefix(peft.STEM)}": value for name, value in own.items()}
+            numbers |= {f"{folder.name}.{key}": v for key, v in read_json(folder / peft.CONFIG).items()}
+        return Contents(tensors, {}, numbers)
+    return _file(place)
+
+
+def _file(path: Path) -> Contents:
     if path.suffix != ".safetensors":
         raise UserError(f"{path}: only .safetensors files are read: others can run code when they are opened")
+    with opened(path) as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read: {error}", code="damaged") from error
+        numbers = json.loads(metadata.get(METADATA, "{}"))
+    except ValueError:
+        numbers = None
+    if not isinstance(numbers, dict):
+        raise UserError(f"{path}: {METADATA} in its header is not a JSON object", code="damaged")
+    return Contents(tensors, metadata, numbers)
 
 
 def _parted(name: str, path: Path) -> tuple[str, str]:
     """Name of the module, as the file has it, and the factor that a tensor is."""
     for mark, why in _REFUSED.items():
-        if name.endswith(mark) or name.startswith(mark):
+        if name.endswith(mark):
             raise UserError(f"{path} has {name}: {why}", code="unsupported")
-    ending = next((each for each in sorted(_SPELLINGS, key=len, reverse=True) if name.endswith(each)), None)
+    ending = next((each for each in _ENDINGS if name.endswith(each)), None)
     if ending is None:
         raise UserError(f"{path} has {name}, which is no part of a LoRA, LoHa or LoKr", code="unknown")
-    stem = name.removesuffix(ending).removeprefix("base_model.model.")
+    stem = name.removesuffix(ending).removeprefix(peft.STEM)
     stem = _PROCESSOR.sub(lambda match: f".{match[1]}{'.0' if match[1] == 'to_out' else ''}", stem)
     return stem, _SPELLINGS[ending]
 
 
-def _layers(networks: Mapping[str, nn.Module]) -> dict[str, tuple[str, str]]:
+def _check_numbers(path: Path, name: str, value: Tensor) -> None:
+    """UserError for NaN, and for an alpha of which programs make different things."""
+    if not torch.isfinite(value).all():
+        raise UserError(f"{path}: {name} has NaN or infinity in it", code="damaged")
+    if name.endswith(".alpha") and (value.numel() != 1 or float(value) == 0):
+        given = (
+            "0, which sd-scripts takes for the rank and others for no addition" if value.numel() == 1 else "no number"
+        )
+        raise UserError(f"{path}: {name} is {given}: write the file again with another alpha", code="damaged")
+
+
+def _layers(networks: Mapping[str, nn.Module]) -> dict[str, _Place]:
     """(component, layer) by every name that a file may have for it."""
-    found: dict[str, tuple[str, str]] = {}
+    found: dict[str, _Place] = {}
     for component, network in networks.items():
         own = [name for name, module in network.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
         for layer in own:
@@ -159,60 +219,74 @@ def _layers(networks: Mapping[str, nn.Module]) -> dict[str, tuple[str, str]]:
 
 
 def _kohya_names(component: str, networks: Mapping[str, nn.Module], layers: list[str]) -> Iterable[tuple[str, str]]:
-    """Names of sd-scripts and the layer of each; of SDXL's UNet in both spellings."""
+    """Names of sd-scripts and the layer of each; of a UNet all that ComfyUI has for it."""
     for layer, name in kohya.module_names(component, networks, layers).items():
         yield name, layer
         if name.startswith("lora_unet_"):
-            yield f"lora_unet_{layer.replace('.', '_')}", layer
+            flat = layer.replace(".", "_")
+            yield from ((f"lora_unet_{flat}", layer), (f"lycoris_{flat}", layer))
+    if type(networks[component]).__name__ == "UNet2DConditionModel":
+        for layer, original in _originals(networks[component]).items():
+            yield f"diffusion_model.{original}", layer
+            yield f"lora_unet_{original.replace('.', '_')}", layer
 
 
-def _lost(path: Path, unknown: list[str], layers: Mapping[str, Any]) -> str:
+def _originals(unet: nn.Module) -> dict[str, str]:
+    """Names in the original layout; none of a UNet for which that has no place."""
+    try:
+        return kohya.original_names(unet)
+    except UserError:
+        return {}
+
+
+def _lost(path: Path, unknown: list[str], layers: Mapping[str, Any], metadata: Mapping[str, str]) -> str:
     near = difflib.get_close_matches(unknown[0], layers, n=2)
     hint = f"; the nearest are {', '.join(near)}" if near else ""
+    named = header.architecture(metadata)
     return (
-        f"{path} was made for another model: this one has no {unknown[0]} "
+        f"{path} was made for another model{f' ({named})' if named else ''}: this one has no {unknown[0]} "
         f"({len(unknown):,} of the file's modules are unknown{hint})"
     )
 
 
-def _numbers(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
-    """peft's configs in the header, by component; empty where there are none."""
-    try:
-        found = json.loads(metadata.get(METADATA, "{}"))
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: {METADATA} in its header is not a JSON object", code="damaged")
-    return found
+class _Scales:
+    """The scales that peft's config gives the layers of a component."""
+
+    def __init__(self, path: Path, component: str, numbers: Mapping[str, Any]) -> None:
+        own = {key.removeprefix(f"{component}."): v for key, v in numbers.items() if key.startswith(f"{component}.")}
+        self.is_rslora = bool(own.get("use_rslora"))
+        try:
+            alpha = own.get("lora_alpha", own.get("alpha"))
+            self.alpha = None if alpha is None else float(alpha)
+            given = (own.get("alpha_pattern") or {}).items()
+            self.patterns = [(re.compile(rf"(.*\.)?({pattern})"), float(alpha)) for pattern, alpha in given]
+        except (re.error, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{path}: peft's config of {component} cannot be read: {error}", code="damaged") from error
+
+    def of(self, layer: str, rank: int) -> float:
+        """alpha / rank, or alpha / sqrt(rank)."""
+        names = (layer, with_wrapper(layer))
+        by_pattern = (alpha for pattern, alpha in self.patterns if any(map(pattern.fullmatch, names)))
+        alpha = next(by_pattern, self.alpha)
+        return 1.0 if alpha is None else alpha / (rank**0.5 if self.is_rslora else rank)
 
 
-def _addition(path: Path, component: str, layer: str, factors: dict[str, Tensor], numbers: Any) -> Addition:
+def _addition(path: Path, component: str, layer: str, factors: dict[str, Tensor], scales: _Scales) -> Addition:
     """One layer's, with the scale that the file gives it: alpha / rank, of files without alpha 1."""
-    given = factors.pop(kohya.ALPHA, None)
+    given = factors.pop(ALPHA, None)
     names = factors.keys() - {MAGNITUDE, MIDDLE, "hada_t1", "hada_t2"}
     has_kronecker = {"lokr_w1", "lokr_w1_b"} & names and {"lokr_w2", "lokr_w2_b"} & names
     if names not in _WHOLE and not has_kronecker:
-        raise UserError(f"{path}: {component}.{layer} has only {', '.join(sorted(names))}: parts are missing")
+        parts = ", ".join(sorted(names)) or "an alpha"
+        raise UserError(f"{path}: {component}.{layer} has only {parts}: parts are missing", code="damaged")
     plain = Addition(layer, factors, 1.0)
-    if given is not None:
-        return Addition(layer, factors, float(given) / plain.rank if plain.rank else 1.0)
-    own = {key.removeprefix(f"{component}."): v for key, v in numbers.items() if key.startswith(f"{component}.")}
-    return Addition(layer, factors, _scale_of(own, layer, plain.rank)) if own and plain.rank else plain
-
-
-def _scale_of(numbers: Mapping[str, Any], layer: str, rank: int) -> float:
-    """alpha / rank, or alpha / sqrt(rank), as peft's config says."""
-    alpha = numbers.get("lora_alpha", numbers.get("alpha", rank))
-    for pattern, own in (numbers.get("alpha_pattern") or {}).items():
-        if re.fullmatch(rf"(.*\.)?({pattern})", layer) or re.fullmatch(rf"(.*\.)?({pattern})", with_wrapper(layer)):
-            alpha = own
-            break
-    return float(alpha) / (rank**0.5 if numbers.get("use_rslora") else rank)
+    if not plain.rank:
+        return plain
+    return Addition(layer, factors, scales.of(layer, plain.rank) if given is None else float(given) / plain.rank)
 
 
 def _check_shape(path: Path, component: str, addition: Addition, network: nn.Module) -> None:
-    layer = network.get_submodule(addition.layer)
-    weight = layer.weight
+    weight = network.get_submodule(addition.layer).weight
     assert isinstance(weight, Tensor)
     expected = tuple(weight.shape)
     try:

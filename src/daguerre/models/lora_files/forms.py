@@ -1,0 +1,41 @@
+"""The forms in which LoRAs are written, each read back as it is written."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from torch import nn
+
+from daguerre.models.export.about import UNKNOWN, About
+from daguerre.models.lora_files import diffusers, kohya, peft
+from daguerre.models.lora_files.addition import Addition
+from daguerre.models.lora_files.read import read
+
+Form = Literal["kohya", "diffusers", "peft"]
+Networks = Mapping[str, nn.Module]
+Additions = Mapping[str, list[Addition]]
+_WRITE: dict[str, Callable[[Path, Networks, Additions, About], None]] = {
+    "kohya": kohya.write,
+    "diffusers": diffusers.write,
+    "peft": lambda path, networks, additions, about: peft.write(path, additions),
+}
+
+
+def write(form: Form, path: Path, networks: Networks, additions: Additions, about: About = UNKNOWN) -> None:
+    """Writes additions and reads them back: what is applied of them is what was given.
+
+    Args:
+        form: kohya and diffusers are files, peft is a folder with one for each component.
+        networks: all components of the model, without additions of their own.
+
+    Raises:
+        UserError: for additions that this form cannot hold.
+        RuntimeError: if something else was written than was given.
+    """
+    _WRITE[form](path, networks, additions, about)
+    found = read(path, networks)
+    given = {(component, each.layer): each for component, own in additions.items() for each in own}
+    there = {(component, each.layer): each for component, own in found.items() for each in own}
+    wrong = [place for place in given.keys() | there.keys() if place not in there or place not in given]
+    if wrong or (wrong := [place for place, each in given.items() if not each.agrees(there[place])]):
+        raise RuntimeError(f"{path.name} does not hold {'.'.join(wrong[0])} with the strength that it has")

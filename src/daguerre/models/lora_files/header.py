@@ -1,0 +1,133 @@
+"""Headers of files of LoRAs: kohya's `ss_*`, Stability's modelspec 1.0.1, and the base that a LoRA was trained on.
+
+Sources: kohya-ss/sd-scripts train_network.py, library/sai_model_spec.py and library/train_util.py;
+https://github.com/Stability-AI/ModelSpec.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from daguerre.checkpoint.safetensors import encode
+from daguerre.models.export.about import About
+from daguerre.models.lora_files.addition import DOWN, Addition
+
+BASE = "daguerre.base"
+"""Key of a header: JSON of {component: {place, digest}} of the weights that were not trained."""
+_LEGACY = (0x100000, 0x110000)
+"""Bytes of a file that its old, short hash is of."""
+
+
+def is_sdxl(networks: Mapping[str, nn.Module]) -> bool:
+    """True of SDXL, whose UNet is told sizes and a pooled text."""
+    return any(_config(network, "addition_embed_type") == "text_time" for network in networks.values())
+
+
+def _is_v2(networks: Mapping[str, nn.Module]) -> bool:
+    """True of 2.x, which 1.x differs from in the width of the text that its UNet reads."""
+    return not is_sdxl(networks) and any(_config(each, "cross_attention_dim") == 1024 for each in networks.values())
+
+
+def _config(network: nn.Module, name: str) -> Any:
+    return getattr(getattr(network, "config", None), name, None)
+
+
+def modelspec(networks: Mapping[str, nn.Module], about: About) -> dict[str, str]:
+    """Of a LoRA for diffusion networks: the spec's required keys, the others that are known, and the base."""
+    v2, sdxl, v = _is_v2(networks), is_sdxl(networks), about.prediction == "v"
+    architecture = "stable-diffusion-xl-v1-base" if sdxl else "stable-diffusion-v1"
+    if v2:
+        architecture = "stable-diffusion-v2-768-v" if v else "stable-diffusion-v2-512"
+    height, width = about.size_px or ((1024, 1024) if sdxl else (768, 768) if v2 and v else (512, 512))
+    found = {
+        "modelspec.sai_model_spec": "1.0.1",
+        "modelspec.architecture": f"{architecture}/lora",
+        "modelspec.implementation": "https://github.com/Stability-AI/generative-models" if sdxl else "diffusers",
+        "modelspec.title": about.title or "LoRA",
+        "modelspec.resolution": f"{width}x{height}",
+        "modelspec.date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "modelspec.trigger_phrase": about.trigger_phrase,
+        "modelspec.prediction_type": {"eps": "epsilon", "v": "v"}.get(about.prediction, ""),
+        "daguerre.version": version("daguerre"),
+        BASE: json.dumps(public(about.base)) if about.base else "",
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def public(base: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """A base without the folders of this machine: of a path the last name, of a model on the hub its name."""
+    return {name: {**own, "place": _name(own.get("place", ""))} for name, own in base.items()}
+
+
+def _name(place: str) -> str:
+    path = Path(place).expanduser()
+    return path.name if path.is_absolute() or path.exists() else place
+
+
+def architecture(metadata: Mapping[str, str]) -> str:
+    """The model that a header says that its file is for; empty where it does not."""
+    return metadata.get("modelspec.architecture", metadata.get("ss_base_model_version", "")).removesuffix("/lora")
+
+
+def kohya(networks: Mapping[str, nn.Module], main: list[Addition], alpha: float, about: About) -> dict[str, str]:
+    """`ss_*`, by which sd-scripts, A1111 and other programs show, sort and choose files.
+
+    Args:
+        networks: all of the model.
+        main: the additions to its first component that has some.
+        alpha: of all modules of the file.
+        about: facts of the run.
+    """
+    ranks = {each.rank for each in main}
+    is_lora = DOWN in main[0].factors
+    first = next(iter(public(about.base).values()), {})
+    found = {
+        "ss_network_module": "networks.lora" if is_lora else "lycoris.kohya",
+        "ss_network_dim": str(ranks.pop()) if len(ranks) == 1 else "Dynamic",
+        "ss_network_alpha": str(alpha),
+        "ss_network_args": json.dumps(_arguments(main, alpha)),
+        "ss_base_model_version": "sdxl_base_v1-0" if is_sdxl(networks) else "sd_v2" if _is_v2(networks) else "sd_v1",
+        "ss_v2": str(_is_v2(networks)),
+        "ss_output_name": about.title,
+        "ss_sd_model_name": first.get("place", ""),
+        "ss_resolution": str((about.size_px[1], about.size_px[0])) if about.size_px else "",
+        "ss_steps": "" if about.step is None else str(about.step),
+        "ss_epoch": "" if about.epoch is None else str(int(about.epoch)),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _arguments(main: list[Addition], alpha: float) -> dict[str, str]:
+    """Of the network module: LyCORIS' algorithm, or the rank of convolutions."""
+    if "hada_w1_a" in main[0].factors:
+        return {"algo": "loha"}
+    if DOWN not in main[0].factors:
+        return {"algo": "lokr"}
+    ranks = {each.rank for each in main if each.factors[DOWN].ndim == 4 and each.factors[DOWN].shape[-1] > 1}
+    return {"conv_dim": str(ranks.pop()), "conv_alpha": str(alpha)} if len(ranks) == 1 else {}
+
+
+def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
+    """`sshs_model_hash` and modelspec's: SHA-256 of what follows the header. `sshs_legacy_hash`: the first 8 digits of
+    that of the bytes 0x100000 to 0x110000 of a file that has nothing but the `ss_*` keys beside its tensors."""
+    first, *raw = encode(tensors, {})
+    header = json.loads(first[8:]) | {"__metadata__": {k: v for k, v in metadata.items() if k.startswith("ss_")}}
+    length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
+    at = 8 + length + -length % 8
+    whole, short = hashlib.sha256(), hashlib.sha256()
+    for chunk in raw:
+        whole.update(chunk)
+        begin, end = (min(max(edge - at, 0), len(chunk)) for edge in _LEGACY)
+        short.update(chunk[begin:end])
+        at += len(chunk)
+    return {
+        "sshs_model_hash": whole.hexdigest(),
+        "sshs_legacy_hash": short.hexdigest()[:8],
+        "modelspec.hash_sha256": f"0x{whole.hexdigest()}",
+    }
