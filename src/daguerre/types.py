@@ -173,3 +173,9 @@ class Grid:
     paths (the variance-exploding frame of Karras et al. 2022; 1 where a = 0), 1 for flow and EDM."""
     prior_std: float
     """Standard deviation of the noise a sampler starts from."""
+
+    def last(self, num_steps: int) -> Grid:
+        """The last of these steps alone: the end of the way, from a level at which a sample has signal too."""
+        first = len(self.t_N) - num_steps
+        cut = {name: getattr(self, name)[first:] for name in ("t_N", "a", "s", "frame")}
+        return replace(self, **cut)

@@ -14,7 +14,7 @@ from daguerre.cli.generate_options import Arguments
 from daguerre.config import recipe
 from daguerre.errors import UserError
 from daguerre.formatting import counted, format_duration
-from daguerre.generation import contact_sheet, generate, jobs, load, loras, output_dir
+from daguerre.generation import contact_sheet, generate, images, jobs, load, loras, output_dir
 from daguerre.generation import prompts as generation_prompts
 from daguerre.generation.generate import GeneratedImage, ImageRequest
 from daguerre.generation.image_files import Encoding, FileOutput
@@ -26,6 +26,7 @@ from daguerre.run import known_words
 from daguerre.tracking.progress import Counter
 from daguerre.training import device
 from daguerre.training.precision import dtypes
+from daguerre.types import MASK
 
 SUMMARY = "generate images from prompts: with a run, a base model or a pipeline"
 HELP = """\
@@ -39,19 +40,26 @@ where it was stopped: complete images are kept.
   daguerre generate runs/quickstart prompt="a small green star on a white background" num_images=4 seed=7
   daguerre generate runs/quickstart prompts_file=prompts.csv out=images sampler=dpmpp_2m num_inference_steps=20
   daguerre generate sd15 base=true prompt="a photo of a red car" guidance_scale=7.5
+  daguerre generate sd15 base=true prompt="a red car in the snow" image=car.jpg strength=0.6
   daguerre generate sdxl_lightning prompts_file=list.jsonl format=webdataset out=shards
 
   prompt=TEXT            what to generate
   prompts_file=FILE      text with one prompt a line, or .csv, .tsv, .jsonl with the columns prompt, negative_prompt,
-                         seed, num_images, guidance_scale, height, width, file_name; others are kept in the JSON.
+                         seed, num_images, guidance_scale, height, width, file_name, image, mask, strength;
+                         others are kept in the JSON.
                          Without prompts, those of the recipe are taken
   negative_prompt=TEXT   what the image should not show
   num_images=N           images of each prompt (1)
   seed=N                 image i of all starts from the noise of seed + i alone, in any batch and shard
-  height=PX width=PX     size (data.resolution)
+  height=PX width=PX     size (that of the image; without one data.resolution)
   sampler, num_inference_steps, guidance_scale, guidance_rescale, eta, s_churn, s_tmin, s_tmax, s_noise,
   timestep_spacing, shift, batch_size
                          as the run's recipe has them in `sampling`
+
+  image=FILE             what the image starts from (image to image); or a folder: each of its images makes one
+  strength=S             share of the steps that run, above 0 to 1: how much changes (0.8; with a mask 1)
+  mask=FILE              inpainting: white is painted anew, black stays as it is (keep_unmasked=false: in the latent
+                         alone)
 
   out=FOLDER, -o FOLDER  default: RUN/generated/PROMPT
   format=png             or jpeg, webp, or webdataset: tar shards with an index, for data.source=webdataset
@@ -86,7 +94,7 @@ class Job:
     def output(self) -> FileOutput | ShardOutput:
         options = self.arguments.options
         kind = ShardOutput if options.format == "webdataset" else FileOutput
-        encoding = Encoding(options.image, options.quality)
+        encoding = Encoding(options.encoding, options.quality)
         return kind(self.folder.path, self.requests, self.survey.images, self.part, self.parameters, encoding=encoding)
 
 
@@ -119,8 +127,13 @@ def prepare(arguments: list[str]) -> Job:
         print(part.notice)
     config = asked_for.config
     captioned, size_px = asked_for.options.format == "webdataset", generate.image_size(config, "sample")
-    requests = RequestList(prompts(asked_for), config.sampling, size_px, generate.KEYS, captioned)
+    options = asked_for.options
+    requests = RequestList(
+        prompts(asked_for), config.sampling, size_px, generate.KEYS, captioned, options.strength, options.keep_unmasked
+    )
     survey = requests.survey()
+    if survey.notice:
+        print(survey.notice)
     if not survey.images:
         raise UserError("num_images=0: there is nothing to generate", code="empty", setting="sampling.num_images")
     chosen = load.choose(asked_for.model, config, asked_for.options.weights)
@@ -131,7 +144,14 @@ def prepare(arguments: list[str]) -> Job:
 
 
 def prompts(arguments: Arguments) -> generation_prompts.Prompts:
-    """The prompts of the command line, of the file that it names, or of the recipe."""
+    """The prompts of the command line, of the file that it names, or of the recipe, with the images that go with
+    them."""
+    options = arguments.options
+    given = {name: value for name in generation_prompts.IMAGES if (value := getattr(options, name)) is not None}
+    return images.with_images(_texts(arguments), [images.given(name, value) for name, value in given.items()])
+
+
+def _texts(arguments: Arguments) -> generation_prompts.Prompts:
     sampling = arguments.config.sampling
     if arguments.options.prompt is not None:
         return generation_prompts.inline([arguments.options.prompt])
@@ -151,7 +171,7 @@ def record(arguments: Arguments, requests: RequestList, survey: Survey, loading:
     sampling, options, training = arguments.config.sampling, arguments.options, arguments.config.training
     names = ("seed", "num_images", "negative_prompt", "sampler", "num_inference_steps", "eta", "guidance_scale")
     height, width = requests.size_px
-    shards = {"shard_samples": options.shard_samples, "shard_image": options.image}
+    shards = {"shard_samples": options.shard_samples, "shard_image": options.encoding}
     return {
         **dict(recipe.paths(loading.provenance)),
         "prompts": requests.prompts.name,
@@ -160,14 +180,20 @@ def record(arguments: Arguments, requests: RequestList, survey: Survey, loading:
         **{name: getattr(sampling, name) for name in (*names, "guidance_rescale", "timestep_spacing")},
         **sampling.churn,
         **({} if sampling.shift is None else {"shift": sampling.shift}),
-        "height": height,
-        "width": width,
+        **({"height": height, "width": width} if not survey.inputs else _of_inputs(requests, survey)),
         "precision": str(dtypes.choose(training, device.choose_device(training.device))),
         "matmul_precision": training.matmul_precision,
         "format": options.format,
         **(shards if options.format == "webdataset" else {}),
-        "quality": Encoding(options.image, options.quality).used_quality,
+        "quality": Encoding(options.encoding, options.quality).used_quality,
     }
+
+
+def _of_inputs(requests: RequestList, survey: Survey) -> dict[str, Any]:
+    """Everything that decides images that start from others; a size of None is that of each image."""
+    found = {"height": requests.sampling.height, "width": requests.sampling.width, "strength": requests.strength}
+    masked = {"keep_unmasked": requests.keep_unmasked} if MASK in survey.inputs else {}
+    return {**found, **masked, "images_sha256": survey.inputs_sha256}
 
 
 def ready(job: Job) -> Components:
@@ -179,7 +205,7 @@ def ready(job: Job) -> Components:
     for line in known_words.notices(job.arguments.config, chain(texts, [negative])):
         print(line)
     parts = job.loading.parts()
-    family, _ = generate.generative(parts)
+    family, _ = generate.generative(parts, job.survey.inputs)
     for height, width in job.survey.sizes_px:
         family.latent_shape((3, height, width))
     return parts

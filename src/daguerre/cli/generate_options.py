@@ -39,6 +39,12 @@ _OF_BASE = ("model.", "objective.")
 _BATCH = "training.per_device_batch_size"
 EXAMPLES = {"prompt_file": "prompts_file", "out_dir": "out"}
 """Flags of open-diffusion's generate_examples.py that are options here."""
+INPUTS = {
+    **dict.fromkeys(("init_image", "image_path", "img"), "image"),
+    **dict.fromkeys(("mask_image", "mask_path"), "mask"),
+    "denoising_strength": "strength",
+}
+"""Names of diffusers, kohya's gen_img.py, MindOne and A1111 for what an image starts from."""
 
 
 class Options(Settings):
@@ -55,6 +61,14 @@ class Options(Settings):
     base: bool = False
     use: dict[str, float] = Field({})
     """Strengths of LoRAs, by file or run folder."""
+    image: Annotated[str | list[str] | None, ADDRESS] = None
+    """What images start from: a file for all, a folder or a list with one for each request."""
+    mask: Annotated[str | list[str] | None, ADDRESS] = None
+    """Where they are painted anew: white."""
+    strength: float | None = Field(None, gt=0, le=1)
+    """Share of the steps that run from an image."""
+    keep_unmasked: bool = True
+    """What is black in a mask stays as it was, to the pixel."""
     weights: Literal["ema", "raw"] | None = None
     """Weights of the checkpoint; None: the averaged ones, if it has them."""
 
@@ -68,7 +82,7 @@ class Options(Settings):
     )
 
     @property
-    def image(self) -> Literal["jpeg", "png", "webp"]:
+    def encoding(self) -> Literal["jpeg", "png", "webp"]:
         """Format of the images, alone or in shards."""
         return self.shard_image if self.format == "webdataset" else self.format
 
@@ -120,7 +134,7 @@ def _of_examples(given: overrides.Arguments, notices: list[str]) -> overrides.Ar
         elif key == "tar":
             kept.append("format=webdataset")
         else:
-            kept.append(f"{EXAMPLES.get(key, key)}={text}")
+            kept.append(f"{(EXAMPLES | INPUTS).get(key, key)}={text}")
     return replace(given, recipe=recipe, overrides=tuple(kept))
 
 

@@ -5,7 +5,7 @@ holds and which prompts there are; generation/image_files.py writes images to fi
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import islice
@@ -13,25 +13,32 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from daguerre import __version__
 from daguerre.build.parts import Components
 from daguerre.config.config import Config
 from daguerre.errors import UserError
+from daguerre.generation import images as input_images
+from daguerre.generation.images import InputImage
+from daguerre.generation.prompts import IMAGES
 from daguerre.memory import advice
 from daguerre.models.family import Family
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.draw import draw, initial_noise
+from daguerre.samplers.known import Known
 from daguerre.samplers.settings import CHURN, SamplingSettings
 from daguerre.training import oom
-from daguerre.types import Batch, Cond, Latents, Prompt
+from daguerre.types import IMAGE, MASK, Batch, Cond, Latents, Prompt
 
 _SETTINGS = ("sampler", "num_inference_steps", "eta", "timestep_spacing")
 _OF_IMAGE = ("prompt", "negative_prompt", "seed", "height", "width", "guidance_scale", "guidance_rescale")
+_OF_INPUT = ("strength", "keep_unmasked", *(f"{name}{suffix}" for name in IMAGES for suffix in ("", "_sha256")))
 _OF_FILE = ("file", "file_name", "bytes", "xxh3_128", "daguerre_id", "prompt_was", "initial_noise_sha256")
 _OF_MODEL = ("run", "checkpoint", "step", "weights", "base", "pipeline", "model", "objective")
 _OF_CODE = ("precision", "code_version")
-KEYS = frozenset({*_SETTINGS, "shift", *CHURN, *_OF_IMAGE, *_OF_FILE, *_OF_MODEL, *_OF_CODE})
+KEYS = frozenset({*_SETTINGS, "shift", *CHURN, *_OF_IMAGE, *_OF_INPUT, *_OF_FILE, *_OF_MODEL, *_OF_CODE})
 """Keys of an image's JSON: a list of prompts may have no column of these names, beside its own."""
 _BATCHES_AHEAD = 16
 """Look-ahead, in batches, when grouping requests of one image size."""
@@ -52,13 +59,19 @@ class ImageRequest:
     guidance_scale: float
     name: str | None = None
     """Name of its file without suffix; None: by its number."""
+    images: Mapping[str, InputImage] = field(default_factory=dict)
+    """Files that it starts from, by name; in its batch they become `prompt.images`."""
+    strength: float | None = None
+    """Share of the steps that run from its `image`; None without one."""
+    keep_unmasked: bool = True
+    """What is black in its `mask` stays as it is in its `image`, to the pixel."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of its JSON."""
 
     @property
     def kind(self) -> tuple[object, ...]:
         """Properties that the images of one batch share."""
-        return self.size_px, self.guidance_scale
+        return self.size_px, self.guidance_scale, self.strength, frozenset(self.images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,30 +158,74 @@ def generate_batch(
 ) -> Iterator[GeneratedImage]:
     """The images of one batch, all of one size and guidance."""
     family, objective = generative(parts)
-    height, width = batch[0].size_px
-    shape = family.latent_shape((3, height, width))
+    shape = family.latent_shape((3, *batch[0].size_px))
     settings = sampling.model_copy(update={"guidance_scale": batch[0].guidance_scale})
-    prompts, seeds = [request.prompt for request in batch], [request.seed for request in batch]
-    cond, null = _conditioning(parts, batch, settings.guided)
+    prompts, seeds = [_shown(request) for request in batch], [request.seed for request in batch]
+    cond, null = _conditioning(parts, batch, prompts, settings.guided)
+    known = None if batch[0].strength is None else _known(parts, prompts, seeds, batch[0].strength, shape)
     with parts.autocast():
-        x0 = draw(objective, parts.net, cond, null, shape, seeds, settings, parts.device)
+        x0 = draw(objective, parts.net, cond, null, shape, seeds, settings, parts.device, known)
     latents = Latents(x0, prompts, seeds)
     truncated = family.truncated([prompt.text for prompt in prompts])
-    at_once = max(1, _DECODED_PX // (height * width))
-    for first in range(0, len(batch), at_once):
-        for i, pixels in enumerate(family.decode(latents[first : first + at_once]), first):
+    for rows in _cut(len(batch), batch[0].size_px):
+        for i, pixels in enumerate(family.decode(latents[rows]), rows.start):
+            if MASK in prompts[i].images and batch[i].keep_unmasked:
+                pixels = np.where(prompts[i].images[MASK], pixels, prompts[i].images[IMAGE])
             yield GeneratedImage(batch[i], pixels, truncated.get(i))
 
 
-def _conditioning(parts: Components, batch: Sequence[ImageRequest], guided: bool) -> tuple[Cond, Cond | None]:
-    """Conditioning by the family and then by the adapters, as in training; where `guided`, also the unguided side."""
-    prompts, size_px = [request.prompt for request in batch], batch[0].size_px
-    cond, null = parts.family.encode_prompts(prompts, (3, *size_px), guided)
-    read = _as_batch(parts, batch)
+def _cut(count: int, size_px: tuple[int, int]) -> list[slice]:
+    """The rows, of so many images of this size, that the autoencoder takes at once."""
+    height, width = size_px
+    at_once = max(1, _DECODED_PX // (height * width))
+    return [slice(first, first + at_once) for first in range(0, count, at_once)]
+
+
+def _shown(request: ImageRequest) -> Prompt:
+    """The prompt with the pixels of its images."""
+    if not request.images:
+        return request.prompt
+    of_files = input_images.pixels(request.images, request.size_px)
+    return replace(request.prompt, images={**request.prompt.images, **of_files})
+
+
+def _known(
+    parts: Components, prompts: Sequence[Prompt], seeds: Sequence[int], strength: float, shape: tuple[int, ...]
+) -> Known:
+    """The encoded images, and the cells of the latent in which any pixel is painted anew."""
+    height, width, _ = prompts[0].images[IMAGE].shape
+    encoded = [
+        parts.family.encode_images(_stacked(prompts[rows], IMAGE).to(parts.device), seeds[rows])
+        for rows in _cut(len(prompts), (height, width))
+    ]
+    if MASK not in prompts[0].images:
+        return Known(torch.cat(encoded), strength)
+    cells_B3HW = functional.adaptive_max_pool2d(_stacked(prompts, MASK).float(), shape[1:])
+    return Known(torch.cat(encoded), strength, cells_B3HW[:, :1].to(parts.device) > 0)
+
+
+def _stacked(prompts: Sequence[Prompt], name: str) -> Tensor:
+    """The images of this name [B, 3, H, W] uint8."""
+    return torch.from_numpy(np.stack([prompt.images[name] for prompt in prompts])).permute(0, 3, 1, 2)
+
+
+def _conditioning(
+    parts: Components, batch: Sequence[ImageRequest], prompts: Sequence[Prompt], guided: bool
+) -> tuple[Cond, Cond | None]:
+    """Conditioning by the family and then by the adapters, as in training; where `guided`, also the unguided side.
+    `prompts` are those of the batch with pixels."""
+    started = set() if batch[0].strength is None else {IMAGE, MASK} - {*parts.family.prompt_images}
+    told = [replace(prompt, images=_without(prompt.images, started)) for prompt in prompts]
+    cond, null = parts.family.encode_prompts(told, (3, *batch[0].size_px), guided)
+    read = _as_batch(parts, [replace(request, prompt=prompt) for request, prompt in zip(batch, prompts, strict=True)])
     cond = parts.attached.condition(read, cond)
     if null is not None:
         null = parts.attached.condition(replace(read, texts=[prompt.negative for prompt in prompts]), null)
     return cond, null
+
+
+def _without(found: Mapping[str, np.ndarray], names: Collection[str]) -> dict[str, np.ndarray]:
+    return {name: pixels for name, pixels in found.items() if name not in names}
 
 
 def _as_batch(parts: Components, requests: Sequence[ImageRequest]) -> Batch:
@@ -229,6 +286,7 @@ def image_metadata(parts: Components, sampling: SamplingSettings, request: Image
         "width": width,
         "guidance_scale": request.guidance_scale,
         "guidance_rescale": sampling.guidance_rescale if request.guidance_scale > 1 else 0.0,
+        **_started(request),
         **{name: getattr(sampling, name) for name in _SETTINGS},
         **sampling.churn,
         **shift,
@@ -238,12 +296,26 @@ def image_metadata(parts: Components, sampling: SamplingSettings, request: Image
     }
 
 
-def generative(parts: Components) -> tuple[Family, Diffusion]:
-    """Family and objective. UserError if they cannot generate from prompts."""
+def _started(request: ImageRequest) -> dict[str, Any]:
+    """The files that an image started from, for its JSON."""
+    found: dict[str, Any] = {} if request.strength is None else {"strength": request.strength}
+    for name, image in request.images.items():
+        found |= {name: str(image.path), f"{name}_sha256": image.sha256}
+    return found | ({"keep_unmasked": request.keep_unmasked} if MASK in request.images else {})
+
+
+def generative(parts: Components, inputs: Collection[str] = ()) -> tuple[Family, Diffusion]:
+    """Family and objective. UserError if they cannot generate from prompts, and from images of these names."""
     if not parts.family.generates or not isinstance(parts.objective, Diffusion):
         raise UserError(
             "this model cannot generate images from prompts: a text-to-image family and a diffusion objective are "
             "needed",
             code="unsupported",
+        )
+    if {IMAGE, MASK} & {*inputs} and not parts.family.encodes:
+        raise UserError(
+            "this family only decodes images, so nothing can start from one: remove image and mask",
+            code="unsupported",
+            setting="image",
         )
     return parts.family, parts.objective

@@ -14,11 +14,15 @@ from typing import Any, TextIO
 from daguerre.errors import UserError
 from daguerre.samplers.settings import unguided_or_more
 from daguerre.storage import local_files
+from daguerre.types import IMAGE, MASK
 from daguerre.unicode import is_text, mended
 
 TABLES: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}
 LINES = (".jsonl", ".ndjson")
-KNOWN = ("prompt", "negative_prompt", "seed", "num_images", "guidance_scale", "height", "width", "file_name")
+IMAGES = (IMAGE, MASK)
+"""Columns of image files; the first of them that a row has decides the size of what is generated."""
+_PLAIN = ("prompt", "negative_prompt", "seed", "num_images", "guidance_scale", "height", "width", "file_name")
+KNOWN = (*_PLAIN, "strength", *IMAGES)
 """Columns that decide an image; others are kept in its JSON."""
 STAND_IN = {"caption": "prompt", "uid": "file_name"}
 """Columns of open-diffusion's lists of captions, and what they are here if there is no column `prompt`."""
@@ -44,6 +48,9 @@ class Row:
     width: int | None = None
     file_name: str | None = None
     """Name of the image without its suffix; may hold folders."""
+    strength: float | None = None
+    images: Mapping[str, Path] = field(default_factory=dict)
+    """Files by name."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """The other columns."""
 
@@ -125,7 +132,7 @@ def _lines_of_json(path: Path, file: TextIO) -> Iterator[Row]:
             raise UserError(f"{where} is not JSON: {error}. Write one object per line, such as {_EXAMPLE}") from error
         if not isinstance(found, dict):
             raise UserError(f"{where} is not an object: write one per line, such as {_EXAMPLE}")
-        yield _row(dict(zip(_columns(list(found), where), found.values(), strict=True)), where)
+        yield _row(dict(zip(_columns(list(found), where), found.values(), strict=True)), where, path.parent)
 
 
 def _no_number(text: str) -> float:
@@ -145,7 +152,7 @@ def _table(path: Path, file: TextIO) -> Iterator[Row]:
             raise UserError(
                 f"{where} has {len(cells)} cells and the header {len(header)}: put quotes around text with a comma"
             )
-        yield _row(dict(zip(header, cells, strict=True)), where)
+        yield _row(dict(zip(header, cells, strict=True)), where, path.parent)
 
 
 def _columns(columns: list[str], where: str) -> list[str]:
@@ -162,8 +169,8 @@ def _columns(columns: list[str], where: str) -> list[str]:
     )
 
 
-def _row(cells: Mapping[str, Any], where: str) -> Row:
-    """The row of these columns; an empty cell of a table, and null, mean that nothing is given."""
+def _row(cells: Mapping[str, Any], where: str, folder: Path) -> Row:
+    """The row of these columns of a file in `folder`; an empty cell, and null, mean that nothing is given."""
     given = {name: cells.get(name) for name in KNOWN}
     metadata = mended({name: value for name, value in cells.items() if name not in KNOWN and name.strip()})
     prompt, negative = given["prompt"], given["negative_prompt"] or ""
@@ -172,8 +179,13 @@ def _row(cells: Mapping[str, Any], where: str) -> Row:
             raise UserError(f"{where}: {name} is {value!r}: write text")
     numbers = {name: _whole(given[name], name, where, least) for name, least in _LEAST.items()}
     scale, file_name = _scale(given["guidance_scale"], where), _file_name(given["file_name"], where)
+    images = {name: place for name in IMAGES if (place := _place(given[name], name, where, folder))}
+    strength = _number(given["strength"], "strength", where)
     text, negative = str(prompt).strip(), str(negative).strip() or None
-    return Row(text, where, negative, guidance_scale=scale, file_name=file_name, metadata=metadata, **numbers)
+    return Row(
+        text, where, negative, **numbers,
+        guidance_scale=scale, file_name=file_name, strength=strength, images=images, metadata=metadata,
+    )  # fmt: skip
 
 
 def _number(value: Any, name: str, where: str) -> float | None:
@@ -204,6 +216,15 @@ def _scale(value: Any, where: str) -> float | None:
         return None if number is None else unguided_or_more(float(number))
     except ValueError as error:
         raise UserError(f"{where}: {error}") from error
+
+
+def _place(value: Any, name: str, where: str, folder: Path) -> Path | None:
+    """The place of an image file; a relative one is looked for beside the file of prompts."""
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str) or "\0" in value or not is_text(value):
+        raise UserError(f"{where}: {name} is {value!r}: write the place of an image file")
+    return folder / Path(value.strip()).expanduser()
 
 
 def _file_name(value: Any, where: str) -> str | None:

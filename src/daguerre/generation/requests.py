@@ -6,15 +6,21 @@ A list is read from its start whenever it is needed, so that one of any length t
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
 
 import xxhash
 
 from daguerre.errors import UserError
+from daguerre.generation import images as input_images
 from daguerre.generation.generate import ImageRequest
 from daguerre.generation.prompts import Prompts, Row
+from daguerre.samplers.known import steps_run
 from daguerre.samplers.settings import SamplingSettings
-from daguerre.types import Prompt
+from daguerre.types import IMAGE, MASK, Prompt
 
+STRENGTH = {False: 0.8, True: 1.0}
+"""Usual strength without and with a mask: diffusers' defaults."""
 RESERVED = frozenset({"request"})
 """File names that the folder of a list needs itself."""
 
@@ -26,6 +32,12 @@ class Survey:
     images: int
     sizes_px: Mapping[tuple[int, int], int]
     """Images by height and width."""
+    inputs: Mapping[str, int]
+    """Rows with an image of each name."""
+    inputs_sha256: str
+    """Of these images, which row has which, hex."""
+    notice: str
+    """For people: images that are scaled down; empty if there are none."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,11 @@ class RequestList:
     """Keys of an image's JSON that a file's columns must leave alone."""
     captioned: bool = False
     """Each image needs words, as samples of a data set do."""
+    strength: float | None = None
+    """Share of the steps that run from an image, if its row gives none. None: `STRENGTH` of images with and without a
+    mask."""
+    keep_unmasked: bool = True
+    """See ImageRequest."""
 
     def __iter__(self) -> Iterator[ImageRequest]:
         number = 0
@@ -53,9 +70,11 @@ class RequestList:
         """Reads the list once. UserError for a row that cannot be generated, or names that are not unique."""
         names: set[int] = set()
         sizes: Counter[tuple[int, int]] = Counter()
+        inputs = _Inputs(self._most_px)
         images = 0
-        for row in self.prompts.rows():
+        for number, row in enumerate(self.prompts.rows()):
             self._check(row)
+            inputs.add(number, row, self._size_px(row), not any(self._sides(row)))
             for copy in range(self._copies(row)):
                 one = self._request(row, images, copy)
                 images += 1
@@ -67,7 +86,8 @@ class RequestList:
                 "every row, or in none",
                 code="missing",
             )
-        return Survey(images, sizes)
+        self._check_used(inputs.counts)
+        return Survey(images, sizes, inputs.counts, inputs.digest.hexdigest(), inputs.notice)
 
     def _copies(self, row: Row) -> int:
         return self.sampling.num_images if row.num_images is None else row.num_images
@@ -76,7 +96,6 @@ class RequestList:
         return self.sampling.guidance_scale if row.guidance_scale is None else row.guidance_scale
 
     def _request(self, row: Row, number: int, copy: int) -> ImageRequest:
-        height, width = self.size_px
         name, scale = row.file_name, self._scale(row)
         # A row without guidance has no unguided side, so the command's negative prompt does not concern it.
         usual = self.sampling.negative_prompt if scale > 1 else ""
@@ -84,11 +103,35 @@ class RequestList:
             number,
             Prompt(row.prompt, usual if row.negative_prompt is None else row.negative_prompt),
             self.sampling.seed + number if row.seed is None else row.seed + copy,
-            (row.height or height, row.width or width),
+            self._size_px(row),
             scale,
             f"{name}-{copy}" if name and self._copies(row) > 1 else name,
+            input_images.of(row),
+            self._strength(row),
+            self.keep_unmasked,
             row.metadata,
         )
+
+    @property
+    def _most_px(self) -> int:
+        return input_images.MOST * self.size_px[0] * self.size_px[1]
+
+    def _sides(self, row: Row) -> tuple[int | None, int | None]:
+        """Height and width that are given for a row."""
+        return row.height or self.sampling.height, row.width or self.sampling.width
+
+    def _size_px(self, row: Row) -> tuple[int, int]:
+        height, width = self._sides(row)
+        if not row.images or (height is not None and width is not None):
+            return height or self.size_px[0], width or self.size_px[1]
+        first, *_ = input_images.of(row).values()
+        return input_images.fitting(first.size_px, height, width, self._most_px)
+
+    def _strength(self, row: Row) -> float | None:
+        if IMAGE not in row.images:
+            return None
+        usual = STRENGTH[MASK in row.images] if self.strength is None else self.strength
+        return usual if row.strength is None else row.strength
 
     def _check(self, row: Row) -> None:
         scale = self._scale(row)
@@ -98,6 +141,8 @@ class RequestList:
                 "without guidance a negative prompt has no effect: raise guidance_scale or remove negative_prompt",
                 code="unused",
             )
+        input_images.check(input_images.of(row))
+        self._check_strength(row)
         if self.captioned and not row.prompt.strip():
             raise UserError(f"{row.where}: the prompt is empty, but samples in shards need a caption: remove the row")
         if clash := sorted(self.taken & row.metadata.keys()):
@@ -105,6 +150,75 @@ class RequestList:
                 f"{row.where}: {', '.join(clash)} is already a key of each image's JSON: rename or remove the column",
                 code="conflict",
             )
+
+    def _check_strength(self, row: Row) -> None:
+        strength, steps = self._strength(row), self.sampling.num_inference_steps
+        if strength is None:
+            if row.strength is not None:
+                raise UserError(
+                    f"{row.where}: strength is {row.strength:g} and there is no image, and it acts on images "
+                    "alone: add one, or leave strength empty",
+                    code="unused",
+                )
+            return
+        if not 0 < strength <= 1:
+            raise UserError(
+                f"{row.where}: strength is {strength:g}: write a number above 0 (hardly anything changes) up "
+                "to 1 (all is new)"
+            )
+        if not steps_run(steps, strength):
+            raise UserError(
+                f"strength is {strength:g} and num_inference_steps is {steps}, and int({steps} * {strength:g}) = 0 "
+                f"steps would run: raise strength to {1 / steps:.2g} or more, or num_inference_steps",
+                code="conflict",
+            )
+
+    def _check_used(self, inputs: Mapping[str, int]) -> None:
+        """UserError for options of the whole list that concern none of its images."""
+        for name, given, wanted in (
+            ("strength", self.strength is not None, IMAGE),
+            ("keep_unmasked", not self.keep_unmasked, MASK),
+        ):
+            if given and not inputs.get(wanted):
+                raise UserError(
+                    f"{name} is for requests with a {wanted}, and none has one: give {wanted}=FILE or remove {name}",
+                    code="unused",
+                    setting=name,
+                )
+
+
+@dataclass
+class _Inputs:
+    """Images that the rows of a list start from."""
+
+    most_px: int
+    """Largest area of an image whose size decides."""
+    counts: Counter[str] = field(default_factory=Counter)
+    digest: Any = field(default_factory=sha256)
+    scaled: list[str] = field(default_factory=list)
+    """Images that are larger, for people."""
+
+    def add(self, number: int, row: Row, size_px: tuple[int, int], follows: bool) -> None:
+        """A row, and whether its size follows its image."""
+        images = input_images.of(row)
+        for name, image in images.items():
+            self.counts[name] += 1
+            self.digest.update(f"{number} {name} {image.sha256}\n".encode())
+        for image in [*images.values()][: int(follows)]:
+            height, width = image.size_px
+            if height * width > self.most_px:
+                self.scaled.append(f"{image.path} of {height}x{width} px to {size_px[0]}x{size_px[1]}")
+
+    @property
+    def notice(self) -> str:
+        """For people, of images that are scaled down; empty if there are none."""
+        if not self.scaled:
+            return ""
+        more = f", and {len(self.scaled) - 1:,} more" * (len(self.scaled) > 1)
+        return (
+            f"scaled down: {self.scaled[0]} (height x width){more}, as the model was trained with images of "
+            f"{self.most_px // input_images.MOST:,} pixels; set height and width for another size"
+        )
 
 
 def _note_name(one: ImageRequest, row: Row, names: set[int]) -> None:

@@ -24,6 +24,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,8 +34,6 @@ from daguerre.models.settings import ComponentSpec
 from daguerre.types import Batch, Cond, Latents, Prompt
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from daguerre.models.components import ComponentLoader
     from daguerre.objectives.objective import Objective
     from daguerre.samplers.settings import SamplingSettings
@@ -113,6 +112,8 @@ class Family:
     """The same for prompts of images (3, H, W) that are to be generated; True asks for the unguided side."""
     prompt_images: Collection[str] = ()
     """Names of the images of a prompt that `prompt_condition` reads."""
+    encodes: bool = True
+    """False for a family that makes images of clean samples, and no clean samples of images."""
     pretrained: ComponentLoader | None = None
     """Source of the pretrained components; None for networks that always start from random weights."""
     make_net: Callable[[Mapping[str, nn.Module]], nn.Module] | None = None
@@ -197,6 +198,16 @@ class Family:
                     cond = self.text.features(cond)
         more = self.batch_condition(batch)
         return x0, {**cond, **{name: rows.to(device) for name, rows in more.items()}}
+
+    @torch.no_grad()
+    def encode_images(self, pixels_BCHW: Tensor, seeds: Sequence[int]) -> Tensor:
+        """Clean samples [B, C, h, w] float32 of uint8 images [B, 3, H, W] on the family's device, from which others are
+        generated. Row i is a function of its image and seed alone."""
+        keys, shape = np.zeros((1, 3), dtype=np.int64), tuple(pixels_BCHW.shape[1:])
+        rows = [self.random_inputs(seed, keys, shape) for seed in seeds]
+        drawn = {name: torch.cat([row[name] for row in rows]).to(pixels_BCHW.device) for name in rows[0]}
+        with torch.autocast(pixels_BCHW.device.type, enabled=False):
+            return self.images.latents(self.images.encode(pixels_BCHW), drawn)
 
     @torch.no_grad()
     def encode_prompts(

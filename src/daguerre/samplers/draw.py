@@ -18,6 +18,7 @@ from torch import Tensor
 
 from daguerre import keys, plugins
 from daguerre.samplers.guidance import guide
+from daguerre.samplers.known import Known
 from daguerre.samplers.settings import SamplingSettings, keywords
 from daguerre.types import Cond, Grid
 
@@ -57,12 +58,13 @@ def draw(
     seeds: Sequence[int],
     settings: SamplingSettings,
     device: torch.device | str = "cpu",
+    known: Known | None = None,
 ) -> Tensor:
     """One clean sample x0 [B, C, h, w] float32 on `device` for each of B seeds.
 
     `cond` and `null_cond` hold B rows each, on `device`; the null side is what guidance leads away from and may
-    be None without guidance. All B run at once. `net` is used as it is: put it in evaluation mode and under autocast
-    outside.
+    be None without guidance. `known` are the clean samples, on `device`, from which sampling starts, and what is kept
+    of them. All B run at once. `net` is used as it is: put it in evaluation mode and under autocast outside.
     """
     assert all(len(rows) == len(seeds) for rows in [*cond.values(), *(null_cond or {}).values()])
     if not seeds:
@@ -72,17 +74,23 @@ def draw(
     scale = settings.guidance_scale if settings.guided else 1.0
     y = guide(partial(objective.predict, net), cond, null_cond, scale, settings.guidance_rescale)
 
+    def path(t: float) -> tuple[Tensor, Tensor]:
+        return objective.path(torch.tensor(t, dtype=torch.float64))
+
     def denoise(x_BCHW: Tensor, t: float) -> Tensor:
-        a, s = objective.path(torch.tensor(t, dtype=torch.float64))
-        return objective.solve(x_BCHW, y(x_BCHW, t), a, s)[0]
+        return objective.solve(x_BCHW, y(x_BCHW, t), *path(t))[0]
 
     def fresh(step: int) -> Tensor:
         return fresh_noise(seeds, step, shape).to(device)
 
     given = dict(settings) | {"fresh_noise": fresh, "level": objective.level}
     own = {name: given[name] for name in keywords(settings.sampler)}
-    x = grid.prior_std * initial_noise(seeds, shape).to(device)
-    return plugins.find("samplers", settings.sampler).sample(denoise, x, grid, **own)
+    noise = initial_noise(seeds, shape).to(device)
+    sample = plugins.find("samplers", settings.sampler).sample
+    if known is None:
+        return sample(denoise, grid.prior_std * noise, grid, **own)
+    grid = known.steps(grid)
+    return sample(known.keeping(denoise, path, grid, noise), known.start(grid, noise), grid, **own)
 
 
 def initial_noise(seeds: Sequence[int], shape: tuple[int, ...]) -> Tensor:

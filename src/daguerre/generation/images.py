@@ -1,0 +1,241 @@
+"""Images that a request starts from: files by name, found, checked and measured before any weight is read, and decoded
+with the batch that needs them.
+
+`image` is what image-to-image starts from, `mask` says where it is painted anew (white).
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
+from math import isqrt
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from daguerre.data.images import decode, headers, kinds
+from daguerre.data.images.decode import Frame
+from daguerre.data.images.headers import Undecodable
+from daguerre.data.images.kinds import KINDS
+from daguerre.data.plan.buckets import Bucket
+from daguerre.data.settings import SharedSettings
+from daguerre.errors import UserError
+from daguerre.generation.prompts import IMAGES, Prompts, Row
+from daguerre.types import IMAGE, MASK
+
+STEP_PX = 8
+"""Sides that follow an image are multiples of this."""
+MOST = 4
+"""An image whose size decides may have so many times the area of the model's training images; larger ones are scaled
+down to it."""
+_SETTINGS = SharedSettings(formats=("jpeg", "png", "webp", "gif", "bmp", "tiff"), interpolation="lanczos")
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
+
+@dataclass(frozen=True, slots=True)
+class InputImage:
+    """An image file of a request."""
+
+    name: str
+    """One of `prompts.IMAGES`."""
+    path: Path
+
+    @property
+    def size_px(self) -> tuple[int, int]:
+        """Height and width, upright. UserError for a file that is no image."""
+        return _size_px(self)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the file, hex."""
+        return _sha256(self)
+
+    def content(self) -> bytes:
+        """The file. UserError if it cannot be read."""
+        try:
+            return self.path.read_bytes()
+        except OSError as error:
+            raise UserError(
+                f"{self.name}={self.path} cannot be read: {error.strerror or error}", code="missing"
+            ) from error
+
+    def refused(self, reason: Undecodable) -> UserError:
+        """The error for a file that is no image that can be used."""
+        return UserError(f"{self.name}={self.path} cannot be used: {reason}", code="damaged")
+
+
+@lru_cache(maxsize=4096)
+def _size_px(image: InputImage) -> tuple[int, int]:
+    try:
+        with image.path.open("rb") as file:
+            return headers.upright_size(file, _SETTINGS.formats)
+    except Undecodable as reason:
+        raise image.refused(reason) from reason
+    except OSError as error:
+        raise UserError(
+            f"{image.name}={image.path} cannot be read: {error.strerror or error}", code="missing"
+        ) from error
+
+
+@lru_cache(maxsize=4096)
+def _sha256(image: InputImage) -> str:
+    return hashlib.sha256(image.content()).hexdigest()
+
+
+def fitting(own_px: tuple[int, int], height: int | None, width: int | None, most_px: int) -> tuple[int, int]:
+    """Height and width of what is generated from an image of this (height, width), where not both are given.
+
+    Its own size, cut to multiples of `STEP_PX`; one of more than `most_px` pixels is scaled down to that first. With
+    one side given the other follows the aspect ratio.
+    """
+    own_height, own_width = own_px
+    if height is not None:
+        return height, _cut(own_width * height // own_height)
+    if width is not None:
+        return _cut(own_height * width // own_width), width
+    if own_height * own_width > most_px:
+        own_height, own_width = isqrt(most_px * own_height // own_width), isqrt(most_px * own_width // own_height)
+    return _cut(own_height), _cut(own_width)
+
+
+def _cut(side_px: int) -> int:
+    return max(STEP_PX, side_px // STEP_PX * STEP_PX)
+
+
+def of(row: Row) -> dict[str, InputImage]:
+    """The images of a row, the one first that decides the size."""
+    return {name: InputImage(name, row.images[name]) for name in IMAGES if name in row.images}
+
+
+def check(images: Mapping[str, InputImage]) -> None:
+    """UserError for a mask without an image, or of another shape, and for a file that is no image; by headers alone."""
+    for image in images.values():
+        size_px = image.size_px
+        if image.name != MASK:
+            continue
+        if IMAGE not in images:
+            raise UserError(
+                f"mask={image.path} says where an image is painted anew, and there is no image: give image=FILE",
+                code="missing",
+            )
+        try:
+            kinds.check_shape(size_px, images[IMAGE].size_px)
+        except Undecodable as reason:
+            shown = " and ".join(f"{h}x{w}" for h, w in (size_px, images[IMAGE].size_px))
+            raise UserError(
+                f"mask={image.path} has {reason} ({shown} px, height x width): give one of its shape, at any scale",
+                code="conflict",
+            ) from reason
+
+
+def pixels(images: Mapping[str, InputImage], size_px: tuple[int, int]) -> dict[str, np.ndarray]:
+    """[H, W, 3] uint8 of each image, in the size of the request: upright, sRGB, transparency over white (a mask's over
+    black).
+
+    Resized until it covers the size, and its middle cropped; one that is larger by less than `STEP_PX` is only cropped,
+    so that its pixels stay as they are. A mask follows its image and is 255 or 0. UserError for a broken file.
+    """
+    found = {}
+    for name, image in images.items():
+        try:
+            if name == MASK:
+                whole_HWC = decode.beside(name, image.content(), images[IMAGE].size_px, _SETTINGS)
+                frame, interpolation = _frame(images[IMAGE].size_px, size_px), KINDS[name].interpolation
+            else:
+                whole_HWC, own_px = decode.sized(image.content(), _SETTINGS, None)
+                frame, interpolation = _frame(own_px, size_px), None
+        except Undecodable as reason:
+            raise image.refused(reason) from reason
+        cut_HWC = frame.apply(whole_HWC, interpolation).permute(1, 2, 0).numpy()
+        found[name] = (
+            np.where(cut_HWC >= 128, np.uint8(255), np.uint8(0)).repeat(3, axis=2) if name == MASK else cut_HWC
+        )
+    return found
+
+
+def _frame(own_px: tuple[int, int], size_px: tuple[int, int]) -> Frame:
+    spare = [own - wanted for own, wanted in zip(own_px, size_px, strict=True)]
+    resized = own_px if all(0 <= px < STEP_PX for px in spare) else Bucket(*size_px).covering(*own_px)
+    top, left = ((side - wanted) // 2 for side, wanted in zip(resized, size_px, strict=True))
+    return Frame(own_px, resized, top, left, *size_px, mirror=False, interpolation=_SETTINGS.interpolation)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Files that an option gives: one for all requests, or several, of which each makes a request."""
+
+    name: str
+    files: tuple[Path, ...]
+    place: Literal["file", "folder", "list"] = "file"
+
+    @property
+    def several(self) -> bool:
+        return self.place != "file"
+
+    def matching(self, number: int, leading: "Given") -> Path:
+        """The file that goes with file `number` of the option that leads: of a folder the one with its name, of a list
+        the one in its place."""
+        if not self.several:
+            return self.files[0]
+        if self.place == "list":
+            return self.files[number]
+        stem = leading.files[number].stem
+        alike = [path for path in self.files if path.stem == stem]
+        if len(alike) == 1:
+            return alike[0]
+        raise UserError(
+            f"{self.name}: {len(alike)} of its {len(self.files)} files are named {stem}, as "
+            f"{leading.name}={leading.files[number]} is: each needs one",
+            code="missing",
+        )
+
+
+def given(name: str, value: str | list[str]) -> Given:
+    """The files of an option: a file, a folder or a list of files. UserError if there are none."""
+    if isinstance(value, list):
+        found = Given(name, tuple(Path(each).expanduser() for each in value), "list")
+    elif not (place := Path(value).expanduser()).is_dir():
+        return Given(name, (place,))
+    else:
+        inside = sorted(path for path in place.iterdir() if path.suffix.lower() in _SUFFIXES)
+        found = Given(name, tuple(inside), "folder")
+    if not found.files:
+        raise UserError(f"{name}={value} holds no image ({', '.join(_SUFFIXES)})", code="empty", setting=name)
+    return found
+
+
+def with_images(prompts: Prompts, options: Sequence[Given]) -> Prompts:
+    """The prompts with the images of the command line; what a row names itself stays. Of several images each makes a
+    request, named after it, which takes a single prompt."""
+    leading = next((each for each in options if each.several), None)
+    single = {each.name: each.files[0] for each in options if not each.several}
+    if leading is None:
+        return replace(prompts, rows=lambda: (_with(row, single) for row in prompts.rows())) if options else prompts
+    for each in options:
+        if each.place == "list" and len(each.files) != len(leading.files):
+            raise UserError(
+                f"{each.name} has {len(each.files)} images and {leading.name} {len(leading.files)}: give as many",
+                code="conflict",
+                setting=each.name,
+            )
+    first, *others = islice(prompts.rows(), 2)
+    if others:
+        raise UserError(
+            f"{leading.name} has {len(leading.files):,} images, and there are several prompts, so it is open which "
+            f"belong together: write a prompts_file with a column {leading.name}",
+            code="conflict",
+            setting=leading.name,
+        )
+
+    def rows() -> Iterator[Row]:
+        for number, path in enumerate(leading.files):
+            own = {each.name: each.matching(number, leading) for each in options}
+            yield _with(replace(first, file_name=path.stem), own)
+
+    return replace(prompts, rows=rows)
+
+
+def _with(row: Row, more: Mapping[str, Path]) -> Row:
+    return replace(row, images={**more, **row.images})
