@@ -188,6 +188,16 @@ def test_numbers_that_do_not_fit_are_refused(tiny_sd, numbers, said):
         load(tiny_sd, unet=TINY_UNET | numbers)
 
 
+@pytest.mark.parametrize(
+    ("channels", "kind"), [(9, "for inpainting"), (8, "InstructPix2Pix"), (5, "depth"), (7, "upscaling")]
+)
+def test_checkpoints_of_other_kinds_are_refused_by_their_kind(tiny_sd, tmp_path, channels, kind):
+    config = TINY_UNET | {"in_channels": channels, "cross_attention_dim": TEXT_WIDTH}
+    UNet2DConditionModel(**config).save_pretrained(tmp_path / "unet")
+    with pytest.raises(ValueError, match=f"has {channels} input channels.*{kind}"):
+        load(tiny_sd, unet=str(tmp_path / "unet"))
+
+
 def test_long_captions_are_cut_and_told(tiny_sd):
     family = load(tiny_sd)
     long, cut = "x" * 60, "x" * 22

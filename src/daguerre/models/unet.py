@@ -68,6 +68,8 @@ def load(
     unet = components.network("unet", UNet2DConditionModel, {"sample_size": sample_size, **decided})
     if components.is_random("unet"):
         _check_norms(unet)
+    else:
+        _check_kind(unet, channels)
     reasons = dict.fromkeys(("in_channels", "out_channels"), "latent channels of the autoencoder")
     reasons["cross_attention_dim"] = "the width of the text encoders"
     wrong = [
@@ -91,6 +93,22 @@ def load(
             setting="model.unet",
         )
     return unet
+
+
+def _check_kind(unet: Any, channels: int) -> None:
+    """UserError for checkpoints whose UNet is given more than a latent of so many channels and text."""
+    kinds = {
+        2 * channels + 1: "inpainting. A usual checkpoint inpaints, too: `daguerre generate ... image=FILE mask=FILE`",
+        2 * channels: "edits by instruction (InstructPix2Pix)",
+        channels + 1: "images by depth",
+        channels + 3: "upscaling",
+    }
+    if (found := unet.config.in_channels) in kinds:
+        raise UserError(
+            f"the UNet has {found} input channels, so it is not supported: its checkpoint is for {kinds[found]}",
+            code="unsupported",
+            setting="model.unet",
+        )
 
 
 def _check_norms(unet: Any) -> None:
