@@ -284,6 +284,10 @@ def test_a_large_photo_is_scaled_down_in_words(run, tmp_path, capsys):
         (["image={}/text.txt"], "not an image (JPEG, PNG"),
         (["image={}/broken.png"], "broken"),
         (["image={}/nothing.png"], "No such file"),
+        (["image="], "give an image file of this machine"),
+        (["image=https://example.org/a.png"], "give an image file of this machine"),
+        (["image={}/a.png", "mask={}/a.png", "padding_mask_crop=32"], "padding_mask_crop is not supported"),
+        (["task=img2img"], "task=img2img needs an image"),
         (["image={}/empty"], "holds no image"),
         (["image=[{}/a.png, {}/b.png]", "mask=[{}/masks/a.png]"], "give as many"),
         (["image={}", "mask={}/empty_masks"], "0 of its 1 files are named a"),
@@ -347,7 +351,16 @@ def test_a_family_that_only_decodes_refuses_images(built):
     ],
 )
 def test_names_of_other_programs(run, photos, image, mask, strength):
-    given = [f"--{image}", photos / "a.png", f"--{mask}", photos / "masks" / "a.png", f"--{strength}", "0.5"]
+    given = [
+        "--task",
+        "img2img",
+        f"--{image}",
+        photos / "a.png",
+        f"--{mask}",
+        photos / "masks" / "a.png",
+        f"--{strength}",
+        "0.5",
+    ]
     job = generate_command.prepare([str(each) for each in (run, "prompt=red", *given, *SMALL)])
     (one,) = job.requests
     assert one.strength == 0.5

@@ -45,6 +45,8 @@ INPUTS = {
     "denoising_strength": "strength",
 }
 """Names of diffusers, kohya's gen_img.py, MindOne and A1111 for what an image starts from."""
+HARD_EDGE = ("padding_mask_crop", "mask_blur", "blur_factor")
+"""Names of diffusers and A1111 for what is not done with masks."""
 
 
 class Options(Settings):
@@ -131,6 +133,15 @@ def _of_examples(given: overrides.Arguments, notices: list[str]) -> overrides.Ar
             recipe = text
         elif key == "scratch_dir":
             notices.append("scratch_dir has no effect: each image is written directly to the output folder")
+        elif key == "task" and text == "img2img":
+            if not {"image", *INPUTS} & {overrides.pair(each)[0] for each in given.overrides}:
+                raise UserError("task=img2img needs an image: give image=FILE", code="missing", setting="image")
+        elif key in HARD_EDGE:
+            raise UserError(
+                f"{key} is not supported: the whole image is generated, and a mask's edge is where it is drawn; what "
+                f"is black stays as it is in any case. Remove {key}",
+                code="unsupported",
+            )
         elif key == "tar":
             kept.append("format=webdataset")
         else:

@@ -193,7 +193,12 @@ class Given:
 
 
 def given(name: str, value: str | list[str]) -> Given:
-    """The files of an option: a file, a folder or a list of files. UserError if there are none."""
+    """The files of an option: a file, a folder or a list of files. UserError if there are none, or for addresses."""
+    for each in [value] if isinstance(value, str) else value:
+        if not each.strip() or "://" in each:
+            raise UserError(
+                f"{name}={each}: give an image file of this machine, a folder of them, or a list", setting=name
+            )
     if isinstance(value, list):
         found = Given(name, tuple(Path(each).expanduser() for each in value), "list")
     elif not (place := Path(value).expanduser()).is_dir():

@@ -55,7 +55,9 @@ def check(config: Config, parts: Components) -> None:
     """UserError for images that could not be generated: now, and not after hours of training."""
     if not config.sampling.num_images or not parts.family.generates:
         return
-    for height, width in {one.size_px for one in requests(config, lambda count: [""] * count)}:
+    wanted = requests(config, lambda count: [""] * count)
+    generate.generative(parts, {name for one in wanted for name in one.images})
+    for height, width in {one.size_px for one in wanted}:
         parts.family.latent_shape((3, height, width))
 
 
