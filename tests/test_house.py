@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "adapters": {"checkpoint", "conditions", "models", "objectives", "samplers"},
     "config": {
         *("adapters", "checkpoint", "data", "distributed", "models", "objectives", "remote", "samplers", "storage"),
-        "training",
+        *("tracking", "training"),
     },
     "config_import": {"config", "models"},
     "build": {"adapters", "conditions", "config", "data", "distributed", "models", "objectives", "training"},
@@ -89,7 +89,8 @@ LATE_IMPORTS = {
     "plugins.py": None,
     "cli/train.py": {"daguerre.cli", "daguerre.run"},
     "data/sources/huggingface.py": {"datasets"},
-    "tracking/sinks.py": {"torch.utils.tensorboard"},
+    "tracking/trackers/tensorboard.py": {"torch.utils.tensorboard"},
+    "tracking/trackers/wandb.py": {"wandb"},
     "training/optimizers/adamw_8bit.py": {"bitsandbytes"},
     "training/optimizers/prodigy.py": {"prodigyopt"},
     "training/optimizers/schedule_free.py": {"schedulefree"},

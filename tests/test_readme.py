@@ -114,7 +114,6 @@ NOT_THERE = {
     "Stable Cascade": ("families", "stable_cascade"),
     "caches of latents": None,
     "FID": ("metrics", "fid"),
-    "wandb": None,
     "tfrecord": ("sources", "tfrecord"),
     "grain": ("sources", "grain"),
 }

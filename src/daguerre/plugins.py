@@ -21,9 +21,11 @@ FOLDERS = {
     "metrics": "evaluation",
     "optimizers": "training/optimizers",
     "conditions": "conditions",
+    "trackers": "tracking/trackers",
 }
 """Plug-in kinds and their folders in the package. A module is a plug-in when it defines `Settings`
-(families, objectives, adapters, sources, optimizers, conditions), `sample` (samplers) or `evaluate` (metrics)."""
+(families, objectives, adapters, sources, optimizers, conditions, trackers), `sample` (samplers) or `evaluate`
+(metrics)."""
 
 _MARKS = {"samplers": "def sample(", "metrics": "def evaluate("}
 

@@ -476,13 +476,13 @@ TEXTS = {
     "width_column", "height_column", "family", "variant", "words", "name", "logical_axis_rules", "dist_url", "sampler",
     "adapters", "train", "targets", "ranks", "rank_pattern", "alpha_pattern", "dropout_pattern",
     "adamw_for", "learning_rates", "learning_rate_factors", "weight_decay_exclude", "max_device_memory", "variants",
-    "shard", "card", "control_column",
+    "shard", "card", "control_column", "trackers", "project", "entity",
 }  # fmt: skip
 
 
 def test_every_setting_that_can_be_an_address_keeps_no_secret():
     """A new setting of text is an `Annotated[str, ADDRESS]`, or is put among the texts."""
-    for kind in ("families", "objectives", "adapters", "sources", "optimizers"):
+    for kind in ("families", "objectives", "adapters", "sources", "optimizers", "trackers"):
         for name in plugins.names(kind):
             plugins.find(kind, name)
     classes, found = [Settings], {}

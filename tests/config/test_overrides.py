@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import pytest
 
+from daguerre import plugins
 from daguerre.config import config, fields, merge, overrides
 from daguerre.config.aliases import lookup, names
 from daguerre.config.config import Config, load
@@ -148,8 +149,10 @@ def test_min_snr_comes_with_its_gamma():
 def test_what_the_tables_name_exists(leaves):
     """A path that is renamed must be renamed in the tables; the members of a mix have names of the recipe."""
     named = set(names.SAME.values()) | {path for _, values in EXAMPLES.values() for path in values if "." in path}
-    mixed = {path for path in named if path.startswith("data.sources.")}
+    mixed = {path for path in named if path.startswith(("data.sources.", "logging.trackers."))}
     assert named - mixed <= set(leaves)
+    trackers = merge.known(Config, {"logging": {"trackers": [*plugins.names("trackers")]}})
+    assert {path for path in mixed if path.startswith("logging.")} <= set(trackers)
     ours = {*leaves, "data.sources"}
     assert {*names.SAME, *names.CONVERTED} & ours == {"resume_from_checkpoint"}  # whose value theirs may be, too
 
@@ -169,7 +172,7 @@ def test_names_without_counterpart_are_one_notice(key):
 
 
 def test_names_of_later_work_are_refused_unless_they_ask_for_nothing():
-    for key in ("enable_profiler", "wandb.entity", "cache_latent"):
+    for key in ("enable_profiler", "cache_path", "cache_latent"):
         with pytest.raises(UserError, match="not supported yet"):
             lookup.translate(key, "8")
     for key, text in (("cache_latent", "False"), ("is_parallel", "False")):

@@ -17,6 +17,9 @@ from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError
 
+TENSORBOARD = {"tensorboard": {"name": "tensorboard"}}
+WANDB = {"wandb": {"name": "wandb", "project": None, "entity": None, "mode": None}}
+
 CARRIED = [
     # diffusers: lengths are updates, but for epochs; the batch is that of one device
     ("train_batch_size=4", {"training.per_device_batch_size": 4, "training.gradient_accumulation_steps": 1}),
@@ -58,8 +61,12 @@ CARRIED = [
     ("allow_tf32=true", {"training.matmul_precision": "high"}),
     ("enable_xformers_memory_efficient_attention=true", {"training.attention": "fused"}),
     ("image_interpolation_mode=lanczos", {"data.interpolation": "lanczos"}),
-    ("report_to=tensorboard", {"logging.tensorboard": True}),
-    ("report_to=none", {"logging.tensorboard": False}),
+    ("report_to=tensorboard", {"logging.trackers": TENSORBOARD}),
+    ("report_to=none", {"logging.trackers": {}}),
+    ("report_to=wandb", {"logging.trackers": WANDB}),
+    ("report_to=all", {"logging.trackers": TENSORBOARD | WANDB}),
+    ("log_with=wandb", {"logging.trackers": WANDB}),
+    ("wandb_project=mine", {"logging.trackers.wandb.project": "mine"}),
     ("snr_gamma=5.0", {"objective.weighting.snr_gamma": 5.0}),
     ("dataset_name=someone/captions", {"data.source": "huggingface", "data.name": "someone/captions"}),
     ("unet_lr=1e-6", {"optimizer.learning_rates": {"unet.*": 1e-6}}),
@@ -153,8 +160,6 @@ REFUSED = {
     "network_module=networks.lora": ("LoRA by other trainers' names",),
     "rank=4": ("LoRA by other trainers' names",),
     "cache_latents=true": ("the cache verb is not supported yet",),
-    "report_to=wandb": ("tracking by Weights & Biases is not supported yet",),
-    "log_with=wandb": ("tracking by Weights & Biases is not supported yet",),
     "push_to_hub=true": ("publishing to the hub is not supported yet",),
     "placeholder_token=<x>": ("textual inversion",),
     "conditioning_data_dir=x": ("ControlNet is not supported yet",),

@@ -39,7 +39,11 @@ FREE = {
     *("distributed.dist_backend", "distributed.dist_url"),
     *(f"distributed.{name}_seconds" for name in ("rendezvous", "silent", "stuck", "timeout")),
     *("lr_scheduler.on_new_duration", "lr_scheduler.restart_from"),
-    *("logging.every", "logging.tensorboard", "model.pickled_weights", "model.scheduler"),
+    *("logging.every", "logging.trackers", "model.pickled_weights", "model.scheduler"),
+    *(
+        "logging.trackers.tensorboard.name",
+        *(f"logging.trackers.wandb.{n}" for n in ("entity", "mode", "name", "project")),
+    ),
     *(f"sampling.{name}" for name in ("batch_size", "eta", "guidance_rescale", "guidance_scale", "height", "width")),
     *(f"sampling.{name}" for name in ("negative_prompt", "num_images", "num_inference_steps", "prompts")),
     *(f"sampling.{name}" for name in ("prompts_file", "sampler", "seed", "shift", "timestep_spacing")),
@@ -55,7 +59,7 @@ SECTIONS |= {"sources": "data.source", "optimizers": "optimizer.name"}
 def classes() -> dict[str, str]:
     """The class of every setting there is, those of all plug-ins among them."""
     found: dict[str, str] = {}
-    trees: list[dict[str, Any]] = [{}]
+    trees: list[dict[str, Any]] = [{}, {"logging": {"trackers": [*plugins.names("trackers")]}}]
     for kind, path in SECTIONS.items():
         section, _, key = path.partition(".")
         trees += [{section: {key: name}} for name in plugins.names(kind)]

@@ -225,7 +225,11 @@ def test_open_diffusion(convert):
     }
     assert {path: values[path] for path in expected} == expected
     refused = {key for key, (kind, _) in lines.items() if kind == "refused"}
-    assert refused == {"wandb.entity", "experiment.project"}
+    assert refused == set()
+    assert (values["logging.trackers.wandb.entity"], values["logging.trackers.wandb.project"]) == (
+        "a-group",
+        "diffusion",
+    )
     assert lines["wandb.api_key"][0] == "notice"  # what must be given there is not needed here
     assert code == 0
     required = re.findall(r"([\w.]+)=\.\.\.", output)
@@ -318,7 +322,9 @@ def test_stable_cascade(convert):
     refused = {key for key, (kind, _) in lines.items() if kind == "refused"}
     assert values["checkpoint.backup_every"] == "50000 steps"
     later = {"effnet_checkpoint_path", "controlnet_blocks", "rank"}
-    assert refused == later | {"wandb_project", "wandb_entity"}
+    assert refused == later
+    assert values["logging.trackers.wandb.project"] == "StableCascade"
+    assert values["logging.trackers.wandb.entity"] == "someone"
     assert code == 2
     assert "the family cascade_c is not supported yet" in output
 

@@ -89,8 +89,6 @@ class RunFolder:
     """Written by `write_status`."""
     metrics = _Inside("metrics/metrics.jsonl")
     """One JSON object a line."""
-    tensorboard = _Inside("tensorboard")
-    """Folder of event files."""
     samples = _Inside("samples")
     """Folder of the sample images, one folder a save."""
     pipeline = _Inside("pipeline")

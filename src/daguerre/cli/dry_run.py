@@ -11,7 +11,7 @@ from daguerre.data.dataset import open_dataset
 from daguerre.data.loading.loader import Loading
 from daguerre.data.sources import huggingface
 from daguerre.errors import Absent
-from daguerre.run import class_images, resume, samples, schedule, summary
+from daguerre.run import class_images, resume, samples, schedule, summary, trackers
 from daguerre.run.storage import RunStorage
 from daguerre.training import device
 from daguerre.training.optimizers import optimizer
@@ -26,6 +26,7 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
     trained = {name: p for name, p in parts.net.named_parameters() if p.requires_grad}
     optimizer.build(config.optimizer, trained)  # for its UserErrors: patterns, libraries, devices
     samples.check(config, parts)
+    trackers.check(config.logging)
     if start.global_batch_size is None:
         sizes = batch_sizes(config)
     else:

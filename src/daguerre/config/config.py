@@ -31,9 +31,9 @@ from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.settings import ADDRESS, FREE, Plugin, Settings
 from daguerre.storage import address
+from daguerre.tracking.settings import LoggingSettings
 from daguerre.training.settings import (
     EMASettings,
-    LoggingSettings,
     LRSchedulerSettings,
     OptimizerSettings,
     TrainingSettings,

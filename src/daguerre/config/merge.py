@@ -12,7 +12,7 @@ from math import ceil
 from typing import Any
 
 from daguerre import plugins
-from daguerre.config import adapter_forms, overrides, plugin_forms, recipe, source_forms
+from daguerre.config import adapter_forms, overrides, plugin_forms, recipe, source_forms, tracker_forms
 from daguerre.config import fields as config_fields
 from daguerre.config.aliases import lookup
 from daguerre.config.aliases.relative import RELATIVE, Look, look_in
@@ -25,7 +25,7 @@ from daguerre.errors import UserError
 from daguerre.settings import Duration, Plugin, Settings
 from daguerre.training.settings import largest_divisor
 
-MAPPINGS = {"adapters": "name", "data.sources": "source"}
+MAPPINGS = {"adapters": "name", "data.sources": "source", "logging.trackers": "name"}
 """Settings that map names of the recipe's own to sections of plug-ins, and the key that says of which."""
 _INSTANCE = "data.sources.instance."
 _OF_THE_BASE = ("output_dir", "seed", "model", "objective", "adapter", "adapters", "logging", "mesh", "distributed")
@@ -131,7 +131,7 @@ def from_overrides(
     pairs = _without_idle_names(pairs, list(raw.items()), notices)
     pairs, wrong = adapter_forms.pairs(pairs, tree)
     problems += [Problem(label, why, text) for label, why, text in wrong]
-    pairs = source_forms.paths(pairs, tree)
+    pairs = tracker_forms.pairs(source_forms.paths(pairs, tree), tree)
     values: Tree = {}
     out = [pair for pair in pairs if pair[1].rpartition(".")[0] in MAPPINGS]
     named = [pair for pair in pairs if pair not in out and _names_plugin(root, pair[1])]
@@ -247,7 +247,7 @@ def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -
     for section in config_fields.sections(root, recipe.merge(base, over)):
         if recipe.get(over, section) is None:  # all of its keys are comments
             over = recipe.without(over, section)
-    over = source_forms.mapped(base, adapter_forms.mapped(base, over))
+    over = tracker_forms.mapped(base, source_forms.mapped(base, adapter_forms.mapped(base, over)))
     over = plugin_forms.mapped(root, base, over)
     over = source_forms.without_nameless(base, over)
     base, over = _without_taken_out(base, over, notices)
@@ -301,7 +301,7 @@ def finished(tree: Tree) -> Tree:
 
 def known(root: type[Settings], tree: Tree) -> dict[str, Leaf]:
     """Every setting of a tree, written in any way, by its shortest path."""
-    tree = finished(source_forms.mapped({}, adapter_forms.mapped({}, tree)))
+    tree = finished(tracker_forms.mapped({}, source_forms.mapped({}, adapter_forms.mapped({}, tree))))
     return {source_forms.short(path, tree): leaf for path, leaf in config_fields.leaves(root, tree).items()}
 
 

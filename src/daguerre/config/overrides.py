@@ -137,7 +137,7 @@ def typed(text: str, annotation: Any) -> Any:
     for member in members:
         if get_origin(member) in (list, tuple) and text.lstrip().startswith("["):
             return _texts(text) if str in get_args(member) else yaml_value(text)
-        if _is_mapping(member) and text.lstrip().startswith("{"):
+        if _is_mapping(member) and text.lstrip().startswith(("{", "[")):  # some may be written as a list of names
             return yaml_value(text)
         if isinstance(member, type) and issubclass(member, RootModel):  # a text, or the same in lists and mappings
             return yaml_value(text) if text.lstrip().startswith(("[", "{")) else text

@@ -12,7 +12,7 @@ from pydantic.json_schema import JsonSchemaValue, models_json_schema
 from pydantic_core import to_jsonable_python
 
 from daguerre import plugins
-from daguerre.config import fields, recipe, source_forms
+from daguerre.config import fields, overrides, recipe, source_forms
 from daguerre.config.config import Config
 from daguerre.config.fields import Leaf
 from daguerre.settings import Plugin, Settings
@@ -23,6 +23,8 @@ _MAPPINGS = {
     "data.sources": ("data", "What is trained on: the mapping `sources`, or the settings of the only source."),
 }
 """Settings that map names to sections of plug-ins, the key under which one alone may be written, and its meaning."""
+_NAMES = {"logging.trackers": "tensorboard"}
+"""Likewise, where a list of names will do, and the one that has a switch."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -31,8 +33,11 @@ def json_schema() -> dict[str, Any]:
     Nothing is required in it, because a recipe may leave to the one that it extends, or to the command line, what it
     does not say.
     """
-    named = {f"{path}.NAME": path for path in _MAPPINGS}
-    kinds = fields.plugin_sections(Config, {"adapters": {"NAME": {}}, "data": {"sources": {"NAME": {}}}})
+    named = {f"{path}.NAME": path for path in (*_MAPPINGS, *_NAMES)}
+    tree: dict[str, Any] = {}
+    for path in named:
+        tree = recipe.merge(tree, overrides.nested(path, {}))
+    kinds = fields.plugin_sections(Config, tree)
     choices = {section: _classes(plugin) for section, plugin in kinds.items()}
     classes = [cls for group in choices.values() for cls in group]
     inside = {plugin.base: plugin for cls in classes for plugin in fields.optional_plugins(cls, {}).values()}
@@ -54,6 +59,13 @@ def json_schema() -> dict[str, Any]:
         above, _, mapping = named[section].rpartition(".")
         owner = definitions[_name(whole["properties"][above])] if above else whole
         owner["properties"][mapping] |= {"additionalProperties": {"anyOf": [*alternatives, {"type": "null"}]}}
+        if switch := _NAMES.get(named[section]):
+            whole_form = owner["properties"][mapping]
+            about = whole_form.pop("description")
+            listed = {"type": "array", "items": {"enum": [*plugins.names(kinds[section].kind)]}}
+            owner["properties"][mapping] = {"description": about, "anyOf": [whole_form, listed]}
+            owner["properties"][switch] = {"description": f"Whether {mapping} has it.", "type": "boolean"}
+            continue
         flat, about = _MAPPINGS[named[section]]
         several = [whole["properties"][above]] if above else []
         whole["properties"][flat] = {"description": about, "anyOf": [*alternatives, *several]}

@@ -108,7 +108,7 @@ def read_run(folder: Path) -> Run:
         lines=_try(paths.metrics, read_metrics, problems) or [],
         data=_document(paths.data, problems),
         evaluation=_document(paths.evaluation, problems),
-        samples=_samples(paths.samples, problems),
+        samples=samples(paths.samples, problems),
         problems=list(dict.fromkeys(problems)),
     )
 
@@ -118,7 +118,8 @@ def _state(folder: Path, status: dict[str, Any]) -> str:
     return "interrupted" if state == "running" and lock_holder(folder) is None else state
 
 
-def _samples(folder: Path, problems: list[str]) -> list[Sample]:
+def samples(folder: Path, problems: list[str]) -> list[Sample]:
+    """The sample images of a run, oldest first; adds listings that cannot be read to `problems`."""
     found = []
     for listing in sorted(folder.glob("step-*/samples.json")):
         digits = listing.parent.name.removeprefix("step-")

@@ -25,11 +25,11 @@ from daguerre.errors import UserError
 from daguerre.formatting import format_duration
 from daguerre.memory import advice as memory_advice
 from daguerre.report import page
-from daguerre.run import class_images, distribute, preflight, resume, samples, schedule, state_io, summary
+from daguerre.run import class_images, distribute, preflight, resume, samples, schedule, state_io, summary, trackers
 from daguerre.run.schedule import Intervals, intervals
 from daguerre.run.storage import RunStorage
 from daguerre.tracking.console import Progress
-from daguerre.tracking.sinks import MetricsFile, Sink, TensorBoard, read_metrics
+from daguerre.tracking.sinks import Sink, read_metrics
 from daguerre.training import device, oom
 from daguerre.training.state import TrainState
 from daguerre.types import Batch
@@ -130,6 +130,7 @@ def _record_failure(run: Run, _: type[BaseException] | None, error: BaseExceptio
 def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSignals, processes: Processes) -> Run:
     """Builds the run and brings it to its start point. For all ranks, while rank 0 holds the storage."""
     config, folder, world = loaded.config, storage.folder, processes.world
+    processes.agreement.run_on_rank0(lambda: trackers.check(config.logging))
     mesh = config.mesh.resolved(world.size, world.nodes)
     store = state_io.store(storage, _ranks(config, processes))
     point = resume.find_start(loaded, folder, store, processes)
@@ -171,7 +172,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     run = Run(
         config, folder, processes, Saver(store, keep, FailedSaves(own.max_failed_saves), own.background), parts, sizes,
         every, dataset, held_out, state, loading, terminal,
-        _sinks(config, folder, point.step, stack) if processes.leads else [],
+        trackers.sinks(config, folder, point.step, terminal.message, stack) if processes.leads else [],
         distribute.GatheredModel(config, processes.leads), base,
     )  # fmt: skip
     stack.push(partial(_record_failure, run))
@@ -227,17 +228,3 @@ def _ranks(config: Config, processes: Processes) -> ranks.Ranks:
     if processes.world.size == 1:
         return ranks.ALONE
     return ranks.over(processes.cpu_group(config.distributed.timeout_seconds))
-
-
-def _sinks(config: Config, folder: RunFolder, step: int | None, stack: ExitStack) -> list[Sink]:
-    """Sinks of numbers from `step` on; the stack closes them."""
-
-    def close(sink: Sink) -> None:
-        with suppress(OSError):  # a full disk must not hide why the run ends
-            sink.close()
-
-    found: list[Sink] = [MetricsFile(folder.metrics)]
-    found += [TensorBoard(folder.tensorboard, step)] if config.logging.tensorboard else []
-    for sink in found:
-        stack.callback(close, sink)
-    return found

@@ -28,7 +28,7 @@ from daguerre.errors import ReportedElsewhere, UserError
 from daguerre.generation import generate
 from daguerre.memory import advice
 from daguerre.remote import local_copy
-from daguerre.run import resume, samples, state_io
+from daguerre.run import resume, samples, state_io, trackers
 from daguerre.run.distribute import process_group
 from daguerre.run.schedule import loop_config
 from daguerre.run.setup import Run, start
@@ -236,9 +236,9 @@ def write_samples(run: Run, again: bool = False) -> None:
 
     def show(image: generate.GeneratedImage) -> None:
         one = image.request
+        text = trackers.image_text(one.prompt.text, one.seed)
         for sink in run.sinks:
-            text = f"{one.prompt.text}\nseed {one.seed}"
-            sink.show(run.state.step, f"samples/{one.number:03d}", image.pixels_HWC, text)
+            sink.show(run.state.step, trackers.image_name(one.number), image.pixels_HWC, text)
 
     each = samples.requests(run.config, lambda count: captions(run, count))
     folder = run.folder.samples / f"step-{run.state.step:08d}" if run.processes.leads else None

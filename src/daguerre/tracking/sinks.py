@@ -1,4 +1,4 @@
-"""Sinks of a run's numbers: `metrics.jsonl`, the record that everything else reads, and TensorBoard.
+"""Sinks of a run's numbers: `metrics.jsonl`, the record that everything else reads. Trackers are copies of it.
 
 Holds writing, reading and, on resume, truncating. The loop and the trainer decide what is measured, and when.
 
@@ -10,7 +10,6 @@ JSON has no non-finite numbers: they are the strings "nan", "inf" and "-inf", wh
 import json
 import math
 import os
-import textwrap
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,37 +74,6 @@ class MetricsFile:
             os.fsync(self._file.fileno())
         finally:
             self._file.close()
-
-
-class TensorBoard:
-    """TensorBoard event files with the names of `metrics.jsonl`, and sample images with their prompts.
-
-    `resumed_step` is the checkpoint's step on resume, None for a start from nothing: what an earlier process wrote
-    after it (from nothing: all of it) is hidden.
-    """
-
-    def __init__(self, folder: Path, resumed_step: int | None = None) -> None:
-        # Loading it takes a second, so only a run that asks for TensorBoard pays.
-        from torch.utils.tensorboard import SummaryWriter
-
-        purge_step = 0 if resumed_step is None else resumed_step + 1
-        self._writer = SummaryWriter(str(folder), purge_step=purge_step)
-
-    def write(self, step: int, samples: int, values: Mapping[str, float]) -> None:
-        """Add every value, and `samples`, at `step`."""
-        for name, value in {"samples": samples, **values}.items():
-            self._writer.add_scalar(name, float(value), step)
-
-    def show(self, step: int, name: str, pixels_HWC: np.ndarray, text: str) -> None:
-        """Add the image and its text, and hand all to the system, so that a killed run keeps them. The text is shown
-        as it is: TensorBoard would read it as Markdown."""
-        self._writer.add_image(name, pixels_HWC, step, dataformats="HWC")
-        plain = text.encode("utf-8", "replace").decode("utf-8")
-        self._writer.add_text(name, textwrap.indent(plain, "    ", lambda line: True), step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

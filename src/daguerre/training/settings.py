@@ -267,16 +267,6 @@ class EMASettings(Choice):
         return widths
 
 
-class LoggingSettings(Settings):
-    """Intervals and places of logged numbers."""
-
-    every: Duration | None = Field(Duration("10 steps"), json_schema_extra=FREE)
-    """Interval between lines of metrics, and one at the end; null for that alone. Updates in between do not wait for
-    the device, but for one in 50, which asks whether they were finite (training.max_nonfinite_steps)."""
-    tensorboard: bool = Field(True, json_schema_extra=FREE)
-    """Write TensorBoard event files beside metrics.jsonl: the numbers, and the sample images with their prompts."""
-
-
 class ValidationSettings(Settings):
     """Loss on held-out samples with fixed noise at fixed noise levels."""
 

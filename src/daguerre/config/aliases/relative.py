@@ -89,6 +89,14 @@ def bias(key: str, text: str, look: Look) -> Meaning:
     return Meaning((), (f"{key} has no effect with objective.timestep_bias.name={strategy}: {instead}",))
 
 
+def tracker_project(key: str, text: str, look: Look) -> Meaning:
+    """The project of `accelerate`'s trackers, which matters to Weights & Biases alone."""
+    asked = any((look(name) or "").lower() in ("wandb", "all") for name in ("report_to", "log_with"))
+    if text and (asked or look("logging.trackers.wandb") is not None):
+        return one("logging.trackers.wandb.project", text)
+    return idle(key, "TensorBoard has no projects; a run has its own folder, {output_dir}/{run_name}")
+
+
 def text_encoder_rate(key: str, text: str, look: Look) -> Meaning:
     """A learning rate of the text encoder alone."""
     attached = look("adapters")
@@ -201,6 +209,7 @@ _BIAS: Sequence[str] = ("multiplier", "begin", "end", "portion")
 
 RELATIVE: dict[str, Relative] = {
     "train_batch_size": train_batch,
+    **dict.fromkeys(("tracker_project_name", "log_tracker_name"), tracker_project),
     "warmup_steps_fraction": warmup_share,
     **{f"timestep_bias{mark}{name}": bias for mark in "._" for name in _BIAS},
     "text_encoder_learning_rate": text_encoder_rate,
