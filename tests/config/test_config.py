@@ -158,7 +158,7 @@ extends: base.yaml
 run_nme: x
 run_name: "???"
 training: {duration: 20 stps, learning_rate: 1e-4, mixed_precision: fp8, global_batch_size: yes}
-data: {resolution: "64", jitter_px: 9}
+data: {resolution: "64", jitter_px: 25}
 objective: {weighting: {name: minsnr}}
 optimizer: fast
 lr_scheduler: {name: linear}
@@ -174,7 +174,7 @@ ema: {enabled: false, decay: 0.9}
     assert found["training.mixed_precision"] == "allowed: auto, no, bf16, fp16"
     assert found["training.global_batch_size"] == "allowed: a whole number from 1 or null"
     assert found["data.resolution"] == "allowed: a whole number from 8"
-    assert found["data.jitter_px"] == "allowed: a number from 0 to 3"
+    assert found["data.jitter_px"] == "allowed: a number from 0 to 20"
     assert "min_snr" in found["objective.weighting.name"]
     assert "group of settings" in found["optimizer"]
     assert found["sampling.num_inference_steps"] == "allowed: a whole number from 1"

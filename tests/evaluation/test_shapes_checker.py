@@ -178,6 +178,28 @@ def test_evaluation_asks_for_held_out_combinations_and_says_must_and_aim() -> No
     assert result.shares()["shape"] == 0.75
 
 
+def test_overlap_is_one_of_equal_outlines_whatever_their_colours() -> None:
+    asked = source.combinations("held_out")[::7]
+    for combination in asked:
+        outline = source.render(combination, (3.0, -2.0))
+        other = dataclasses.replace(combination, colour="white", background="black")
+        assert shapes.overlap(outline, outline) == 1.0
+        assert shapes.overlap(source.render(other, (3.0, -2.0)), outline) > 0.95
+
+
+def test_overlap_falls_with_the_distance_and_with_another_shape() -> None:
+    square = source.Combination("medium", "red", "square", "white")
+    original = source.render(square)
+    side_px = 2 * 0.85 * 16
+    for shift_px in (1, 2, 4, 8):
+        both = side_px - shift_px
+        expected = both / (2 * side_px - both)
+        assert shapes.overlap(source.render(square, (shift_px, 0.0)), original) == pytest.approx(expected, abs=0.02)
+    assert shapes.overlap(source.render(dataclasses.replace(square, size="small")), original) < 0.6
+    assert shapes.overlap(source.render(dataclasses.replace(square, shape="star")), original) < 0.7
+    assert shapes.overlap(np.full((64, 64, 3), 250, np.uint8), original) == 0.0
+
+
 def test_with_a_new_shape_the_quickstarts_own_prompts_are_measured_too() -> None:
     settings = source.Settings(shapes=(MOON,), num_images=16, checked_prompts=100, kept_prompts=200)
     new = source.prompts("held_out", 100, 0, settings.shapes, 16)

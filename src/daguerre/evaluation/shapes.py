@@ -85,6 +85,18 @@ def shares(
     return table | {"all": float(right.all(axis=1).mean())}
 
 
+def overlap(image: np.ndarray, original: np.ndarray) -> float:
+    """Share in [0, 1] of the area of either shape that both cover (intersection over union): the shape in an image and
+    that in the one which its outline was taken from. 0 if either has none."""
+    masks = []
+    for pixels in (image, original):
+        seen = check(pixels)
+        if seen.colour == NONE:
+            return 0.0
+        masks.append(_sharpened(_covered(pixels.astype(np.float32), seen.background, seen.colour)))
+    return float(np.minimum(*masks).sum() / np.maximum(*masks).sum())
+
+
 def evaluate(settings: Settings, draw: Draw) -> dict[str, Result]:
     """Generates prompts of combinations that training never saw, and reads the images. Where a new shape is learnt,
     `kept` has the quickstart's own prompts, in its measure."""

@@ -77,6 +77,32 @@ def test_the_shape_stays_inside_and_moves() -> None:
     assert len(set(corners)) > 100
 
 
+def test_far_shapes_stay_inside_too_and_the_smaller_the_farther_they_go() -> None:
+    source = shapes.open_source(shapes.Settings(jitter_px=20, shapes=tuple(shapes.SHAPES)), "train")
+    offsets: dict[str, float] = {}
+    for index in range(300):
+        record = source.record(index)
+        rendered = np.asarray(record.image)
+        shape = (rendered != np.array(shapes.COLOURS[record.metadata["background"]])).any(axis=-1)
+        assert not shape[[0, -1]].any()
+        assert not shape[:, [0, -1]].any()
+        size, columns = record.metadata["size"], np.nonzero(shape)[1]
+        offsets[size] = max(offsets.get(size, 0.0), abs(columns.mean() - 31.5))
+    assert offsets["small"] > 15
+    assert offsets["large"] < offsets["medium"] < offsets["small"]
+
+
+def test_a_second_caption_has_the_colours_alone() -> None:
+    source, shown = shapes.open_source(shapes.Settings(), "train"), set()
+    for index in range(50):
+        record = source.record(index)
+        words = set(re.findall("[a-z]+", record.texts["colours"]))
+        assert words >= {record.metadata["colour"], record.metadata["background"]}
+        assert not words & {*shapes.SHAPES, *shapes.RADII_PX}
+        shown.add(len(words))
+    assert len(shown) == len(shapes.COLOUR_PHRASINGS)
+
+
 def test_no_jitter_means_centred() -> None:
     rendered = np.asarray(shapes.open_source(shapes.Settings(jitter_px=0), "train").record(0).image)
     assert np.array_equal(rendered, rendered[:, ::-1])
@@ -94,7 +120,7 @@ def test_prompts_cover_the_held_out_combinations_evenly() -> None:
 
 def test_a_shape_outside_the_image_is_refused() -> None:
     with pytest.raises(ValidationError, match="jitter_px"):
-        shapes.Settings(jitter_px=9)
+        shapes.Settings(jitter_px=25)
 
 
 @pytest.mark.parametrize("given", [{"crop": "random"}, {"shuffle": False}, {"interpolation": "area"}])

@@ -50,6 +50,7 @@ PHRASINGS = (
     "a {colour} {shape}, {size}, on a {background} background",
     "there is a {size} {colour} {shape} in front of a {background} background",
 )
+COLOUR_PHRASINGS = ("a {colour} shape on a {background} background", "{colour} shape, {background} background")
 _HELD_OUT_ID = 1 << 62  # held-out sample ids start here, so that no id belongs to both splits
 
 
@@ -72,9 +73,9 @@ class Settings(SourceSettings):
     """Name of this source."""
     resolution: int = Field(IMAGE_PX, ge=IMAGE_PX, le=IMAGE_PX)
     """Side of the images, in pixels: they are rendered at 64, and read at 64."""
-    jitter_px: float = Field(2.0, ge=0, le=3)
-    """Largest distance of a shape's centre from the image's centre, in pixels, along each axis. At 0 every
-    shape is centred; up to 3 keeps the largest shape inside the image."""
+    jitter_px: float = Field(2.0, ge=0, le=20)
+    """Largest distance of a shape's centre from the image's centre, in pixels, along each axis. At 0 every shape is
+    centred. Above 3 larger shapes move less, so that they stay inside the image."""
     shapes: tuple[Shape, ...] = Field(QUICKSTART_SHAPES, min_length=1)
     """The shapes that are drawn. The quickstart does not know `crescent`."""
     num_images: int | None = Field(None, ge=1, exclude_if=lambda count: count is None)
@@ -137,16 +138,19 @@ class ShapesSource:
         return f"shapes/{self.split}/{number}"
 
     def record(self, number: int) -> Record:
-        """Record `number`: a (64, 64, 3) uint8 image, its caption as `text`, its combination as metadata."""
+        """Record `number`: a (64, 64, 3) uint8 image, its caption as `text`, one that leaves out shape and size as
+        `colours`, its combination as metadata."""
         finite = self.settings.num_images if self.split == "train" else None
         image_number = number if finite is None else number % finite
         which, phrasing, *placing = keys.uniforms(0, "shapes", self.sample_id(image_number), count=5)
         options = combinations(self.split, self.settings.shapes, self.settings.num_images)
         chosen = options[int(which * len(options)) if finite is None else image_number]
         x, y, swell = (2.0 * float(u) - 1.0 for u in placing)
-        centre_px = (x * self.settings.jitter_px, y * self.settings.jitter_px)
-        image = render(chosen, centre_px, scale=1.0 + SIZE_JITTER * swell)
-        texts = {"text": caption(chosen, int(phrasing * len(PHRASINGS)))}
+        scale = 1.0 + SIZE_JITTER * swell
+        room_px = max(3.0, IMAGE_PX / 2 - 1.0 - _STAR_TIP * RADII_PX[chosen.size] * scale)
+        jitter_px = min(self.settings.jitter_px, room_px)
+        image = render(chosen, (x * jitter_px, y * jitter_px), scale)
+        texts = {"text": caption(chosen, int(phrasing * len(PHRASINGS))), "colours": colours(chosen, float(phrasing))}
         return Record(self.name(number), {IMAGE: image}, texts, asdict(chosen))
 
     def report(self) -> SkipReport:
@@ -198,6 +202,11 @@ def _words(shapes: tuple[Shape, ...], num_images: int | None) -> frozenset[str]:
 def caption(combination: Combination, phrasing: int) -> str:
     """The combination in words; `phrasing` is an index into `PHRASINGS`."""
     return PHRASINGS[phrasing].format_map(asdict(combination))
+
+
+def colours(combination: Combination, phrasing: float) -> str:
+    """The colours in words, without shape and size; `phrasing` in [0, 1) chooses one of `COLOUR_PHRASINGS`."""
+    return COLOUR_PHRASINGS[int(phrasing * len(COLOUR_PHRASINGS))].format_map(asdict(combination))
 
 
 def prompts(
