@@ -86,32 +86,45 @@ def test_what_is_put_on_and_taken_away_leaves_the_base(place, tmp_path):
     assert np.array_equal(found, ours(folder, tmp_path / "without", ""))
 
 
-def test_the_lora_of_a_run_is_taken_away_again(place, tmp_path):
-    """On a run with a LoRA of its own, by the file that it exports."""
-    kind, folder = place
-    data_sets.folder(tmp_path / "images", 4)
-    base = f"pretrained_model_name_or_path={folder / 'base'}"
-    settings = ["training.duration=2 steps", "training.global_batch_size=2", "training.per_device_batch_size=2"]
-    settings += ["adapter.name=lora", "adapter.alpha=40", "optimizer.learning_rate=1e-2", "lr_scheduler.warmup=0 steps"]
-    settings += ["data.source=folder", f"data.path={tmp_path / 'images'}", "data.resolution=16", "ema.enabled=false"]
-    settings += [
-        "validation.every=null",
-        "sampling.num_images=0",
-        "training.device=cpu",
-        "training.weights_dtype=float32",
-    ]
+@pytest.fixture(scope="module")
+def run(place, tmp_path_factory) -> Path:
+    """A run with a LoRA of its own."""
+    (kind, folder), to = place, tmp_path_factory.mktemp("runs")
+    data_sets.folder(to / "images", 4)
+    given = [f"output_dir={to}", "run_name=run", f"model.pretrained_model_name_or_path={folder / 'base'}"]
+    given += ["training.duration=2 steps", "training.global_batch_size=2", "training.per_device_batch_size=2"]
+    given += ["adapter.name=lora", "adapter.alpha=40", "optimizer.learning_rate=1e-2", "lr_scheduler.warmup=0 steps"]
+    given += ["data.source=folder", f"data.path={to / 'images'}", "data.resolution=16", "ema.enabled=false"]
+    given += ["validation.every=null", "sampling.num_images=0", "training.device=cpu", "checkpoint.every=null"]
     name = "sd15_lora" if kind == "sd" else "sdxl_lora"
-    given = [f"output_dir={tmp_path}", "run_name=run", f"model.{base}", "checkpoint.every=null", *settings]
-    assert main.run(["train", name, *given]) == errors.DONE
+    assert main.run(["train", name, *given, "training.weights_dtype=float32"]) == errors.DONE
+    return to / "run"
+
+
+def test_the_lora_of_a_run_is_taken_away_again(place, run, tmp_path):
+    """On a run with a LoRA of its own, by the file that it exports."""
+    _, folder = place
     size = [f"height={PX}", f"width={PX}", "training.device=cpu"]
     images = {}
     for strength in (0, -1):
-        use, out = f"use={{{tmp_path / 'run'}: {strength}}}", tmp_path / f"drawn{strength}"
-        assert generate(tmp_path / "run", *GIVEN, *size, use, f"out={out}") == 0
+        use, out = f"use={{{run}: {strength}}}", tmp_path / f"drawn{strength}"
+        assert generate(run, *GIVEN, *size, use, f"out={out}") == 0
         images[strength] = drawn(out)[0].astype(int)
     without = ours(folder, tmp_path / "without", "")
     assert np.abs(images[-1] - without).max() <= 2
     assert np.abs(images[0] - without).mean() > 2
+
+
+def test_a_notice_names_the_base_that_a_lora_was_trained_on(place, run, tmp_path, capsys):
+    """On its own base there is none; another one is usual, and gets the LoRA in full."""
+    kind, folder = place
+    ours(folder, tmp_path / "own", f"{{{run}: 1}}")
+    assert "was trained on another" not in capsys.readouterr().out
+    (write_sd if kind == "sd" else write_sdxl)(tmp_path / "base", seed=1)
+    ours(tmp_path, tmp_path / "other", f"{{{run}: 1}}")
+    said = capsys.readouterr().out
+    assert "was trained on another unet, that of base: it is applied in full" in said
+    assert str(folder) not in said, "no folder of the machine on which it was trained"
 
 
 def test_each_image_says_what_was_used(place, tmp_path, capsys):

@@ -35,6 +35,12 @@ def of(config: Config, parts: Components) -> Base:
     return found
 
 
+def of_network(network: nn.Module) -> str:
+    """The digest of a network's weights without what adapters have added to them."""
+    hosts = {name: host(name) for name in network.state_dict()}
+    return digest({hosts[name][0]: v for name, v in network.state_dict().items() if not hosts[name][1]})
+
+
 def check_same_base(recorded: Base | None, own: Base, checkpoint: str) -> None:
     """UserError where a checkpoint stands on other weights than those that were loaded."""
     if recorded is None:

@@ -6,19 +6,22 @@ does not matter, and negative strengths take away.
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from daguerre.build import base_digests
 from daguerre.build.parts import Components
 from daguerre.errors import UserError
 from daguerre.generation.load import Loading
-from daguerre.models.lora_files import read
-from daguerre.models.lora_files.addition import Addition
+from daguerre.models.lora_files import header, read
+from daguerre.models.lora_files.addition import Addition, merged
+from daguerre.remote import local_copy
 
 
 def added(loading: Loading, use: Mapping[str, float]) -> Loading:
@@ -26,10 +29,9 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
     if not use:
         return loading
     for place, strength in use.items():
-        if not math.isfinite(strength):
-            raise UserError(f"use: the strength of {place} is {strength}: give a number, such as 0.8", setting="use")
-    files = {place: read.find(Path(place).expanduser()) for place in use}
-    digests = {place: hashlib.sha256(file.read_bytes()).hexdigest() for place, file in files.items()}
+        check_strength(place, strength)
+    files = {place: read.find(_located(place)) for place in use}
+    digests = {place: _digest(file) for place, file in files.items()}
     described = " and ".join(f"{place} x {use[place]:g}" for place in use)
     provenance: dict[str, Any] = {"use": {place: [use[place], digests[place]] for place in use}}
     return replace(
@@ -40,10 +42,35 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
     )
 
 
+def check_strength(place: str, strength: float) -> None:
+    """UserError for NaN and infinity."""
+    if not math.isfinite(strength):
+        raise UserError(f"use: the strength of {place} is {strength}: give a number, such as 0.8", setting="use")
+
+
+def _located(place: str) -> Path:
+    """The file or folder; of a run in an object store a copy of its adapter/."""
+    folder = local_copy.located(place)
+    if local_copy.origin(folder) is not None:
+        local_copy.fetch_export(folder, "adapter")
+    return folder
+
+
+def _digest(file: Path) -> str:
+    found = hashlib.sha256()
+    for each in read.files_of(file):
+        found.update(each.read_bytes())
+    return found.hexdigest()
+
+
 @torch.no_grad()
 def _merged(parts: Components, files: Mapping[Path, float]) -> Components:
     """Adds to the weights of the networks, with a LoRA of the run itself already in them."""
     asked: dict[tuple[str, str], list[tuple[Addition, float]]] = {}
+    digests = {name: cache(partial(base_digests.of_network, own)) for name, own in parts.family.components.items()}
+    for file in files:
+        for notice in _other_base(file, digests):
+            print(notice)
     with parts.attached.merged():
         for file, strength in files.items():
             found = read.read(file, parts.family.components)
@@ -54,10 +81,18 @@ def _merged(parts: Components, files: Mapping[Path, float]) -> Components:
             print(f"{file} x {strength:g}: {counts}")
         for (component, layer), own in asked.items():
             weight = _weight(parts, component, layer)
-            before = weight.float()
-            changes = [each.to(weight.device).weight(before, strength) - before for each, strength in own]
-            weight.copy_(before + sum(changes[1:], changes[0]))
+            weight.copy_(merged(weight, own))
     return parts
+
+
+def _other_base(file: Path, digests: Mapping[str, Callable[[], str]]) -> Iterator[str]:
+    """A notice for each component that a LoRA was trained on with other weights: usual for fine-tunes of one model."""
+    for component, base in header.base(read.contents_of(file).metadata).items():
+        if component in digests and base.get("digest") != digests[component]():
+            yield (
+                f"{file} was trained on another {component}, that of {base.get('place')}: it is applied in full, and "
+                "its effect may differ"
+            )
 
 
 def _weight(parts: Components, component: str, layer: str) -> Tensor:

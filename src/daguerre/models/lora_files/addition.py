@@ -5,7 +5,7 @@ Factors have peft's names. `Addition.weight` computes in float32 what `adapters/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -72,12 +72,17 @@ class Addition:
             strength: multiplies what changes.
         """
         before = before.float()
-        moved = before + self.scale * self._product().reshape(before.shape)
+        moved = before + self.change(before.shape)
         if MAGNITUDE in self.factors:
             lengths = moved.flatten(1).norm(dim=1)
             each = self.factors[MAGNITUDE].float().flatten() / lengths
             moved = moved * each.reshape(-1, *(1 for _ in before.shape[1:]))
         return moved if strength == 1 else before + strength * (moved - before)
+
+    def change(self, shape: Sequence[int]) -> Tensor:
+        """The scaled product of the factors, in float32, as a weight of this shape: of all kinds but DoRA what is
+        added."""
+        return self.scale * self._product().reshape(*shape)
 
     def _product(self) -> Tensor:
         t = {name: value.float() for name, value in self.factors.items()}
@@ -99,3 +104,11 @@ def _half(t: Mapping[str, Tensor], number: str) -> Tensor:
     a, b = t[f"hada_w{number}_a"], t[f"hada_w{number}_b"]
     middle = t.get(f"hada_t{number}")
     return a @ b if middle is None else torch.einsum("rshw,ro,si->oihw", middle, a, b)
+
+
+def merged(weight: Tensor, own: Sequence[tuple[Addition, float]]) -> Tensor:
+    """A weight in float32 with the sum of all differences from it, each with its strength: their order does not
+    matter."""
+    before = weight.float()
+    changes = [each.to(weight.device).weight(before, strength) - before for each, strength in own]
+    return before + sum(changes[1:], changes[0])

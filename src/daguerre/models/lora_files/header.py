@@ -75,6 +75,31 @@ def architecture(metadata: Mapping[str, str]) -> str:
     return metadata.get("modelspec.architecture", metadata.get("ss_base_model_version", "")).removesuffix("/lora")
 
 
+def base(metadata: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The base that a header names, by component; empty where it names none that can be read."""
+    try:
+        found = json.loads(metadata.get(BASE, "{}"))
+    except ValueError:
+        return {}
+    known = isinstance(found, dict) and all(isinstance(own, dict) for own in found.values())
+    return found if known else {}
+
+
+def about(metadata: Mapping[str, str], title: str) -> About:
+    """The facts that a header tells; of its title and base those of kohya's, too. `title` is that of a file without."""
+    try:
+        width, height = map(int, metadata["modelspec.resolution"].split("x"))
+    except (ValueError, KeyError):
+        width, height = 0, 0
+    return About(
+        title=metadata.get("modelspec.title") or metadata.get("ss_output_name") or title,
+        base=base(metadata),
+        size_px=(height, width) if width else None,
+        trigger_phrase=metadata.get("modelspec.trigger_phrase", ""),
+        prediction={"epsilon": "eps", "v": "v"}.get(metadata.get("modelspec.prediction_type", ""), ""),
+    )
+
+
 def kohya(networks: Mapping[str, nn.Module], main: list[Addition], alpha: float, about: About) -> dict[str, str]:
     """`ss_*`, by which sd-scripts, A1111 and other programs show, sort and choose files.
 

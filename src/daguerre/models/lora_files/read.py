@@ -114,7 +114,7 @@ def read(path: Path, networks: Mapping[str, nn.Module]) -> dict[str, list[Additi
         addition = _addition(place, component, layer_name, factors, scales[component])
         _check_shape(place, component, addition, networks[component])
         found.setdefault(component, []).append(addition)
-    return found
+    return {component: found[component] for component in networks if component in found}
 
 
 def find(path: Path) -> Path:

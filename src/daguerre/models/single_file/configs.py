@@ -15,7 +15,7 @@ import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from daguerre.errors import UserError
@@ -160,11 +160,16 @@ def shapes(component: str, config: Mapping[str, Any]) -> dict[str, Shape]:
 
 @lru_cache(maxsize=64)
 def _shapes(component: str, config: str) -> dict[str, Shape]:
-    kind, numbers = KINDS[component], json.loads(config)
+    return {name: tuple(tensor.shape) for name, tensor in outline(component, json.loads(config)).state_dict().items()}
+
+
+def outline(component: str, config: Mapping[str, Any]) -> nn.Module:
+    """A network of this config without memory, on the meta device."""
+    kind = KINDS[component]
     with torch.device("meta"):
         is_diffusers = kind.__module__.startswith("diffusers")
-        network = kind.from_config(numbers) if is_diffusers else kind(kind.config_class(**numbers))
-    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+        made: nn.Module = kind.from_config(dict(config)) if is_diffusers else kind(kind.config_class(**config))
+    return made
 
 
 def _architecture(found: Mapping[str, Shape], prediction: str) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -92,6 +92,13 @@ def cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor | Later:
     return Later(dtype, tuple(tensor.shape), partial(tensor.to, dtype))
 
 
+def _changed(make: Callable[[], Tensor] | None, tensor: Tensor, dtype: torch.dtype | None) -> Tensor | Later:
+    if make is None:
+        return cast(tensor, dtype)
+    to = dtype or tensor.dtype
+    return Later(to, tuple(tensor.shape), lambda: make().to(to))
+
+
 def check_range(tensors: Mapping[str, Tensor], dtype: torch.dtype | None, what: object) -> None:
     """UserError where float16 would make weights infinite."""
     if dtype is not torch.float16:
@@ -105,8 +112,19 @@ def check_range(tensors: Mapping[str, Tensor], dtype: torch.dtype | None, what: 
             )
 
 
-def recast(source: Path, fresh: Path, dtype: torch.dtype | None, variant: str | None = None) -> None:
-    """Fills the empty folder `fresh` with a pipeline or a network: one file of weights each, in another dtype."""
+Change = Callable[[str, str, Tensor], Callable[[], Tensor] | None]
+"""(component, name, weight) -> what makes the weight that is written in its place, or None for the weight itself."""
+
+
+def recast(
+    source: Path,
+    fresh: Path,
+    dtype: torch.dtype | None,
+    variant: str | None = None,
+    change: Change = lambda component, name, weight: None,
+) -> None:
+    """Fills the empty folder `fresh` with a pipeline or a network: one file of weights each, in another dtype, and with
+    other weights where `change` makes some; one is in memory at a time."""
     for folder in [source, *sorted(inner for inner in source.iterdir() if inner.is_dir())]:
         made = fresh / folder.relative_to(source)
         made.mkdir(exist_ok=True)
@@ -117,7 +135,8 @@ def recast(source: Path, fresh: Path, dtype: torch.dtype | None, variant: str | 
             tensors = read(folder, variant)
             check_range(tensors, dtype, folder)
             name = f"{_files(folder, variant)[0].name.partition('.')[0].partition('-')[0]}.safetensors"
-            write_durably(made / name, encode({key: cast(tensor, dtype) for key, tensor in tensors.items()}))
+            written = {key: _changed(change(folder.name, key, own), own, dtype) for key, own in tensors.items()}
+            write_durably(made / name, encode(written))
             config = read_json(made / "config.json")
             if dtype is not None and (own := {"dtype", "torch_dtype"} & config.keys()):
                 write_json(made / "config.json", config | dict.fromkeys(own, str(dtype).removeprefix("torch.")))

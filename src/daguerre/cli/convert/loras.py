@@ -1,0 +1,49 @@
+"""Arguments and output that the verbs for LoRAs share: `lora`, `extract`, `resize` and `merge`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import nn
+
+from daguerre.checkpoint.atomic import make_folder
+from daguerre.cli.convert import options as given
+from daguerre.errors import UserError
+from daguerre.models.export.about import About
+from daguerre.models.lora_files import forms, header
+from daguerre.models.lora_files.addition import Addition
+from daguerre.models.lora_files.forms import Form
+from daguerre.models.lora_files.read import contents_of, find
+from daguerre.remote import local_copy
+
+
+def source(target: str) -> Path:
+    """The file of a LoRA that a bare word means: itself, or that of a run. UserError if there is none."""
+    if not target:
+        raise UserError("no LoRA given: give a .safetensors file, or the folder of a run", code="missing")
+    return find(local_copy.located(target))
+
+
+def place(out: str | None, form: Form) -> Path:
+    """The new file or folder. UserError where it does not go with the form, or is there."""
+    found = given.new_place(out, "FOLDER" if form == "peft" else "style.safetensors")
+    if (form == "peft") == (found.suffix == ".safetensors"):
+        what = "a folder for each component, no .safetensors file" if form == "peft" else "a .safetensors file"
+        raise UserError(f"out={out}: format={form} writes {what}", code="conflict", setting="out")
+    return found
+
+
+def about(file: Path) -> About:
+    """The facts that a file's header tells of the LoRA."""
+    return header.about(contents_of(file).metadata, file.stem)
+
+
+def write(
+    form: Form, out: Path, networks: Mapping[str, nn.Module], additions: Mapping[str, list[Addition]], told: About
+) -> None:
+    """Writes a LoRA, which is read back and compared, and says what it holds."""
+    make_folder(out.parent)
+    forms.write(form, out, networks, additions, told)
+    counts = " and ".join(f"{len(own):,} layers of {component}" for component, own in additions.items())
+    ranks = sorted({each.rank for own in additions.values() for each in own if each.rank})
+    shown = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "no rank"
+    print(f"{out}: {counts}, {shown}, {given.size_of(out)}; read back, with the strength that it was given")

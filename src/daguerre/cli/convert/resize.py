@@ -1,0 +1,75 @@
+"""`daguerre convert resize`: a LoRA of lower rank, by its singular values."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from daguerre.cli.convert import loras
+from daguerre.cli.convert import options as given
+from daguerre.errors import UserError
+from daguerre.models.lora_files import bases, low_rank
+from daguerre.models.lora_files.addition import MAGNITUDE, MIDDLE, UP, Addition
+from daguerre.models.lora_files.forms import Form
+from daguerre.models.lora_files.low_rank import Fitted, Keep
+from daguerre.settings import ADDRESS, Settings
+
+SUMMARY = "a LoRA of lower rank, and a LoRA of a LoHa or LoKr"
+HELP = """\
+usage: daguerre convert resize FILE|RUN rank=R|energy=E out=PLACE [format=kohya] [base=MODEL]
+
+Writes the nearest LoRA of a lower rank, layer by layer, by singular values, and says how much it differs. A LoHa or
+LoKr becomes a LoRA.
+
+  daguerre convert resize style.safetensors rank=8 out=style-8.safetensors
+  daguerre convert resize style.safetensors energy=0.99 rank=32 out=small.safetensors
+
+  rank=R         the rank, or with energy the highest one
+  energy=E       the lowest rank of each layer that has this share of its squared singular values: above 0, up to 1
+  out=PLACE      a new .safetensors file, of peft a new folder
+  format=kohya   or diffusers, peft: as `daguerre convert lora` has them
+  base=MODEL     the model that it is for; needed only for models of other numbers than SD 1.x, 2.x and SDXL
+"""
+
+
+class Options(Settings):
+    """Options of `convert resize`."""
+
+    rank: int | None = Field(None, ge=1)
+    energy: float | None = Field(None, gt=0, le=1)
+    out: str | None = None
+    format: Form = "kohya"
+    base: Annotated[str | None, ADDRESS] = None
+
+
+def run(arguments: list[str]) -> int:
+    """Writes the LoRA; 0, or a UserError."""
+    target, options, _ = given.read(arguments, "convert resize", Options)
+    if options.rank is None and options.energy is None:
+        raise UserError("give rank=R, energy=E or both", code="missing", setting="rank")
+    source, out = loras.source(target), loras.place(options.out, options.format)
+    networks, additions = bases.fitting(source, options.base)
+    keep, lost, whole = Keep(options.rank, options.energy), 0.0, 0.0
+    found: dict[str, list[Addition]] = {}
+    for component, own in additions.items():
+        for each in own:
+            shape = bases.shape(networks[component], each.layer)
+            fitted = resized(each, shape, keep)
+            found.setdefault(component, []).append(fitted.addition)
+            lost, whole = lost + fitted.lost**2, whole + fitted.norm**2
+    loras.write(options.format, out, networks, found, loras.about(source))
+    share = (lost / whole) ** 0.5 if whole else 0.0
+    print(f"it differs from {source} by {share:.2%} of what that adds (root of the sum of squares over all weights)")
+    return 0
+
+
+def resized(addition: Addition, shape: tuple[int, ...], keep: Keep) -> Fitted:
+    """The nearest LoRA of an addition. UserError for DoRA, whose effect depends on the weights of its base."""
+    if MAGNITUDE in addition.factors:
+        raise UserError(
+            "DoRA cannot be resized: what it adds depends on the base. Merge it into a model (`daguerre convert "
+            "merge`), and extract a LoRA from that (`daguerre convert extract`)",
+            code="unsupported",
+        )
+    if UP in addition.factors and MIDDLE not in addition.factors:
+        return low_rank.of_product(addition, shape, keep)
+    return low_rank.of_weight(addition.layer, addition.change(shape), keep)

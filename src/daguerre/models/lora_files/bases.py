@@ -1,0 +1,81 @@
+"""Models that files of LoRAs are converted for: their networks without memory, and their weights layer by layer."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from daguerre.errors import UserError
+from daguerre.models.lora_files.addition import Addition
+from daguerre.models.lora_files.read import read
+from daguerre.models.single_file import configs, load
+from daguerre.models.single_file.keys import with_wrapper
+from daguerre.models.weights import architectures
+from daguerre.models.weights.files import read_json
+
+_EXTENDED = ("unet", "text_encoder", "text_encoder_2")
+"""Components that LoRAs are for."""
+
+
+def folder(place: str) -> Path:
+    """A model in diffusers' layout: the folder itself, or a single file converted to one, once. UserError if there is
+    none."""
+    path = Path(place).expanduser()
+    if path.is_file():
+        return load.folder(path, pickled=False)
+    if not (path / "model_index.json").is_file():
+        missing = "there is no such place" if not path.exists() else "it has no model_index.json"
+        raise UserError(
+            f"{place}: {missing}. Give a model as a .safetensors file or as a folder in diffusers' layout, such as "
+            "RUN/pipeline. To download one: `daguerre fetch OWNER/NAME -o DIR`",
+            code="missing",
+        )
+    return path
+
+
+def networks(model: Path) -> dict[str, nn.Module]:
+    """UNet and text encoders of a folder in diffusers' layout, on the meta device."""
+    there = [name for name in _EXTENDED if (model / name / "config.json").is_file()]
+    return {name: configs.outline(name, read_json(model / name / "config.json")) for name in there}
+
+
+def fitting(path: Path, base: str | None) -> tuple[dict[str, nn.Module], dict[str, list[Addition]]]:
+    """The networks that a LoRA is for, and its additions: those of `base`, or of the first published architecture that
+    has all of its layers. UserError if it is for none."""
+    if base is not None:
+        made = networks(folder(base))
+        return made, read(path, made)
+    refused: dict[str, UserError] = {}
+    for name in architectures.names():
+        made = networks(architectures.FOLDER / name)
+        try:
+            return made, read(path, made)
+        except UserError as error:
+            if error.code not in ("unknown", "unsupported"):
+                raise
+            refused[name] = error
+    if len({*map(str, refused.values())}) == 1:
+        raise next(iter(refused.values()))
+    raise UserError(
+        f"{path} fits none of {', '.join(refused)} ({next(iter(refused.values()))}): give the model that it is for, "
+        "base=FOLDER or base=FILE.safetensors",
+        code="unknown",
+        setting="base",
+    )
+
+
+def shape(network: nn.Module, layer: str) -> tuple[int, ...]:
+    """Of a layer's weight."""
+    weight = network.get_submodule(layer).weight
+    assert isinstance(weight, Tensor)
+    return tuple(weight.shape)
+
+
+def file_names(network: nn.Module) -> Mapping[str, str]:
+    """The linear layer or convolution by the name that a file may have for its weight: text encoders' files have a
+    level that transformers 5.6 and later leave out."""
+    own = [name for name, module in network.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    spelt = {
+        spelling: layer for layer in own for spelling in (with_wrapper(layer), layer.removeprefix("text_model."), layer)
+    }
+    return {f"{spelling}.weight": layer for spelling, layer in spelt.items()}

@@ -1,0 +1,230 @@
+"""`daguerre convert lora`, `merge`, `extract` and `resize`, beside diffusers and singular values by torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import foreign_loras
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
+from safetensors.torch import load_file, save_file
+from tiny_models import write_sd, write_sdxl
+from torch import Tensor
+
+from daguerre import errors
+from daguerre.cli import main
+from daguerre.models.lora_files import bases
+from daguerre.models.lora_files.addition import DOWN, UP, Addition
+from daguerre.models.lora_files.low_rank import Keep, of_product, of_weight
+from daguerre.models.lora_files.read import read
+from daguerre.models.single_file import save
+
+pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")  # of a second adapter
+
+PIPELINES: dict[str, Any] = {"sd": StableDiffusionPipeline, "sdxl": StableDiffusionXLPipeline}
+WRITE = {"sd": write_sd, "sdxl": write_sdxl}
+TARGETS = {"unet": ["to_q", "to_v", "conv1"], "text_encoder": ["q_proj", "fc1"]}
+RANK = 3
+
+
+class Place:
+    """A base in a folder and in one file, and two LoRAs of diffusers with alphas unlike their ranks."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder, self.kind, self.base = folder, kind, folder / "base"
+        WRITE[kind](self.base)
+        save.write(folder / "base.safetensors", self.base)
+        for number, name in enumerate(("one", "two")):
+            pipe = PIPELINES[kind].from_pretrained(self.base)
+            foreign_loras.add(pipe, TARGETS, number, r=RANK, lora_alpha=5)
+            foreign_loras.save(pipe, folder / name, [*TARGETS])
+        self.lora = folder / "one" / foreign_loras.FILE
+
+    def fused(self, **strengths: float) -> dict[str, Tensor]:
+        """Weights of diffusers' pipeline with LoRAs in them, by component and layer."""
+        pipe = PIPELINES[self.kind].from_pretrained(self.base)
+        for name in strengths:
+            pipe.load_lora_weights(self.folder / name, adapter_name=name)
+        if strengths:
+            pipe.set_adapters([*strengths], [*strengths.values()])
+            pipe.fuse_lora(adapter_names=[*strengths])
+        found = {}
+        for component in TARGETS:
+            for name, value in getattr(pipe, component).state_dict().items():
+                if "lora_" not in name:
+                    found[f"{component}.{name.replace('.base_layer.', '.').removeprefix('text_model.')}"] = value
+        return found
+
+    def weights(self, model: Path) -> dict[str, Tensor]:
+        return {
+            f"{component}.{name.removeprefix('text_model.')}": value
+            for component in TARGETS
+            for path in (model / component).glob("*.safetensors")
+            for name, value in load_file(path).items()
+        }
+
+
+@pytest.fixture(scope="module", params=["sd", pytest.param("sdxl", marks=pytest.mark.long)])
+def place(request, tmp_path_factory) -> Place:
+    return Place(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def convert(*words: object) -> int:
+    return main.run(["convert", *map(str, words)])
+
+
+def off(found: dict[str, Tensor], expected: dict[str, Tensor], before: dict[str, Tensor]) -> float:
+    """The largest difference as a share of the largest change."""
+    assert found.keys() == expected.keys()
+    apart = max(float((found[name].float() - value).abs().max()) for name, value in expected.items())
+    return apart / max(float((value - before[name]).abs().max()) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("form", ["kohya", "peft"])
+def test_lora_there_and_back(form, place, tmp_path, capsys):
+    there = tmp_path / ("there" if form == "peft" else "there.safetensors")
+    assert convert("lora", place.lora, f"format={form}", f"out={there}", f"base={place.base}") == errors.DONE
+    assert "layers of unet and" in capsys.readouterr().out
+    back, given = tmp_path / "back.safetensors", f"base={place.folder / 'base.safetensors'}"
+    assert convert("lora", there, "format=diffusers", f"out={back}", given) == errors.DONE
+    networks = bases.networks(place.base)
+    first, last = (read(path, networks) for path in (place.lora, back))
+    for component, own in first.items():
+        by_layer = {each.layer: each for each in last[component]}
+        assert by_layer.keys() == {each.layer for each in own}
+        assert all(each.agrees(by_layer[each.layer]) for each in own)
+
+
+@pytest.mark.parametrize("out", ["merged", "merged.safetensors"])
+def test_merge_is_what_diffusers_fuses(out, place, tmp_path, capsys):
+    use = f"use={{{place.folder / 'one'}: 0.7, {place.folder / 'two'}: -0.5}}"
+    model = place.base if out == "merged" else place.folder / "base.safetensors"
+    assert convert("merge", model, use, f"out={tmp_path / out}") == errors.DONE
+    said = capsys.readouterr().out
+    assert "x -0.5: " in said
+    assert "it has what was added to within" in said
+    made = tmp_path / out
+    if out != "merged":
+        assert convert("model", made, f"out={tmp_path / 'folder'}") == errors.DONE
+        made = tmp_path / "folder"
+    before = place.fused()
+    found = {name: value for name, value in place.weights(made).items() if name in before}
+    assert off(found, place.fused(one=0.7, two=-0.5), before) <= 2e-6
+    assert len(list(made.iterdir())) >= len(list(place.base.iterdir())) - 1, "tokenizers and scheduler are there"
+
+
+def test_merge_in_16_bits_says_what_rounding_takes(place, tmp_path, capsys):
+    out = tmp_path / "merged"
+    use = f"use={{{place.folder / 'one'}: 0.01}}"
+    assert convert("merge", place.base, use, f"out={out}", "dtype=bfloat16") == errors.DONE
+    share = float(capsys.readouterr().out.rpartition("to within ")[2].split()[0])
+    assert 0.1 < share < 10, "of a hundredth little is left beside bfloat16's rounding of the weights"
+    assert {value.dtype for value in place.weights(out).values()} == {torch.bfloat16}
+
+
+def test_extract_gives_back_a_merged_lora(place, tmp_path, capsys):
+    assert convert("merge", place.base, f"use={{{place.lora}: 1}}", f"out={tmp_path / 'tuned'}") == errors.DONE
+    base, tuned = place.folder / "base.safetensors", tmp_path / "tuned"
+    for given in ([f"rank={RANK}"], ["energy=0.999999999"], ["energy=1", "rank=8"]):
+        out = tmp_path / f"{given[0]}.safetensors"
+        assert convert("extract", tuned, f"base={base}", *given, f"out={out}") == errors.DONE
+        (found,) = [line for line in capsys.readouterr().out.splitlines() if "it differs" in line]
+        assert float(found.rpartition("by ")[2].rstrip("%")) < 0.01
+        again = tmp_path / f"again-{given[0]}"
+        assert convert("merge", base, f"use={{{out}: 1}}", f"out={again}") == errors.DONE
+        assert off(place.weights(again), place.fused(one=1.0), place.fused()) <= 1e-4
+        capsys.readouterr()
+    half = tmp_path / "half.safetensors"
+    assert convert("extract", tuned, f"base={base}", "rank=1", f"out={half}") == errors.DONE
+    assert float(capsys.readouterr().out.rpartition("by ")[2].split("%")[0]) > 10
+
+
+def test_extract_tells_of_what_is_no_layer(place, tmp_path, capsys):
+    assert convert("merge", place.base, f"use={{{place.lora}: 1}}", f"out={tmp_path / 'tuned'}") == errors.DONE
+    (path,) = (tmp_path / "tuned" / "unet").glob("*.safetensors")
+    tensors = load_file(path)
+    tensors["conv_in.bias"] += 1
+    save_file(tensors, path, {"format": "pt"})
+    given = [f"base={place.base}", "rank=3", f"out={tmp_path / 'x.safetensors'}"]
+    assert convert("extract", tmp_path / "tuned", *given) == errors.DONE
+    assert "1 tensors that differ are no weights of layers and not in it, such as unet.conv_in.bias" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12), (8, 6, 3, 3)])
+def test_the_nearest_of_a_rank_is_that_of_singular_values(shape):
+    generator = torch.Generator().manual_seed(0)
+    change = torch.randn(shape, generator=generator)
+    u, s, v = torch.linalg.svd(change.flatten(1).double(), full_matrices=False)
+    for keep in (Keep(rank=3), Keep(energy=0.7), Keep(rank=2, energy=0.9), Keep(energy=1.0)):
+        rank = keep.rank or len(s)
+        if keep.energy is not None:
+            enough = next(
+                r for r in range(1, len(s) + 1) if s[:r].square().sum() >= keep.energy * s.square().sum() - 1e-9
+            )
+            rank = min(rank, enough)
+        found = of_weight("x", change, keep)
+        assert found.addition.rank == rank
+        expected = (u[:, :rank] * s[:rank] @ v[:rank]).reshape(shape)
+        assert (found.addition.change(shape).double() - expected).abs().max() <= 1e-5
+        assert found.lost == pytest.approx(float(s[rank:].norm()), abs=1e-6)
+        assert found.norm == pytest.approx(float(change.norm()))
+
+
+def test_a_product_is_resized_from_its_factors():
+    generator = torch.Generator().manual_seed(0)
+    factors = {DOWN: torch.randn(6, 10, 3, 3, generator=generator), UP: torch.randn(9, 6, 1, 1, generator=generator)}
+    given, shape = Addition("x", factors, 0.3), (9, 10, 3, 3)
+    for keep in (Keep(rank=2), Keep(energy=0.6), Keep(rank=99)):
+        of_factors, of_whole = of_product(given, shape, keep), of_weight("x", given.change(shape), keep)
+        assert of_factors.addition.rank == min(of_whole.addition.rank, 6)
+        found, expected = (each.addition.change(shape) for each in (of_factors, of_whole))
+        assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_resize(place, tmp_path, capsys):
+    for name, given in (("rank", ["rank=2"]), ("energy", ["energy=0.5"]), ("whole", ["rank=99"])):
+        out = tmp_path / f"{name}.safetensors"
+        assert convert("resize", place.lora, *given, f"out={out}", f"base={place.base}") == errors.DONE
+        share = float(capsys.readouterr().out.rpartition("by ")[2].split("%")[0])
+        assert share < 1e-3 if name == "whole" else 1 < share < 100
+    ranks = {name: {len(v) for k, v in load_file(tmp_path / f"{name}.safetensors").items() if "lora_down" in k}
+             for name in ("rank", "energy", "whole")}  # fmt: skip
+    assert (ranks["rank"], ranks["whole"]) == ({2}, {3})
+    assert min(ranks["energy"]) == 1
+
+
+REFUSED = [
+    (["lora"], "format must be given"),
+    (["lora", "format=kohya", "out=x.safetensors"], "no LoRA given"),
+    (["lora", "LORA", "format=kohya"], "no output given"),
+    (["lora", "LORA", "format=kohya", "out=x"], "writes a .safetensors file"),
+    (["lora", "LORA", "format=peft", "out=x.safetensors"], "a folder for each component"),
+    (["lora", "LORA", "format=kohya", "out=x.safetensors"], "fits none of sd1, sd21, sd2_base, sdxl"),
+    (["lora", "LORA", "format=kohya", "out=x.safetensors", "base=nowhere"], "there is no such place"),
+    (["lora", "nowhere", "format=kohya", "out=x.safetensors"], "there is no such file"),
+    (["merge", "BASE", "out=x"], "give a model and use"),
+    (["merge", "BASE", "use={LORA: .nan}", "out=x"], "give a number"),
+    (["merge", "LORA", "use={LORA: 1}", "out=x"], "is "),
+    (["extract", "BASE", "rank=2", "out=x.safetensors"], "base=BASE"),
+    (["extract", "BASE", "base=BASE", "out=x.safetensors"], "give rank=R, energy=E or both"),
+    (["extract", "BASE", "base=BASE", "rank=2", "out=x.safetensors"], "there is nothing to extract"),
+    (["extract", "BASE", "base=OTHER", "rank=2", "out=x.safetensors"], "is no fine-tune of"),
+    (["extract", "BASE", "base=BASE", "energy=1.5", "out=x.safetensors"], "energy"),
+    (["resize", "LORA", "out=x.safetensors"], "give rank=R, energy=E or both"),
+    (["resize", "LORA", "rank=0", "out=x.safetensors"], "rank"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED)
+def test_what_cannot_be_is_refused(words, said, place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    other = write_sd(tmp_path / "other", version=2) if "OTHER" in " ".join(words) else place.base
+    for old, new in (("LORA", place.lora), ("BASE", place.base), ("OTHER", other)):
+        words = [word.replace(old, str(new)) for word in words] if "base=BASE" not in said else words
+    assert convert(*words) == errors.REFUSED
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "x.safetensors").exists()
