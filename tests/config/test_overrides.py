@@ -188,6 +188,8 @@ def test_a_value_that_means_nothing_is_an_error(table):
     any_text = {"webdataset_path", "path", "data_path", "dataset_name", "weight", "resume_from_checkpoint"}
     any_text |= {"instance_data_dir", "prompt", "train_data_dir", "caption_prefix"}
     any_text |= {"unet_checkpoint", "dataset_save_location", "timestep_spacing"}  # what they set checks the text
+    any_text |= {"lora_layers", "module_filters", "rank", "lora_rank", "lora_dim", "lora_alpha", "lora_dropout"}
+    any_text |= {"network_dropout", "instance_data_path"}
     any_text |= {"validation_prompt", "validation_prompts", "sample_prompts"}
     refused = r"got 'nonsense'|train the instance set alone|not a Daguerre setting|rename the nonsense"
     refused += r"|nonsense is not available|nonsense is not known here|is accepted|is not supported yet"

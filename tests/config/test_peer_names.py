@@ -110,6 +110,20 @@ CARRIED = [
     # SimpleTuner
     ("caption_dropout_probability=0.1", {"data.caption_dropout": 0.1}),
     ("validation_guidance=4", {"sampling.guidance_scale": 4.0}),
+    # LoRA
+    ("network_dim=8", {"adapters.lora.rank": 8}),
+    ("network_alpha=4", {"adapters.lora.alpha": 4.0}),
+    ("network_dropout=0.1", {"adapters.lora.dropout": 0.1}),
+    ("rank=4", {"adapters.lora.rank": 4, "adapters.lora.alpha": None}),
+    ("lora_rank=4", {"adapters.lora.rank": 4}),
+    ("lora_alpha=2", {"adapters.lora.alpha": 2.0}),
+    ("lora_dropout=0.1", {"adapters.lora.dropout": 0.1}),
+    ("use_dora=true", {"adapters.lora.kind": "dora"}),
+    ("loraplus_unet_lr_ratio=4", {"optimizer.learning_rate_factors": {"unet.*.lora_B.*": 4.0}}),
+    ("loraplus_text_encoder_lr_ratio=4", {"optimizer.learning_rate_factors": {"text_encoder*.lora_B.*": 4.0}}),
+    ("lora_layers=to_q, to_v", {"adapters.lora.targets": ["to_q", "to_v"]}),
+    ("module_filters=['.attn']", {"adapters.lora.targets": ["*.attn*"]}),
+    ("network_module=networks.lora", {"adapters.lora.rank": 4, "adapters.lora.alpha": 1.0}),
     # our own, which a pattern must not catch
     ("cache_gb=5", {"data.cache_gb": 5.0}),
 ]
@@ -155,10 +169,9 @@ REFUSED = {
     "optimizer_args=momentum=0.9": ("momentum=0.9 is not known here",),
     "hub_token=hidden-word": ("never put secrets",),
     # not there yet
-    "network_dim=8": ("LoRA by other trainers' names",),
-    "network_alpha=4": ("LoRA by other trainers' names",),
-    "network_module=networks.lora": ("LoRA by other trainers' names",),
-    "rank=4": ("LoRA by other trainers' names",),
+    "network_module=networks.oft": ("there are networks.lora and lycoris.kohya",),
+    "network_args=conv_dim=4": ("add network_module=networks.lora",),
+    "scale_weight_norms=1": ("a limit on the norm of a LoRA's layers is not supported yet",),
     "cache_latents=true": ("the cache verb is not supported yet",),
     "push_to_hub=true": ("publishing to the hub is not supported yet",),
     "placeholder_token=<x>": ("textual inversion",),
@@ -222,6 +235,19 @@ TOGETHER = [
     (["lr_scheduler=cosine_with_min_lr", "lr_scheduler_min_lr_ratio=0.1"], "lr_scheduler.final", 0.1),
     (["lr_scheduler=warmup_stable_decay", "lr_decay_steps=200"], "lr_scheduler.decay", "200 steps"),
     (["use_ema=true", "ema_decay=0.99"], "ema.decay", 0.99),
+    (["network_module=networks.lora", "network_dim=8"], "adapters.lora.ranks", {"text_encoder": 8}),
+    (["network_module=networks.lora", "network_train_unet_only=true"], "adapters.lora.ranks", {}),
+    (["network_module=networks.lora", "network_dim=8", "network_alpha=0"], "adapters.lora.alpha", 8.0),
+    (["network_module=networks.lora"], "adapters.lora.targets", "attention+ff"),
+    (["network_module=lycoris.kohya", "network_args=algo=loha"], "adapters.lora.kind", "loha"),
+    (["network_module=lycoris.kohya", "network_args=preset=attn-only"], "adapters.lora.targets", "attention"),
+    (["network_module=networks.lora", "network_args=conv_dim=2"], "adapters.lora.targets", "attention+ff+conv"),
+    (
+        ["network_module=networks.lora", "network_args=conv_dim=2"],
+        "adapters.lora.rank_pattern",
+        {"conv[12]": 2, "*samplers.*.conv": 2},
+    ),
+    (["network_dim=8", "loraplus_lr_ratio=16"], "optimizer.learning_rate_factors", {"*.lora_B.*": 16.0}),
 ]
 
 
@@ -281,7 +307,7 @@ def test_other_options_need_a_value(words):
 
 @pytest.mark.parametrize("name", sorted(names.FLAGS | names.WORDS | names.PAIRS))
 def test_a_switch_is_a_name_that_means_something(name):
-    known = name in {*names.SAME, *names.CONVERTED, *names.NOTICES}
+    known = name in {*names.SAME, *names.CONVERTED, *names.NOTICES, *lookup.RELATIVE}
     known = known or any(fnmatchcase(name, row) for row in names.LATER) or adapter_forms.SWITCH.fullmatch(name)
     assert known or any(path.endswith(f".{name}") for path in settings_that_exist()), name
 
@@ -309,7 +335,7 @@ def test_no_row_of_a_part_that_is_there():
 
 
 def test_every_other_part_is_one_that_no_name_of_ours_would_show():
-    others = {"profiling a run", "the family of Stable Cascade", "training of new tokens", "LoRA"}
+    others = {"profiling a run", "the family of Stable Cascade", "training of new tokens", "LoRA"}  # of Cascade
     parts = {part for part, _ in names.LATER.values()}
     assert parts - set(names.PARTS) <= others
     files = {what.partition(" is not ")[0].partition(" for ")[0] for what in foreign.LATER.values()}

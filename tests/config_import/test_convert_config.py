@@ -321,7 +321,7 @@ def test_stable_cascade(convert):
     assert values["data.filters"][0] == ["aesthetic_score", "lambda s: s > 4.5"]
     refused = {key for key, (kind, _) in lines.items() if kind == "refused"}
     assert values["checkpoint.backup_every"] == "50000 steps"
-    later = {"effnet_checkpoint_path", "controlnet_blocks", "rank"}
+    later = {"effnet_checkpoint_path", "controlnet_blocks"}
     assert refused == later
     assert values["logging.trackers.wandb.project"] == "StableCascade"
     assert values["logging.trackers.wandb.entity"] == "someone"

@@ -161,14 +161,11 @@ def test_what_a_key_says_wins_over_what_they_do_without():
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("openaimodel.UNetModel", "openaimodel.UNetModel_lora", "a config of LoRA: LoRA is not supported yet"),
-        ("                in_channels: 4\n", "                in_channels: 4\n                lora_dim: 4\n", "LoRA"),
         ("openaimodel.UNetModel", "cldm.ControlnetUnetModel", "a config of a ControlNet"),
         ("dataset.Text2ImageDataset", "dataset.Text2ImageControlNetDataset", "a config of a ControlNet"),
         ("dataset.Text2ImageDataset", "dataset.Text2ImageDatasetTextualInversion", "textual inversion"),
         ("SDXL-base-1.0", "SDXL-refiner-1.0", "SDXL's refiner: the refiner is not planned"),
         ("target_size_as_tuple", "aesthetic_score", "SDXL's refiner"),
-        ("dataset.Text2ImageDataset", "dataset.Text2ImageDatasetDreamBooth", "daguerre train sdxl_dreambooth"),
     ],
 )
 def test_what_trains_something_else_is_named_and_not_converted(old, new, words, capsys):

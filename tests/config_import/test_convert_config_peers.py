@@ -277,13 +277,12 @@ def test_simpletuners_shell_variables_are_read_and_not_run(convert):
 @pytest.mark.parametrize(
     ("name", "old", "new", "word"),
     [
-        ("kohya.toml", "[training]", '[training]\nnetwork_module = "networks.lora"\nnetwork_dim = 8', "LoRA"),
         ("kohya.toml", "[training]", '[training]\ntoken_string = "x"', "textual inversion"),
-        ("onetrainer.json", "FINE_TUNE", "LORA", "LoRA"),
+        ("onetrainer.json", "FINE_TUNE", "EMBEDDING", "textual inversion"),
         ("onetrainer.json", "STABLE_DIFFUSION_XL_10_BASE", "FLUX_DEV_1", "a model of type FLUX_DEV_1"),
-        ("ai_toolkit.yaml", "      device", "      network: {type: lora, linear: 16}\n      device", "LoRA"),
+        ("ai_toolkit.yaml", "      device", "      network: {type: lokr}\n      device", "a network of type lokr"),
         ("ai_toolkit.yaml", "is_xl", "is_flux", "a model of type flux"),
-        ("simpletuner.json", '"full"', '"lora"', "LoRA"),
+        ("simpletuner.json", '"full"', '"deepfloyd"', "model_type=deepfloyd"),
         ("simpletuner.json", '"sdxl"', '"flux"', "a model of the family flux"),
         ("config.env", "FLUX=false", "FLUX=true", "a model of the family flux"),
     ],

@@ -29,6 +29,7 @@ _ALIKE = {
     *("data.shuffle", "data.lanes", "data.lane_samples", "data.idx_to_prompt"),
     *("training.global_batch_size", "training.weights_dtype", "training.matmul_precision"),
     *("optimizer.name", "optimizer.scale_lr", "optimizer.learning_rates", "optimizer.beta1", "optimizer.beta2"),
+    "optimizer.learning_rate_factors",
     *(f"lr_scheduler.{name}" for name in ("name", "warmup", "final", "power", "decay", "decay_shape", "stages")),
     *(f"ema.{name}" for name in ("path", "ramp_steps", "every_steps", "start_steps", "post_hoc")),
 }

@@ -129,21 +129,24 @@ def from_overrides(
     pairs = [pair for key, meaning in meanings for pair in _pairs(key, meaning)]
     pairs += _implied(pairs, meanings, problems)
     pairs = _without_idle_names(pairs, list(raw.items()), notices)
-    pairs, wrong = adapter_forms.pairs(pairs, tree)
-    problems += [Problem(label, why, text) for label, why, text in wrong]
-    pairs = tracker_forms.pairs(source_forms.paths(pairs, tree), tree)
     values: Tree = {}
-    out = [pair for pair in pairs if pair[1].rpartition(".")[0] in MAPPINGS]
-    named = [pair for pair in pairs if pair not in out and _names_plugin(root, pair[1])]
-    for pair in [*out, *named]:
-        problems += _set(root, values, tree, pair, notices)
-    rest = [pair for pair in pairs if pair not in out and pair not in named]
-    for pair in plugin_forms.pairs(root, recipe.merge(tree, values), rest):
-        problems += _set(root, values, tree, pair, notices)
+
+    def put(pairs: Sequence[Pair]) -> None:
+        below = recipe.merge(tree, values)
+        ours, wrong = adapter_forms.pairs(pairs, below)
+        problems.extend(Problem(label, why, text) for label, why, text in wrong)
+        ours = tracker_forms.pairs(source_forms.paths(ours, below), below)
+        out = [pair for pair in ours if pair[1].rpartition(".")[0] in MAPPINGS]
+        named = [pair for pair in ours if pair not in out and _names_plugin(root, pair[1])]
+        for pair in [*out, *named]:
+            problems.extend(_set(root, values, tree, pair, notices))
+        rest = [pair for pair in ours if pair not in out and pair not in named]
+        for pair in plugin_forms.pairs(root, recipe.merge(tree, values), rest):
+            problems.extend(_set(root, values, tree, pair, notices))
+
+    put(pairs)
     look = look_in(raw, source_forms.flat(recipe.merge(tree, values)))
-    rest = [pair for key in raw if key in RELATIVE for pair in _pairs(key, read(key, raw[key], look))]
-    for pair in source_forms.paths(rest, recipe.merge(tree, values)):
-        problems += _set(root, values, tree, pair, notices)
+    put([pair for key in raw if key in RELATIVE for pair in _pairs(key, read(key, raw[key], look))])
     return plugin_forms.mapped(root, tree, values), problems
 
 

@@ -1,5 +1,8 @@
 """ai-toolkit's configs: what several keys mean together. Each by itself is in ai_toolkit.yaml."""
 
+from collections.abc import Sequence
+
+from daguerre.config.aliases import lora
 from daguerre.config.aliases.values import OPTIMIZERS
 from daguerre.config_import import base_models as models
 from daguerre.config_import import peers
@@ -51,12 +54,30 @@ def _model(reading: Reading) -> None:
     reading.take(TABLES["model"], ROOT)
     trained = reading.get(f"{ROOT}train.train_text_encoder") is True
     encoders = peers.encoders(family)
+    if reading.keys(f"{ROOT}network.*"):
+        _network(reading, encoders if trained else ())
     reading.carry_all(f"{ROOT}train.train_text_encoder", {f"model.train_{name}": trained for name in encoders})
     rates = {"unet_lr": "unet.*"} | ({"text_encoder_lr": "text_encoder*"} if trained else {})
     given = {pattern: rate for name, pattern in rates.items() if (rate := reading.get(f"{ROOT}train.{name}"))}
     for name in rates:
         reading.carry(f"{ROOT}train.{name}", "optimizer.learning_rates", given)
     reading.notice(f"{ROOT}train.text_encoder_lr", "no text encoder is trained")
+
+
+def _network(reading: Reading, encoders: Sequence[str]) -> None:
+    """The LoRA: of kohya's layers, with convolutions if they have a rank of their own."""
+    given = {name: reading.get(f"{ROOT}network.{name}") for name in ("type", "linear", "rank", "conv", "conv_alpha")}
+    kind, rank = str(given["type"] or "lora").lower(), given["linear"] or given["rank"] or 4
+    conv = {"conv_dim": given["conv"], "conv_alpha": given["conv_alpha"] or given["conv"]} if given["conv"] else {}
+    if kind not in ("lora", "locon", "dora"):
+        raise peers.not_there(f"a network of type {kind}", TRAINER)
+    found = lora.kohya("networks.lora", [f"{name}={value}" for name, value in conv.items()], rank, rank)
+    found |= {f"adapter.ranks.{name}": rank for name in encoders} | ({"adapter.kind": "dora"} if kind == "dora" else {})
+    if reading.get(f"{ROOT}train.train_unet") is False:
+        found["adapter.ranks.unet"] = None
+    ours = {path.replace("adapter.", "adapters.lora."): value for path, value in found.items()}
+    reading.assume_over({"adapters.lora.name": "lora", **ours})
+    reading.take({k: row for k, row in TABLES["network"].items() if "," in k or reading.get(f"{ROOT}{k}")}, ROOT)
 
 
 def _folders(reading: Reading) -> list[Folder]:

@@ -1,7 +1,10 @@
 """kohya's configs: what several keys mean together. Each by itself is in kohya.yaml."""
 
+import shlex
+from collections.abc import Sequence
 from typing import Any
 
+from daguerre.config.aliases import lora
 from daguerre.config_import import base_models as models
 from daguerre.config_import import peers
 from daguerre.config_import.peers import Folder
@@ -60,7 +63,42 @@ def _model(reading: Reading) -> None:
     if reading.get("v_parameterization") is False:
         reading.notice("v_parameterization", "the base's own")
     reading.assume({"objective.name": "v" if v else found.objective})
+    if peers.asks(reading.get("network_module")):
+        _network(reading, found.family)
+    reading.take(TABLES["no_network"])
     _text_encoders(reading, found.family)
+
+
+def _network(reading: Reading, family: str) -> None:
+    """The LoRA, and the rates of its parts; it is added to text encoders, too, unless they are left out."""
+    rank, alpha = (reading.get(key, usual) for key, usual in (("network_dim", lora.KOHYA_RANK), ("network_alpha", 1)))
+    rank, alpha = (float(value or usual) for value, usual in ((rank, lora.KOHYA_RANK), (alpha, rank)))
+    given = reading.get("network_args") or []
+    words = shlex.split(given) if isinstance(given, str) else [str(each) for each in given]
+    found = lora.kohya(str(reading.get("network_module")), words, int(rank), alpha)
+    encoders = () if reading.get("network_train_unet_only") is True else peers.encoders(family)
+    found |= {f"adapter.ranks.{name}": int(rank) for name in encoders}
+    if reading.get("network_train_text_encoder_only") is True:
+        found["adapter.ranks.unet"] = None
+    ours = {path.replace("adapter.", "adapters.lora."): value for path, value in found.items()}
+    reading.carry_all("network_module", {"adapters.lora.name": "lora", **ours})
+    peers.no_dropout(reading, "network_dropout", found["adapter.kind"])
+    _rates(reading, encoders)
+    if not peers.asks(reading.get("network_alpha")):
+        reading.notice("network_alpha", "the rank")
+    reading.take({key: row for key, row in TABLES["network"].items() if peers.asks(reading.get(key)) or "," in key})
+
+
+def _rates(reading: Reading, encoders: Sequence[str]) -> None:
+    """Learning rates of the UNet and of text encoders: one for all, or one each."""
+    texts = reading.get("text_encoder_lr")
+    each = texts if isinstance(texts, list) else [texts] * len(encoders)
+    rates = {f"{name}.*": rate for name, rate in zip(encoders, each, strict=False)} | {"unet.*": reading.get("unet_lr")}
+    given = {pattern: float(rate) for pattern, rate in rates.items() if peers.asks(rate)}
+    for key in ("unet_lr", "text_encoder_lr"):
+        if given and (key == "unet_lr" or encoders):
+            reading.carry(key, "optimizer.learning_rates", given)
+        reading.notice(key, "no text encoder is trained")
 
 
 def _text_encoders(reading: Reading, family: str) -> None:

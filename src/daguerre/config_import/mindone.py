@@ -16,7 +16,8 @@ LAYERS = {"last": -1, "penultimate": -2}
 
 
 def convert(reading: Reading) -> None:
-    """Reads a whole config. UserError for one that trains something else than the whole UNet."""
+    """Reads a whole config. UserError for one that trains something else than the UNet and text encoders, whole or by
+    a LoRA."""
     check_kind(reading)
     reading.take(TABLES["model"])
     _objective(reading)
@@ -29,11 +30,14 @@ def convert(reading: Reading) -> None:
     _data(reading)
     reading.aliases()
     plain = last(reading.get("optim.optimizer_config.target")) != "AdamWeightDecay"
-    reading.assume(TABLES["unasked"], *(["optimizer.epsilon"] if plain else []))
+    of_one_source = [path for path in TABLES["unasked"] if path.startswith("data.")] if _is_dreambooth(reading) else []
+    own = {"data.resolution", "data.interpolation"}
+    without = [*(["optimizer.epsilon"] if plain else []), *(path for path in of_one_source if path not in own)]
+    reading.assume(TABLES["unasked"], *without)
 
 
 def check_kind(reading: Reading) -> None:
-    """Raises UserError for a config that trains something else than the whole UNet of SDXL's base."""
+    """Raises UserError for a config that trains something else than SDXL's base."""
     named = [
         f"{reading.get(key)}" for key in reading.rest if key.rpartition(".")[2] in ("target", "version", "input_key")
     ]
@@ -70,6 +74,10 @@ def _objective(reading: Reading) -> None:
 def _unet(reading: Reading, key: str) -> None:
     """The UNet: SDXL's own, or one of other numbers, which starts from random weights."""
     reading.take(TABLES["unet"], key)
+    if _has_lora(reading):
+        values = {"name": "lora", "rank": 4, "targets": "attention"}
+        reading.assume({f"adapters.lora.{name}": value for name, value in values.items()})
+        reading.take(_named(TABLES["lora"]), f"{key}params.")
     keys = reading.keys(f"{key}params.*")
     numbers = _numbers({name.rpartition(".")[2]: reading.get(name) for name in keys})
     own = _published()
@@ -120,7 +128,7 @@ def _whole(value: Any) -> bool:
 
 def _embedder(reading: Reading, key: str) -> None:
     """A text encoder, or an embedding of sizes."""
-    name, field = last(reading.get(f"{key}target")), str(reading.get(f"{key}input_key"))
+    name, field = last(reading.get(f"{key}target")).removesuffix("_lora"), str(reading.get(f"{key}input_key"))
     sizes = ("original_size_as_tuple", "crop_coords_top_left", "target_size_as_tuple")
     if name == "ConcatTimestepEmbedderND" and field in sizes:
         for part in ("target", "input_key"):
@@ -130,6 +138,8 @@ def _embedder(reading: Reading, key: str) -> None:
         return
     mark = "" if name == "FrozenCLIPEmbedder" else "_2"
     reading.notice(f"{key}target", f"the text encoder model.text_encoder{mark}")
+    if _has_lora(reading):
+        _encoder_lora(reading, key, f"text_encoder{mark}")
     reading.carry(f"{key}is_trainable", f"model.train_text_encoder{mark}")
     reading.notice(f"{key}params.freeze", f"model.train_text_encoder{mark} says it")
     layer, index = reading.get(f"{key}params.layer"), reading.get(f"{key}params.layer_idx")
@@ -143,6 +153,42 @@ def _embedder(reading: Reading, key: str) -> None:
         reading.notice(f"{key}params.version", "the base's own")
     reading.carry(f"{key}params.version", f"model.text_encoder{mark}")
     reading.take(TABLES["encoder"], key)
+
+
+def _has_lora(reading: Reading) -> bool:
+    return last(reading.get(f"{MODEL}network_config.target")) == "UNetModel_lora"
+
+
+def _named(table: dict[str, Any]) -> dict[str, Any]:
+    """A table in which an alias without a name is the key's own."""
+    return {
+        name: {"alias": name} if isinstance(row, dict) and row.get("alias") == "" else row
+        for names, row in table.items()
+        for name in names.split(", ")
+    }
+
+
+def _encoder_lora(reading: Reading, key: str, component: str) -> None:
+    """The LoRA of a text encoder, which there stands in its own class."""
+    rank = reading.get(f"{key}params.lora_dim")
+    for number in ("alpha", "dropout"):
+        of_unet = reading.get(f"{MODEL}network_config.params.lora_{number}")
+        if reading.get(f"{key}params.lora_{number}", of_unet) != of_unet:
+            reading.refuse(
+                f"{key}params.lora_{number}", f"it differs from the UNet's: set adapters.lora.{number}_pattern"
+            )
+    if last(reading.get(f"{key}target")).endswith("_lora"):
+        reading.carry(f"{key}params.lora_dim", f"adapters.lora.ranks.{component}", rank)
+        reading.take(_named(TABLES["lora_of_encoder"]), f"{key}params.")
+    elif reading.get(f"{key}is_trainable") is True:
+        reading.refuse(
+            f"{key}is_trainable", "beside a LoRA of the UNet: add adapters.encoder={name: full, train: [...]}"
+        )
+    reading.notice(f"{key}is_trainable", "in the LoRA's ranks")
+
+
+def _is_dreambooth(reading: Reading) -> bool:
+    return last(reading.get("data.dataset_config.target")) == "Text2ImageDatasetDreamBooth"
 
 
 def _learning(reading: Reading) -> None:
@@ -160,7 +206,18 @@ def _only(value: Any) -> Any:
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
+def _two_sets(reading: Reading) -> None:
+    """Carries what both sets of DreamBooth share."""
+    size = reading.get("data.per_batch_size")
+    if isinstance(size, int):
+        reading.carry("data.per_batch_size", "training.per_device_batch_size", 2 * size, "with as many class images")
+    sets = ("data.sources.instance", "data.sources.class")
+    reading.carry_all("data.shuffle", {f"{place}.shuffle": reading.get("data.shuffle") for place in sets})
+
+
 def _data(reading: Reading) -> None:
+    if _is_dreambooth(reading):
+        _two_sets(reading)
     reading.take(TABLES["data"], "data.")
     reading.carry(f"{DATA}.caption_key", "data.captions.fields", [reading.get(f"{DATA}.caption_key")])
     sizes = reading.get(f"{DATA}.multi_aspect")

@@ -14,14 +14,16 @@ TABLES = tables("onetrainer")
 
 def convert(reading: Reading) -> None:
     method, kind = str(reading.get("training_method", "FINE_TUNE")), str(reading.get("model_type", ""))
-    if method != "FINE_TUNE":
+    if method not in ("FINE_TUNE", "LORA"):
         raise peers.not_there(TABLES["methods"].get(method, method), TRAINER)
     family = TABLES["families"].get(kind.removeprefix("STABLE_DIFFUSION_"), "" if kind else "sd")
     if not family:
         raise peers.not_there(f"a model of type {kind}", TRAINER)
-    reading.notice("training_method", "the whole network is trained")
     reading.carry("model_type", "model.family", family)
     _place(reading)
+    if method == "LORA":
+        _lora(reading, family)
+    reading.notice("training_method", "the whole network is trained")
     _model(reading, family)
     folders = _folders(reading)
     peers.lay(reading, folders)
@@ -65,14 +67,38 @@ def _model(reading: Reading, family: str) -> None:
     _trained(reading, family)
 
 
+def _lora(reading: Reading, family: str) -> None:
+    """A LoRA of the networks that are trained. The filter of layers is the UNet's alone, and counts parts of names."""
+    kind = {"LORA": "lora", "LOHA": "loha"}.get(str(reading.get("peft_type", "LORA")))
+    if kind is None:
+        raise peers.not_there(f"a LoRA of type {reading.get('peft_type')}", TRAINER)
+    if reading.get("lora_decompose") is True:
+        kind = "dora"
+    parts = [part.strip() for part in str(reading.get("layer_filter") or "").split(",") if part.strip()]
+    if parts and reading.get("layer_filter_regex") is True:
+        raise peers.not_there("layers that are named by a regular expression", TRAINER)
+    rank = reading.get("lora_rank", 16)
+    ranks = {name: rank for name in peers.encoders(family) if reading.get(f"{name}.train", True) is True}
+    targets = [f"unet.*{part}*" for part in parts] + [f"{name}.*" for name in ranks] if parts else "all"
+    ranks |= {} if reading.get("unet.train", True) is True else {"unet": None}
+    values = {"name": "lora", "kind": kind, "rank": rank, "alpha": 1.0, "targets": targets}
+    values |= {f"ranks.{name}": own for name, own in ranks.items()}
+    reading.carry_all("training_method", {f"adapters.lora.{name}": value for name, value in values.items()})
+    peers.no_dropout(reading, "dropout_probability", kind)
+    reading.take(TABLES["lora"])
+
+
 def _trained(reading: Reading, family: str) -> None:
     """Networks that are trained, and their learning rates."""
     encoders = peers.encoders(family)
     rates: dict[str, Any] = {}
+    has_lora = "adapters.lora.name" in reading.values
     for name in encoders:
+        trained = reading.get(f"{name}.train", True)
         reading.carry(f"{name}.train", f"model.train_{name}")
-        reading.assume({f"model.train_{name}": True})
-        if reading.values[f"model.train_{name}"] and peers.asks(reading.get(f"{name}.learning_rate")):
+        if not has_lora:
+            reading.assume({f"model.train_{name}": True})
+        if trained and peers.asks(reading.get(f"{name}.learning_rate")):
             rates[f"{name}.*"] = reading.get(f"{name}.learning_rate")
         _layer(reading, name, family)
     if peers.asks(reading.get("unet.learning_rate")):
@@ -84,7 +110,7 @@ def _trained(reading: Reading, family: str) -> None:
     reading.note(["text_encoder_2*"] if family == "sd" else [], "not used with this model or method")
     for name in (*encoders, "unet"):
         unit = reading.get(f"{name}.stop_training_after_unit", "NEVER" if name == "unet" else "EPOCH")
-        if unit != "NEVER" and reading.values.get(f"model.train_{name}"):
+        if unit != "NEVER" and reading.get(f"{name}.train", True):
             for key in reading.keys(f"{name}.stop_training_after*"):
                 reading.refuse(
                     key, f"a trained network is trained to the end: model.train_{name}=false does not train it"

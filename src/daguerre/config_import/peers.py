@@ -40,6 +40,12 @@ def not_there(what: str, trainer: str) -> UserError:
     return UserError(text, code="unsupported")
 
 
+def no_dropout(reading: Reading, key: str, kind: str) -> None:
+    """Refuses a dropout of inputs for a kind of LoRA that has none."""
+    if kind in ("loha", "lokr") and asks(reading.get(key)):
+        reading.refuse(key, f"peft has no dropout of inputs for {kind}")
+
+
 def encoders(family: str) -> tuple[str, ...]:
     """Names of the text encoders of a family."""
     return ("text_encoder", "text_encoder_2") if family == "sdxl" else ("text_encoder",)

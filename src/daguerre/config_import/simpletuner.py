@@ -13,8 +13,10 @@ TABLES = tables("simpletuner")
 
 
 def convert(reading: Reading) -> None:
-    if str(reading.get("model_type", "full")) != "full":
-        raise peers.not_there("LoRA", TRAINER)
+    if str(reading.get("model_type", "full")) == "lora":
+        _lora(reading)
+    elif str(reading.get("model_type", "full")) != "full":
+        raise peers.not_there(f"model_type={reading.get('model_type')}", TRAINER)
     if reading.get("controlnet") is True:
         raise peers.not_there("ControlNet", TRAINER)
     _model(reading)
@@ -38,6 +40,18 @@ def convert(reading: Reading) -> None:
         reading.assume({"training.mixed_precision": "auto"})
     peers.carry_known(reading, [key for key in reading.rest if "." not in key])
     peers.finish(reading, TABLES)
+
+
+def _lora(reading: Reading) -> None:
+    """A LoRA of the UNet's attention, with the defaults of its command line."""
+    if str(reading.get("lora_type", "standard")) != "standard":
+        raise peers.not_there("LyCORIS by a config of its own", TRAINER)
+    rank, alpha = reading.get("lora_rank", 16), reading.get("lora_alpha")
+    values = {"name": "lora", "rank": rank, "alpha": alpha or None, "dropout": 0.1, "targets": "attention"}
+    reading.assume({f"adapters.lora.{name}": value for name, value in values.items()})
+    off = [key for key in TABLES["lora"] if "lora" in key and reading.get(key, "") is None]
+    reading.note(off, "off there")
+    reading.take(TABLES["lora"])
 
 
 def _model(reading: Reading) -> None:

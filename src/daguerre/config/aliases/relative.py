@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from daguerre.config import adapter_forms, overrides, recipe
+from daguerre.config.aliases import lora
 from daguerre.config.aliases.values import Meaning, number, one
 from daguerre.errors import UserError
 from daguerre.objectives.settings import TimestepBiasSettings
@@ -222,6 +223,7 @@ RELATIVE: dict[str, Relative] = {
     "lightning_ckpt": lightning,
     "opt_enable_grad_global_norm_clipping": global_norm,
     **dict.fromkeys(("mesh_axes", "logical_axis_rules", "data_sharding"), mesh),
+    **lora.RELATIVE,
     **{f"{kind}_{axis}_parallelism": foreign_degree for kind in ("ici", "dcn") for axis in FOREIGN_AXES},
 }
 """A name whose meaning follows from other settings of the command or the recipe."""
