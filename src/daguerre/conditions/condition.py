@@ -23,16 +23,30 @@ RGB / 255, and -1 in all channels where alpha is below 128.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import SerializeAsAny
+from PIL import Image
+from pydantic import AfterValidator, SerializeAsAny
 
 from daguerre import keys, plugins
+from daguerre.errors import UserError
 from daguerre.settings import Plugin, Settings
 
 Draw = Callable[[str, int], np.ndarray]
 """draw(purpose, count): [count] float64 in [0, 1). Another purpose gives other numbers, the same one the same again."""
+
+Number = TypeVar("Number")
+
+
+def _in_order(ends: tuple[Any, Any]) -> tuple[Any, Any]:
+    if ends[0] > ends[1]:
+        raise UserError(f"[least, most]: {ends[0]} is above {ends[1]}")
+    return ends
+
+
+Range = Annotated[tuple[Number, Number], AfterValidator(_in_order)]
+"""Annotation of a setting [least, most], from which `drawn` draws."""
 
 
 class ConditionSettings(Settings):
@@ -65,6 +79,30 @@ def with_alpha(pixels_HWC: np.ndarray) -> np.ndarray:
         return pixels_HWC
     opaque_HW1 = np.full_like(pixels_HWC[:, :, :1], 255)
     return np.concatenate([pixels_HWC, opaque_HW1], axis=2)
+
+
+def drawn(value: float | tuple[float, float], draw: Draw, purpose: str) -> float:
+    """The value, or one that is drawn evenly from a range [least, most]; for conditions."""
+    if not isinstance(value, tuple):
+        return value
+    return value[0] + (value[1] - value[0]) * float(draw(purpose, 1)[0])
+
+
+def grey_to_rgb(grey_HW: np.ndarray) -> np.ndarray:
+    """[H, W, 3] of one value a pixel [H, W] uint8, for conditions."""
+    return np.repeat(grey_HW[:, :, None], 3, axis=2)
+
+
+def luminance(pixels_HWC: np.ndarray) -> np.ndarray:
+    """L = .299 R + .587 G + .114 B [H, W] uint8 (ITU-R BT.601), as Pillow rounds it, for conditions."""
+    return np.asarray(Image.fromarray(pixels_HWC).convert("L"))
+
+
+def with_holes(pixels_HWC: np.ndarray, unknown_HW: np.ndarray) -> np.ndarray:
+    """RGBA [H, W, 4] of an image: transparent black where it is unknown; for conditions."""
+    made = with_alpha(pixels_HWC)
+    made[unknown_HW] = 0
+    return made
 
 
 def drawing(seed: int, image: str, key: Iterable[int]) -> Draw:

@@ -3,18 +3,17 @@
 from typing import Literal
 
 import numpy as np
-from PIL import Image
 
-from daguerre.conditions.condition import ConditionSettings, Draw
+from daguerre.conditions.condition import ConditionSettings, Draw, grey_to_rgb, luminance
 
 
 class Settings(ConditionSettings):
-    """The image in grey: L = .299 R + .587 G + .114 B (ITU-R BT.601), in all three channels."""
+    """The image in grey: .299 R + .587 G + .114 B (ITU-R BT.601)."""
 
     name: Literal["grey"] = "grey"
     """The image in grey."""
 
 
 def apply(settings: Settings, pixels_HWC: np.ndarray, draw: Draw) -> np.ndarray:
-    """[H, W, 3]: the luminance, as Pillow rounds it."""
-    return np.asarray(Image.fromarray(pixels_HWC).convert("L").convert("RGB"))
+    """[H, W, 3]: the luminance."""
+    return grey_to_rgb(luminance(pixels_HWC))

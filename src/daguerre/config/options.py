@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from pydantic import Field
 
 from daguerre import plugins
-from daguerre.config import config, fields, merge, overrides, recipe, source_forms
+from daguerre.config import config, fields, merge, overrides, plugin_forms, recipe, source_forms
 from daguerre.config.recipe import Tree
 from daguerre.credentials import scrub
 from daguerre.data.settings import DataSettings
@@ -92,17 +92,16 @@ def split(arguments: Sequence[str]) -> Words:
 
 def own_options(given: Sequence[str], options_class: type[Options]) -> tuple[Options, list[str]]:
     """The verb's options, and the overrides that are none of them. ConfigError for a value that cannot be."""
-    leaves = fields.leaves(options_class)
     values: Tree = {}
     rest = []
-    for override in given:
-        key, text = overrides.pair(override)
+    for override, key, text in plugin_forms.pairs(options_class, {}, [(one, *overrides.pair(one)) for one in given]):
+        leaves = fields.leaves(options_class, plugin_forms.begun(options_class, values, key))
         if key not in leaves:
             rest.append(override)
-        elif key in values:
+        elif recipe.get(values, key) is not recipe.ABSENT:
             raise UserError(f"{key} is given twice", code="conflict")
         else:
-            values[key] = overrides.typed(text, leaves[key].field.annotation)
+            values = recipe.merge(values, overrides.nested(key, overrides.typed(text, leaves[key].field.annotation)))
     return config.checked(options_class, values, [], [], "the command"), rest
 
 

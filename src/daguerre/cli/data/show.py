@@ -14,27 +14,32 @@ from daguerre import errors
 from daguerre.cli.data import samples
 from daguerre.cli.data.opened import opened
 from daguerre.cli.data.samples import Lost
+from daguerre.conditions.condition import OptionalCondition
 from daguerre.config import options
 from daguerre.config.options import Request
 from daguerre.data import skipped
 from daguerre.data.images.headers import Undecodable
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, Settings
+from daguerre.types import CONTROLS
 
 SUMMARY = "an image of samples as the network will see them, with captions"
 HELP = """\
 usage: daguerre data show DATA [-o sheet.png] [count=24] [key=value ...]
 
 Takes samples at random and shows each as training has it in its first epoch: decoded, resized to its bucket, flipped
-and cropped, with the caption that is chosen for it (none is dropped here); a mask stands on its right. The same command
-shows the same samples.
+and cropped, with the caption that is chosen for it (none is dropped here). Its mask and control images stand on its
+right; a checkerboard stands for what is unknown in them. The same command shows the same samples.
 
   daguerre data show my_images
   daguerre data show my_images data.resolution=256 data.crop=random data.buckets.aspects=auto
   daguerre data show quickstart -o shapes.png count=40
+  daguerre data show my_images condition=canny condition.low=50
 
   -o FILE or out=FILE   .png, .jpg or .webp (data-show.png)
   count=N               how many (24)
+  condition=NAME        computes the control image of each sample, as adapters do (docs/conditions.md)
+  condition.KEY=VALUE   settings of the condition
   seed=N                chooses samples and crops (0, or the recipe's)
   data.KEY=VALUE        settings of the data, as in training
 """
@@ -60,6 +65,7 @@ class Options(Settings):
 
     out: Annotated[str, ADDRESS] = Field("data-show.png", min_length=1)
     count: int = Field(24, ge=1, le=400)
+    condition: OptionalCondition = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,8 @@ def run(arguments: list[str]) -> int:
 def _cells(request: Request[Options], lost: skipped.Counts) -> list[Cell]:
     """Random samples, equally many of each source of a mix."""
     cells: list[Cell] = []
-    named = request.settings.sources
+    named, condition = request.settings.sources, request.options.condition
+    computed = {} if condition is None else {CONTROLS[0]: condition}
     for i, settings in enumerate(named.values()):
         share = request.options.count * (i + 1) // len(named) - request.options.count * i // len(named)
         data = opened(settings)
@@ -111,7 +118,7 @@ def _cells(request: Request[Options], lost: skipped.Counts) -> list[Cell]:
             try:
                 if found.caption is None:
                     raise Undecodable("no caption in the caption fields")
-                frame, cut = samples.framed(found, settings, request.seed)
+                frame, cut = samples.framed(found, settings, request.seed, computed)
             except Undecodable as error:
                 skipped.add(lost, str(error), found.record.key)
                 continue
