@@ -54,7 +54,7 @@ class Batch:
     """[B, 3] int64: sample id, epoch, repeat. With the run's seed they decide every random number."""
     images: Mapping[str, Tensor]
     """[B, C, H, W] uint8 by name, cropped alike, channels last in memory. `image` is RGB and always there; `mask` (255:
-    counts in full, 0: outside) has one channel; control images have four, RGBA (alpha below 128: unknown there)."""
+    counts in full, 0: outside) has one channel; control images have four, RGBA (alpha 0: unknown there)."""
     texts: list[str]
     """One caption a sample, after dropout."""
     valid_B: Tensor

@@ -16,8 +16,8 @@ picture that `generate` is given. It is one file in this folder that defines `Se
 It runs in the workers of the loader, one sample at a time, on one thread, so milliseconds count. It needs numpy and
 Pillow alone; one that needs a network imports its library where it is first called, and loads weights once a process.
 
-Whoever reads control images gets them as RGBA, [H, W, 4] or [B, 4, H, W]; `computed` adds the alpha. A ControlNet sees
-RGB / 255, and -1 in all channels where alpha is below 128.
+Whoever reads control images gets them as RGBA, [H, W, 4] or [B, 4, H, W], stored ones too: alpha is 255 or 0, and
+colours are 0 where it is 0. A ControlNet sees RGB / 255, and -1 in all channels where alpha is 0.
 """
 
 from __future__ import annotations

@@ -111,10 +111,19 @@ def cut(
             found[name] = _computed(condition, found[IMAGE], conditions.drawing(seed, name, key))
         elif name in images:
             pixels_HWC = beside(name, images[name], size, settings, bucket)
-            found[name] = chosen.apply(pixels_HWC, kind.interpolation)
+            found[name] = _decided(chosen.apply(pixels_HWC, kind.interpolation))
         elif kind.absent is None:
             raise Undecodable(kinds.lacking(name))
     return chosen, found
+
+
+def _decided(pixels_CHW: Tensor) -> Tensor:
+    """RGBA whose pixels are known (255) or unknown (transparent black), and none in part; others as they are."""
+    if len(pixels_CHW) < 4:
+        return pixels_CHW
+    opaque_HW = pixels_CHW[3] >= 128
+    known_CHW = torch.cat([pixels_CHW[:3], torch.full_like(pixels_CHW[:1], 255)])
+    return torch.where(opaque_HW, known_CHW, torch.zeros_like(known_CHW))
 
 
 def _computed(condition: ConditionSettings, image_CHW: Tensor, draw: conditions.Draw) -> Tensor:
