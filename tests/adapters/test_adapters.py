@@ -6,6 +6,7 @@ import inspect
 from pathlib import Path
 from typing import get_type_hints
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import write_sd
@@ -15,7 +16,7 @@ from daguerre.adapters.adapter import Trainable
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.build.parts import Components, build
 from daguerre.config import config as configs
-from daguerre.types import Prompt
+from daguerre.types import Batch, Prompt
 
 NAMES = plugins.names("adapters")
 NEEDED: dict[str, dict[str, object]] = {}
@@ -54,11 +55,19 @@ def change(parts: Components) -> None:
 
 
 def prediction(parts: Components) -> torch.Tensor:
-    """Of the net, for fixed latents and prompts."""
+    """Of the net, for fixed latents, prompts and the images that the adapter reads."""
     pixels = (3, 16, 16)
     cond, _ = parts.family.encode_prompts([Prompt("a red dog"), Prompt("")], pixels)
-    x = torch.randn(2, *parts.family.latent_shape(pixels), generator=torch.Generator().manual_seed(2))
-    return parts.net(x, torch.tensor([10.0, 500.0]), cond)
+    generator, shape = torch.Generator().manual_seed(2), parts.family.latent_shape(pixels)
+    x = torch.randn(2, *shape, generator=generator)
+    keys, sizes = np.array([[7, 0, 0], [8, 0, 0]]), np.zeros((2, 6), dtype=np.int32)
+    images = {
+        name: torch.randint(0, 256, (2, 4, 16, 16), generator=generator, dtype=torch.uint8)
+        for name in parts.attached.images
+    }
+    draws = parts.attached.random_inputs(0, keys, shape)
+    batch = Batch(keys, images, ["a red dog", ""], torch.ones(2), ["", ""], sizes, draws)
+    return parts.net(x, torch.tensor([10.0, 500.0]), parts.attached.condition(batch, cond))
 
 
 @pytest.mark.parametrize("name", NAMES)

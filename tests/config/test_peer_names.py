@@ -128,6 +128,7 @@ CARRIED = [
     ("cache_gb=5", {"data.cache_gb": 5.0}),
 ]
 SAID = {
+    "conditioning_data_dir=none": "no folder is given",
     # one line and nothing else
     "logging_dir=logs": "own folder",
     "validation_epochs=5": "checkpoint.every",
@@ -175,7 +176,6 @@ REFUSED = {
     "cache_latents=true": ("the cache verb is not supported yet",),
     "push_to_hub=true": ("publishing to the hub is not supported yet",),
     "placeholder_token=<x>": ("textual inversion",),
-    "conditioning_data_dir=x": ("ControlNet is not supported yet",),
     "loss_type=huber": ("a loss other than the squared error is not supported yet",),
     "caption_tag_dropout_rate=0.1": ("dropping of single tags is not supported yet",),
     "lr_scheduler_num_cycles=3": ("restarting of the learning rate is not supported yet",),
@@ -258,6 +258,12 @@ def test_names_that_need_another(given, path, value):
     assert not found.notices
 
 
+def test_kohyas_folder_of_conditions_holds_masks_of_a_masked_loss_else_control_images():
+    given = ["source=folder", "train_data_dir=x", "conditioning_data_dir=y"]
+    assert config.load("sd15", given).config.data.sources["images"].control_dir == "y"
+    assert config.load("sd15", [*given, "masked_loss=true"]).config.data.sources["images"].mask_dir == "y"
+
+
 def test_two_rates_are_one_mapping():
     found = config.load("sdxl", ["learning_rate_te1=1e-6", "learning_rate_te2=2e-6"])
     assert found.config.optimizer.learning_rates == {"text_encoder.*": 1e-6, "text_encoder_2.*": 2e-6}
@@ -335,7 +341,7 @@ def test_no_row_of_a_part_that_is_there():
 
 
 def test_every_other_part_is_one_that_no_name_of_ours_would_show():
-    others = {"profiling a run", "the family of Stable Cascade", "training of new tokens", "LoRA"}  # of Cascade
+    others = {"profiling a run", "the family of Stable Cascade", "training of new tokens", "LoRA", "ControlNet"}
     parts = {part for part, _ in names.LATER.values()}
     assert parts - set(names.PARTS) <= others
     files = {what.partition(" is not ")[0].partition(" for ")[0] for what in foreign.LATER.values()}
@@ -343,7 +349,7 @@ def test_every_other_part_is_one_that_no_name_of_ours_would_show():
 
 
 def test_a_test_for_stale_rows_sees_one(monkeypatch):
-    monkeypatch.setitem(names.PARTS, "ControlNet", ["adapters/full"])
+    monkeypatch.setitem(names.PARTS, "the cache verb", ["adapters/full"])
     with pytest.raises(AssertionError):
         test_no_row_of_a_part_that_is_there()
 

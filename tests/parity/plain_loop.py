@@ -48,6 +48,8 @@ class Models:
     snr_gamma: float | None = None
     bf16: bool = False
     """Run the UNet, and nothing else, under autocast to bfloat16."""
+    controlnet: Any = None
+    """A ControlNetModel beside the UNet; it is given what the UNet is, and `controlnet_cond`."""
 
     def __post_init__(self) -> None:
         vae = AutoencoderKL.from_pretrained(self.folder / "vae", low_cpu_mem_usage=False).requires_grad_(False)
@@ -150,7 +152,12 @@ class Models:
     def predicted(self, x: Tensor, t_B: Tensor, conditioning: Mapping[str, Any]) -> Tensor:
         """The UNet's answer in float32."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
-            return self.unet(x, t_B, **conditioning).sample.float()
+            if self.controlnet is None:
+                return self.unet(x, t_B, **conditioning).sample.float()
+            down, middle = self.controlnet(x, t_B, **conditioning, return_dict=False)
+            own = {name: value for name, value in conditioning.items() if name != "controlnet_cond"}
+            own |= {"down_block_additional_residuals": down, "mid_block_additional_residual": middle}
+            return self.unet(x, t_B, **own).sample.float()
 
     def _weight(self, snr_B: Tensor) -> Tensor:
         if self.snr_gamma is None:

@@ -60,9 +60,7 @@ class Hinted(Trainable):
         return {self.settings.image: self.settings.condition}
 
     def condition(self, batch: Any, cond: Any) -> Any:
-        if self.settings.image not in batch.images:  # of an image that is generated
-            return cond
-        SEEN.append(dict(batch.images))
+        SEEN.extend([dict(batch.images)] if "image" in batch.images else [])  # not of one that is generated
         pixels = batch.images[self.settings.image]
         known = pixels[:, 3:] >= 128
         return {**cond, self.settings.image: torch.where(known, pixels[:, :3] / 255, -1.0)}

@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -175,13 +175,12 @@ def _origin(condition: ConditionSettings | None) -> str:
 
 
 def attach(settings: Mapping[str, AdapterSettings], model: Family, seed: int) -> Attached:
-    """Attaches all adapters of a recipe, in their order, to a model whose net holds what they reach."""
+    """Attaches all adapters of a recipe, in their order, each to a model with the net of those before it."""
     trainables: dict[str, Trainable] = {}
-    net = model.net
     for name, own in settings.items():
         trainables[name] = plugins.find("adapters", own.name).attach(own, model, seed)
-        net = trainables[name].net
-    found = Attached(net, trainables)
-    lost = [name for name, p in net.named_parameters() if p.requires_grad and name not in found.names]
+        model = replace(model, net=trainables[name].net)
+    found = Attached(model.net, trainables)
+    lost = [name for name, p in model.net.named_parameters() if p.requires_grad and name not in found.names]
     assert not lost, f"trained, but in no checkpoint: {lost[:3]}"
     return found

@@ -1,6 +1,7 @@
 """Settings that every adapter shares. No torch here."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from daguerre.settings import Settings
 
@@ -10,6 +11,9 @@ class AdapterSettings(Settings):
 
     name: str
     """Name of the adapter: a file in adapters."""
+
+    separate: ClassVar[bool] = False
+    """True of an adapter that trains a network of its own, beside the model's: it may reach none of these."""
 
     def reaches(self, trainable: Sequence[str]) -> tuple[str, ...]:
         """The components whose weights the adapter trains or wraps; a component has one such adapter. `trainable` are

@@ -124,7 +124,7 @@ def _encoded(parts: Components, batch: Batch, random_weights: bool) -> Encoded:
     """Encoded a few samples at a time: images take more memory than latents."""
     whole = device.on(parts.device, batch)
     made = [
-        parts.family.encode(whole.rows(start, start + _ENCODED_AT_ONCE))
+        parts.encode(whole.rows(start, start + _ENCODED_AT_ONCE))
         for start in range(0, len(batch.names), _ENCODED_AT_ONCE)
     ]
     x0_BCHW = torch.cat([x0 for x0, _ in made])

@@ -139,8 +139,8 @@ class Encode(Variant):
         self.flops_per_sample = float(flops.count(lambda: self._encode(first)))
 
     def _encode(self, batch: Batch) -> tuple[Tensor, object]:
-        with self.parts.autocast(), self.parts.numerics.frozen():
-            return self.parts.family.encode(batch)
+        with self.parts.autocast():
+            return self.parts.encode(batch)
 
     def begin(self) -> None:
         """Sets how float32 is multiplied, and how much memory may be taken."""
@@ -170,7 +170,7 @@ def step_flops(config: Config, parts: Components) -> float:
     )
     bare = outline(config.model_copy(update={"training": training}))
     batch = bench_inputs.random_batch(parts, 1, bench_inputs.image_shape(config))
-    x0_BCHW, cond = parts.family.encode(device.on(parts.device, batch))
+    x0_BCHW, cond = parts.encode(device.on(parts.device, batch))
     draws = {name: value.to("meta") for name, value in batch.draws.items()}
     bare.net.train()
     on_meta = (bare.net, x0_BCHW.to("meta"), {name: value.to("meta") for name, value in cond.items()}, draws)

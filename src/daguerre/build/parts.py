@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from daguerre import plugins
 from daguerre.adapters.adapter import Attached, attach
+from daguerre.adapters.settings import AdapterSettings
 from daguerre.conditions.condition import Images
 from daguerre.config.config import Config, Loaded
 from daguerre.data.images.kinds import KINDS
@@ -29,7 +30,7 @@ from daguerre.training.precision.dtypes import Autocast, Precision
 from daguerre.training.settings import OptimizerSettings, TrainingSettings, largest_divisor
 from daguerre.training.sharding import UNSHARDED, Sharding
 from daguerre.training.state import TrainState
-from daguerre.types import Batch, LossTerms
+from daguerre.types import Batch, Cond, LossTerms
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,14 @@ class Components:
 
     def loss(self, net: nn.Module, batch: Batch) -> LossTerms:
         """The loss of a micro-batch: the one place where family and objective meet."""
+        x0, cond = self.encode(batch)
+        return self.objective.loss(net, x0, cond, batch.draws)
+
+    def encode(self, batch: Batch) -> tuple[Tensor, Cond]:
+        """Clean samples and conditioning of a batch, by the family and then by the adapters."""
         with self.numerics.frozen():
             x0, cond = self.family.encode(batch)
-            cond = self.attached.condition(batch, cond)
-        return self.objective.loss(net, x0, cond, batch.draws)
+            return x0, self.attached.condition(batch, cond)
 
     def draws(self, batch: Batch, quantile: float | None = None) -> Mapping[str, Tensor]:
         """All that the loss needs of a batch beside its samples: random numbers by its keys, on the CPU (`quantile`
@@ -120,6 +125,13 @@ def load(config: Config) -> tuple[Family, Attached]:
     reached = [name for own in config.adapters.values() for name in own.reaches(family.trainable)]
     family = family.training(reached) if family.trainable else family
     return family, attach(config.adapters, family, config.seed)
+
+
+def beside(parts: Components, adapters: Mapping[str, AdapterSettings]) -> Components:
+    """The parts with further adapters, for generation: on the same device, in evaluation mode."""
+    more = attach(adapters, replace(parts.family, net=parts.net), parts.seed)
+    more.net.to(parts.device).eval()
+    return replace(parts, attached=Attached(more.net, {**parts.attached.trainables, **more.trainables}))
 
 
 def _assembled(config: Config, family: Family, attached: Attached, device: torch.device) -> Components:

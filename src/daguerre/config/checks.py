@@ -96,7 +96,7 @@ def _adapters(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) ->
     able = model.trainable()
     for name, own in adapters.items():
         reached = own.reaches(able)
-        if able and not reached:
+        if able and not reached and not own.separate:
             found.append(
                 Problem(f"adapters.{name}", f"nothing would be trained: name at least one of {', '.join(able)}")
             )

@@ -215,7 +215,8 @@ def _conditioning(
     """Conditioning by the family and then by the adapters, as in training; where `guided`, also the unguided side.
     `prompts` are those of the batch with pixels."""
     started = set() if batch[0].strength is None else {IMAGE, MASK} - {*parts.family.prompt_images}
-    told = [replace(prompt, images=_without(prompt.images, started)) for prompt in prompts]
+    known = started | {*parts.attached.images}
+    told = [replace(prompt, images=_without(prompt.images, known)) for prompt in prompts]
     cond, null = parts.family.encode_prompts(told, (3, *batch[0].size_px), guided)
     read = _as_batch(parts, [replace(request, prompt=prompt) for request, prompt in zip(batch, prompts, strict=True)])
     cond = parts.attached.condition(read, cond)
@@ -238,6 +239,12 @@ def _as_batch(parts: Components, requests: Sequence[ImageRequest]) -> Batch:
         of_name = [request.prompt.images[name] for request in requests]
         if len({image.shape for image in of_name}) == 1:
             images[name] = torch.from_numpy(np.stack(of_name)).permute(0, 3, 1, 2)
+    if missing := [name for name in parts.attached.images if name not in images]:
+        raise UserError(
+            f"this model reads {', '.join(missing)} beside the prompt, and there is none here: give "
+            f"{missing[0]}=PICTURE to `daguerre generate` (docs/controlnet.md)",
+            code="missing",
+        )
     sizes = np.tile(np.array([height, width, 0, 0, height, width], dtype=np.int32), (count, 1))
     names, texts = [str(request.number) for request in requests], [request.prompt.text for request in requests]
     draws = parts.attached.random_inputs(parts.seed, keys, shape)

@@ -81,7 +81,7 @@ def of_net(net: nn.Module, components: Mapping[str, nn.Module], axis_rules: Rule
     found: dict[str, ParameterSplit] = {}
     patterns: dict[str, str] = {}
     problems: list[tuple[str, str]] = []
-    for network in components.values():
+    for network in {**dict(net.named_children()), **components}.values():  # with what adapters have put beside them
         names = {name: own[id(p)] for name, p in network.named_parameters() if id(p) in own}
         if names:
             inner = placement(network, axis_rules, mesh)

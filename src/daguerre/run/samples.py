@@ -1,6 +1,6 @@
 """The sample images of a run at each save, and their files in the run folder."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from daguerre.generation.generate import GeneratedImage, ImageRequest
 from daguerre.generation.prompts import Prompts, Row
 from daguerre.generation.requests import RequestList
 from daguerre.run import known_words
+from daguerre.types import Batch
 
 LISTING = "samples.json"
 
@@ -38,6 +39,21 @@ def requests(config: Config, captions: Callable[[int], list[str]]) -> list[Image
     found = RequestList(prompts, single, size_px, generate.KEYS)
     found.survey()  # for its UserErrors
     return list(found)
+
+
+def with_images(each: Sequence[ImageRequest], batches: Iterable[Batch], names: Collection[str]) -> list[ImageRequest]:
+    """The same requests with images of samples, such as the control images `names`, in turn: each is generated in the
+    size of its own. UserError if there is no sample."""
+    pairs = [(batch, row) for batch in batches for row in range(len(batch.names)) if batch.valid_B[row]]
+    if not pairs:
+        raise UserError(f"no sample has {', '.join(names)}, so sample images cannot be generated", code="missing")
+    found = []
+    for number, one in enumerate(each):
+        batch, row = pairs[number % len(pairs)]
+        images = {name: batch.images[name][row].permute(1, 2, 0).numpy() for name in names}
+        height, width = batch.pixels_BCHW.shape[2:]
+        found.append(replace(one, prompt=replace(one.prompt, images=images), size_px=(height, width)))
+    return found
 
 
 def _in_turn(row: Row, turn: int) -> Row:

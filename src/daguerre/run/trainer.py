@@ -20,7 +20,7 @@ from daguerre.build import about
 from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.config.config import Loaded
-from daguerre.data.dataset import Member
+from daguerre.data.dataset import Dataset, Member
 from daguerre.data.loading import loader
 from daguerre.distributed.launch import environment
 from daguerre.distributed.launch.environment import World
@@ -241,6 +241,9 @@ def write_samples(run: Run, again: bool = False) -> None:
             sink.show(run.state.step, trackers.image_name(one.number), image.pixels_HWC, text)
 
     each = samples.requests(run.config, lambda count: captions(run, count))
+    if read := run.parts.attached.images:
+        made = loader.fixed_batches(shown_samples(run), len(each), lambda _: 1, images=read)
+        each = samples.with_images(each, made, read)
     folder = run.folder.samples / f"step-{run.state.step:08d}" if run.processes.leads else None
     shown = again and folder is not None and (folder / samples.LISTING).is_file()
     samples.write(run.parts, run.config, each, folder, {"step": run.state.step}, (lambda _: None) if shown else show)
@@ -248,8 +251,12 @@ def write_samples(run: Run, again: bool = False) -> None:
 
 def captions(run: Run, count: int) -> list[str]:
     """Captions of the first held-out samples; of trained ones if none are held out."""
-    dataset = run.held_out if run.held_out.size != 0 else run.dataset
-    return loader.fixed_captions(dataset, count)
+    return loader.fixed_captions(shown_samples(run), count)
+
+
+def shown_samples(run: Run) -> Dataset:
+    """The held-out samples; trained ones if none are held out."""
+    return run.held_out if run.held_out.size != 0 else run.dataset
 
 
 def stopped(run: Run, signal: Signals) -> int:

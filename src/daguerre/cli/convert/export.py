@@ -149,6 +149,14 @@ def exported(request: Request) -> Iterator[Path]:
         return
     folder, options = RunFolder(request.source), request.options
     config = configs.load(str(folder.path), request.overrides).config
+    beside = [name for name, own in config.adapters.items() if own.separate]
+    if options.format != "adapters" and len(beside) == len(config.adapters):
+        raise UserError(
+            f"{', '.join(beside)}: this trains a network beside the model, which files of a whole model do not hold: "
+            "use format=adapters",
+            code="unsupported",
+            setting="format",
+        )
     checkpoint = newest(folder, options.checkpoint or "latest")
     raw, description = weights_of(checkpoint, folder, options.weights)
     print(description)
@@ -161,6 +169,7 @@ def exported(request: Request) -> Iterator[Path]:
         else:
             with parts.attached.merged():
                 notices = parts.family.export(made, parts.objective, config.sampling)
+            notices += [f"without {name}: format=adapters writes the network beside the model" for name in beside]
         print("".join(f"{line}\n" for line in notices), end="")
         del parts
         yield made

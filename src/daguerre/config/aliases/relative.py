@@ -196,14 +196,11 @@ def foreign_degree(key: str, text: str, look: Look) -> Meaning:
 
 
 def conditions(key: str, text: str, look: Look) -> Meaning:
-    """kohya's `conditioning_data_dir`: masks for its masked loss, else ControlNet's images."""
+    """kohya's `conditioning_data_dir`: masks for its masked loss, else control images."""
     if text.lower() in ("none", "null", "false", ""):
         return idle(key, "no folder is given")
-    if not is_true(look("masked_loss")) and look("objective.mask") is None:
-        raise UserError(
-            "ControlNet is not supported yet; with masked_loss=true this is data.mask_dir, a folder of masks"
-        )
-    return one("data.mask_dir", text)
+    masks = is_true(look("masked_loss")) or look("objective.mask") is not None
+    return one("data.mask_dir" if masks else "data.control_dir", text)
 
 
 _BIAS: Sequence[str] = ("multiplier", "begin", "end", "portion")

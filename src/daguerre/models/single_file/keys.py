@@ -175,3 +175,26 @@ def _without_place(name: str, network: str) -> UserError:
 def with_wrapper(name: str) -> str:
     """A text encoder's name as the hub's files have it; transformers 5.6 and later leave `text_model.` out."""
     return name if name.startswith(("text_model.", "text_projection.")) else f"text_model.{name}"
+
+
+_EMBEDDING = re.compile(r"controlnet_cond_embedding\.(conv_in|blocks\.(\d+)|conv_out)\.(weight|bias)")
+_ZERO = re.compile(r"controlnet_down_blocks\.(\d+)\.(weight|bias)|controlnet_mid_block\.(weight|bias)")
+
+
+def controlnet(names: Iterable[str]) -> list[Link]:
+    """Of a ControlNetModel, as lllyasviel/ControlNet names it. UserError for parts that the original has no place
+    for."""
+    names = list(names)
+    last = 1 + sum(name.startswith("controlnet_cond_embedding.blocks.") and name.endswith(".weight") for name in names)
+    numbered = _numbered_blocks(names)
+    return [Link(_controlnet_name(name, last, numbered), (name,)) for name in names]
+
+
+def _controlnet_name(name: str, last: int, numbered: dict[tuple[str, int, int], str]) -> str:
+    """Activations stand between the layers of the embedding, and count."""
+    if match := _EMBEDDING.fullmatch(name):
+        layer = {"conv_in": 0, "conv_out": last}.get(match[1], 1 + int(match[2] or 0))
+        return f"input_hint_block.{2 * layer}.{match[3]}"
+    if match := _ZERO.fullmatch(name):
+        return f"middle_block_out.0.{match[3]}" if match[1] is None else f"zero_convs.{match[1]}.0.{match[2]}"
+    return _unet_name(name, numbered)

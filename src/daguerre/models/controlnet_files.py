@@ -1,0 +1,239 @@
+"""Files of ControlNets: reads them in any layout, and writes them for diffusers and for ComfyUI and A1111.
+
+Layouts are the folder of diffusers, its names in one file, and the original names (lllyasviel/ControlNet), with or
+without the prefix `control_model.`; of the latter also files that hold differences to the base model. What a file holds
+is compared with the model's UNet, tensor by tensor; what is no ControlNet is refused by name.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from inspect import signature
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from diffusers import ControlNetModel
+from torch import Tensor, nn
+
+from daguerre.checkpoint.atomic import write_durably
+from daguerre.checkpoint.safetensors import encode
+from daguerre.errors import UserError
+from daguerre.models import controlnet
+from daguerre.models.export.about import UNKNOWN, About
+from daguerre.models.single_file import keys
+from daguerre.models.weights import load as weights_load
+from daguerre.models.weights import resolve
+from daguerre.models.weights.files import read_file, read_json
+from daguerre.models.weights.resolve import Options
+
+SINGLE_FILE = "controlnet.safetensors"
+"""An export's file in the original layout."""
+PREFIX = "control_model."
+_DIFFERENCE = "difference"
+_MARKS = {"lora_controlnet", "task_embedding"}
+"""Names without the prefix in any file."""
+_OTHERS = (
+    (r"lora_controlnet$|.*\.(up|down)$", "a Control-LoRA: only whole ControlNets can be read"),
+    (r"task_embedding|control_add_embedding\.", "a union ControlNet, which reads several kinds of pictures at once"),
+    (r"(adapter\.)?body\.\d+\.", "a T2I-adapter, not a ControlNet"),
+    (r"(lora_|.*\.lora_|.*\.lora\.)", "a LoRA, not a ControlNet"),
+    (r".*(controlnet_blocks\.|controlnet_x_embedder\.|double_blocks\.)", "a ControlNet of Flux or SD3"),
+    (r"(model\.diffusion_model\.)", "a base model, not a ControlNet"),
+)
+_CLASSES = {
+    "ControlNetUnionModel": "a union ControlNet, which reads several kinds of pictures at once",
+    "T2IAdapter": "a T2I-adapter, not a ControlNet",
+    "MultiAdapter": "several T2I-adapters, not a ControlNet",
+    "UNet2DConditionModel": "a UNet, not a ControlNet",
+}
+
+
+_OF_UNET = (
+    *("in_channels", "cross_attention_dim", "block_out_channels", "layers_per_block", "norm_num_groups"),
+    "projection_class_embeddings_input_dim",
+)
+"""Numbers that are the UNet's."""
+
+
+class Base(NamedTuple):
+    """The model that a ControlNet is put beside."""
+
+    unet: Any
+    factor: int
+    """Sides of an image by those of its latent."""
+
+
+def read(place: str, base: Base) -> Any:
+    """The ControlNet of a place, on the CPU in float32: a folder of diffusers, a run's folder, a file, or the hub's.
+
+    Under `torch.device("meta")` no weights are read. UserError for what is no ControlNet for this model.
+    """
+    found = find(place)
+    network = _of_folder(found, base) if found.is_dir() else _of_file(found, base)
+    if not resolve.without_weights():
+        _check_numbers(place, network)
+    return network
+
+
+def find(place: str) -> Path:
+    """The folder in diffusers' layout, or the file, that a place means. UserError if there is none."""
+    folder = _exported(Path(place).expanduser())
+    if folder.is_dir():
+        return folder
+    if place.endswith(_PICKLED):
+        raise UserError(
+            f"{place} is pickled, and such a file can run code when it is opened: give a .safetensors file",
+            code="unsupported",
+        )
+    if place.endswith(".safetensors"):
+        return resolve.file(place, Options())
+    return resolve.locate(place, {"": resolve.network("", Options())})
+
+
+def digest(place: str) -> str:
+    """SHA-256 of the weights of a place, hex."""
+    found, sha256 = find(place), hashlib.sha256()
+    for path in [found] if found.is_file() else sorted(found.glob("diffusion_pytorch_model*.safetensors")):
+        sha256.update(path.read_bytes())
+    return sha256.hexdigest()
+
+
+_PICKLED = (".ckpt", ".bin", ".pt", ".pth")
+
+
+def _exported(path: Path) -> Path:
+    """The folder of a ControlNet that a run has exported, if a run's folder is meant. UserError if it has several."""
+    found = [each.parent for each in (*path.glob("adapter/config.json"), *path.glob("adapter/*/config.json"))]
+    if len(found) > 1:
+        names = ", ".join(sorted(str(each) for each in found))
+        raise UserError(f"{path} has several ControlNets: give the folder of one of them, {names}", code="conflict")
+    return found[0] if found else path
+
+
+def _of_folder(folder: Path, base: Base) -> Any:
+    named = read_json(folder / "config.json").get("_class_name")
+    if named != "ControlNetModel":
+        what = _CLASSES.get(str(named), f"a {named}" if named else "no network of diffusers (no _class_name)")
+        raise UserError(f"{folder} is {what}: a ControlNetModel is needed", code="unsupported")
+    defaults = {name: each.default for name, each in signature(ControlNetModel.__init__).parameters.items()}
+    _check_fits(folder, defaults | weights_load.config(ControlNetModel, folder), base)
+    return weights_load.load(ControlNetModel, folder)
+
+
+def _check_fits(folder: Path, config: Mapping[str, Any], base: Base) -> None:
+    """UserError if the numbers are those of a ControlNet for another model."""
+    embedding = config["conditioning_embedding_out_channels"]
+    wanted = controlnet.numbers(base.unet, embedding)
+    if wanted["addition_embed_type"] != config["addition_embed_type"]:
+        kinds = {True: "SDXL", False: "Stable Diffusion 1.x or 2.x"}
+        theirs, ours = (
+            kinds[found == "text_time"] for found in (config["addition_embed_type"], wanted["addition_embed_type"])
+        )
+        raise UserError(f"{folder} is a ControlNet for {theirs}, and this model is {ours}", code="unsupported")
+    if config["conditioning_channels"] != wanted.get("conditioning_channels", 3):
+        raise UserError(
+            f"{folder} reads pictures of {config['conditioning_channels']} channels: only those that read RGB (3) can "
+            "be used",
+            code="unsupported",
+        )
+    for name in _OF_UNET:
+        own, asked = (list(v) if isinstance(v, list | tuple) else v for v in (config[name], wanted[name]))
+        if own != asked:
+            raise UserError(
+                f"{folder} is a ControlNet for another model: its {name} is {own}, that of this model's UNet {asked}",
+                code="unsupported",
+            )
+    _check_embedding(folder, len(embedding), base)
+
+
+def _check_embedding(path: Path, levels: int, base: Base) -> None:
+    if 1 << (levels - 1) != base.factor:
+        raise UserError(
+            f"{path} is a ControlNet for another autoencoder: it shrinks pictures by {1 << (levels - 1)}, and this "
+            f"model's autoencoder shrinks images by {base.factor}",
+            code="unsupported",
+        )
+
+
+def _of_file(path: Path, base: Base) -> Any:
+    """The ControlNet in one file. Its size, and the channels of its embedding, follow from its tensors."""
+    tensors = read_file(path)
+    own = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items() if name.startswith(PREFIX)} or tensors
+    for pattern, what in _OTHERS:
+        if any(re.match(pattern, name) for name in (*own, *(tensors.keys() & _MARKS))):
+            raise UserError(f"{path} is {what}", code="unsupported")
+    own = {name: tensor for name, tensor in own.items() if name != _DIFFERENCE}
+    original = any(name.startswith("input_hint_block.") for name in own)
+    if not original and "controlnet_cond_embedding.conv_in.weight" not in own:
+        raise UserError(f"{path} is no ControlNet: it has tensors such as {', '.join(sorted(own)[:3])}", code="unknown")
+    numbers = _numbers(path, own, base, original)
+    network = weights_load.build(ControlNetModel, numbers)
+    links = keys.controlnet(network.state_dict()) if original else []
+    found = {link.names[0]: own[link.original] for link in links} if original else own
+    if _DIFFERENCE in tensors:
+        unet = base.unet.state_dict()
+        found = {name: v.float() + unet[name] if controlnet.shared(name) else v for name, v in found.items()}
+    if not resolve.without_weights():
+        weights_load.fill(network, found, path)
+    return network
+
+
+def _numbers(path: Path, own: Mapping[str, Tensor], base: Base, original: bool) -> dict[str, Any]:
+    """Numbers of the ControlNet with the tensors `own`. UserError if it is not one for this UNet."""
+    embedding = _embedding(own, original)
+    _check_embedding(path, len(embedding), base)
+    nearest: list[str] = []
+    for size in controlnet.SIZES:
+        numbers = controlnet.numbers(base.unet, embedding, size)
+        with torch.device("meta"):
+            shapes = {
+                name: tuple(v.shape) for name, v in weights_load.build(ControlNetModel, numbers).state_dict().items()
+            }
+        if original:
+            shapes = {link.original: shapes[link.names[0]] for link in keys.controlnet(shapes)}
+        odd = sorted(shapes.keys() ^ own.keys())
+        odd += [name for name in shapes.keys() & own.keys() if shapes[name] != tuple(own[name].shape)]
+        if not odd:
+            return numbers
+        nearest = odd if not nearest or len(odd) < len(nearest) else nearest
+    sized = {"add_embedding.linear_1.weight", "label_emb.0.0.weight"} & own.keys()
+    theirs = "SDXL" if sized else "Stable Diffusion 1.x or 2.x"
+    raise UserError(
+        f"{path} is a ControlNet for another model ({theirs}, by its names): missing, unknown or of another shape than "
+        f"this UNet asks for: {', '.join(nearest[:3])}{' ...' if len(nearest) > 3 else ''}",
+        code="unsupported",
+    )
+
+
+def _embedding(own: Mapping[str, Tensor], original: bool) -> list[int]:
+    """Channels of the picture's embedding: of its first layer, and of every second one after it."""
+    names = [name for name in own if name.startswith(("input_hint_block.", "controlnet_cond_embedding.blocks."))]
+    numbered = sorted(int(name.split(".")[1 if original else 2]) for name in names if name.endswith(".weight"))
+    if original:
+        return [len(own[f"input_hint_block.{number}.weight"]) for number in numbered[:-1:2]]
+    every = [f"controlnet_cond_embedding.blocks.{number}.weight" for number in numbered[1::2]]
+    return [len(own[name]) for name in ("controlnet_cond_embedding.conv_in.weight", *every)]
+
+
+def _check_numbers(place: str, network: nn.Module) -> None:
+    for name, tensor in network.state_dict().items():
+        if not torch.isfinite(tensor).all():
+            raise UserError(f"{place}: {name} has NaN or infinity in it", code="damaged")
+
+
+def write(folder: Path, network: Any, about: About = UNKNOWN) -> None:
+    """Fills an empty folder: diffusers' files, and SINGLE_FILE in the original layout. Both are read back and compared
+    with the weights, to the bit; OSError where they differ. `about` goes into the headers."""
+    header = {"modelspec.sai_model_spec": "1.0.1", "modelspec.title": about.title} if about.title else {}
+    own = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in network.state_dict().items()}
+    originals = {link.names[0]: PREFIX + link.original for link in keys.controlnet(own)}
+    network.save_config(folder)
+    for file, names in (
+        ("diffusion_pytorch_model.safetensors", {name: name for name in own}),
+        (SINGLE_FILE, originals),
+    ):
+        write_durably(folder / file, encode({names[name]: tensor for name, tensor in own.items()}, header))
+        found = read_file(folder / file)
+        if lost := [name for name, tensor in own.items() if not torch.equal(found[names[name]], tensor)]:
+            raise OSError(f"{folder / file} holds other weights than were written: {', '.join(lost[:3])}")

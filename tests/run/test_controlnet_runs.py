@@ -1,0 +1,155 @@
+"""Runs with `adapter.name=controlnet` from end to end: what a checkpoint holds, going on, other meshes, the samples."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import forked_runs
+import numpy as np
+import pytest
+import torch
+from diffusers import ControlNetModel
+from PIL import Image
+from safetensors.torch import load_file
+from tiny_models import write_sd, write_sdxl
+
+from daguerre import errors
+from daguerre.checkpoint.store import Store
+from daguerre.cli import main
+
+RECIPE = """
+run_name: controlnet
+model: {family: KIND}
+objective: {name: eps}
+adapters: {outline: {name: controlnet, conditioning_dropout: 0.2}}
+data: {source: folder, resolution: 16, random_flip: true, held_out_fraction: 0.2}
+training: {duration: "4 steps", global_batch_size: 6}
+optimizer: {learning_rate: 1e-3, epsilon: 1e-5}
+lr_scheduler: {warmup: "0 steps"}
+logging: {every: "1 steps", tensorboard: false}
+checkpoint: {every: "2 steps", keep: 9}
+sampling: {num_images: 2, num_inference_steps: 2}
+validation: {every: "2 steps", num_samples: 2, num_levels: 2}
+"""
+MESHES = {"fsdp2": (2, 1, 2, 1), "data2": (2, 2, 1, 1), "tensor2": (2, 1, 1, 2), "fsdp2-tensor2": (4, 1, 2, 2)}
+
+
+class Place:
+    """A folder with a base, images with pictures beside them, and runs of one recipe."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder, self.kind = folder, kind
+        (write_sd if kind == "sd" else write_sdxl)(folder / "base")
+        (folder / "images").mkdir()
+        noise = np.random.default_rng(0)
+        for number in range(14):
+            for name in (f"{number:02}.png", f"{number:02}.control.png"):
+                pixels = noise.integers(0, 256, (20, 16, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / "images" / name)
+            (folder / "images" / f"{number:02}.txt").write_text(f"image {number}")
+        self.recipe = folder / "recipe.yaml"
+        self.recipe.write_text(RECIPE.replace("KIND", kind))
+
+    def given(self, *more: str) -> list[str]:
+        """The command's settings."""
+        base = f"model.pretrained_model_name_or_path={self.folder / 'base'}"
+        return [base, f"data.path={self.folder / 'images'}", *more]
+
+    def train(self, name: str, *more: str) -> int:
+        """In this process."""
+        place = [f"output_dir={self.folder}", f"run_name={name}"]
+        return main.run(["train", str(self.recipe), *place, *self.given(*more)])
+
+    def on(self, name: str, mesh: tuple[int, int, int, int]) -> dict:
+        """A run on a mesh, for `forked_runs.together`."""
+        size, *degrees = mesh
+        axes = [f"mesh.ici_{axis}_parallelism={n}" for axis, n in zip(("data", "fsdp", "tensor"), degrees, strict=True)]
+        return forked_runs.run(self.folder, name, size, *self.given(*axes), recipe=str(self.recipe))
+
+    def tensors(self, name: str, group: str = "model", step: int = 4) -> dict[str, torch.Tensor]:
+        """Of a checkpoint."""
+        store = Store(self.folder / name / "checkpoints")
+        return store.load(store.root / f"step-{step:08d}", [group]).tensors[group]
+
+    def numbers(self, name: str, key: str) -> list[float]:
+        """A number of each line of metrics that has it."""
+        lines = map(json.loads, (self.folder / name / "metrics" / "metrics.jsonl").read_text().splitlines())
+        return [line[key] for line in lines if key in line]
+
+
+@pytest.fixture(scope="module", params=["sd", pytest.param("sdxl", marks=pytest.mark.long)])
+def place(request, tmp_path_factory):
+    """With the run `whole`, which was never stopped."""
+    made = Place(tmp_path_factory.mktemp(request.param), request.param)
+    assert made.train("whole") == errors.DONE
+    return made
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_checkpoint_holds_the_controlnet_alone_and_it_is_exported(place):
+    model, averaged = place.tensors("whole"), place.tensors("whole", "ema")
+    assert all(name.startswith("controlnet.") for name in model)
+    assert {t.dtype for t in model.values()} == {torch.float32}
+    first = place.tensors("whole", step=2)
+    assert not any(torch.equal(first[name], model[name]) for name in model)
+    network = ControlNetModel.from_pretrained(place.folder / "whole" / "adapter", low_cpu_mem_usage=False)
+    assert_equal({f"controlnet.{name}": value for name, value in network.state_dict().items()}, averaged)
+    assert not (place.folder / "whole" / "pipeline").exists()
+    assert len(place.numbers("whole", "validation/loss")) == 2
+
+
+def test_samples_are_of_held_out_pictures(place):
+    folder = place.folder / "whole" / "samples" / "step-00000004"
+    listed = json.loads((folder / "samples.json").read_text())
+    assert len(listed) == 2
+    assert len({one["prompt"] for one in listed}) == 2
+
+
+def test_stopped_and_killed_runs_end_equal_to_the_bit(place):
+    assert place.train("short", "training.duration=2 steps") == errors.DONE
+    assert place.train("short", "training.duration=4 steps") == errors.DONE
+    shutil.copytree(place.folder / "whole", place.folder / "killed")  # as a kill behind the first save leaves it
+    shutil.rmtree(place.folder / "killed/checkpoints/step-00000004")
+    (place.folder / "killed/status.json").unlink()
+    assert place.train("killed") == errors.DONE
+    for name in ("short", "killed"):
+        for group in ("model", "ema", "optimizer"):
+            assert_equal(place.tensors(name, group), place.tensors("whole", group))
+        assert place.numbers(name, "learning/loss") == place.numbers("whole", "learning/loss")
+
+
+def test_a_run_is_where_another_one_starts(place):
+    one = f"adapters.outline.controlnet_model_name_or_path={place.folder / 'whole'}"
+    assert place.train("further", one, "training.duration=1 steps", "checkpoint.every=1 steps") == errors.DONE
+    found, before = place.tensors("further", step=1), place.tensors("whole", "ema")
+    assert all((found[name] - before[name]).abs().max() < 2e-3 for name in before)
+
+
+@pytest.mark.long
+def test_other_meshes_learn_what_one_process_does(place):
+    codes = forked_runs.together(place.folder, [place.on(name, mesh) for name, mesh in MESHES.items()])
+    logs = [(place.folder / f"{name}.seen.log-0").read_text() for name in MESHES]
+    assert all(code == 0 for run in codes for code in run), logs
+    expected, losses = place.tensors("whole", "ema"), place.numbers("whole", "learning/loss")
+    for name in MESHES:
+        assert place.numbers(name, "learning/loss") == pytest.approx(losses, rel=1e-5)
+        found = place.tensors(name, "ema")
+        assert found.keys() == expected.keys()
+        for key, value in found.items():
+            assert (value - expected[key]).norm() <= 1e-3 * expected[key].norm() + 1e-6, (name, key)
+        assert load_file(place.folder / name / "adapter" / "controlnet.safetensors").keys()
+
+
+def test_convert_export_writes_the_controlnet_and_no_whole_model(place, capsys):
+    run, out = str(place.folder / "whole"), place.folder / "raw"
+    assert main.run(["convert", "export", run, "format=adapters", f"out={out}", "weights=raw"]) == errors.DONE
+    network = ControlNetModel.from_pretrained(out, low_cpu_mem_usage=False)
+    assert_equal({f"controlnet.{n}": value for n, value in network.state_dict().items()}, place.tensors("whole"))
+    assert main.run(["convert", "export", run, "format=single_file", f"out={out}.safetensors"]) == errors.REFUSED
+    assert "use format=adapters" in capsys.readouterr().err
