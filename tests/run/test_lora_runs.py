@@ -287,6 +287,27 @@ def test_a_lora_beside_an_encoder_that_is_trained_whole(place):
     assert same == {"unet": True, "text_encoder": False}
 
 
+def test_from_a_file_come_the_additions_with_its_strength(place, capsys):
+    """Also of a run that has another alpha."""
+    file = place.folder / "whole/adapter/kohya.safetensors"
+    given = [
+        f"init_from={file}",
+        "adapters.style.alpha=5",
+        "training.duration=1 steps",
+        "optimizer.learning_rate=1e-30",
+    ]
+    assert place.train("from-file", *given) == errors.DONE
+    said = capsys.readouterr().out
+    assert f"layers start from the LoRA in {file}" in said
+    averaged, own = place.tensors("whole", "ema"), place.tensors("from-file", step=1)
+    for name, value in averaged.items():
+        factor = 2.5 / 5 if ".lora_B." in name else 1
+        torch.testing.assert_close(own[name], factor * value, rtol=1e-6, atol=1e-9)
+    other = [f"init_from={file}", "adapters.style.rank=8", "run_name=other"]
+    assert place.train("other", *other) == errors.REFUSED
+    assert "daguerre convert resize" in capsys.readouterr().err
+
+
 def test_from_another_run_come_the_additions_alone(place, capsys):
     assert place.train("from", f"init_from={place.folder / 'whole'}", "training.duration=1 steps",
                        "optimizer.learning_rate=1e-30") == errors.DONE  # fmt: skip

@@ -74,6 +74,11 @@ class Trainable(ABC):
         """Writes what was trained, with the CURRENT weights, as its usual library reads it, in place of `folder`: the
         old content or the new one is there at any moment. `about` is for headers. Returns messages for the user."""
 
+    def start_from(self, path: Path) -> list[str] | None:
+        """Takes up what a file of any program holds, before training; returns messages for the user. UserError for one
+        that does not fit; None from adapters that start from no file."""
+        return None
+
     def merge(self) -> None:
         """Puts what was learnt into the components' own weights, for exports that hold a whole model. Once."""
         return
@@ -130,6 +135,17 @@ class Attached:
         return {
             name: v for each in self.trainables.values() for name, v in each.random_inputs(seed, keys, shape).items()
         }
+
+    def start_from(self, path: Path) -> list[str]:
+        """Puts what a file holds into the adapter that it is for. UserError where there is none."""
+        for each in self.trainables.values():
+            if (said := each.start_from(path)) is not None:
+                return said
+        raise UserError(
+            f"init_from={path}: there is no run, and no adapter of this recipe starts from a file",
+            code="unsupported",
+            setting="init_from",
+        )
 
     def export(
         self,

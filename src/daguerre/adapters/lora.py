@@ -43,12 +43,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from daguerre import keys
 from daguerre.adapters.adapter import Trainable
-from daguerre.adapters.lora_parts import inits
+from daguerre.adapters.lora_parts import from_file, inits
 from daguerre.adapters.lora_parts.layers import FROM_BASE, IN_PEFT_LORA, LAYERS, Numbers, chosen, numbers
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
-from daguerre.models.lora_files import forms, kohya, peft
+from daguerre.models.lora_files import forms, kohya, peft, read
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE, Addition
 from daguerre.settings import Unused
 
@@ -226,6 +226,18 @@ class LoRA(Trainable):
             card = _CARD if self.for_diffusers else _PEFT_CARD.replace("COMPONENT", next(iter(both)))
             (fresh / "README.md").write_text(card, encoding="utf-8")
         return []
+
+    def start_from(self, path: Path) -> list[str]:
+        """Takes up a file in any layout that `models/lora_files/read.py` reads."""
+        if any(inits.START in network.peft_config for network in self.networks.values()):
+            raise UserError(
+                f"init_from={path}: this recipe's init starts from a part of the base's weights: set init=default",
+                code="conflict",
+                setting="init_from",
+            )
+        with self.detached():
+            found = read.read(path, self.components)
+        return from_file.take_up(path, found, self.networks)
 
     @property
     def for_diffusers(self) -> bool:

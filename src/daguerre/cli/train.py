@@ -35,7 +35,7 @@ Common settings
   training.duration            "20k steps", "1.5M samples" or "3 epochs"
   training.global_batch_size   samples of one update
   optimizer.learning_rate      peak learning rate
-  init_from                    run folder whose weights a new run starts from
+  init_from                    run folder whose weights a new run starts from, or the file of a LoRA
   checkpoint.every             interval of saves, such as "500 steps"
   sampling.prompts             prompts of the images at each save, such as '["a small green star"]'
 

@@ -53,7 +53,8 @@ class Config(Settings):
     seed: int = Field(0, ge=0, lt=1 << 63)
     """All random numbers of the run follow from this and the samples' ids."""
     init_from: Annotated[str | None, ADDRESS] = None
-    """Run folder whose newest weights (the averaged ones, if it keeps them) a new run starts from."""
+    """Run folder whose newest weights (the averaged ones, if it keeps them) a new run starts from; for an adapter also
+    a file of its kind, such as a LoRA."""
     resume_from_checkpoint: str = Field("latest", json_schema_extra=FREE)
     """Where a run that has checkpoints goes on: `latest`, or the name of one, such as `step-00001000`. `never`: a run
     that was begun before is refused."""

@@ -182,6 +182,8 @@ def first_weights(attached: Attached, start: StartPoint, config: Config) -> list
     if start.checkpoint is not None or config.init_from is None:
         return []
     other = RunFolder(local_copy.located(config.init_from))
+    if not other.checkpoints.is_dir() and other.path.exists():
+        return attached.start_from(other.path)
     notices, place = local_copy.fetch(other.path), f"{local_copy.display_name(other.path)}/checkpoints"
     found = Store(other.checkpoints).newest_verified()
     if found.path is None:
@@ -228,6 +230,8 @@ def describe_start(config: Config, start: StartPoint) -> list[str]:
         return [f"the run continues from {start.checkpoint.name}"]
     if config.init_from is None:
         return []
+    if Path(config.init_from).expanduser().is_file():
+        return [f"a new run starts from {config.init_from} (init_from)"]
     names = local_copy.names(config.init_from) or Store(RunFolder(Path(config.init_from)).checkpoints).names()
     newest = f"{names[-1]} of {config.init_from}" if names else f"{config.init_from}, which has no checkpoint yet"
     return [f"a new run starts from the weights of {newest} (init_from)"]

@@ -1,0 +1,78 @@
+"""Additions that start from a file of a LoRA, whatever program wrote it."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+
+from daguerre.adapters.lora_parts.inits import ADAPTER
+from daguerre.errors import UserError
+from daguerre.models.lora_files.addition import Addition
+
+_SETTING = "init_from"
+
+
+@torch.no_grad()
+def take_up(path: Path, found: Mapping[str, Iterable[Addition]], networks: Mapping[str, nn.Module]) -> list[str]:
+    """Puts the factors of a file into the additions of the networks, with the strength that they have in the file. An
+    addition that the file lacks keeps its start. Returns messages for the user.
+
+    Raises:
+        UserError: for a layer of the file that gets no addition here, and for another kind or rank.
+    """
+    taken = 0
+    for component, additions in found.items():
+        layers = _layers(networks[component]) if component in networks else {}
+        for each in additions:
+            if (layer := layers.get(each.layer)) is None:
+                raise UserError(
+                    f"{_SETTING}={path}: the file has an addition to {component}.{each.layer}, and this recipe trains "
+                    f"none there: set targets and ranks so that it does",
+                    code="conflict",
+                    setting=_SETTING,
+                )
+            own = _own(layer)
+            _check(path, f"{component}.{each.layer}", each, own)
+            for name, value in each.factors.items():
+                given = value.float() * (each.scale / layer.scaling[ADAPTER] if name == each.strong else 1.0)
+                own[name].copy_(given.reshape(own[name].shape))
+            taken += 1
+    left = sum(len(_layers(network)) for network in networks.values()) - taken
+    rest = f"; {left} layers that it lacks start without effect" if left else ""
+    return [f"{taken} layers start from the LoRA in {path}{rest}"]
+
+
+def _layers(network: nn.Module) -> dict[str, Any]:
+    return {name: module for name, module in network.named_modules() if isinstance(module, BaseTunerLayer)}
+
+
+def _own(layer: nn.Module) -> dict[str, Tensor]:
+    """The trained factors of a layer, by the names that a file has for them."""
+    own: dict[str, Tensor] = {}
+    for name, p in layer.named_parameters():
+        if f".{ADAPTER}" in name:
+            plain = name.replace(f".{ADAPTER}", "")
+            own[plain.removesuffix(".weight") if "magnitude" in plain else plain] = p
+    return own
+
+
+def _check(path: Path, name: str, addition: Addition, own: Mapping[str, Tensor]) -> None:
+    """UserError for an addition of another kind or rank."""
+    theirs = {factor: value.numel() for factor, value in addition.factors.items()}
+    if theirs.keys() != own.keys():
+        raise UserError(
+            f"{_SETTING}={path}: {name} has {', '.join(sorted(theirs))} in the file, and this recipe trains "
+            f"{', '.join(sorted(own))}: set adapter.kind to the file's",
+            code="conflict",
+            setting=_SETTING,
+        )
+    if any(theirs[factor] != value.numel() for factor, value in own.items()):
+        raise UserError(
+            f"{_SETTING}={path}: {name} has rank {addition.rank} in the file, and another one here: set adapter.rank, "
+            "ranks or rank_pattern to it, or change the file's with `daguerre convert resize`",
+            code="conflict",
+            setting=_SETTING,
+        )
