@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
+from daguerre.data.settings import CaptionSettings
 from daguerre.data.sources import shapes as source
 from daguerre.evaluation import shapes
 
@@ -198,6 +199,24 @@ def test_overlap_falls_with_the_distance_and_with_another_shape() -> None:
     assert shapes.overlap(source.render(dataclasses.replace(square, size="small")), original) < 0.6
     assert shapes.overlap(source.render(dataclasses.replace(square, shape="star")), original) < 0.7
     assert shapes.overlap(np.full((64, 64, 3), 250, np.uint8), original) == 0.0
+
+
+def test_a_model_that_reads_control_images_is_asked_for_colours_and_compared_with_the_outlines() -> None:
+    captions = CaptionSettings(fields=("colours",))
+    settings = source.Settings(captions=captions, jitter_px=20, checked_prompts=40)
+    held_out = source.open_source(settings, "held_out")
+
+    def redraw(texts: Sequence[str], originals: Sequence[np.ndarray]) -> list[np.ndarray]:
+        assert list(texts) == [held_out.record(i).texts["colours"] for i in range(40)]
+        assert all("circle" not in text for text in texts)
+        assert np.array_equal(originals[7], held_out.record(7).image)
+        return [np.zeros((64, 64, 3), np.uint8)] * 10 + list(originals[10:])
+
+    (result,) = shapes.evaluate(settings, lambda texts: [], redraw).values()
+    assert result.count == 40
+    assert result.shares()["outline"] == pytest.approx(0.75)
+    assert result.shares()["colour"] == result.shares()["shape"] == 0.75
+    assert {row.name: row.must for row in result.rows}["outline"] == 0.85
 
 
 def test_with_a_new_shape_the_quickstarts_own_prompts_are_measured_too() -> None:

@@ -18,6 +18,7 @@ from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.generation import generate as generation_generate
 from daguerre.samplers.draw import initial_noise
+from daguerre.types import Prompt
 
 PROMPT = "a small green star: on a white background"
 
@@ -96,7 +97,8 @@ def test_the_newest_averaged_weights_are_used(run, recipe, tmp_path):
     built = parts.build(config)
     built.net.load_state_dict(weights(-0.02, built))
     built.net.eval()
-    expected = list(generation_generate.generate_images(built, (64, 64), config.sampling, [PROMPT], [7]))
+    asked = [Prompt(PROMPT, config.sampling.negative_prompt)]
+    expected = list(generation_generate.generate_images(built, (64, 64), config.sampling, asked, [7]))
     assert np.array_equal(draw(run, tmp_path / "a", "seed=7"), np.stack(expected))
     older = draw(run, tmp_path / "b", "seed=7", "resume_from_checkpoint=step-00000001")
     assert not np.array_equal(older, np.stack(expected))

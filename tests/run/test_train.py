@@ -324,9 +324,8 @@ def test_dry_run_shows_every_setting_on_demand(tmp_path, capsys):
 def test_dry_run_refuses_a_data_set_smaller_than_a_batch(tmp_path, capsys):
     build(tmp_path / "raw", 1, 3)
     path = f"data.path={tmp_path / 'raw'}"
-    code = main.run(
-        ["train", "quickstart", "--dry-run", "data.source=webdataset", path, "training.global_batch_size=4"]
-    )
+    given = [f"output_dir={tmp_path}", "data.source=webdataset", path, "training.global_batch_size=4"]
+    code = main.run(["train", "quickstart", "--dry-run", *given])
     assert code == errors.REFUSED
     assert "a batch of 4 samples is larger than an epoch of the data set (2 to train on)" in capsys.readouterr().err
 

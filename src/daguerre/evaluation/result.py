@@ -2,10 +2,11 @@
 
 A file of this folder with this function is a metric:
 
-    def evaluate(settings: SourceSettings, draw: Draw) -> dict[str, Result]
+    def evaluate(settings: SourceSettings, draw: Draw, redraw: Redraw | None) -> dict[str, Result]
 
-where `settings` are those of the source that names the metric and `draw` yields one image [H, W, 3] uint8 a prompt. The
-results are tables by their names; the first has the metric's own.
+where `settings` are those of the source that names the metric, and `draw` yields one image [H, W, 3] uint8 a prompt. A
+model that reads control images has `redraw` in its place. The results are tables by their names; the first has the
+metric's own.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,8 @@ import numpy as np
 
 Draw = Callable[[Sequence[str]], Iterable[np.ndarray]]
 """Images of prompts, in their order, by the weights that are evaluated."""
+Redraw = Callable[[Sequence[str], Sequence[np.ndarray]], Iterable[np.ndarray]]
+"""The same by a model that reads control images, which are computed from images [H, W, 3] uint8, one a prompt."""
 
 
 @dataclass(frozen=True)

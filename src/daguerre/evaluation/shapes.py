@@ -4,7 +4,7 @@ The images and their facts (palette, radii, outlines) are `daguerre.data.sources
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,17 +14,20 @@ from daguerre.data.sources.shapes import (
     IMAGE_PX,
     QUICKSTART_SHAPES,
     RADII_PX,
+    Combination,
     Prompt,
     Settings,
     Shape,
     coverage,
+    open_source,
     prompts,
 )
-from daguerre.evaluation.result import Draw, Result, Row
+from daguerre.evaluation.result import Draw, Redraw, Result, Row
 
 NONE = "none"
 ATTRIBUTES = ("background", "colour", "shape", "size")
 MARKS = {"background": (0.95, 0.98), "colour": (0.95, 0.98), "shape": (0.80, 0.95), "size": (0.80, 0.90)}
+MARKS |= {"outline": (0.85, 0.90)}
 """Shares that the quickstart must reach, and aims at."""
 
 _BORDER_PX = 2
@@ -97,21 +100,39 @@ def overlap(image: np.ndarray, original: np.ndarray) -> float:
     return float(np.minimum(*masks).sum() / np.maximum(*masks).sum())
 
 
-def evaluate(settings: Settings, draw: Draw) -> dict[str, Result]:
+def evaluate(settings: Settings, draw: Draw, redraw: Redraw | None = None) -> dict[str, Result]:
     """Generates prompts of combinations that training never saw, and reads the images. Where a new shape is learnt,
-    `kept` has the quickstart's own prompts, in its measure."""
+    `kept` has the quickstart's own prompts, in its measure. A model that reads control images gets those of held-out
+    images, and `outline` is the mean overlap with their shapes."""
     new = tuple(shape for shape in settings.shapes if shape not in QUICKSTART_SHAPES)
+    named = (*QUICKSTART_SHAPES, *new)
+    if redraw is not None:
+        return {"shapes": _redrawn(settings, redraw, named)}
     asked = prompts("held_out", settings.checked_prompts, 0, settings.shapes, settings.num_images)
-    found = {"shapes": _result(asked, draw, (*QUICKSTART_SHAPES, *new))}
+    found = {"shapes": _drawn(asked, draw, named)}
     if new and settings.kept_prompts:
-        found["kept"] = _result(prompts("held_out", settings.kept_prompts, 0), draw, QUICKSTART_SHAPES)
+        found["kept"] = _drawn(prompts("held_out", settings.kept_prompts, 0), draw, QUICKSTART_SHAPES)
     return found
 
 
-def _result(asked: Sequence[Prompt], draw: Draw, named: Sequence[Shape]) -> Result:
+def _drawn(asked: Sequence[Prompt], draw: Draw, named: Sequence[Shape]) -> Result:
     images = list(draw([prompt.text for prompt in asked]))
-    rows = tuple(Row(name, value, *MARKS.get(name, ())) for name, value in shares(asked, images, named).items())
-    return Result(len(asked), rows)
+    return _result(len(asked), shares(asked, images, named))
+
+
+def _redrawn(settings: Settings, redraw: Redraw, named: Sequence[Shape]) -> Result:
+    source = open_source(settings, "held_out")
+    records = [source.record(number) for number in range(settings.checked_prompts)]
+    texts = [settings.captions.text or record.texts[settings.captions.used[0]] for record in records]
+    asked = [Prompt(text, Combination(**record.metadata)) for text, record in zip(texts, records, strict=True)]
+    originals = [np.asarray(record.image) for record in records]
+    images = list(redraw(texts, originals))
+    outline = float(np.mean([overlap(*pair) for pair in zip(images, originals, strict=True)]))
+    return _result(len(asked), {"outline": outline, **shares(asked, images, named)})
+
+
+def _result(count: int, found: Mapping[str, float]) -> Result:
+    return Result(count, tuple(Row(name, value, *MARKS.get(name, ())) for name, value in found.items()))
 
 
 def _nearest_colours(pixels: np.ndarray) -> np.ndarray:

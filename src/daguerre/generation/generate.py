@@ -256,14 +256,13 @@ def generate_images(
     parts: Components,
     size_px: tuple[int, int],
     sampling: SamplingSettings,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     seeds: Sequence[int],
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[np.ndarray]:
     """Yields one image [H, W, 3] uint8 for each prompt and seed, in their order; see `generate`."""
-    negative, scale = sampling.negative_prompt, sampling.guidance_scale
     requests = (
-        ImageRequest(i, Prompt(prompt, negative), seed, size_px, scale)
+        ImageRequest(i, prompt, seed, size_px, sampling.guidance_scale)
         for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
     )
     for image in generate(parts, sampling, requests, stop):

@@ -6,10 +6,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from daguerre.build.parts import Components
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
+from daguerre.conditions.condition import Images, computed, drawing
 from daguerre.config.config import Config
 from daguerre.errors import UserError
 from daguerre.generation import generate
@@ -54,6 +56,15 @@ def with_images(each: Sequence[ImageRequest], batches: Iterable[Batch], names: C
         height, width = batch.pixels_BCHW.shape[2:]
         found.append(replace(one, prompt=replace(one.prompt, images=images), size_px=(height, width)))
     return found
+
+
+def control_images(wanted: Images, pixels_HWC: np.ndarray, number: int) -> dict[str, np.ndarray]:
+    """The control images of an image [H, W, 3] uint8, as the conditions compute them; `number` is its seed."""
+    return {
+        name: computed(condition, pixels_HWC, drawing(0, name, (number, 0, 0)))
+        for name, condition in wanted.items()
+        if condition is not None
+    }
 
 
 def _in_turn(row: Row, turn: int) -> Row:

@@ -36,7 +36,7 @@ from daguerre.run.storage import RunStorage
 from daguerre.tracking.sinks import read_metrics
 from daguerre.training import device, loop, oom, validation
 from daguerre.training.state import evaluating
-from daguerre.types import Batch, LossTerms
+from daguerre.types import Batch, LossTerms, Prompt
 
 
 def train(loaded: Loaded, storage: RunStorage) -> int:
@@ -277,7 +277,8 @@ def finish(run: Run, stop: StopSignals) -> int:
         signals.extend([signal] if signal is not None else [])
         return signal is not None
 
-    if (measured := run.dataset.measured) is not None and generates(run):
+    measured, stored = run.dataset.measured, None in run.parts.attached.images.values()
+    if measured is not None and generates(run) and not stored:  # a metric has no stored control images
         try:
             with run.processes.watch.doing("evaluating"):
                 evaluate(run, measured, stopping)
@@ -291,13 +292,23 @@ def finish(run: Run, stop: StopSignals) -> int:
 
 def evaluate(run: Run, measured: Member, stop: Callable[[], bool]) -> None:
     """Measures the metric of a source on images of its held-out prompts, by the averaged weights."""
+    control, sampling = run.parts.attached.images, run.config.sampling
 
-    def draw(prompts: Sequence[str]) -> Iterator[Any]:
+    def generated(prompts: Sequence[Prompt]) -> Iterator[Any]:
         size_px, seeds = generate.image_size(run.config, "evaluation"), list(range(len(prompts)))
-        return generate.generate_images(run.parts, size_px, run.config.sampling, prompts, seeds, stop)
+        return generate.generate_images(run.parts, size_px, sampling, prompts, seeds, stop)
+
+    def draw(texts: Sequence[str]) -> Iterator[Any]:
+        return generated([Prompt(text, sampling.negative_prompt) for text in texts])
+
+    def redraw(texts: Sequence[str], originals: Sequence[Any]) -> Iterator[Any]:
+        images = [samples.control_images(control, pixels, i) for i, pixels in enumerate(originals)]
+        asked = zip(texts, images, strict=True)
+        return generated([Prompt(text, sampling.negative_prompt, own) for text, own in asked])
 
     with run.terminal.busy(f"evaluating ({measured.source.metric})"), evaluating(run.state):
-        found = plugins.find("metrics", str(measured.source.metric)).evaluate(measured.settings, draw)
+        metric = plugins.find("metrics", str(measured.source.metric))
+        found = metric.evaluate(measured.settings, draw, redraw if control else None)
     if not run.processes.leads:
         return
     documents = {table: {"step": run.state.step, **result.document()} for table, result in found.items()}
