@@ -5,19 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 from test_lora import errors, outputs
-from test_lora_kinds import attached, networks, plain, trained
+from test_lora_kinds import EVERYWHERE, attached, networks, plain, trained
 from tiny_models import write_sd
 
 from daguerre.errors import UserError
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE
 
-KINDS = {
-    "rslora": (DIFFUSERS_FILE, KOHYA_FILE),
-    "dora": (DIFFUSERS_FILE,),
-    "lokr": (KOHYA_FILE,),
-    "loha": (KOHYA_FILE,),
-}
-CASES = [(kind, file) for kind, files in KINDS.items() for file in files]
+CASES = [
+    ("rslora", DIFFUSERS_FILE),
+    ("lora", KOHYA_FILE),
+    pytest.param("dora", DIFFUSERS_FILE, marks=pytest.mark.long),
+    *(pytest.param(kind, KOHYA_FILE, marks=pytest.mark.long) for kind in ("loha", "lokr")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +35,7 @@ def file(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / KOHYA_FILE
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [pytest.param(*c, marks=[] if n < 2 else [pytest.mark.long]) for n, c in enumerate(CASES)]
-)
+@pytest.mark.parametrize(("kind", "name"), CASES)
 def test_it_has_the_effect_of_the_file_with_any_alpha(kind, name, base, tmp_path):
     theirs = trained(attached(base, kind))
     theirs.attached.export(tmp_path / "lora", theirs.objective, None)
@@ -65,9 +62,9 @@ def test_layers_that_the_file_lacks_start_without_effect(base, tmp_path):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["adapter.rank=8"], "has rank 4 in the file, and another one here: set adapter.rank"),
+        ([EVERYWHERE, "adapter.rank=8"], "has rank 4 in the file, and another one here: set adapter.rank"),
         (
-            ["adapter.kind=dora", "adapter.rank=4"],
+            [EVERYWHERE, "adapter.kind=dora", "adapter.rank=4"],
             "this recipe trains lora_A.weight, lora_B.weight, lora_magnitude_vector",
         ),
         (["adapter.rank=4", "adapter.targets=[to_q]"], "this recipe trains none there: set targets and ranks"),
