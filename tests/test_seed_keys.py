@@ -205,7 +205,14 @@ MAXDIFFUSION += [
     Row("instance_data_dir=mine", refused="are in sd15_dreambooth and sdxl_dreambooth", recipe="quickstart"),
     notice("cache_dreambooth_dataset=False", "has no effect"),
     notice("enable_profiler=False", "has no effect"),
-    refused("enable_profiler=True", LATER),
+    alias("enable_profiler=True", profiler__steps=[2, 6]),
+    alias(
+        "enable_profiler=True",
+        "skip_first_n_steps_for_profiler=5",
+        "profiler_steps=10",
+        profiler__steps=[6, 15],
+    ),
+    notice("profiler_steps=10", "nothing is recorded without enable_profiler=True"),
 ]
 
 RANGE = "timestep_bias_strategy=range"

@@ -50,6 +50,7 @@ FREE = {
     *(f"sampling.{name}" for name in ("s_churn", "s_noise", "s_tmax", "s_tmin")),
     *(f"training.{name}" for name in ("duration", "gradient_checkpointing", "max_device_memory")),
     "training.max_nonfinite_steps",
+    *("profiler.ranks", "profiler.steps"),
     *(f"validation.{name}" for name in ("every", "num_levels", "num_samples")),
 }
 SECTIONS = {"families": "model.family", "objectives": "objective.name"}

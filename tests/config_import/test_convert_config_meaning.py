@@ -315,6 +315,7 @@ BESIDE = {
     "learning_rate_schedule_steps": ["warmup_steps_fraction=0.1"],
     "max_train_steps": ["warmup_steps_fraction=0.1"],
     "from_pt": ["revision=bf16"],
+    "enable_profiler": ["skip_first_n_steps_for_profiler=5", "profiler_steps=5"],
     "train_text_encoder": ["text_encoder_learning_rate=4.25e-6"],
 }
 """What follows from two keys in a file wants both on the command line."""
@@ -409,12 +410,12 @@ def test_a_file_of_theirs_trains_as_it_is():
 
 
 def test_a_file_of_which_something_would_be_lost_says_what_and_how_to_go_on():
-    path = str(file(foreign_configs.maxdiffusion(enable_profiler="True", train_text_encoder="False")))
+    path = str(file(foreign_configs.maxdiffusion(enable_mllog="True", train_text_encoder="False")))
     with pytest.raises(UserError) as caught:
         in_memory.load(path, ["run_name=x"])
-    assert "enable_profiler: profiling a run is not supported yet" in str(caught.value)
+    assert "enable_mllog: logging for MLPerf is not supported yet" in str(caught.value)
     assert f"daguerre convert config {path}" in str(caught.value)
-    assert in_memory.load(path, ["run_name=x", "enable_profiler=False"]).config.run_name == "x"
+    assert in_memory.load(path, ["run_name=x", "enable_mllog=False"]).config.run_name == "x"
     with pytest.raises(UserError, match="but the family cascade_c is not supported yet"):
         in_memory.load(str(file(foreign_configs.CASCADE)))
 

@@ -89,6 +89,8 @@ class RunFolder:
     """Written by `write_status`."""
     metrics = _Inside("metrics/metrics.jsonl")
     """One JSON object a line."""
+    profile = _Inside("profile")
+    """Folder of traces of single updates."""
     samples = _Inside("samples")
     """Folder of the sample images, one folder a save."""
     pipeline = _Inside("pipeline")

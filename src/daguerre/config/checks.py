@@ -12,7 +12,14 @@ from daguerre.config.errors import Problem
 from daguerre.data.settings import DataSettings
 from daguerre.models.settings import FamilySettings
 from daguerre.objectives.settings import ObjectiveSettings
-from daguerre.training.settings import EMASettings, LRSchedulerSettings, OptimizerSettings, TrainingSettings
+from daguerre.storage import address
+from daguerre.training.settings import (
+    EMASettings,
+    LRSchedulerSettings,
+    OptimizerSettings,
+    ProfilerSettings,
+    TrainingSettings,
+)
 
 
 def problems(sections: Mapping[str, Any]) -> list[Problem]:
@@ -117,11 +124,20 @@ def _adapters(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) ->
     return found
 
 
+def _profiles(profiler: ProfilerSettings, output_dir: str) -> list[Problem]:
+    """Ranks other than 0 write into the run folder itself."""
+    if profiler.steps is None or profiler.ranks == "first" or not address.is_remote(output_dir):
+        return []
+    text = "only rank 0 writes into an object store: remove it, or set output_dir to a folder that all machines see"
+    return [Problem("profiler.ranks", text, profiler.ranks)]
+
+
 CHECKS: dict[tuple[str, ...], Callable[..., list[Problem]]] = {
     ("training",): _batches,
     ("training", "lr_scheduler"): _warmup,
     ("data", "objective"): _masks,
     ("model", "adapters"): _adapters,
+    ("profiler", "output_dir"): _profiles,
     ("optimizer", "ema", "lr_scheduler"): _own_averages,
 }
 """The sections that a check needs, and the check."""

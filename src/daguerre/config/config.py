@@ -36,6 +36,7 @@ from daguerre.training.settings import (
     EMASettings,
     LRSchedulerSettings,
     OptimizerSettings,
+    ProfilerSettings,
     TrainingSettings,
     ValidationSettings,
 )
@@ -95,6 +96,8 @@ class Config(Settings):
     """How images are generated."""
     logging: LoggingSettings = LoggingSettings()
     """How often numbers are written, and where to."""
+    profiler: ProfilerSettings = ProfilerSettings()
+    """Which updates are recorded with all their operators."""
     mesh: MeshSettings = MeshSettings()
     """How the devices of a run share the work."""
     distributed: DistributedSettings = DistributedSettings()

@@ -6,8 +6,8 @@ between makes on restart what is missing.
 
 import json
 import resource
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from signal import Signals
 from typing import Any
@@ -34,7 +34,7 @@ from daguerre.run.schedule import loop_config
 from daguerre.run.setup import Run, start
 from daguerre.run.storage import RunStorage
 from daguerre.tracking.sinks import read_metrics
-from daguerre.training import device, loop, oom, validation
+from daguerre.training import device, loop, oom, profiler, validation
 from daguerre.training.state import evaluating
 from daguerre.types import Batch, LossTerms, Prompt
 
@@ -55,6 +55,7 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
         publish_if_missing(run)
         plan = loop_config(run.config, run.sizes, run.dataset.count)
         updates = loop.train(run.state, batches(run, stack), run.parts.loss, plan, run.parts.autocast)
+        updates = stack.enter_context(closing(profiled(run, updates)))
         signal = None
         with run.enough_memory():
             for update in updates:
@@ -91,6 +92,22 @@ def batches(run: Run, stack: ExitStack) -> Iterator[list[Batch]]:
     """The micro-batches of each update on the device, from the state's position in the plan."""
     updates = stack.enter_context(run.loading.updates(run.state.slots))
     return ([device.on(run.parts.device, batch) for batch in update] for update in updates)
+
+
+def profiled(run: Run, updates: Iterator[loop.Update]) -> Generator[loop.Update]:
+    """The same updates; those that the recipe names are recorded."""
+    settings, rank = run.config.profiler, run.processes.world.rank
+    steps = settings.steps if rank == 0 or settings.ranks == "all" else None
+
+    def write(found: profiler.Profile, first: int, last: int) -> None:
+        trace, table = profiler.files(run.folder.profile, first, last, rank)
+        with run.tolerant("writing the profile"):
+            profiler.save(found, trace, table)
+            run.say([f"profile of updates {first} to {last}: {trace}, {table.name}"])
+
+    if steps is not None and run.state.step >= steps[1]:
+        run.say([f"profiler.steps: nothing is recorded, as update {steps[1]} is made already"])
+    return profiler.recorded(updates, steps or [1, 0], run.state.step, run.parts.device, write)
 
 
 def after(run: Run, update: loop.Update, stopping: bool) -> None:

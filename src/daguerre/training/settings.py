@@ -267,6 +267,27 @@ class EMASettings(Choice):
         return widths
 
 
+class ProfilerSettings(Settings):
+    """A record of some updates, for chrome://tracing and ui.perfetto.dev."""
+
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(("ranks",), lambda own: own.steps is None, "no effect while profiler.steps is null"),
+    )
+
+    steps: list[int] | None = Field(None, json_schema_extra=FREE)
+    """First and last update to record, such as [10, 15], counted from the run's start: their trace and a table of the
+    operators are written to profile/ of the run. These updates take longer. null for none."""
+    ranks: Literal["first", "all"] = Field("first", json_schema_extra=FREE)
+    """first: rank 0 records; all: every process does, into files of its own."""
+
+    @field_validator("steps")
+    @classmethod
+    def _first_and_last(cls, steps: list[int] | None) -> list[int] | None:
+        if steps is not None and (len(steps) != 2 or not 1 <= steps[0] <= steps[1]):
+            raise ValueError(f"must be the first and the last update, such as [10, 15]; got {steps}")
+        return steps
+
+
 class ValidationSettings(Settings):
     """Loss on held-out samples with fixed noise at fixed noise levels."""
 

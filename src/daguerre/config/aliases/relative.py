@@ -98,6 +98,19 @@ def tracker_project(key: str, text: str, look: Look) -> Meaning:
     return idle(key, "TensorBoard has no projects; a run has its own folder, {output_dir}/{run_name}")
 
 
+def profiler(key: str, text: str, look: Look) -> Meaning:
+    """MaxDiffusion's `enable_profiler` with the updates that it skips and records, counted from the run's start."""
+    if not is_true(look("enable_profiler")):
+        return idle(key, "nothing is recorded without enable_profiler=True")
+    if key != "enable_profiler":
+        return Meaning()
+    skipped, recorded = (
+        int(number(name, look(name) or usual))
+        for name, usual in (("skip_first_n_steps_for_profiler", "1"), ("profiler_steps", "5"))
+    )
+    return one("profiler.steps", f"[{skipped + 1}, {skipped + recorded}]")
+
+
 def text_encoder_rate(key: str, text: str, look: Look) -> Meaning:
     """A learning rate of the text encoder alone."""
     attached = look("adapters")
@@ -207,6 +220,7 @@ _BIAS: Sequence[str] = ("multiplier", "begin", "end", "portion")
 
 RELATIVE: dict[str, Relative] = {
     "train_batch_size": train_batch,
+    **dict.fromkeys(("enable_profiler", "skip_first_n_steps_for_profiler", "profiler_steps"), profiler),
     **dict.fromkeys(("tracker_project_name", "log_tracker_name"), tracker_project),
     "warmup_steps_fraction": warmup_share,
     **{f"timestep_bias{mark}{name}": bias for mark in "._" for name in _BIAS},

@@ -204,6 +204,16 @@ def resumed(key: str, text: str) -> Meaning:
     )
 
 
+def profiled(key: str, text: str) -> Meaning:
+    """`profile=steps 10..15`: the updates that the profiler records."""
+    found = re.fullmatch(r"(?:steps?\s+)?(\d+)\s*(?:\.\.\s*(\d+))?", text.strip())
+    if text.lower() in NOTHING_ASKED:
+        return one("profiler.steps", "null")
+    if found is None:
+        raise UserError(f"write the updates as in profile='steps 10..15', got {text!r}")
+    return one("profiler.steps", f"[{found[1]}, {found[2] or found[1]}]")
+
+
 def minutes(key: str, text: str, path: str) -> Meaning:
     return one(path, f"{number(key, text) * 60:g}")
 
@@ -468,7 +478,19 @@ FUNCTIONS: dict[str, Callable[..., Meaning]] = {
     for function in (
         *(absent, averaged, base_model, caption_file, cascade_ema, choose, clipped, counted, data_set, drawn, expected),
         *(is_parallel, kept, length, min_snr, mindone_data, minutes, named_sampler, offset_noise, one_class, optimizer),
-        *(optimizer_args, placed, prompts, prompts_file, rate, renamed, rescaled, resumed, scheduler_class, section),
+        *(
+            optimizer_args,
+            placed,
+            profiled,
+            prompts,
+            prompts_file,
+            rate,
+            renamed,
+            rescaled,
+            resumed,
+            scheduler_class,
+            section,
+        ),
         *(sets, sized, train_data, training_scheduler, unless, unless_empty),
     )
 }
