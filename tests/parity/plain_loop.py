@@ -180,10 +180,11 @@ def train(
     which rounds in another order than the plain one.
     """
     outcome = Outcome()
-    named = {f"{part}.{name}": p for part, network in trained.items() for name, p in network.named_parameters()}
+    every = ((f"{part}.{name}", p) for part, network in trained.items() for name, p in network.named_parameters())
+    named = {name: p for name, p in every if p.requires_grad}
     groups = [
         {
-            "params": [p for p in trained[part].parameters() if (p.ndim > 1) == decays],
+            "params": [p for p in trained[part].parameters() if p.requires_grad and (p.ndim > 1) == decays],
             "lr": rates[part],
             "weight_decay": 0.01 if decays else 0.0,
         }
