@@ -88,6 +88,7 @@ LATE_IMPORTS = {
     "cli/main.py": None,
     "plugins.py": None,
     "cli/train.py": {"daguerre.cli", "daguerre.run"},
+    "conditions/network.py": {"huggingface_hub.errors", "torch", "torch.nn.functional", "transformers"},
     "data/sources/huggingface.py": {"datasets"},
     "tracking/trackers/tensorboard.py": {"torch.utils.tensorboard"},
     "tracking/trackers/wandb.py": {"wandb"},

@@ -471,7 +471,7 @@ def test_nothing_that_is_a_default_is_among_what_differs(base):
 TEXTS = {
     # settings that are no paths or addresses: names, and what is learnt or drawn
     "run_name", "resume_from_checkpoint", "allow_change", "fields", "text", "join", "prefix", "templates",
-    "tag_separator", "prompt", "prompts", "negative_prompt", "source", "alpha_colour", "aspects", "columns",
+    "tag_separator", "prompt", "prompts", "negative_prompt", "source", "alpha_colour", "aspects", "columns", "digest",
     "config", "revision", "split", "weights", "sources", "image_column", "caption_column", "mask_column",
     "width_column", "height_column", "family", "variant", "words", "name", "logical_axis_rules", "dist_url", "sampler",
     "adapters", "train", "targets", "ranks", "rank_pattern", "alpha_pattern", "dropout_pattern",

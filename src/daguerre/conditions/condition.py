@@ -13,6 +13,8 @@ picture that `generate` is given. It is one file in this folder that defines `Se
 * All chance comes from `draw`: numbers that are functions of the seed and the sample (`keys.py`), and in `generate` of
   the seed of the image. So a condition is the same in any worker and process, and after a restart.
 
+It may also define `check(settings) -> None`: UserError where something that it needs is missing; asked before training.
+
 It runs in the workers of the loader, one sample at a time, on one thread, so milliseconds count. It needs numpy and
 Pillow alone; one that needs a network imports its library where it is first called, and loads weights once a process.
 
@@ -71,6 +73,13 @@ def computed(settings: ConditionSettings, pixels_HWC: np.ndarray, draw: Draw) ->
     assert pixels.dtype == np.uint8, (settings.name, pixels.dtype)
     assert pixels.shape[:2] == pixels_HWC.shape[:2], (settings.name, pixels.shape, pixels_HWC.shape)
     return with_alpha(pixels)
+
+
+def check(images: Images) -> None:
+    """UserError where something is missing that the conditions of these images need."""
+    for settings in images.values():
+        if settings is not None and (own := getattr(plugins.find("conditions", settings.name), "check", None)):
+            own(settings)
 
 
 def with_alpha(pixels_HWC: np.ndarray) -> np.ndarray:

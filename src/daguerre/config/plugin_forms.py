@@ -34,7 +34,7 @@ def pairs(root: type[Settings], tree: Tree, given: Sequence[Pair]) -> list[Pair]
         path = f"{by_end.get(head, head)}{dot}{rest}"
         value = overrides.yaml_value(text) if text.lstrip().startswith("{") else None
         if path in optional and isinstance(value, dict):
-            inner = [(key, own if isinstance(own, str) else json.dumps(own)) for key, own in value.items()]
+            inner = [(key, own if isinstance(own, str) else json.dumps(own)) for key, own in recipe.paths(value)]
             found += [(label, f"{path}.{key}", own) for key, own in inner]
         elif path in optional and text != "null":
             found.append((label, f"{path}.{optional[path].key}", text))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from daguerre import keys, plugins
+from daguerre.conditions import condition as conditions
 from daguerre.conditions.condition import NO_IMAGES, Images
 from daguerre.data import skipped
 from daguerre.data.images import kinds
@@ -240,7 +241,8 @@ def open_dataset(settings: SharedSettings, split: Split, images: Images = NO_IMA
 
 def open_datasets(settings: SharedSettings, splits: Sequence[Split], images: Images = NO_IMAGES) -> list[Dataset]:
     """The data sets of several splits; a source that has an index is opened once for all of them. Samples without a
-    stored image of `images` that every sample needs are left out."""
+    stored image of `images` that every sample needs are left out. UserError where a condition lacks what it needs."""
+    conditions.check(images)
     weights = tuple(settings.shares())
     needed = [name for name in _stored(images) if kinds.is_needed(name)]
     opened = [_opened(name, own, splits, needed) for name, own in settings.named().items()]

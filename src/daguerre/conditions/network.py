@@ -1,0 +1,145 @@
+"""Networks of conditions: transformers' models from local folders, of known weights, loaded once a process.
+
+Neither torch nor transformers is imported before a network is needed. Nothing is downloaded, and only safetensors are
+read.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from daguerre.conditions.condition import ConditionSettings
+from daguerre.errors import Code, UserError
+from daguerre.settings import ADDRESS, FREE, Settings
+
+_BLOCK_BYTES = 1 << 22
+_IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
+
+
+class NetworkFolder(Settings):
+    """A folder of a network of transformers."""
+
+    path: Annotated[str, ADDRESS] = Field(min_length=1, json_schema_extra=FREE)
+    """Folder of the network, as transformers' `save_pretrained` writes it: config.json, preprocessor_config.json and
+    safetensors. It may move between two starts."""
+    digest: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    """SHA-256 of its safetensors file, which the hub shows beside the file (of several, of one after the other). It
+    must be given; a message says what it is."""
+
+
+class NetworkSettings(NetworkFolder, ConditionSettings):
+    """Base of the `Settings` of conditions that compute with a network."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network in evaluation mode, and what its preprocessor_config.json says."""
+
+    model: Any
+    processor: Mapping[str, Any]
+
+    def predict(self, pixels_BHWC: np.ndarray, *outputs: str, **more: np.ndarray) -> list[np.ndarray]:
+        """The outputs of these names, float32, for images [B, H, W, 3] float32 as `normalised` makes them."""
+        import torch
+
+        values_BCHW = torch.from_numpy(np.ascontiguousarray(pixels_BHWC.transpose(0, 3, 1, 2)))
+        with torch.inference_mode():
+            found = self.model(values_BCHW, **{name: torch.from_numpy(value) for name, value in more.items()})
+        return [found[name].float().numpy() for name in outputs]
+
+    def normalised(self, pixels_HWC: np.ndarray) -> np.ndarray:
+        """[H, W, 3] float32 of [H, W, 3] uint8."""
+        if not self.processor.get("do_normalize", True):
+            return pixels_HWC.astype(np.float32) / 255
+        mean, std = (np.array(self.processor.get(name, usual), np.float32) for name, usual in _IMAGENET.items())
+        return (pixels_HWC.astype(np.float32) / 255 - mean) / std
+
+
+def resized(values_HW: np.ndarray, height: int, width: int) -> np.ndarray:
+    """[height, width] float32 by torch's bicubic filter, as transformers resizes what networks predict."""
+    from torch import from_numpy
+    from torch.nn.functional import interpolate
+
+    values_BCHW = from_numpy(values_HW)[None, None]
+    return interpolate(values_BCHW, (height, width), mode="bicubic", align_corners=False)[0, 0].numpy()
+
+
+def opened(place: NetworkFolder, name: str, model_class: str, types: Sequence[str]) -> Network:
+    """The network of the condition `name`, of a class of transformers. UserError as from `check`, or where it is
+    damaged."""
+    return _opened(place.path, place.digest, name, model_class, tuple(types))
+
+
+@lru_cache(maxsize=4)
+def _opened(path: str, digest: str | None, name: str, model_class: str, types: tuple[str, ...]) -> Network:
+    folder = _checked(path, digest, name, types)
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config._attn_implementation = None  # a stranger's may name code that the library would fetch and run
+        model, info = getattr(transformers, model_class).from_pretrained(
+            folder, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, StrictDataclassError) as error:
+        raise _fault(name, f"{folder} cannot be read as a {model_class}: {str(error)[:300]}", "damaged") from error
+    if missing := sorted([*info["missing_keys"], *info["mismatched_keys"]]):
+        what = f"{folder} lacks {len(missing)} of the network's weights, such as {missing[0]}"
+        raise _fault(name, what, "damaged")
+    return Network(model.float().eval(), _document(folder / "preprocessor_config.json", name))
+
+
+def check(place: NetworkFolder, name: str, types: Sequence[str]) -> None:
+    """UserError where the folder of a network is missing, holds one of another kind, or has other weights."""
+    _checked(place.path, place.digest, name, tuple(types))
+
+
+def _checked(path: str, digest: str | None, name: str, types: tuple[str, ...]) -> Path:
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise _fault(name, f"{path!r} is not a folder (current folder: {Path.cwd()})", "missing")
+    kind = _document(folder / "config.json", name).get("model_type")
+    if kind not in types:
+        raise _fault(name, f"{path} holds a {kind}, and this condition takes {' or '.join(types)}", "unsupported")
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise _fault(name, f"{path} has no safetensors file: no other weights are read", "missing")
+    found = _sha256(files)
+    if digest is None:
+        raise _fault(name, f"{path} has the weights {found}: set digest={found}, so that no others take their place")
+    if digest != found:
+        raise _fault(name, f"{path} has the weights {found}, and digest={digest} asks for others", "changed")
+    return folder
+
+
+def _sha256(files: Sequence[Path]) -> str:
+    sum_ = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                sum_.update(block)
+    return sum_.hexdigest()
+
+
+def _document(path: Path, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _fault(name, f"{path} cannot be read: {error}", "damaged") from error
+    if not isinstance(found, dict):
+        raise _fault(name, f"{path} holds no JSON object", "damaged")
+    return found
+
+
+def _fault(name: str, what: str, code: Code = "invalid") -> UserError:
+    return UserError(f"condition {name}: {what}", code=code)
