@@ -109,7 +109,6 @@ def test_every_run_folder_is_of_one_recipe_and_was_trained_before():
 NOT_THERE = {
     # word of README: the plug-in (kind and name) that would make it untrue
     "published checkpoints": None,
-    "textual inversion": ("adapters", "textual_inversion"),
     "Stable Cascade": ("families", "stable_cascade"),
     "caches of latents": None,
     "FID": ("metrics", "fid"),

@@ -383,7 +383,7 @@ CASCADE = [
     refused("controlnet_filter=CannyFilter", LATER),
     alias("module_filters=['.attn']", adapters__lora__targets=["*.attn*"], adapters__lora__alpha=1.0),
     alias("rank=4", "module_filters=['.attn']", adapters__lora__rank=4, adapters__lora__alpha=1.0),
-    refused("train_tokens=[['[x]', null]]", LATER),
+    alias("train_tokens=[['^snail', null]]", adapters__tokens__existing=["^snail"]),
     refused("effnet_checkpoint_path=x", LATER),
     refused("previewer_checkpoint_path=x", LATER),
 ]

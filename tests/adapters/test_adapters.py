@@ -16,10 +16,10 @@ from daguerre.adapters.adapter import Trainable
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.build.parts import Components, build
 from daguerre.config import config as configs
-from daguerre.types import Batch, Prompt
+from daguerre.types import Batch
 
 NAMES = plugins.names("adapters")
-NEEDED: dict[str, dict[str, object]] = {}
+NEEDED: dict[str, dict[str, object]] = {"tokens": {"placeholder_token": "<new>", "existing": ["^d$", "d</w>"]}}
 """Settings of adapters that do not work without, by name."""
 
 
@@ -56,9 +56,9 @@ def change(parts: Components) -> None:
 
 def prediction(parts: Components) -> torch.Tensor:
     """Of the net, for fixed latents, prompts and the images that the adapter reads."""
-    pixels = (3, 16, 16)
-    cond, _ = parts.family.encode_prompts([Prompt("a red dog"), Prompt("")], pixels)
-    generator, shape = torch.Generator().manual_seed(2), parts.family.latent_shape(pixels)
+    assert parts.family.text is not None
+    cond = parts.family.text.tokens(["a red dog", ""])
+    generator, shape = torch.Generator().manual_seed(2), parts.family.latent_shape((3, 16, 16))
     x = torch.randn(2, *shape, generator=generator)
     keys, sizes = np.array([[7, 0, 0], [8, 0, 0]]), np.zeros((2, 6), dtype=np.int32)
     images = {

@@ -175,7 +175,6 @@ REFUSED = {
     "scale_weight_norms=1": ("a limit on the norm of a LoRA's layers is not supported yet",),
     "cache_latents=true": ("the cache verb is not supported yet",),
     "push_to_hub=true": ("publishing to the hub is not supported yet",),
-    "placeholder_token=<x>": ("textual inversion",),
     "loss_type=huber": ("a loss other than the squared error is not supported yet",),
     "caption_tag_dropout_rate=0.1": ("dropping of single tags is not supported yet",),
     "lr_scheduler_num_cycles=3": ("restarting of the learning rate is not supported yet",),

@@ -140,8 +140,8 @@ class Twins:
         labelled = "idx_to_prompt" in data
         path = self.folder / f"{data['source']}-{'labels' if labelled else 'captions'}"
         if not path.exists():
-            {"huggingface": _hugging_face, "webdataset": shards}[data["source"]](path, labelled)
-        by_name = {f"{setting}.name": "null"} if data.get("name") else {}
+            {"huggingface": _hugging_face, "webdataset": shards, "folder": _folder}[data["source"]](path, labelled)
+        by_name = {f"{setting}.name": "null"} if data.get("name") and data["source"] != "folder" else {}
         return by_name | {f"{setting}.path": path}
 
 
@@ -150,6 +150,13 @@ def _image(number: int) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
+
+
+def _folder(path: Path, labelled: bool) -> None:
+    """Images without captions."""
+    path.mkdir()
+    for i in range(IMAGES):
+        (path / f"{i}.png").write_bytes(_image(i))
 
 
 def _hugging_face(path: Path, labelled: bool) -> None:

@@ -16,7 +16,7 @@ either in `names`, or belongs to the base and never changes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,6 +68,11 @@ class Trainable(ABC):
         """The random numbers that `condition` needs, on the CPU, by `daguerre.keys`; keys [B, 3], shape of a latent.
         They are in `batch.draws`."""
         return {}
+
+    def unseen(self, captions: Callable[[int], Sequence[str]]) -> list[str]:
+        """Lines about words that it trains and that the first captions of the data do not have.
+        `captions` reads so many of them."""
+        return []
 
     @abstractmethod
     def export(self, folder: Path, objective: Objective, sampling: SamplingSettings, about: About) -> list[str]:
@@ -123,6 +128,10 @@ class Attached:
                     )
                 owners.setdefault(name, adapter)
         return found
+
+    def unseen(self, captions: Callable[[int], Sequence[str]]) -> list[str]:
+        """Lines of all adapters."""
+        return [line for each in self.trainables.values() for line in each.unseen(captions)]
 
     def condition(self, batch: Batch, cond: Cond) -> Cond:
         """Conditioning, by one adapter after the other."""
@@ -192,6 +201,9 @@ def _origin(condition: ConditionSettings | None) -> str:
 
 def attach(settings: Mapping[str, AdapterSettings], model: Family, seed: int) -> Attached:
     """Attaches all adapters of a recipe, in their order, each to a model with the net of those before it."""
+    whole = {name for own in settings.values() if own.part == "all" for name in own.reaches(model.trainable)}
+    for name in model.trained - whole if model.trainable else ():
+        model.components[name].requires_grad_(False)
     trainables: dict[str, Trainable] = {}
     for name, own in settings.items():
         trainables[name] = plugins.find("adapters", own.name).attach(own, model, seed)

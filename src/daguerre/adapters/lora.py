@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
@@ -35,19 +34,18 @@ from peft import (
     inject_adapter_in_model,
 )
 from peft.tuners.boft import layer as boft
-from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from daguerre import keys
 from daguerre.adapters.adapter import Trainable
 from daguerre.adapters.lora_parts import from_file, inits
 from daguerre.adapters.lora_parts.layers import FROM_BASE, IN_PEFT_LORA, LAYERS, Numbers, chosen, numbers
-from daguerre.adapters.settings import AdapterSettings
+from daguerre.adapters.settings import AdapterSettings, Part
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
+from daguerre.models.frozen import keep_evaluating
 from daguerre.models.lora_files import forms, kohya, peft, read
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE, Addition
 from daguerre.settings import Unused
@@ -76,6 +74,8 @@ setattr(boft, "_FBD_CUDA", False)  # noqa: B010 (peft would compile a kernel whe
 
 class Settings(AdapterSettings):
     """Trains small additions to linear layers and convolutions."""
+
+    part: ClassVar[Part] = "layers"
 
     name: Literal["lora"] = "lora"
     """Name of the adapter."""
@@ -323,6 +323,7 @@ def attach(settings: Settings, model: Family, seed: int) -> LoRA:
                 code="empty",
             )
         before = {id(p) for p in network.parameters()}
+        others = [p for p in network.parameters() if p.requires_grad]
         with warnings.catch_warnings():
             # Two additions to a layer are what some inits want, and their files are made without peft's way back.
             warnings.filterwarnings(
@@ -331,7 +332,9 @@ def attach(settings: Settings, model: Family, seed: int) -> LoRA:
             _inject(settings, _config(settings, rank, targets), network, targets, component, seed)
         networks[component] = network
         names |= {f"{component}.{name}" for name, p in network.named_parameters() if id(p) not in before}
-        _still(network)
+        for p in others:  # of another adapter: peft freezes all but its own
+            p.requires_grad_(True)
+        keep_evaluating(network)
     if not networks:
         raise UserError(
             "a LoRA cannot be used here: this family has no frozen network to add it to", code="unsupported"
@@ -387,17 +390,3 @@ def _config(settings: Settings, rank: int, targets: Mapping[str, Numbers]) -> Pe
         init_lora_weights=True if settings.init == "default" else settings.init,  # type: ignore[arg-type]
         target_modules=list(targets),
     )
-
-
-def _still(network: nn.Module) -> None:
-    """Keeps the base in evaluation mode for good. `train` reaches the additions' dropout alone, and layers of
-    transformers, which ask by it whether they compute their activations again."""
-
-    def train(self: nn.Module, mode: bool = True) -> nn.Module:
-        dropouts = {id(each) for m in self.modules() if isinstance(m, LoraLayer) for each in m.lora_dropout.values()}
-        for module in self.modules():
-            module.training = mode and (id(module) in dropouts or isinstance(module, GradientCheckpointingLayer))
-        return self
-
-    setattr(network, "train", MethodType(train, network))  # noqa: B010
-    network.train(False)

@@ -1,13 +1,20 @@
 """Settings that every adapter shares. No torch here."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from daguerre.settings import Settings
+
+Part = Literal["all", "layers", "embeddings"]
+"""Weights of a component: all of them, those of its linear layers and convolutions, or those of its tokens."""
 
 
 class AdapterSettings(Settings):
     """Base of every adapter's `Settings`."""
+
+    part: ClassVar[Part] = "all"
+    """The part of each component that it trains or adds to. Adapters of different parts can share a component; "all"
+    shares it with none. The weights of all others are frozen before they are attached."""
 
     name: str
     """Name of the adapter: a file in adapters."""
@@ -16,6 +23,6 @@ class AdapterSettings(Settings):
     """True of an adapter that trains a network of its own, beside the model's: it may reach none of these."""
 
     def reaches(self, trainable: Sequence[str]) -> tuple[str, ...]:
-        """The components whose weights the adapter trains or wraps; a component has one such adapter. `trainable` are
-        the family's, the one first that is trained by default; () for a family that trains all it has."""
+        """The components whose weights the adapter trains or adds to. `trainable` are the family's, the one first that
+        is trained by default; () for a family that trains all it has."""
         raise NotImplementedError

@@ -2,6 +2,7 @@
 
     adapters: {style: {name: lora, rank: 8}}     the mapping; an adapter that is called as its kind needs no `name`
     adapter: {name: lora, rank: 8}               a mapping of one, called `lora`; `adapter.rank=8` sets its rank
+    adapter.placeholder_token: <toy>             of the adapter `tokens`, beside a LoRA and in place of `full`
     model.train_text_encoder: true               of the adapter `full`: one component more (or less) in its list `train`
 
 `null` in the place of an adapter's settings takes it out.
@@ -17,7 +18,9 @@ from daguerre.config import overrides, recipe
 from daguerre.config.overrides import Pair
 from daguerre.config.recipe import Tree
 
-FULL = "full"
+FULL, TOKENS = "full", "tokens"
+_OF_TOKENS = ("placeholder_token", "initializer_token", "num_vectors", "tokens", "existing")
+"""Settings of the adapter `tokens` that have other trainers' names."""
 USUAL = ("unet",)
 """The components that `full` trains of a pipeline by default."""
 _FLAT = "adapter"
@@ -55,17 +58,19 @@ def pairs(given: Sequence[Pair], tree: Tree) -> tuple[list[Pair], list[Pair]]:
         first += [(label, f"adapters.{name}", "null") for name in there if name != target]
         first.append((label, f"adapters.{target}.name", kind))
         there = {target: {**there.get(target, {}), "name": kind}}
+    others = _of_tokens(others, there, first)
     switches = [pair for pair in others if SWITCH.fullmatch(pair[1])]
+    main = [name for name, own in there.items() if _kind(name, own) != TOKENS] or [*there]
     for label, path, text in (pair for pair in others if pair not in switches):
         own = path.removeprefix(f"{_FLAT}.")
         if own == path:
             rest.append((label, path, text))
-        elif len(there) > 1:
+        elif len(main) > 1:
             wrong.append(
                 (label, f"there are several adapters: write adapters.NAME, with NAME one of {', '.join(there)}", text)
             )
         else:
-            rest.append((label, f"adapters.{next(iter(there))}.{own}", text))
+            rest.append((label, f"adapters.{main[0]}.{own}", text))
     families = [value for _, path, value in given if path == "model.family"]
     before = {name: _train(own) for name, own in there.items() if _kind(name, own) == FULL}
     for label, path, text in switches:
@@ -77,6 +82,24 @@ def pairs(given: Sequence[Pair], tree: Tree) -> tuple[list[Pair], list[Pair]]:
             first.append((label, f"adapters.{name}.name", FULL))
             rest.append((label, f"adapters.{name}.train", json.dumps(now)))
     return [*first, *rest], wrong
+
+
+def _of_tokens(given: Sequence[Pair], there: dict[str, dict[str, Any]], first: list[Pair]) -> list[Pair]:
+    """The overrides, with those of new tokens for the adapter that learns them. Where there is none it is put into
+    `there` and `first`, in place of `full`."""
+    asked = [pair for pair in given if pair[1] in {f"{_FLAT}.{name}" for name in _OF_TOKENS}]
+    target = next((name for name, own in there.items() if _kind(name, own) == TOKENS), None)
+    if asked and target is None:
+        target, label = TOKENS, asked[0][0]
+        for name in [name for name, own in there.items() if _kind(name, own) == FULL]:
+            first.append((label, f"adapters.{name}", "null"))
+            del there[name]
+        first.append((label, f"adapters.{target}.name", TOKENS))
+        there[target] = {"name": TOKENS}
+    return [
+        (pair[0], f"adapters.{target}.{pair[1].removeprefix(f'{_FLAT}.')}", pair[2]) if pair in asked else pair
+        for pair in given
+    ]
 
 
 def _is(value: Any) -> TypeGuard[dict[str, Any]]:

@@ -98,8 +98,8 @@ def _own_averages(optimizer: OptimizerSettings, ema: EMASettings, schedule: LRSc
 
 
 def _adapters(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) -> list[Problem]:
-    """Each component has one adapter that trains or wraps its weights, and the family can train it."""
-    found, owners = [], dict[str, str]()
+    """Each part of a component has one adapter that trains it or adds to it, and the family can train the component."""
+    found, owners = [], dict[str, list[str]]()
     able = model.trainable()
     for name, own in adapters.items():
         reached = own.reaches(able)
@@ -112,16 +112,22 @@ def _adapters(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) ->
                 there = f"there are {', '.join(able)}" if able else "it always trains all of its networks"
                 text = f"{component} is not a component that model.family={model.family} can train; {there}"
                 found.append(Problem(f"adapters.{name}", text))
-            elif component in owners:
-                other = adapters[owners[component]].name
-                text = (
-                    f"both {owners[component]} ({other}) and {name} ({own.name}) cover the {component}, but only one "
-                    f"adapter can train or extend a component: remove one of them (adapters.{name}=null), or give "
-                    "them different components"
-                )
-                found.append(Problem(f"adapters.{name}", text))
-            owners.setdefault(component, name)
+                continue
+            for other in owners.setdefault(component, []):
+                if "all" in (own.part, adapters[other].part) or own.part == adapters[other].part:
+                    text = (
+                        f"both {other} ({adapters[other].name}) and {name} ({own.name}) cover the {component}, but "
+                        f"only one adapter can train or extend its {_of(own, adapters[other])}: remove one of them "
+                        f"(adapters.{name}=null), or give them different components"
+                    )
+                    found.append(Problem(f"adapters.{name}", text))
+            owners[component].append(name)
     return found
+
+
+def _of(one: AdapterSettings, other: AdapterSettings) -> str:
+    """The part of a component that two adapters both want."""
+    return "weights" if "all" in (one.part, other.part) else one.part
 
 
 def _profiles(profiler: ProfilerSettings, output_dir: str) -> list[Problem]:

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from daguerre import plugins
+from daguerre.data.caption_templates import TEMPLATES
 from daguerre.data.filters.filter import Filters
 from daguerre.data.images.words import words
 from daguerre.data.plan.buckets import check_fractions
@@ -50,13 +51,21 @@ class CaptionSettings(Settings):
     prefix: str = ""
     """Stands before every caption that is not dropped."""
     templates: tuple[str, ...] = ()
-    """Sentences with `{}` for the caption; one is drawn for each sample and epoch. For class names."""
+    """Sentences with `{}` for the caption; one is drawn for each sample and epoch. For class names and new tokens.
+    object and style: the lists of textual inversion, such as 'a photo of a {}' and 'a painting in the style of {}'."""
     shuffle_tags: bool = False
     """Puts the parts of the caption (between `tag_separator`) in another order each epoch."""
     tag_separator: str = Field(", ", min_length=1)
     """What stands between tags; white space around tags is taken off before they are shuffled."""
     keep_tags: int = Field(0, ge=0)
     """Tags at the start that keep their places."""
+
+    @field_validator("templates", mode="before")
+    @classmethod
+    def _named(cls, templates: Any) -> Any:
+        """The list of a name, which may also stand alone in a list."""
+        name = templates[0] if isinstance(templates, list | tuple) and len(templates) == 1 else templates
+        return TEMPLATES.get(name, templates) if isinstance(name, str) else templates
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -65,7 +74,10 @@ class CaptionSettings(Settings):
         if self.weights is not None and not any(self.weights):
             raise ValueError("weights: one at least must be above 0")
         if any(template.count("{}") != 1 for template in self.templates):
-            raise ValueError("templates: each must have {} once, where the caption goes, such as 'a photo of a {}'")
+            raise ValueError(
+                "templates: each must have {} once, where the caption goes, such as 'a photo of a {}'; "
+                "or object, or style"
+            )
         return self
 
     @property

@@ -108,7 +108,7 @@ def evaluate(settings: Settings, draw: Draw, redraw: Redraw | None = None) -> di
     named = (*QUICKSTART_SHAPES, *new)
     if redraw is not None:
         return {"shapes": _redrawn(settings, redraw, named)}
-    asked = prompts("held_out", settings.checked_prompts, 0, settings.shapes, settings.num_images)
+    asked = prompts("held_out", settings.checked_prompts, 0, settings.shapes, settings.num_images, settings.look)
     found = {"shapes": _drawn(asked, draw, named)}
     if new and settings.kept_prompts:
         found["kept"] = _drawn(prompts("held_out", settings.kept_prompts, 0), draw, QUICKSTART_SHAPES)

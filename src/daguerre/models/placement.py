@@ -67,7 +67,7 @@ def _with_hosts(placed: list[ParameterSplit], hosts: Mapping[str, tuple[str, str
     found = []
     for each in placed:
         host, factor = hosts[each.name]
-        if factor and factor != sharding_axes.OTHER:
+        if factor.startswith("lora_"):
             dim = 0 if factor == "lora_B" else 1
             own = dim if tensor[host] == dim else None
             each = replace(each, tensor=own, fsdp=0 if own is not None and each.fsdp == own else each.fsdp)

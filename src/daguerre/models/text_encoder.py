@@ -4,8 +4,9 @@ A text longer than the encoder reads is truncated, or (`long`) read in windows, 
 letters: B texts, K windows, T tokens of a window, D features, P pooled features.
 """
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +43,7 @@ class TextEncoder:
     """transformers' CLIPTextModel, CLIPTextModelWithProjection or T5EncoderModel."""
     tokenizer: Any
     """transformers' CLIPTokenizer or T5Tokenizer; an AbsentTokenizer where networks are built without weights."""
-    files: Mapping[str, bytes]
+    files: dict[str, bytes]
     """The tokenizer's, as they were loaded; saving one that was used writes its last padding and truncation, too."""
     layer: int = -1
     """Hidden state that is read, from the end."""
@@ -50,6 +51,8 @@ class TextEncoder:
     """Whether the last norm is applied to it."""
     long: bool = False
     """Whether long texts are read in windows."""
+    spellings: dict[str, str] = field(default_factory=dict)
+    """New tokens of several vectors, and what stands in a text for each (models/new_tokens.py)."""
 
     @property
     def width(self) -> int:
@@ -63,6 +66,7 @@ class TextEncoder:
 
     def tokens(self, texts: Sequence[str]) -> Tokens:
         """The tokens of texts, on the encoder's device."""
+        texts = self._spelled(texts)
         if self.long:
             ids, counts = self._windows(texts)
         else:
@@ -86,7 +90,14 @@ class TextEncoder:
 
     def truncated(self, texts: Sequence[str]) -> dict[int, str]:
         """Texts that are longer than the encoder reads, by index."""
-        return {} if self.long else truncated(self.tokenizer, texts)
+        return {} if self.long else truncated(self.tokenizer, self._spelled(texts))
+
+    def _spelled(self, texts: Sequence[str]) -> Sequence[str]:
+        """The texts with each new token of several vectors as one token a vector."""
+        for name, spelling in self.spellings.items():
+            found = re.compile(rf"{re.escape(name)}(?!_\d)", re.IGNORECASE)
+            texts = [found.sub(spelling.replace("\\", r"\\"), text) for text in texts]
+        return texts
 
     def _windows(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         tokenizer = self.tokenizer

@@ -51,6 +51,14 @@ def files(tokenizer: Any) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
+def loaded(kind: Any, found: Mapping[str, bytes]) -> Any:
+    """The tokenizer of this class that these files hold."""
+    with TemporaryDirectory() as folder:
+        for name, content in found.items():
+            (Path(folder) / name).write_bytes(content)
+        return kind.from_pretrained(folder, local_files_only=True)
+
+
 def clip_padding(found: Mapping[str, bytes]) -> str | None:
     """The token with which the tokenizer of these files pads, if it is OpenAI's and reads 77 tokens; else None."""
     config = json.loads(found.get("tokenizer_config.json", b"{}"))

@@ -150,12 +150,9 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images)
     config, of_duration = schedule.settled(config, point, sizes, dataset.count)
     every = intervals(config, sizes, dataset.count)
-    notices += [
-        *of_state,
-        *of_duration,
-        *summary.describe_learning_rate(config, sizes),
-        *summary.describe_warmup(every),
-    ]
+    notices += parts.attached.unseen(partial(loader.fixed_captions, dataset))
+    notices += [*of_state, *of_duration]
+    notices += [*summary.describe_learning_rate(config, sizes), *summary.describe_warmup(every)]
     validates = every.validation is not None
     notices += summary.describe_data(dataset, held_out, sizes.whole, validates, parts.family.generates, parts.images)
     terminal = stack.enter_context(Progress(every.total, None if processes.leads else io.StringIO()))

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from daguerre.config import adapter_forms, overrides, recipe
-from daguerre.config.aliases import lora
+from daguerre.config.aliases import lora, tokens
 from daguerre.config.aliases.values import Meaning, number, one
 from daguerre.errors import UserError
 from daguerre.objectives.settings import TimestepBiasSettings
@@ -227,6 +227,7 @@ RELATIVE: dict[str, Relative] = {
     "text_encoder_learning_rate": text_encoder_rate,
     "revision": revision,
     "conditioning_data_dir": conditions,
+    **tokens.RELATIVE,
     "train_split": of_hub("data.split"),
     "dataset_config_name": of_hub("data.config"),
     "jax_cache_dir": compile_cache,

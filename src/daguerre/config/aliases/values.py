@@ -478,20 +478,8 @@ FUNCTIONS: dict[str, Callable[..., Meaning]] = {
     for function in (
         *(absent, averaged, base_model, caption_file, cascade_ema, choose, clipped, counted, data_set, drawn, expected),
         *(is_parallel, kept, length, min_snr, mindone_data, minutes, named_sampler, offset_noise, one_class, optimizer),
-        *(
-            optimizer_args,
-            placed,
-            profiled,
-            prompts,
-            prompts_file,
-            rate,
-            renamed,
-            rescaled,
-            resumed,
-            scheduler_class,
-            section,
-        ),
-        *(sets, sized, train_data, training_scheduler, unless, unless_empty),
+        *(optimizer_args, placed, profiled, prompts, prompts_file, rate, renamed, rescaled, resumed, scheduler_class),
+        *(section, sets, sized, train_data, training_scheduler, unless, unless_empty),
     )
 }
 """What a row of `converted` in names.yaml may name."""

@@ -21,6 +21,7 @@ from daguerre.data.settings import SourceSettings
 from daguerre.data.skipped import SkipReport
 from daguerre.data.source import Split
 from daguerre.settings import FREE, Unused
+from daguerre.settings import Settings as Section
 from daguerre.types import IMAGE, Record
 
 IMAGE_PX = 64
@@ -51,10 +52,25 @@ PHRASINGS = (
     "there is a {size} {colour} {shape} in front of a {background} background",
 )
 COLOUR_PHRASINGS = ("a {colour} shape on a {background} background", "{colour} shape, {background} background")
+_LOOKS = ("{size} {colour} {shape}", "{colour} {shape}, {size},")
+"""What a word for a look stands for in these."""
 _HELD_OUT_ID = 1 << 62  # held-out sample ids start here, so that no id belongs to both splits
 
 
 _ACTING = {"source", "resolution", "random_flip", "captions", "caption_dropout", "loss_weight"}
+
+
+class Look(Section):
+    """A shape, its colour and its size, and the word for all three."""
+
+    word: str = Field(min_length=1)
+    """The word that captions and prompts have, such as <gem>."""
+    size: Literal["small", "medium", "large"]
+    """Size of the shape."""
+    colour: Literal["red", "green", "blue", "yellow", "cyan", "purple", "white", "black"]
+    """Colour of the shape."""
+    shape: Shape
+    """The shape."""
 
 
 class Settings(SourceSettings):
@@ -67,6 +83,7 @@ class Settings(SourceSettings):
             lambda own: {*own.shapes} <= {*QUICKSTART_SHAPES},
             "no effect without a shape that is new",
         ),
+        Unused(("shapes",), lambda own: own.look is not None, "look names the shape"),
     )
 
     source: Literal["shapes"] = "shapes"
@@ -81,6 +98,9 @@ class Settings(SourceSettings):
     num_images: int | None = Field(None, ge=1, exclude_if=lambda count: count is None)
     """Number of different images to train on, which have all colours, backgrounds and sizes in turn; all other
     combinations are held out. null: endless images, and one combination in ten is held out."""
+    look: Look | None = Field(None, exclude_if=lambda look: look is None)
+    """One shape of one colour and size, and a new word for it: all images show it, on `num_images` of the backgrounds,
+    and all other backgrounds are held out."""
     checked_prompts: int = Field(200, ge=1, json_schema_extra=FREE)
     """Prompts of held-out combinations whose images are generated at the end of a run and read by the pixel checker."""
     kept_prompts: int = Field(200, ge=0, json_schema_extra=FREE)
@@ -90,16 +110,19 @@ class Settings(SourceSettings):
     def _some_are_held_out(self) -> Self:
         if len({*self.shapes}) < len(self.shapes):
             raise ValueError("shapes: a shape is named twice")
-        if self.num_images is not None and self.num_images >= len(_in_turn(self.shapes)):
+        every = _in_turn(self.shapes, self.look)
+        if self.num_images is not None and self.num_images >= len(every):
             raise ValueError(
-                f"num_images: there are {len(_in_turn(self.shapes))} combinations of these shapes: fewer leave some to "
-                "be held out; null makes endless images"
+                f"num_images: there are {len(every)} combinations of these shapes: fewer leave some to be held out; "
+                "null makes endless images"
             )
+        if self.look is not None and self.num_images is None:
+            raise ValueError(f"look: set num_images as well, from 1 to {len(every) - 1}")
         return self
 
     def words(self) -> frozenset[str]:
         given = super().words()
-        return _words(self.shapes, self.num_images) | self.captions.words() if given is None else given
+        return _words(self.shapes, self.num_images, self.look) | self.captions.words() if given is None else given
 
 
 @dataclass(frozen=True)
@@ -143,14 +166,18 @@ class ShapesSource:
         finite = self.settings.num_images if self.split == "train" else None
         image_number = number if finite is None else number % finite
         which, phrasing, *placing = keys.uniforms(0, "shapes", self.sample_id(image_number), count=5)
-        options = combinations(self.split, self.settings.shapes, self.settings.num_images)
+        own = self.settings
+        options = combinations(self.split, own.shapes, own.num_images, own.look)
         chosen = options[int(which * len(options)) if finite is None else image_number]
         x, y, swell = (2.0 * float(u) - 1.0 for u in placing)
         scale = 1.0 + SIZE_JITTER * swell
         room_px = max(3.0, IMAGE_PX / 2 - 1.0 - _STAR_TIP * RADII_PX[chosen.size] * scale)
         jitter_px = min(self.settings.jitter_px, room_px)
         image = render(chosen, (x * jitter_px, y * jitter_px), scale)
-        texts = {"text": caption(chosen, int(phrasing * len(PHRASINGS))), "colours": colours(chosen, float(phrasing))}
+        texts = {
+            "text": caption(chosen, int(phrasing * len(PHRASINGS)), own.look),
+            "colours": colours(chosen, float(phrasing)),
+        }
         return Record(self.name(number), {IMAGE: image}, texts, asdict(chosen))
 
     def report(self) -> SkipReport:
@@ -164,12 +191,15 @@ def open_source(settings: Settings, split: Split) -> ShapesSource:
 
 @functools.cache
 def combinations(
-    split: Split, shapes: tuple[Shape, ...] = QUICKSTART_SHAPES, num_images: int | None = None
+    split: Split,
+    shapes: tuple[Shape, ...] = QUICKSTART_SHAPES,
+    num_images: int | None = None,
+    look: Look | None = None,
 ) -> tuple[Combination, ...]:
     """The combinations of a split, background and colour always different, the same for every run and seed: those of
     `num_images` images and all others, or one in ten is held out."""
     if num_images is not None:
-        turns = _in_turn(shapes)
+        turns = _in_turn(shapes, look)
         return turns[:num_images] if split == "train" else turns[num_images:]
     every = [
         Combination(size, colour, shape, background)
@@ -181,9 +211,11 @@ def combinations(
 
 
 @functools.cache
-def _in_turn(shapes: tuple[Shape, ...]) -> tuple[Combination, ...]:
+def _in_turn(shapes: tuple[Shape, ...], look: Look | None = None) -> tuple[Combination, ...]:
     """All combinations once, in an order in which the first few have each shape, colour, background and size about
-    equally often."""
+    equally often; of a look all backgrounds."""
+    if look is not None:
+        return tuple(Combination(look.size, look.colour, look.shape, b) for b in COLOURS if b != look.colour)
     sizes, colours = [*RADII_PX], [*COLOURS]
     found = []
     for i in range(len(sizes) * len(colours) * (len(colours) - 1)):
@@ -194,14 +226,18 @@ def _in_turn(shapes: tuple[Shape, ...]) -> tuple[Combination, ...]:
 
 
 @functools.cache
-def _words(shapes: tuple[Shape, ...], num_images: int | None) -> frozenset[str]:
-    every = combinations("train", shapes, num_images)
-    return frozenset(words(*(caption(one, i) for one in every for i in range(len(PHRASINGS)))))
+def _words(shapes: tuple[Shape, ...], num_images: int | None, look: Look | None) -> frozenset[str]:
+    every = combinations("train", shapes, num_images, look)
+    return frozenset(words(*(caption(one, i, look) for one in every for i in range(len(PHRASINGS)))))
 
 
-def caption(combination: Combination, phrasing: int) -> str:
+def caption(combination: Combination, phrasing: int, look: Look | None = None) -> str:
     """The combination in words; `phrasing` is an index into `PHRASINGS`."""
-    return PHRASINGS[phrasing].format_map(asdict(combination))
+    text = PHRASINGS[phrasing]
+    if look is not None:
+        for described in _LOOKS:
+            text = text.replace(described, look.word)
+    return text.format_map(asdict(combination))
 
 
 def colours(combination: Combination, phrasing: float) -> str:
@@ -215,14 +251,15 @@ def prompts(
     seed: int,
     shapes: tuple[Shape, ...] = QUICKSTART_SHAPES,
     num_images: int | None = None,
+    look: Look | None = None,
 ) -> list[Prompt]:
     """`n` prompts that cover a split's combinations as evenly as `n` allows, in random order by the seed."""
-    options = combinations(split, shapes, num_images)
+    options = combinations(split, shapes, num_images, look)
     rounds = -(-n // len(options))
     orders = [keys.permutation(seed, "shapes prompts", epoch, len(options)) for epoch in range(rounds)]
     order = np.concatenate(orders)[:n]
     phrasing = (keys.uniforms(seed, "shapes phrasing", 0, count=n) * len(PHRASINGS)).astype(int)
-    return [Prompt(caption(options[i], p), options[i]) for i, p in zip(order, phrasing, strict=True)]
+    return [Prompt(caption(options[i], p, look), options[i]) for i, p in zip(order, phrasing, strict=True)]
 
 
 def render(combination: Combination, centre_px: tuple[float, float] = (0.0, 0.0), scale: float = 1.0) -> np.ndarray:

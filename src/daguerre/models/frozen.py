@@ -1,0 +1,24 @@
+"""Frozen networks to which adapters add something: the base computes as it does in evaluation."""
+
+from types import MethodType
+from typing import Any
+
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+_DROPOUT = "lora_dropout"
+"""peft's name of what drops inputs of an addition."""
+
+
+def keep_evaluating(network: Any) -> None:
+    """Keeps a network in evaluation mode for good. `train` reaches the dropout of additions alone, and layers of
+    transformers, which ask by it whether they compute their activations again."""
+
+    def train(self: nn.Module, mode: bool = True) -> nn.Module:
+        for name, module in self.named_modules():
+            follows = _DROPOUT in name or isinstance(module, GradientCheckpointingLayer)
+            module.training = mode and follows
+        return self
+
+    network.train = MethodType(train, network)
+    network.train(False)

@@ -1,0 +1,216 @@
+"""Files of new tokens (textual inversion): those of diffusers, A1111, ComfyUI and kohya's sd-scripts, read and written.
+
+    {NAME: [n, D]}                          diffusers, one file a text encoder (and one token a file)
+    {"emb_params": [n, D]}                  A1111, ComfyUI and sd-scripts; the file's name is the token's
+    {"clip_l": [n, D], "clip_g": [n, D]}    the same of SDXL
+    {"string_to_param": {"*": [n, D]}}      A1111's older, pickled one, which is read as tensors alone
+
+Every tensor of a file is used, or the file is refused. What is written is read back and compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from daguerre.errors import UserError
+from daguerre.models.export.about import About
+from daguerre.models.text_encoder import TextEncoder
+from daguerre.models.weights import pickled
+
+Embeddings = dict[str, dict[str, Tensor]]
+"""Rows [n, D] of each token, by token and text encoder."""
+LEARNED, EXISTING = "learned_embeds", "existing_tokens"
+"""Starts of the names of the files of new tokens for diffusers, and of trained tokens of the vocabulary."""
+_ANY_NAME = ("emb_params", "*")
+"""Keys that are no token's name: the file has it."""
+_SDXL = ("clip_l", "clip_g")
+_OF_LAYERS = re.compile(r"lora|hada_|lokr_|\.(weight|bias|alpha|diff|dora_scale|oft_blocks)$")
+"""In names of tensors of additions to layers, and of whole networks."""
+_PICKLED = (".pt", ".bin")
+_TRIGGER = "modelspec.trigger_phrase"
+
+
+def write(folder: Path, new: Embeddings, existing: Embeddings, metadata: Mapping[str, str]) -> None:
+    """Writes the files of tokens into a folder. RuntimeError if one does not hold what was trained.
+
+    Args:
+        metadata: of the model: modelspec's architecture and so on.
+    """
+    encoders = list(next(iter([*new.values(), *existing.values()])))
+    for start, tokens in ((LEARNED, new), (EXISTING, existing)):
+        for encoder in encoders if tokens else ():
+            _write(folder / _of_encoder(start, encoder), {name: own[encoder] for name, own in tokens.items()}, {})
+    names = file_names(new)
+    for name, own in new.items():
+        keys = dict(zip(_SDXL, encoders, strict=True)) if len(encoders) == 2 else {_ANY_NAME[0]: encoders[0]}
+        header = {**metadata, "modelspec.title": names[name], _TRIGGER: name}
+        _write(folder / f"{names[name]}.safetensors", {key: own[encoder] for key, encoder in keys.items()}, header)
+
+
+def file_names(tokens: Sequence[str] | Mapping[str, Any]) -> dict[str, str]:
+    """A name for the file of each token, which A1111 and ComfyUI take for the token's: without what some file systems
+    do not have."""
+    found: dict[str, str] = {}
+    for name in tokens:
+        plain = re.sub(r"[^\w.+-]+", "", name).strip(".") or "token"
+        taken = {*found.values(), LEARNED, EXISTING}
+        found[name] = next(each for each in (plain, *(f"{plain}-{n}" for n in range(2, 1000))) if each not in taken)
+    return found
+
+
+def metadata(networks: Mapping[str, Any], about: About) -> dict[str, str]:
+    """modelspec 1.0.1 of tokens for a model of these components: by it other programs show and sort files."""
+    config, levels = networks["unet"].config, len(networks["vae"].config.block_out_channels)
+    height, width = about.size_px or (config.sample_size * 2 ** (levels - 1),) * 2
+    version = "v2-768-v" if about.prediction == "v" else "v2-512"
+    kind = version if config.cross_attention_dim == 1024 else "v1"
+    kind = "xl-v1-base" if config.addition_embed_type == "text_time" else kind
+    own = {
+        "sai_model_spec": "1.0.1",
+        "architecture": f"stable-diffusion-{kind}/textual-inversion",
+        "implementation": "diffusers",
+        "resolution": f"{width}x{height}",
+        "prediction_type": {"eps": "epsilon", "v": "v"}.get(about.prediction, ""),
+    }
+    return {f"modelspec.{name}": value for name, value in own.items() if value}
+
+
+_CARD = """\
+---
+library_name: diffusers
+tags: [textual_inversion]
+---
+
+New tokens trained with Daguerre, for the base model that they were trained on: {names}.
+
+```python
+from safetensors.torch import load_file
+
+{calls}
+```
+
+{files}: for A1111, ComfyUI and sd-scripts, which take the file's name for the token's.
+"""
+_CALL = """\
+for token, rows in load_file("path/to/this/folder/{file}.safetensors").items():
+    pipe.load_textual_inversion({{token: rows}}, text_encoder=pipe.{encoder}, tokenizer=pipe.{tokenizer})"""
+
+
+def card(new: Embeddings, encoders: Sequence[str]) -> str:
+    """README.md: how diffusers reads the tokens."""
+    calls = []
+    for encoder in encoders:
+        mark = encoder.removeprefix("text_encoder")
+        calls.append(_CALL.format(file=LEARNED + mark, encoder=encoder, tokenizer=f"tokenizer{mark}"))
+    files = [f"`{name}.safetensors`" for name in file_names(new).values()]
+    return _CARD.format(names=", ".join(f"`{name}`" for name in new), calls="\n".join(calls), files=", ".join(files))
+
+
+def holds(path: Path) -> bool:
+    """True of a file, or a folder of them, that has tokens in it rather than additions to layers."""
+    if path.is_dir():
+        return any(path.glob(f"{start}*.safetensors") for start in (LEARNED, EXISTING))
+    if path.suffix in _PICKLED:
+        return True
+    return not any(_OF_LAYERS.search(name) for name in _tensors(path)[0])
+
+
+def read(path: Path, readers: Sequence[TextEncoder], name: str | None = None) -> tuple[Embeddings, Embeddings]:
+    """The new tokens of a file or of an export's folder, and its trained tokens of the vocabulary.
+
+    Args:
+        path: the file or folder.
+        readers: the model's text encoders.
+        name: the token's name, in place of the one that the file has.
+
+    Raises:
+        UserError: for a file that is not wholly understood, or made for another model.
+    """
+    if not path.is_dir():
+        return _read_file(path, readers, name), {}
+    found: list[Embeddings] = []
+    for start in (LEARNED, EXISTING):
+        tokens: Embeddings = {}
+        for reader in readers:
+            file = path / _of_encoder(start, reader.name)
+            for token, rows in (_tensors(file)[0] if file.is_file() else {}).items():
+                tokens.setdefault(token, {})[reader.name] = _checked(file, token, rows, reader)
+        found.append(tokens)
+    return found[0], found[1]
+
+
+def _of_encoder(start: str, encoder: str) -> str:
+    """`learned_embeds.safetensors`, of a second text encoder `learned_embeds_2.safetensors`."""
+    return f"{start}{encoder.removeprefix('text_encoder')}.safetensors"
+
+
+def _read_file(path: Path, readers: Sequence[TextEncoder], name: str | None) -> Embeddings:
+    tensors, metadata = _tensors(path)
+    if not tensors:
+        raise UserError(f"{path} has no embeddings in it", code="empty")
+    if {*tensors} & {*_SDXL}:
+        if {*tensors} != {*_SDXL} or len(readers) != 2:
+            raise UserError(
+                f"{path} has embeddings for {', '.join(sorted(tensors))}, which SDXL's two text encoders read; this "
+                f"model has {', '.join(reader.name for reader in readers)}",
+                code="unsupported",
+            )
+        own = {r.name: _checked(path, key, tensors[key], r) for key, r in zip(_SDXL, readers, strict=True)}
+        return {name or metadata.get(_TRIGGER, path.stem): own}
+    if len(readers) != 1:
+        raise UserError(
+            f"{path} has embeddings for one text encoder, but this model has {len(readers)}: give a file with "
+            f"{' and '.join(_SDXL)}, or the folder of a run",
+            code="unsupported",
+        )
+    if name and len(tensors) > 1:
+        raise UserError(f"{path} has {len(tensors)} tokens, which cannot all be called {name}: remove the name")
+    found = {}
+    for key, rows in tensors.items():
+        token = name or (metadata.get(_TRIGGER, path.stem) if key in _ANY_NAME else key)
+        found[token] = {readers[0].name: _checked(path, key, rows, readers[0])}
+    return found
+
+
+def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors of a file, and what its header says."""
+    if path.suffix in _PICKLED:
+        found: Any = pickled.read(path)
+        found = found.get("string_to_param", found)
+        return {str(name): value for name, value in found.items() if isinstance(value, Tensor)}, {}
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read: {error}", code="damaged") from error
+
+
+def _checked(path: Path, key: str, rows: Tensor, reader: TextEncoder) -> Tensor:
+    """Rows [n, D] of a text encoder."""
+    rows = rows.detach()[None] if rows.ndim == 1 else rows.detach()
+    width = reader.encoder.get_input_embeddings().weight.shape[1]
+    if rows.ndim != 2 or rows.shape[1] != width or not len(rows):
+        raise UserError(
+            f"{path} was made for another model: {key} is {tuple(rows.shape)}, and embeddings of the {reader.name} "
+            f"here are {width} numbers wide",
+            code="unsupported",
+        )
+    if not torch.isfinite(rows).all():
+        raise UserError(f"{path}: {key} has NaN or infinity in it", code="damaged")
+    return rows.to(torch.float32)
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    kept = {name: rows.detach().to("cpu", torch.float32, copy=True).contiguous() for name, rows in tensors.items()}
+    save_file(kept, path, {"format": "pt", **metadata})
+    found, _ = _tensors(path)
+    if found.keys() != kept.keys() or not all(torch.equal(found[name], rows) for name, rows in kept.items()):
+        raise RuntimeError(f"{path.name} does not hold what was trained")

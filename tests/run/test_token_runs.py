@@ -1,0 +1,148 @@
+"""Runs with `adapter.name=tokens` from end to end, alone and beside a LoRA: checkpoints, going on, other meshes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import data_sets
+import forked_runs
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_models import write_sd, write_sdxl
+
+from daguerre import errors
+from daguerre.checkpoint.store import Store
+from daguerre.cli import main
+
+RECIPE = """
+run_name: tokens
+model: {family: KIND}
+objective: {name: eps}
+adapters: {tokens: {name: tokens, placeholder_token: <toy>, initializer_token: a, num_vectors: 3}}
+data: {source: folder, resolution: 16, caption_dropout: 0, captions: {text: <toy>, templates: object}}
+training: {duration: "4 steps", global_batch_size: 4}
+optimizer: {learning_rate: 1e-2, epsilon: 1e-5}
+logging: {every: "1 steps", tensorboard: false}
+checkpoint: {every: "2 steps", keep: 9}
+sampling: {num_images: 1, num_inference_steps: 2, prompts: ["a <toy>"]}
+validation: {every: "2 steps", num_samples: 2, num_levels: 2}
+"""
+PIVOTAL = "adapters.lora={name: lora, rank: 2, ranks: {text_encoder: 2}}"
+MESHES = {"fsdp2": (2, 1, 2, 1), "data2": (2, 2, 1, 1), "tensor2": (2, 1, 1, 2), "fsdp2-tensor2": (4, 1, 2, 2)}
+
+
+class Place:
+    """A folder with a base, images without captions and runs of one recipe."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder, self.kind = folder, kind
+        (write_sd if kind == "sd" else write_sdxl)(folder / "base")
+        for caption in data_sets.folder(folder / "images", 12).glob("*.txt"):
+            caption.unlink()
+        self.recipe = folder / "recipe.yaml"
+        self.recipe.write_text(RECIPE.replace("KIND", kind))
+
+    def given(self, *more: str) -> list[str]:
+        base = f"model.pretrained_model_name_or_path={self.folder / 'base'}"
+        return [base, f"data.path={self.folder / 'images'}", *more]
+
+    def train(self, name: str, *more: str) -> int:
+        place = [f"output_dir={self.folder}", f"run_name={name}"]
+        return main.run(["train", str(self.recipe), *place, *self.given(*more)])
+
+    def on(self, name: str, mesh: tuple[int, int, int, int], *more: str) -> dict:
+        size, *degrees = mesh
+        axes = [f"mesh.ici_{axis}_parallelism={n}" for axis, n in zip(("data", "fsdp", "tensor"), degrees, strict=True)]
+        return forked_runs.run(self.folder, name, size, *self.given(*axes, *more), recipe=str(self.recipe))
+
+    def tensors(self, name: str, group: str = "model", step: int = 4) -> dict[str, torch.Tensor]:
+        store = Store(self.folder / name / "checkpoints")
+        return store.load(store.root / f"step-{step:08d}", [group]).tensors[group]
+
+    def numbers(self, name: str, key: str) -> list[float]:
+        lines = map(json.loads, (self.folder / name / "metrics" / "metrics.jsonl").read_text().splitlines())
+        return [line[key] for line in lines if key in line]
+
+
+@pytest.fixture(scope="module", params=["sd", pytest.param("sdxl", marks=pytest.mark.long)])
+def place(request, tmp_path_factory):
+    """With the run `whole`, which was never stopped."""
+    made = Place(tmp_path_factory.mktemp(request.param), request.param)
+    assert made.train("whole") == errors.DONE
+    return made
+
+
+def test_a_checkpoint_holds_the_rows_alone_and_the_export_their_averages(place):
+    model, averaged = place.tensors("whole"), place.tensors("whole", "ema")
+    names = ["text_encoder", "text_encoder_2"][: 1 if place.kind == "sd" else 2]
+    assert {name.partition(".")[0] for name in model} == {*names}
+    assert all(name.endswith("token_embedding.rows") and len(value) == 3 for name, value in model.items())
+    for name, before in place.tensors("whole", step=2).items():
+        assert not torch.equal(before, model[name])
+    for name in names:
+        file = place.folder / "whole" / "adapter" / f"learned_embeds{name.removeprefix('text_encoder')}.safetensors"
+        (rows,) = (value for key, value in averaged.items() if key.startswith(f"{name}."))
+        assert torch.equal(load_file(file)["<toy>"], rows)
+    assert len(place.numbers("whole", "validation/loss")) == 2
+
+
+def test_a_run_that_goes_on_ends_equal_to_the_bit_and_so_do_its_files(place):
+    assert place.train("short", "training.duration=2 steps") == errors.DONE
+    assert place.train("short", "training.duration=4 steps") == errors.DONE
+    for group in ("model", "ema", "optimizer"):
+        one, other = (place.tensors(name, group) for name in ("short", "whole"))
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    files = [sorted((place.folder / name / "adapter").glob("learned*")) for name in ("short", "whole")]
+    assert [file.read_bytes() for file in files[0]] == [file.read_bytes() for file in files[1]]
+
+
+@pytest.mark.parametrize(
+    ("meshes", "more"),
+    [
+        (("fsdp2",), (PIVOTAL,)),
+        pytest.param(("fsdp2", "data2", "tensor2", "fsdp2-tensor2"), (), marks=pytest.mark.long),
+        pytest.param(("data2", "tensor2", "fsdp2-tensor2"), (PIVOTAL,), marks=pytest.mark.long),
+    ],
+    ids=["pivotal", "alone", "pivotal, other meshes"],
+)
+def test_other_meshes_learn_what_one_process_does(place, meshes, more):
+    one = "pivotal" if more else "whole"
+    if not (place.folder / one).exists():
+        assert place.train(one, *more) == errors.DONE
+    for name in meshes:
+        shutil.rmtree(place.folder / name, ignore_errors=True)
+    codes = forked_runs.together(place.folder, [place.on(name, MESHES[name], *more) for name in meshes])
+    logs = [(place.folder / f"{name}.seen.log-0").read_text() for name in meshes]
+    assert all(code == 0 for run in codes for code in run), logs
+    expected, losses = place.tensors(one, "ema"), place.numbers(one, "learning/loss")
+    for name in meshes:
+        assert place.numbers(name, "learning/loss") == pytest.approx(losses, rel=1e-5)
+        found = place.tensors(name, "ema")
+        assert found.keys() == expected.keys()
+        for key, value in found.items():
+            assert (value - expected[key]).norm() <= 1e-4 * expected[key].norm(), (name, key)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "given", [["training.gradient_checkpointing=true"], ["training.per_device_batch_size=2"]], ids=["again", "parts"]
+)
+def test_what_only_says_how_to_compute_changes_nothing(place, given, request):
+    name = request.node.callspec.id
+    assert place.train(name, *given) == errors.DONE
+    expected = place.tensors("whole")
+    for key, value in place.tensors(name).items():
+        assert (value - expected[key]).norm() <= 1e-4 * expected[key].norm(), key
+
+
+def test_a_token_in_no_caption_is_told_and_a_dry_run_counts_its_rows(place, capsys):
+    more = ["data.captions.text=a cat", "training.duration=1 steps", "sampling.num_images=0", "validation.every=null"]
+    assert place.train("unseen", *more) == errors.DONE
+    assert "the new token <toy> is in none of the first" in " ".join(capsys.readouterr().out.split())
+    assert place.train("dry", "--dry-run") == errors.DONE
+    count = sum(value.numel() for value in place.tensors("whole").values())
+    assert f"{count:,}" in capsys.readouterr().out or place.kind == "sdxl"
