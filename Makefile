@@ -7,7 +7,7 @@ BIN := .venv/bin
 # One thread a process: tests run in two processes beside each other. Compiled modules are kept, as tests start many.
 TEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: quickstart test test-long check clean
+.PHONY: quickstart test test-long check clean exchange-table
 .DELETE_ON_ERROR:
 
 quickstart: .venv/installed
@@ -24,6 +24,10 @@ check: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Measures again what other programs apply of our LoRAs, and writes it into docs/adapters.md.
+exchange-table: .venv/installed-dev
+	$(BIN)/python tools/exchange_table.py --write
 
 .venv/installed: pyproject.toml constraints.txt tools/make_venv.py
 	$(PYTHON) tools/make_venv.py

@@ -108,6 +108,27 @@ def test_a_folder_of_pefts_own(base, plain, tmp_path):
         assert (each.weight(before) - expected).abs().max() <= 1e-6 * (expected - before).abs().max() + 1e-7
 
 
+RECORDED = Path(__file__).parent / "recorded"
+
+
+@pytest.mark.parametrize("algorithm", ["locon", "loha", "lokr"])
+def test_files_of_lycoris_are_applied_as_lycoris_does(algorithm, plain, tmp_path):
+    """Files that lycoris-lora 4.1.3 wrote, and its changes of the weights times a vector: tools/record_lycoris.py."""
+    tensors = load_file(RECORDED / f"lycoris_{algorithm}.safetensors")
+    seen = {name.removeprefix("seen."): tensors.pop(name) for name in [*tensors] if name.startswith("seen.")}
+    save_file(tensors, tmp_path / "x.safetensors")
+    found = read(tmp_path / "x.safetensors", plain)
+    assert sum(map(len, found.values())) == len(seen) > 20
+    for component, own in found.items():
+        prefix = "lora_unet_" if component == "unet" else "lora_te_"
+        for each in own:
+            shape = plain[component].get_submodule(each.layer).weight.shape
+            change = each.change(shape).flatten(1).double()
+            expected = seen[prefix + each.layer.replace(".", "_").removeprefix("text_model_")]
+            theirs = change @ torch.arange(change.shape[1], dtype=torch.float64).sin()
+            assert (theirs - expected).abs().max() <= 1e-5 * expected.abs().max(), each.layer
+
+
 Tensors = dict[str, Tensor]
 TO_Q = "unet.down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
 KOHYA = f"lora_{TO_Q.replace('.', '_')}"

@@ -219,12 +219,14 @@ def _layers(networks: Mapping[str, nn.Module]) -> dict[str, _Place]:
 
 
 def _kohya_names(component: str, networks: Mapping[str, nn.Module], layers: list[str]) -> Iterable[tuple[str, str]]:
-    """Names of sd-scripts and the layer of each; of a UNet all that ComfyUI has for it."""
+    """Names of sd-scripts and LyCORIS, and the layer of each; of a UNet all that ComfyUI has for it."""
     for layer, name in kohya.module_names(component, networks, layers).items():
         yield name, layer
         if name.startswith("lora_unet_"):
             flat = layer.replace(".", "_")
             yield from ((f"lora_unet_{flat}", layer), (f"lycoris_{flat}", layer))
+        else:  # sd-scripts and LyCORIS write so with transformers 5.6 and later
+            yield name.replace("_text_model_", "_", 1), layer
     if type(networks[component]).__name__ == "UNet2DConditionModel":
         for layer, original in _originals(networks[component]).items():
             yield f"diffusion_model.{original}", layer
