@@ -41,7 +41,7 @@ def test_every_combination_is_read_right() -> None:
         assert dataclasses.asdict(seen) == dataclasses.asdict(combination)
 
 
-MOON: source.Shape = "crescent"
+MOON: source.Shape = "moon"
 NAMED = (*source.QUICKSTART_SHAPES, MOON)
 
 

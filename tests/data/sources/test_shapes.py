@@ -129,7 +129,7 @@ def test_a_setting_that_would_have_no_effect_is_refused(given):
         shapes.Settings(**given)
 
 
-FEW = shapes.Settings(shapes=("crescent",), num_images=16)
+FEW = shapes.Settings(shapes=("moon",), num_images=16)
 
 
 def test_the_quickstart_draws_its_five_shapes() -> None:
@@ -151,13 +151,13 @@ def test_a_number_of_images_means_these_again_and_again() -> None:
 
 
 def test_sixteen_images_show_each_colour_and_background_twice() -> None:
-    shown = shapes.combinations("train", ("crescent",), 16)
+    shown = shapes.combinations("train", ("moon",), 16)
     for attribute, times in (("colour", {2}), ("background", {2}), ("size", {5, 6})):
         assert set(Counter(getattr(c, attribute) for c in shown).values()) == times
-    assert {c.shape for c in shown} == {"crescent"}
+    assert {c.shape for c in shown} == {"moon"}
 
 
-@pytest.mark.parametrize("drawn", [("crescent",), ("circle", "crescent"), shapes.QUICKSTART_SHAPES])
+@pytest.mark.parametrize("drawn", [("moon",), ("circle", "moon"), shapes.QUICKSTART_SHAPES])
 def test_all_other_combinations_are_held_out(drawn: tuple[shapes.Shape, ...]) -> None:
     train, held_out = (shapes.combinations(split, drawn, 20) for split in ("train", "held_out"))
     assert len(train) == 20
@@ -181,10 +181,10 @@ def test_a_shape_lies_about_its_centroid() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"shapes": ["heart"]}, "crescent"),
+        ({"shapes": ["heart"]}, "moon"),
         ({"shapes": []}, "at least 1"),
         ({"shapes": ["star", "star"]}, "named twice"),
-        ({"shapes": ["crescent"], "num_images": 168}, "there are 168 combinations"),
+        ({"shapes": ["moon"], "num_images": 168}, "there are 168 combinations"),
         ({"num_images": 0}, "greater than or equal to 1"),
         ({"kept_prompts": 100}, "no effect without a shape that is new"),
     ],
@@ -194,6 +194,11 @@ def test_shapes_and_numbers_that_make_no_sense_are_refused(given, said) -> None:
         shapes.Settings(**given)
 
 
+def test_a_source_without_checked_prompts_has_no_metric() -> None:
+    assert shapes.open_source(shapes.Settings(), "train").metric == "shapes"
+    assert shapes.open_source(shapes.Settings(checked_prompts=0), "train").metric is None
+
+
 def test_words_are_those_of_the_captions() -> None:
-    assert FEW.words() - shapes.Settings().words() == {"crescent"}
+    assert FEW.words() - shapes.Settings().words() == {"moon"}
     assert shapes.Settings().words() - FEW.words() == set(shapes.QUICKSTART_SHAPES)

@@ -37,12 +37,12 @@ COLOURS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
         "black": (12, 12, 12),
     }
 )
-Shape = Literal["circle", "square", "triangle", "star", "cross", "crescent"]
+Shape = Literal["circle", "square", "triangle", "star", "cross", "moon"]
 QUICKSTART_SHAPES: tuple[Shape, ...] = ("circle", "square", "triangle", "star", "cross")
 RADII_PX: Mapping[str, float] = MappingProxyType({"small": 11.0, "medium": 16.0, "large": 23.5})
 SIZE_JITTER = 0.05
 _STAR_TIP, _STAR_NOTCH = 1.15, 0.54  # radii, in units of the shape's
-_MOON = (0.386, 0.886, 0.8)  # a disc of radius 1 at 0.386 without one of radius 0.8 at 0.886: its centroid is at 0
+_MOON = (0.386, 0.886, 0.8)  # a disc of radius 1 at 0.386 without one of radius 0.8 at 0.886; its centroid is at 0
 PHRASINGS = (
     "a {size} {colour} {shape} on a {background} background",
     "{size} {colour} {shape}, {background} background",
@@ -94,15 +94,16 @@ class Settings(SourceSettings):
     """Largest distance of a shape's centre from the image's centre, in pixels, along each axis. At 0 every shape is
     centred. Above 3 larger shapes move less, so that they stay inside the image."""
     shapes: tuple[Shape, ...] = Field(QUICKSTART_SHAPES, min_length=1)
-    """The shapes that are drawn. The quickstart does not know `crescent`."""
+    """The shapes that are drawn. The quickstart does not know `moon`."""
     num_images: int | None = Field(None, ge=1, exclude_if=lambda count: count is None)
     """Number of different images to train on, which have all colours, backgrounds and sizes in turn; all other
     combinations are held out. null: endless images, and one combination in ten is held out."""
     look: Look | None = Field(None, exclude_if=lambda look: look is None)
     """One shape of one colour and size, and a new word for it: all images show it, on `num_images` of the backgrounds,
     and all other backgrounds are held out."""
-    checked_prompts: int = Field(200, ge=1, json_schema_extra=FREE)
-    """Prompts of held-out combinations whose images are generated at the end of a run and read by the pixel checker."""
+    checked_prompts: int = Field(200, ge=0, json_schema_extra=FREE)
+    """Prompts of held-out combinations whose images are generated at the end of a run and read by the pixel checker. 0:
+    nothing is checked, as for a source of which a model shall forget nothing."""
     kept_prompts: int = Field(200, ge=0, json_schema_extra=FREE)
     """With a new shape: the quickstart's prompts that are checked in the same way, for what the model has kept."""
 
@@ -151,7 +152,10 @@ class ShapesSource:
     settings: Settings
     split: Split
     index: None = None
-    metric: str | None = "shapes"
+
+    @property
+    def metric(self) -> str | None:
+        return "shapes" if self.settings.checked_prompts else None
 
     def sample_id(self, number: int) -> int:
         """Stable 63-bit id of record `number`; the splits share none."""
@@ -310,8 +314,8 @@ def _star(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return (np.abs(x) * -along[1] + (y - np.float32(_STAR_TIP)) * along[0]) / np.float32(np.hypot(*along))
 
 
-def _crescent(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """A moon that is open to the right."""
+def _moon(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """A crescent that is open to the right."""
     outer, inner, radius = map(np.float32, _MOON)
     squared = y * y
     within = np.sqrt(np.square(x - outer) + squared) - np.float32(1)
@@ -325,6 +329,6 @@ SHAPES: Mapping[Shape, Callable[[np.ndarray, np.ndarray], np.ndarray]] = Mapping
         "triangle": _triangle,
         "star": _star,
         "cross": _cross,
-        "crescent": _crescent,
+        "moon": _moon,
     }
 )
