@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import forked_runs
 import numpy as np
 import pytest
+import tiny_runs
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -65,6 +71,13 @@ class Place:
         """In this process."""
         place = [f"output_dir={self.folder}", f"run_name={name}"]
         return main.run(["train", str(self.recipe), *place, *self.given(*more)])
+
+    def start(self, name: str, *more: str) -> subprocess.Popen[str]:
+        """In a process of its own."""
+        place = [f"output_dir={self.folder}", f"run_name={name}"]
+        command = [sys.executable, "-m", "daguerre", "train", str(self.recipe), *place, *self.given(*more)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True, **pipes)
 
     def on(self, name: str, mesh: tuple[int, int, int, int], *more: str) -> dict:
         """A run on a mesh, for `forked_runs.together`."""
@@ -149,6 +162,37 @@ def test_stopped_and_killed_runs_end_equal_to_the_bit(place):
             assert_equal(place.tensors(name, group), place.tensors("whole", group))
         assert_equal(place.exported(name), place.exported("whole"))
         assert place.numbers(name, "learning/loss") == place.numbers("whole", "learning/loss")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("own", ["init: pissa", "kind: dora, lora_fa: true, dropout: 0.2"])
+def test_killed_at_random_moments_it_ends_equal_to_the_bit(place, own):
+    """By SIGKILL, six times a run; PiSSA's start is in the checkpoint and not computed again."""
+    given = [f"adapters.style={{name: lora, rank: 4, {own}, ranks: {{text_encoder: 2}}}}"]
+    given += ["training.duration=12 steps", "checkpoint.every=3 steps", "logging.every=1 steps"]
+    began = time.monotonic()
+    process = place.start("unhurt", *given)
+    said, _ = process.communicate()
+    assert process.returncode == errors.DONE, said
+    seconds, moments, killed = time.monotonic() - began, random.Random(0), 0
+    while killed < 6:
+        process = place.start("hurt", *given)
+        try:
+            process.communicate(timeout=moments.uniform(0.4, 1.0) * seconds)
+            break
+        except subprocess.TimeoutExpired:
+            tiny_runs.kill(process)
+            killed += 1
+    assert killed
+    process = place.start("hurt", *given)
+    said, _ = process.communicate()
+    assert process.returncode == errors.DONE, said
+    for group in ("model", "ema", "optimizer"):
+        assert_equal(place.tensors("hurt", group, step=12), place.tensors("unhurt", group, step=12))
+    assert_equal(place.exported("hurt"), place.exported("unhurt"))
+    assert place.numbers("hurt", "learning/loss") == place.numbers("unhurt", "learning/loss")
+    for name in ("hurt", "unhurt"):
+        shutil.rmtree(place.folder / name)
 
 
 def test_generate_draws_what_the_run_drew(place, capsys):
