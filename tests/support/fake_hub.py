@@ -1,7 +1,9 @@
-"""A model hub on the loopback: the few requests that huggingface_hub makes to fetch a model, and some faults."""
+"""A model hub on the loopback: the few requests that huggingface_hub makes to fetch and to publish a model, and some
+faults."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import threading
@@ -32,6 +34,19 @@ class Hub:
     answers: list[tuple[str, str]] = field(default_factory=list)
     """Method and path of each request, with the range that was asked for."""
     url: str = ""
+    private: dict[str, bool] = field(default_factory=dict)
+    """Of the repositories that were created here."""
+    licences: dict[str, str] = field(default_factory=dict)
+    """That the cards of repositories name."""
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    """Large files that were sent, by their sha256."""
+    sent: list[str] = field(default_factory=list)
+    """The sha256 of each large file that was sent, in order."""
+    room: int | None = None
+    """Large files that are still taken; others are refused."""
+    hold: threading.Event | None = None
+    """Large files but the first are answered when it is set."""
+    commits: list[dict[str, str]] = field(default_factory=list)
 
     def add(self, repository: str, folder: Path) -> None:
         """All files of a folder."""
@@ -64,6 +79,82 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             self.answer(True)
+
+        def do_PUT(self) -> None:
+            data, oid = self.read(), self.path.rpartition("/")[2]
+            hub.answers.append(("PUT", self.path))
+            if hub.hold is not None and hub.sent:
+                hub.hold.wait(60)
+            whole = hashlib.sha256(data).hexdigest() == oid
+            if hub.room == 0 or not whole:
+                self.send(400, b"no room", {}, True)
+                return
+            hub.room = None if hub.room is None else hub.room - 1
+            hub.blobs[oid] = data
+            hub.sent.append(oid)
+            self.send(200, b"", {}, True)
+
+        def do_POST(self) -> None:
+            hub.answers.append(("POST", self.path))
+            data, words = self.read(), unquote(urlsplit(self.path).path).strip("/").split("/")
+            if words[:2] == ["api", "validate-yaml"]:
+                self.tell({"errors": [], "warnings": []})
+            elif self.headers.get("Authorization") != f"Bearer {hub.token}":
+                self.send(401, b"{}", {}, True)
+            elif words == ["api", "repos", "create"]:
+                self.create(json.loads(data))
+            elif words[4:5] == ["preupload"]:
+                self.tell({"files": [self.way(file["path"]) for file in json.loads(data)["files"]]})
+            elif words[-2:] == ["objects", "batch"]:
+                self.tell({"transfer": "basic", "objects": [self.place(o) for o in json.loads(data)["objects"]]})
+            elif words[4:5] == ["commit"]:
+                self.commit("/".join(words[2:4]), [json.loads(line) for line in data.splitlines()])
+            else:
+                self.send(404, b"{}", {}, True)
+
+        def read(self) -> bytes:
+            if self.headers.get("Transfer-Encoding") != "chunked":
+                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            found = b""
+            while size := int(self.rfile.readline(), 16):
+                found += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return found
+
+        def tell(self, document: object) -> None:
+            self.send(200, json.dumps(document).encode(), {"Content-Type": "application/json"}, True)
+
+        def create(self, asked: dict[str, object]) -> None:
+            name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else str(asked["name"])
+            if name in hub.files:
+                self.send(409, json.dumps({"url": f"{hub.url}/{name}"}).encode(), {}, True)
+                return
+            hub.files[name] = {}
+            hub.private[name] = bool(asked.get("private") or asked.get("visibility") == "private")
+            self.tell({"url": f"{hub.url}/{name}", "name": name})
+
+        def way(self, path: str) -> dict[str, object]:
+            large = path.endswith((".safetensors", ".png"))
+            return {"path": path, "uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
+
+        def place(self, one: dict[str, object]) -> dict[str, object]:
+            there = one["oid"] in hub.blobs
+            actions = {} if there else {"actions": {"upload": {"href": f"{hub.url}/lfs/{one['oid']}"}}}
+            return {**one, "authenticated": True, **actions}
+
+        def commit(self, repository: str, lines: list[dict[str, dict[str, str]]]) -> None:
+            files = hub.files[repository]
+            for line in lines:
+                value = line["value"]
+                if line["key"] == "header":
+                    hub.commits.append(value)
+                elif line["key"] == "file":
+                    files[value["path"]] = base64.b64decode(value["content"])
+                elif line["key"] == "lfsFile":
+                    files[value["path"]] = hub.blobs[value["oid"]]
+            url = f"{hub.url}/{repository}/commit/{hub.commit}"
+            self.tell({"success": True, "commitOid": hub.commit, "commitUrl": url})
 
         def answer(self, body: bool) -> None:
             wanted = self.headers.get("Range", "")
@@ -98,6 +189,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 siblings = [{"rfilename": n, "blobId": "0" * 40, **_facts(n, c)} for n, c in listed]
                 found = {"id": repository, "sha": hub.commit, "private": False, "siblings": siblings}
                 found |= {"downloads": 0, "likes": 0, "tags": []}
+                if repository in hub.licences:
+                    found["cardData"] = {"license": hub.licences[repository]}
             self.send(200, json.dumps(found).encode(), {"Content-Type": "application/json"}, body)
 
         def content(self, repository: str, revision: str, name: str, body: bool) -> None:
