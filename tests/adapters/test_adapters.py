@@ -107,6 +107,19 @@ class TestAdapter:
                 n: [*c.state_dict()] for n, c in networks.items()
             }
 
+    def test_its_strengths_lead_from_the_base_to_what_was_trained(self, name, base):
+        """Each gives another prediction; afterwards it is as before."""
+        parts, untouched = built(base, name), built(base, "full")
+        change(parts)
+        whole, strengths = prediction(parts), parts.attached.strengths
+        assert not strengths or (strengths[0], strengths[-1]) == (0.0, 1.0)
+        for strength in strengths:
+            with parts.attached.at(strength):
+                found = prediction(parts)
+            assert torch.equal(found, whole) == (strength == 1)
+            assert torch.equal(found, prediction(untouched)) == (strength == 0)
+        assert torch.equal(prediction(parts), whole)
+
     def test_the_export_replaces_the_folder(self, name, base, tmp_path):
         parts = built(base, name)
         folder = tmp_path / "pipeline"

@@ -308,6 +308,22 @@ def test_a_base_of_16_bits_with_additions_of_float32_goes_on_equal_to_the_bit(pl
     assert place.numbers("narrow", "learning/loss") != place.numbers("whole", "learning/loss")
 
 
+def test_the_page_shows_the_first_images_at_several_strengths(place, tmp_path):
+    """At 0 they are the base's, at 1 the newest sample's."""
+    run = place.folder / "whole"
+    listed = {path.parent.name: json.loads(path.read_text()) for path in run.glob("samples/strengths/*/samples.json")}
+    assert {name: own[0]["strength"] for name, own in listed.items()} == {"0": 0.0, "0.5": 0.5, "1": 1.0}
+    images = {name: np.asarray(Image.open(run / "samples" / "strengths" / name / "000.png")) for name in listed}
+    newest = np.asarray(Image.open(run / "samples" / "step-00000004" / "000.png"))
+    assert np.array_equal(images["1"], newest)
+    given = ["base=true", "prompt=a dog", f"out={tmp_path / 'base'}", f"seed={listed['0'][0]['seed']}"]
+    assert main.run(["generate", str(run), *given]) == errors.DONE
+    (base,) = (tmp_path / "base").glob("*.png")
+    assert np.array_equal(images["0"], np.asarray(Image.open(base)))
+    page = (run / "report.html").read_text()
+    assert page.index("strength 0<") < page.index("strength 0.5<") < page.index("strength 1<")
+
+
 def test_a_lora_beside_an_encoder_that_is_trained_whole(place):
     more = ["adapters.style.ranks.text_encoder=null", "adapters.encoder={name: full, train: [text_encoder]}"]
     assert place.train("both", *more, "training.duration=2 steps") == errors.DONE

@@ -92,6 +92,13 @@ class Trainable(ABC):
         """Within the context the components are without what the adapter put into them."""
         return nullcontext()
 
+    strengths: tuple[float, ...] = ()
+    """Strengths below 1 at which images are generated at the end of a run, to be compared: 0 is the base."""
+
+    def at(self, strength: float) -> AbstractContextManager[None]:
+        """Within the context what it adds is multiplied by one of its `strengths`, or by 1."""
+        return nullcontext()
+
 
 @dataclass(frozen=True, eq=False)
 class Attached:
@@ -183,6 +190,20 @@ class Attached:
             for other in self.trainables.values():
                 stack.enter_context(nullcontext() if other is own else other.detached())
             return own.export(folder, objective, sampling, about)
+
+    @property
+    def strengths(self) -> tuple[float, ...]:
+        """Those that all adapters have which have any, rising, and 1; () if none has."""
+        known = [{*each.strengths} for each in self.trainables.values() if each.strengths]
+        return (*sorted(set.intersection(*known)), 1.0) if known else ()
+
+    @contextmanager
+    def at(self, strength: float) -> Iterator[None]:
+        """Within the context all adapters that have strengths are at this one."""
+        with ExitStack() as stack:
+            for each in self.trainables.values():
+                stack.enter_context(each.at(strength))
+            yield
 
     @contextmanager
     def merged(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -268,6 +268,26 @@ class LoRA(Trainable):
         finally:
             for owner, name, layer in places:
                 setattr(owner, name, layer)
+
+    @property
+    def strengths(self) -> tuple[float, ...]:  # type: ignore[override]
+        """Half of a rotation, or of lengths of rows, is no number that peft multiplies by."""
+        return (0.0, 0.5) if self.kind in IN_KOHYA else (0.0,)
+
+    @contextmanager
+    def at(self, strength: float) -> Iterator[None]:
+        """0: the base; else what is added times a number."""
+        every = (layer for network in self.networks.values() for layer in network.modules())
+        layers: list[Any] = [layer for layer in every if strength and isinstance(layer, BaseTunerLayer)]
+        before = [dict(layer.scaling) if strength != 1 else {} for layer in layers]
+        try:
+            for layer, own in zip(layers, before, strict=True):
+                layer.scaling |= {name: scale * strength for name, scale in own.items()}
+            with nullcontext() if strength else self.detached():
+                yield
+        finally:
+            for layer, own in zip(layers, before, strict=True):
+                layer.scaling |= own
 
 
 _CARD = """\

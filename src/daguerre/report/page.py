@@ -13,7 +13,7 @@ from daguerre.report.charts import charts
 from daguerre.report.html import Html, element, join, render_page
 from daguerre.report.results import results
 from daguerre.report.run import Run, read_run
-from daguerre.report.sample_images import evolution
+from daguerre.report.sample_images import by_strength, evolution
 
 
 def write(folder: Path) -> Path:
@@ -53,11 +53,12 @@ def _sections(run: Run) -> list[Html]:
     found = [
         ("Result", results(run) or element("p", "Nothing was evaluated yet.", class_="note")),
         ("Images", evolution(run) or element("p", "No images yet: they come with the first save.", class_="note")),
+        ("With the adapter at other strengths", by_strength(run)),
         ("Curves", curves),
         ("Skipped", facts.skipped(run)),
         ("Details", join(*_details(run))),
     ]
-    return [element("section", element("h2", title), content) for title, content in found]
+    return [element("section", element("h2", title), content) for title, content in found if content is not None]
 
 
 def _details(run: Run) -> list[Html]:

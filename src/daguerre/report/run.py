@@ -49,6 +49,8 @@ class Run:
     evaluation: dict[str, Any]
     samples: list[Sample]
     """Oldest step first."""
+    strengths: list[Sample]
+    """Images of one step with adapters at several strengths, which `how` has; the weakest first."""
     problems: list[str]
     """Files that could not be read, and why."""
 
@@ -109,6 +111,7 @@ def read_run(folder: Path) -> Run:
         data=_document(paths.data, problems),
         evaluation=_document(paths.evaluation, problems),
         samples=samples(paths.samples, problems),
+        strengths=strengths(paths.samples, problems),
         problems=list(dict.fromkeys(problems)),
     )
 
@@ -123,18 +126,34 @@ def samples(folder: Path, problems: list[str]) -> list[Sample]:
     found = []
     for listing in sorted(folder.glob("step-*/samples.json")):
         digits = listing.parent.name.removeprefix("step-")
-        entries = _try(listing, lambda path: json.loads(path.read_bytes()), problems)
-        if not digits.isdecimal() or not isinstance(entries, list):
-            continue
-        for entry in entries:
-            # A plain name: the page never shows an image from outside the run folder.
-            name = str(entry.get("file", "")) if isinstance(entry, dict) else ""
-            if name and Path(name).name == name:
-                prompt, seed = str(entry.get("prompt", "")), entry.get("seed")
-                found.append(Sample(int(digits), listing.parent / name, prompt, seed, entry))
-            else:
-                problems.append(f"{listing.relative_to(folder.parent)}: an entry names no image of its folder")
+        if digits.isdecimal():
+            found += _listed(listing, int(digits), problems)
     return sorted(found, key=lambda sample: sample.step)
+
+
+def strengths(folder: Path, problems: list[str]) -> list[Sample]:
+    """Images with adapters at several strengths, by strength; adds listings that cannot be read to `problems`."""
+    found = [each for path in sorted(folder.glob("strengths/*/samples.json")) for each in _listed(path, 0, problems)]
+    return sorted((each for each in found if _strength(each) is not None), key=lambda each: _strength(each) or 0.0)
+
+
+def _strength(sample: Sample) -> float | None:
+    value = sample.how.get("strength")
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _listed(listing: Path, step: int, problems: list[str]) -> list[Sample]:
+    entries, found = _try(listing, lambda path: json.loads(path.read_bytes()), problems), []
+    for entry in entries if isinstance(entries, list) else []:
+        # A plain name: the page never shows an image from outside the run folder.
+        name = str(entry.get("file", "")) if isinstance(entry, dict) else ""
+        if name and Path(name).name == name:
+            prompt, seed = str(entry.get("prompt", "")), entry.get("seed")
+            found.append(Sample(step, listing.parent / name, prompt, seed, entry))
+        else:
+            place = "/".join(listing.parts[listing.parts.index("samples") :])
+            problems.append(f"{place}: an entry names no image of its folder")
+    return found
 
 
 def _document(path: Path, problems: list[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from daguerre.report.run import Run, Sample
 
 ROWS, SAVES = 12, 8
 BUDGET_BYTES = 1_900_000
-_NEWEST_PX, _OLDER_PX = 384, 160
+_NEWEST_PX, _OLDER_PX, _STRENGTH_PX = 384, 160, 256
 
 
 def evolution(run: Run) -> Html | None:
@@ -33,8 +33,29 @@ def evolution(run: Run) -> Html | None:
             break
     return element(
         "div",
-        *(_row(prompt, seed, row, images) for (prompt, seed), row in shown.items()),
+        *(
+            _row(prompt, seed, [_figure(s, f"step {s.step:,}", s is row[-1], *images[s.path]) for s in row])
+            for (prompt, seed), row in shown.items()
+        ),
         _left_out(len(rows) - len(shown)),
+        class_="evolution",
+    )
+
+
+def by_strength(run: Run) -> Html | None:
+    """A row for each prompt with the adapter at several strengths, or None if the run has no such images."""
+    rows: dict[tuple[str, int | None], list[Sample]] = defaultdict(list)
+    for sample in run.strengths:
+        rows[sample.prompt, sample.seed].append(sample)
+    if not rows:
+        return None
+    images = {sample.path: _embedded(sample.path, _STRENGTH_PX) for sample in run.strengths}
+    return element(
+        "div",
+        *(
+            _row(prompt, seed, [_figure(s, f"strength {s.how['strength']:g}", False, *images[s.path]) for s in row])
+            for (prompt, seed), row in list(rows.items())[:ROWS]
+        ),
         class_="evolution",
     )
 
@@ -63,26 +84,26 @@ def _embedded(path: Path, side_px: int) -> tuple[str | None, bool]:
     return data_address(image, small, quality=84), small
 
 
-def _row(prompt: str, seed: int | None, row: list[Sample], images: dict[Path, tuple[str | None, bool]]) -> Html:
+def _row(prompt: str, seed: int | None, figures: list[Html]) -> Html:
     seed_text = None if seed is None else element("small", f"seed {seed}")
     return element(
         "section",
         element("p", prompt or "(empty prompt)", seed_text, class_="prompt"),
-        element("div", *(_figure(s, s is row[-1], *images[s.path]) for s in row), class_="strip"),
+        element("div", *figures, class_="strip"),
         class_="row",
     )
 
 
-def _figure(sample: Sample, newest: bool, address: str | None, hard_edges: bool) -> Html:
+def _figure(sample: Sample, caption: str, newest: bool, address: str | None, hard_edges: bool) -> Html:
     """`title` shows on hover how the image was generated."""
     how = ", ".join(f"{k} {v}" for k, v in sample.how.items() if k not in ("file", "prompt") and v not in ("", None))
     if address is None:
         image = element("span", "cannot be read", class_="lost")
     else:
-        alt = f"{sample.prompt}, step {sample.step}"
+        alt = f"{sample.prompt}, {caption}"
         image = element("img", src=address, alt=alt, title=how, class_="pixels" if hard_edges else None)
-    step = element("figcaption", f"step {sample.step:,}" if newest else f"{sample.step:,}")
-    return element("figure", image, step, class_="newest" if newest else None)
+    text = element("figcaption", caption if newest else caption.removeprefix("step "))
+    return element("figure", image, text, class_="newest" if newest else None)
 
 
 def _left_out(rows: int) -> Html | None:

@@ -23,6 +23,10 @@ from daguerre.run import known_words
 from daguerre.types import Batch
 
 LISTING = "samples.json"
+STRENGTHS = "strengths"
+"""Folder below the samples with images by the strength of adapters."""
+COMPARED = 3
+"""So many of the sample images are generated at each strength."""
 
 
 def requests(config: Config, captions: Callable[[int], list[str]]) -> list[ImageRequest]:

@@ -257,13 +257,30 @@ def write_samples(run: Run, again: bool = False) -> None:
         for sink in run.sinks:
             sink.show(run.state.step, trackers.image_name(one.number), image.pixels_HWC, text)
 
+    each = sample_requests(run)
+    folder = run.folder.samples / f"step-{run.state.step:08d}" if run.processes.leads else None
+    shown = again and folder is not None and (folder / samples.LISTING).is_file()
+    samples.write(run.parts, run.config, each, folder, {"step": run.state.step}, (lambda _: None) if shown else show)
+
+
+def sample_requests(run: Run) -> list[generate.ImageRequest]:
+    """The sample images of the recipe, with stored or computed control images where adapters read some."""
     each = samples.requests(run.config, lambda count: captions(run, count))
     if read := run.parts.attached.images:
         made = loader.fixed_batches(shown_samples(run), len(each), lambda _: 1, images=read)
         each = samples.with_images(each, made, read)
-    folder = run.folder.samples / f"step-{run.state.step:08d}" if run.processes.leads else None
-    shown = again and folder is not None and (folder / samples.LISTING).is_file()
-    samples.write(run.parts, run.config, each, folder, {"step": run.state.step}, (lambda _: None) if shown else show)
+    return each
+
+
+def write_strengths(run: Run) -> None:
+    """Generates the first sample images once more, with the adapters at each of their strengths."""
+    attached = run.parts.attached
+    with busy(run, "generating images"), run.tolerant("generating images"), evaluating(run.state):
+        for strength in attached.strengths:
+            folder = run.folder.samples / samples.STRENGTHS / f"{strength:g}" if run.processes.leads else None
+            told = {"step": run.state.step, "strength": strength}
+            with attached.at(strength):
+                samples.write(run.parts, run.config, sample_requests(run)[: samples.COMPARED], folder, told)
 
 
 def captions(run: Run, count: int) -> list[str]:
@@ -294,6 +311,8 @@ def finish(run: Run, stop: StopSignals) -> int:
         signals.extend([signal] if signal is not None else [])
         return signal is not None
 
+    if run.config.sampling.num_images and generates(run):
+        write_strengths(run)
     measured, stored = run.dataset.measured, None in run.parts.attached.images.values()
     if measured is not None and generates(run) and not stored:  # a metric has no stored control images
         try:
