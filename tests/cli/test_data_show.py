@@ -150,3 +150,27 @@ def test_a_caption_of_any_length_is_wrapped_with_little_work(caption, line):
     assert len(lines) == 4
     assert lines[3].endswith("...")
     assert ruler.asked < 200
+
+
+def test_control_images_stand_on_the_right_stored_or_computed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    pixels = np.full((64, 64, 3), (200, 30, 30), np.uint8)
+    pixels[:, 40:] = (30, 30, 200)
+    Image.fromarray(pixels).save(folder / "a.png")
+    (folder / "a.txt").write_text("two colours")
+    stored = Image.new("RGBA", (64, 64), (0, 255, 0, 255))
+    stored.paste((0, 0, 0, 0), (0, 0, 64, 32))
+    stored.save(folder / "a.control.png")
+    arguments = ["data", "show", str(folder), "data.resolution=64", "data.held_out_fraction=0"]
+    assert main.run([*arguments, "-o", "stored.png"]) == 0
+    assert main.run([*arguments, "-o", "edges.png", "condition=canny", "condition.low=50"]) == 0
+    stored, edges = (np.asarray(Image.open(name).convert("RGB")) for name in ("stored.png", "edges.png"))
+    assert (stored == (0, 255, 0)).all(axis=2).sum() > 1000
+    assert {(160, 160, 160), (220, 220, 220)} <= {*map(tuple, stored.reshape(-1, 3).tolist())}
+    assert (edges == 255).all(axis=2).any()
+    assert not (edges == (0, 255, 0)).all(axis=2).any()
+    capsys.readouterr()
+    assert main.run([*arguments, "condition=cany"]) == 2
+    assert "Did you mean 'canny'" in capsys.readouterr().err
