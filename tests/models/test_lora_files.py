@@ -111,19 +111,23 @@ def test_a_folder_of_pefts_own(base, plain, tmp_path):
 RECORDED = Path(__file__).parent / "recorded"
 
 
-@pytest.mark.parametrize("algorithm", ["locon", "loha", "lokr"])
+LYCORIS = {"locon": 20, "loha": 20, "lokr": 20, **dict.fromkeys(("locon_tucker_dora_in", "loha_tucker_dora_out"), 6)}
+"""Files that it wrote, and how many modules each has at least."""
+
+
+@pytest.mark.parametrize("algorithm", [*LYCORIS, "lokr_tucker_dora_out"])
 def test_files_of_lycoris_are_applied_as_lycoris_does(algorithm, plain, tmp_path):
     """Files that lycoris-lora 4.1.3 wrote, and its changes of the weights times a vector: tools/record_lycoris.py."""
     tensors = load_file(RECORDED / f"lycoris_{algorithm}.safetensors")
     seen = {name.removeprefix("seen."): tensors.pop(name) for name in [*tensors] if name.startswith("seen.")}
     save_file(tensors, tmp_path / "x.safetensors")
     found = read(tmp_path / "x.safetensors", plain)
-    assert sum(map(len, found.values())) == len(seen) > 20
+    assert sum(map(len, found.values())) == len(seen) > LYCORIS.get(algorithm, 6)
     for component, own in found.items():
         prefix = "lora_unet_" if component == "unet" else "lora_te_"
         for each in own:
-            shape = plain[component].get_submodule(each.layer).weight.shape
-            change = each.change(shape).flatten(1).double()
+            before = plain[component].get_submodule(each.layer).weight.detach()
+            change = (each.weight(before) - before).flatten(1).double()
             expected = seen[prefix + each.layer.replace(".", "_").removeprefix("text_model_")]
             theirs = change @ torch.arange(change.shape[1], dtype=torch.float64).sin()
             assert (theirs - expected).abs().max() <= 1e-5 * expected.abs().max(), each.layer
@@ -180,7 +184,10 @@ WRONG: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
         "was made for another model",
     ),
     "a layer that is not there": (lambda t: renamed(t, ".to_q.", ".to_qq."), r"the nearest are unet\."),
-    "DoRA of LyCORIS": (lambda t: {**t, f"{KOHYA}.dora_scale": ONE}, "divides by the norms of other rows"),
+    "DoRA of unknown axis": (
+        lambda t: {**kohyas(t), f"{KOHYA}.dora_scale": torch.ones(4)},
+        "does not say whether outputs or inputs are scaled",
+    ),
     "whole weights": (lambda t: {f"{KOHYA}.diff": ONE}, "differences of whole weights"),
     "a bias": (lambda t: {**t, f"{TO_Q}.lora_B.bias": ONE}, "a bias"),
     "BOFT": (lambda t: {f"{TO_Q}.boft_R": ONE}, "a BOFT"),

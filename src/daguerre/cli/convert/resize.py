@@ -8,7 +8,7 @@ from daguerre.cli.convert import loras
 from daguerre.cli.convert import options as given
 from daguerre.errors import UserError
 from daguerre.models.lora_files import bases, low_rank
-from daguerre.models.lora_files.addition import MAGNITUDE, MIDDLE, UP, Addition
+from daguerre.models.lora_files.addition import COLUMNS, MAGNITUDE, MIDDLE, UP, Addition
 from daguerre.models.lora_files.forms import Form
 from daguerre.models.lora_files.low_rank import Fitted, Keep
 from daguerre.settings import ADDRESS, Settings
@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> int:
 
 def resized(addition: Addition, shape: tuple[int, ...], keep: Keep) -> Fitted:
     """The nearest LoRA of an addition. UserError for DoRA, whose effect depends on the weights of its base."""
-    if MAGNITUDE in addition.factors:
+    if {MAGNITUDE, COLUMNS} & addition.factors.keys():
         raise UserError(
             "DoRA cannot be resized: what it adds depends on the base. Merge it into a model (`daguerre convert "
             "merge`), and extract a LoRA from that (`daguerre convert extract`)",

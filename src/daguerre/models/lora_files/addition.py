@@ -17,6 +17,8 @@ METADATA = "lora_adapter_metadata"
 MAGNITUDE = "lora_magnitude_vector"
 DOWN, UP, MIDDLE = "lora_A.weight", "lora_B.weight", "lora_mid.weight"
 ALPHA = "alpha"
+COLUMNS = "dora_scale"
+"""LyCORIS' and OneTrainer's DoRA over the inputs of a weight; over its outputs it is MAGNITUDE."""
 _STRONG = (UP, "hada_w1_a", "lokr_w1", "lokr_w1_a")
 """Factors into which a strength can be multiplied."""
 _MOST_OFF = 1e-6
@@ -33,7 +35,7 @@ class Addition:
     """Name of the layer in its component."""
     factors: Mapping[str, Tensor]
     """By peft's names: lora_A.weight and lora_B.weight (and lora_mid.weight, of a Tucker decomposition), hada_w1_a and
-    so on, lokr_w1 and so on; lora_magnitude_vector of DoRA."""
+    so on, lokr_w1 and so on; of DoRA lora_magnitude_vector [out], or dora_scale [in], which peft does not have."""
     scale: float
     """The product of the factors is multiplied by it."""
 
@@ -73,10 +75,11 @@ class Addition:
         """
         before = before.float()
         moved = before + self.change(before.shape)
-        if MAGNITUDE in self.factors:
-            lengths = moved.flatten(1).norm(dim=1)
-            each = self.factors[MAGNITUDE].float().flatten() / lengths
-            moved = moved * each.reshape(-1, *(1 for _ in before.shape[1:]))
+        for name, axis in ((MAGNITUDE, 0), (COLUMNS, 1)):
+            if name in self.factors:
+                turned = moved.transpose(0, axis)
+                each = self.factors[name].float().flatten() / turned.flatten(1).norm(dim=1)
+                moved = (turned * each.reshape(-1, *(1 for _ in before.shape[1:]))).transpose(0, axis)
         return moved if strength == 1 else before + strength * (moved - before)
 
     def change(self, shape: Sequence[int]) -> Tensor:
@@ -93,10 +96,11 @@ class Addition:
         if "hada_w1_a" in t:
             return _half(t, "1") * _half(t, "2")
         one = t["lokr_w1"] if "lokr_w1" in t else t["lokr_w1_a"] @ t["lokr_w1_b"]
-        two = t["lokr_w2"] if "lokr_w2" in t else t["lokr_w2_a"] @ t["lokr_w2_b"].flatten(1)
         if "lokr_t2" in t:
             two = torch.einsum("rshw,ro,si->oihw", t["lokr_t2"], t["lokr_w2_a"], t["lokr_w2_b"])
-        return torch.kron(one.reshape(*one.shape, *(1 for _ in two.shape[2:])), two)
+        else:
+            two = t["lokr_w2"] if "lokr_w2" in t else t["lokr_w2_a"] @ t["lokr_w2_b"].flatten(1)
+        return torch.kron(one.reshape(*one.shape, *(1 for _ in two.shape[2:])), two.contiguous())
 
 
 def _half(t: Mapping[str, Tensor], number: str) -> Tensor:

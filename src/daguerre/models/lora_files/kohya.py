@@ -18,7 +18,7 @@ from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header
-from daguerre.models.lora_files.addition import ALPHA, DOWN, MAGNITUDE, UP, Addition
+from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DOWN, MAGNITUDE, UP, Addition
 from daguerre.models.single_file import keys
 
 NAMES = {DOWN: "lora_down.weight", UP: "lora_up.weight"}
@@ -54,7 +54,7 @@ def write(
 def _check(component: str, network: nn.Module, additions: list[Addition]) -> None:
     if not has_names(network):
         raise UserError(f"kohya's layout has no names for {component}, a {type(network).__name__}", code="unsupported")
-    if any(MAGNITUDE in each.factors for each in additions):
+    if any({MAGNITUDE, COLUMNS} & each.factors.keys() for each in additions):
         raise UserError(
             "DoRA cannot be written in kohya's layout: programs divide by the norms of other rows. Write "
             "format=diffusers, or merge it into a model",

@@ -7,7 +7,7 @@ from typing import Any
 from peft import LoHaConfig, LoraConfig
 
 from daguerre.errors import UserError
-from daguerre.models.lora_files.addition import DOWN, MAGNITUDE, MIDDLE, Addition
+from daguerre.models.lora_files.addition import COLUMNS, DOWN, MAGNITUDE, MIDDLE, Addition
 
 
 def of(additions: list[Addition]) -> dict[str, Any]:
@@ -35,6 +35,8 @@ def of(additions: list[Addition]) -> dict[str, Any]:
 def _kind(addition: Addition) -> str:
     if MIDDLE in addition.factors or any(name in addition.factors for name in ("hada_t1", "lokr_t2")):
         return "a Tucker decomposition"
+    if COLUMNS in addition.factors or (MAGNITUDE in addition.factors and DOWN not in addition.factors):
+        return "a DoRA over inputs, or of LoHa or LoKr,"
     if DOWN in addition.factors:
         return "dora" if MAGNITUDE in addition.factors else "lora"
     return "loha" if "hada_w1_a" in addition.factors else "lokr"

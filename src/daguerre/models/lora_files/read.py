@@ -18,6 +18,7 @@ from daguerre.errors import UserError
 from daguerre.models.lora_files import header, kohya, peft
 from daguerre.models.lora_files.addition import (
     ALPHA,
+    COLUMNS,
     DIFFUSERS_FILE,
     DOWN,
     KOHYA_FILE,
@@ -50,13 +51,13 @@ _SPELLINGS = {
     **{f".{name}": name for name in ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b")},
     **{f".{name}": name for name in ("lokr_t2", "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1")},
     ".hada_t2": "hada_t2",
+    ".dora_scale": COLUMNS,
     ".alpha": ALPHA,
 }
 """Ends of tensors' names, and the factors that they are."""
 _ENDINGS = sorted(_SPELLINGS, key=len, reverse=True)
 _WHOLE = ({DOWN, UP}, {"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"})
 _REFUSED = {
-    ".dora_scale": "DoRA in LyCORIS' layout, which divides by the norms of other rows: merge it with its own trainer",
     ".diff": "differences of whole weights (LyCORIS full)",
     ".diff_b": "differences of whole biases (LyCORIS full)",
     ".lora_B.bias": "a bias (peft's lora_bias)",
@@ -276,7 +277,10 @@ class _Scales:
 def _addition(path: Path, component: str, layer: str, factors: dict[str, Tensor], scales: _Scales) -> Addition:
     """One layer's, with the scale that the file gives it: alpha / rank, of files without alpha 1."""
     given = factors.pop(ALPHA, None)
-    names = factors.keys() - {MAGNITUDE, MIDDLE, "hada_t1", "hada_t2"}
+    if COLUMNS in factors:
+        lengths = factors.pop(COLUMNS)
+        factors[_axis(path, f"{component}.{layer}", lengths)] = lengths.flatten()
+    names = factors.keys() - {MAGNITUDE, COLUMNS, MIDDLE, "hada_t1", "hada_t2"}
     has_kronecker = {"lokr_w1", "lokr_w1_b"} & names and {"lokr_w2", "lokr_w2_b"} & names
     if names not in _WHOLE and not has_kronecker:
         parts = ", ".join(sorted(names)) or "an alpha"
@@ -285,6 +289,19 @@ def _addition(path: Path, component: str, layer: str, factors: dict[str, Tensor]
     if not plain.rank:
         return plain
     return Addition(layer, factors, scales.of(layer, plain.rank) if given is None else float(given) / plain.rank)
+
+
+def _axis(path: Path, layer: str, lengths: Tensor) -> str:
+    """The factor that a `dora_scale` is: [out, 1, ...] or [1, in, ...], as LyCORIS and OneTrainer write it."""
+    others = {MAGNITUDE: lengths.shape[1:], COLUMNS: (lengths.shape[:1] + lengths.shape[2:])}
+    found = [name for name, sizes in others.items() if lengths.dim() > 1 and all(size == 1 for size in sizes)]
+    if not found:
+        raise UserError(
+            f"{path}: {layer}.dora_scale is {list(lengths.shape)}, which does not say whether outputs or inputs are "
+            "scaled: write it again as [out, 1] or [1, in]",
+            code="unsupported",
+        )
+    return found[0]
 
 
 def _check_shape(path: Path, component: str, addition: Addition, network: nn.Module) -> None:
