@@ -41,7 +41,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three photos of three sizes, and a folder of their masks."""
     place = tmp_path_factory.mktemp("photos")
     (place / "masks").mkdir()
-    for name, (width, height) in {"a": (32, 32), "b": (48, 32), "c": (40, 70)}.items():
+    for name, (width, height) in {"a": (32, 32), "b": (48, 32), "c": (43, 70)}.items():
         picture(place / f"{name}.png", width, height)
         mask = np.zeros((height, width), np.uint8)
         mask[8:20, 8:24] = 255
@@ -108,9 +108,9 @@ def test_what_is_black_in_a_mask_stays_to_the_pixel(run, photos, tmp_path, stren
     assert generate(*given, f"out={tmp_path / 'out'}", *SMALL) == 0
     found, photo = drawn(tmp_path / "out")[0], np.asarray(Image.open(photos / "c.png")).astype(int)
     assert found.shape == (64, 40, 3)
-    photo = photo[3:67]  # its middle, cropped without a resize
+    photo = photo[3:67, 1:41]  # its middle, cropped without a resize
     anew = np.zeros((64, 40), bool)
-    anew[5:17, 8:24] = True
+    anew[5:17, 7:23] = True
     assert np.array_equal(found[~anew], photo[~anew])
     assert np.abs(found[anew] - photo[anew]).mean() > 10
     assert generate(*given, f"out={tmp_path / 'latent'}", "keep_unmasked=false", *SMALL) == 0
@@ -132,6 +132,9 @@ def test_a_line_of_one_pixel_is_painted_anew(built, tmp_path):
     found = next(generation_generate.generate(built, sampling, [one])).pixels_HWC
     changed = (found != photo).any(-1)
     assert changed[:, 17].mean() > 0.9
+    known = generation_generate._known(built, [generation_generate._shown(one)], [7], 1.0, (4, 16, 16))
+    assert known.anew_B1HW is not None
+    assert known.anew_B1HW.any(2).flatten().nonzero().flatten().tolist() == [8]
     assert not np.delete(changed, 17, axis=1).any()
 
 
@@ -158,6 +161,32 @@ def test_a_folder_makes_an_image_of_each_named_after_it_in_any_parts(run, photos
     assert {d["file"]: d["mask"] for d in documents(tmp_path / "list")} == {
         f"{name}.png": str(photos / "masks" / f"{name}.png") for name in "ba"
     }
+
+
+def test_another_content_is_another_request(run, tmp_path):
+    given = [str(run), "prompt=red", f"image={tmp_path / 'a.png'}", *SMALL]
+    digests = []
+    for side in (32, 40):
+        picture(tmp_path / "a.png", side, side)
+        images._sha256.cache_clear()  # of another process
+        images._size_px.cache_clear()
+        digests.append(generate_command.prepare(given).parameters["images_sha256"])
+    assert digests[0] != digests[1]
+
+
+def test_images_of_several_strengths_in_one_list_are_each_as_alone(built, photos):
+    files = {IMAGE: InputImage(IMAGE, photos / "a.png")}
+    sampling = SamplingSettings(num_inference_steps=4, guidance_scale=1)
+    wanted = [
+        ImageRequest(i, Prompt("red"), 7, (32, 32), 1.0, images={} if strength is None else files, strength=strength)
+        for i, strength in enumerate((0.5, 0.75, None))
+    ]
+    mixed = list(generation_generate.generate(built, sampling, wanted))
+    for image in mixed:
+        (alone,) = generation_generate.generate(built, sampling, [image.request])
+        assert np.abs(alone.pixels_HWC.astype(int) - image.pixels_HWC).max() <= 1
+    one, other, none = (image.pixels_HWC.astype(int) for image in sorted(mixed, key=lambda image: image.request.number))
+    assert min(np.abs(one - other).mean(), np.abs(one - none).mean(), np.abs(other - none).mean()) > 1
 
 
 @pytest.mark.long
