@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import data_sets
@@ -141,6 +142,36 @@ def test_each_image_says_what_was_used(place, tmp_path, capsys):
     assert len(digest) == 64
     assert generate(folder / "base", *GIVEN, f"out={tmp_path / 'out'}", f"use={{{folder / 'one'}: 0.6}}") == 2
     assert "use" in capsys.readouterr().err, "other strengths are other images"
+
+
+def test_lora_config_of_maxdiffusion(place, tmp_path, capsys):
+    """Its lists, and a folder with weight_name."""
+    _, folder = place
+    given = json.dumps({"lora_model_name_or_path": [str(folder / "one"), str(folder / "two" / foreign_loras.FILE)],
+                        "weight_name": [foreign_loras.FILE, "two"], "adapter_name": ["a", "b"],
+                        "scale": [0.8, -0.5], "from_pt": ["true", True]})  # fmt: skip
+    found = ours(folder, tmp_path / "theirs", "", f"lora_config={given}")
+    use = f"{{{folder / 'one'}: 0.8, {folder / 'two'}: -0.5}}"
+    assert np.array_equal(found, ours(folder, tmp_path / "ours", use))
+    empty = "lora_config={lora_model_name_or_path: [], weight_name: [], adapter_name: [], scale: [], from_pt: []}"
+    assert np.array_equal(ours(folder, tmp_path / "none", "", empty), ours(folder, tmp_path / "without", ""))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("{lora_model_name_or_path: [ByteDance/Hyper-SD], weight_name: [x.safetensors]}", "daguerre fetch ByteDance/"),
+        ("{lora_model_name_or_path: [a, b], scale: [1]}", "lists are of one length"),
+        ("{lora_model_name_or_path: [a.safetensors], from_pt: [false]}", "no Flax weights"),
+        ("{path: [a]}", "it has the lists"),
+        ("{lora_model_name_or_path: [a.safetensors], scale: [much]}", "a list of numbers"),
+        ("x", "it has the lists"),
+    ],
+)
+def test_a_lora_config_that_is_none(given, said, place, capsys):
+    _, folder = place
+    assert generate(folder / "base", *GIVEN, f"lora_config={given}") == 2
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

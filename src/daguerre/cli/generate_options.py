@@ -4,6 +4,7 @@ Names that other trainers use are accepted as in `train`; a notice names those t
 """
 
 import difflib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
@@ -13,7 +14,7 @@ from pydantic import Field
 from daguerre.config import config as configs
 from daguerre.config import fields, overrides, source_forms
 from daguerre.config import options as config_options
-from daguerre.config.aliases import lookup
+from daguerre.config.aliases import lookup, lora_config
 from daguerre.config.aliases.relative import look_in
 from daguerre.config.config import Config
 from daguerre.errors import UserError
@@ -142,6 +143,8 @@ def _of_examples(given: overrides.Arguments, notices: list[str]) -> overrides.Ar
                 f"is black stays as it is in any case. Remove {key}",
                 code="unsupported",
             )
+        elif key == "lora_config":  # MaxDiffusion's
+            kept.append(f"use={json.dumps(lora_config.strengths(overrides.yaml_value(text)))}")
         elif key == "tar":
             kept.append("format=webdataset")
         else:
