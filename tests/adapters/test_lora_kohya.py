@@ -123,11 +123,12 @@ def test_comfyuis_formula_gives_the_merged_unet(algorithm, bases, tmp_path):
 
 
 def test_the_header_says_what_it_is(bases, tmp_path):
-    file = exported(built("sd", bases["sd"]), tmp_path / "out")
+    file = exported(built("sd", bases["sd"], "adapter.trigger_phrase=sks dog"), tmp_path / "out")
     with safe_open(file, "pt") as opened:
         header, names = opened.metadata(), list(opened.keys())
     assert header["ss_network_module"] == "networks.lora"
     assert (header["ss_network_dim"], header["ss_network_alpha"], header["ss_v2"]) == ("4", "2.5", "False")
+    assert header["modelspec.trigger_phrase"] == "sks dog"
     data = file.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     assert header["sshs_model_hash"] == hashlib.sha256(data[start:]).hexdigest()

@@ -475,7 +475,7 @@ TEXTS = {
     "config", "revision", "split", "weights", "sources", "image_column", "caption_column", "mask_column",
     "width_column", "height_column", "family", "variant", "words", "name", "logical_axis_rules", "dist_url", "sampler",
     "placeholder_token", "initializer_token", "tokens", "init", "init_pattern", "existing", "text_encoders", "word",
-    "adapters", "train", "targets", "ranks", "rank_pattern", "alpha_pattern", "dropout_pattern",
+    "adapters", "train", "targets", "ranks", "rank_pattern", "alpha_pattern", "dropout_pattern", "trigger_phrase",
     "adamw_for", "learning_rates", "learning_rate_factors", "weight_decay_exclude", "max_device_memory", "variants",
     "shard", "card", "control_column", "trackers", "project", "entity",
 }  # fmt: skip

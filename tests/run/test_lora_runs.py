@@ -17,6 +17,7 @@ import pytest
 import tiny_runs
 import torch
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import write_sd, write_sdxl
 
@@ -306,6 +307,21 @@ def test_a_base_of_16_bits_with_additions_of_float32_goes_on_equal_to_the_bit(pl
     assert {t.dtype for t in place.tensors("narrow").values()} == {torch.float32}
     assert place.numbers("narrow", "learning/loss") == pytest.approx(place.numbers("whole", "learning/loss"), rel=0.05)
     assert place.numbers("narrow", "learning/loss") != place.numbers("whole", "learning/loss")
+
+
+def test_the_header_tells_of_the_run(place):
+    """The base by its last name and digest, and not the folder of this machine."""
+    with safe_open(place.folder / "whole" / "adapter" / "kohya.safetensors", "pt") as file:
+        header = file.metadata()
+    told = {"ss_output_name": "whole", "ss_steps": "4", "ss_sd_model_name": "base", "ss_resolution": "(16, 16)"}
+    told |= {"modelspec.title": "whole", "modelspec.resolution": "16x16", "modelspec.prediction_type": "epsilon"}
+    assert {name: header[name] for name in told} == told
+    store = Store(place.folder / "whole" / "checkpoints")
+    base = store.load(store.root / "step-00000004", []).documents["base"]
+    found = json.loads(header["daguerre.base"])
+    assert {name: own["digest"] for name, own in found.items()} == {name: own["digest"] for name, own in base.items()}
+    assert {own["place"] for own in found.values()} == {"base"}
+    assert str(place.folder) not in json.dumps(header)
 
 
 def test_the_page_shows_the_first_images_at_several_strengths(place, tmp_path):

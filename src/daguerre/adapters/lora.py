@@ -20,7 +20,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -48,7 +48,7 @@ from daguerre.errors import UserError
 from daguerre.models.frozen import keep_evaluating
 from daguerre.models.lora_files import forms, kohya, peft, read
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE, Addition
-from daguerre.settings import Unused
+from daguerre.settings import FREE, Unused
 
 if TYPE_CHECKING:
     from daguerre.models.export.about import About
@@ -109,6 +109,10 @@ class Settings(AdapterSettings):
     lora_fa: bool = False
     """Whether A stays as it starts, and B alone is trained (LoRA-FA, Zhang et al. 2023, arXiv 2308.03303): half of the
     gradients and moments."""
+
+    trigger_phrase: str | None = Field(None, json_schema_extra=FREE)
+    """The words that prompts need, for the headers of files (modelspec.trigger_phrase). null: the captions that the
+    recipe gives all images, such as instance_prompt."""
 
     unused_when: ClassVar[tuple[Unused, ...]] = (
         Unused(("alpha", "alpha_pattern"), lambda own: own.kind == "boft", "a rotation has no strength"),
@@ -205,12 +209,16 @@ class LoRA(Trainable):
     components: Mapping[str, nn.Module]
     """All of the model."""
     kind: str
+    trigger_phrase: str | None = None
+    """The words that prompts need; None: as the recipe's captions say."""
     float32 = True
 
     def export(self, folder: Path, objective: Objective, sampling: SamplingSettings, about: About) -> list[str]:
         """The file that diffusers' `load_lora_weights` reads, with the ranks and alphas in its header; of a kind that
         diffusers does not have, a folder of each component for peft's `PeftModel.from_pretrained`. Beside it the file
         for kohya's trainer, ComfyUI and A1111, if they compute this kind as it was trained."""
+        if self.trigger_phrase is not None:
+            about = replace(about, trigger_phrase=self.trigger_phrase)
         both = {name: inits.whole(network) for name, network in self.networks.items()}
         additions = {
             name: _additions(self.networks[name], own) for name, (own, _) in both.items() if self.kind != "boft"
@@ -368,7 +376,7 @@ def attach(settings: Settings, model: Family, seed: int) -> LoRA:
             "addition",
             code="unknown",
         )
-    return LoRA(model.net, frozenset(names), networks, model.components, settings.kind)
+    return LoRA(model.net, frozenset(names), networks, model.components, settings.kind, settings.trigger_phrase)
 
 
 def _inject(
