@@ -86,7 +86,7 @@ def test_only_name_and_place_need_be_given(name):
     if tree(name)["data"].get("path") == "???":
         given.append("data.path=shards")
     chosen = config.load(name, given).config
-    assert chosen.sampling.prompts
+    assert chosen.sampling.prompts or any(own.separate for own in chosen.adapters.values()), "or of held-out samples"
     sources = chosen.data.sources.values()
     assert all(source.source in ("webdataset", "folder") or source.name for source in sources)
     assert chosen.model.family == ("sdxl" if "xl" in name else "sd")

@@ -228,19 +228,21 @@ def test_the_base_may_be_bfloat16_and_is_recorded(bases):
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in parts.net.controlnet.parameters())
 
 
-def test_it_is_outlined_without_memory_and_placed_on_a_mesh(bases):
-    parts = outline(config(bases["sdxl"], {"own": {"name": "controlnet", "size": "mid"}}))
-    assert all(p.is_meta for p in parts.net.parameters())
-    whole = config(bases["sdxl"], {"own": {"name": "controlnet"}})
+@pytest.mark.parametrize("size", controlnet.SIZES)
+def test_it_is_outlined_without_memory_and_placed_on_a_mesh(size, bases):
+    whole = config(bases["sdxl"], {"own": {"name": "controlnet", "size": size}})
     mesh = Mesh(dict.fromkeys(AXES, 1), dict.fromkeys(AXES, 2))
     parts = outline(whole)
+    assert all(p.is_meta for p in parts.net.parameters())
     found = of_net(parts.net, parts.family.components, whole.mesh.logical_axis_rules, mesh)
     placed = {each.name: each for each in found.placed}
     for name in placed:
         if name.startswith("controlnet.") and controlnet.shared(name.partition(".")[2]):
             twin = placed[name.replace("controlnet.", "unet.", 1)]
             assert (placed[name].tensor, placed[name].fsdp) == (twin.tensor, twin.fsdp), name
-    assert {each.tensor for each in found.placed if each.name.startswith("controlnet.")} == {None, 0, 1}
+    split = {each.tensor for each in found.placed if each.name.startswith("controlnet.")}
+    assert split == ({None} if size == "small" else {None, 0, 1})
+    assert all(found.patterns.values())
 
 
 def test_settings_that_cannot_be_are_refused(bases, tmp_path):

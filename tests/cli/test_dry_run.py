@@ -22,6 +22,9 @@ QUICK = ("sd15", "sd21", "sd2_scratch_stage2", "sdxl_dreambooth_lora", "sdxl_lig
 UNET = {"sd1": 859_520_964, "sd2_base": 865_910_724, "sd21": 865_910_724, "sdxl": 2_567_463_684}
 LORA = {"sd15_lora": 3_188_736, "sdxl_lora": 46_448_640, "sdxl_dreambooth_lora": 23_224_320}
 """Of rank 16 on attention: four times the 797,184 that peft counts at rank 4."""
+CONTROLNET = {"sd15_controlnet": 361_279_120, "sdxl_controlnet": 1_251_014_160}
+ADDED = LORA | CONTROLNET
+"""Parameters beside the base's, which alone are trained."""
 FROZEN = {
     "sd1": [83_653_863, 123_060_480],
     "sd2_base": [83_653_863, 340_387_840],
@@ -64,9 +67,11 @@ def test_networks_files_and_data_are_told_without_any_of_them(name, offline, tmp
     said = dry_run(name, tmp_path, capsys)
     kind = architectures.find(base(name)).name
     counts = [(int(all_.replace(",", "")), int(own.replace(",", ""))) for all_, own in COUNTS.findall(said)]
-    own = LORA.get(name, UNET[kind])
-    whole = UNET[kind] + LORA.get(name, 0)
-    assert counts == [(whole, own), *((count, 0) for count in FROZEN[kind])]
+    own = ADDED.get(name, UNET[kind])
+    networks = [(UNET[kind] + LORA.get(name, 0), own)]
+    if name in CONTROLNET:
+        networks = [(UNET[kind], 0), (own, own)]
+    assert counts == [*networks, *((count, 0) for count in FROZEN[kind])]
     assert re.search(rf"^  {re.escape(base(name))}: will be downloaded from the hub", said, flags=re.MULTILINE)
     assert f"daguerre fetch {base(name)} -o DIR" in said
     assert ("which has no checkpoint yet" in said) == bool(tree(name).get("init_from"))
@@ -87,7 +92,7 @@ def test_a_header_computes_the_memory_from_the_published_sizes(name):
     (memory,) = re.findall(r"^# Memory: (.*?)\n# Time:", header(name), flags=re.MULTILINE | re.DOTALL)
     memory = " ".join(memory.replace("#", "").split())
     kind = architectures.find(base(name)).name
-    numbers = (LORA.get(name, UNET[kind]), UNET[kind], sum(FROZEN[kind]), UNET[kind] + sum(FROZEN[kind]))
+    numbers = (ADDED.get(name, UNET[kind]), UNET[kind], sum(FROZEN[kind]), UNET[kind] + sum(FROZEN[kind]))
     millions = {f"{count / 1e6:,.1f}" for count in numbers}
     found = [term.split(" M ")[0].split()[-1] for term in re.findall(r"[\d,.]+ M ", memory)]
     assert set(found) <= millions, memory

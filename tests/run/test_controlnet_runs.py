@@ -146,6 +146,33 @@ def test_other_meshes_learn_what_one_process_does(place):
         assert load_file(place.folder / name / "adapter" / "controlnet.safetensors").keys()
 
 
+def test_generate_reads_control_images(place, tmp_path, capsys):
+    """The same image as the run's sample of this picture; a photo needs a condition; it works from an image, too."""
+    run, images = place.folder / "whole", place.folder / "images"
+    listed = json.loads((run / "samples" / "step-00000004" / "samples.json").read_text())
+    number = int(listed[0]["prompt"].split()[-1])
+    one = [f"prompt={listed[0]['prompt']}", f"control={images / f'{number:02}.control.png'}", "height=16", "width=16"]
+    assert main.run(["generate", str(run), *one, f"out={tmp_path / 'a'}"]) == errors.REFUSED
+    assert "has another shape" in capsys.readouterr().err
+    with Image.open(images / f"{number:02}.control.png") as image:
+        image.crop((0, 2, 16, 18)).save(tmp_path / "cut.png")  # the frame of training: the middle
+    one[1] = f"control={tmp_path / 'cut.png'}"
+    assert main.run(["generate", str(run), *one, "seed=0", f"out={tmp_path / 'a'}"]) == errors.DONE
+    sample = Image.open(run / "samples" / "step-00000004" / "000.png")
+    assert np.abs(np.asarray(Image.open(tmp_path / "a" / "000.png")).astype(int) - np.asarray(sample)).max() <= 1
+    photo = ["prompt=x", f"control_from={images / '00.png'}"]
+    assert main.run(["generate", str(run), *photo]) == errors.REFUSED
+    assert "has no condition that computes a control image" in capsys.readouterr().err
+    again = [f"image={images / '01.png'}", "strength=0.7", "control_guidance_end=0.5", f"out={tmp_path / 'b'}"]
+    assert main.run(["generate", str(run), *photo, "condition=canny", *again]) == errors.DONE
+    document = json.loads((tmp_path / "b" / "000.json").read_text())
+    assert (document["condition"]["name"], document["control_guidance_end"], document["strength"]) == (
+        "canny",
+        [0.5],
+        0.7,
+    )
+
+
 def test_convert_export_writes_the_controlnet_and_no_whole_model(place, capsys):
     run, out = str(place.folder / "whole"), place.folder / "raw"
     assert main.run(["convert", "export", run, "format=adapters", f"out={out}", "weights=raw"]) == errors.DONE

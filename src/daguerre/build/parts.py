@@ -128,9 +128,10 @@ def load(config: Config) -> tuple[Family, Attached]:
 
 
 def beside(parts: Components, adapters: Mapping[str, AdapterSettings]) -> Components:
-    """The parts with further adapters, for generation: on the same device, in evaluation mode."""
+    """The parts with further adapters, for generation: on the same device, frozen, in evaluation mode."""
+    parts.net.requires_grad_(False)
     more = attach(adapters, replace(parts.family, net=parts.net), parts.seed)
-    more.net.to(parts.device).eval()
+    more.net.requires_grad_(False).to(parts.device).eval()
     return replace(parts, attached=Attached(more.net, {**parts.attached.trainables, **more.trainables}))
 
 

@@ -14,7 +14,7 @@ from daguerre.cli.generate_options import Arguments
 from daguerre.config import recipe
 from daguerre.errors import UserError
 from daguerre.formatting import counted, format_duration
-from daguerre.generation import contact_sheet, generate, images, jobs, load, loras, output_dir
+from daguerre.generation import contact_sheet, controlnets, generate, images, jobs, load, loras, output_dir
 from daguerre.generation import prompts as generation_prompts
 from daguerre.generation.generate import GeneratedImage, ImageRequest
 from daguerre.generation.image_files import Encoding, FileOutput
@@ -60,6 +60,12 @@ where it was stopped: complete images are kept.
   strength=S             share of the steps that run, above 0 to 1: how much changes (0.8; with a mask 1)
   mask=FILE              inpainting: white is painted anew, black stays as it is (keep_unmasked=false: in the latent
                          alone)
+
+  control=FILE           what a ControlNet reads (edges ...), also a folder or a list; control_2, control_3 and
+                         control_4 for further ones
+  control_from=PHOTO condition=canny   computes it of a photo; without condition as in the run's training
+  controlnets='{PLACE: 0.7}'           adds ControlNets (runs, diffusers' folders, single files) with their strengths
+  controlnet_conditioning_scale, control_guidance_start, control_guidance_end, guess_mode    as in diffusers
 
   out=FOLDER, -o FOLDER  default: RUN/generated/PROMPT
   format=png             or jpeg, webp, or webdataset: tar shards with an index, for data.source=webdataset
@@ -137,7 +143,7 @@ def prepare(arguments: list[str]) -> Job:
     if not survey.images:
         raise UserError("num_images=0: there is nothing to generate", code="empty", setting="sampling.num_images")
     chosen = load.choose(asked_for.model, config, asked_for.options.weights)
-    loading = loras.added(chosen, asked_for.options.use)
+    loading = controlnets.added(loras.added(chosen, asked_for.options.use), asked_for.options.controlnets)
     parameters = record(asked_for, requests, survey, loading)
     folder = output_dir.place(asked_for.options.out, asked_for.model.home, requests.prompts.name, parameters)
     return Job(asked_for, loading, part, requests, survey, parameters, folder)
@@ -180,6 +186,7 @@ def record(arguments: Arguments, requests: RequestList, survey: Survey, loading:
         **{name: getattr(sampling, name) for name in (*names, "guidance_rescale", "timestep_spacing")},
         **sampling.churn,
         **({} if sampling.shift is None else {"shift": sampling.shift}),
+        **steered(options),
         **({"height": height, "width": width} if not survey.inputs else _of_inputs(requests, survey)),
         "precision": str(dtypes.choose(training, device.choose_device(training.device))),
         "matmul_precision": training.matmul_precision,
@@ -187,6 +194,12 @@ def record(arguments: Arguments, requests: RequestList, survey: Survey, loading:
         **(shards if options.format == "webdataset" else {}),
         "quality": Encoding(options.encoding, options.quality).used_quality,
     }
+
+
+def steered(options: generate_options.Options) -> dict[str, Any]:
+    """The options of ControlNets that the command gives, by name."""
+    names = (*controlnets.OPTIONS, "condition")
+    return {name: getattr(options, name) for name in names if name in options.model_fields_set}
 
 
 def _of_inputs(requests: RequestList, survey: Survey) -> dict[str, Any]:
@@ -208,7 +221,14 @@ def ready(job: Job) -> Components:
     family, _ = generate.generative(parts, job.survey.inputs)
     for height, width in job.survey.sizes_px:
         family.latent_shape((3, height, width))
+    steering_of(job, parts)  # for its UserErrors
     return parts
+
+
+def steering_of(job: Job, parts: Components) -> controlnets.Steering:
+    """The ControlNets as the command asks for them."""
+    options, inputs = job.arguments.options, job.survey.inputs
+    return controlnets.steering(parts, steered(options), list(options.controlnets.values()), options.condition, inputs)
 
 
 def write_images(job: Job, parts: Components, total: int) -> int:
@@ -219,13 +239,16 @@ def write_images(job: Job, parts: Components, total: int) -> int:
     print(f"generating {counted(total, 'image')} of {sizes} px (height x width) into {job.folder.path}")
     truncated: dict[str, list[int]] = {}
 
+    steering = steering_of(job, parts)
+
     def describe(request: ImageRequest) -> dict[str, Any]:
-        return {**request.metadata, **generate.image_metadata(parts, sampling, request), **job.loading.provenance}
+        made = {**generate.image_metadata(parts, sampling, request), **steering.metadata}
+        return {**request.metadata, **made, **job.loading.provenance}
 
     with StopSignals() as stop, Counter("generating", total, unit="images") as counter:
 
         def generated(requests: Iterable[ImageRequest]) -> Iterator[GeneratedImage]:
-            for image in generate.generate(parts, sampling, requests, lambda: stop.requested):
+            for image in generate.generate(parts, sampling, requests, lambda: stop.requested, steering):
                 if image.truncated is not None:
                     truncated.setdefault(image.truncated, []).append(image.request.number)
                 counter.add(1)

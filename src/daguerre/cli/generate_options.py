@@ -7,7 +7,7 @@ import difflib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -44,6 +44,7 @@ INPUTS = {
     **dict.fromkeys(("init_image", "image_path", "img"), "image"),
     **dict.fromkeys(("mask_image", "mask_path"), "mask"),
     "denoising_strength": "strength",
+    **dict.fromkeys(("controlnet_image", "control_image"), "control"),
 }
 """Names of diffusers, kohya's gen_img.py, MindOne and A1111 for what an image starts from."""
 HARD_EDGE = ("padding_mask_crop", "mask_blur", "blur_factor")
@@ -72,6 +73,24 @@ class Options(Settings):
     """Share of the steps that run from an image."""
     keep_unmasked: bool = True
     """What is black in a mask stays as it was, to the pixel."""
+    control: Annotated[str | list[str] | None, ADDRESS] = None
+    """Control image of the first ControlNet: a file for all, a folder or a list with one for each request."""
+    control_2: Annotated[str | list[str] | None, ADDRESS] = None
+    control_3: Annotated[str | list[str] | None, ADDRESS] = None
+    control_4: Annotated[str | list[str] | None, ADDRESS] = None
+    control_from: Annotated[str | list[str] | None, ADDRESS] = None
+    """Photos of which control images are computed."""
+    condition: str | dict[str, Any] | None = None
+    """The condition that computes them, for ControlNets that have none of their own."""
+    controlnets: dict[str, float] = Field({})
+    """Strengths of ControlNets that are added, by place."""
+    controlnet_conditioning_scale: float | list[float] = 1.0
+    """Strength of the model's own ControlNets, in place of the one that each was trained with."""
+    control_guidance_start: float | list[float] = 0.0
+    control_guidance_end: float | list[float] = 1.0
+    """Shares of the steps between which ControlNets act."""
+    guess_mode: bool = False
+    """Weakens shallow residuals; the unguided side has none."""
     weights: Literal["ema", "raw"] | None = None
     """Weights of the checkpoint; None: the averaged ones, if it has them."""
 
@@ -129,7 +148,15 @@ def read(arguments: Sequence[str]) -> Arguments:
 def _of_examples(given: overrides.Arguments, notices: list[str]) -> overrides.Arguments:
     """The arguments with flags of generate_examples.py translated."""
     recipe, kept = given.recipe, []
-    for key, text in map(overrides.pair, given.overrides):
+    pairs = [overrides.pair(each) for each in given.overrides]
+    places = [text for key, text in pairs if key == "controlnet_model_name_or_path"]
+    scales = [text for key, text in pairs if key == "controlnet_conditioning_scale"]
+    if places:  # MaxDiffusion's names
+        kept.append(f"controlnets={{{json.dumps(places[-1])}: {scales[-1] if scales else 1}}}")
+        pairs = [
+            pair for pair in pairs if pair[0] not in ("controlnet_model_name_or_path", "controlnet_conditioning_scale")
+        ]
+    for key, text in pairs:
         if key == "pipeline" and not recipe:
             recipe = text
         elif key == "scratch_dir":

@@ -20,7 +20,9 @@ from daguerre import __version__
 from daguerre.build.parts import Components
 from daguerre.config.config import Config
 from daguerre.errors import UserError
+from daguerre.generation import controlnets
 from daguerre.generation import images as input_images
+from daguerre.generation.controlnets import AS_TRAINED, Steering
 from daguerre.generation.images import InputImage
 from daguerre.generation.prompts import IMAGES
 from daguerre.memory import advice
@@ -35,10 +37,11 @@ from daguerre.types import IMAGE, MASK, Batch, Cond, Latents, Prompt
 _SETTINGS = ("sampler", "num_inference_steps", "eta", "timestep_spacing")
 _OF_IMAGE = ("prompt", "negative_prompt", "seed", "height", "width", "guidance_scale", "guidance_rescale")
 _OF_INPUT = ("strength", "keep_unmasked", *(f"{name}{suffix}" for name in IMAGES for suffix in ("", "_sha256")))
+_OF_CONTROL = ("controlnets", *controlnets.OPTIONS, "condition")
 _OF_FILE = ("file", "file_name", "bytes", "xxh3_128", "daguerre_id", "prompt_was", "initial_noise_sha256")
 _OF_MODEL = ("run", "checkpoint", "step", "weights", "base", "pipeline", "model", "objective")
 _OF_CODE = ("precision", "code_version")
-KEYS = frozenset({*_SETTINGS, "shift", *CHURN, *_OF_IMAGE, *_OF_INPUT, *_OF_FILE, *_OF_MODEL, *_OF_CODE})
+KEYS = frozenset({*_SETTINGS, "shift", *CHURN, *_OF_IMAGE, *_OF_INPUT, *_OF_CONTROL, *_OF_FILE, *_OF_MODEL, *_OF_CODE})
 """Keys of an image's JSON: a list of prompts may have no column of these names, beside its own."""
 _BATCHES_AHEAD = 16
 """Look-ahead, in batches, when grouping requests of one image size."""
@@ -104,6 +107,7 @@ def generate(
     sampling: SamplingSettings,
     requests: Iterable[ImageRequest],
     stop: Callable[[], bool] = lambda: False,
+    steering: Steering = AS_TRAINED,
 ) -> Iterator[GeneratedImage]:
     """Generates each of `requests`, batch after batch; those of one size and guidance come in their order.
 
@@ -115,7 +119,7 @@ def generate(
         if stop():
             raise Stopped
         with oom.explained("generating images", lambda: advice.of_generating(sampling)):
-            yield from generate_batch(parts, sampling, batch)
+            yield from generate_batch(parts, sampling, batch, steering)
 
 
 def in_order(
@@ -154,15 +158,17 @@ def batches(requests: Iterable[ImageRequest], batch_size: int) -> Iterator[list[
 
 
 def generate_batch(
-    parts: Components, sampling: SamplingSettings, batch: Sequence[ImageRequest]
+    parts: Components, sampling: SamplingSettings, batch: Sequence[ImageRequest], steering: Steering = AS_TRAINED
 ) -> Iterator[GeneratedImage]:
     """The images of one batch, all of one size and guidance."""
     family, objective = generative(parts)
     shape = family.latent_shape((3, *batch[0].size_px))
     settings = sampling.model_copy(update={"guidance_scale": batch[0].guidance_scale})
-    prompts, seeds = [_shown(request) for request in batch], [request.seed for request in batch]
+    seeds = [request.seed for request in batch]
+    prompts = [controlnets.with_computed(parts, _shown(request), request.seed, steering.condition) for request in batch]
     cond, null = _conditioning(parts, batch, prompts, settings.guided)
     known = None if batch[0].strength is None else _known(parts, prompts, seeds, batch[0].strength, shape)
+    cond, null = controlnets.steered(parts, steering, shape, settings, known, (cond, null))
     with parts.autocast():
         x0 = draw(objective, parts.net, cond, null, shape, seeds, settings, parts.device, known)
     latents = Latents(x0, prompts, seeds)

@@ -1,7 +1,8 @@
 """Images that a request starts from: files by name, found, checked and measured before any weight is read, and decoded
 with the batch that needs them.
 
-`image` is what image-to-image starts from, `mask` says where it is painted anew (white).
+`image` is what image-to-image starts from, `mask` says where it is painted anew (white), `control`, `control_2` ... are
+control images, and `control_from` is a photo of which they are computed.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from daguerre.conditions.condition import with_alpha
 from daguerre.data.images import decode, headers, kinds
 from daguerre.data.images.decode import Frame
 from daguerre.data.images.headers import Undecodable
@@ -23,7 +25,7 @@ from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import SharedSettings
 from daguerre.errors import UserError
 from daguerre.generation.prompts import IMAGES, Prompts, Row
-from daguerre.types import IMAGE, MASK
+from daguerre.types import CONTROLS, IMAGE, MASK
 
 STEP_PX = 8
 """Sides that follow an image are multiples of this."""
@@ -109,10 +111,13 @@ def of(row: Row) -> dict[str, InputImage]:
     return {name: InputImage(name, row.images[name]) for name in IMAGES if name in row.images}
 
 
-def check(images: Mapping[str, InputImage]) -> None:
-    """UserError for a mask without an image, or of another shape, and for a file that is no image; by headers alone."""
+def check(images: Mapping[str, InputImage], given_px: tuple[int, int] | None = None) -> None:
+    """UserError for a mask without an image, for a mask or control image of another shape than what is generated
+    (`given_px`: height and width that are given), and for a file that is no image; by headers alone."""
     for image in images.values():
         size_px = image.size_px
+        if image.name in CONTROLS:
+            _check_control(image, given_px or next(iter(images.values())).size_px)
         if image.name != MASK:
             continue
         if IMAGE not in images:
@@ -130,9 +135,21 @@ def check(images: Mapping[str, InputImage]) -> None:
             ) from reason
 
 
+def _check_control(image: InputImage, size_px: tuple[int, int]) -> None:
+    try:
+        kinds.check_shape(image.size_px, size_px)
+    except Undecodable as reason:
+        shown = " and ".join(f"{h}x{w}" for h, w in (image.size_px, size_px))
+        raise UserError(
+            f"{image.name}={image.path} has another shape than what is generated ({shown} px, height x width): give "
+            "one of its shape, at any scale, or leave height and width out",
+            code="conflict",
+        ) from reason
+
+
 def pixels(images: Mapping[str, InputImage], size_px: tuple[int, int]) -> dict[str, np.ndarray]:
     """[H, W, 3] uint8 of each image, in the size of the request: upright, sRGB, transparency over white (a mask's over
-    black).
+    black); control images are [H, W, 4], RGBA.
 
     Resized until it covers the size, and its middle cropped; one that is larger by less than `STEP_PX` is only cropped,
     so that its pixels stay as they are. A mask follows its image and is 255 or 0. UserError for a broken file.
@@ -144,7 +161,9 @@ def pixels(images: Mapping[str, InputImage], size_px: tuple[int, int]) -> dict[s
                 whole_HWC = decode.beside(name, image.content(), images[IMAGE].size_px, _SETTINGS)
                 frame, interpolation = _frame(images[IMAGE].size_px, size_px), KINDS[name].interpolation
             else:
-                whole_HWC, own_px = decode.sized(image.content(), _SETTINGS, None)
+                is_control = name in CONTROLS
+                whole_HWC, own_px = decode.sized(image.content(), _SETTINGS, None, alpha=is_control)
+                whole_HWC = with_alpha(whole_HWC) if is_control else whole_HWC
                 frame, interpolation = _frame(own_px, size_px), None
         except Undecodable as reason:
             raise image.refused(reason) from reason

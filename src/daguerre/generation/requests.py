@@ -141,7 +141,9 @@ class RequestList:
                 "without guidance a negative prompt has no effect: raise guidance_scale or remove negative_prompt",
                 code="unused",
             )
-        input_images.check(input_images.of(row))
+        height, width = self._sides(row)
+        given_px = (height, width) if height is not None and width is not None else None
+        input_images.check(input_images.of(row), given_px)
         self._check_strength(row)
         if self.captioned and not row.prompt.strip():
             raise UserError(f"{row.where}: the prompt is empty, but samples in shards need a caption: remove the row")
