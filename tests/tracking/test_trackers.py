@@ -16,6 +16,7 @@ import wandb_file
 from PIL import Image
 
 from daguerre import errors, plugins
+from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.errors import UserError
 from daguerre.run.trackers import image_name, image_text
 from daguerre.tracking.background import Background
@@ -212,6 +213,14 @@ def test_only_the_newest_offline_folder_is_left(tmp_path, fake):
     assert sorted(fake.RUNS[-1].rows) == [1, 2, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.parametrize(("state", "code"), [("finished", 0), ("saved", 0), ("failed", 1)])
+def test_wandb_shows_a_run_that_failed_as_failed(tmp_path, fake, state, code):
+    sink = started("wandb", tracked(tmp_path))
+    RunFolder(tmp_path).write_status(state, step=3, samples=6)
+    sink.close()
+    assert fake.RUNS[-1].exit_code == code
+
+
 def test_wandb_is_told_nothing_of_the_machine(tmp_path, fake):
     started("wandb", tracked(tmp_path)).close()
     settings = fake.RUNS[-1].arguments["settings"]
@@ -281,7 +290,7 @@ def test_a_tracker_that_hangs_delays_nothing_and_is_told_once():
         background.write(step, 0, {})  # would wait for ever otherwise
     background.close()
     assert said == [
-        "tracker slow FAILED: it is 3 calls behind. Training continues without it; all numbers are in "
+        "tracker slow FAILED: it is 3 calls behind. The run continues without it; all numbers are in "
         "metrics/metrics.jsonl"
     ]
     gate.set()
@@ -312,7 +321,7 @@ def test_an_error_of_any_kind_ends_the_tracker_alone(error, at_start):
         background.write(step, 0, {})
     background.close()
     assert len(said) == 1
-    assert said[0].startswith(f"tracker odd FAILED: {type(error).__name__}: {error}. Training continues")
+    assert said[0].startswith(f"tracker odd FAILED: {type(error).__name__}: {error}. The run continues")
 
 
 # Runs

@@ -82,6 +82,6 @@ class Background:
         if not self._failed:
             self._failed = True
             self._say(
-                f"tracker {self._name} FAILED: {scrub(why)}. Training continues without it; all numbers are in "
+                f"tracker {self._name} FAILED: {scrub(why)}. The run continues without it; all numbers are in "
                 "metrics/metrics.jsonl"
             )

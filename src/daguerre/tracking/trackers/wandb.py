@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from daguerre.checkpoint.atomic import write_json_atomically
+from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.errors import UserError, install
 from daguerre.tracking.settings import TrackerSettings
 from daguerre.tracking.sinks import RESERVED
@@ -104,7 +105,7 @@ class Wandb:
     def __init__(self, settings: Settings, run: TrackedRun) -> None:
         import wandb
 
-        identity = _identity(run.folder)
+        identity, self._folder = _identity(run.folder), RunFolder(run.folder)
         self._image = wandb.Image
         self._older = sorted((run.folder / "wandb").glob(f"offline-run-*-{identity}"))
         self._run: Any = wandb.init(
@@ -151,8 +152,10 @@ class Wandb:
         self._show(step, name, pixels_HWC, text)
 
     def close(self) -> None:
-        """Ends the run there. What cannot be sent within some seconds stays in its file, for `wandb sync`."""
-        self._run.finish()
+        """Ends the run there, as failed if it has. What cannot be sent within some seconds stays in its file, for
+        `wandb sync`."""
+        status = self._folder.read_status() or {}
+        self._run.finish(exit_code=int(status.get("state") == "failed"))
         self._remove_older()
 
     def _show(self, step: int, name: str, image: np.ndarray | str, text: str) -> None:

@@ -46,8 +46,8 @@ class Run:
         self.step = step
         self.rows.setdefault(step, {}).update(values)
 
-    def finish(self):
-        self.finished = True
+    def finish(self, exit_code):
+        self.finished, self.exit_code = True, exit_code
 
 
 def init(**arguments):
