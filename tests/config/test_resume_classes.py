@@ -34,7 +34,10 @@ FREE = {
     "training.compile_cache_dir",
     *("allow_change", "description", "output_dir", "resume_from_checkpoint", "run_name"),
     *(f"checkpoint.{name}" for name in ("background", "backup_every", "every", "export", "keep", "max_failed_saves")),
-    *(f"data.{name}" for name in ("cache_dir", "cache_gb", "checked_prompts", "mask_dir", "max_skipped", "path")),
+    *(
+        f"data.{name}"
+        for name in ("cache_dir", "cache_gb", "checked_prompts", "control_dir", "mask_dir", "max_skipped", "path")
+    ),
     *(f"data.generate.{name}" for name in ("count", "prompt", "seed")),
     *("distributed.dist_backend", "distributed.dist_url"),
     *(f"distributed.{name}_seconds" for name in ("rendezvous", "silent", "stuck", "timeout")),
