@@ -16,6 +16,8 @@ from layouts import held
 from daguerre.checkpoint.export import replaced
 from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, RunFolderInUse, lock_holder
 from daguerre.errors import UserError
+from daguerre.generation import loras
+from daguerre.models.lora_files import read
 from daguerre.ranks import ALONE
 from daguerre.remote import export, local_copy, mirror, sealed_files
 from daguerre.remote.mirror import Mirror
@@ -297,6 +299,8 @@ def test_readers_have_a_copy_of_their_own(run, tmp_path, monkeypatch):  # noqa: 
         fill(mine.folder.adapter, {"kohya.safetensors": "a"})
     assert (local_copy.located(f"{run.url}/pipeline") / "model_index.json").read_text() == "{}"
     assert (local_copy.located(f"{run.url}/adapter") / "kohya.safetensors").read_text() == "a"
+    for place in (run.url, f"{run.url}/adapter"):
+        assert read.find(loras.located(place)).read_text() == "a", "use='{s3://...: 1}'"
 
 
 def test_where_there_is_no_run(run):  # noqa: F811

@@ -30,7 +30,7 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
         return loading
     for place, strength in use.items():
         check_strength(place, strength)
-    files = {place: read.find(_located(place)) for place in use}
+    files = {place: read.find(located(place)) for place in use}
     digests = {place: _digest(file) for place, file in files.items()}
     described = " and ".join(f"{place} x {use[place]:g}" for place in use)
     provenance: dict[str, Any] = {"use": {place: [use[place], digests[place]] for place in use}}
@@ -48,7 +48,7 @@ def check_strength(place: str, strength: float) -> None:
         raise UserError(f"use: the strength of {place} is {strength}: give a number, such as 0.8", setting="use")
 
 
-def _located(place: str) -> Path:
+def located(place: str) -> Path:
     """The file or folder; of a run in an object store a copy of its adapter/."""
     folder = local_copy.located(place)
     if local_copy.origin(folder) is not None:
