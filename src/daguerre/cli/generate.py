@@ -14,7 +14,7 @@ from daguerre.cli.generate_options import Arguments
 from daguerre.config import recipe
 from daguerre.errors import UserError
 from daguerre.formatting import counted, format_duration
-from daguerre.generation import contact_sheet, controlnets, generate, images, jobs, load, loras, output_dir
+from daguerre.generation import contact_sheet, controlnets, generate, images, jobs, load, output_dir, used
 from daguerre.generation import prompts as generation_prompts
 from daguerre.generation.generate import GeneratedImage, ImageRequest
 from daguerre.generation.image_files import Encoding, FileOutput
@@ -75,7 +75,7 @@ where it was stopped: complete images are kept.
   contact_sheet=false    leaves out contact-sheet.html
 
   base=true              the recipe's pretrained networks as they are, without a run
-  use='{FILE: 0.8}'      LoRAs (diffusers, peft, kohya; or folders of runs) with their strengths, several at once
+  use='{FILE: 0.8}'      LoRAs (diffusers, peft, kohya; or folders of runs) with their strengths, and new tokens
   weights=ema            or raw: which weights of the checkpoint
   resume_from_checkpoint=NAME    another checkpoint than the newest, such as step-00001000
   training.device=cpu            where to compute; training.mixed_precision, training.attention as in training
@@ -143,7 +143,7 @@ def prepare(arguments: list[str]) -> Job:
     if not survey.images:
         raise UserError("num_images=0: there is nothing to generate", code="empty", setting="sampling.num_images")
     chosen = load.choose(asked_for.model, config, asked_for.options.weights)
-    loading = controlnets.added(loras.added(chosen, asked_for.options.use), asked_for.options.controlnets)
+    loading = controlnets.added(used.added(chosen, asked_for.options.use), asked_for.options.controlnets)
     parameters = record(asked_for, requests, survey, loading)
     folder = output_dir.place(asked_for.options.out, asked_for.model.home, requests.prompts.name, parameters)
     return Job(asked_for, loading, part, requests, survey, parameters, folder)

@@ -64,7 +64,7 @@ class Options(Settings):
     contact_sheet: bool = True
     base: bool = False
     use: dict[str, float] = Field({})
-    """Strengths of LoRAs, by file or run folder."""
+    """Strengths of LoRAs and new tokens, by file or run folder."""
     image: Annotated[str | list[str] | None, ADDRESS] = None
     """What images start from: a file for all, a folder or a list with one for each request."""
     mask: Annotated[str | list[str] | None, ADDRESS] = None

@@ -68,6 +68,11 @@ def table(reader: TextEncoder) -> Tensor:
     return weight.detach()
 
 
+def as_read(reader: TextEncoder, name: str) -> str:
+    """A name as the tokenizer reads it: CLIP's knows small letters alone."""
+    return name.lower() if isinstance(reader.tokenizer, CLIPTokenizer) else name
+
+
 def check_names(reader: TextEncoder, names: Sequence[str]) -> None:
     """UserError for names by which a tokenizer would find something else as well."""
     if isinstance(reader.tokenizer, AbsentTokenizer):
@@ -77,7 +82,7 @@ def check_names(reader: TextEncoder, names: Sequence[str]) -> None:
         if not name or any(letter.isspace() for letter in name):
             raise UserError(f"{name!r} cannot be the name of a token: it is empty or has a space in it")
         lower = name.lower()
-        if name != lower and isinstance(reader.tokenizer, CLIPTokenizer):
+        if name != as_read(reader, name):
             raise UserError(
                 f"the new token {name!r} has capital letters, which {reader.name} reads as small ones and diffusers "
                 f"does not find: call it {lower!r}; prompts can have it in any case"
@@ -153,9 +158,12 @@ def attach(reader: TextEncoder, new: Mapping[str, Tensor], existing: Mapping[str
             )
     ids = ids_of(reader, [*existing]) + _learn(reader, {name: len(rows) for name, rows in new.items()})
     before = reader.encoder.get_input_embeddings().weight
-    rows = torch.cat([*existing.values(), *new.values()]).to(before.device, torch.float32, copy=True)
-    extended = ExtendedEmbedding(before, ids, rows)
     owner, slot = _places(reader.encoder, before)[-1]  # a T5 has two, and reads the second
+    parts = [rows.to(before.device, torch.float32) for rows in (*existing.values(), *new.values())]
+    there = getattr(owner, slot)
+    if isinstance(there, ExtendedEmbedding):  # what comes first counts
+        ids, parts = ids + there.ids.tolist(), [*parts, there.rows.detach()]
+    extended = ExtendedEmbedding(before, ids, torch.cat(parts))
     setattr(owner, slot, extended)
     for module in reader.encoder.modules():
         if getattr(module, "eos_token_id", None) == _LEGACY_EOS:

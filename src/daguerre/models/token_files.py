@@ -114,13 +114,17 @@ def card(new: Embeddings, encoders: Sequence[str]) -> str:
     return _CARD.format(names=", ".join(f"`{name}`" for name in new), calls="\n".join(calls), files=", ".join(files))
 
 
-def holds(path: Path) -> bool:
-    """True of a file, or a folder of them, that has tokens in it rather than additions to layers."""
+def find(path: Path) -> Path | None:
+    """A file of tokens, or the folder of a run's export that has some; None where there are none. UserError for a file
+    that cannot be read."""
     if path.is_dir():
-        return any(path.glob(f"{start}*.safetensors") for start in (LEARNED, EXISTING))
-    if path.suffix in _PICKLED:
-        return True
-    return not any(_OF_LAYERS.search(name) for name in _tensors(path)[0])
+        places = (path, path / "adapter", *sorted((path / "adapter").glob("*/")))
+        starts = (LEARNED, EXISTING)
+        return next((p for p in places if any(next(p.glob(f"{s}*.safetensors"), None) for s in starts)), None)
+    if path.suffix in _PICKLED and path.is_file():
+        return path
+    is_one = path.suffix == ".safetensors" and path.is_file()
+    return path if is_one and not any(_OF_LAYERS.search(name) for name in _tensors(path)[0]) else None
 
 
 def read(path: Path, readers: Sequence[TextEncoder], name: str | None = None) -> tuple[Embeddings, Embeddings]:

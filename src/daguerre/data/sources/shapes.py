@@ -100,7 +100,7 @@ class Settings(SourceSettings):
     combinations are held out. null: endless images, and one combination in ten is held out."""
     look: Look | None = Field(None, exclude_if=lambda look: look is None)
     """One shape of one colour and size, and a new word for it: all images show it, on `num_images` of the backgrounds,
-    and all other backgrounds are held out."""
+    with captions of all phrasings; all other backgrounds are held out."""
     checked_prompts: int = Field(200, ge=0, json_schema_extra=FREE)
     """Prompts of held-out combinations whose images are generated at the end of a run and read by the pixel checker. 0:
     nothing is checked, as for a source of which a model shall forget nothing."""
@@ -178,6 +178,8 @@ class ShapesSource:
         room_px = max(3.0, IMAGE_PX / 2 - 1.0 - _STAR_TIP * RADII_PX[chosen.size] * scale)
         jitter_px = min(self.settings.jitter_px, room_px)
         image = render(chosen, (x * jitter_px, y * jitter_px), scale)
+        if own.look is not None:  # the same images in all phrasings
+            (phrasing,) = keys.uniforms(0, "shapes phrasing", self.sample_id(number), count=1)
         texts = {
             "text": caption(chosen, int(phrasing * len(PHRASINGS)), own.look),
             "colours": colours(chosen, float(phrasing)),
