@@ -129,6 +129,7 @@ CARRIED = [
 ]
 SAID = {
     "conditioning_data_dir=none": "no folder is given",
+    "use_controlnet=true": "adapter.name=controlnet",
     # one line and nothing else
     "logging_dir=logs": "own folder",
     "validation_epochs=5": "checkpoint.every",
