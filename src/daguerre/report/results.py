@@ -17,9 +17,13 @@ _MARKS = (
 
 
 def results(run: Run) -> Html | None:
-    """A table a metric, from evaluation.json, else from the metrics; None if nothing was evaluated."""
-    tables = [_metric(name, body) for name, body in run.evaluation.items() if isinstance(body, dict)]
-    return join(*tables) if any(tables) else _from_metrics(run)
+    """The tables of evaluation.json, else of the metrics, and what their marks mean; None if nothing was evaluated."""
+    documents = {name: body for name, body in run.evaluation.items() if isinstance(body, dict) and _rows(body)}
+    if not documents:
+        return _from_metrics(run)
+    has_marks = any(_has_marks(row) for body in documents.values() for row in _rows(body))
+    note = element("p", _MARKS, class_="note") if has_marks else None
+    return join(*(_table(name, body) for name, body in documents.items()), note)
 
 
 def _from_metrics(run: Run) -> Html | None:
@@ -27,24 +31,32 @@ def _from_metrics(run: Run) -> Html | None:
     for name in sorted({n for line in run.lines for n in line if n.startswith("evaluation/")}):
         _, metric, *rest = name.split("/")
         by_metric.setdefault(metric, []).append({"name": "/".join(rest) or metric, "value": run.last(name)})
-    return join(*(_metric(metric, {"rows": rows}) for metric, rows in by_metric.items())) if by_metric else None
+    return join(*(_table(metric, {"rows": rows}) for metric, rows in by_metric.items())) if by_metric else None
 
 
-def _metric(metric: str, body: dict[str, Any]) -> Html | None:
+def _rows(body: dict[str, Any]) -> list[dict[str, Any]]:
     listed = body.get("rows")
-    listed = listed if isinstance(listed, list) else []
-    rows = [row for row in listed if isinstance(row, dict) and _is_share(row.get("value"))]
-    if not rows:
-        return None
+    return (
+        [row for row in listed if isinstance(row, dict) and _is_share(row.get("value"))]
+        if isinstance(listed, list)
+        else []
+    )
+
+
+def _has_marks(row: dict[str, Any]) -> bool:
+    return _is_share(row.get("must")) or _is_share(row.get("aim"))
+
+
+def _table(name: str, body: dict[str, Any]) -> Html:
+    rows = _rows(body)
     notes = [f"{body['count']:,} images"] if isinstance(body.get("count"), int) else []
     notes += [f"step {body['step']:,}"] if isinstance(body.get("step"), int) else []
-    has_marks = any(_is_share(row.get("must")) or _is_share(row.get("aim")) for row in rows)
+    has_marks = any(map(_has_marks, rows))
     head = ["", "", "Measured"] + (["Must", "Aim", ""] if has_marks else [])
     header = element("thead", element("tr", *(element("th", cell, scope="col") for cell in head)))
     values = element("tbody", *(_row(row, has_marks) for row in rows))
-    caption = element("caption", element("b", metric), " ", ", ".join(notes))
-    table = element("div", element("table", caption, header, values, class_="results"), class_="scroll")
-    return join(table, element("p", _MARKS, class_="note")) if has_marks else table
+    caption = element("caption", element("b", name), " ", ", ".join(notes))
+    return element("div", element("table", caption, header, values, class_="results"), class_="scroll")
 
 
 def _row(row: dict[str, Any], has_marks: bool) -> Html:
