@@ -68,10 +68,10 @@ def test_networks_files_and_data_are_told_without_any_of_them(name, offline, tmp
     kind = architectures.find(base(name)).name
     counts = [(int(all_.replace(",", "")), int(own.replace(",", ""))) for all_, own in COUNTS.findall(said)]
     own = ADDED.get(name, UNET[kind])
-    networks = [(UNET[kind] + LORA.get(name, 0), own)]
+    of_base = [(UNET[kind] + LORA.get(name, 0), own), *((count, 0) for count in FROZEN[kind])]
     if name in CONTROLNET:
-        networks = [(UNET[kind], 0), (own, own)]
-    assert counts == [*networks, *((count, 0) for count in FROZEN[kind])]
+        of_base = [(UNET[kind], 0), *of_base[1:], (own, own)]
+    assert counts == of_base
     assert re.search(rf"^  {re.escape(base(name))}: will be downloaded from the hub", said, flags=re.MULTILINE)
     assert f"daguerre fetch {base(name)} -o DIR" in said
     assert ("which has no checkpoint yet" in said) == bool(tree(name).get("init_from"))

@@ -156,7 +156,9 @@ def describe_networks(parts: Components) -> list[str]:
     """Each network with its class, its parameters, and those that are trained."""
     trained = {id(p) for p in parts.net.parameters() if p.requires_grad}
     lines = []
-    for name, part in parts.family.components.items():
+    known = {id(p) for part in parts.family.components.values() for p in part.parameters()}
+    beside = {name: part for name, part in parts.net.named_children() if not known & {id(p) for p in part.parameters()}}
+    for name, part in {**parts.family.components, **beside}.items():
         count = sum(p.numel() for p in part.parameters())
         own = sum(p.numel() for p in part.parameters() if id(p) in trained)
         lines.append(f"{name:14} {type(part).__name__:28} {count:>14,} parameters, {own:>14,} trained")
