@@ -8,6 +8,7 @@ import socket
 
 import huggingface_hub
 import pytest
+import data_sets
 import tiny_runs
 from twins import base, shards, tree
 
@@ -21,8 +22,11 @@ QUICK = ("sd15", "sd21", "sd2_scratch_stage2", "sdxl_dreambooth_lora", "sdxl_lig
 """Of which `make test` plans the networks."""
 UNET = {"sd1": 859_520_964, "sd2_base": 865_910_724, "sd21": 865_910_724, "sdxl": 2_567_463_684}
 LORA = {"sd15_lora": 3_188_736, "sdxl_lora": 46_448_640, "sdxl_dreambooth_lora": 23_224_320}
+LORA |= {"sdxl_pivotal": 23_224_320}
 """Of rank 16 on attention: four times the 797,184 that peft counts at rank 4."""
 CONTROLNET = {"sd15_controlnet": 361_279_120, "sdxl_controlnet": 1_251_014_160}
+TOKENS = {"sd15_textual_inversion": [768], "sdxl_pivotal": [2 * 768, 2 * 1280]}
+"""Numbers of the vectors of a new word, by text encoder."""
 ADDED = LORA | CONTROLNET
 """Parameters beside the base's, which alone are trained."""
 FROZEN = {
@@ -52,6 +56,9 @@ def dry_run(name, place, capsys):
     if "stage" in name:
         shards(place / "shards", labelled=False)
         given = ["data.path=shards", "training.global_batch_size=4", "training.per_device_batch_size=4"]
+    if name in TOKENS:
+        data_sets.folder(place / "my_toy", 3)
+        given = ["data.path=my_toy"]
     assert main.run(["train", name, *given, "--dry-run"]) == errors.DONE
     return capsys.readouterr().out
 
@@ -67,18 +74,19 @@ def test_networks_files_and_data_are_told_without_any_of_them(name, offline, tmp
     said = dry_run(name, tmp_path, capsys)
     kind = architectures.find(base(name)).name
     counts = [(int(all_.replace(",", "")), int(own.replace(",", ""))) for all_, own in COUNTS.findall(said)]
-    own = ADDED.get(name, UNET[kind])
-    of_base = [(UNET[kind] + LORA.get(name, 0), own), *((count, 0) for count in FROZEN[kind])]
-    if name in CONTROLNET:
-        of_base = [(UNET[kind], 0), *of_base[1:], (own, own)]
-    assert counts == of_base
+    own = ADDED.get(name, 0 if name in TOKENS else UNET[kind])
+    networks = [(UNET[kind], 0) if name in CONTROLNET else (UNET[kind] + LORA.get(name, 0), own)]
+    autoencoder, *encoders = FROZEN[kind]
+    words = TOKENS.get(name, [0] * len(encoders))
+    networks += [(autoencoder, 0), *((count + new, new) for count, new in zip(encoders, words, strict=True))]
+    assert counts == networks + [(own, own)] * (name in CONTROLNET)
     assert re.search(rf"^  {re.escape(base(name))}: will be downloaded from the hub", said, flags=re.MULTILINE)
     assert f"daguerre fetch {base(name)} -o DIR" in said
     assert ("which has no checkpoint yet" in said) == bool(tree(name).get("init_from"))
     assert ("unet/diffusion_pytorch_model.safetensors" in said) == ("scratch" not in name and "lightning" not in name)
     for file in ("vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors", "unet/config.json"):
         assert file in said
-    if "stage" not in name:
+    if "stage" not in name and name not in TOKENS:
         assert re.search(r"the data set '[\w/-]+' is not on this machine yet: `daguerre train` fetches it", said)
     assert ("are generated into" in said) == ("dreambooth" in name)
     assert list(tmp_path.glob("**/config.yaml")) == []
@@ -93,6 +101,7 @@ def test_a_header_computes_the_memory_from_the_published_sizes(name):
     memory = " ".join(memory.replace("#", "").split())
     kind = architectures.find(base(name)).name
     numbers = (ADDED.get(name, UNET[kind]), UNET[kind], sum(FROZEN[kind]), UNET[kind] + sum(FROZEN[kind]))
+    numbers += (FROZEN[kind][0], UNET[kind] + sum(FROZEN[kind][1:]))
     millions = {f"{count / 1e6:,.1f}" for count in numbers}
     found = [term.split(" M ")[0].split()[-1] for term in re.findall(r"[\d,.]+ M ", memory)]
     assert set(found) <= millions, memory

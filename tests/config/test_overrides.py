@@ -146,11 +146,19 @@ def test_min_snr_comes_with_its_gamma():
         lookup.translate("snr_gamma", "big")
 
 
+def of_plugins() -> set[str]:
+    """Settings of adapters as one alone is written, and of sources that are tables."""
+    tokens = merge.known(Config, {"adapters": {"tokens": {"name": "tokens"}}})
+    table = merge.known(Config, {"data": {"sources": {"x": {"source": "csv"}}}})
+    found = {path.replace("adapters.tokens.", "adapter.") for path in tokens}
+    return found | {path.replace("data.sources.x.", "data.") for path in table}
+
+
 def test_what_the_tables_name_exists(leaves):
     """A path that is renamed must be renamed in the tables; the members of a mix have names of the recipe."""
     named = set(names.SAME.values()) | {path for _, values in EXAMPLES.values() for path in values if "." in path}
     mixed = {path for path in named if path.startswith(("data.sources.", "logging.trackers."))}
-    assert named - mixed <= set(leaves)
+    assert named - mixed <= {*leaves, *of_plugins()}
     trackers = merge.known(Config, {"logging": {"trackers": [*plugins.names("trackers")]}})
     assert {path for path in mixed if path.startswith("logging.")} <= set(trackers)
     ours = {*leaves, "data.sources"}
@@ -192,7 +200,7 @@ def test_a_value_that_means_nothing_is_an_error(table):
     any_text |= {"network_dropout", "instance_data_path"}
     any_text |= {"validation_prompt", "validation_prompts", "sample_prompts"}
     refused = r"got 'nonsense'|train the instance set alone|not a Daguerre setting|rename the nonsense"
-    refused += r"|nonsense is not available|nonsense is not known here|is accepted|is not supported yet"
+    refused += r"|nonsense is not available|nonsense is not known here|is accepted|is not supported yet|nonsense cannot be read|expected pairs"
     for key in table:
         if key.rpartition(".")[2] not in counted | any_text:
             with pytest.raises(UserError, match=refused):

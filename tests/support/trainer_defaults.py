@@ -41,7 +41,8 @@ _SDXL = {
 }
 _HUB = {
     *("data.source", "data.name", "data.config", "data.revision", "data.split", "data.image_column"),
-    *("data.caption_column", "data.mask_column", "data.width_column", "data.height_column"),
+    *("data.caption_column", "data.mask_column", "data.control_column"),
+    *("data.width_column", "data.height_column"),
 }
 _PREDICTED = {"objective.name", "objective.schedule.name", "objective.weighting.name"}
 _WHICH = {"model.family", "model.pretrained_model_name_or_path"}

@@ -1,6 +1,7 @@
 """The ways of writing which trackers get a run's numbers: all of them become the mapping `logging.trackers`.
 
     logging: {trackers: [tensorboard, wandb]}           these and no others; those that stay keep their settings
+    logging: {trackers: {}}                             none; also [] and null
     logging: {trackers: {wandb: {project: mine}}}       beside those that are there, which is tensorboard by default
     logging: {tensorboard: false}                       one of them, on or off
 
@@ -28,7 +29,9 @@ def mapped(base: Tree, over: Tree) -> Tree:
         return over
     given, switch = section.get("trackers", {}), section.get(_SWITCH)
     on = _ON.get(str(switch).lower())
-    listed = [given] if isinstance(given, str) else [] if given is None else given
+    listed = [given] if isinstance(given, str) else given
+    if "trackers" in section and not given:  # a config without any is written as {}
+        listed = []
     if (on is None and switch is not None) or not isinstance(listed, list | dict):
         return over
     there = recipe.get(base, _PATH)

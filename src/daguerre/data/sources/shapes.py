@@ -63,13 +63,13 @@ _ACTING = {"source", "resolution", "random_flip", "captions", "caption_dropout",
 class Look(Section):
     """A shape, its colour and its size, and the word for all three."""
 
-    word: str = Field(min_length=1)
+    word: str = Field("<gem>", min_length=1)
     """The word that captions and prompts have, such as <gem>."""
-    size: Literal["small", "medium", "large"]
+    size: Literal["small", "medium", "large"] = "small"
     """Size of the shape."""
-    colour: Literal["red", "green", "blue", "yellow", "cyan", "purple", "white", "black"]
+    colour: Literal["red", "green", "blue", "yellow", "cyan", "purple", "white", "black"] = "purple"
     """Colour of the shape."""
-    shape: Shape
+    shape: Shape = "star"
     """The shape."""
 
 
