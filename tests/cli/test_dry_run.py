@@ -6,9 +6,9 @@ What is in the headers of these recipes about sizes and memory is held to the sa
 import re
 import socket
 
+import data_sets
 import huggingface_hub
 import pytest
-import data_sets
 import tiny_runs
 from twins import base, shards, tree
 

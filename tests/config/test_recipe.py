@@ -99,3 +99,10 @@ def test_every_shipped_recipe_loads_and_is_dumped_and_read_back(tmp_path, name):
     loaded = configs.load(name, asked)
     assert loaded.notices == ()
     assert configs.load(write(tmp_path, configs.dump(loaded.config))).config == loaded.config
+
+
+@pytest.mark.parametrize("none", ["trackers: null", "trackers: []", "trackers: {}", "tensorboard: false"])
+def test_a_config_without_trackers_is_read_back_without_any(tmp_path, none):
+    loaded = configs.load(write(tmp_path, f"extends: quickstart\nlogging: {{{none}}}\n"))
+    assert loaded.config.logging.trackers == {}
+    assert configs.load(write(tmp_path, configs.dump(loaded.config))).config == loaded.config
