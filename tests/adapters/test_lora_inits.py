@@ -116,6 +116,31 @@ def test_networks_without_memory_start_alike(base):
     assert shapes[0] == shapes[1]
 
 
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo asks inputs for theirs
+@pytest.mark.parametrize("given", [["adapter.init=pissa"], ["adapter.kind=rslora", "adapter.lora_fa=true"]])
+def test_blocks_are_compiled_in_one_piece(given, base):
+    """As training.compile=blocks compiles them, by a backend without a C++ compiler."""
+    parts = trained(plain(base, *GIVEN, *given))
+    seen: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+    for compiles in (False, True):
+        if compiles:
+            for module in parts.net.modules():
+                if type(module).__name__ in parts.family.block_classes:
+                    module.compile(backend="aot_eager", fullgraph=True)
+        parts.net.train()
+        x, cond = torch.ones(1, *parts.family.latent_shape((3, 16, 16))), parts.family.text.tokens(["a red dog"])
+        y = parts.net(x, torch.tensor([10.0]), cond)
+        y.square().mean().backward()
+        seen.append((y.detach(), [p.grad for p in parts.net.parameters() if p.grad is not None]))
+        parts.net.zero_grad(set_to_none=True)
+    (plain_y, plain_grads), (y, grads) = seen
+    assert torch.equal(y, plain_y)
+    assert grads
+    for own, expected in zip(grads, plain_grads, strict=True):
+        assert (own - expected).norm() <= 1e-5 * expected.norm()
+
+
 def test_of_lora_fa_b_alone_is_trained(base, tmp_path):
     parts = trained(plain(base, *GIVEN, "adapter.lora_fa=true"))
     by_factor = {".lora_A.": False, ".lora_B.": True}
