@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import forked_runs
 import numpy as np
 import pytest
 import torch
+from adapter_runs import MESHES, Place, assert_equal
 from diffusers import ControlNetModel
 from PIL import Image
 from safetensors.torch import load_file
-from tiny_models import write_sd, write_sdxl
 
 from daguerre import errors
-from daguerre.checkpoint.store import Store
 from daguerre.cli import main
 
 RECIPE = """
@@ -33,63 +31,14 @@ checkpoint: {every: "2 steps", keep: 9}
 sampling: {num_images: 2, num_inference_steps: 2}
 validation: {every: "2 steps", num_samples: 2, num_levels: 2}
 """
-MESHES = {"fsdp2": (2, 1, 2, 1), "data2": (2, 2, 1, 1), "tensor2": (2, 1, 1, 2), "fsdp2-tensor2": (4, 1, 2, 2)}
-
-
-class Place:
-    """A folder with a base, images with pictures beside them, and runs of one recipe."""
-
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.folder, self.kind = folder, kind
-        (write_sd if kind == "sd" else write_sdxl)(folder / "base")
-        (folder / "images").mkdir()
-        noise = np.random.default_rng(0)
-        for number in range(14):
-            for name in (f"{number:02}.png", f"{number:02}.control.png"):
-                pixels = noise.integers(0, 256, (20, 16, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / "images" / name)
-            (folder / "images" / f"{number:02}.txt").write_text(f"image {number}")
-        self.recipe = folder / "recipe.yaml"
-        self.recipe.write_text(RECIPE.replace("KIND", kind))
-
-    def given(self, *more: str) -> list[str]:
-        """The command's settings."""
-        base = f"model.pretrained_model_name_or_path={self.folder / 'base'}"
-        return [base, f"data.path={self.folder / 'images'}", *more]
-
-    def train(self, name: str, *more: str) -> int:
-        """In this process."""
-        place = [f"output_dir={self.folder}", f"run_name={name}"]
-        return main.run(["train", str(self.recipe), *place, *self.given(*more)])
-
-    def on(self, name: str, mesh: tuple[int, int, int, int]) -> dict:
-        """A run on a mesh, for `forked_runs.together`."""
-        size, *degrees = mesh
-        axes = [f"mesh.ici_{axis}_parallelism={n}" for axis, n in zip(("data", "fsdp", "tensor"), degrees, strict=True)]
-        return forked_runs.run(self.folder, name, size, *self.given(*axes), recipe=str(self.recipe))
-
-    def tensors(self, name: str, group: str = "model", step: int = 4) -> dict[str, torch.Tensor]:
-        """Of a checkpoint."""
-        store = Store(self.folder / name / "checkpoints")
-        return store.load(store.root / f"step-{step:08d}", [group]).tensors[group]
-
-    def numbers(self, name: str, key: str) -> list[float]:
-        """A number of each line of metrics that has it."""
-        lines = map(json.loads, (self.folder / name / "metrics" / "metrics.jsonl").read_text().splitlines())
-        return [line[key] for line in lines if key in line]
 
 
 @pytest.fixture(scope="module", params=["sd", pytest.param("sdxl", marks=pytest.mark.long)])
 def place(request, tmp_path_factory):
     """With the run `whole`, which was never stopped."""
-    made = Place(tmp_path_factory.mktemp(request.param), request.param)
+    made = Place(tmp_path_factory.mktemp(request.param), request.param, RECIPE, controls=True)
     assert made.train("whole") == errors.DONE
     return made
-
-
-def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_checkpoint_holds_the_controlnet_alone_and_it_is_exported(place):

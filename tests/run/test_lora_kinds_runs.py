@@ -1,8 +1,10 @@
 """Every kind of the adapter `lora` from end to end: training, resume, several processes, generating, other forms."""
 
+import forked_runs
 import pytest
 import torch
-from test_lora_runs import MESHES, Place, assert_equal, forked_runs
+from adapter_runs import MESHES, Place, assert_equal
+from test_lora_runs import RECIPE
 
 from daguerre import errors
 from daguerre.cli import main
@@ -25,7 +27,7 @@ STILL = {"pissa": (".start.",), "olora": (".start.", ".lora_A."), "lora_fa": (".
 @pytest.fixture(scope="module", params=["dora", *(pytest.param(kind, marks=pytest.mark.long) for kind in OTHERS)])
 def place(request, tmp_path_factory):
     """With the run `whole`, which was never stopped."""
-    made = Place(tmp_path_factory.mktemp(request.param), "sd")
+    made = Place(tmp_path_factory.mktemp(request.param), "sd", RECIPE)
     made.still = STILL.get(request.param, ())
     own = f"{{name: lora, rank: 4, {SETTINGS[request.param]}, ranks: {{text_encoder: 2}}}}"
     text = made.recipe.read_text()

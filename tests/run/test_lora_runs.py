@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import forked_runs
 import numpy as np
 import pytest
 import tiny_runs
 import torch
+from adapter_runs import MESHES, Place, assert_equal
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_models import write_sd, write_sdxl
 
 from daguerre import errors
 from daguerre.build import base_digests
@@ -42,78 +39,16 @@ checkpoint: {every: "2 steps", keep: 9}
 sampling: {num_images: 1, num_inference_steps: 2, prompts: [a dog]}
 validation: {every: "2 steps", num_samples: 3, num_levels: 2}
 """
-MESHES = {"data2": (2, 2, 1, 1), "fsdp2": (2, 1, 2, 1), "tensor2": (2, 1, 1, 2), "fsdp2-tensor2": (4, 1, 2, 2)}
-
-
-class Place:
-    """A folder with a base, images and runs of one recipe."""
-
-    still: tuple[str, ...] = ()
-    """Parts of names of weights that a checkpoint holds and nothing moves."""
-
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.folder, self.kind = folder, kind
-        (write_sd if kind == "sd" else write_sdxl)(folder / "base")
-        (folder / "images").mkdir()
-        noise = np.random.default_rng(0)
-        for number in range(14):
-            pixels = noise.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / "images" / f"{number:02}.png")
-            (folder / "images" / f"{number:02}.txt").write_text(f"image {number}")
-        self.recipe = folder / "recipe.yaml"
-        self.recipe.write_text(RECIPE.replace("KIND", kind))
-
-    def given(self, *more: str) -> list[str]:
-        """The command's settings."""
-        base = f"model.pretrained_model_name_or_path={self.folder / 'base'}"
-        return [base, f"data.path={self.folder / 'images'}", *more]
-
-    def train(self, name: str, *more: str) -> int:
-        """In this process."""
-        place = [f"output_dir={self.folder}", f"run_name={name}"]
-        return main.run(["train", str(self.recipe), *place, *self.given(*more)])
-
-    def start(self, name: str, *more: str) -> subprocess.Popen[str]:
-        """In a process of its own."""
-        place = [f"output_dir={self.folder}", f"run_name={name}"]
-        command = [sys.executable, "-m", "daguerre", "train", str(self.recipe), *place, *self.given(*more)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True, **pipes)
-
-    def on(self, name: str, mesh: tuple[int, int, int, int], *more: str) -> dict:
-        """A run on a mesh, for `forked_runs.together`."""
-        size, *degrees = mesh
-        axes = [f"mesh.ici_{axis}_parallelism={n}" for axis, n in zip(("data", "fsdp", "tensor"), degrees, strict=True)]
-        return forked_runs.run(self.folder, name, size, *self.given(*axes, *more), recipe=str(self.recipe))
-
-    def tensors(self, name: str, group: str = "model", step: int = 4) -> dict[str, torch.Tensor]:
-        """Of a checkpoint."""
-        store = Store(self.folder / name / "checkpoints")
-        return store.load(store.root / f"step-{step:08d}", [group]).tensors[group]
-
-    def numbers(self, name: str, key: str) -> list[float]:
-        """A number of each line of metrics that has it."""
-        lines = map(json.loads, (self.folder / name / "metrics" / "metrics.jsonl").read_text().splitlines())
-        return [line[key] for line in lines if key in line]
-
-    def exported(self, name: str) -> dict[str, torch.Tensor]:
-        """What diffusers would read."""
-        return load_file(self.folder / name / "adapter" / FILE)
 
 
 @pytest.fixture(scope="module", params=["sd", pytest.param("sdxl", marks=pytest.mark.long)])
 def place(request, tmp_path_factory):
     """With the run `whole`, which was never stopped."""
-    made = Place(tmp_path_factory.mktemp(request.param), request.param)
+    made = Place(tmp_path_factory.mktemp(request.param), request.param, RECIPE)
     files = {path: path.read_bytes() for path in (made.folder / "base").rglob("*") if path.is_file()}
     assert made.train("whole") == errors.DONE
     assert all(path.read_bytes() == content for path, content in files.items())
     return made
-
-
-def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_checkpoint_holds_the_adapter_alone(place):

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from pathlib import Path
 
-import data_sets
 import forked_runs
 import pytest
 import torch
+from adapter_runs import MESHES, Place
 from safetensors.torch import load_file
-from tiny_models import write_sd, write_sdxl
 
 from daguerre import errors
-from daguerre.checkpoint.store import Store
-from daguerre.cli import main
 
 RECIPE = """
 run_name: tokens
@@ -31,46 +26,12 @@ sampling: {num_images: 1, num_inference_steps: 2, prompts: ["a <toy>"]}
 validation: {every: "2 steps", num_samples: 2, num_levels: 2}
 """
 PIVOTAL = "adapters.lora={name: lora, rank: 2, ranks: {text_encoder: 2}}"
-MESHES = {"fsdp2": (2, 1, 2, 1), "data2": (2, 2, 1, 1), "tensor2": (2, 1, 1, 2), "fsdp2-tensor2": (4, 1, 2, 2)}
-
-
-class Place:
-    """A folder with a base, images without captions and runs of one recipe."""
-
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.folder, self.kind = folder, kind
-        (write_sd if kind == "sd" else write_sdxl)(folder / "base")
-        for caption in data_sets.folder(folder / "images", 12).glob("*.txt"):
-            caption.unlink()
-        self.recipe = folder / "recipe.yaml"
-        self.recipe.write_text(RECIPE.replace("KIND", kind))
-
-    def given(self, *more: str) -> list[str]:
-        base = f"model.pretrained_model_name_or_path={self.folder / 'base'}"
-        return [base, f"data.path={self.folder / 'images'}", *more]
-
-    def train(self, name: str, *more: str) -> int:
-        place = [f"output_dir={self.folder}", f"run_name={name}"]
-        return main.run(["train", str(self.recipe), *place, *self.given(*more)])
-
-    def on(self, name: str, mesh: tuple[int, int, int, int], *more: str) -> dict:
-        size, *degrees = mesh
-        axes = [f"mesh.ici_{axis}_parallelism={n}" for axis, n in zip(("data", "fsdp", "tensor"), degrees, strict=True)]
-        return forked_runs.run(self.folder, name, size, *self.given(*axes, *more), recipe=str(self.recipe))
-
-    def tensors(self, name: str, group: str = "model", step: int = 4) -> dict[str, torch.Tensor]:
-        store = Store(self.folder / name / "checkpoints")
-        return store.load(store.root / f"step-{step:08d}", [group]).tensors[group]
-
-    def numbers(self, name: str, key: str) -> list[float]:
-        lines = map(json.loads, (self.folder / name / "metrics" / "metrics.jsonl").read_text().splitlines())
-        return [line[key] for line in lines if key in line]
 
 
 @pytest.fixture(scope="module", params=["sd", pytest.param("sdxl", marks=pytest.mark.long)])
 def place(request, tmp_path_factory):
     """With the run `whole`, which was never stopped."""
-    made = Place(tmp_path_factory.mktemp(request.param), request.param)
+    made = Place(tmp_path_factory.mktemp(request.param), request.param, RECIPE, captions=False)
     assert made.train("whole") == errors.DONE
     return made
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MethodType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -27,6 +26,7 @@ from daguerre.conditions.condition import Images, OptionalCondition
 from daguerre.errors import UserError
 from daguerre.models import controlnet, controlnet_files
 from daguerre.models.controlnet import Controlled, Size
+from daguerre.models.frozen import keep_evaluating
 from daguerre.models.weights import load
 from daguerre.settings import ADDRESS, Unused
 from daguerre.types import Batch, Cond
@@ -154,7 +154,7 @@ def attach(settings: Settings, model: Family, seed: int) -> ControlNet:
     network = _network(settings, model, denoiser, seed, name)
     network.requires_grad_(True)
     if component not in dict(model.net.named_children()):
-        _still(denoiser)
+        keep_evaluating(denoiser)
     net = Controlled(model.net, name, network, settings.conditioning_scale, {component: denoiser})
     names = frozenset(f"{name}.{own}" for own in network.state_dict())
     return ControlNet(net, names, name, network, settings)
@@ -178,13 +178,3 @@ def _free(name: str, net: nn.Module) -> str:
     """The name, or with the first number from 2 that no other ControlNet of the net has."""
     taken = dict(net.named_children())
     return next(each for each in (name, *(f"{name}_{n}" for n in range(2, len(taken) + 3))) if each not in taken)
-
-
-def _still(network: nn.Module) -> None:
-    """Keeps a frozen network in evaluation mode for good."""
-
-    def train(self: nn.Module, mode: bool = True) -> nn.Module:
-        return nn.Module.train(self, False)
-
-    setattr(network, "train", MethodType(train, network))  # noqa: B010
-    network.train(False)

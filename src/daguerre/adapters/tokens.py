@@ -163,9 +163,7 @@ class Tokens(Trainable):
             token_files.write(fresh, new, existing, token_files.metadata(self.model.components, about))
             (fresh / "README.md").write_text(token_files.card(new, [*self.parts]), encoding="utf-8")
         if existing:
-            return [
-                f"pipeline/{token_files.EXISTING}.safetensors: only Daguerre reads trained tokens of the vocabulary"
-            ]
+            return [f"{token_files.EXISTING}.safetensors: only Daguerre reads trained tokens of the vocabulary"]
         return []
 
     def merge(self) -> None:
