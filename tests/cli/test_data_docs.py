@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "data-tools.md"
 
 def commands():
     blocks = re.findall(r"^```sh\n(.*?)^```$", DOCS.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    return [shlex.split(line) for block in blocks for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
 
 
 def test_every_command_runs_and_every_verb_has_one(tmp_path, monkeypatch, capsys):

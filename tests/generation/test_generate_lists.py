@@ -460,5 +460,5 @@ def test_what_the_documentation_says_is_accepted():
         assert name in generate_command.HELP
     keys = set(re.findall(r"(?<![\w.-])(\w+)=", said + generate_command.HELP))
     known = {*generate_options.Options.model_fields, *generate_options.SAMPLING, *generate_options.PLACE}
-    assert keys - known <= {"key", "resume_from_checkpoint", "pretrained_model_name_or_path"}
+    assert keys - known <= {"key", "resume_from_checkpoint", "pretrained_model_name_or_path", "lora_config"}
     assert known - set(re.findall(r"\w+", generate_command.HELP)) <= {"prompts_file"}

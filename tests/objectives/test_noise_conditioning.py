@@ -38,7 +38,11 @@ def times(*values: float) -> Tensor:
 
 @pytest.mark.parametrize("name", recipe.shipped())
 def test_every_recipe_tells_its_network_what_it_always_told_to_the_bit(name: str):
-    asked = ["data.path=shards"] if "scratch_stage" in name else []
+    asked = (
+        ["data.path=data"]
+        if any(layer.tree.get("data", {}).get("path") == "???" for layer in recipe.layers(name))
+        else []
+    )
     config = configs.load(name, asked).config
     objective = plugins.find("objectives", config.objective.name).build(config.objective)
     if not isinstance(objective, Diffusion):

@@ -66,15 +66,19 @@ def sources(data: recipe.Tree) -> dict[str, recipe.Tree]:
 def base(name: str) -> str | None:
     """The place on the hub that a recipe starts from; None for recipes whose networks are small themselves."""
     place = tree(name)["model"].get("pretrained_model_name_or_path", "")
-    return place if "/" in place and begun_from(name) is None else None
+    return place if "/" in place and _run_of(place) is None else None
 
 
 def begun_from(name: str) -> str | None:
     """The recipe whose run, in the same output folder, a recipe starts from: by its checkpoint or its pipeline."""
     said = tree(name)
     places = (said.get("init_from"), said["model"].get("pretrained_model_name_or_path"))
-    found = [re.fullmatch(r"\$\{output_dir\}/(\w+)(/pipeline)?", place or "") for place in places]
-    return next((match[1] for match in found if match), None)
+    return next((run for place in places if (run := _run_of(place or ""))), None)
+
+
+def _run_of(place: str) -> str | None:
+    found = re.fullmatch(r"\$\{output_dir\}/(\w+)(/pipeline)?", place)
+    return found[1] if found else None
 
 
 @dataclass(frozen=True)
