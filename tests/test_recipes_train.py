@@ -32,7 +32,7 @@ def step(run):
     return json.loads((run / "status.json").read_text())["step"]
 
 
-QUICK = ("quickstart", "quickstart_text", "quickstart_vae", "sd15_dreambooth", "sd15_lora", "sdxl_edm")
+QUICK = ("quickstart", "quickstart_text", "quickstart_vae", "sd15_lora", "sdxl_edm")
 """Recipes of `make test`: one of each kind of family, objective, data and adapter."""
 
 

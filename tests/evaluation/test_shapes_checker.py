@@ -57,6 +57,7 @@ def test_every_combination_of_the_new_shape_is_read_right_and_is_no_old_shape() 
         assert shapes.check(image).shape == "none"
 
 
+@pytest.mark.long
 def test_a_further_name_changes_no_reading_of_the_old_shapes() -> None:
     asked, images = real(300, "held_out")
     soft = [np.asarray(Image.fromarray(p).filter(ImageFilter.GaussianBlur(1.5))) for p in images]

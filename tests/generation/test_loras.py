@@ -102,6 +102,7 @@ def run(place, tmp_path_factory) -> Path:
     return to / "run"
 
 
+@pytest.mark.long
 def test_the_lora_of_a_run_is_taken_away_again(place, run, tmp_path):
     """On a run with a LoRA of its own, by the file that it exports."""
     _, folder = place

@@ -93,6 +93,7 @@ def test_images_are_those_of_diffusers_from_every_layout(place, tmp_path):
     assert np.array_equal(other, ours(folder, tmp_path / "again", f'{{"{uses["a1111"]}": 1}}'))
 
 
+@pytest.mark.long
 def test_a_run_of_pivotal_tuning_is_used_whole(place, tmp_path):
     """Its LoRA and its tokens, on the base: the images of the run itself."""
     kind, folder = place

@@ -191,9 +191,8 @@ def test_a_checkpoint_that_names_no_base_is_refused():
         base_digests.check_same_base(None, {}, "step-00000001")
 
 
-@pytest.mark.parametrize(
-    "meshes", [("fsdp2",), pytest.param(("fsdp2", "data2", "tensor2", "fsdp2-tensor2"), marks=pytest.mark.long)]
-)
+@pytest.mark.long  # of the quick tests, pivotal tuning in test_token_runs.py has a LoRA on fsdp2
+@pytest.mark.parametrize("meshes", [("fsdp2",), ("fsdp2", "data2", "tensor2", "fsdp2-tensor2")])
 def test_other_meshes_learn_what_one_process_does(place, meshes):
     chosen = {name: MESHES[name] for name in meshes}
     for name in (*chosen, "later"):

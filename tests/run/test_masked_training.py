@@ -54,9 +54,8 @@ def masked(tmp_path: Path) -> Runs:
     return runs
 
 
-@pytest.mark.parametrize(
-    "meshes", [(), pytest.param(("two", "data2-fsdp2", "data4", "fsdp2-tensor2"), marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("meshes", [(), ("two", "data2-fsdp2", "data4", "fsdp2-tensor2")])
 def test_any_cut_of_the_batch_learns_the_same_of_masked_images_and_goes_on(masked: Runs, tmp_path, meshes):
     plan = [masked.on(name, MESHES[name], *MASKED, "checkpoint.every=2 steps") for name in ("one", *meshes)]
     plan.append(masked.on("cut", (1, 1, 1, 1), *MASKED, "training.per_device_batch_size=2", "loader.num_workers=1"))
