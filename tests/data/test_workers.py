@@ -167,6 +167,7 @@ def test_sources_of_other_features_do_not_mix(image_folder):
         Collator((member._replace(source=Cached(member.source)), member), 0).collate(next(tasks))
 
 
+@pytest.mark.long
 def test_workers_die_with_a_killed_trainer(trainer):
     process, pids = trainer("running")
     assert len(pids) == 2

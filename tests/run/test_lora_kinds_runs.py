@@ -9,6 +9,7 @@ from test_lora_runs import RECIPE
 from daguerre import errors
 from daguerre.cli import main
 
+pytestmark = pytest.mark.long
 CONV = "targets: attention+ff+conv"
 OTHERS = {
     "rslora": f"kind: rslora, alpha: 2.5, {CONV}",
@@ -24,7 +25,7 @@ STILL = {"pissa": (".start.",), "olora": (".start.", ".lora_A."), "lora_fa": (".
 """Parts of names of what a checkpoint holds and nothing moves."""
 
 
-@pytest.fixture(scope="module", params=["dora", *(pytest.param(kind, marks=pytest.mark.long) for kind in OTHERS)])
+@pytest.fixture(scope="module", params=["dora", *OTHERS])
 def place(request, tmp_path_factory):
     """With the run `whole`, which was never stopped."""
     made = Place(tmp_path_factory.mktemp(request.param), "sd", RECIPE)

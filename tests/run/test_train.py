@@ -90,9 +90,8 @@ def test_a_finished_run_says_so_and_changes_nothing(whole, expected, capsys):
     assert_equal(whole, expected)
 
 
-@pytest.mark.parametrize(
-    "update", [pytest.param(2, marks=pytest.mark.long), 4, pytest.param(7, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("update", [2, 4, 7])
 def test_killed_in_an_update_it_ends_equal_to_the_bit(tmp_path, expected, monkeypatch, update):
     unharmed, calls = step.update, []
 

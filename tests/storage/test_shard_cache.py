@@ -301,7 +301,8 @@ def test_processes_share_a_cache_with_room_for_all(s3, shards, cache, share):  #
         assert s3.proxy.body_bytes == 6 * SHARD_BYTES  # each once, whoever came first
 
 
-@pytest.mark.parametrize("share", [0.0, pytest.param(0.3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("share", [0.0, 0.3])
 def test_processes_share_a_cache_that_is_too_small(s3, shards, tmp_path, share):  # noqa: F811
     s3.proxy.faults = Faults(share)
     cache = ShardCache(tmp_path / "cache", int(2.5 * SHARD_BYTES))

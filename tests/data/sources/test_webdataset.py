@@ -384,6 +384,7 @@ def test_without_an_index_the_report_gives_the_ranges_and_that_the_count_is_unkn
         assert "cut off at byte" in str(report) or f"to {len(hurt):,}" in str(report)
 
 
+@pytest.mark.long
 def test_shards_in_a_store_are_read_by_range_or_whole(tmp_path, opened, s3):  # noqa: F811
     for number in range(3):
         s3.put(f"set/{number}.tar", tars.shard(number, 10))
