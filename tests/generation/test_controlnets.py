@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import diffusers
+import drawing_pipelines
 import numpy as np
 import pytest
 import torch
@@ -22,11 +22,8 @@ from tiny_models import write_sd, write_sdxl
 
 from daguerre import errors, plugins
 from daguerre.conditions.condition import computed, drawing
-from daguerre.generation import load
 from daguerre.models.controlnet_files import write
-from daguerre.models.export.scheduler import choose
 from daguerre.samplers.draw import initial_noise
-from daguerre.samplers.settings import SamplingSettings
 
 # diffusers' schedulers hand a tensor to np.array, which numpy 2 warns of.
 pytestmark = [
@@ -76,12 +73,8 @@ def theirs(kind: str, folder: Path, names: tuple[str, ...], **given: Any) -> np.
     networks = [ControlNetModel.from_pretrained(folder / name, low_cpu_mem_usage=False) for name in names]
     pictures = [Image.open(folder / f"{name}.png") for name in names]
     alone = len(names) == 1
-    pipe = PIPELINES[kind].from_pretrained(folder / "base", controlnet=networks[0] if alone else networks)
-    config = load.find(str(folder / "base"), (), False).config(()).config
-    objective = plugins.find("objectives", config.objective.name).build(config.objective)
-    found = choose(objective, SamplingSettings(sampler="ddim", num_inference_steps=STEPS))
-    pipe.scheduler = getattr(diffusers, found.class_name).from_config({"_class_name": found.class_name} | found.config)
-    pipe.set_progress_bar_config(disable=True)
+    own = networks[0] if alone else networks
+    pipe = drawing_pipelines.opened(PIPELINES[kind], folder / "base", STEPS, controlnet=own)
     latents = initial_noise([SEED], (4, PX // 2, PX // 2))
     sizes = {"height": PX, "width": PX, "num_inference_steps": STEPS, "guidance_scale": SCALE}
     image = pipe("a cat", image=pictures[0] if alone else pictures, latents=latents, output_type="np", **sizes, **given)

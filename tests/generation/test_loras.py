@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import data_sets
-import diffusers
+import drawing_pipelines
 import foreign_loras
 import numpy as np
 import pytest
@@ -15,12 +15,9 @@ from safetensors.torch import load_file, save_file
 from tiny_drawings import documents, drawn, generate
 from tiny_models import write_sd, write_sdxl
 
-from daguerre import errors, plugins
+from daguerre import errors
 from daguerre.cli import main
-from daguerre.generation import load
-from daguerre.models.export.scheduler import choose
 from daguerre.samplers.draw import initial_noise
-from daguerre.samplers.settings import SamplingSettings
 
 # diffusers' schedulers hand a tensor to np.array, which numpy 2 warns of; peft warns of a second adapter.
 pytestmark = [
@@ -53,13 +50,7 @@ def ours(folder: Path, out: Path, use: str, *more: str) -> np.ndarray:
 
 
 def theirs(kind: str, folder: Path, strengths: dict[str, float]) -> np.ndarray:
-    pipe = PIPELINES[kind].from_pretrained(folder / "base")
-    config = load.find(str(folder / "base"), (), False).config(()).config
-    objective = plugins.find("objectives", config.objective.name).build(config.objective)
-    found = choose(objective, SamplingSettings(sampler="ddim", num_inference_steps=STEPS))
-    kind_of = getattr(diffusers, found.class_name)
-    pipe.scheduler = kind_of.from_config({"_class_name": found.class_name} | found.config)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = drawing_pipelines.opened(PIPELINES[kind], folder / "base", STEPS)
     for name in strengths:
         pipe.load_lora_weights(folder / name, adapter_name=name)
     pipe.set_adapters(list(strengths), list(strengths.values()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import diffusers
+import drawing_pipelines
 import numpy as np
 import pytest
 import torch
@@ -14,12 +14,9 @@ from safetensors.torch import load_file, save_file
 from tiny_drawings import documents, drawn, generate
 from tiny_models import write_sd, write_sdxl
 
-from daguerre import errors, plugins
+from daguerre import errors
 from daguerre.cli import main
-from daguerre.generation import load
-from daguerre.models.export.scheduler import choose
 from daguerre.samplers.draw import initial_noise
-from daguerre.samplers.settings import SamplingSettings
 
 # diffusers' schedulers hand a tensor to np.array, which numpy 2 warns of.
 pytestmark = [
@@ -57,13 +54,7 @@ def ours(folder: Path, out: Path, use: str, prompt: str = PROMPT) -> np.ndarray:
 
 
 def theirs(kind: str, folder: Path) -> np.ndarray:
-    pipe = PIPELINES[kind].from_pretrained(folder / "base")
-    config = load.find(str(folder / "base"), (), False).config(()).config
-    objective = plugins.find("objectives", config.objective.name).build(config.objective)
-    found = choose(objective, SamplingSettings(sampler="ddim", num_inference_steps=STEPS))
-    kind_of = getattr(diffusers, found.class_name)
-    pipe.scheduler = kind_of.from_config({"_class_name": found.class_name} | found.config)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = drawing_pipelines.opened(PIPELINES[kind], folder / "base", STEPS)
     for mark in WIDTHS[kind]:
         # At the config's eos_token_id of 2 transformers pools at the new token's id.
         encoder = getattr(pipe, f"text_encoder{mark}")

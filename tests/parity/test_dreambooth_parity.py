@@ -24,15 +24,21 @@ WEIGHT = 0.7
 WRITERS = {"sd": write_sd, "sdxl": write_sdxl}
 
 
+def sources(place: Path) -> dict[str, Any]:
+    """A mix of three images of a thing and five of its class, which weigh WEIGHT."""
+    common = {"source": "folder", "caption_dropout": 0.0, "held_out_fraction": 0.0}
+    members = {
+        "instance": common | {"path": str(images(place / "instance", 3)), "captions": {"text": INSTANCE}},
+        "class": common | {"path": str(images(place / "class", 5)), "captions": {"text": CLASS}},
+    }
+    members["class"]["loss_weight"] = WEIGHT
+    return members
+
+
 @pytest.mark.parametrize("family", ["sd", pytest.param("sdxl", marks=pytest.mark.long)])
 def test_an_instance_set_beside_a_class_set_is_the_published_loss(family: str, tmp_path: Path) -> None:
     folder = WRITERS[family](tmp_path / "model")
-    common = {"source": "folder", "caption_dropout": 0.0, "held_out_fraction": 0.0}
-    members = {
-        "instance": common | {"path": str(images(tmp_path / "instance", 3)), "captions": {"text": INSTANCE}},
-        "class": common | {"path": str(images(tmp_path / "class", 5)), "captions": {"text": CLASS}},
-    }
-    members["class"]["loss_weight"] = WEIGHT
+    members = sources(tmp_path)
     recipe = {
         "model": {"family": family, "pretrained_model_name_or_path": str(folder)},
         "objective": {"name": "eps"},

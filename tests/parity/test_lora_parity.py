@@ -15,11 +15,10 @@ from typing import Any
 import plain_loop
 import pytest
 import torch
-from data_sets import folder as images
 from peft import LoraConfig
 from plain_loop import Models
 from recorded import LEARNING_RATE, train
-from test_dreambooth_parity import CLASS, INSTANCE, WEIGHT, WRITERS
+from test_dreambooth_parity import CLASS, WEIGHT, WRITERS, sources
 from torch import Tensor, nn
 
 from daguerre.build.parts import build
@@ -88,12 +87,7 @@ def test_equal_to_the_published_formulas(script: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["sd", pytest.param("sdxl", marks=pytest.mark.long)])
 def test_dreambooth_with_a_lora_is_the_published_loss(family: str, tmp_path: Path) -> None:
     base = WRITERS[family](tmp_path / "model")
-    common = {"source": "folder", "caption_dropout": 0.0, "held_out_fraction": 0.0}
-    members = {
-        "instance": common | {"path": str(images(tmp_path / "instance", 3)), "captions": {"text": INSTANCE}},
-        "class": common | {"path": str(images(tmp_path / "class", 5)), "captions": {"text": CLASS}},
-    }
-    members["class"]["loss_weight"] = WEIGHT
+    members = sources(tmp_path)
     ours = train(tmp_path, recipe(family, base, ()) | {"data": {"source": "mix", "resolution": 16, "sources": members}})
     models = Models(base)
     networks = with_lora(models, (), tmp_path)

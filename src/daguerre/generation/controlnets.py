@@ -18,6 +18,7 @@ from daguerre.build.parts import Components, beside
 from daguerre.conditions.condition import ConditionSettings, computed, drawing
 from daguerre.errors import UserError
 from daguerre.generation.load import Loading
+from daguerre.generation.loras import check_strength
 from daguerre.generation.prompts import CONTROL_FROM
 from daguerre.models import controlnet, controlnet_files
 from daguerre.objectives.algebra import Diffusion
@@ -194,10 +195,7 @@ def added(loading: Loading, places: Mapping[str, float]) -> Loading:
     if not places:
         return loading
     for place, strength in places.items():
-        if not math.isfinite(strength):
-            raise UserError(
-                f"controlnets: the strength of {place} is {strength}: give a number, such as 0.8", setting="controlnets"
-            )
+        check_strength("controlnets", place, strength)
     described = " and ".join(f"{place} x {strength:g}" for place, strength in places.items())
     provenance: dict[str, Any] = {
         "controlnets": {place: [strength, controlnet_files.digest(place)] for place, strength in places.items()}

@@ -29,7 +29,7 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
     if not use:
         return loading
     for place, strength in use.items():
-        check_strength(place, strength)
+        check_strength("use", place, strength)
     files = {place: read.find(located(place)) for place in use}
     digests = {place: _digest(file) for place, file in files.items()}
     described = " and ".join(f"{place} x {use[place]:g}" for place in use)
@@ -42,10 +42,12 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
     )
 
 
-def check_strength(place: str, strength: float) -> None:
-    """UserError for NaN and infinity."""
+def check_strength(setting: str, place: str, strength: float) -> None:
+    """UserError for NaN and infinity, of the option that gives a strength for a place."""
     if not math.isfinite(strength):
-        raise UserError(f"use: the strength of {place} is {strength}: give a number, such as 0.8", setting="use")
+        raise UserError(
+            f"{setting}: the strength of {place} is {strength}: give a number, such as 0.8", setting=setting
+        )
 
 
 def located(place: str) -> Path:

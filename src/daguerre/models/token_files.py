@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from daguerre.errors import UserError
 from daguerre.models.export.about import About
+from daguerre.models.lora_files import header
 from daguerre.models.text_encoder import TextEncoder
 from daguerre.models.weights import pickled
+from daguerre.models.weights.files import opened
 
 Embeddings = dict[str, dict[str, Tensor]]
 """Rows [n, D] of each token, by token and text encoder."""
@@ -51,8 +52,8 @@ def write(folder: Path, new: Embeddings, existing: Embeddings, metadata: Mapping
     names = file_names(new)
     for name, own in new.items():
         keys = dict(zip(_SDXL, encoders, strict=True)) if len(encoders) == 2 else {_ANY_NAME[0]: encoders[0]}
-        header = {**metadata, "modelspec.title": names[name], _TRIGGER: name}
-        _write(folder / f"{names[name]}.safetensors", {key: own[encoder] for key, encoder in keys.items()}, header)
+        told = {**metadata, "modelspec.title": names[name], _TRIGGER: name}
+        _write(folder / f"{names[name]}.safetensors", {key: own[encoder] for key, encoder in keys.items()}, told)
 
 
 def file_names(tokens: Sequence[str] | Mapping[str, Any]) -> dict[str, str]:
@@ -68,19 +69,7 @@ def file_names(tokens: Sequence[str] | Mapping[str, Any]) -> dict[str, str]:
 
 def metadata(networks: Mapping[str, Any], about: About) -> dict[str, str]:
     """modelspec 1.0.1 of tokens for a model of these components: by it other programs show and sort files."""
-    config, levels = networks["unet"].config, len(networks["vae"].config.block_out_channels)
-    height, width = about.size_px or (config.sample_size * 2 ** (levels - 1),) * 2
-    version = "v2-768-v" if about.prediction == "v" else "v2-512"
-    kind = version if config.cross_attention_dim == 1024 else "v1"
-    kind = "xl-v1-base" if config.addition_embed_type == "text_time" else kind
-    own = {
-        "sai_model_spec": "1.0.1",
-        "architecture": f"stable-diffusion-{kind}/textual-inversion",
-        "implementation": "diffusers",
-        "resolution": f"{width}x{height}",
-        "prediction_type": {"eps": "epsilon", "v": "v"}.get(about.prediction, ""),
-    }
-    return {f"modelspec.{name}": value for name, value in own.items() if value}
+    return {**header.of_model(networks, about, "textual-inversion"), "modelspec.implementation": "diffusers"}
 
 
 _CARD = """\
@@ -123,8 +112,10 @@ def find(path: Path) -> Path | None:
         return next((p for p in places if any(next(p.glob(f"{s}*.safetensors"), None) for s in starts)), None)
     if path.suffix in _PICKLED and path.is_file():
         return path
-    is_one = path.suffix == ".safetensors" and path.is_file()
-    return path if is_one and not any(_OF_LAYERS.search(name) for name in _tensors(path)[0]) else None
+    if path.suffix != ".safetensors" or not path.is_file():
+        return None
+    with opened(path) as file:  # names alone: it may be a large LoRA
+        return None if any(_OF_LAYERS.search(name) for name in file.keys()) else path  # noqa: SIM118
 
 
 def read(path: Path, readers: Sequence[TextEncoder], name: str | None = None) -> tuple[Embeddings, Embeddings]:
@@ -190,11 +181,8 @@ def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         found: Any = pickled.read(path)
         found = found.get("string_to_param", found)
         return {str(name): value for name, value in found.items() if isinstance(value, Tensor)}, {}
-    try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read: {error}", code="damaged") from error
+    with opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
 def _checked(path: Path, key: str, rows: Tensor, reader: TextEncoder) -> Tensor:

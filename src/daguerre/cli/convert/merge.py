@@ -96,7 +96,7 @@ def read_all(model: Path, use: Mapping[str, float]) -> Merging:
     networks = bases.networks(model)
     asked: dict[tuple[str, str], list[tuple[Addition, float]]] = {}
     for name, strength in use.items():
-        check_strength(name, strength)
+        check_strength("use", name, strength)
         for component, own in read(loras.source(name), networks).items():
             for each in own:
                 asked.setdefault((component, each.layer), []).append((each, strength))

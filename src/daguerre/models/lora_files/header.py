@@ -40,6 +40,21 @@ def _config(network: nn.Module, name: str) -> Any:
 
 def modelspec(networks: Mapping[str, nn.Module], about: About) -> dict[str, str]:
     """Of a LoRA for diffusion networks: the spec's required keys, the others that are known, and the base."""
+    sdxl = is_sdxl(networks)
+    found = {
+        **of_model(networks, about, "lora"),
+        "modelspec.implementation": "https://github.com/Stability-AI/generative-models" if sdxl else "diffusers",
+        "modelspec.title": about.title or "LoRA",
+        "modelspec.date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "modelspec.trigger_phrase": about.trigger_phrase,
+        "daguerre.version": version("daguerre"),
+        BASE: json.dumps(public(about.base)) if about.base else "",
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def of_model(networks: Mapping[str, nn.Module], about: About, kind: str) -> dict[str, str]:
+    """modelspec's keys of the model that a file of this kind is for: lora, or textual-inversion."""
     v2, sdxl, v = _is_v2(networks), is_sdxl(networks), about.prediction == "v"
     architecture = "stable-diffusion-xl-v1-base" if sdxl else "stable-diffusion-v1"
     if v2:
@@ -47,15 +62,9 @@ def modelspec(networks: Mapping[str, nn.Module], about: About) -> dict[str, str]
     height, width = about.size_px or ((1024, 1024) if sdxl else (768, 768) if v2 and v else (512, 512))
     found = {
         "modelspec.sai_model_spec": "1.0.1",
-        "modelspec.architecture": f"{architecture}/lora",
-        "modelspec.implementation": "https://github.com/Stability-AI/generative-models" if sdxl else "diffusers",
-        "modelspec.title": about.title or "LoRA",
+        "modelspec.architecture": f"{architecture}/{kind}",
         "modelspec.resolution": f"{width}x{height}",
-        "modelspec.date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "modelspec.trigger_phrase": about.trigger_phrase,
         "modelspec.prediction_type": {"eps": "epsilon", "v": "v"}.get(about.prediction, ""),
-        "daguerre.version": version("daguerre"),
-        BASE: json.dumps(public(about.base)) if about.base else "",
     }
     return {name: value for name, value in found.items() if value}
 
