@@ -16,10 +16,12 @@ from tiny_drawings import documents, drawn, generate
 
 from daguerre.build.parts import Components
 from daguerre.cli import generate as generate_command
+from daguerre.errors import UserError
 from daguerre.generation import generate as generation_generate
 from daguerre.generation import images
 from daguerre.generation.generate import ImageRequest
 from daguerre.generation.images import InputImage
+from daguerre.generation.prompts import inline
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import IMAGE, MASK, Latents, Prompt
 
@@ -161,6 +163,23 @@ def test_a_folder_makes_an_image_of_each_named_after_it_in_any_parts(run, photos
     assert {d["file"]: d["mask"] for d in documents(tmp_path / "list")} == {
         f"{name}.png": str(photos / "masks" / f"{name}.png") for name in "ba"
     }
+
+
+def test_a_folder_as_for_training_has_its_masks_and_control_images_beside_its_images(tmp_path):
+    for name in ("cat.jpg", "cat.mask.png", "cat.control.png", "dog.png", "dog-masklabel.png", "dog.control.png"):
+        picture(tmp_path / name, 16, 16)
+    options = [images.given(name, str(tmp_path)) for name in (IMAGE, MASK, "control")]
+    found = {row.file_name: row.images for row in images.with_images(inline(["red"]), options).rows()}
+    assert {stem: {name: path.name for name, path in own.items()} for stem, own in found.items()} == {
+        "cat": {"image": "cat.jpg", "mask": "cat.mask.png", "control": "cat.control.png"},
+        "dog": {"image": "dog.png", "mask": "dog-masklabel.png", "control": "dog.control.png"},
+    }
+    alone = images.with_images(inline(["red"]), [images.given("control", str(tmp_path))])
+    assert [row.file_name for row in alone.rows()] == ["cat", "dog"]
+    (tmp_path / "dog-masklabel.png").unlink()
+    lacking = [images.given(name, str(tmp_path)) for name in (IMAGE, MASK)]
+    with pytest.raises(UserError, match="mask: 0 of its 1 files are named dog"):
+        list(images.with_images(inline(["red"]), lacking).rows())
 
 
 def test_another_content_is_another_request(run, tmp_path):

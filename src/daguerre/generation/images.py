@@ -193,6 +193,10 @@ class Given:
     def several(self) -> bool:
         return self.place != "file"
 
+    def stem(self, number: int) -> str:
+        """The name of file `number`, without its suffix, and without `.mask` of `cat.mask.png`."""
+        return _stem(self.files[number], self.name)
+
     def matching(self, number: int, leading: "Given") -> Path:
         """The file that goes with file `number` of the option that leads: of a folder the one with its name, of a list
         the one in its place."""
@@ -200,8 +204,8 @@ class Given:
             return self.files[0]
         if self.place == "list":
             return self.files[number]
-        stem = leading.files[number].stem
-        alike = [path for path in self.files if path.stem == stem]
+        stem = leading.stem(number)
+        alike = [path for path in self.files if _stem(path, self.name) == stem]
         if len(alike) == 1:
             return alike[0]
         raise UserError(
@@ -223,11 +227,28 @@ def given(name: str, value: str | list[str]) -> Given:
     elif not (place := Path(value).expanduser()).is_dir():
         return Given(name, (place,))
     else:
-        inside = sorted(path for path in place.iterdir() if path.suffix.lower() in _SUFFIXES)
-        found = Given(name, tuple(inside), "folder")
+        found = Given(name, _inside(place, name), "folder")
     if not found.files:
         raise UserError(f"{name}={value} holds no image ({', '.join(_SUFFIXES)})", code="empty", setting=name)
     return found
+
+
+def _stem(path: Path, name: str) -> str:
+    """The file's name without its suffix, and without what says that it is an image of this name."""
+    of, kind = kinds.owner(path.stem) or (path.stem, name)
+    return of if kind == name else path.stem
+
+
+def _inside(folder: Path, name: str) -> tuple[Path, ...]:
+    """The images of a folder: those that are named as such beside others (`cat.mask.png` beside `cat.jpg`) if there are
+    some, else all but those that are beside others."""
+    every = sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES)
+    stems = {path.stem for path in every}
+    owners = {path: kinds.owner(path.stem) for path in every}
+    beside = {path: owner[1] for path, owner in owners.items() if owner and owner[0] in stems}
+    return tuple(path for path, kind in beside.items() if kind == name) or tuple(
+        path for path in every if path not in beside
+    )
 
 
 def with_images(prompts: Prompts, options: Sequence[Given]) -> Prompts:
@@ -254,9 +275,9 @@ def with_images(prompts: Prompts, options: Sequence[Given]) -> Prompts:
         )
 
     def rows() -> Iterator[Row]:
-        for number, path in enumerate(leading.files):
+        for number in range(len(leading.files)):
             own = {each.name: each.matching(number, leading) for each in options}
-            yield _with(replace(first, file_name=path.stem), own)
+            yield _with(replace(first, file_name=leading.stem(number)), own)
 
     return replace(prompts, rows=rows)
 
