@@ -1,30 +1,30 @@
-"""A ControlNet's training, recorded and replayed with diffusers' own ControlNetModel and UNet in a plain loop.
+"""A ControlNet's training beside diffusers' train_controlnet.py and train_controlnet_sdxl.py.
 
-The loop is that of diffusers' train_controlnet.py and train_controlnet_sdxl.py: the picture in [0, 1], residuals added
-to the frozen UNet, the plain square error. By the published formula every number is equal to the bit.
+What the scripts did with the batches of our run is recorded (`tools/record_controlnet_scripts.py`). And a plain loop of
+diffusers' own ControlNetModel and UNet replays a run: the picture in [0, 1], residuals added to the frozen UNet, the
+plain square error. By the published formula every number is equal to the bit.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
+import controlnet_scripts
 import numpy as np
 import plain_loop
 import pytest
 import torch
 from data_sets import SIZES_PX
 from data_sets import folder as images
-from diffusers import ControlNetModel, UNet2DConditionModel
+from diffusers import ControlNetModel
 from PIL import Image
 from plain_loop import Models
 from recorded import LEARNING_RATE, train
-from tiny_models import write_sd, write_sdxl
+from safetensors.torch import load_file
 from torch import Tensor
-
-WRITERS = {"sd": write_sd, "sdxl": write_sdxl}
-EMBEDDING = (16, 32)
-"""The tiny autoencoder halves each side once."""
 
 
 def controls(folder: Path) -> Path:
@@ -39,18 +39,11 @@ def controls(folder: Path) -> Path:
 
 @pytest.mark.parametrize("family", ["sd", pytest.param("sdxl", marks=pytest.mark.long)])
 def test_training_is_that_of_diffusers(family: str, tmp_path: Path) -> None:
-    base = WRITERS[family](tmp_path / "model")
-    torch.manual_seed(1)
-    unet = UNet2DConditionModel.from_pretrained(base / "unet", low_cpu_mem_usage=False)
-    start = ControlNetModel.from_unet(unet, conditioning_embedding_out_channels=EMBEDDING)
-    with torch.no_grad():  # as after some training: from zeros the picture is not seen before the third update
-        for p in start.parameters():
-            p.add_(torch.randn_like(p) * 0.02)
-    start.save_pretrained(tmp_path / "start")
+    base, start = controlnet_scripts.start(family, tmp_path)
     recipe = {
         "model": {"family": family, "pretrained_model_name_or_path": str(base)},
         "objective": {"name": "eps"},
-        "adapters": {"own": {"name": "controlnet", "controlnet_model_name_or_path": str(tmp_path / "start")}},
+        "adapters": {"own": {"name": "controlnet", "controlnet_model_name_or_path": str(start)}},
     }
     data = {"source": "folder", "path": str(controls(tmp_path / "controls")), "resolution": 16, "random_flip": True}
     data |= {"crop": "random", "caption_dropout": 0.25, "held_out_fraction": 0.0}
@@ -58,7 +51,7 @@ def test_training_is_that_of_diffusers(family: str, tmp_path: Path) -> None:
 
     models = Models(base)
     models.unet.requires_grad_(False).eval()
-    models.controlnet = ControlNetModel.from_pretrained(tmp_path / "start", low_cpu_mem_usage=False).train()
+    models.controlnet = ControlNetModel.from_pretrained(start, low_cpu_mem_usage=False).train()
 
     def reader(batch: Any) -> dict[str, Any]:
         assert batch.images["control"][:, 3].min() == 255
@@ -69,5 +62,30 @@ def test_training_is_that_of_diffusers(family: str, tmp_path: Path) -> None:
     theirs = plain_loop.train(ours.updates, models.by_formula, reader, trained, rates, fused=True)
     found = plain_loop.differences(ours, theirs, plain_loop.largest)
     assert max(found.values()) <= 1e-6, found
-    before = start.state_dict()
+    before = ControlNetModel.from_pretrained(start, low_cpu_mem_usage=False).state_dict()
     assert all(not torch.equal(value, before[name]) for name, value in models.controlnet.state_dict().items())
+
+
+DIGEST = "d9b01d137e16d9a472a322dee6053cd5d3345e0d2d3c0df00644d44e7ecd7fa9"
+
+
+@pytest.mark.parametrize("family", ["sd", pytest.param("sdxl", marks=pytest.mark.long)])
+def test_training_is_that_of_diffusers_scripts(family: str, tmp_path: Path) -> None:
+    """Losses, and the change of each tensor by its norm and a product. With noise levels from float64, AdamW's one
+    kernel and channels that stand last, as here, the scripts' weights were equal to the bit."""
+    assert hashlib.sha256(controlnet_scripts.RECORDED.read_bytes()).hexdigest() == DIGEST
+    theirs = json.loads(controlnet_scripts.RECORDED.read_text())[family]
+    assert theirs["apart with our rounding"]["weights"] == 0.0
+    ours = controlnet_scripts.ours(family, tmp_path)
+    assert controlnet_scripts.batches_digest(ours) == theirs["batches"], "record anew: batches are others"
+    assert ours.losses == pytest.approx(theirs["losses"], rel=1e-6)
+    before = load_file(tmp_path / "start" / "diffusion_pytorch_model.safetensors")
+    moved = controlnet_scripts.moved(controlnet_scripts.weights(ours), before)
+    assert moved.keys() == theirs["moved"].keys()
+    gaps = {
+        name: max(abs(a - b) for a, b in zip(moved[name], other, strict=True)) / other[0]
+        for name, other in theirs["moved"].items()
+    }
+    print(max(gaps.values()))
+    assert max(gaps.values()) < 1e-3
+    assert min(norm for norm, _ in moved.values()) > 0
