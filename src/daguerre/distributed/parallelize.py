@@ -130,7 +130,9 @@ def _fully_shard(
         for parameter in net.parameters():
             parameter.data = parameter.data.contiguous()  # FSDP2 cuts no other
     # The components, too, as they are called by themselves as well: a text encoder that is trained reads prompts.
-    components = [m for m in net.children() if m not in units and any(True for _ in m.parameters())]
+    # Not the lists of blocks that a UNet alone, which is frozen, has for children: they are never called.
+    called = [m for m in net.children() if not isinstance(m, nn.ModuleList)]
+    components = [m for m in called if m not in units and any(True for _ in m.parameters())]
     for module in [*units, *components, net]:
         before = type(module)
         fully_shard(module, mesh=devices, shard_placement_fn=placement)

@@ -144,10 +144,15 @@ def numbers(unet: Any, embedding: Sequence[int], size: Size = "large") -> dict[s
     return found
 
 
+def weights_of(unet: Any) -> dict[str, Tensor]:
+    """The UNet's weights by its own names, without what adapters have added."""
+    return {host(name)[0]: tensor for name, tensor in unet.state_dict().items() if not host(name)[1]}
+
+
 @torch.no_grad()
 def copy_from(unet: Any, network: nn.Module) -> None:
-    """Copies the UNet's weights to where the ControlNet has the same layers, without what adapters have added."""
-    own = {host(name)[0]: tensor for name, tensor in unet.state_dict().items() if not host(name)[1]}
+    """Copies the UNet's weights to where the ControlNet has the same layers."""
+    own = weights_of(unet)
     for name, tensor in network.state_dict().items():
         if shared(name):
             tensor.copy_(own[name])

@@ -31,6 +31,8 @@ SINGLE_FILE = "controlnet.safetensors"
 """An export's file in the original layout."""
 PREFIX = "control_model."
 _DIFFERENCE = "difference"
+_OWN = ("controlnet_", "zero_convs.", "middle_block_out.", "input_hint_block.")
+"""Beginnings of the names, in either layout, of what a ControlNet has beside its copy of the UNet."""
 _MARKS = {"lora_controlnet", "task_embedding"}
 """Names without the prefix in any file."""
 _OTHERS = (
@@ -118,7 +120,13 @@ def _of_folder(folder: Path, base: Base) -> Any:
         raise UserError(f"{folder} is {what}: a ControlNetModel is needed", code="unsupported")
     defaults = {name: each.default for name, each in signature(ControlNetModel.__init__).parameters.items()}
     _check_fits(folder, defaults | weights_load.config(ControlNetModel, folder), base)
-    return weights_load.load(ControlNetModel, folder)
+    return weights_load.load(ControlNetModel, folder, _variant(folder))
+
+
+def _variant(folder: Path) -> str | None:
+    """`fp16` of a folder that has no weights but diffusion_pytorch_model.fp16.safetensors."""
+    weights = [path.name.split(".") for path in sorted(folder.glob("diffusion_pytorch_model*.safetensors"))]
+    return weights[0][1] if len(weights) == 1 and len(weights[0]) == 3 else None
 
 
 def _check_fits(folder: Path, config: Mapping[str, Any], base: Base) -> None:
@@ -167,20 +175,27 @@ def _of_file(path: Path, base: Base) -> Any:
     original = any(name.startswith("input_hint_block.") for name in own)
     if not original and "controlnet_cond_embedding.conv_in.weight" not in own:
         raise UserError(f"{path} is no ControlNet: it has tensors such as {', '.join(sorted(own)[:3])}", code="unknown")
-    numbers = _numbers(path, own, base, original)
-    network = weights_load.build(ControlNetModel, numbers)
-    links = keys.controlnet(network.state_dict()) if original else []
-    found = {link.names[0]: own[link.original] for link in links} if original else own
-    if _DIFFERENCE in tensors:
-        unet = base.unet.state_dict()
-        found = {name: v.float() + unet[name] if controlnet.shared(name) else v for name, v in found.items()}
+    is_difference = _DIFFERENCE in tensors
+    network = weights_load.build(ControlNetModel, _numbers(path, own, base, original, is_difference))
+    if original:
+        links = keys.controlnet(network.state_dict())
+        own = {link.names[0]: own[link.original] for link in links if link.original in own}
+    found = _added(own, network, base) if is_difference else own
     if not resolve.without_weights():
         weights_load.fill(network, found, path)
     return network
 
 
-def _numbers(path: Path, own: Mapping[str, Tensor], base: Base, original: bool) -> dict[str, Any]:
-    """Numbers of the ControlNet with the tensors `own`. UserError if it is not one for this UNet."""
+def _added(differences: Mapping[str, Tensor], network: nn.Module, base: Base) -> dict[str, Tensor]:
+    """All tensors of a ControlNet of which a file holds what training changed: what it lacks is the base's."""
+    unet = controlnet.weights_of(base.unet)
+    own = {name: unet[name].float() for name in network.state_dict() if controlnet.shared(name)}
+    return own | {name: v.float() + own[name] if name in own else v for name, v in differences.items()}
+
+
+def _numbers(path: Path, own: Mapping[str, Tensor], base: Base, original: bool, is_difference: bool) -> dict[str, Any]:
+    """Numbers of the ControlNet with the tensors `own`. UserError if it is not one for this UNet. A difference may lack
+    tensors that are the UNet's."""
     embedding = _embedding(own, original)
     _check_embedding(path, len(embedding), base)
     nearest: list[str] = []
@@ -193,6 +208,8 @@ def _numbers(path: Path, own: Mapping[str, Tensor], base: Base, original: bool) 
         if original:
             shapes = {link.original: shapes[link.names[0]] for link in keys.controlnet(shapes)}
         odd = sorted(shapes.keys() ^ own.keys())
+        if is_difference:
+            odd = [name for name in odd if name in own or name.startswith(_OWN)]
         odd += [name for name in shapes.keys() & own.keys() if shapes[name] != tuple(own[name].shape)]
         if not odd:
             return numbers
