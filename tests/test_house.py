@@ -88,7 +88,10 @@ LATE_IMPORTS = {
     "cli/main.py": None,
     "plugins.py": None,
     "cli/train.py": {"daguerre.cli", "daguerre.run"},
-    "conditions/network.py": {"huggingface_hub.errors", "torch", "torch.nn.functional", "transformers"},
+    "conditions/network.py": {
+        *("huggingface_hub.errors", "safetensors", "safetensors.torch", "torch", "torch.nn.functional", "transformers"),
+    },
+    "conditions/hed.py": {"torch", "torch.nn"},
     "data/sources/huggingface.py": {"datasets"},
     "tracking/trackers/tensorboard.py": {"torch.utils.tensorboard"},
     "tracking/trackers/wandb.py": {"wandb"},

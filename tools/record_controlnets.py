@@ -1,20 +1,25 @@
 #!/usr/bin/env python3
-"""Records ControlNets of other programs for tests/models/test_controlnet_files.py: lllyasviel's own code and ComfyUI's.
+"""Records ControlNets of other programs for tests/models/test_foreign_controlnets.py: lllyasviel's own code and
+ComfyUI's; and lllyasviel's HED for tests/conditions/test_networks.py.
 
-    python3 -m venv /tmp/foreign && /tmp/foreign/bin/pip install -e '.[dev]' einops psutil
+    python3 -m venv /tmp/foreign && /tmp/foreign/bin/pip install -e '.[dev]' einops psutil \\
+        opencv-python-headless==5.0.0.93
     git clone https://github.com/lllyasviel/ControlNet /tmp/cldm && git -C /tmp/cldm checkout ed85cd1
     git clone https://github.com/comfyanonymous/ComfyUI /tmp/comfyui
     /tmp/foreign/bin/python tools/record_controlnets.py cldm /tmp/cldm EXTRACT_CONTROLNET_DIFF.PY
     /tmp/foreign/bin/python tools/record_controlnets.py comfyui /tmp/comfyui
+    /tmp/foreign/bin/python tools/record_controlnets.py hed /tmp/cldm
 
 `cldm`: ControlNet and ControlledUnetModel of cldm/cldm.py, at toy size, with the names under which such a file is
 published (`control_model.`), and the names that the webui's extract_controlnet_diff.py leaves of it. `comfyui`:
-comfy/cldm/cldm.py as it is made for SDXL, and ComfyUI's table of diffusers' names for it.
+comfy/cldm/cldm.py as it is made for SDXL, and ComfyUI's table of diffusers' names for it. `hed`: the network and
+detector of annotator/hed, in full size.
 
 Weights and inputs are functions of their names (`foreign_controlnets.py` of the tests), so that only names, shapes and
 outputs are kept, in tests/models/recorded/. SHA-256 of what was recorded with torch 2.13.0:
 
     controlnet_cldm.safetensors     0ac1f3ab914dc9b6593819f723702e45253683afed9c0a153b0683c5d9c352d3
+    controlnet_hed.safetensors      0a6ec6269ad506669facd09b991c39543161f8f40e3af7f8f65936465b8a0755
     controlnet_comfyui.safetensors  f0dd1460f4f3dbafc04224eb5f604158ca23a559e9548924e58210e7072f7908
 """
 
@@ -131,5 +136,21 @@ def comfyui(folder: str) -> None:
     write("comfyui", outputs, {"controlnet": shapes, "diffusers": table})
 
 
+@torch.no_grad()
+def hed(folder: str) -> None:
+    """lllyasviel's soft edges of two images, with the names and shapes of the network."""
+    sys.path.insert(0, folder)
+    from annotator.hed import ControlNetHED_Apache2, HEDdetector
+
+    network = ControlNetHED_Apache2()
+    shapes = {name: list(value.shape) for name, value in network.state_dict().items()}
+    network.load_state_dict(own.hed(shapes))
+    detector = HEDdetector.__new__(HEDdetector)  # it would download weights, and wants a GPU
+    detector.netNetwork = network
+    torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]
+    made = {name: torch.from_numpy(detector(pixels)) for name, pixels in own.photos().items()}
+    write("hed", made, {"hed": shapes})
+
+
 if __name__ == "__main__":
-    {"cldm": cldm, "comfyui": comfyui}[sys.argv[1]](*sys.argv[2:])
+    {"cldm": cldm, "comfyui": comfyui, "hed": hed}[sys.argv[1]](*sys.argv[2:])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
+import foreign_controlnets
 import numpy as np
 import pytest
 import scenes
@@ -18,7 +20,7 @@ from transformers.models.dpt.image_processing_pil_dpt import DPTImageProcessorPi
 from transformers.models.rt_detr.image_processing_pil_rt_detr import RTDetrImageProcessorPil
 
 from daguerre.conditions import condition as conditions
-from daguerre.conditions import depth, network, pose, skeleton
+from daguerre.conditions import depth, hed, network, pose, skeleton
 from daguerre.errors import UserError
 
 
@@ -118,7 +120,61 @@ def test_a_pose_of_a_whole_image_and_of_detected_people(folders, monkeypatch):
     assert not conditions.computed(nobody, pixels, test_conditions.draw())[:, :, :3].any()
 
 
+@pytest.fixture(scope="module")
+def whole_hed(tmp_path_factory):
+    """A file with the names and shapes of ControlNetHED, and what its authors' code made of it."""
+    outputs, facts = foreign_controlnets.recorded("hed")
+    path = tmp_path_factory.mktemp("hed") / "ControlNetHED.pth"
+    torch.save(foreign_controlnets.hed(facts["hed"]), path)
+    return {"path": str(path), "digest": hashlib.sha256(path.read_bytes()).hexdigest()}, outputs
+
+
+@pytest.mark.parametrize("name", ["small", "large"])
+def test_soft_edges_are_those_of_controlnets_authors(whole_hed, name):
+    given, outputs = whole_hed
+    pixels = foreign_controlnets.photos()[name]
+    made = conditions.computed(hed.Settings(**given), pixels, test_conditions.draw())[:, :, 0]
+    theirs = outputs[name].numpy()
+    assert np.abs(made.astype(int) - theirs).max() <= 1
+    assert theirs.std() > 20
+    safe = conditions.computed(hed.Settings(**given, safe=True), pixels, test_conditions.draw())[:, :, 0]
+    assert {*np.unique(safe)} <= {0, 127, 255}
+    assert (safe[theirs < 84] == 0).all()
+    assert (safe[(theirs > 86) & (theirs < 169)] == 127).all()
+
+
 # ---- refusals
+
+
+def test_a_file_that_is_not_hed_is_refused(folders, tmp_path):
+    own = tiny_networks.hed(tmp_path)
+    (tmp_path / "hed.onnx").write_bytes(b"x")
+    (tmp_path / "broken.pth").write_bytes(b"x" * 64)
+    save_file({"block1.convs.0.weight": torch.ones(1)}, tmp_path / "other.safetensors")
+    wide = load_file(own["path"]) | {"block2.convs.0.bias": torch.zeros(9)}
+    save_file(wide, tmp_path / "wide.safetensors")
+    torch.save({"norm": Path("x")}, tmp_path / "code.pth")
+
+    def pinned(name):
+        path = tmp_path / name
+        return {"path": str(path), "digest": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+    for given, said in (
+        (own | {"path": str(tmp_path)}, "is not a file"),
+        (pinned("hed.onnx"), "neither a .safetensors nor a .pth"),
+        ({"path": own["path"]}, f"set digest={own['digest']}"),
+        (own | {"digest": "0" * 64}, "asks for others"),
+    ):
+        with pytest.raises(UserError, match=said):
+            conditions.check({"control": hed.Settings(**given)})
+    for name, said in (
+        ("broken.pth", "cannot be read as weights"),
+        ("code.pth", "cannot be read as weights"),
+        ("other.safetensors", "holds another network: missing or unknown: block1.convs.0.bias"),
+        ("wide.safetensors", "block2.convs.0 has a shape that does not fit"),
+    ):
+        with pytest.raises(UserError, match=said):
+            conditions.computed(hed.Settings(**pinned(name)), scenes.scene(20, 20), test_conditions.draw())
 
 
 def test_networks_that_cannot_be_are_refused_before_training(folders, tmp_path):

@@ -6,7 +6,9 @@ import hashlib
 import json
 from pathlib import Path
 
+import foreign_controlnets
 import torch
+from safetensors.torch import save_file
 from transformers import (
     DepthAnythingConfig,
     DepthAnythingForDepthEstimation,
@@ -47,6 +49,20 @@ def depth(folder: Path) -> dict[str, str]:
 
     own = {"size": {"height": 56, "width": 56}, "keep_aspect_ratio": True, "ensure_multiple_of": 14, "resample": 3}
     return _written(folder, make, {"image_processor_type": "DPTImageProcessor", **own, **IMAGENET})
+
+
+def hed(folder: Path, width: int = 4) -> dict[str, str]:
+    """ControlNetHED, narrow."""
+    tensors, channels = {"norm": torch.full((1, 3, 1, 1), 100.0)}, 3
+    for block, layers in enumerate((2, 2, 3, 3, 3), 1):
+        for own in (*(f"block{block}.convs.{i}" for i in range(layers)), f"block{block}.projection"):
+            shape = (1, channels, 1, 1) if own.endswith("projection") else (width, channels, 3, 3)
+            channels = width
+            tensors[f"{own}.weight"] = foreign_controlnets.tensor(own, shape) * 1.4
+            tensors[f"{own}.bias"] = torch.zeros(shape[0])
+    save_file(tensors, folder / "hed.safetensors")
+    digest = hashlib.sha256((folder / "hed.safetensors").read_bytes()).hexdigest()
+    return {"path": str(folder / "hed.safetensors"), "digest": digest}
 
 
 def pose(folder: Path) -> dict[str, str]:

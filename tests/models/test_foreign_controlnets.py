@@ -20,6 +20,7 @@ from daguerre.models.single_file import keys
 
 DIGESTS = {
     "cldm": "0ac1f3ab914dc9b6593819f723702e45253683afed9c0a153b0683c5d9c352d3",
+    "hed": "0a6ec6269ad506669facd09b991c39543161f8f40e3af7f8f65936465b8a0755",
     "comfyui": "f0dd1460f4f3dbafc04224eb5f604158ca23a559e9548924e58210e7072f7908",
 }
 GROUPS = {"norm_num_groups": 32}

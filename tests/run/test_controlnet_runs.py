@@ -60,6 +60,28 @@ def test_samples_are_of_held_out_pictures(place):
     assert len({one["prompt"] for one in listed}) == 2
 
 
+def test_the_page_shows_control_images_beside_samples_and_several_strengths(place, tmp_path):
+    """At 0 the images are the base's, at 1 the newest samples."""
+    run = place.folder / "whole"
+    samples, strengths = run / "samples" / "step-00000004", run / "samples" / "strengths"
+    listed = json.loads((samples / "samples.json").read_text())[0]
+    assert listed["control_files"] == {"control": "000.control.png"}
+    number = int(listed["prompt"].split()[-1])
+    with Image.open(place.folder / "images" / f"{number:02}.control.png") as image:
+        control = np.asarray(image.crop((0, 2, 16, 18)))  # the frame of training: the middle
+    assert np.array_equal(np.asarray(Image.open(samples / "000.control.png"))[:, :, :3], control)
+    images = {path.parent.name: np.asarray(Image.open(path)) for path in strengths.glob("*/000.png")}
+    assert images.keys() == {"0", "0.5", "1"}
+    assert np.array_equal(images["1"], np.asarray(Image.open(samples / "000.png")))
+    given = ["base=true", f"prompt={listed['prompt']}", f"seed={listed['seed']}", "height=16", "width=16"]
+    assert main.run(["generate", str(run), *given, f"out={tmp_path / 'base'}"]) == errors.DONE
+    base = np.asarray(Image.open(tmp_path / "base" / "000.png"))
+    assert np.abs(images["0"].astype(int) - base).max() <= 1
+    page = (run / "report.html").read_text()
+    assert page.count("<figcaption>control</figcaption>") == 2 * len(json.loads((samples / "samples.json").read_text()))
+    assert page.index("strength 0<") < page.index("strength 0.5<") < page.index("strength 1<")
+
+
 def test_stopped_and_killed_runs_end_equal_to_the_bit(place):
     assert place.train("short", "training.duration=2 steps") == errors.DONE
     assert place.train("short", "training.duration=4 steps") == errors.DONE

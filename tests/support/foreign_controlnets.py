@@ -60,6 +60,25 @@ def inputs(kind: str) -> dict[str, Tensor]:
     return found
 
 
+def hed(shapes: Mapping[str, Iterable[int]]) -> dict[str, Tensor]:
+    """Weights of HED by their names, of a size at which the maps of all blocks are seen."""
+    found = {name: tensor(name, shape) for name, shape in shapes.items()}
+    for name, value in found.items():
+        block = int(name[5]) if name.startswith("block") else 0
+        value *= 100 if not block else 0.006 * 1.6**block if name.endswith("projection.weight") else 1.4
+    return found
+
+
+def photos() -> dict[str, np.ndarray]:
+    """Two images [H, W, 3] uint8, of sides that do not halve evenly."""
+    found = {}
+    for name, (height, width) in {"small": (37, 53), "large": (96, 80)}.items():
+        y, x = np.mgrid[0:height, 0:width]
+        waves = [np.sin(x / 5 + k) + np.cos(y / 7 - k) + ((x // 16 + y // 16) % 2) for k in range(3)]
+        found[name] = (np.stack(waves, axis=2) * 50 + 100).clip(0, 255).astype(np.uint8)
+    return found
+
+
 def recorded(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Outputs and facts that a program left."""
     with safe_open(FOLDER / f"controlnet_{name}.safetensors", "pt") as file:

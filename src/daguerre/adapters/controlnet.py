@@ -7,7 +7,8 @@ Only the ControlNet is trained and saved, in float32. Several in one recipe, eac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -79,13 +80,14 @@ class Settings(AdapterSettings):
 class ControlNet(Trainable):
     """A ControlNet beside a UNet."""
 
-    net: nn.Module
+    net: Controlled
     names: frozenset[str]
     name: str
     """In the net's state, and in the conditioning."""
     network: Any
     settings: Settings
     float32 = True
+    strengths = (0.0, 0.5)
 
     @property
     def images(self) -> Images:
@@ -106,6 +108,16 @@ class ControlNet(Trainable):
             return {}
         numbers_B = keys.batch_uniforms(seed, self._dropped, keys_B3)
         return {self._dropped: torch.from_numpy(numbers_B < self.settings.conditioning_dropout)}
+
+    @contextmanager
+    def at(self, strength: float) -> Iterator[None]:
+        """Its residuals times a number."""
+        before = self.net.scale
+        self.net.scale = before * strength
+        try:
+            yield
+        finally:
+            self.net.scale = before
 
     @property
     def _dropped(self) -> str:

@@ -1,7 +1,8 @@
-"""Networks of conditions: transformers' models from local folders, of known weights, loaded once a process.
+"""Networks of conditions: transformers' models from local folders, and files of weights. Weights are of known digest,
+and loaded once a process.
 
-Neither torch nor transformers is imported before a network is needed. Nothing is downloaded, and only safetensors are
-read.
+Neither torch nor transformers is imported before a network is needed. Nothing is downloaded, and no code that a file
+may hold is run.
 """
 
 import hashlib
@@ -32,6 +33,15 @@ class NetworkFolder(Settings):
     digest: str | None = Field(None, pattern="^[0-9a-f]{64}$")
     """SHA-256 of its safetensors file, which the hub shows beside the file (of several, of one after the other). It
     must be given; a message says what it is."""
+
+
+class NetworkFile(Settings):
+    """A file of a network's weights."""
+
+    path: Annotated[str, ADDRESS] = Field(min_length=1, json_schema_extra=FREE)
+    """File of the weights: .safetensors; or .pth, of which tensors alone are read. It may move between two starts."""
+    digest: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    """SHA-256 of the file, which the hub shows beside it. It must be given; a message says what it is."""
 
 
 class NetworkSettings(NetworkFolder, ConditionSettings):
@@ -92,10 +102,10 @@ def _opened(path: str, digest: str | None, name: str, model_class: str, types: t
             folder, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True
         )
     except (OSError, ValueError, RuntimeError, StrictDataclassError) as error:
-        raise _fault(name, f"{folder} cannot be read as a {model_class}: {str(error)[:300]}", "damaged") from error
+        raise fault(name, f"{folder} cannot be read as a {model_class}: {str(error)[:300]}", "damaged") from error
     if missing := sorted([*info["missing_keys"], *info["mismatched_keys"]]):
         what = f"{folder} lacks {len(missing)} of the network's weights, such as {missing[0]}"
-        raise _fault(name, what, "damaged")
+        raise fault(name, what, "damaged")
     return Network(model.float().eval(), _document(folder / "preprocessor_config.json", name))
 
 
@@ -107,19 +117,62 @@ def check(place: NetworkFolder, name: str, types: Sequence[str]) -> None:
 def _checked(path: str, digest: str | None, name: str, types: tuple[str, ...]) -> Path:
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        raise _fault(name, f"{path!r} is not a folder (current folder: {Path.cwd()})", "missing")
+        raise fault(name, f"{path!r} is not a folder (current folder: {Path.cwd()})", "missing")
     kind = _document(folder / "config.json", name).get("model_type")
     if kind not in types:
-        raise _fault(name, f"{path} holds a {kind}, and this condition takes {' or '.join(types)}", "unsupported")
+        raise fault(name, f"{path} holds a {kind}, and this condition takes {' or '.join(types)}", "unsupported")
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise _fault(name, f"{path} has no safetensors file: no other weights are read", "missing")
+        raise fault(name, f"{path} has no safetensors file: no other weights are read", "missing")
+    _check_digest(files, path, digest, name)
+    return folder
+
+
+def _check_digest(files: Sequence[Path], path: str, digest: str | None, name: str) -> None:
     found = _sha256(files)
     if digest is None:
-        raise _fault(name, f"{path} has the weights {found}: set digest={found}, so that no others take their place")
+        raise fault(name, f"{path} has the weights {found}: set digest={found}, so that no others take their place")
     if digest != found:
-        raise _fault(name, f"{path} has the weights {found}, and digest={digest} asks for others", "changed")
-    return folder
+        raise fault(name, f"{path} has the weights {found}, and digest={digest} asks for others", "changed")
+
+
+def tensors(place: NetworkFile, name: str, wanted: Sequence[str]) -> dict[str, Any]:
+    """The tensors of these names, float32, which are all that the file of the condition `name` holds. UserError as from
+    `check_file`, or for a file that is damaged or of another network."""
+    return _tensors(place.path, place.digest, name, tuple(wanted))
+
+
+@lru_cache(maxsize=4)
+def _tensors(path: str, digest: str | None, name: str, wanted: tuple[str, ...]) -> dict[str, Any]:
+    file = _checked_file(path, digest, name)
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    unreadable: Any = torch.serialization.pickle.UnpicklingError  # also of what is no data: no code of a file is run
+    try:
+        safe = file.suffix == ".safetensors"
+        found = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
+    except (SafetensorError, OSError, RuntimeError, EOFError, unreadable) as error:
+        raise fault(name, f"{path} cannot be read as weights: {str(error)[:300]}", "damaged") from error
+    if odd := sorted(found.keys() ^ set(wanted)) if isinstance(found, dict) else ["a dictionary of tensors"]:
+        raise fault(name, f"{path} holds another network: missing or unknown: {', '.join(odd[:3])}", "unsupported")
+    return {key: value.float() for key, value in found.items()}
+
+
+def check_file(place: NetworkFile, name: str) -> None:
+    """UserError where the file of a network is missing, or is another one."""
+    _checked_file(place.path, place.digest, name)
+
+
+def _checked_file(path: str, digest: str | None, name: str) -> Path:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise fault(name, f"{path!r} is not a file (current folder: {Path.cwd()})", "missing")
+    if file.suffix not in (".safetensors", ".pth"):
+        raise fault(name, f"{path} is neither a .safetensors nor a .pth file", "unsupported")
+    _check_digest([file], path, digest, name)
+    return file
 
 
 def _sha256(files: Sequence[Path]) -> str:
@@ -135,11 +188,12 @@ def _document(path: Path, name: str) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise _fault(name, f"{path} cannot be read: {error}", "damaged") from error
+        raise fault(name, f"{path} cannot be read: {error}", "damaged") from error
     if not isinstance(found, dict):
-        raise _fault(name, f"{path} holds no JSON object", "damaged")
+        raise fault(name, f"{path} holds no JSON object", "damaged")
     return found
 
 
-def _fault(name: str, what: str, code: Code = "invalid") -> UserError:
+def fault(name: str, what: str, code: Code = "invalid") -> UserError:
+    """The error of a condition."""
     return UserError(f"condition {name}: {what}", code=code)

@@ -225,7 +225,8 @@ def choose(model: Model, config: Config, weights: str | None) -> Loading:
         description = f"the pretrained networks of {', '.join([base, *places])} without training"
         if model.kind == "pipeline":
             description = f"the pipeline {model.name}"
-        return Loading(description, provenance, partial(_build, config))
+        # Nothing was trained: an adapter that has learnt nothing would only ask for its control images or tokens.
+        return Loading(description, provenance, partial(_build, config.model_copy(update={"adapters": {}})))
     checkpoint = newest(model.run, config.resume_from_checkpoint)
     raw, description = weights_of(checkpoint, model.run, weights)
     provenance = {"run": local_copy.display_name(model.run.path), "checkpoint": checkpoint.name}

@@ -6,8 +6,8 @@ that the page shows.
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ class Sample:
     seed: int | None
     how: dict[str, Any]
     """Everything that samples.json says of it."""
+    controls: Mapping[str, Path] = field(default_factory=dict)
+    """Its control images, by name."""
 
 
 @dataclass(frozen=True)
@@ -145,11 +147,14 @@ def _strength(sample: Sample) -> float | None:
 def _listed(listing: Path, step: int, problems: list[str]) -> list[Sample]:
     entries, found = _try(listing, lambda path: json.loads(path.read_bytes()), problems), []
     for entry in entries if isinstance(entries, list) else []:
-        # A plain name: the page never shows an image from outside the run folder.
-        name = str(entry.get("file", "")) if isinstance(entry, dict) else ""
-        if name and Path(name).name == name:
-            prompt, seed = str(entry.get("prompt", "")), entry.get("seed")
-            found.append(Sample(step, listing.parent / name, prompt, seed, entry))
+        own = entry if isinstance(entry, dict) else {}
+        beside = own.get("control_files")
+        files = {"": own.get("file"), **(beside if isinstance(beside, dict) else {})}
+        # Plain names: the page never shows an image from outside the run folder.
+        if all(isinstance(name, str) and name and Path(name).name == name for name in files.values()):
+            image, *controls = ((name, listing.parent / str(file)) for name, file in files.items())
+            how = {name: value for name, value in own.items() if name != "control_files"}
+            found.append(Sample(step, image[1], str(own.get("prompt", "")), own.get("seed"), how, dict(controls)))
         else:
             place = "/".join(listing.parts[listing.parts.index("samples") :])
             problems.append(f"{place}: an entry names no image of its folder")

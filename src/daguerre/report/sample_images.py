@@ -4,7 +4,7 @@ Images are opened, resized to what is shown, and embedded; none is linked to.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -14,6 +14,8 @@ from daguerre.report.run import Run, Sample
 
 ROWS, SAVES = 12, 8
 BUDGET_BYTES = 1_900_000
+Embedded = Mapping[Path, tuple[str | None, bool]]
+"""Images as they are shown: what `_embedded` gives."""
 _NEWEST_PX, _OLDER_PX, _STRENGTH_PX = 384, 160, 256
 
 
@@ -29,14 +31,13 @@ def evolution(run: Run) -> Html | None:
         return None
     for shrink in (1.0, 0.7, 0.5, 0.35, 0.25, 0.15):
         images = {s.path: _embedded(s.path, _side(s, row, shrink)) for row in shown.values() for s in row}
+        for row in shown.values():
+            images |= {path: _embedded(path, _side(row[-1], row, shrink)) for path in row[-1].controls.values()}
         if sum(len(address or "") for address, _ in images.values()) <= BUDGET_BYTES:
             break
     return element(
         "div",
-        *(
-            _row(prompt, seed, [_figure(s, f"step {s.step:,}", s is row[-1], *images[s.path]) for s in row])
-            for (prompt, seed), row in shown.items()
-        ),
+        *(_row(row, images, lambda s: f"step {s.step:,}", newest=row[-1]) for row in shown.values()),
         _left_out(len(rows) - len(shown)),
         class_="evolution",
     )
@@ -49,15 +50,10 @@ def by_strength(run: Run) -> Html | None:
         rows[sample.prompt, sample.seed].append(sample)
     if not rows:
         return None
-    images = {sample.path: _embedded(sample.path, _STRENGTH_PX) for sample in run.strengths}
-    return element(
-        "div",
-        *(
-            _row(prompt, seed, [_figure(s, f"strength {s.how['strength']:g}", False, *images[s.path]) for s in row])
-            for (prompt, seed), row in list(rows.items())[:ROWS]
-        ),
-        class_="evolution",
-    )
+    paths = [path for sample in run.strengths for path in (sample.path, *sample.controls.values())]
+    images = {path: _embedded(path, _STRENGTH_PX) for path in paths}
+    named = [_row(row, images, lambda s: f"strength {s.how['strength']:g}") for row in list(rows.values())[:ROWS]]
+    return element("div", *named, class_="evolution")
 
 
 def _spread(row: list[Sample]) -> list[Sample]:
@@ -84,11 +80,17 @@ def _embedded(path: Path, side_px: int) -> tuple[str | None, bool]:
     return data_address(image, small, quality=84), small
 
 
-def _row(prompt: str, seed: int | None, figures: list[Html]) -> Html:
-    seed_text = None if seed is None else element("small", f"seed {seed}")
+def _row(
+    row: Sequence[Sample], images: Embedded, caption: Callable[[Sample], str], newest: Sample | None = None
+) -> Html:
+    """The images of one prompt, behind the control images of the last one."""
+    last = row[-1]
+    seed_text = None if last.seed is None else element("small", f"seed {last.seed}")
+    figures = [_figure(last, name.replace("_", " "), False, *images[path]) for name, path in last.controls.items()]
+    figures += [_figure(sample, caption(sample), sample is newest, *images[sample.path]) for sample in row]
     return element(
         "section",
-        element("p", prompt or "(empty prompt)", seed_text, class_="prompt"),
+        element("p", last.prompt or "(empty prompt)", seed_text, class_="prompt"),
         element("div", *figures, class_="strip"),
         class_="row",
     )
