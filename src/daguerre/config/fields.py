@@ -4,9 +4,9 @@ Holds `Leaf`, one setting with its path, type and documentation. Values are read
 """
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -87,7 +87,7 @@ def optional_plugins(root: type[Settings], tree: Any) -> dict[str, Plugin]:
 def section_class(field: FieldInfo, given: Any = None) -> type[Settings] | None:
     """The settings class of a section, None if the field is a leaf. A plug-in's name is taken from `given`."""
     if plugin := plugin_of(field):
-        values = given if isinstance(given, Mapping) else field.default if isinstance(field.default, Mapping) else {}
+        values = given if isinstance(given, dict) else field.default if isinstance(field.default, dict) else {}
         return _chosen(plugin, values)
     return next((a for a in alternatives(field.annotation) if isinstance(a, type) and issubclass(a, Settings)), None)
 
@@ -95,9 +95,9 @@ def section_class(field: FieldInfo, given: Any = None) -> type[Settings] | None:
 def inside(field: FieldInfo, given: Any) -> dict[str, type[Settings]]:
     """The settings classes of the members of a mapping whose values are sections of plug-ins."""
     plugin = plugin_inside(field)
-    if plugin is None or not isinstance(given, Mapping):
+    if plugin is None or not isinstance(given, dict):
         return {}
-    return {name: _chosen(plugin, own) for name, own in given.items() if isinstance(own, Mapping)}
+    return {name: _chosen(plugin, own) for name, own in given.items() if isinstance(own, dict)}
 
 
 def _chosen(plugin: Plugin, values: Mapping[str, Any]) -> type[Settings]:
@@ -134,14 +134,29 @@ def _shapes(cls: type[Settings]) -> tuple[_Shape, ...]:
     return tuple(found)
 
 
-def walk(cls: type[Settings], tree: Any = None, prefix: str = "", resume: str = "identity") -> Iterator[Leaf | Section]:
+def walk(cls: type[Settings], tree: Any = None, prefix: str = "", resume: str = "identity") -> Iterable[Leaf | Section]:
     """All settings and sections under a class, in their order; plug-ins, and members of mappings, as `tree` has
     them."""
+    return _walk(cls, tree, prefix, resume) if _depends_on_tree(cls) else _walked(cls, prefix, resume)
+
+
+@cache
+def _depends_on_tree(cls: type[Settings]) -> bool:
+    """True if a recipe chooses plug-ins or members of mappings below a class."""
+    return any(s.plugin or s.inside or (s.section and _depends_on_tree(s.section)) for s in _shapes(cls))
+
+
+@lru_cache(maxsize=1024)
+def _walked(cls: type[Settings], prefix: str, resume: str) -> tuple[Leaf | Section, ...]:
+    return tuple(_walk(cls, None, prefix, resume))
+
+
+def _walk(cls: type[Settings], tree: Any, prefix: str, resume: str) -> Iterator[Leaf | Section]:
     for shape in _shapes(cls):
         field, path, marked = shape.field, f"{prefix}{shape.name}", shape.resume or resume
-        given = tree.get(shape.name) if isinstance(tree, Mapping) else None
+        given = tree.get(shape.name) if isinstance(tree, dict) else None
         inner = section_class(field, given) if shape.plugin else shape.section
-        if inner is not None and (isinstance(given, Mapping) or not shape.optional):
+        if inner is not None and (isinstance(given, dict) or not shape.optional):
             section = Section(path, inner, field.description or "", shape.plugin, optional=shape.optional)
             yield from _walk_section(section, given, marked)
             continue

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def read(path: Path) -> Tree:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     try:
-        tree: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if text.strip() else {}
+        tree: Any = deepcopy(_values(text)) if text.strip() else {}
     except yaml.MarkedYAMLError as error:
         raise UserError(f"{path}{_place(error, text)}") from error
     except yaml.YAMLError as error:
@@ -141,6 +142,12 @@ def read(path: Path) -> Tree:
     if why := excess(tree):
         raise UserError(f"{path}: {why}")
     return tree
+
+
+@lru_cache(maxsize=64)
+def _values(text: str) -> Any:
+    """The values of a YAML text, its interpolations as written. A command reads some files twice."""
+    return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
 
 
 def _place(error: yaml.MarkedYAMLError, text: str) -> str:
@@ -211,6 +218,8 @@ def resolve(tree: Tree, verbatim: Tree, source: str) -> tuple[Tree, list[str]]:
     for name in list(BaseContainer._resolvers):
         OmegaConf.clear_resolver(name)
     whole = deepcopy(merge(tree, escaped(verbatim)))
+    if _is_resolved(whole):
+        return whole, []
     try:
         config = OmegaConf.create(whole)
         # Keys that refer to a missing one are missing to OmegaConf too; only the first cause is worth a line.
@@ -219,6 +228,15 @@ def resolve(tree: Tree, verbatim: Tree, source: str) -> tuple[Tree, list[str]]:
     except OmegaConfBaseException as error:
         raise UserError(f"{source}: {_interpolation_error(error)}") from error
     return resolved, [path for path, value in missing.items() if value == "???"]
+
+
+def _is_resolved(value: Any) -> bool:
+    """True of values that OmegaConf, which takes a hundred times longer, would give back as they are."""
+    if isinstance(value, dict):
+        return all(map(_is_resolved, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_resolved, value))
+    return not isinstance(value, str) or ("${" not in value and value != "???")
 
 
 def _interpolation_error(error: OmegaConfBaseException) -> str:
