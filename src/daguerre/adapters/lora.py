@@ -285,9 +285,11 @@ class LoRA(Trainable):
     @contextmanager
     def at(self, strength: float) -> Iterator[None]:
         """0: the base; else what is added times a number."""
-        every = (layer for network in self.networks.values() for layer in network.modules())
-        layers: list[Any] = [layer for layer in every if strength and isinstance(layer, BaseTunerLayer)]
-        before = [dict(layer.scaling) if strength != 1 else {} for layer in layers]
+        layers: list[Any] = []  # BOFT has no number to multiply by, and at 0 and 1 none is needed
+        if strength not in (0, 1):
+            every = (layer for network in self.networks.values() for layer in network.modules())
+            layers = [layer for layer in every if isinstance(layer, BaseTunerLayer)]
+        before = [dict(layer.scaling) for layer in layers]
         try:
             for layer, own in zip(layers, before, strict=True):
                 layer.scaling |= {name: scale * strength for name, scale in own.items()}

@@ -35,16 +35,17 @@ _OWN = ("controlnet_", "zero_convs.", "middle_block_out.", "input_hint_block.")
 """Beginnings of the names, in either layout, of what a ControlNet has beside its copy of the UNet."""
 _MARKS = {"lora_controlnet", "task_embedding"}
 """Names without the prefix in any file."""
+_UNION = "a union ControlNet, which reads several kinds of pictures at once: give one that was trained for one kind"
 _OTHERS = (
     (r"lora_controlnet$|.*\.(up|down)$", "a Control-LoRA: only whole ControlNets can be read"),
-    (r"task_embedding|control_add_embedding\.", "a union ControlNet, which reads several kinds of pictures at once"),
+    (r"task_embedding|control_add_embedding\.", _UNION),
     (r"(adapter\.)?body\.\d+\.", "a T2I-adapter, not a ControlNet"),
     (r"(lora_|.*\.lora_|.*\.lora\.)", "a LoRA, not a ControlNet"),
     (r".*(controlnet_blocks\.|controlnet_x_embedder\.|double_blocks\.)", "a ControlNet of Flux or SD3"),
     (r"(model\.diffusion_model\.)", "a base model, not a ControlNet"),
 )
 _CLASSES = {
-    "ControlNetUnionModel": "a union ControlNet, which reads several kinds of pictures at once",
+    "ControlNetUnionModel": _UNION,
     "T2IAdapter": "a T2I-adapter, not a ControlNet",
     "MultiAdapter": "several T2I-adapters, not a ControlNet",
     "UNet2DConditionModel": "a UNet, not a ControlNet",
