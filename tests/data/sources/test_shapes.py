@@ -145,9 +145,11 @@ def test_a_number_of_images_means_these_again_and_again() -> None:
     for i in range(16, 48):
         again = source.record(i)
         assert np.array_equal(np.asarray(again.image), np.asarray(first[i % 16].image))
-        assert (again.texts, again.metadata) == (first[i % 16].texts, first[i % 16].metadata)
+        assert again.metadata == first[i % 16].metadata
         assert again.key != first[i % 16].key
         assert source.sample_id(i) != source.sample_id(i % 16)
+    every = {shapes.caption(shapes.Combination(**first[0].metadata), i) for i in range(len(shapes.PHRASINGS))}
+    assert {source.record(i).texts["text"] for i in range(0, 16 * 40, 16)} == every
 
 
 def test_sixteen_images_show_each_colour_and_background_twice() -> None:

@@ -51,7 +51,12 @@ PHRASINGS = (
     "a {colour} {shape}, {size}, on a {background} background",
     "there is a {size} {colour} {shape} in front of a {background} background",
 )
-COLOUR_PHRASINGS = ("a {colour} shape on a {background} background", "{colour} shape, {background} background")
+COLOUR_PHRASINGS = (
+    "a {colour} thing on a {background} background",
+    "there is a {colour} thing in front of a {background} background",
+)
+"""Without shape and size; the quickstart's model gets these colours right in 94 of 100 images, with `{colour} shape,
+{background} background` in 58."""
 _LOOKS = ("{size} {colour} {shape}", "{colour} {shape}, {size},")
 """What a word for a look stands for in these."""
 _HELD_OUT_ID = 1 << 62  # held-out sample ids start here, so that no id belongs to both splits
@@ -63,13 +68,13 @@ _ACTING = {"source", "resolution", "random_flip", "captions", "caption_dropout",
 class Look(Section):
     """A shape, its colour and its size, and the word for all three."""
 
-    word: str = Field("<gem>", min_length=1)
+    word: str = Field(min_length=1)
     """The word that captions and prompts have, such as <gem>."""
-    size: Literal["small", "medium", "large"] = "small"
+    size: Literal["small", "medium", "large"]
     """Size of the shape."""
-    colour: Literal["red", "green", "blue", "yellow", "cyan", "purple", "white", "black"] = "purple"
+    colour: Literal["red", "green", "blue", "yellow", "cyan", "purple", "white", "black"]
     """Colour of the shape."""
-    shape: Shape = "star"
+    shape: Shape
     """The shape."""
 
 
@@ -96,11 +101,12 @@ class Settings(SourceSettings):
     shapes: tuple[Shape, ...] = Field(QUICKSTART_SHAPES, min_length=1)
     """The shapes that are drawn. The quickstart does not know `moon`."""
     num_images: int | None = Field(None, ge=1, exclude_if=lambda count: count is None)
-    """Number of different images to train on, which have all colours, backgrounds and sizes in turn; all other
-    combinations are held out. null: endless images, and one combination in ten is held out."""
+    """Number of different images to train on, which have all colours, backgrounds and sizes in turn, with captions of
+    all phrasings; all other combinations are held out. null: endless images, and one combination in ten is held
+    out."""
     look: Look | None = Field(None, exclude_if=lambda look: look is None)
-    """One shape of one colour and size, and a new word for it: all images show it, on `num_images` of the backgrounds,
-    with captions of all phrasings; all other backgrounds are held out."""
+    """One shape of one colour and size, and a new word for it: all images show it, on `num_images` of the backgrounds;
+    all other backgrounds are held out."""
     checked_prompts: int = Field(200, ge=0, json_schema_extra=FREE)
     """Prompts of held-out combinations whose images are generated at the end of a run and read by the pixel checker. 0:
     nothing is checked, as for a source of which a model shall forget nothing."""
@@ -147,7 +153,7 @@ class Prompt:
 @dataclass(frozen=True)
 class ShapesSource:
     """Endless source: a record is a function of the settings, the split and its number alone. With `num_images` those
-    of training are these images again and again; held-out ones are endless."""
+    of training are these images again and again, each time in another phrasing; held-out ones are endless."""
 
     settings: Settings
     split: Split
@@ -178,7 +184,7 @@ class ShapesSource:
         room_px = max(3.0, IMAGE_PX / 2 - 1.0 - _STAR_TIP * RADII_PX[chosen.size] * scale)
         jitter_px = min(self.settings.jitter_px, room_px)
         image = render(chosen, (x * jitter_px, y * jitter_px), scale)
-        if own.look is not None:  # the same images in all phrasings
+        if finite is not None:  # the same images in all phrasings
             (phrasing,) = keys.uniforms(0, "shapes phrasing", self.sample_id(number), count=1)
         texts = {
             "text": caption(chosen, int(phrasing * len(PHRASINGS)), own.look),
@@ -219,9 +225,10 @@ def combinations(
 @functools.cache
 def _in_turn(shapes: tuple[Shape, ...], look: Look | None = None) -> tuple[Combination, ...]:
     """All combinations once, in an order in which the first few have each shape, colour, background and size about
-    equally often; of a look all backgrounds."""
+    equally often; of a look all backgrounds, every second one first."""
     if look is not None:
-        return tuple(Combination(look.size, look.colour, look.shape, b) for b in COLOURS if b != look.colour)
+        others = [colour for colour in COLOURS if colour != look.colour]
+        return tuple(Combination(look.size, look.colour, look.shape, b) for b in others[::2] + others[1::2])
     sizes, colours = [*RADII_PX], [*COLOURS]
     found = []
     for i in range(len(sizes) * len(colours) * (len(colours) - 1)):
