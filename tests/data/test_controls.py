@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from io import BytesIO
 from pathlib import Path
 
@@ -94,7 +95,20 @@ def text(place: Path) -> dict:
     return {"source": "csv", "path": str(place / "t.csv"), "control_column": {n: n for n in TWO}}
 
 
-MAKE = {make.__name__: make for make in (beside, apart, webdataset, packed, parquet, text)}
+def json_lines(place: Path) -> dict:
+    """As ControlNet's own data set, whose prompt.json has the keys source, target and prompt."""
+    found = columns(place)
+    names = {"image": "target", "control": "source", "control_2": "control_2", "text": "prompt"}
+    rows = (
+        {names[n]: str(value) for n, value in zip(found, row, strict=True)} for row in zip(*found.values(), strict=True)
+    )
+    (place / "prompt.json").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    keys = {"image_column": "target", "caption_column": "prompt"}
+    controls = {"control": "source", "control_2": "control_2"}
+    return {"source": "jsonl", "path": str(place), **keys, "control_column": controls}
+
+
+MAKE = {make.__name__: make for make in (beside, apart, webdataset, packed, parquet, text, json_lines)}
 
 
 def opened(given: dict, wanted=WANTED, **more):

@@ -55,6 +55,14 @@ def text_table(image_folder: Path, folder: Path) -> Path:
     return folder / "set.csv"
 
 
+def json_lines(image_folder: Path, folder: Path) -> Path:
+    folder.mkdir()
+    columns = {name: column for name, column in rows(image_folder).items() if name != "image"}
+    lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+    (folder / "set.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return folder
+
+
 def saved(image_folder: Path, folder: Path) -> Path:
     columns = {name: column for name, column in rows(image_folder).items() if name != "file_name"}
     columns["image"] = [{"bytes": data, "path": None} for data in columns["image"]]
@@ -75,7 +83,7 @@ def shards(image_folder: Path, folder: Path) -> Path:
     return folder
 
 
-MAKE = {"parquet": tables, "csv": text_table, "huggingface": saved, "webdataset": shards}
+MAKE = {"parquet": tables, "csv": text_table, "jsonl": json_lines, "huggingface": saved, "webdataset": shards}
 """What sources that want a path are given, made from a folder of images."""
 
 

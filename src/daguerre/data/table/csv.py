@@ -53,7 +53,7 @@ class CsvTables:
 
     def header(self, file: BinaryIO) -> list[str]:
         """The names of the columns, checked; `names` if they are given."""
-        _check_is_text(file.read(4096).removeprefix(BOM))
+        check_is_text(file.read(4096).removeprefix(BOM))
         file.seek(0)
         first = next(self.records(file), None)
         if first is None:
@@ -192,7 +192,8 @@ class _Lines(Iterator[str]):
         self.file.seek(offset)
 
 
-def _check_is_text(start: bytes) -> None:
+def check_is_text(start: bytes) -> None:
+    """`Unreadable` for the first bytes of a file that is something else than text in UTF-8."""
     shown = start[:60].decode("utf-8", "replace")
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise Unreadable("it is UTF-16: save it as UTF-8")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from daguerre.credentials import STORES, redact, scheme
+from daguerre.data.folder.captions import METADATA
 from daguerre.data.folder.scan import EXTENSIONS
 from daguerre.errors import UserError
 from daguerre.storage import io as storage_io
@@ -14,11 +15,13 @@ KINDS = {
     "webdataset": "tar shards",
     "parquet": "parquet tables",
     "csv": "CSV tables",
+    "jsonl": "JSON Lines",
     "huggingface": "a Hugging Face data set",
     "folder": "a folder of images",
 }
 """Sources that a path can name, in the order in which a folder is tried, and their names for people."""
 _SUFFIXES = {".tar": "webdataset", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
+_SUFFIXES |= {".jsonl": "jsonl", ".ndjson": "jsonl"}
 _ZIPPED = (".gz", ".zst", ".bz2")
 _HUGGINGFACE = {"dataset_info.json", "dataset_dict.json"}
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
@@ -67,7 +70,7 @@ def _of_name(name: str) -> str | None:
 def _under_prefix(names: Sequence[str], path: str) -> str:
     """The kind of a store's listing. UserError for kinds that are read on this machine only."""
     of = _in_folder(names, path)
-    if of in ("webdataset", "parquet", "csv"):
+    if of in ("webdataset", "parquet", "csv", "jsonl"):
         return of
     found = (
         f"{KINDS[of]}, which can only be read locally: copy it to this machine"
@@ -86,7 +89,7 @@ def _in_folder(names: Iterable[str], path: str) -> str:
     """The kind of a folder with these names in it. Shards go before tables, as img2dataset writes a table beside each;
     images beside either are ambiguous: UserError."""
     listed = list(names)
-    held = {of for name in listed if (of := _of_name(name))}
+    held = {of for name in listed if os.path.basename(name) != METADATA and (of := _of_name(name))}
     if _HUGGINGFACE & {os.path.basename(name) for name in listed}:
         return "huggingface"
     images = any(name.lower().endswith(EXTENSIONS) for name in listed)
