@@ -58,17 +58,17 @@ def _is_on(text: str) -> bool:
 
 
 _RATIOS = {
-    "loraplus_lr_ratio": "*",
-    "loraplus_unet_lr_ratio": "unet.*",
-    "loraplus_text_encoder_lr_ratio": "text_encoder*",
+    "loraplus_lr_ratio": "*.lora_B.*",
+    "loraplus_unet_lr_ratio": "unet.*.lora_B.*",
+    "loraplus_text_encoder_lr_ratio": "text_encoder*.lora_B.*",
 }
 
 
 def ratio(key: str, text: str, pattern: str) -> Meaning:
-    """kohya's ratio of LoRA+: the learning rate of B over that of A."""
+    """A factor of the learning rate of some weights: kohya's ratio of LoRA+ (B over A), MindOne's `group_lr_scaler`."""
     if text.lower() in NOTHING_ASKED:
         return Meaning()
-    return one("optimizer.learning_rate_factors", json.dumps({f"{pattern}.lora_B.*": number(key, text)}))
+    return one("optimizer.learning_rate_factors", json.dumps({pattern: number(key, text)}))
 
 
 def network(key: str, text: str, look: Callable[[str], str | None]) -> Meaning:

@@ -19,7 +19,8 @@ def templates(key: str, text: str, look: Callable[[str], str | None]) -> Meaning
     if key.startswith("use_") and text.lower() != "true":
         return Meaning()
     if name not in TEMPLATES:
-        raise UserError(f"allowed: {', '.join(TEMPLATES)}")
+        known = ", ".join(TEMPLATES)
+        raise UserError(f"allowed: {known}; template_file=FILE takes sentences of your own, one a line, with {{}}")
     adapters = json.loads(look("adapters") or "{}").values()
     token = next((own["placeholder_token"] for own in adapters if own and own.get("placeholder_token")), None)
     if token is None:
