@@ -25,7 +25,7 @@ LORA = {"sd15_lora": 3_188_736, "sdxl_lora": 46_448_640, "sdxl_dreambooth_lora":
 LORA |= {"sdxl_pivotal": 23_224_320}
 """Of rank 16 on attention: four times the 797,184 that peft counts at rank 4."""
 CONTROLNET = {"sd15_controlnet": 361_279_120, "sdxl_controlnet": 1_251_014_160}
-TOKENS = {"sd15_textual_inversion": [768], "sdxl_pivotal": [2 * 768, 2 * 1280]}
+TOKENS = {"sd15_textual_inversion": [768], "sdxl_textual_inversion": [768, 1280], "sdxl_pivotal": [2 * 768, 2 * 1280]}
 """Numbers of the vectors of a new word, by text encoder."""
 ADDED = LORA | CONTROLNET
 """Parameters beside the base's, which alone are trained."""
