@@ -161,9 +161,6 @@ def test_what_a_key_says_wins_over_what_they_do_without():
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("openaimodel.UNetModel", "cldm.ControlnetUnetModel", "a config of a ControlNet"),
-        ("dataset.Text2ImageDataset", "dataset.Text2ImageControlNetDataset", "a config of a ControlNet"),
-        ("dataset.Text2ImageDataset", "dataset.Text2ImageDatasetTextualInversion", "textual inversion"),
         ("SDXL-base-1.0", "SDXL-refiner-1.0", "SDXL's refiner: the refiner is not planned"),
         ("target_size_as_tuple", "aesthetic_score", "SDXL's refiner"),
     ],

@@ -16,6 +16,8 @@ TABLES = tables("ai_toolkit")
 
 def convert(reading: Reading) -> None:
     _check_kind(reading)
+    _embedding(reading)
+    _controlnet(reading)
     reading.carry("config.name", "run_name", reading.get("config.name") or REQUIRED)
     reading.assume({"run_name": REQUIRED, "output_dir": "output"})
     _model(reading)
@@ -35,6 +37,10 @@ def _check_kind(reading: Reading) -> None:
     for name, what in TABLES["others"].items():
         if any(peers.asks(reading.get(key)) for key in reading.keys(f"{ROOT}{name}*")):
             raise peers.not_there(what, TRAINER)
+    adapter = reading.get(f"{ROOT}adapter.type", "t2i") if reading.keys(f"{ROOT}adapter.*") else None
+    if adapter is not None and (adapter != "control_net" or reading.get(f"{ROOT}adapter.train") is not True):
+        trained = " that is not trained" if adapter == "control_net" else ""
+        raise peers.not_there(f"beside an adapter of type {adapter}{trained}", TRAINER)
     kinds = [key.rpartition(".is_")[2] for key in reading.keys(f"{ROOT}model.is_*") if reading.get(key) is True]
     others = [kind for kind in kinds if kind not in ("xl", "v2", "v_pred")]
     arch = str(reading.get(f"{ROOT}model.arch") or "")
@@ -42,6 +48,22 @@ def _check_kind(reading: Reading) -> None:
         raise peers.not_there(f"a model of type {others[0] if others else arch}", TRAINER)
     if reading.get(f"{ROOT}model.quantize") is True:
         raise peers.not_there("quantised weights", TRAINER)
+
+
+def _embedding(reading: Reading) -> None:
+    """A new token."""
+    if reading.keys(f"{ROOT}embedding.*"):
+        reading.note([f"{ROOT}train.train_unet", f"{ROOT}train.train_text_encoder"], "frozen")
+        values = {"placeholder_token": "custom_embedding", "num_vectors": 4, "initializer_token": "*"}
+        reading.assume({"adapters.tokens.name": "tokens"} | {f"adapters.tokens.{k}": v for k, v in values.items()})
+        reading.take(TABLES["embedding"], f"{ROOT}embedding.")
+
+
+def _controlnet(reading: Reading) -> None:
+    """A ControlNet that is trained further; its control images are beside each data set."""
+    if reading.get(f"{ROOT}adapter.type") == "control_net":
+        reading.note([f"{ROOT}train.train_unet", f"{ROOT}train.train_text_encoder"], "frozen")
+        reading.take(TABLES["controlnet"], f"{ROOT}adapter.")
 
 
 def _model(reading: Reading) -> None:
@@ -87,12 +109,28 @@ def _folders(reading: Reading) -> list[Folder]:
         caption = reading.get(f"{prefix}.default_caption")
         repeats = reading.get(f"{prefix}.num_repeats", 1)
         found.append(Folder(prefix, path, float(repeats or 1), caption, reading.get(f"{prefix}.is_reg") is True))
+        _with_token(reading, found[-1])
     return found
+
+
+def _with_token(reading: Reading, folder: Folder) -> None:
+    """Puts a new token into the captions of a folder, but for class images: before those that lack it."""
+    token = reading.values.get("adapters.tokens.placeholder_token")
+    if token is None or folder.regular:
+        return
+    for place in ("[name]", "[trigger]"):
+        folder.caption = folder.caption and folder.caption.replace(place, token)
+    if not folder.captioned and token in (folder.caption or token):
+        folder.caption = folder.caption or token
+    else:
+        folder.settings["captions.prefix"] = f"{token} "
 
 
 def _datasets(reading: Reading, folders: list[Folder]) -> None:
     for folder in folders:
         paths = dict(TABLES["dataset"])
+        if "adapters.controlnet.name" in reading.values:
+            paths["control_path"] = "control_dir"
         if reading.get(f"{folder.key}.shuffle_tokens") is True:
             paths["keep_tokens"] = "captions.keep_tags"
         if len(folders) > 1:

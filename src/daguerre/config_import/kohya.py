@@ -18,12 +18,13 @@ def convert(reading: Reading) -> None:
     for key, what in TABLES["others"].items():
         if peers.asks(reading.get(key)):
             raise peers.not_there(what, TRAINER)
-    _masks(reading)
     reading.assume({"run_name": REQUIRED, "output_dir": REQUIRED})
     _model(reading)
+    pictures = _conditions(reading)
+    _tokens(reading)
     folders = _folders(reading)
     peers.lay(reading, folders)
-    _sources(reading, folders)
+    _sources(reading, folders, pictures)
     _datasets(reading)
     _schedule(reading)
     batches = [key for key in reading.whole if key.rpartition(".")[2] in ("batch_size", "train_batch_size")]
@@ -43,15 +44,43 @@ def convert(reading: Reading) -> None:
     reading.assume(TABLES["unasked"])
 
 
-def _masks(reading: Reading) -> None:
-    """A folder of conditioning images holds the masks of a masked loss, else what ControlNet is trained on."""
-    for key in reading.keys("*conditioning_data_dir"):
+def _conditions(reading: Reading) -> str:
+    """Says what a folder of conditioning images is of: the masks of a masked loss, else the control images of a
+    ControlNet, which is then trained. The setting of a source for it."""
+    places = reading.keys("*conditioning_data_dir")
+    for key in places:
         if not peers.asks(reading.get(key)):
             reading.notice(key, "no folder is given")
-        elif reading.get("masked_loss") is not True:
-            raise peers.not_there("ControlNet", TRAINER)
-    if "datasets" not in {key.partition(".")[0] for key in reading.whole}:
-        reading.carry("conditioning_data_dir", "data.mask_dir")
+    masked = reading.get("masked_loss") is True
+    if not masked and reading.keys("*conditioning_data_dir") and peers.asks(reading.get("network_module")):
+        raise peers.not_there("a network beside control images (conditioning_data_dir without masked_loss)", TRAINER)
+    if not masked and (reading.keys("*conditioning_data_dir") or peers.asks(reading.get("control_net_lr"))):
+        reading.assume({"adapters.controlnet.name": "controlnet"})
+        if reading.values["model.family"] == "sdxl":
+            reading.assume({"optimizer.learning_rate": 1e-4})
+        reading.take({key: row for key, row in TABLES["controlnet"].items() if peers.asks(reading.get(key))})
+        if peers.asks(reading.get("control_net_lr")):
+            reading.notice("learning_rate", "control_net_lr is the rate of the ControlNet")
+    name = "mask_dir" if masked else "control_dir"
+    if "datasets" in {key.partition(".")[0] for key in reading.whole}:
+        reading.notice("conditioning_data_dir", "the data sets name their own")
+    reading.carry("conditioning_data_dir", f"data.{name}")
+    return name
+
+
+def _tokens(reading: Reading) -> None:
+    """A new token, which starts from words or from a file of it."""
+    token = reading.get("token_string")
+    if not peers.asks(token):
+        return
+    vectors = reading.get("num_vectors_per_token", 1)
+    reading.assume({"adapters.tokens.name": "tokens"})
+    if peers.asks(reading.get("weights")):
+        own = {"init_file": reading.get("weights"), "vectors": vectors}
+        reading.carry_all("weights", {"adapters.tokens.tokens": {token: own}})
+        reading.note(["token_string", "init_word", "num_vectors_per_token"], "in adapters.tokens.tokens")
+    reading.assume({"adapters.tokens.num_vectors": vectors} if "token_string" in reading.rest else {})
+    reading.take({key: row for key, row in TABLES["tokens"].items() if peers.asks(reading.get(key))})
 
 
 def _model(reading: Reading) -> None:
@@ -143,9 +172,16 @@ def _inherited(reading: Reading, prefix: str, name: str, default: Any = None) ->
     return next((reading.get(place) for place in places if place in reading.whole), default)
 
 
-def _sources(reading: Reading, folders: list[Folder]) -> None:
-    """The settings of each subset; what it inherits is written for it, too."""
+def _sources(reading: Reading, folders: list[Folder], pictures: str) -> None:
+    """The settings of each subset; what it inherits is written for it, too. `pictures` is the setting for its folder of
+    conditioning images."""
     weight = reading.get("prior_loss_weight", 1.0)
+    sentences = [name for name in ("object", "style") if reading.get(f"use_{name}_template") is True]
+    for place in [folder.place for folder in folders] or ["data"]:
+        if sentences:
+            text = {"text": reading.get("token_string", REQUIRED), "templates": sentences[0]}
+            reading.assume_over({f"{place}.captions.{name}": value for name, value in text.items()})
+    reading.note(["use_object_template", "use_style_template"], "in the captions of its sources")
     for folder in folders:
         inherited = dict(TABLES["subset"])
         if _inherited(reading, folder.key, "shuffle_caption") is True:
@@ -154,7 +190,7 @@ def _sources(reading: Reading, folders: list[Folder]) -> None:
             value = _inherited(reading, folder.key, name)
             if value is not None:
                 reading.assume_over({f"{folder.place}.{path}": value})
-        reading.carry(f"{folder.key}.conditioning_data_dir", f"{folder.place}.mask_dir")
+        reading.carry(f"{folder.key}.conditioning_data_dir", f"{folder.place}.{pictures}")
         prefix = _inherited(reading, folder.key, "caption_prefix")
         if prefix:
             reading.assume_over({f"{folder.place}.captions.prefix": f"{prefix} "})

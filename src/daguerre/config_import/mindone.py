@@ -16,8 +16,7 @@ LAYERS = {"last": -1, "penultimate": -2}
 
 
 def convert(reading: Reading) -> None:
-    """Reads a whole config. UserError for one that trains something else than the UNet and text encoders, whole or by
-    a LoRA."""
+    """Reads a whole config. UserError for SDXL's refiner."""
     check_kind(reading)
     reading.take(TABLES["model"])
     _objective(reading)
@@ -37,7 +36,7 @@ def convert(reading: Reading) -> None:
 
 
 def check_kind(reading: Reading) -> None:
-    """Raises UserError for a config that trains something else than SDXL's base."""
+    """Raises UserError for a config of another model than SDXL's base."""
     named = [
         f"{reading.get(key)}" for key in reading.rest if key.rpartition(".")[2] in ("target", "version", "input_key")
     ]
@@ -78,6 +77,8 @@ def _unet(reading: Reading, key: str) -> None:
         values = {"name": "lora", "rank": 4, "targets": "attention"}
         reading.assume({f"adapters.lora.{name}": value for name, value in values.items()})
         reading.take(_named(TABLES["lora"]), f"{key}params.")
+    elif "adapters.controlnet.name" in reading.values:
+        _controlnet(reading, f"{key}params.")
     keys = reading.keys(f"{key}params.*")
     numbers = _numbers({name.rpartition(".")[2]: reading.get(name) for name in keys})
     own = _published()
@@ -90,6 +91,17 @@ def _unet(reading: Reading, key: str) -> None:
                 "its shape differs from the base model's, so it starts from random weights",
             )
         reading.notice(name, "the base's own")
+
+
+def _controlnet(reading: Reading, key: str) -> None:
+    """A ControlNet beside the UNet, which has the UNet's numbers. Rates are scaled by its command."""
+    reading.take(TABLES["controlnet"], key)
+    stage = f"{key}control_stage_config.params."
+    for name in reading.keys(f"{stage}*"):
+        if reading.get(name) == reading.get(name.replace(stage, key)):
+            reading.notice(name, "that of the UNet")
+        reading.refuse(name, "a ControlNet has the UNet's numbers: adapters.controlnet.size leaves out blocks of it")
+    reading.assume(TABLES["unasked_of_controlnet"])
 
 
 def _published() -> dict[str, Any]:
@@ -140,6 +152,8 @@ def _embedder(reading: Reading, key: str) -> None:
     reading.notice(f"{key}target", f"the text encoder model.text_encoder{mark}")
     if _has_lora(reading):
         _encoder_lora(reading, key, f"text_encoder{mark}")
+    elif _adapts(reading) and reading.get(f"{key}is_trainable") is False:
+        reading.notice(f"{key}is_trainable", "frozen")
     reading.carry(f"{key}is_trainable", f"model.train_text_encoder{mark}")
     reading.notice(f"{key}params.freeze", f"model.train_text_encoder{mark} says it")
     layer, index = reading.get(f"{key}params.layer"), reading.get(f"{key}params.layer_idx")
@@ -157,6 +171,12 @@ def _embedder(reading: Reading, key: str) -> None:
 
 def _has_lora(reading: Reading) -> bool:
     return last(reading.get(f"{MODEL}network_config.target")) == "UNetModel_lora"
+
+
+def _adapts(reading: Reading) -> bool:
+    """True for a ControlNet or new tokens, beside which everything is frozen."""
+    tokens = last(reading.get("data.dataset_config.target")) == "Text2ImageDatasetTextualInversion"
+    return tokens or "adapters.controlnet.name" in reading.values
 
 
 def _named(table: dict[str, Any]) -> dict[str, Any]:
@@ -231,6 +251,8 @@ def _data(reading: Reading) -> None:
     for key in [*reading.keys(f"{DATA}.transforms.*.target"), *reading.keys(f"{DATA}.batched_transforms.*.target")]:
         name, prefix = last(reading.get(key)), key.removesuffix("target")
         reading.take(TABLES["transforms"].get(name, {}), prefix)
+        if set(reading.get(f"{prefix}params.key") or ()) <= {"image", "control"}:
+            reading.notice(f"{prefix}params.key", "control images follow their images")
         if name in TABLES["sizes_of_transforms"]:
             target = reading.get(f"{DATA}.target_size")
             reading.expect(f"{prefix}params.size", target, TABLES["sizes_of_transforms"][name])

@@ -14,7 +14,7 @@ TABLES = tables("onetrainer")
 
 def convert(reading: Reading) -> None:
     method, kind = str(reading.get("training_method", "FINE_TUNE")), str(reading.get("model_type", ""))
-    if method not in ("FINE_TUNE", "LORA"):
+    if method not in ("FINE_TUNE", "LORA", "EMBEDDING"):
         raise peers.not_there(TABLES["methods"].get(method, method), TRAINER)
     family = TABLES["families"].get(kind.removeprefix("STABLE_DIFFUSION_"), "" if kind else "sd")
     if not family:
@@ -23,6 +23,7 @@ def convert(reading: Reading) -> None:
     _place(reading)
     if method == "LORA":
         _lora(reading, family)
+    _embeddings(reading, family, method)
     reading.notice("training_method", "the whole network is trained")
     _model(reading, family)
     folders = _folders(reading)
@@ -88,17 +89,62 @@ def _lora(reading: Reading, family: str) -> None:
     reading.take(TABLES["lora"])
 
 
+def _embeddings(reading: Reading, family: str, method: str) -> None:
+    """New tokens: that of the method EMBEDDING, and additional ones beside a LoRA or a whole UNet."""
+    encoders = peers.encoders(family)
+    places = [*(["embedding"] if method == "EMBEDDING" else []), *reading.numbered("additional_embeddings")]
+    tokens = dict(token for place in places if (token := _token(reading, place)))
+    if not tokens and method != "EMBEDDING":
+        return
+    values: dict[str, Any] = {"adapters.tokens.name": "tokens", "adapters.tokens.tokens": tokens}
+    learning = [name for name in encoders if reading.get(f"{name}.train_embedding", True)]
+    if 0 < len(learning) < len(encoders):
+        values["adapters.tokens.text_encoders"] = learning
+    if method == "FINE_TUNE":
+        if any(reading.get(f"{name}.train", True) for name in encoders):
+            raise peers.not_there("a whole text encoder and embeddings of it", TRAINER)
+        values |= {"adapters.full.name": "full", "adapters.full.train": ["unet"]}
+    reading.assume_over(values)
+    reading.notice("training_method", "adapters" if method == "FINE_TUNE" else "adapters.tokens")
+    reading.note(["unet.train", *(f"{name}.train" for name in encoders)], "what is trained is in adapters")
+    if reading.get("preserve_embedding_norm") is True:
+        reading.refuse("preserve_embedding_norm", "vectors are not scaled after an update (docs/tokens.md)")
+    if peers.asks(reading.get("embedding_learning_rate")):
+        rates = {"*.rows": reading.get("embedding_learning_rate")}
+        reading.carry("embedding_learning_rate", "optimizer.learning_rates", rates)
+    reading.take(TABLES["embeddings"])
+
+
+def _token(reading: Reading, place: str) -> tuple[str, dict[str, Any]] | None:
+    """Name and settings of a new token; None for one that cannot be trained here."""
+    output = reading.get(f"{place}.is_output_embedding") is True
+    if output or reading.get(f"{place}.train") is False:
+        why = "embeddings of an encoder's output are not supported" if output else "every new token is trained"
+        reading.take({"*": {"refused": why}}, f"{place}.")
+        return None
+    file, text = reading.get(f"{place}.model_name"), reading.get(f"{place}.initial_embedding_text", "*")
+    given = {"vectors": reading.get(f"{place}.token_count", 1)}
+    given |= {"init_file": file} if peers.asks(file) else {"init": text}
+    name = str(reading.get(f"{place}.placeholder", "<embedding>"))
+    reading.note([f"{place}.initial_embedding_text"], "where it starts; of a short text the tokens come again, * there")
+    reading.note([f"{place}.*"], f"the new token {name}")
+    return name, {key: value for key, value in given.items() if value is not None}
+
+
 def _trained(reading: Reading, family: str) -> None:
     """Networks that are trained, and their learning rates."""
     encoders = peers.encoders(family)
-    rates: dict[str, Any] = {}
-    has_lora = "adapters.lora.name" in reading.values
+    rates: dict[str, Any] = dict(reading.values.get("optimizer.learning_rates", {}))
+    adapts = any(path.startswith("adapters.") for path in reading.values)
     for name in encoders:
-        trained = reading.get(f"{name}.train", True)
+        trained = reading.get(f"{name}.train", True) and (not adapts or "adapters.lora.name" in reading.values)
         reading.carry(f"{name}.train", f"model.train_{name}")
-        if not has_lora:
+        if not adapts:
             reading.assume({f"model.train_{name}": True})
-        if trained and peers.asks(reading.get(f"{name}.learning_rate")):
+        if "*.rows" in rates and trained and peers.asks(reading.get(f"{name}.learning_rate")):
+            why = "its pattern fits the embeddings, too: set optimizer.learning_rates by narrower ones"
+            reading.refuse(f"{name}.learning_rate", why)
+        elif trained and peers.asks(reading.get(f"{name}.learning_rate")):
             rates[f"{name}.*"] = reading.get(f"{name}.learning_rate")
         _layer(reading, name, family)
     if peers.asks(reading.get("unet.learning_rate")):

@@ -13,12 +13,17 @@ TABLES = tables("simpletuner")
 
 
 def convert(reading: Reading) -> None:
-    if str(reading.get("model_type", "full")) == "lora":
+    kind = str(reading.get("model_type", "full"))
+    if kind not in ("full", "lora"):
+        raise peers.not_there(f"model_type={kind}", TRAINER)
+    if reading.get("control") is True:
+        raise peers.not_there("control images in further channels of the network (control)", TRAINER)
+    if reading.get("controlnet") is True and kind == "lora":
+        raise peers.not_there("a LoRA of a ControlNet (controlnet with model_type=lora; full is supported)", TRAINER)
+    if kind == "lora":
         _lora(reading)
-    elif str(reading.get("model_type", "full")) != "full":
-        raise peers.not_there(f"model_type={reading.get('model_type')}", TRAINER)
     if reading.get("controlnet") is True:
-        raise peers.not_there("ControlNet", TRAINER)
+        reading.take({key: row for key, row in TABLES["controlnet"].items() if peers.asks(reading.get(key))})
     _model(reading)
     reading.carry("tracker_run_name", "run_name")
     reading.assume({"run_name": REQUIRED, "output_dir": "simpletuner-results"})
@@ -74,7 +79,8 @@ def _folders(reading: Reading) -> list[Folder]:
     for prefix in reading.numbered("data_backends"):
         kind = str(reading.get(f"{prefix}.dataset_type", "image"))
         if kind != "image" or reading.get(f"{prefix}.disabled") is True:
-            reading.note([f"{prefix}.*"], "it has no training images")
+            controls = kind == "conditioning" and reading.get("controlnet") is True
+            reading.note([f"{prefix}.*"], "the control_dir of its images" if controls else "it has no training images")
         elif reading.get(f"{prefix}.type", "local") != "local":
             far = "data sets in stores are read as shards or tables: data.source=webdataset or parquet"
             reading.take({"*": {"refused": far}}, f"{prefix}.")
@@ -88,11 +94,32 @@ def _folder(reading: Reading, prefix: str) -> Folder:
     settings: dict[str, Any] = {"captions_from": "file_names"} if strategy == "filename" else {}
     if strategy == "instanceprompt" or reading.get(f"{prefix}.only_instance_prompt") is True:
         settings = {"captions.text": prompt or REQUIRED}
+    if reading.get("controlnet") is True:
+        settings |= _control_images(reading, prefix)
     repeats, share = reading.get(f"{prefix}.repeats", 0), reading.get(f"{prefix}.probability", 1)
     times = float(repeats + 1 if isinstance(repeats, int) else 1)
     times *= share if isinstance(share, int | float) and share else 1
     path = reading.get(f"{prefix}.instance_data_dir", REQUIRED)
     return Folder(prefix, path, times, name=str(reading.get(f"{prefix}.id") or ""), settings=settings)
+
+
+def _control_images(reading: Reading, prefix: str) -> dict[str, Any]:
+    """The folder of a data set's control images; or, where they are made from the images, the condition by which."""
+    given = reading.get(f"{prefix}.conditioning_data")
+    names = given if isinstance(given, list) else [given]
+    sets = {reading.get(f"{place}.id"): place for place in _backends(reading)}
+    if len(names) == 1 and names[0] in sets:
+        reading.notice(f"{prefix}.conditioning_data", "the control_dir of its source")
+        return {"control_dir": reading.get(f"{sets[names[0]]}.instance_data_dir", REQUIRED)}
+    reading.refuse(f"{prefix}.conditioning_data", f"it must be the id of one data set of {', '.join(map(str, sets))}")
+    if not reading.keys(f"{prefix}.conditioning.1.*"):
+        reading.take(TABLES["conditions"], f"{prefix}.conditioning.0.")
+    return {}
+
+
+def _backends(reading: Reading) -> list[str]:
+    """The data sets, whether they were read already or not."""
+    return sorted({".".join(key.split(".")[:2]) for key in reading.whole if key.startswith("data_backends.")})
 
 
 def _datasets(reading: Reading, folders: list[Folder]) -> None:

@@ -37,8 +37,8 @@ there must be given here, and is named at the end. Refused keys do not stop it.
 
 Exit code 0: the recipe is written and passes the check (but for what must be given). 2: it cannot be trained, because
 its family is not supported yet (Stable Cascade), in which case it is still written; or because a value of the
-config fits no setting here, or because it trains something else than a whole network (LoRA, ControlNet, textual
-inversion, DreamBooth, SDXL's refiner), in which cases nothing is written. docs/coming-from.md says more.
+config fits no setting here, or because it trains something else than networks, a LoRA, a ControlNet or new tokens
+(SDXL's refiner, DreamBooth of MaxDiffusion), in which cases nothing is written. docs/coming-from.md says more.
 """
 
 STAND_IN = {"family": "sd", "pretrained_model_name_or_path": "quickstart"}
