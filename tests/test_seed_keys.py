@@ -216,7 +216,37 @@ MAXDIFFUSION += [
 ]
 
 RANGE = "timestep_bias_strategy=range"
+TOKENS = {"on": "sdxl_textual_inversion"}
 MINDONE = [
+    alias("instance_data_path=mine", on="sdxl_dreambooth", data__sources__instance__path="mine"),
+    alias("class_data_path=dogs", on="sdxl_dreambooth", data__sources__class__path="dogs"),
+    notice("train_data_repeat=10", "as many class images"),
+    alias("placeholder_token=<toy>", "data.path=x", adapters__tokens__placeholder_token="<toy>", **TOKENS),
+    alias("initializer_token=toy", "data.path=x", adapters__tokens__initializer_token="toy", **TOKENS),
+    alias("num_vectors=10", "data.path=x", adapters__tokens__num_vectors=10, **TOKENS),
+    alias("learnable_property=style", "data.path=x", data__captions__text="<thing>", **TOKENS),
+    alias("drop_text_prob=0.5", data__caption_dropout=0.5),
+    alias(
+        "group_lr_scaler=4",
+        on="sdxl_controlnet",
+        optimizer__learning_rate_factors={"controlnet*.controlnet_*": 4.0},
+    ),
+    notice("only_save_lora=True", "a checkpoint holds the LoRA alone"),
+    alias("save_path=runs/first", output_dir="runs/first"),
+    alias("total_step=3000", training__duration="3000 steps"),
+    alias("save_ckpt_interval=500", checkpoint__every="500 steps"),
+    alias("max_num_ckpt=5", checkpoint__keep=5),
+    alias("log_interval=5", logging__every="5 steps"),
+    notice("infer_during_train=True", "at each save"),
+    notice("infer_interval=500", "at each save"),
+    notice("sd_xl_base_ratios=1.0", "sampling.width"),
+    notice("ms_mode=0", "training.compile"),
+    notice("jit_level=O2", "training.compile"),
+    notice("device_target=Ascend", "training.device"),
+    notice("overflow_still_update=True", "not finite"),
+    notice("dataset_load_tokenizer=True", "where they are encoded"),
+    notice("version=SDXL-base-1.0", "the recipe sets the base model"),
+    refused("version=SDXL-refiner-1.0", "SDXL's refiner is not supported"),
     alias("weight=model.safetensors", model__pretrained_model_name_or_path="model.safetensors"),
     refused("weight=sd_xl_base_1.0_ms.ckpt", "checkpoints of MindSpore cannot be read"),
     refused("optimizer_weight=x.ckpt", "resume_from_checkpoint"),
