@@ -88,3 +88,11 @@ def rows(pipeline):
         if name.endswith("token_embedding.weight")
     ]
     return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_controlnet_follows_outlines_and_the_prompt_decides_the_colours(quickstart, seed):
+    """Overlap with the outline at least .85 on average over 200 images, colours at least 95 % right: the marks."""
+    folder, _ = quickstart
+    assert trained("quickstart_controlnet", folder, f"seed={seed}")["shapes"]["outline"] >= 0.85
