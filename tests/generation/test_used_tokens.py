@@ -85,7 +85,7 @@ def test_images_are_those_of_diffusers_from_every_layout(place, tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_of_pivotal_tuning_is_used_whole(place, tmp_path):
+def test_a_run_of_pivotal_tuning_is_used_whole(place, tmp_path, capsys):
     """Its LoRA and its tokens, on the base: the images of the run itself."""
     kind, folder = place
     (tmp_path / "images").mkdir()
@@ -106,6 +106,13 @@ def test_a_run_of_pivotal_tuning_is_used_whole(place, tmp_path):
     used = ours(folder, tmp_path / "used", f"{{{tmp_path / 'run'}: 1}}")
     assert np.abs(own - used).max() <= 1
     assert np.abs(own - ours(folder, tmp_path / "without", "")).mean() > 2
+    assert "no prompt has" not in capsys.readouterr().out
+    ours(folder, tmp_path / "other", f"{{{tmp_path / 'run'}: 1}}", prompt="a cat")
+    assert "no prompt has the new token <toy>, so the images show nothing" in capsys.readouterr().out
+    export = ["convert", "export", str(tmp_path / "run"), "format=single_file", f"out={tmp_path / 'x.safetensors'}"]
+    assert main.run(export) == errors.REFUSED
+    assert "the vocabulary has new tokens (<toy>, <toy>_1), for which the original layout" in capsys.readouterr().err
+    assert not (tmp_path / "x.safetensors").exists()
 
 
 def test_what_cannot_be_used_is_refused(place, tmp_path, capsys):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from diffusers import ControlNetModel, UNet2DConditionModel
 from diffusers.loaders.single_file_utils import convert_controlnet_checkpoint
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import SDXL_UNET, TEXT_WIDTH, TINY_UNET
 from torch import Tensor
@@ -38,6 +39,9 @@ CASES: tuple[tuple[str, controlnet.Size], ...] = (("sd", "large"), ("sdxl", "mid
 def case(request: pytest.FixtureRequest) -> tuple[str, controlnet.Size]:
     found: tuple[str, controlnet.Size] = request.param
     return found
+
+
+REQUIRED = ("sai_model_spec", "architecture", "implementation", "title", "resolution")
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +73,15 @@ def same(found: Any, network: ControlNetModel) -> bool:
 
 def test_diffusers_reads_the_folder(written, network):
     assert same(ControlNetModel.from_pretrained(written, low_cpu_mem_usage=False), network)
+
+
+def test_the_header_names_the_model(written, case):
+    architecture = "stable-diffusion-xl-v1-base" if case[0] == "sdxl" else "stable-diffusion-v1"
+    for file in written.glob("*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            metadata = opened.metadata()
+        assert metadata["modelspec.architecture"] == f"{architecture}/controlnet"
+        assert metadata.keys() >= {f"modelspec.{key}" for key in REQUIRED}
 
 
 def test_every_layout_gives_the_same_network(written, network, base, tmp_path):

@@ -218,6 +218,8 @@ def ready(job: Job) -> Components:
     for line in known_words.notices(job.arguments.config, chain(texts, [negative])):
         print(line)
     parts = job.loading.parts()
+    for line in used.unprompted(parts, (row.prompt for row in job.requests.prompts.rows())):
+        print(line)
     family, _ = generate.generative(parts, job.survey.inputs)
     for height, width in job.survey.sizes_px:
         family.latent_shape((3, height, width))

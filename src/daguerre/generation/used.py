@@ -6,7 +6,7 @@ folder the strength is the LoRA's.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +58,16 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
         provenance={**loading.provenance, "tokens": digests},
         parts=lambda: _with_tokens(loading.parts(), tokens),
     )
+
+
+def unprompted(parts: Components, prompts: Iterable[str]) -> list[str]:
+    """A line about new tokens of a model, where no prompt has one of them; else none."""
+    texts = parts.family.text
+    readers = texts.readers if isinstance(texts, TextConditioning) else ()
+    names = dict.fromkeys(name for reader in readers for name in new_tokens.names(reader))
+    if not names or any(name in prompt.lower() for prompt in prompts for name in names):
+        return []
+    return [f"no prompt has the new token {' or '.join(names)}, so the images show nothing of what was learnt"]
 
 
 def _named(place: str) -> tuple[str | None, Path]:

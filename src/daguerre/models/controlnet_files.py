@@ -21,6 +21,7 @@ from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
 from daguerre.models import controlnet
 from daguerre.models.export.about import UNKNOWN, About
+from daguerre.models.lora_files import header
 from daguerre.models.single_file import keys
 from daguerre.models.weights import load as weights_load
 from daguerre.models.weights import resolve
@@ -243,7 +244,7 @@ def _check_numbers(place: str, network: nn.Module) -> None:
 def write(folder: Path, network: Any, about: About = UNKNOWN) -> None:
     """Fills an empty folder: diffusers' files, and SINGLE_FILE in the original layout. Both are read back and compared
     with the weights, to the bit; OSError where they differ. `about` goes into the headers."""
-    header = {"modelspec.sai_model_spec": "1.0.1", "modelspec.title": about.title} if about.title else {}
+    metadata = header.modelspec({"controlnet": network}, about, "controlnet")
     own = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in network.state_dict().items()}
     originals = {link.names[0]: PREFIX + link.original for link in keys.controlnet(own)}
     network.save_config(folder)
@@ -251,7 +252,7 @@ def write(folder: Path, network: Any, about: About = UNKNOWN) -> None:
         ("diffusion_pytorch_model.safetensors", {name: name for name in own}),
         (SINGLE_FILE, originals),
     ):
-        write_durably(folder / file, encode({names[name]: tensor for name, tensor in own.items()}, header))
+        write_durably(folder / file, encode({names[name]: tensor for name, tensor in own.items()}, metadata))
         found = read_file(folder / file)
         if lost := [name for name, tensor in own.items() if not torch.equal(found[names[name]], tensor)]:
             raise OSError(f"{folder / file} holds other weights than were written: {', '.join(lost[:3])}")

@@ -68,6 +68,14 @@ def table(reader: TextEncoder) -> Tensor:
     return weight.detach()
 
 
+def names(reader: TextEncoder) -> list[str]:
+    """The new tokens that a text encoder's tokenizer knows; of several vectors the first one's name."""
+    if isinstance(reader.tokenizer, AbsentTokenizer):
+        return []
+    found = [token.content for token in reader.tokenizer.added_tokens_decoder.values() if not token.special]
+    return [name for name in found if name.rpartition("_")[0] not in found]
+
+
 def as_read(reader: TextEncoder, name: str) -> str:
     """A name as the tokenizer reads it: CLIP's knows small letters alone."""
     return name.lower() if isinstance(reader.tokenizer, CLIPTokenizer) else name

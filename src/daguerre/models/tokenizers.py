@@ -68,6 +68,16 @@ def clip_padding(found: Mapping[str, bytes]) -> str | None:
     return pad if is_clip and _vocabulary_in(found) == _vocabulary(_clip_merges()) else None
 
 
+def added(found: Mapping[str, bytes]) -> list[str]:
+    """The tokens that the tokenizer of these files has beside its vocabulary, in the order of their ids."""
+    if "tokenizer.json" in found:
+        whole = json.loads(found["tokenizer.json"])
+        own = {word["content"]: word["id"] for word in whole.get("added_tokens", [])}
+        return sorted(own.keys() - whole["model"]["vocab"].keys(), key=own.__getitem__)
+    own = json.loads(found.get("added_tokens.json", b"{}"))
+    return sorted(own.keys() - json.loads(found.get("vocab.json", b"{}")).keys(), key=own.__getitem__)
+
+
 def _vocabulary_in(found: Mapping[str, bytes]) -> dict[str, int]:
     if "tokenizer.json" in found:
         whole = json.loads(found["tokenizer.json"])

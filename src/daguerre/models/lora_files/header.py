@@ -38,13 +38,14 @@ def _config(network: nn.Module, name: str) -> Any:
     return getattr(getattr(network, "config", None), name, None)
 
 
-def modelspec(networks: Mapping[str, nn.Module], about: About) -> dict[str, str]:
-    """Of a LoRA for diffusion networks: the spec's required keys, the others that are known, and the base."""
+def modelspec(networks: Mapping[str, nn.Module], about: About, kind: str = "lora") -> dict[str, str]:
+    """Of a file of this kind for diffusion networks: the spec's required keys, the others that are known, and the
+    base."""
     sdxl = is_sdxl(networks)
     found = {
-        **of_model(networks, about, "lora"),
+        **of_model(networks, about, kind),
         "modelspec.implementation": "https://github.com/Stability-AI/generative-models" if sdxl else "diffusers",
-        "modelspec.title": about.title or "LoRA",
+        "modelspec.title": about.title or {"lora": "LoRA", "controlnet": "ControlNet"}[kind],
         "modelspec.date": datetime.now(UTC).isoformat(timespec="seconds"),
         "modelspec.trigger_phrase": about.trigger_phrase,
         "daguerre.version": version("daguerre"),
@@ -54,7 +55,7 @@ def modelspec(networks: Mapping[str, nn.Module], about: About) -> dict[str, str]
 
 
 def of_model(networks: Mapping[str, nn.Module], about: About, kind: str) -> dict[str, str]:
-    """modelspec's keys of the model that a file of this kind is for: lora, or textual-inversion."""
+    """modelspec's keys of the model that a file of this kind is for: lora, controlnet, or textual-inversion."""
     v2, sdxl, v = _is_v2(networks), is_sdxl(networks), about.prediction == "v"
     architecture = "stable-diffusion-xl-v1-base" if sdxl else "stable-diffusion-v1"
     if v2:

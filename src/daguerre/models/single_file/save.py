@@ -88,6 +88,16 @@ def _read_configs(folder: Path) -> PipelineConfigs:
 
 def _tokenizer(folder: Path) -> dict[str, str]:
     files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+    if new := tokenizers.added(files):
+        shown = f"{', '.join(new[:3])}{' ...' if len(new) > 3 else ''}"
+        raise UserError(
+            f"the vocabulary has new tokens ({shown}), for which the original layout has no place: programs that read "
+            "it take tokens from files of their own. format=adapters writes these files of a run (they are in its "
+            "folder adapter/, too), `daguerre convert merge BASE use=...` puts a LoRA beside them into a file, and "
+            "format=diffusers writes the whole model with the tokens",
+            code="unsupported",
+            setting="format",
+        )
     if (pad := tokenizers.clip_padding(files)) is not None:
         return {"pad": pad}
     return {name: content.decode("utf-8") for name, content in files.items()}
