@@ -1,0 +1,108 @@
+"""Places of feature networks: files and folders of this machine, or of the hub's local cache, and their digests.
+
+Nothing is downloaded: without weights the refusal says which file is needed and how to get it.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+import huggingface_hub
+from pydantic import Field
+from torch import Tensor
+
+from daguerre.errors import UserError
+from daguerre.settings import ADDRESS, Settings
+
+_BLOCK_BYTES = 1 << 22
+_DIGITS = 8
+
+
+class NetworkPlace(Settings):
+    """A feature network."""
+
+    path: Annotated[str, ADDRESS] = Field(min_length=1)
+    """File or folder of its weights, or `OWNER/NAME` (`OWNER/NAME/FILE`) of the hub, if it is in the local cache; for
+    inception also `random`: weights without training, for tests of a set-up."""
+    digest: str | None = Field(None, pattern="^[0-9a-f]{8,64}$")
+    """SHA-256 of the weights, or its first digits: others are refused. Results record it in any case."""
+
+    def checked(self, found: str) -> str:
+        """The digest of the weights that are there. UserError if others are asked for."""
+        if self.digest is not None and not found.startswith(self.digest):
+            raise UserError(
+                f"{self.path} has the weights {found}, and digest={self.digest} asks for others", code="changed"
+            )
+        return found
+
+
+def short(digest: str) -> str:
+    """The digits of a digest that stand in the name of a metric."""
+    return digest[:_DIGITS]
+
+
+def file_of(place: NetworkPlace, name: str, published: str, size_bytes: int) -> tuple[Path, str]:
+    """The weights file of a place, and its digest. UserError where there is none."""
+    path = Path(place.path).expanduser()
+    if not path.is_file() and place.path.count("/") == 2 and not path.is_absolute():
+        repository, _, inner = place.path.rpartition("/")
+        cached = huggingface_hub.try_to_load_from_cache(repository, inner)
+        path = Path(cached) if isinstance(cached, str) else path
+    if not path.is_file():
+        raise missing(place, name, f"the file {published} ({size_bytes / 1e6:.0f} MB)")
+    return path, place.checked(sha256(path))
+
+
+def folder_of(place: NetworkPlace, name: str, published: str) -> Path:
+    """The folder of a place: a local one, or a snapshot in the hub's cache. UserError where there is none."""
+    path = Path(place.path).expanduser()
+    if path.is_dir():
+        return path
+    if place.path.count("/") == 1 and not path.is_absolute():
+        try:
+            return Path(huggingface_hub.snapshot_download(place.path, local_files_only=True))
+        except (OSError, ValueError):
+            pass  # told below
+    raise missing(place, name, f"the folder of {published}")
+
+
+def missing(place: NetworkPlace, name: str, what: str) -> UserError:
+    """The refusal of a network without weights."""
+    return UserError(
+        f"networks.{name}.path={place.path}: there is no such file here, and nothing is downloaded by itself. Needed "
+        f"is {what}: download it (a repository of the hub: `daguerre fetch`), and give its place (docs/evaluate.md)",
+        code="missing",
+        setting=f"networks.{name}.path",
+    )
+
+
+@lru_cache(maxsize=32)
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of_files(folder: Path) -> str:
+    """SHA-256 of the safetensors files of a folder, one after the other by name, hex. UserError without any."""
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise UserError(f"{folder} has no safetensors file: no other weights are read", code="missing")
+    if len(paths) == 1:
+        return sha256(paths[0])
+    whole = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                whole.update(block)
+    return whole.hexdigest()
+
+
+def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors, by name, hex."""
+    whole = hashlib.sha256()
+    for name in sorted(tensors):
+        whole.update(name.encode() + tensors[name].contiguous().numpy().tobytes())
+    return whole.hexdigest()
