@@ -54,7 +54,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"checkpoint", "conditions", "storage"},
     "remote": {"checkpoint", "storage"},
     "tracking": {"checkpoint", "data"},
-    "evaluation": {"data"},
     "report": {"checkpoint", "tracking"},
     "models": {"checkpoint", "distributed", "objectives", "samplers"},
     "families": {"checkpoint", "models", "objectives", "samplers"},
@@ -70,13 +69,18 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("build", "checkpoint", "conditions", "config", "config_import", "data", "distributed", "families", "memory"),
         *("models", "objectives", "remote", "report", "samplers", "storage", "tracking", "training"),
     },
+    "evaluation": {
+        *("build", "checkpoint", "config", "data", "generation", "models", "remote", "report", "samplers", "tracking"),
+        "training",
+    },
     "run": {
-        *("adapters", "build", "checkpoint", "conditions", "config", "data", "distributed", "generation", "memory"),
-        *("models", "objectives", "remote", "report", "samplers", "storage", "tracking", "training"),
+        *("adapters", "build", "checkpoint", "conditions", "config", "data", "distributed", "evaluation", "generation"),
+        *("memory", "models", "objectives", "remote", "report", "samplers", "storage", "tracking", "training"),
     },
     "bench": {"build", "config", "config_import", "data", "models", "run", "training"},
     "cli": {
-        *("bench", "build", "checkpoint", "conditions", "config", "config_import", "data", "distributed", "families"),
+        *("bench", "build", "checkpoint", "conditions", "config", "config_import", "data", "distributed", "evaluation"),
+        "families",
         *("generation", "memory", "models", "remote", "report", "run", "samplers", "storage", "tracking", "training"),
     },
     "__main__": {"cli"},
@@ -120,7 +124,7 @@ PLAIN_ERRORS = {
     "data/plan/buckets.py": {"__post_init__"},  # sizes are computed
     "data/index/file.py": {"_decoded"},  # caught where the file is known
     "data/index/join.py": {"__getitem__"},  # a mapping's
-    "evaluation/shapes.py": {"check"},  # the images are ours
+    "evaluation/metrics/shapes.py": {"check"},  # the images are ours
     "distributed/sharding.py": {"_expect"},
     "models/lora_files/forms.py": {"write"},  # what we write is ours
     "models/token_files.py": {"_write"},  # likewise

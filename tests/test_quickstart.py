@@ -14,7 +14,7 @@ from daguerre.cli import main
 from daguerre.config import config
 from daguerre.config.recipe import FOLDER
 from daguerre.data.sources import shapes as images
-from daguerre.evaluation import shapes as checker
+from daguerre.evaluation.metrics import shapes as checker
 
 ASSETS = FOLDER.parent / "assets" / "quickstart"
 

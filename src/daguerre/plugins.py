@@ -18,16 +18,15 @@ FOLDERS = {
     "adapters": "adapters",
     "sources": "data/sources",
     "samplers": "samplers",
-    "metrics": "evaluation",
+    "metrics": "evaluation/metrics",
     "optimizers": "training/optimizers",
     "conditions": "conditions",
     "trackers": "tracking/trackers",
 }
 """Plug-in kinds and their folders in the package. A module is a plug-in when it defines `Settings`
-(families, objectives, adapters, sources, optimizers, conditions, trackers), `sample` (samplers) or `evaluate`
-(metrics)."""
+(families, objectives, adapters, sources, optimizers, conditions, metrics, trackers) or `sample` (samplers)."""
 
-_MARKS = {"samplers": "def sample(", "metrics": "def evaluate("}
+_MARKS = {"samplers": "def sample("}
 
 
 @lru_cache(maxsize=len(FOLDERS))

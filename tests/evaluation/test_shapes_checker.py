@@ -11,7 +11,8 @@ from PIL import Image, ImageFilter
 
 from daguerre.data.settings import CaptionSettings
 from daguerre.data.sources import shapes as source
-from daguerre.evaluation import shapes
+from daguerre.evaluation.metric import DrawnInputs
+from daguerre.evaluation.metrics import shapes
 
 ROWS, COLUMNS = np.mgrid[:64, :64] - 31.5
 RED, BLUE, WHITE = (np.array(source.COLOURS[c], np.uint8) for c in ("red", "blue", "white"))
@@ -168,7 +169,7 @@ def test_evaluation_asks_for_held_out_combinations_and_says_must_and_aim() -> No
         images = [source.render(prompt.combination) for prompt in asked]
         return [np.zeros((64, 64, 3), np.uint8)] * 50 + images[50:]
 
-    (result,) = shapes.evaluate(source.Settings(), draw).values()
+    (result,) = shapes.evaluate(shapes.Settings(), DrawnInputs(source.Settings(), draw)).values()
     assert result.count == 200
     assert {row.name: row.must for row in result.rows} == {
         "background": 0.95,
@@ -177,7 +178,7 @@ def test_evaluation_asks_for_held_out_combinations_and_says_must_and_aim() -> No
         "size": 0.8,
         "all": None,
     }
-    assert result.shares()["shape"] == 0.75
+    assert result.values()["shape"] == 0.75
 
 
 def test_overlap_is_one_of_equal_outlines_whatever_their_colours() -> None:
@@ -213,10 +214,10 @@ def test_a_model_that_reads_control_images_is_asked_for_colours_and_compared_wit
         assert np.array_equal(originals[7], held_out.record(7).image)
         return [np.zeros((64, 64, 3), np.uint8)] * 10 + list(originals[10:])
 
-    (result,) = shapes.evaluate(settings, lambda texts: [], redraw).values()
+    (result,) = shapes.evaluate(shapes.Settings(), DrawnInputs(settings, lambda texts: [], redraw)).values()
     assert result.count == 40
-    assert result.shares()["outline"] == pytest.approx(0.75)
-    assert result.shares()["colour"] == result.shares()["shape"] == 0.75
+    assert result.values()["outline"] == pytest.approx(0.75)
+    assert result.values()["colour"] == result.values()["shape"] == 0.75
     assert {row.name: row.must for row in result.rows}["outline"] == 0.85
 
 
@@ -230,12 +231,14 @@ def test_with_a_new_shape_the_quickstarts_own_prompts_are_measured_too() -> None
         """A model that draws nothing but moons."""
         return [source.render(dataclasses.replace(said[text], shape=MOON)) for text in texts]
 
-    found = shapes.evaluate(settings, draw)
-    assert {name: (table.count, table.shares()["shape"]) for name, table in found.items()} == {
+    found = shapes.evaluate(shapes.Settings(), DrawnInputs(settings, draw))
+    assert {name: (table.count, table.values()["shape"]) for name, table in found.items()} == {
         "shapes": (100, 1.0),
         "kept": (200, 0.0),
     }
-    assert [*shapes.evaluate(settings.model_copy(update={"kept_prompts": 0}), draw)] == ["shapes"]
+    assert [
+        *shapes.evaluate(shapes.Settings(), DrawnInputs(settings.model_copy(update={"kept_prompts": 0}), draw))
+    ] == ["shapes"]
     shown = new[0].combination
     assert all(c.shape == MOON for c in (p.combination for p in new))
     assert shown not in source.combinations("train", (MOON,), 16)

@@ -1,24 +1,8 @@
-"""The results of a metric: shares, with the marks that they have to reach.
+"""The results of metrics: tables of numbers, each with the marks that it has to reach, if there are some."""
 
-A file of this folder with this function is a metric:
-
-    def evaluate(settings: SourceSettings, draw: Draw, redraw: Redraw | None) -> dict[str, Result]
-
-where `settings` are those of the source that names the metric, and `draw` yields one image [H, W, 3] uint8 a prompt. A
-model that reads control images has `redraw` in its place. The results are tables by their names; the first has the
-metric's own.
-"""
-
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-
-Draw = Callable[[Sequence[str]], Iterable[np.ndarray]]
-"""Images of prompts, in their order, by the weights that are evaluated."""
-Redraw = Callable[[Sequence[str], Sequence[np.ndarray]], Iterable[np.ndarray]]
-"""The same by a model that reads control images, which are computed from images [H, W, 3] uint8, one a prompt."""
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -27,11 +11,28 @@ class Row:
 
     name: str
     value: float
-    """A share in [0, 1]; higher is better."""
+    """A share in [0, 1], or any number: see `share`."""
     must: float | None = None
-    """Least value, if there is such a mark."""
+    """Value that has to be reached, if there is such a mark."""
     aim: float | None = None
     """Value to aim at."""
+    share: bool = True
+    """A share in [0, 1], shown in per cent."""
+    better: Literal["higher", "lower", ""] = "higher"
+    """The direction of better values; empty where there is none."""
+    low: float | None = None
+    high: float | None = None
+    """Interval of the value, as `Result.note` says."""
+
+    def document(self) -> dict[str, Any]:
+        """As the files of results hold it; what is as usual is left out."""
+        usual = {"share": True, "better": "higher", "low": None, "high": None}
+        return {name: value for name, value in vars(self).items() if name not in usual or value != usual[name]}
+
+
+def number(name: str, value: float, better: Literal["higher", "lower", ""], **more: Any) -> Row:
+    """A row that is no share."""
+    return Row(name, float(value), share=False, better=better, **more)
 
 
 @dataclass(frozen=True)
@@ -40,21 +41,34 @@ class Result:
 
     count: int
     rows: tuple[Row, ...]
+    note: str = ""
+    """What the numbers mean, for people."""
+    made_with: Mapping[str, Any] = field(default_factory=dict)
+    """What else the numbers depend on: networks and their digests, the reference."""
 
     def document(self) -> dict[str, Any]:
-        """As evaluation.json holds it, for the report."""
-        return {"count": self.count, "rows": [vars(row) for row in self.rows]}
+        """As evaluation.json and result.json hold it, for the report."""
+        found: dict[str, Any] = {"count": self.count, "rows": [row.document() for row in self.rows]}
+        found |= {"note": self.note} if self.note else {}
+        return found | ({"made_with": dict(self.made_with)} if self.made_with else {})
 
-    def shares(self) -> dict[str, float]:
+    def values(self) -> dict[str, float]:
+        """Numbers by the names of their rows."""
         return {row.name: row.value for row in self.rows}
 
     def table(self, name: str) -> list[str]:
         """Lines for the terminal."""
-        head = f"{f'{name}: {self.count} images':20}{'measured':>6}{'must':>8}{'aim':>8}"
+        if all(row.share for row in self.rows):
+            head = f"{f'{name}: {self.count} images':19} {'measured':>6}{'must':>8}{'aim':>8}"
+        else:
+            head = f"{name}: {self.count:,} images"
         return [head, *(_line(row) for row in self.rows)]
 
 
 def _line(row: Row) -> str:
+    if not row.share:
+        interval = "" if row.low is None or row.high is None else f"   ({row.low:.6g} to {row.high:.6g})"
+        return f"  {row.name:22}{row.value:>12.6g}{interval}"
     marks = ["" if mark is None else f"{100 * mark:.0f} %" for mark in (row.must, row.aim)]
     missed = row.must is not None and row.value < row.must
     return f"  {row.name:14}{100 * row.value:>8.1f} %{marks[0]:>8}{marks[1]:>8}{'  missed' if missed else ''}".rstrip()

@@ -25,6 +25,7 @@ from daguerre.data.loading import loader
 from daguerre.distributed.launch import environment
 from daguerre.distributed.launch.environment import World
 from daguerre.errors import ReportedElsewhere, UserError
+from daguerre.evaluation.metric import DrawnInputs
 from daguerre.generation import generate
 from daguerre.memory import advice
 from daguerre.remote import local_copy
@@ -344,7 +345,8 @@ def evaluate(run: Run, measured: Member, stop: Callable[[], bool]) -> None:
 
     with run.terminal.busy(f"evaluating ({measured.source.metric})"), evaluating(run.state):
         metric = plugins.find("metrics", str(measured.source.metric))
-        found = metric.evaluate(measured.settings, draw, redraw if control else None)
+        inputs = DrawnInputs(measured.settings, draw, redraw if control else None)
+        found = metric.evaluate(metric.Settings(), inputs)
     if not run.processes.leads:
         return
     documents = {table: {"step": run.state.step, **result.document()} for table, result in found.items()}
@@ -352,7 +354,7 @@ def evaluate(run: Run, measured: Member, stop: Callable[[], bool]) -> None:
     values = {
         f"evaluation/{table}/{name}": share
         for table, result in found.items()
-        for name, share in result.shares().items()
+        for name, share in result.values().items()
     }
     known = [line for line in read_metrics(run.folder.metrics) if line["step"] == run.state.step]
     if not any(values.keys() <= line.keys() for line in known):

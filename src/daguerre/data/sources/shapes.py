@@ -1,8 +1,8 @@
 """Procedural images of one shape on a plain background, with captions: made from sample ids.
 
 Holds the palette, the shapes as signed distance functions, the held-out combinations, the source and the prompts of the
-evaluation. `daguerre.evaluation.shapes` reads an image back. The quickstart draws the first five shapes; the others are
-there to be learnt later, from few images.
+evaluation. `daguerre.evaluation.metrics.shapes` reads an image back. The quickstart draws the first five shapes; the
+others are there to be learnt later, from few images.
 """
 
 import functools

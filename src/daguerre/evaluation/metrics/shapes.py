@@ -6,6 +6,7 @@ The images and their facts (palette, radii, outlines) are `daguerre.data.sources
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -16,13 +17,15 @@ from daguerre.data.sources.shapes import (
     RADII_PX,
     Combination,
     Prompt,
-    Settings,
     Shape,
     coverage,
     open_source,
     prompts,
 )
-from daguerre.evaluation.result import Draw, Redraw, Result, Row
+from daguerre.data.sources.shapes import Settings as SourceSettings
+from daguerre.errors import UserError
+from daguerre.evaluation.metric import Draw, Inputs, MetricSettings, Redraw
+from daguerre.evaluation.result import Result, Row
 
 NONE = "none"
 ATTRIBUTES = ("background", "colour", "shape", "size")
@@ -40,6 +43,13 @@ _STRANGE_SHARE = 0.25  # of the shape's area may show neither of the two colours
 _OFF_PX = 1.0  # mean distance from the ideal outline up to which a shape has a name
 _MARGIN = 0.03  # of overlap (intersection over union) by which its ideal outline must fit better than any other
 _SIZE_FACTOR = 1.25  # a radius farther than this factor from each size is no size
+
+
+class Settings(MetricSettings):
+    """The checker of the `shapes` source."""
+
+    name: Literal["shapes"] = "shapes"
+    """Reads background, colour, shape and size off the images; prompts and their number are those of the source."""
 
 
 @dataclass(frozen=True)
@@ -100,18 +110,24 @@ def overlap(image: np.ndarray, original: np.ndarray) -> float:
     return float(np.minimum(*masks).sum() / np.maximum(*masks).sum())
 
 
-def evaluate(settings: Settings, draw: Draw, redraw: Redraw | None = None) -> dict[str, Result]:
+def evaluate(settings: Settings, inputs: Inputs) -> dict[str, Result]:
     """Generates prompts of combinations that training never saw, and reads the images. Where a new shape is learnt,
     `kept` has the quickstart's own prompts, in its measure. A model that reads control images gets those of held-out
     images, and `outline` is the mean overlap with their shapes."""
-    new = tuple(shape for shape in settings.shapes if shape not in QUICKSTART_SHAPES)
+    source = inputs.source
+    if not isinstance(source, SourceSettings):
+        raise UserError(
+            "metric shapes reads images of the source `shapes`, and this model is not trained on it: remove the metric",
+            code="unused",
+        )
+    new = tuple(shape for shape in source.shapes if shape not in QUICKSTART_SHAPES)
     named = (*QUICKSTART_SHAPES, *new)
-    if redraw is not None:
-        return {"shapes": _redrawn(settings, redraw, named)}
-    asked = prompts("held_out", settings.checked_prompts, 0, settings.shapes, settings.num_images, settings.look)
-    found = {"shapes": _drawn(asked, draw, named)}
-    if new and settings.kept_prompts:
-        found["kept"] = _drawn(prompts("held_out", settings.kept_prompts, 0), draw, QUICKSTART_SHAPES)
+    if inputs.redraw is not None:
+        return {"shapes": _redrawn(source, inputs.redraw, named)}
+    asked = prompts("held_out", source.checked_prompts, 0, source.shapes, source.num_images, source.look)
+    found = {"shapes": _drawn(asked, inputs.draw, named)}
+    if new and source.kept_prompts:
+        found["kept"] = _drawn(prompts("held_out", source.kept_prompts, 0), inputs.draw, QUICKSTART_SHAPES)
     return found
 
 
@@ -120,7 +136,7 @@ def _drawn(asked: Sequence[Prompt], draw: Draw, named: Sequence[Shape]) -> Resul
     return _result(len(asked), shares(asked, images, named))
 
 
-def _redrawn(settings: Settings, redraw: Redraw, named: Sequence[Shape]) -> Result:
+def _redrawn(settings: SourceSettings, redraw: Redraw, named: Sequence[Shape]) -> Result:
     source = open_source(settings, "held_out")
     records = [source.record(number) for number in range(settings.checked_prompts)]
     texts = [settings.captions.text or record.texts[settings.captions.used[0]] for record in records]
