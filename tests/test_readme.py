@@ -111,7 +111,6 @@ NOT_THERE = {
     "published checkpoints": None,
     "Stable Cascade": ("families", "stable_cascade"),
     "caches of latents": None,
-    "FID": ("metrics", "fid"),
     "tfrecord": ("sources", "tfrecord"),
     "grain": ("sources", "grain"),
 }

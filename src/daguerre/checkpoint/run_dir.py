@@ -103,6 +103,9 @@ class RunFolder:
     """A line for each sample that could not be used as it is."""
     evaluation = _Inside("evaluation.json")
     """Results of the metrics."""
+    evaluations = _Inside("evaluations")
+    """Folder of what `daguerre evaluate` measures, a folder for each checkpoint and protocol. Training writes nothing
+    there."""
     report = _Inside("report.html")
     """The page about the run."""
     lock = _Inside(".lock")

@@ -134,12 +134,12 @@ def read(arguments: Sequence[str]) -> Arguments:
         pairs += [] if of_place else [(key, text)]
     model = load.find(given.recipe, place, options.base)
     plain = model.trained or model.config(()).config
-    changes = _changes(model, plain, pairs, notices)
+    changes = changes_of(model, plain, pairs, notices)
     set_now = {change.partition("=")[0] for change in changes}
     if "sampling.num_images" not in set_now:
         changes.append("sampling.num_images=1")
     loaded = model.config(changes)
-    _check_changes(model, plain, loaded.config)
+    check_changes(model, plain, loaded.config)
     if "sampling.prompts_file" in set_now and options.prompt is not None:
         raise UserError("prompt and prompts_file were both given: choose one", code="conflict")
     return Arguments(options, model, loaded.config, tuple(dict.fromkeys([*notices, *loaded.notices])))
@@ -179,7 +179,7 @@ def _of_examples(given: overrides.Arguments, notices: list[str]) -> overrides.Ar
     return replace(given, recipe=recipe, overrides=tuple(kept))
 
 
-def _changes(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], notices: list[str]) -> list[str]:
+def changes_of(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], notices: list[str]) -> list[str]:
     """Overrides of the settings that images depend on; a notice names those that only matter for training."""
     tree = plain.model_dump()
     leaves, sections = fields.leaves(Config, tree), list(fields.sections(Config, tree))
@@ -216,7 +216,7 @@ def _allowed(model: Model) -> tuple[str, ...]:
     return MAY_CHANGE if model.kind == "run" else (*MAY_CHANGE, *_OF_BASE)
 
 
-def _check_changes(model: Model, plain: Config, config: Config) -> None:
+def check_changes(model: Model, plain: Config, config: Config) -> None:
     """UserError for settings that are fixed by the run, or have no effect on images."""
     paths = [change.path for change in configs.diff(plain, config) if not change.path.startswith(_allowed(model))]
     if not paths:

@@ -86,6 +86,11 @@ class ShardOutput(Output):
                 size_px = known["height"], known["width"]
                 yield Example(image, known["prompt"], known["seed"], size_px, f"{shard.name}, {number:09d}", None)
 
+    def images(self, number: int) -> list[bytes]:
+        """The image files of finished shard `number`, in the order of the list."""
+        shard = self._shards[number]
+        return [image for _, image, _ in self._read(shard, shard.numbers.tolist())]
+
     def where(self) -> str:
         """The place of the images, for people."""
         shards = f"{len(self._shards):,} shards" if len(self._shards) > 1 else "one shard"

@@ -43,6 +43,10 @@ class TaskShard:
         return len(range(self.index, total, self.count))
 
 
+WHOLE = TaskShard()
+"""Everything, by one process."""
+
+
 def task_shard(shard: str | None, environ: Mapping[str, str] = os.environ) -> TaskShard:
     """The part that `shard=I/N` says, I counted from 1; else the launcher's; else everything."""
     if shard is not None:

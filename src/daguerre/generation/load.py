@@ -227,9 +227,13 @@ def choose(model: Model, config: Config, weights: str | None) -> Loading:
             description = f"the pipeline {model.name}"
         # Nothing was trained: an adapter that has learnt nothing would only ask for its control images or tokens.
         return Loading(description, provenance, partial(_build, config.model_copy(update={"adapters": {}})))
-    checkpoint = newest(model.run, config.resume_from_checkpoint)
-    raw, description = weights_of(checkpoint, model.run, weights)
-    provenance = {"run": local_copy.display_name(model.run.path), "checkpoint": checkpoint.name}
+    return of_checkpoint(newest(model.run, config.resume_from_checkpoint), model.run, config, weights)
+
+
+def of_checkpoint(checkpoint: Checkpoint, folder: RunFolder, config: Config, weights: str | None) -> Loading:
+    """The weights of a checkpoint of a run. UserError for averages that it has not."""
+    raw, description = weights_of(checkpoint, folder, weights)
+    provenance = {"run": local_copy.display_name(folder.path), "checkpoint": checkpoint.name}
     provenance |= {"step": checkpoint.documents["state"]["step"], "weights": "raw" if raw else "ema"}
     return Loading(description, provenance, partial(load, config, checkpoint, raw))
 
@@ -288,8 +292,13 @@ def newest(folder: RunFolder, name: str) -> Checkpoint:
             f"{place} has no checkpoint yet: wait for its first save, or continue with `daguerre train {place}`",
             code="missing",
         )
-    groups = store.groups(found.path)
-    return store.load(found.path, only=[name for name in ("model", "ema", "objective") if name in groups])
+    return read(store, found.path)
+
+
+def read(store: Store, path: Path) -> Checkpoint:
+    """A checkpoint without the optimizer's tensors. CheckpointError for a damaged one."""
+    groups = store.groups(path)
+    return store.load(path, only=[name for name in ("model", "ema", "objective") if name in groups])
 
 
 def load(config: Config, checkpoint: Checkpoint, raw: bool = False) -> Components:

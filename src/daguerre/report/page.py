@@ -8,7 +8,7 @@ from pathlib import Path
 
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.checkpoint.run_dir import RunFolder
-from daguerre.report import facts
+from daguerre.report import evaluations, facts
 from daguerre.report.charts import charts
 from daguerre.report.html import Html, element, join, render_page
 from daguerre.report.results import results
@@ -47,11 +47,12 @@ def _header(run: Run) -> Html:
 
 
 def _sections(run: Run) -> list[Html]:
-    drawn = charts(run)
+    drawn = [*charts(run), *evaluations.charts(run)]
     none = "No numbers yet: the first come with the first logging interval."
     curves = element("div", *drawn, class_="charts") if drawn else element("p", none, class_="note")
     found = [
         ("Result", results(run) or element("p", "Nothing was evaluated yet.", class_="note")),
+        ("Measured by daguerre evaluate", evaluations.tables(run)),
         ("Images", evolution(run) or element("p", "No images yet: they come with the first save.", class_="note")),
         ("With the adapter at other strengths", by_strength(run)),
         ("Curves", curves),

@@ -49,6 +49,8 @@ class Run:
     lines: list[dict[str, Any]]
     data: dict[str, Any]
     evaluation: dict[str, Any]
+    evaluations: list[dict[str, Any]]
+    """Results of `daguerre evaluate`, oldest step first."""
     samples: list[Sample]
     """Oldest step first."""
     strengths: list[Sample]
@@ -112,6 +114,7 @@ def read_run(folder: Path) -> Run:
         lines=_try(paths.metrics, read_metrics, problems) or [],
         data=_document(paths.data, problems),
         evaluation=_document(paths.evaluation, problems),
+        evaluations=evaluations(paths.evaluations, problems),
         samples=samples(paths.samples, problems),
         strengths=strengths(paths.samples, problems),
         problems=list(dict.fromkeys(problems)),
@@ -121,6 +124,18 @@ def read_run(folder: Path) -> Run:
 def _state(folder: Path, status: dict[str, Any]) -> str:
     state = str(status.get("state", "unknown"))
     return "interrupted" if state == "running" and lock_holder(folder) is None else state
+
+
+def evaluations(folder: Path, problems: list[str]) -> list[dict[str, Any]]:
+    """The results of `daguerre evaluate`, oldest step first; adds those that cannot be read to `problems`."""
+    found = [_document(path, problems) for path in sorted(folder.glob("*/result.json"))]
+    return sorted(filter(None, found), key=_evaluated_step)
+
+
+def _evaluated_step(document: dict[str, Any]) -> tuple[int, float]:
+    protocol = document.get("protocol")
+    step, scale = (protocol.get(name) if isinstance(protocol, dict) else None for name in ("step", "guidance_scale"))
+    return (step if isinstance(step, int) else 0), (float(scale) if isinstance(scale, int | float) else 0.0)
 
 
 def samples(folder: Path, problems: list[str]) -> list[Sample]:

@@ -85,8 +85,16 @@ class Scale:
         return [(value, _tick_text(value)) for value in values]
 
 
-def chart(title: str, unit: str, series: Sequence[Series], *, log: bool = False, zero: bool = False) -> Html | None:
-    """Curves over update steps, or None without points.
+def chart(
+    title: str,
+    unit: str,
+    series: Sequence[Series],
+    *,
+    log: bool = False,
+    zero: bool = False,
+    x_from_zero: bool = True,
+) -> Html | None:
+    """Curves over update steps (or, without `x_from_zero`, over any number), or None without points.
 
     `log` allows a logarithmic axis, taken where values are positive and span more than a factor of 8. `zero` starts a
     linear axis at 0.
@@ -96,7 +104,9 @@ def chart(title: str, unit: str, series: Sequence[Series], *, log: bool = False,
         return None
     ys = [y for one in series for y in one.ys]
     use_log = log and min(ys) > 0 and max(ys) / min(ys) > _LOG_RATIO
-    x_scale = Scale(0.0, max(1.0, *(x for one in series for x in one.xs)), _LEFT, _RIGHT)
+    xs = [x for one in series for x in one.xs]
+    x_range = (0.0, max(1.0, *xs)) if x_from_zero else _range(xs, False, False)
+    x_scale = Scale(*x_range, _LEFT, _RIGHT)
     y_scale = Scale(*_range(ys, use_log, zero), _BOTTOM, _TOP, use_log)
     drawing = [
         *(_line(one, x_scale, y_scale) for one in sorted(series, key=lambda one: not one.faint)),

@@ -47,7 +47,8 @@ class Network:
         """[n, d] float32 of images [H, W, 3] uint8: projected, not normalised."""
         side = self.model.config.vision_config.image_size
         pixels = np.stack([cropped(image, side, self.crop) for image in images]).astype(np.float32) / 255
-        x_BCHW = torch.from_numpy((pixels - np.float32(self.mean)) / np.float32(self.std)).permute(0, 3, 1, 2)
+        mean, std = (np.array(values, np.float32) for values in (self.mean, self.std))
+        x_BCHW = torch.from_numpy((pixels - mean) / std).permute(0, 3, 1, 2)
         return _vectors(self.model.get_image_features(pixel_values=x_BCHW.to(self.device)))
 
     @torch.inference_mode()

@@ -1,0 +1,172 @@
+"""`daguerre evaluate`: measures a run, a pipeline or a folder of images; the same command goes on where it stopped."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from daguerre.checkpoint.signals import StopSignals
+from daguerre.cli import evaluate_options, generate_options
+from daguerre.cli.evaluate_options import Arguments
+from daguerre.config import options, overrides, recipe
+from daguerre.config.config import Config
+from daguerre.data.dataset import open_dataset
+from daguerre.errors import UserError
+from daguerre.evaluation import compare, follow
+from daguerre.evaluation.evaluate import FolderEvaluation, ModelEvaluation
+from daguerre.evaluation.images import SourceImages
+from daguerre.evaluation.result import Result
+from daguerre.evaluation.settings import EvaluationSettings
+from daguerre.generation import generate, jobs, load
+from daguerre.generation.jobs import TaskShard
+from daguerre.generation.load import Model
+from daguerre.remote import local_copy
+
+SUMMARY = "measure a run, a pipeline or a folder of images: FID, KID, CLIP score and others"
+HELP = """\
+usage: daguerre evaluate RUN|PIPELINE|FOLDER [key=value ...]
+       daguerre evaluate RUN --follow [follow=all] [key=value ...]
+       daguerre evaluate A B
+
+Generates images of a list of prompts, measures them, and writes the numbers with the protocol that they belong to into
+RUN/evaluations. Of a folder, its images are measured. The same command again goes on where it was stopped, and measures
+what was not measured before. Nothing is downloaded: say where the weights of the feature networks are.
+
+  daguerre evaluate runs/quickstart metrics=[shapes,validation_loss]
+  daguerre reference quickstart num_images=1000 networks.inception=random out=reference.safetensors
+  daguerre evaluate runs/quickstart metrics=[fid,kid,precision_recall] networks.inception=random \\
+      reference=reference.safetensors num_images=1000
+  daguerre evaluate sd15 base=true protocol=coco30k networks.inception=PATH networks.clip=PATH \\
+      prompts_file=captions.csv reference=coco.safetensors
+  daguerre evaluate images metrics=[psnr,ssim,lpips] against=originals networks.lpips=PATH
+
+  metrics=[fid,kid]        also precision_recall, clip_score, cmmd, fd_dinov2, psnr, ssim, lpips, validation_loss and
+                           shapes; metrics.fid.resize=torch changes a setting of one
+  networks.NAME=PATH       weights of inception, clip, dinov2 or lpips; networks.NAME.digest=SHA256 refuses others
+  reference=FILE           statistics that `daguerre reference` wrote
+  against=FOLDER           images to compare with one by one, by name
+  num_images=1000          images that are generated or read
+  prompts_file=FILE        prompts, one image each (a run's held-out captions)
+  guidance_scales=[1,3,5]  a sweep; the report draws FID against CLIP score
+  crop_px=256 sample_seed=0    of a folder: middle squares of this side; draws images by a seed
+  weights=ema              or raw
+  sampler, num_inference_steps, guidance_scale, seed ...    as in `generate`
+  protocol=coco30k         a shipped protocol or a YAML file of these settings
+  --follow                 measures the checkpoints of a run as they come, in this process; follow=all takes every one
+  keep_images=false        removes the images when they are measured
+  bootstrap=200            of A B: times that samples are drawn again for the intervals
+  shard=I/N                part I of N; under torchrun or srun each process its own part
+  out=FOLDER               default: RUN/evaluations
+
+docs/evaluate.md says more.
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Measures what the command line asks for. Returns 0 or the code of a signal; UserError."""
+    asked = evaluate_options.read(arguments)
+    if len(asked.words) == 2:
+        return compare.run(*asked.words, times=asked.options.bootstrap)
+    if len(asked.words) != 1:
+        raise UserError("give one run, pipeline or folder of images; or two runs to compare", code="missing")
+    part = jobs.task_shard(asked.options.shard)
+    jobs.use_own_gpu(part)
+    with StopSignals() as stop:
+        try:
+            code = _evaluate(asked, part, lambda: stop.requested)
+        except generate.Stopped:
+            assert stop.signal is not None
+            print(f"stopped by {stop.signal.name}: finished blocks are kept; the same command continues from there")
+            return stop.exit_code
+    return code
+
+
+def _evaluate(asked: Arguments, part: TaskShard, stop: Callable[[], bool]) -> int:
+    (word,) = asked.words
+    if asked.options.follow is not None:
+        follow.wait_for_run(word, asked.options.patience_seconds, asked.options.every_seconds, stop)
+    folder = local_copy.located(word)
+    if folder.is_dir() and not any((folder / name).is_file() for name in ("config.yaml", "model_index.json")):
+        return _of_folder(asked, word, part)
+    jobs_of = evaluations(asked, part, stop)
+    if asked.options.follow is not None:
+        return follow.follow(jobs_of, asked.options.follow, asked.options.every_seconds, asked.options.patience_seconds)
+    for one in jobs_of:
+        show(one.run(), one.folder.path)
+        refresh_page(one)
+    return 0
+
+
+def evaluations(asked: Arguments, part: TaskShard, stop: Callable[[], bool]) -> list[ModelEvaluation]:
+    """The evaluation of a model; of a sweep one for each guidance scale."""
+    model = load.find(asked.words[0], [], asked.options.base)
+    settings = _settings(asked)
+    scales = settings.guidance_scales
+    more = [[]] if scales is None else [[f"sampling.guidance_scale={scale}"] for scale in scales]
+    root = Path(asked.options.out).expanduser() if asked.options.out else _root(model)
+    return [
+        ModelEvaluation(model, _config(model, [*asked.rest, *each]), settings, root, part, stop).with_metrics()
+        for each in more
+    ]
+
+
+def _settings(asked: Arguments) -> EvaluationSettings:
+    own = {name: getattr(asked.options, name) for name in EvaluationSettings.model_fields}
+    return EvaluationSettings.model_construct(**own)
+
+
+def _root(model: Model) -> Path:
+    if model.run is not None and local_copy.origin(model.run.path) is None:
+        return model.run.evaluations
+    return model.home.parent.parent / "evaluations" / Path(model.name.rstrip("/")).name
+
+
+def _config(model: Model, given: Sequence[str]) -> Config:
+    """The model's config with the settings of sampling that are given."""
+    notices: list[str] = []
+    plain = model.trained or model.config(()).config
+    changes = generate_options.changes_of(model, plain, [overrides.pair(each) for each in given], notices)
+    loaded = model.config([*changes, "sampling.num_images=1"])
+    generate_options.check_changes(model, plain, loaded.config)
+    for notice in notices:
+        print(notice)
+    return loaded.config
+
+
+def _of_folder(asked: Arguments, word: str, part: TaskShard) -> int:
+    settings, options_ = _settings(asked), asked.options
+    if not settings.metrics:
+        raise UserError("no metric given: metrics=[fid] or others", code="missing", setting="metrics")
+    reads_texts = any(own.reads_texts for own in settings.metrics.values())
+    images = source_images([word], asked.rest, settings, reads_texts)
+    against = source_images([settings.against], (), settings, False) if settings.against else None
+    root = Path(options_.out).expanduser() if options_.out else Path("runs") / "evaluations"
+    one = FolderEvaluation(word, images, settings, root, part=part, against=against)
+    show(one.run(), one.folder.path)
+    return 0
+
+
+def source_images(
+    words: Sequence[str], given: Sequence[str], settings: EvaluationSettings, reads_texts: bool, split: str = "train"
+) -> SourceImages:
+    """The images of paths or of a recipe. UserError where there are none."""
+    is_recipe = len(words) == 1 and (words[0] in recipe.shipped() or words[0].endswith((".yaml", ".yml")))
+    is_recipe = is_recipe or (len(words) == 1 and (Path(words[0]) / "config.yaml").is_file())
+    plain = [] if is_recipe else ["data.held_out_fraction=0"]
+    plain += [] if reads_texts or is_recipe else ["data.captions.text=an image"]
+    read = options.from_recipe(words[0], given) if is_recipe else options.from_paths(words, [*plain, *given])
+    dataset = open_dataset(read[0].data, "held_out" if split == "held_out" else "train")
+    return SourceImages(dataset, settings.num_images, settings.crop_px, settings.sample_seed)
+
+
+def show(found: dict[str, Result] | None, folder: Path) -> None:
+    """Prints the tables, and where they are."""
+    if found is None:
+        print(f"{folder}: other parts still have images to make; the process that finishes last writes the result")
+        return
+    for name, result in found.items():
+        print("\n".join(result.table(name)))
+    print(f"written to {folder / 'result.json'}")
+
+
+def refresh_page(one: ModelEvaluation) -> None:
+    """Writes the report of the run anew, if nobody trains it: a trainer writes it at each save."""
+    follow.refresh_page(one)

@@ -1,0 +1,111 @@
+"""The command line of `evaluate` and `reference`: a protocol's file, and settings over it."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field
+
+from daguerre.config import config as configs
+from daguerre.config import fields, options, overrides, recipe
+from daguerre.config.recipe import Tree
+from daguerre.errors import UserError
+from daguerre.evaluation.settings import PROTOCOLS, EvaluationSettings
+from daguerre.settings import ADDRESS
+
+_MAPPINGS = ("metrics", "networks")
+FLAGS = ("--follow",)
+
+
+class Options(EvaluationSettings):
+    """An evaluation, and where and when it is made."""
+
+    out: Annotated[str | None, ADDRESS] = None
+    """Folder of the results, or file of a reference."""
+    shard: str | None = None
+    """Part I/N of the images."""
+    base: bool = False
+    """The pretrained networks of a recipe."""
+    follow: Literal["newest", "all"] | None = None
+    """Follows a run: takes the newest checkpoint when behind, or every one."""
+    every_seconds: float = Field(10.0, gt=0)
+    """With follow: how often new checkpoints are looked for."""
+    patience_seconds: float = Field(600.0, ge=0)
+    """With follow: ends when nobody has trained for so long."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A command line that was read."""
+
+    words: tuple[str, ...]
+    """Models, folders or runs."""
+    options: Options
+    rest: tuple[str, ...]
+    """Other settings: of sampling, of the model, of the data."""
+
+
+def read(arguments: Sequence[str]) -> Arguments:
+    """Sorts the arguments. UserError or ConfigError for what cannot be used."""
+    follows = any(word in FLAGS for word in arguments)
+    found = options.split([word for word in arguments if word not in FLAGS])
+    tree: Tree = {}
+    rest: list[str] = []
+    for override in found.overrides:
+        key, text = overrides.pair(override)
+        if key == "protocol":
+            own, sampling = protocol(text)
+            tree, rest = recipe.merge(own, tree), [*sampling, *rest]
+    for override in found.overrides:
+        key, text = overrides.pair(override)
+        if key.partition(".")[0] in Options.model_fields:
+            tree = recipe.merge(tree, _value(key, text))
+        elif key != "protocol":
+            _refuse_misspelt(key)
+            rest.append(override)
+    if follows:
+        tree = recipe.merge({"follow": "newest"}, tree)
+    return Arguments(found.bare, configs.checked(Options, tree, [], [], "the command"), tuple(rest))
+
+
+def protocol(name: str) -> tuple[Tree, list[str]]:
+    """The settings of a protocol (a shipped name or a YAML file), and its `sampling` settings as overrides. UserError
+    for a file that cannot be read."""
+    path = PROTOCOLS / f"{name}.yaml"
+    path = path if path.is_file() else Path(name).expanduser()
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        shipped = ", ".join(sorted(each.stem for each in PROTOCOLS.glob("*.yaml")))
+        raise UserError(
+            f"protocol={name} cannot be read ({error}): give a YAML file, or one of {shipped}",
+            code="missing",
+            setting="protocol",
+        ) from error
+    if not isinstance(tree, dict):
+        raise UserError(f"protocol={name} is no mapping of settings", setting="protocol")
+    sampling = tree.pop("sampling", None) or {}
+    return tree, [f"sampling.{key}={'null' if value is None else value}" for key, value in sampling.items()]
+
+
+def _value(key: str, text: str) -> Tree:
+    """The tree of one override. Metrics and networks are YAML; the rest is typed by its field."""
+    head, _, inner = key.partition(".")
+    if head not in _MAPPINGS:
+        return overrides.nested(key, overrides.typed(text, fields.leaves(Options)[key].field.annotation))
+    if head == "networks" and inner:
+        return overrides.nested(key if "." in inner else f"{key}.path", text)
+    value: Any = overrides.yaml_value(text)
+    names = [value] if isinstance(value, str) else value
+    if head == "metrics" and not inner and isinstance(names, list):
+        value = {str(name): {} for name in names}
+    return overrides.nested(key, value)
+
+
+def _refuse_misspelt(key: str) -> None:
+    near = difflib.get_close_matches(key, Options.model_fields, n=1, cutoff=0.8)
+    if near and "." not in key:
+        raise UserError(f"there is no option {key}; did you mean {near[0]}?", code="unknown")

@@ -1,0 +1,74 @@
+"""`daguerre reference`: statistics of a data set's images, which evaluations compare with."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from daguerre.cli import evaluate, evaluate_options
+from daguerre.errors import UserError
+from daguerre.evaluation import blocks, reference
+from daguerre.evaluation.evaluate import FolderEvaluation
+from daguerre.evaluation.images import SourceImages
+from daguerre.evaluation.inputs import network
+from daguerre.evaluation.metric import FeatureNetwork
+from daguerre.generation import jobs
+from daguerre.training import device
+
+SUMMARY = "write statistics of a data set, which `evaluate` compares with"
+HELP = """\
+usage: daguerre reference DATA [key=value ...] out=FILE
+
+Computes features of the images of DATA (a folder, shards, a table, or the held-out samples of a recipe or run) and
+writes them with their mean, covariance and digests. The same command again goes on where it was stopped.
+
+  daguerre reference quickstart num_images=1000 networks.inception=random out=reference.safetensors
+  daguerre reference val2014 crop_px=256 num_images=30000 sample_seed=0 networks.inception=PATH out=coco.safetensors
+
+  networks.NAME=PATH       inception, clip, dinov2: features of each network that is named
+  resize=[tensorflow]      of inception: also torch, antialias, pillow_bicubic
+  num_images=1000          images, the first ones in the order of the data; with sample_seed=N drawn by a seed
+  crop_px=256              middle squares of this side (images as they are)
+  split=held_out           of a recipe or run: held_out, or train
+  out=FILE, -o FILE        the file to write
+
+docs/evaluate.md says more.
+"""
+_OPTIONS = {"inception": ("resize", ("tensorflow",)), "clip": ("crop", ("shorter_side", "square_first")),
+            "dinov2": ("resize", ("pillow_bicubic",))}  # fmt: skip
+
+
+def _rows(one: FeatureNetwork, images: SourceImages, ids: range) -> np.ndarray:
+    return one.compute(images.of(ids))
+
+
+def run(arguments: list[str]) -> int:
+    """Writes the file. Returns 0; UserError for data or networks that are missing."""
+    given = [word for word in arguments if not word.startswith(("resize=", "split="))]
+    own = dict(word.split("=", 1) for word in arguments if word.startswith(("resize=", "split=")))
+    asked = evaluate_options.read(given)
+    if not asked.options.out or not asked.words:
+        raise UserError("give the data, and out=FILE for the statistics", code="missing", setting="out")
+    if not asked.options.networks:
+        raise UserError("networks.NAME=PATH is missing: features of which network?", code="missing", setting="networks")
+    options = dict(_OPTIONS)
+    if "resize" in own:
+        options["inception"] = ("resize", tuple(own["resize"].strip("[]").replace(" ", "").split(",")))
+    images = evaluate.source_images(asked.words, asked.rest, asked.options, False, own.get("split", "held_out"))
+    where, out = device.choose_device("auto"), Path(asked.options.out).expanduser()
+    data = FolderEvaluation(", ".join(asked.words), images, asked.options, out.parent).protocol
+    folder = out.parent / f".{out.stem}-{data['images_sha256'][:8]}"
+    kept = blocks.Blocks(folder, images.total, jobs.TaskShard())
+    features: dict[str, np.ndarray] = {}
+    networks = {}
+    for name in asked.options.networks:
+        if name not in options:
+            raise UserError(f"networks.{name}: references are of {', '.join(options)}", setting=f"networks.{name}")
+        option, values = options[name]
+        for value in values:
+            one = network(asked.options, name, where, **{option: value})
+            features[one.label] = kept.array(one.label, partial(_rows, one, images))
+            networks[one.label] = one.about
+    reference.write(out, data, networks, features)
+    print(f"{out}: {images.total:,} images by {', '.join(features)}")
+    return 0

@@ -1,0 +1,244 @@
+"""Compares two evaluations of one protocol, with confidence intervals by the bootstrap over samples.
+
+Only equal numbers of images are compared: most metrics change with it. Where both saw the same prompts and seeds, both
+are drawn again with the same samples, so that what they share does not blur the difference.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from daguerre import keys, plugins
+from daguerre.errors import UserError
+from daguerre.evaluation import reference, results
+from daguerre.evaluation.formulas import bootstrap
+from daguerre.evaluation.reference import Statistics
+from daguerre.evaluation.result import Row
+from daguerre.remote import local_copy
+from daguerre.tracking.progress import Counter
+
+_SHARED = ("prompts_sha256", "seed", "guidance_scale", "sampler", "num_inference_steps", "height", "width", "crop_px")
+"""Entries of a protocol that two evaluations must share."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A result that was written."""
+
+    folder: Path
+    document: Mapping[str, Any]
+
+    @property
+    def protocol(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.document["protocol"]
+        return found
+
+    @property
+    def step(self) -> int:
+        return int(self.protocol.get("step", 0))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One number of two evaluations."""
+
+    table: str
+    row: Row
+    """Of the first."""
+    other: float
+    low: float
+    high: float
+    """Interval of `other` - `row.value`."""
+
+    def line(self) -> str:
+        """For the terminal."""
+        factor, unit = (100.0, " %") if self.row.share else (1.0, "")
+        a, b, low, high = (factor * value for value in (self.row.value, self.other, self.low, self.high))
+        sign = {"higher": 1, "lower": -1}.get(self.row.better, 0)
+        verdict = "no clear difference"
+        if sign and (low > 0 or high < 0):
+            verdict = "B is better" if sign * (b - a) > 0 else "A is better"
+        numbers = f"A {a:.6g}{unit}, B {b:.6g}{unit}, B - A {b - a:+.4g} ({low:+.4g} to {high:+.4g})"
+        return f"  {self.row.name:22}{numbers}: {verdict}"
+
+
+def run(first: str, second: str, times: int) -> int:
+    """Prints the comparison of two runs, or of two folders of results. UserError where they cannot be compared."""
+    a, b = _chosen(_found(first), _found(second), (first, second))
+    print(f"A: {a.folder}\nB: {b.folder}")
+    print(f"{a.protocol['images']:,} images each; 95 % intervals of the difference, samples drawn again {times} times")
+    table = ""
+    for found in differences(a, b, times):
+        if found.table != table:
+            print(found.table)
+        table = found.table
+        print(found.line())
+    if not table:
+        raise UserError("no metric was measured in the same way for both (networks, digests, reference)", code="empty")
+    return 0
+
+
+def differences(a: Evaluation, b: Evaluation, times: int) -> Iterator[Difference]:
+    """Each number of the tables that both have, measured with the same networks and the same reference."""
+    for name, own in a.document["metrics"].items():
+        ours = {k: v for k, v in a.document["tables"].items() if k.partition("-")[0] == name}
+        tables = [k for k, v in ours.items() if _alike(v, b.document["tables"].get(k))]
+        if b.document["metrics"].get(name) != own or not tables:
+            continue
+        metric = plugins.find("metrics", name)
+        settings = metric.Settings.model_validate(own)
+
+        def at(one: Evaluation, rows: np.ndarray, metric: Any = metric, settings: Any = settings) -> dict[str, float]:
+            tables = metric.evaluate(settings, StoredInputs(one, rows))
+            return {f"{table} {row.name}": row.value for table, found in tables.items() for row in found.rows}
+
+        yield from _of_tables(a, b, tables, times, at)
+
+
+def _of_tables(
+    a: Evaluation, b: Evaluation, tables: Sequence[str], times: int, at: Callable[..., dict[str, float]]
+) -> Iterator[Difference]:
+    count = a.document["tables"][tables[0]]["count"]
+    drawn: list[dict[str, float]] = []
+    with Counter(f"bootstrap of {tables[0]}", times, unit="draws") as counter:
+        for rows in bootstrap.draws(count, times):
+            try:
+                one, two = at(a, rows), at(b, rows)
+            except _NoSamples:
+                drawn = [_binomial(a, b, tables, number) for number in range(times)]
+                break
+            drawn.append({name: two[name] - one[name] for name in one})
+            counter.add(1)
+    for table in tables:
+        others = {row["name"]: row["value"] for row in b.document["tables"][table]["rows"]}
+        for document in a.document["tables"][table]["rows"]:
+            row, key = Row(**document), f"{table} {document['name']}"
+            low, high = np.quantile([each[key] for each in drawn], [0.025, 0.975])
+            yield Difference(table, row, others[row.name], float(low), float(high))
+
+
+def _binomial(a: Evaluation, b: Evaluation, tables: Sequence[str], number: int) -> dict[str, float]:
+    """One draw of the differences of shares, of which only the shares were kept."""
+    found: dict[str, float] = {}
+    for table in tables:
+        values = []
+        for side, one in enumerate((a, b)):
+            document = one.document["tables"][table]
+            uniforms = keys.uniforms(side, "bootstrap of shares", number, count=document["count"])
+            values.append({row["name"]: float((uniforms < row["value"]).mean()) for row in document["rows"]})
+        found |= {f"{table} {name}": values[1][name] - values[0][name] for name in values[0]}
+    return found
+
+
+class _NoSamples(Exception):
+    """A metric keeps no numbers by sample."""
+
+
+@dataclass(frozen=True)
+class StoredNetwork:
+    """A network whose features were kept."""
+
+    label: str
+    about: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StoredInputs:
+    """Inputs of metrics from the arrays of an evaluation, at some samples."""
+
+    one: Evaluation
+    rows: np.ndarray
+    source: None = None
+    redraw: None = None
+
+    def network(self, name: str, **options: Any) -> StoredNetwork:
+        """The network whose arrays are there."""
+        ending = "".join(f"-{value}" for value in options.values())
+        for path in sorted(self.one.folder.glob("*.npy")):
+            label = path.stem.partition("-")[2]
+            if f"{name}-" in f"{path.stem}-" and label.endswith(ending):
+                return StoredNetwork(label, {})
+        raise _NoSamples
+
+    def features(self, network: StoredNetwork) -> np.ndarray:
+        return self._array(f"features-{network.label}")
+
+    def text_features(self, network: StoredNetwork) -> np.ndarray:
+        return self._array(f"texts-{network.label}")
+
+    def reference(self, network: StoredNetwork) -> Statistics:
+        return _statistics(str(self.one.document["reference"]), network.label)
+
+    def pairs(self, name: str, score: Any) -> np.ndarray:
+        return self._array(name)
+
+    def losses(self, quantiles: Sequence[float], num_samples: int) -> dict[str, np.ndarray]:
+        found = {path.stem.split("-")[1]: np.load(path)[0] for path in self.one.folder.glob("losses-*.npy")}
+        return {weights: losses[self.rows] for weights, losses in found.items()}
+
+    @property
+    def draw(self) -> Any:
+        raise _NoSamples
+
+    def _array(self, name: str) -> np.ndarray:
+        path = self.one.folder / f"{name}.npy"
+        if not path.is_file():
+            raise _NoSamples
+        found: np.ndarray = np.load(path, allow_pickle=False)[self.rows]
+        return found
+
+
+_REFERENCES: dict[tuple[str, str], Statistics] = {}
+
+
+def _statistics(file: str, label: str) -> Statistics:
+    return _REFERENCES.setdefault((file, label), reference.of_file(file, label))
+
+
+def _alike(first: Mapping[str, Any], second: Mapping[str, Any] | None) -> bool:
+    """True if both tables were measured with the same networks and reference, on as many images."""
+    return (
+        second is not None and first["count"] == second["count"] and first.get("made_with") == second.get("made_with")
+    )
+
+
+def _found(name: str) -> list[Evaluation]:
+    """The evaluations of a run, or the one in a folder. UserError if there is none."""
+    folder = local_copy.located(name)
+    folders = [folder, *sorted((folder / "evaluations").glob("*/")), *sorted(folder.glob("*/"))]
+    found = [Evaluation(each, results.read(each)) for each in folders if (each / results.NAME).is_file()]
+    if not found:
+        raise UserError(f"{name} has no evaluation yet: `daguerre evaluate {name} metrics=[...]` first", code="missing")
+    return found
+
+
+def _chosen(
+    first: Sequence[Evaluation], second: Sequence[Evaluation], names: tuple[str, str]
+) -> tuple[Evaluation, Evaluation]:
+    """The newest pair of one protocol. UserError where there is none, or the numbers of images differ."""
+    pairs = [
+        (a, b) for a, b in product(first, second)
+        if all(a.protocol.get(name) == b.protocol.get(name) for name in _SHARED if name != "prompts_sha256")
+        and a.folder != b.folder
+    ]  # fmt: skip
+    equal = [pair for pair in pairs if pair[0].protocol["images"] == pair[1].protocol["images"]]
+    if not equal and pairs:
+        a, b = pairs[-1]
+        raise UserError(
+            f"{names[0]} was measured on {a.protocol['images']:,} images and {names[1]} on {b.protocol['images']:,}: "
+            "most metrics change with the number, so only equal numbers are compared; evaluate with one num_images",
+            code="conflict",
+            setting="num_images",
+        )
+    same = [p for p in equal if p[0].protocol.get("prompts_sha256") == p[1].protocol.get("prompts_sha256")]
+    if not same:
+        raise UserError(
+            f"{' and '.join(names)} have no evaluations of one protocol (prompts, seed, sampler, steps, guidance, "
+            "size)",
+            code="conflict",
+        )
+    return max(same, key=lambda pair: (pair[0].step + pair[1].step, pair[0].step))

@@ -1,0 +1,252 @@
+"""Measures a model or a folder of images: each protocol in a folder of its own, resumed where it was stopped."""
+
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from daguerre import plugins
+from daguerre.build.parts import Components
+from daguerre.checkpoint.atomic import to_json
+from daguerre.checkpoint.store import Checkpoint
+from daguerre.config import recipe
+from daguerre.config.config import Config
+from daguerre.data.dataset import Dataset, open_datasets
+from daguerre.data.loading import loader
+from daguerre.errors import UserError
+from daguerre.evaluation import images, losses, results
+from daguerre.evaluation.images import GeneratedImages, SourceImages
+from daguerre.evaluation.inputs import MeasuredInputs
+from daguerre.evaluation.metric import Incomplete
+from daguerre.evaluation.result import Result
+from daguerre.evaluation.settings import EvaluationSettings
+from daguerre.generation import generate, load, prompts
+from daguerre.generation.jobs import WHOLE, TaskShard
+from daguerre.generation.load import Loading, Model
+from daguerre.generation.output_dir import Folder
+from daguerre.generation.requests import RequestList
+from daguerre.training import device
+from daguerre.training.precision import dtypes
+
+_SAMPLING = ("seed", "negative_prompt", "sampler", "num_inference_steps", "eta", "guidance_scale", "guidance_rescale")
+
+
+@dataclass(frozen=True)
+class ModelEvaluation:
+    """A model, how its images are sampled, and what is measured."""
+
+    model: Model
+    config: Config
+    settings: EvaluationSettings
+    root: Path
+    """Folder of the results, a folder for each checkpoint and protocol below it."""
+    part: TaskShard = WHOLE
+    stop: Callable[[], bool] = lambda: False
+    checkpoint: Checkpoint | None = None
+    """Of a run; None takes the one that the config names."""
+
+    @cached_property
+    def loading(self) -> Loading:
+        """The weights that are evaluated."""
+        return self._loading(self.settings.weights)
+
+    @cached_property
+    def requests(self) -> RequestList:
+        """The images of the protocol's prompts."""
+        size_px = generate.image_size(self.config, "sample")
+        return images.request_list(self._prompts, self.config.sampling, size_px, self.settings.num_images)
+
+    @cached_property
+    def protocol(self) -> dict[str, Any]:
+        """Everything that decides the images: results of one folder share it."""
+        sampling, training, survey = self.config.sampling, self.config.training, self.requests.survey()
+        height, width = self.requests.size_px
+        return {
+            **dict(recipe.paths(self.loading.provenance)),
+            "prompts": self.requests.prompts.name,
+            "prompts_sha256": self.requests.prompts.digest,
+            "images": survey.images,
+            **{name: getattr(sampling, name) for name in (*_SAMPLING, "timestep_spacing", "batch_size")},
+            **sampling.churn,
+            **({} if sampling.shift is None else {"shift": sampling.shift}),
+            "height": height,
+            "width": width,
+            "precision": str(dtypes.choose(training, device.choose_device(training.device))),
+        }
+
+    @property
+    def folder(self) -> Folder:
+        """Named after the checkpoint and a digest of the protocol."""
+        name = self.checkpoint.name if self.checkpoint else self.loading.provenance.get("checkpoint", "images")
+        return Folder(self.root / f"{name}-{digest_of(self.protocol)}")
+
+    def run(self) -> dict[str, Result] | None:
+        """Measures; None if other processes still have a part of it to do. generate.Stopped for a signal, Held if
+        another process works at it."""
+        folder = self.folder
+        if not folder.continues(self.protocol):
+            folder.begin(self.protocol)
+        with folder.locked(self.part):
+            found = measure(self.settings, self._inputs())
+            if found is not None:
+                _record(folder.path, self.protocol, self.settings, found)
+        return found
+
+    def _inputs(self) -> MeasuredInputs:
+        where = device.choose_device(self.config.training.device)
+        own, source = self._generated(self.requests), self._measured
+        losing = self._losses if self.model.run else None
+        return MeasuredInputs(
+            self.settings, self.folder.path, self.part, where, own, source, self._draw, losing,
+        )  # fmt: skip
+
+    def _generated(self, requests: RequestList) -> GeneratedImages:
+        digest = sha256("\n".join(one.prompt.text for one in requests).encode()).hexdigest()[:8]
+        folder = self.folder.path / "images" / digest
+        provenance = self.loading.provenance
+        return GeneratedImages(folder, requests, self.part, lambda: self._parts, provenance, self.stop)
+
+    def _draw(self, texts: Sequence[str]) -> Iterable[np.ndarray]:
+        """Images of a metric's own prompts, as large as those that are trained on."""
+        size_px = generate.image_size(self.config, "evaluation")
+        requests = images.request_list(images.of_texts("prompts", texts), self.config.sampling, size_px, len(texts))
+        return self._generated(requests).all()
+
+    def _losses(self, quantiles: Sequence[float], num_samples: int) -> dict[str, np.ndarray]:
+        raw = self._loading("raw")
+        by = {"raw": raw.parts}
+        if self._checkpoint_has_averages:
+            by["ema"] = self._loading("ema").parts
+        return losses.kept(self.folder.path, self.part, by, lambda parts: self._held_out(parts), quantiles, num_samples)
+
+    @cached_property
+    def _parts(self) -> Components:
+        print(f"evaluating {self.loading.description}")
+        return self.loading.parts()
+
+    def _loading(self, weights: str | None) -> Loading:
+        if self.checkpoint is not None and self.model.run is not None:
+            return load.of_checkpoint(self.checkpoint, self.model.run, self.config, weights)
+        return load.choose(self.model, self.config, weights)
+
+    @property
+    def _checkpoint_has_averages(self) -> bool:
+        return self._loading(None).provenance["weights"] == "ema"
+
+    @cached_property
+    def _prompts(self) -> prompts.Prompts:
+        if self.settings.prompts_file is not None:
+            return prompts.of_file(self.settings.prompts_file)
+        if self.model.run is None:
+            raise UserError(
+                "no prompts given: pass prompts_file=FILE (one prompt a line; num_images takes the first of them)",
+                code="missing",
+                setting="prompts_file",
+            )
+        found = loader.fixed_captions(self._held_out(None), self.settings.num_images)
+        return images.of_texts("held-out captions", found)
+
+    def _held_out(self, parts: Components | None) -> Dataset:
+        wanted = parts.images if parts is not None else {}
+        (held_out,) = open_datasets(self.config.data, ["held_out"], wanted)
+        if held_out.size == 0:
+            raise UserError(
+                "this run holds out no samples, so there are no captions to evaluate with: give prompts_file=FILE",
+                code="missing",
+                setting="prompts_file",
+            )
+        return held_out
+
+    @property
+    def _measured(self) -> Any:
+        """Settings of the source that names a metric; None if there is none."""
+        if self.model.run is None:
+            return None
+        found = self._held_out(None).measured
+        return None if found is None else found.settings
+
+    def with_metrics(self) -> "ModelEvaluation":
+        """With the metric of the run's source, where none is asked for. UserError if there is none."""
+        if self.settings.metrics:
+            return self
+        member = self._held_out(None).measured if self.model.run is not None else None
+        if member is None or member.source.metric is None:
+            raise UserError(
+                f"no metric given: metrics=[...] takes some of {', '.join(plugins.names('metrics'))}",
+                code="missing",
+                setting="metrics",
+            )
+        name = member.source.metric
+        own = {name: plugins.find("metrics", name).Settings()}
+        return replace(self, settings=self.settings.model_copy(update={"metrics": own}))
+
+
+@dataclass(frozen=True)
+class FolderEvaluation:
+    """A folder of images, and what is measured."""
+
+    name: str
+    images: SourceImages
+    settings: EvaluationSettings
+    root: Path
+    device: str = "auto"
+    part: TaskShard = WHOLE
+    against: SourceImages | None = None
+
+    @cached_property
+    def protocol(self) -> dict[str, Any]:
+        """The images that are measured, by digest."""
+        found = {"folder": self.name, "images": self.images.total, "images_sha256": self.images.digest}
+        found |= {"crop_px": self.settings.crop_px} if self.settings.crop_px else {}
+        return found | ({"against_sha256": self.against.digest} if self.against else {})
+
+    @property
+    def folder(self) -> Folder:
+        return Folder(self.root / f"{Path(self.name).name or 'images'}-{digest_of(self.protocol)}")
+
+    def run(self) -> dict[str, Result] | None:
+        """Measures; None if other processes still have a part of it to do."""
+        folder = self.folder
+        if not folder.continues(self.protocol):
+            folder.begin(self.protocol)
+        with folder.locked(self.part):
+            where = device.choose_device(self.device)
+            inputs = MeasuredInputs(self.settings, folder.path, self.part, where, self.images, against=self.against)
+            found = measure(self.settings, inputs)
+            if found is not None:
+                _record(folder.path, self.protocol, self.settings, found)
+        return found
+
+
+def measure(settings: EvaluationSettings, inputs: MeasuredInputs) -> dict[str, Result] | None:
+    """The tables of all metrics; None if some wait for blocks of other processes. What is missing is refused first."""
+    for name, own in settings.metrics.items():
+        try:
+            plugins.find("metrics", name).evaluate(own, replace(inputs, checking=True))
+        except Incomplete:
+            continue
+    found: dict[str, Result] = {}
+    waits = False
+    for name, own in settings.metrics.items():
+        try:
+            found |= plugins.find("metrics", name).evaluate(own, inputs)
+        except Incomplete:
+            waits = True
+    return None if waits else found
+
+
+def _record(folder: Path, protocol: dict[str, Any], settings: EvaluationSettings, found: dict[str, Result]) -> None:
+    """Writes the result, then removes the images that are not kept."""
+    results.write(folder, protocol, settings, found)
+    if not settings.keep_images:
+        shutil.rmtree(folder / "images", ignore_errors=True)
+
+
+def digest_of(protocol: dict[str, Any]) -> str:
+    """Eight digits that tell protocols apart."""
+    return sha256(to_json(protocol)).hexdigest()[:8]

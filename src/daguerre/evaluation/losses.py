@@ -1,0 +1,69 @@
+"""Validation losses of a checkpoint by sample and noise level: noise is a function of sample and quantile alone."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from daguerre.build.parts import Components
+from daguerre.checkpoint.atomic import make_folder
+from daguerre.data.dataset import Dataset
+from daguerre.data.loading import loader
+from daguerre.errors import UserError
+from daguerre.evaluation.blocks import Blocks
+from daguerre.evaluation.metric import Incomplete
+from daguerre.generation.jobs import TaskShard
+from daguerre.training import device
+
+_BATCH = 16
+
+
+def kept(
+    folder: Path,
+    part: TaskShard,
+    parts_by: Mapping[str, Callable[[], Components]],
+    held_out: Callable[[Components], Dataset],
+    quantiles: Sequence[float],
+    num_samples: int,
+) -> dict[str, np.ndarray]:
+    """[n, quantiles] float64 for each set of weights in `parts_by`, from files of the folder if they are there. The
+    first process computes them; Incomplete for the others until then."""
+    make_folder(folder)
+    digest = sha256(f"{list(quantiles)} {num_samples}".encode()).hexdigest()[:8]
+    found = {}
+    for weights, load in parts_by.items():
+        name = f"losses-{weights}-{digest}"
+        if not (folder / f"{name}.npy").is_file() and part.index:
+            raise Incomplete(name)
+
+        def make(ids: range, load: Callable[[], Components] = load) -> np.ndarray:
+            parts = load()
+            return by_sample(parts, held_out(parts), quantiles, num_samples)[None]
+
+        found[weights] = Blocks(folder, 1, TaskShard()).array(name, make)[0]
+    return found
+
+
+@torch.no_grad()
+def by_sample(parts: Components, held_out: Dataset, quantiles: Sequence[float], num_samples: int) -> np.ndarray:
+    """[n, quantiles] float64: the loss of each held-out sample that can be decoded, without learnt weights, by the
+    weights that the net holds."""
+    parts.net.eval()
+    rows: list[np.ndarray] = []
+    for batch in loader.fixed_batches(held_out, num_samples, lambda _: _BATCH, images=parts.images):
+        batch = device.on(parts.device, batch)
+        columns = []
+        for quantile in quantiles:
+            draws = {name: value.to(parts.device) for name, value in parts.draws(batch, quantile).items()}
+            with parts.autocast():
+                terms = parts.loss(parts.net, replace(batch, draws=draws))
+            loss_B = terms.loss_B if terms.raw_loss_B is None else terms.raw_loss_B
+            columns.append(loss_B.double().cpu().numpy())
+        rows.append(np.stack(columns, axis=1)[batch.valid_B.numpy() > 0])
+    found = np.concatenate(rows) if rows else np.zeros((0, len(quantiles)))
+    if not len(found):
+        raise UserError("there is no held-out sample: set data.held_out_fraction, or leave validation_loss out")
+    return found

@@ -1,0 +1,90 @@
+"""Reference statistics: features of a data set's images, with digests of what they were made of and with.
+
+One safetensors file: for each feature network, by its label, the features [n, d] float32 in the order of samples, and
+mean and covariance float64. Its header says which data, how many samples, which frame, which networks, which software.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from daguerre import __version__
+from daguerre.checkpoint.atomic import write_bytes_atomically
+from daguerre.errors import UserError
+from daguerre.evaluation.formulas import frechet
+from daguerre.evaluation.formulas.frechet import Moments
+from daguerre.evaluation.networks.place import sha256
+
+_KEY = "daguerre_reference"
+
+
+def write(path: Path, made_of: Mapping[str, Any], networks: Mapping[str, Mapping[str, Any]], features: Any) -> None:
+    """Writes the statistics of `features` ([n, d] float32 by label)."""
+    tensors: dict[str, np.ndarray] = {}
+    for label, rows in features.items():
+        found = frechet.moments(rows)
+        tensors |= {f"features {label}": rows, f"mean {label}": found.mean, f"covariance {label}": found.covariance}
+    document = {"made_by": f"daguerre {__version__}", "data": dict(made_of), "networks": dict(networks)}
+    write_bytes_atomically(path, save(tensors, {_KEY: json.dumps(document)}))
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """The statistics of one network in a file."""
+
+    path: Path
+    label: str
+    document: Mapping[str, Any]
+
+    @property
+    def count(self) -> int:
+        return int(self.document["data"]["images"])
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return {"file": self.path.name, "sha256": sha256(self.path), **self.document["data"]}
+
+    def moments(self) -> Moments:
+        return Moments(self.count, self._tensor("mean"), self._tensor("covariance"))
+
+    def features(self) -> np.ndarray:
+        return self._tensor("features")
+
+    def _tensor(self, kind: str) -> np.ndarray:
+        with safe_open(self.path, "np") as file:
+            found: np.ndarray = file.get_tensor(f"{kind} {self.label}")
+            return found
+
+
+def of_file(name: str, label: str) -> Statistics:
+    """The statistics of this network. UserError for a file that is none, or was made with other networks."""
+    path = Path(name).expanduser()
+    document = read_document(path)
+    if label not in document["networks"]:
+        raise UserError(
+            f"reference={name} has statistics by {', '.join(document['networks'])}, and the metric needs {label}: "
+            "other weights or another resize give other numbers. Make it with the same networks: `daguerre reference`",
+            code="conflict",
+            setting="reference",
+        )
+    return Statistics(path, label, document)
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The header of a file. UserError for a file that is none."""
+    try:
+        with safe_open(path, "np") as file:
+            document: dict[str, Any] = json.loads((file.metadata() or {})[_KEY])
+            return document
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise UserError(
+            f"reference={path} cannot be read as statistics that `daguerre reference` wrote: {error}",
+            code="missing" if not path.exists() else "damaged",
+            setting="reference",
+        ) from error

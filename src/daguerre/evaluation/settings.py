@@ -1,0 +1,75 @@
+"""Settings of an evaluation: what is measured, with which networks, on how many images, compared with what.
+
+A protocol is a YAML file of these settings and of `sampling` settings; `daguerre evaluate` lays the command line over
+it.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SerializeAsAny, field_validator
+
+from daguerre.evaluation.metric import MetricSettings
+from daguerre.evaluation.networks.place import NetworkPlace
+from daguerre.samplers.settings import unguided_or_more
+from daguerre.settings import ADDRESS, Plugin, Settings
+
+PROTOCOLS = Path(__file__).parents[1] / "protocols"
+
+
+class EvaluationSettings(Settings):
+    """An evaluation."""
+
+    metrics: dict[str, Annotated[SerializeAsAny[MetricSettings], Plugin("metrics", "name", MetricSettings)]] = Field(
+        {}, validate_default=False
+    )
+    """What is measured: metrics by name, each with its settings; `[fid, kid]` takes their defaults. Without any, the
+    metric that the source of a run names."""
+    networks: dict[str, NetworkPlace] = Field({})
+    """Feature networks (`inception`, `clip`, `dinov2`, `lpips`), each with the place of its weights."""
+    reference: Annotated[str | None, ADDRESS] = None
+    """File of statistics that `daguerre reference` wrote, to compare with."""
+    against: Annotated[str | None, ADDRESS] = None
+    """Images that those of a folder are compared with one by one, matched by name: for psnr, ssim and lpips."""
+    num_images: int = Field(1000, ge=2)
+    """Images that are generated, or read of a folder; fewer if there are fewer prompts or images."""
+    prompts_file: Annotated[str | None, ADDRESS] = None
+    """Prompts, one image each: text with one a line, or CSV, TSV or JSONL as for `generate`. null: captions of
+    the first held-out samples of a run."""
+    crop_px: int | None = Field(None, ge=8)
+    """Of a folder: side of the middle square that each image is cut and resized to, before the networks' own resize.
+    null: images as they are."""
+    sample_seed: int | None = Field(None, ge=0)
+    """Of a folder: draws num_images of all by this seed; null takes the first."""
+    guidance_scales: list[float] | None = Field(None, min_length=1)
+    """Guidance scales to evaluate one after the other; the report draws their curve. null: sampling.guidance_scale."""
+    weights: Literal["ema", "raw"] | None = None
+    """Weights of a checkpoint; null: the averaged ones, if it has them."""
+    keep_images: bool = True
+    """Keeps the generated images, for metrics that are asked for later. Their features are kept in any case."""
+    bootstrap: int = Field(200, ge=2)
+    """Times that samples are drawn again for the intervals of `daguerre evaluate A B`."""
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = [value]
+        if isinstance(value, list):
+            value = {str(name): {} for name in value}
+        if isinstance(value, dict):
+            return {name: {"name": name, **(own or {})} if isinstance(own, dict | None) else own
+                    for name, own in value.items()}  # fmt: skip
+        return value
+
+    @field_validator("networks", mode="before")
+    @classmethod
+    def _by_place(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: {"path": own} if isinstance(own, str) else own for name, own in value.items()}
+        return value
+
+    @field_validator("guidance_scales")
+    @classmethod
+    def _guides(cls, scales: list[float] | None) -> list[float] | None:
+        return None if scales is None else [unguided_or_more(scale) for scale in scales]

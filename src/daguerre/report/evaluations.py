@@ -1,0 +1,163 @@
+"""The page's part on what `daguerre evaluate` has measured: tables over checkpoints, curves, and the protocol of each.
+
+result.json is `{"protocol": {...}, "tables": {NAME: {"count", "rows": [{"name", "value", "share", ...}], "note",
+"made_with"}}}`; whatever is missing or of another kind is left out.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeGuard
+
+from daguerre.report.html import Html, element, join, table, when
+from daguerre.report.run import Run
+from daguerre.report.svg import Series, chart, format_number
+
+_SHOWN = ("checkpoint", "weights", "images", "height", "width", "sampler", "num_inference_steps", "seed", "precision")
+_CURVES = ("fid-", "fd_dinov2-", "cmmd-")
+
+
+class Point(NamedTuple):
+    """A table of one result."""
+
+    name: str
+    step: int
+    document: dict[str, Any]
+    """The whole result."""
+    body: dict[str, Any]
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        found = self.document.get("protocol")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        listed = self.body.get("rows")
+        rows = listed if isinstance(listed, list) else []
+        return [row for row in rows if isinstance(row, dict) and _is_number(row.get("value"))]
+
+
+def tables(run: Run) -> Html | None:
+    """A table for each metric with a row for each checkpoint and protocol; None if nothing was measured."""
+    by_name: dict[str, list[Point]] = {}
+    for point in _points(run):
+        by_name.setdefault(point.name, []).append(point)
+    shown = [_table(name, points) for name, points in by_name.items()]
+    return join(*shown, _protocols(run)) if shown else None
+
+
+def charts(run: Run) -> list[Html]:
+    """The first number of each metric over steps, and the curve of a sweep over guidance scales."""
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for point in _points(run):
+        if point.rows:
+            unit = "per cent" if point.rows[0].get("share", True) else str(point.rows[0].get("name"))
+            value = point.rows[0]["value"] * (100 if unit == "per cent" else 1)
+            line = f"guidance {_guidance(point.protocol)}, {point.protocol.get('images', '')} images"
+            found.setdefault(f"{point.name}\n{unit}", {}).setdefault(line, []).append((point.step, value))
+    drawn = []
+    for key, lines in found.items():
+        name, _, unit = key.partition("\n")
+        series = [_series(line, points, i, len(lines)) for i, (line, points) in enumerate(lines.items())]
+        if any(len({*one.xs}) > 1 for one in series):
+            drawn.append(chart(name, unit, series))
+    return [one for one in [*drawn, *_sweeps(run)] if one is not None]
+
+
+def _sweeps(run: Run) -> Iterator[Html | None]:
+    """Distance over CLIP score, by guidance scale, of each checkpoint."""
+    by_step: dict[int, dict[float, dict[str, float]]] = {}
+    for point in _points(run):
+        scale = point.protocol.get("guidance_scale")
+        if _is_number(scale) and point.rows:
+            by_step.setdefault(point.step, {}).setdefault(float(scale), {})[point.name] = point.rows[0]["value"]
+    names = sorted({point.name for point in _points(run)})
+    for distance in [name for name in names if name.startswith(_CURVES)]:
+        for score in [name for name in names if name.startswith("clip_score-")]:
+            curves = []
+            for i, (step, scales) in enumerate(sorted(by_step.items())):
+                both = [(v[score], v[distance]) for _, v in sorted(scales.items()) if {score, distance} <= v.keys()]
+                if len(both) > 1:
+                    curves.append(_series(f"step {step:,}", both, i, len(by_step)))
+            yield chart(f"{distance} over CLIP score", "by guidance scale", curves, x_from_zero=False)
+
+
+def _series(name: str, points: list[tuple[float, float]], number: int, count: int) -> Series:
+    points = sorted(points)
+    share = round(100 * number / max(1, count - 1))
+    color = f"color-mix(in oklab, var(--high) {share}%, var(--low))"
+    return Series(name, [float(x) for x, _ in points], [float(y) for _, y in points], color, dots=True)
+
+
+def _points(run: Run) -> Iterator[Point]:
+    for document in run.evaluations:
+        protocol, found = document.get("protocol"), document.get("tables")
+        step = protocol.get("step", 0) if isinstance(protocol, dict) else 0
+        for name, body in found.items() if isinstance(found, dict) else ():
+            if isinstance(body, dict) and isinstance(step, int):
+                yield Point(str(name), step, document, body)
+
+
+def _table(name: str, points: list[Point]) -> Html:
+    names = list(dict.fromkeys(str(row.get("name")) for point in points for row in point.rows))
+    scales = {point.protocol.get("guidance_scale") for point in points}
+    rows: list[list[object]] = []
+    for point in points:
+        values = {str(row.get("name")): _value(row) for row in point.rows}
+        guidance = [_guidance(point.protocol)] if len(scales) > 1 else []
+        count = point.body.get("count")
+        images = f"{count:,}" if isinstance(count, int) else ""
+        rows.append([f"{point.step:,}", *guidance, images, *(values.get(each, "") for each in names)])
+    head = ["Step", *(["Guidance"] if len(scales) > 1 else []), "Images", *names]
+    notes = dict.fromkeys(str(point.body.get("note") or "") for point in points)
+    return join(
+        element("h3", name),
+        table(head, rows, "counts"),
+        *(element("p", note, class_="note") for note in notes if note),
+    )
+
+
+def _guidance(protocol: dict[str, Any]) -> str:
+    scale = protocol.get("guidance_scale")
+    return f"{scale:g}" if _is_number(scale) else ""
+
+
+def _value(row: dict[str, Any]) -> str:
+    factor, unit = (100, " %") if row.get("share", True) else (1, "")
+    value = f"{factor * row['value']:.1f}{unit}" if unit else format_number(row["value"])
+    low, high = row.get("low"), row.get("high")
+    return f"{value} ({format_number(low)} to {format_number(high)})" if _is_number(low) and _is_number(high) else value
+
+
+def _protocols(run: Run) -> Html:
+    """The protocol that each result belongs to."""
+    rows: list[list[object]] = []
+    for document in run.evaluations:
+        protocol = document.get("protocol")
+        protocol = protocol if isinstance(protocol, dict) else {}
+        facts = ", ".join(f"{name} {protocol[name]}" for name in _SHOWN if name in protocol)
+        prompts = f"{protocol.get('prompts', '')} {str(protocol.get('prompts_sha256', ''))[:12]}"
+        software = document.get("software")
+        versions = ", ".join(f"{k} {v}" for k, v in software.items()) if isinstance(software, dict) else ""
+        guidance = _guidance(protocol)
+        rows.append([facts, guidance, prompts, _made_with(document), versions, when(document.get("time"))])
+    head = ["Protocol", "Guidance", "Prompts (SHA-256)", "Networks and reference", "Software", "Measured"]
+    return element("details", element("summary", "Protocols"), table(head, rows, "plain"))
+
+
+def _made_with(document: dict[str, Any]) -> str:
+    """Networks with their digests, and references with theirs, of all tables."""
+    found: dict[str, None] = {}
+    tables_ = document.get("tables")
+    for body in tables_.values() if isinstance(tables_, dict) else ():
+        made = body.get("made_with") if isinstance(body, dict) else None
+        if isinstance(made, dict) and "network" in made:
+            found[f"{made['network']} {str(made.get('digest'))[:12]} ({made.get('resize')})"] = None
+        reference = made.get("reference") if isinstance(made, dict) else None
+        if isinstance(reference, dict):
+            found[f"reference {reference.get('file')} {str(reference.get('sha256'))[:12]}"] = None
+    return "; ".join(found)
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

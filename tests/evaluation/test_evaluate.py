@@ -1,0 +1,220 @@
+"""`daguerre evaluate` and `daguerre reference` from end to end, on a tiny run with tiny feature networks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import tiny_feature_networks
+import tiny_runs
+import torch
+from PIL import Image
+from safetensors.numpy import load_file
+from transformers import CLIPModel
+
+from daguerre import errors, plugins
+from daguerre.cli import main
+from daguerre.errors import UserError
+from daguerre.evaluation import compare
+from daguerre.evaluation.formulas import frechet, kernels, pairs
+from daguerre.evaluation.metric import MetricSettings
+from daguerre.evaluation.networks import clip
+from daguerre.evaluation.networks.place import NetworkPlace
+from daguerre.evaluation.settings import EvaluationSettings
+from daguerre.report import page
+
+
+class Setup(NamedTuple):
+    """A run of three checkpoints, networks and a reference."""
+
+    run: Path
+    options: list[str]
+
+
+METRICS = "metrics=[shapes,validation_loss,clip_score,cmmd,fd_dinov2]"
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory):
+    root = tmp_path_factory.mktemp("evaluation")
+    assert tiny_runs.train(root, "checkpoint.keep=3") == errors.DONE
+    networks = [
+        f"networks.clip={tiny_feature_networks.clip(root / 'clip')}",
+        f"networks.dinov2={tiny_feature_networks.dinov2(root / 'dinov2')}",
+    ]
+    reference = root / "reference.safetensors"
+    assert main.run(["reference", "quickstart", "num_images=40", *networks, f"out={reference}"]) == errors.DONE
+    options = [*networks, f"reference={reference}", "num_images=40", "metrics.validation_loss.num_samples=4"]
+    return Setup(root / "tiny", options)
+
+
+def evaluated(setup: Setup, out: Path, *more: str) -> tuple[dict, Path]:
+    """The result and its folder."""
+    assert main.run(["evaluate", str(setup.run), METRICS, *setup.options, f"out={out}", *more]) == errors.DONE
+    (folder,) = (path.parent for path in out.glob("*/result.json"))
+    return json.loads((folder / "result.json").read_text()), folder
+
+
+@pytest.fixture(scope="module")
+def whole(setup, tmp_path_factory):
+    return evaluated(setup, tmp_path_factory.mktemp("whole"))
+
+
+def arrays(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.npy")}
+
+
+def test_every_metric_has_the_contract():
+    for name in plugins.names("metrics"):
+        module = plugins.find("metrics", name)
+        assert issubclass(module.Settings, MetricSettings)
+        assert module.Settings().name == name
+        assert callable(module.evaluate)
+
+
+def test_numbers_follow_from_the_features_that_are_kept(setup, whole):
+    result, folder = whole
+    (reference,) = [word.partition("=")[2] for word in setup.options if word.startswith("reference=")]
+    stored = load_file(reference)
+    for prefix, measure in (
+        ("cmmd-", kernels.cmmd),
+        ("fd_dinov2-", lambda a, b: frechet.distance(*map(frechet.moments, (a, b)))),
+    ):
+        (name,) = [table for table in result["tables"] if table.startswith(prefix)]
+        label = name.removeprefix(prefix)
+        features = np.load(folder / f"features-{label}.npy")
+        assert features.shape[0] == 40
+        expected = measure(features, stored[f"features {label}"])
+        assert result["tables"][name]["rows"][0]["value"] == pytest.approx(expected, rel=1e-9)
+        assert len(result["tables"][name]["made_with"]["digest"]) == 64
+        assert len(result["tables"][name]["made_with"]["reference"]["sha256"]) == 64
+
+
+def test_the_protocol_is_recorded(whole):
+    protocol = whole[0]["protocol"]
+    assert (protocol["images"], protocol["checkpoint"], protocol["weights"]) == (40, "step-00000008", "ema")
+    assert {"prompts_sha256", "sampler", "num_inference_steps", "guidance_scale", "seed", "precision"} <= {*protocol}
+    assert {"daguerre", "torch", "transformers"} <= {*whole[0]["software"]}
+
+
+def test_tables_of_the_loop_and_of_evaluate_are_equal(setup, whole):
+    in_loop = json.loads((setup.run / "evaluation.json").read_text())["shapes"]
+    assert whole[0]["tables"]["shapes"]["rows"] == in_loop["rows"]
+
+
+def test_validation_losses_by_raw_and_averaged_weights(whole):
+    tables = whole[0]["tables"]
+    raw, ema = (tables[f"validation_loss-{weights}"]["rows"] for weights in ("raw", "ema"))
+    assert [row["name"] for row in raw] == ["mean", *(f"quantile_{i / 10:g}" for i in range(1, 10))]
+    assert raw != ema
+    assert raw[0]["value"] == pytest.approx(np.mean([row["value"] for row in raw[1:]]))
+
+
+@pytest.mark.long
+def test_parts_and_kills_change_no_bit(setup, whole, tmp_path, capsys):
+    _, folder = whole
+    out = tmp_path / "parts"
+    for part in ("shard=2/2", "shard=1/2"):
+        assert main.run(["evaluate", str(setup.run), METRICS, *setup.options, f"out={out}", part]) == errors.DONE
+    assert "other parts still have images to make" in capsys.readouterr().out
+    (parts,) = (path.parent for path in out.glob("*/result.json"))
+    assert arrays(parts) == arrays(folder)
+    # As after a kill: a shard of images, arrays and the result are lost, a block of an array is there.
+    for path in [*parts.glob("images/*/shard-00001.tar"), *parts.glob("features-*.npy"), parts / "result.json"]:
+        path.unlink()
+    block = parts / "features-x"
+    block.mkdir()
+    result, again = evaluated(setup, out)
+    assert arrays(again) == arrays(folder)
+    assert result["tables"] == whole[0]["tables"]
+
+
+@pytest.mark.long
+def test_follow_measures_every_checkpoint_and_the_page_shows_them(setup, tmp_path, capsys):
+    run = tmp_path / "tiny"
+    shutil.copytree(setup.run, run)
+    command = ["evaluate", str(run), "--follow", "follow=all", "metrics=[shapes]", "patience_seconds=0"]
+    assert main.run(command) == errors.DONE
+    found = sorted(run.glob("evaluations/*/result.json"))
+    assert [json.loads(path.read_text())["protocol"]["step"] for path in found] == [3, 6, 8]
+    before = {path: path.read_bytes() for path in found}
+    capsys.readouterr()
+    assert main.run(command) == errors.DONE  # all is measured: nothing is computed again
+    assert {path: path.read_bytes() for path in found} == before
+    assert "Measured by daguerre evaluate" in page.render(run)
+    assert not list((run / "evaluations" / "waiting").glob("step-*/*"))
+
+
+@pytest.mark.long
+def test_runs_are_compared_on_equal_numbers_alone(setup, whole, tmp_path, capsys):
+    _, folder = whole
+    _, other = evaluated(setup, tmp_path / "raw", "weights=raw")
+    assert main.run(["evaluate", str(folder), str(other), "bootstrap=20"]) == errors.DONE
+    shown = capsys.readouterr().out
+    for name in ("cmmd", "fd_dinov2", "clip_score", "mean", "colour"):
+        assert f"  {name} " in shown
+    _, fewer = evaluated(setup, tmp_path / "fewer", "num_images=32")
+    with pytest.raises(UserError, match="only equal numbers are compared"):
+        compare.run(str(folder), str(fewer), 20)
+
+
+def test_pairs_of_folders(tmp_path, capsys):
+    pictures = {}
+    for folder, shift in (("a", 0), ("b", 9)):
+        (tmp_path / folder).mkdir()
+        for i in range(2):
+            ramp = np.arange(24 * 20 * 3).reshape(24, 20, 3) * (i + 3) % 200 + shift
+            pictures[folder, i] = ramp.astype(np.uint8)
+            Image.fromarray(pictures[folder, i]).save(tmp_path / folder / f"{i}.png")
+    out = tmp_path / "out"
+    command = ["evaluate", str(tmp_path / "a"), "metrics=[psnr,ssim]", f"against={tmp_path / 'b'}", f"out={out}"]
+    assert main.run(command) == errors.DONE
+    tables = json.loads(next(out.glob("*/result.json")).read_text())["tables"]
+    for name, score in (("psnr", pairs.psnr), ("ssim", pairs.ssim)):
+        expected = np.mean([score(pictures["a", i], pictures["b", i]) for i in range(2)])
+        assert tables[name]["rows"][0]["value"] == pytest.approx(expected)
+    (tmp_path / "b" / "1.png").rename(tmp_path / "b" / "other.png")
+    assert main.run([*command[:-1], f"out={tmp_path / 'more'}"]) != errors.DONE
+    assert "no partner of the same name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["metrics=[fid]"], "networks.inception.path is missing: a metric needs pt_inception-2015-12-05"),
+        (["metrics=[cmmd]", "reference=null"], "no reference given"),
+        (["metrics=[psnr]"], "give against=FOLDER"),
+        (["metrics=[fud]"], "fid"),
+        (["metrics=[cmmd]", "networks.clip.digest=00000000"], "asks for others"),
+        (["metric=[cmmd]"], "did you mean metrics"),
+    ],
+)
+def test_what_is_missing_is_refused_before_anything_is_generated(setup, tmp_path, capsys, words, said):
+    options = [word for word in setup.options if word.partition("=")[0] not in {w.partition("=")[0] for w in words}]
+    assert main.run(["evaluate", str(setup.run), *options, *words, f"out={tmp_path / 'out'}"]) != errors.DONE
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.glob("out/*/images/*"))
+
+
+def test_settings_may_be_written_short():
+    settings = EvaluationSettings(metrics=["fid"], networks={"inception": "random"})  # type: ignore[arg-type]
+    assert settings.metrics["fid"].name == "fid"
+    assert settings.networks["inception"].path == "random"
+
+
+def test_clip_vectors_are_those_of_the_model(tmp_path):
+    folder = tiny_feature_networks.clip(tmp_path / "clip")
+    network = clip.load(NetworkPlace(path=str(folder)), torch.device("cpu"), "shorter_side")
+    image = np.arange(32 * 32 * 3, dtype=np.uint32).reshape(32, 32, 3) % 256
+    model = CLIPModel.from_pretrained(folder).eval()
+    tokens = network.text_tokens(["a red circle"], padding="max_length", max_length=24, return_tensors="pt")
+    x = (image / 255 - np.array(network.mean)) / np.array(network.std)
+    with torch.no_grad():
+        found = model(pixel_values=torch.from_numpy(x).permute(2, 0, 1)[None].float(), **tokens)
+    ours = network.compute([image.astype(np.uint8)])[0], network.compute_texts(["a red circle"])[0]
+    for vector, expected in zip(ours, (found.image_embeds[0], found.text_embeds[0]), strict=True):
+        assert np.allclose(vector / np.linalg.norm(vector), expected.numpy(), atol=1e-5)
