@@ -386,7 +386,11 @@ CASCADE = [
     alias("experiment_id=stage_c", run_name="stage_c"),
     refused("checkpoint_path=/x", "output_dir"),
     alias("output_path=out", output_dir="out"),
-    refused("model_version=3.6B", LATER),
+    alias(
+        "model_version=3.6B",
+        model__family="cascade_c",
+        model__pretrained_model_name_or_path="stabilityai/stable-cascade-prior",
+    ),
     alias("lr=1e-4", optimizer__learning_rate=1e-4),
     alias("grad_accum_steps=2", training__gradient_accumulation_steps=2),
     alias("image_size=768", data__resolution=768),
@@ -414,8 +418,10 @@ CASCADE = [
     alias("module_filters=['.attn']", adapters__lora__targets=["*.attn*"], adapters__lora__alpha=1.0),
     alias("rank=4", "module_filters=['.attn']", adapters__lora__rank=4, adapters__lora__alpha=1.0),
     alias("train_tokens=[['^snail', null]]", adapters__tokens__existing=["^snail"]),
-    refused("effnet_checkpoint_path=x", LATER),
-    refused("previewer_checkpoint_path=x", LATER),
+    alias("effnet_checkpoint_path=x.safetensors", "model_version=3.6B", model__effnet="x.safetensors"),
+    alias("previewer_checkpoint_path=x.safetensors", "model_version=3.6B", model__previewer="x.safetensors"),
+    alias("stage_a_checkpoint_path=x.safetensors", "model_version=3B", model__vqgan="x.safetensors"),
+    alias("edm_objective=True", objective__name="v", objective__schedule__name="cosine"),
 ]
 
 ROWS = {"MaxDiffusion": MAXDIFFUSION, "MindOne": MINDONE, "open-diffusion": OPEN_DIFFUSION, "Stable Cascade": CASCADE}

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 IMAGE, MASK = "image", "mask"
 """Names of images of a sample: the one that is trained on, and the weights of its pixels."""
+IMAGE_PROMPT = "image_prompt"
+"""Name of an image that says what is generated, as its caption does."""
 CONTROLS = ("control", "control_2", "control_3", "control_4")
 """Names of control images of a sample, for as many adapters that read different ones."""
 
@@ -114,9 +116,11 @@ class Latents:
     """One a row."""
     seeds: Sequence[int]
     """One a row; keys of a decoder's random numbers, under a purpose of its own."""
+    size_px: tuple[int, int] | None = None
+    """Height and width of the images, where several sizes have latents of this shape. None: the one that fits best."""
 
     def __getitem__(self, rows: slice) -> Latents:
-        return Latents(self.x0_BCHW[rows], self.prompts[rows], self.seeds[rows])
+        return Latents(self.x0_BCHW[rows], self.prompts[rows], self.seeds[rows], self.size_px)
 
 
 @dataclass(frozen=True)

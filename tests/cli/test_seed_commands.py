@@ -221,7 +221,7 @@ def test_open_diffusions_config_is_converted_and_trained(run, hub, tmp_path):
             "cache verb",
         ),
         ("daguerre train configs/training/finetune_c_3b_lora.yaml", "LoRA for Stable Cascade is not supported yet"),
-        ("daguerre train configs/training/finetune_c_3b.yaml", "the family of Stable Cascade is not supported yet"),
+        ("daguerre train configs/training/finetune_c_3b.yaml", "a recipe for Stable Cascade is not supported yet"),
         (
             "daguerre train configs/training/controlnet_c_3b_canny.yaml",
             "ControlNet for Stable Cascade is not supported yet",

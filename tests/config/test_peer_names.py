@@ -342,7 +342,7 @@ def test_no_row_of_a_part_that_is_there():
 
 
 def test_every_other_part_is_one_that_no_name_of_ours_would_show():
-    others = {"the family of Stable Cascade", "new tokens", "LoRA", "ControlNet"}
+    others = {"ControlNet for Stable Cascade", "ControlNet", "LoRA", "new tokens", "a recipe"}
     others |= {"a profiling service of Google (profiler.steps records updates here)"}
     parts = {part for part, _ in names.LATER.values()}
     assert parts - set(names.PARTS) <= others

@@ -54,9 +54,9 @@ TREES = {
     "MaxDiffusion": [("sd", "eps", "huggingface"), ("sdxl", "v", "huggingface")],
     "MindOne": [("sdxl", "eps", "csv"), ("sdxl", "edm", "webdataset")],
     "open-diffusion": [("sd", "eps", "webdataset")],
-    "Stable Cascade": [("sd", "eps", "webdataset")],
+    "Stable Cascade": [("cascade_c", "eps", "webdataset"), ("cascade_b", "eps", "webdataset")],
 }
-"""Families, objectives and sources that their configs come to; Cascade's own family is still to come."""
+"""Families, objectives and sources that their configs come to."""
 
 
 def settings(trainer: str) -> dict[str, fields.Leaf]:
@@ -413,7 +413,7 @@ def test_a_file_of_which_something_would_be_lost_says_what_and_how_to_go_on():
     assert "enable_mllog: logging for MLPerf is not supported yet" in str(caught.value)
     assert f"daguerre convert config {path}" in str(caught.value)
     assert in_memory.load(path, ["run_name=x", "enable_mllog=False"]).config.run_name == "x"
-    with pytest.raises(UserError, match="but the family cascade_c is not supported yet"):
+    with pytest.raises(UserError, match="controlnet_blocks: ControlNet for Stable Cascade is not supported yet"):
         in_memory.load(str(file(foreign_configs.CASCADE)))
 
 

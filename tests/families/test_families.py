@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 import torch
+from tiny_cascade import stage_b, stage_c, write_decoder, write_prior
 from tiny_models import TINY_UNET, prompts, write_sd, write_sdxl
 
 from daguerre import plugins
@@ -19,7 +20,7 @@ from daguerre.models.family import Family
 from daguerre.models.settings import FamilySettings
 from daguerre.types import Batch
 
-SHAPE = (3, 16, 16)
+SHAPE = (3, 32, 32)
 TEXTS = ["a large red circle on a blue background", "", "a small green star"]
 KEYS = np.array([[1, 0, 0], [2, 0, 0], [3, 1, 0]], dtype=np.int64)
 NAMES = plugins.names("families")
@@ -33,6 +34,10 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         write = write_sd if request.param == "sd" else write_sdxl
         place = str(write(tmp_path_factory.mktemp(request.param)))
         return module.load(module.Settings(pretrained_model_name_or_path=place), 1)
+    if request.param in ("cascade_c", "cascade_b"):
+        kind = request.param.removeprefix("cascade_")
+        write, settings = (write_prior, stage_c) if kind == "c" else (write_decoder, stage_b)
+        return module.load(module.Settings.model_validate(settings(write(tmp_path_factory.mktemp(kind)))), 1)
     shipped = {"autoencoder": "quickstart_vae", "clip": "quickstart_text"}
     said: Any = recipe.layers(shipped[request.param])[-1].tree["model"] if request.param in shipped else {}
     return module.load(module.Settings.model_validate(said), 1)
@@ -43,7 +48,7 @@ def images() -> torch.Tensor:
 
 
 def batch(family: Family) -> Batch:
-    sizes = np.array([[40, 30, 2, 1, 16, 16]] * 3, dtype=np.int32)
+    sizes = np.array([[40, 48, 2, 1, 32, 32]] * 3, dtype=np.int32)
     draws = family.random_inputs(5, KEYS, SHAPE)
     return Batch(KEYS, {"image": images()}, TEXTS, torch.ones(3), TEXTS, sizes, draws)
 

@@ -46,6 +46,12 @@ _HUB = {
 }
 _PREDICTED = {"objective.name", "objective.schedule.name", "objective.weighting.name"}
 _WHICH = {"model.family", "model.pretrained_model_name_or_path"}
+_OF_SD = {"model.unet", "model.vae", "model.sample_posterior", "model.scaling_factor"}
+_OF_SD |= {"model.latents_mean", "model.latents_std"}
+_CASCADE = {
+    *(f"model.{name}" for name in ("prior", "decoder", "vqgan", "effnet", "size", "image_encoder", "image_prompts")),
+    *(f"model.{name}" for name in ("image_embedding_dropout", "effnet_dropout", "effnet_scale")),
+}
 
 SAME: dict[str, set[str]] = {
     # What no key says and nobody's code fixes (seeds of torch, formats), what the reader finds out (the model and what
@@ -71,9 +77,9 @@ SAME: dict[str, set[str]] = {
     | _NUMBERS
     | _PREDICTED
     | _WHICH,
-    "Stable Cascade": _ALIKE
-    | {"seed", "data.source", "data.resolution", "training.max_grad_norm", "training.frozen_precision"}
+    "Stable Cascade": (_ALIKE - _OF_SD - {"data.buckets.step"})
+    | _CASCADE
+    | {"seed", "data.crop", "data.source", "data.resolution", "training.max_grad_norm", "training.frozen_precision"}
     | {"training.stochastic_rounding", "optimizer.learning_rate", "ema.enabled", "ema.name", "ema.decay"}
-    | {"model.pretrained_model_name_or_path"}
     | _NUMBERS,
 }

@@ -26,6 +26,8 @@ def of(config: Config, parts: Components) -> Base:
     """The weights that a checkpoint of these parts leaves out. Call it before they change their type or are split."""
     found = {}
     for component, network in parts.family.components.items():
+        if component in config.model.decoding:
+            continue
         saved = {name for name in parts.attached.names if name.startswith(f"{component}.")}
         weights = {
             host(name)[0]: tensor for name, tensor in network.state_dict().items() if f"{component}.{name}" not in saved

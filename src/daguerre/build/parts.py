@@ -140,6 +140,12 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
     numerics = dtypes.choose(config.training, device)
     objective = _objective(config)
     _refuse_weights(config, objective)
+    if config.model.overflows_float16 and torch.float16 in (numerics.compute, numerics.weights):
+        raise UserError(
+            f"activations of {config.model.family} exceed the range of float16: set training.mixed_precision=bf16",
+            code="unsupported",
+            setting="training.mixed_precision",
+        )
     net = attached.net
     # Asked now, so that sizes and steps that cannot be are refused before hours of training, not after.
     sizes = {bucket: family.latent_shape((3, bucket.height_px, bucket.width_px)) for bucket in buckets(config.data)}

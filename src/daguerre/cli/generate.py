@@ -222,7 +222,7 @@ def ready(job: Job) -> Components:
         print(line)
     family, _ = generate.generative(parts, job.survey.inputs)
     for height, width in job.survey.sizes_px:
-        family.latent_shape((3, height, width))
+        family.generated.latent_shape((3, height, width))
     steering_of(job, parts)  # for its UserErrors
     return parts
 

@@ -80,6 +80,8 @@ class Options(Settings):
     control_4: Annotated[str | list[str] | None, ADDRESS] = None
     control_from: Annotated[str | list[str] | None, ADDRESS] = None
     """Photos of which control images are computed."""
+    image_prompt: Annotated[str | list[str] | None, ADDRESS] = None
+    """Images that say what is generated, beside the prompt, for models that read such."""
     condition: str | dict[str, Any] | None = None
     """The condition that computes them, for ControlNets that have none of their own."""
     controlnets: dict[str, float] = Field({})
@@ -213,7 +215,9 @@ def changes_of(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], no
 
 def _allowed(model: Model) -> tuple[str, ...]:
     """Beginnings of the settings that the command may change."""
-    return MAY_CHANGE if model.kind == "run" else (*MAY_CHANGE, *_OF_BASE)
+    if model.trained is None:
+        return *MAY_CHANGE, *_OF_BASE
+    return *MAY_CHANGE, *(f"model.{name}" for name in model.trained.model.decoding)
 
 
 def check_changes(model: Model, plain: Config, config: Config) -> None:

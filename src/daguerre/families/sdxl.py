@@ -62,7 +62,8 @@ def load(settings: Settings, seed: int) -> Family:
     components = ComponentLoader(settings, seed)
     autoencoder = vae.load(components)
     first, second = (
-        text_encoder.load(components, f"text_encoder{mark}", f"tokenizer{mark}", *_READS) for mark in ("", "_2")
+        text_encoder.load(components, f"text_encoder{mark}", f"tokenizer{mark}", *_READS, projected=mark == "_2")
+        for mark in ("", "_2")
     )
     texts = TextConditioning((first, second), settings.long_prompts_pooled, settings.zero_null_text)
     unet = models_unet.load(components, autoencoder, texts, _sized(components, second.encoder.config.projection_dim))

@@ -162,7 +162,7 @@ def generate_batch(
 ) -> Iterator[GeneratedImage]:
     """The images of one batch, all of one size and guidance."""
     family, objective = generative(parts)
-    shape = family.latent_shape((3, *batch[0].size_px))
+    shape = family.generated.latent_shape((3, *batch[0].size_px))
     settings = sampling.model_copy(update={"guidance_scale": batch[0].guidance_scale})
     seeds = [request.seed for request in batch]
     prompts = [controlnets.with_computed(parts, _shown(request), request.seed, steering.condition) for request in batch]
@@ -171,7 +171,7 @@ def generate_batch(
     cond, null = controlnets.steered(parts, steering, shape, settings, known, (cond, null))
     with parts.autocast():
         x0 = draw(objective, parts.net, cond, null, shape, seeds, settings, parts.device, known)
-    latents = Latents(x0, prompts, seeds)
+    latents = Latents(x0, prompts, seeds, batch[0].size_px)
     truncated = family.truncated([prompt.text for prompt in prompts])
     for rows in _cut(len(batch), batch[0].size_px):
         for i, pixels in enumerate(family.decode(latents[rows]), rows.start):
@@ -239,7 +239,7 @@ def _as_batch(parts: Components, requests: Sequence[ImageRequest]) -> Batch:
     """Requests as the batch that adapters read: keys (seed, 0, 0), and images that all prompts have in one size."""
     (height, width), count = requests[0].size_px, len(requests)
     keys = np.array([(request.seed, 0, 0) for request in requests], dtype=np.int64)
-    shape = parts.family.latent_shape((3, height, width))
+    shape = parts.family.generated.latent_shape((3, height, width))
     images = {}
     for name in frozenset.intersection(*(frozenset(request.prompt.images) for request in requests)):
         of_name = [request.prompt.images[name] for request in requests]
@@ -284,7 +284,7 @@ def image_metadata(parts: Components, sampling: SamplingSettings, request: Image
     """Everything that an image depends on beside the weights, and the digest of its noise, float32 in memory order."""
     height, width = request.size_px
     family, objective = generative(parts)
-    noise = initial_noise([request.seed], family.latent_shape((3, height, width)))
+    noise = initial_noise([request.seed], family.generated.latent_shape((3, height, width)))
     schedule, shift = objective.settings.schedule, {}
     if sampling.shift is not None:
         shift = {"shift": sampling.shift}

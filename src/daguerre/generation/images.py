@@ -25,7 +25,7 @@ from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import SharedSettings
 from daguerre.errors import UserError
 from daguerre.generation.prompts import IMAGES, Prompts, Row
-from daguerre.types import CONTROLS, IMAGE, MASK
+from daguerre.types import CONTROLS, IMAGE, IMAGE_PROMPT, MASK
 
 STEP_PX = 8
 """Sides that follow an image are multiples of this."""
@@ -152,7 +152,8 @@ def pixels(images: Mapping[str, InputImage], size_px: tuple[int, int]) -> dict[s
     black); control images are [H, W, 4], RGBA.
 
     Resized until it covers the size, and its middle cropped; one that is larger by less than `STEP_PX` is only cropped,
-    so that its pixels stay as they are. A mask follows its image and is 255 or 0. UserError for a broken file.
+    so that its pixels stay as they are. One that only says what is generated keeps its size. A mask follows its image
+    and is 255 or 0. UserError for a broken file.
     """
     found = {}
     for name, image in images.items():
@@ -160,6 +161,9 @@ def pixels(images: Mapping[str, InputImage], size_px: tuple[int, int]) -> dict[s
             if name == MASK:
                 whole_HWC = decode.beside(name, image.content(), images[IMAGE].size_px, _SETTINGS)
                 frame, interpolation = _frame(images[IMAGE].size_px, size_px), KINDS[name].interpolation
+            elif name == IMAGE_PROMPT:
+                found[name], _ = decode.sized(image.content(), _SETTINGS, None)
+                continue
             else:
                 is_control = name in CONTROLS
                 whole_HWC, own_px = decode.sized(image.content(), _SETTINGS, None, alpha=is_control)

@@ -23,7 +23,7 @@ from daguerre.config_import import in_memory
 from daguerre.config_import.base_models import PREDICTIONS
 from daguerre.errors import UserError
 from daguerre.families import catalogue
-from daguerre.models.settings import BASE, SINGLE_FILES
+from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.single_file import load as single_file_load
 from daguerre.models.weights.files import read_json
 from daguerre.remote import local_copy
@@ -173,22 +173,31 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
             f"{target} is a {class_name}; images can be generated with: {', '.join(families)}", code="unsupported"
         )
     family = catalogue.pretrained()[families[class_name]]
-    (denoiser,), (autoencoder,) = map(family.networks, ("denoiser", "autoencoder"))
-    sample_size = read_json(folder / denoiser / "config.json").get("sample_size", 64)
-    levels = read_json(folder / autoencoder / "config.json").get("block_out_channels", [0] * 4)
+    there = {part: BASE for part in family.networks() if (folder / part / "config.json").is_file()}
+    usual = family.usual or {"data": {"resolution": _resolution(family, folder)}}
     tree = {
         "run_name": name,
-        "model": {"family": families[class_name], "pretrained_model_name_or_path": str(folder.resolve())},
+        "model": {"family": families[class_name], "pretrained_model_name_or_path": str(folder.resolve()), **there},
         "objective": _objective(target, read_json(folder / "scheduler" / "scheduler_config.json")),
-        "data": {"source": "folder", "path": str(folder), "resolution": sample_size * 2 ** (len(levels) - 1)},
         "training": {"duration": "0 steps", "global_batch_size": 1},
         "lr_scheduler": {"warmup": "0 steps"},
+        **usual,
+        "data": {"source": "folder", "path": str(folder), **usual["data"]},
     }
     return Model("pipeline", target, tree, Path("runs") / "generated" / name)
 
 
+def _resolution(family: type[PretrainedSettings], folder: Path) -> int:
+    """Side of a pipeline's images: of its UNet's samples, times what its autoencoder enlarges."""
+    (denoiser,), (autoencoder,) = map(family.networks, ("denoiser", "autoencoder"))
+    levels = read_json(folder / autoencoder / "config.json").get("block_out_channels", [0] * 4)
+    return int(read_json(folder / denoiser / "config.json").get("sample_size", 64)) * 2 ** (len(levels) - 1)
+
+
 def _objective(target: str, scheduler: Mapping[str, Any]) -> dict[str, Any]:
     """The objective of a scheduler's config. UserError if there is none here."""
+    if scheduler.get("_class_name") == "DDPMWuerstchenScheduler":
+        return {"name": "eps", "schedule": {"name": "cosine"}}
     prediction = scheduler.get("prediction_type", "epsilon")
     betas = scheduler.get("beta_schedule", "linear")
     if prediction not in PREDICTIONS or betas != "scaled_linear" or scheduler.get("trained_betas") is not None:

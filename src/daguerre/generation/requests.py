@@ -17,7 +17,7 @@ from daguerre.generation.generate import ImageRequest
 from daguerre.generation.prompts import Prompts, Row
 from daguerre.samplers.known import steps_run
 from daguerre.samplers.settings import SamplingSettings
-from daguerre.types import IMAGE, MASK, Prompt
+from daguerre.types import IMAGE, IMAGE_PROMPT, MASK, Prompt
 
 STRENGTH = {False: 0.8, True: 1.0}
 """Usual strength without and with a mask: diffusers' defaults."""
@@ -122,7 +122,7 @@ class RequestList:
 
     def _size_px(self, row: Row) -> tuple[int, int]:
         height, width = self._sides(row)
-        if not row.images or (height is not None and width is not None):
+        if not {*row.images} - {IMAGE_PROMPT} or (height is not None and width is not None):
             return height or self.size_px[0], width or self.size_px[1]
         first, *_ = input_images.of(row).values()
         return input_images.fitting(first.size_px, height, width, self._most_px)

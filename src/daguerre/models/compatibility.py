@@ -54,6 +54,9 @@ def _differences(config: dict[str, Any], objective: Diffusion) -> list[str]:
     settings = objective.settings
     warnings = [text for text in [_predicts(config, objective)] if text is not None]
     told = objective.noise_conditioning.name
+    if config.get("_class_name") == "DDPMWuerstchenScheduler":
+        own = "the pretrained network was trained with the noise levels of schedule cosine, not"
+        return warnings + ([] if settings.schedule.name == "cosine" else [f"{own} {settings.schedule.name}"])
     if settings.schedule.name == "edm" or (settings.schedule.name != "scaled_linear" and told == "timestep"):
         return warnings
     if settings.schedule.name != "scaled_linear":

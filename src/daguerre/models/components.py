@@ -40,7 +40,7 @@ class ComponentLoader:
         found: dict[str, resolve.Files] = {}
         for name, value in self.settings.places.items():
             weights = value == BASE and not resolve.without_weights()
-            if value == BASE or value is None or _is_file(value):
+            if value == BASE or value is None or (_is_file(value) and not self.settings.files_tell_numbers):
                 found[name] = resolve.network(name, self.options) if weights else resolve.CONFIG
         if not resolve.without_weights():
             named = {name: getattr(self.settings, name) for name in self.settings.tokenizers()}

@@ -114,6 +114,9 @@ class Family:
     """Names of the images of a prompt that `prompt_condition` reads."""
     encodes: bool = True
     """False for a family that makes images of clean samples, and no clean samples of images."""
+    output: ImageCodec | None = None
+    """Images that are generated, where they have other sizes than those that are trained on, of which the same clean
+    samples are made; None: `images` is for both."""
     pretrained: ComponentLoader | None = None
     """Source of the pretrained components; None for networks that always start from random weights."""
     make_net: Callable[[Mapping[str, nn.Module]], nn.Module] | None = None
@@ -176,6 +179,11 @@ class Family:
         """(C, h, w) of the clean sample of an image (3, H, W). UserError if images of that size do not fit."""
         return self.images.latent_shape(pixel_shape)
 
+    @property
+    def generated(self) -> ImageCodec:
+        """The codec of images that are generated, or start from one."""
+        return self.output or self.images
+
     def random_inputs(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
         """Random inputs of `encode`, on the CPU, by `daguerre.keys`; keys [B, 3], pixel_shape (3, H, W)."""
         return self.images.random_inputs(seed, keys, pixel_shape)
@@ -204,10 +212,10 @@ class Family:
         """Clean samples [B, C, h, w] float32 of uint8 images [B, 3, H, W] on the family's device, from which others are
         generated. Row i is a function of its image and seed alone."""
         keys, shape = np.zeros((1, 3), dtype=np.int64), tuple(pixels_BCHW.shape[1:])
-        rows = [self.random_inputs(seed, keys, shape) for seed in seeds]
+        rows = [self.generated.random_inputs(seed, keys, shape) for seed in seeds]
         drawn = {name: torch.cat([row[name] for row in rows]).to(pixels_BCHW.device) for name in rows[0]}
         with torch.autocast(pixels_BCHW.device.type, enabled=False):
-            return self.images.latents(self.images.encode(pixels_BCHW), drawn)
+            return self.generated.latents(self.generated.encode(pixels_BCHW), drawn)
 
     @torch.no_grad()
     def encode_prompts(
@@ -238,7 +246,7 @@ class Family:
     def decode(self, latents: Latents) -> np.ndarray:
         """Images [B, H, W, 3] uint8 of clean samples."""
         with torch.autocast(latents.x0_BCHW.device.type, enabled=False):
-            return self.images.decode(latents)
+            return self.generated.decode(latents)
 
     def export(self, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
         """Writes what the networks' usual library opens, with the current weights, in place of `folder`; returns

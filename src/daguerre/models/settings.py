@@ -31,6 +31,11 @@ class FamilySettings(Settings):
 
     components: ClassVar[Mapping[str, ComponentSpec]] = {}
     """The family's networks and tokenizers by name."""
+    overflows_float16: ClassVar[bool] = False
+    """Whether activations of the networks exceed the range of float16, so that training and generating refuse it."""
+    decoding: ClassVar[tuple[str, ...]] = ()
+    """Settings, components among them, of what only makes images of clean samples: nothing that is learnt depends on
+    them, so a run may go on with others, and `generate` may choose others."""
 
     @classmethod
     def networks(cls, *roles: str) -> tuple[str, ...]:
@@ -123,6 +128,10 @@ class PretrainedSettings(FamilySettings):
 
     pipeline_class: ClassVar[str]
     """The class of diffusers' pipelines that an export is opened with."""
+    usual: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Sections of a recipe that generates with such a pipeline, where its configs do not tell the size of images."""
+    files_tell_numbers: ClassVar[bool] = False
+    """Whether the numbers of a network are read off its single file; else they are the base's."""
     unused_when: ClassVar[tuple[Unused, ...]] = (
         Unused(
             ("variant",),
@@ -136,14 +145,9 @@ class PretrainedSettings(FamilySettings):
         return {name: getattr(self, name) for name in self.networks()}
 
 
-class UNetSettings(PretrainedSettings, LatentSettings):
-    """Settings of families with a UNet with cross attention, a KL autoencoder and text encoders."""
+class CaptionedSettings(PretrainedSettings):
+    """Settings of families that read captions by a text encoder."""
 
-    unet: Component = BASE
-    """The UNet. Of given numbers, channels, cross_attention_dim and sample_size follow from the other networks; what
-    else is not given takes diffusers' defaults."""
-    vae: Component = BASE
-    """The autoencoder, frozen; its weights are float32."""
     text_encoder: Component = BASE
     """The text encoder: CLIP's or T5's."""
     tokenizer: Annotated[str, ADDRESS] = BASE
@@ -154,6 +158,16 @@ class UNetSettings(PretrainedSettings, LatentSettings):
     """Whether the encoder's last norm is applied to that hidden state. null: the family's own."""
     long_prompts: bool = False
     """Read prompts of any length in windows of 75 tokens, each with its own start and end; off: cut them, counted."""
+
+
+class UNetSettings(CaptionedSettings, LatentSettings):
+    """Settings of families with a UNet with cross attention, a KL autoencoder and text encoders."""
+
+    unet: Component = BASE
+    """The UNet. Of given numbers, channels, cross_attention_dim and sample_size follow from the other networks; what
+    else is not given takes diffusers' defaults."""
+    vae: Component = BASE
+    """The autoencoder, frozen; its weights are float32."""
 
     components: ClassVar[Mapping[str, ComponentSpec]] = {
         "unet": ComponentSpec("denoiser", trainable=True),

@@ -16,7 +16,7 @@ from transformers import CLIPTokenizer, T5Tokenizer
 
 from daguerre.errors import UserError
 from daguerre.models.components import ComponentLoader
-from daguerre.models.settings import BASE, UNetSettings
+from daguerre.models.settings import BASE, CaptionedSettings
 from daguerre.models.tokenizers import AbsentTokenizer
 from daguerre.models.weights import resolve
 
@@ -51,6 +51,9 @@ class TextEncoder:
     """Whether the last norm is applied to it."""
     long: bool = False
     """Whether long texts are read in windows."""
+    masked: bool = False
+    """Whether padding is hidden from attention. CLIP looks back alone, so the features of padding differ, and no
+    others."""
     spellings: dict[str, str] = field(default_factory=dict)
     """New tokens of several vectors, and what stands in a text for each (models/new_tokens.py)."""
 
@@ -77,11 +80,13 @@ class TextEncoder:
         return Tokens(ids.to(self.encoder.device), counts.to(self.encoder.device))
 
     def features(self, ids_BKT: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [B, K T, D], as diffusers' pipelines take them (no attention mask), and the pooled and
-        projected ones [B, K, P] of an encoder that has them."""
+        """Hidden states [B, K T, D], as diffusers' pipelines take them, and the pooled and projected ones [B, K, P] of
+        an encoder that has them."""
         n_texts, n_windows, n_tokens = ids_BKT.shape
         last = self.layer == -1 and self.final_norm
-        out = self.encoder(ids_BKT.reshape(-1, n_tokens), output_hidden_states=not last)
+        ids = ids_BKT.reshape(-1, n_tokens)
+        mask = {"attention_mask": _up_to_end(ids, self.tokenizer.eos_token_id)} if self.masked else {}
+        out = self.encoder(ids, output_hidden_states=not last, **mask)
         hidden = out.last_hidden_state if last else out.hidden_states[self.layer]
         if self.final_norm and not last:
             hidden = _final_norm(self.encoder)(hidden)
@@ -116,6 +121,12 @@ class TextEncoder:
         return ids, counts
 
 
+def _up_to_end(ids_BT: Tensor, eos_token_id: int) -> Tensor:
+    """1 for each token of a text and its end, 0 for the padding behind."""
+    is_end_BT = ids_BT == eos_token_id
+    return (is_end_BT.cumsum(1) - is_end_BT.long() == 0).long()
+
+
 def truncated(tokenizer: Any, texts: Sequence[str]) -> dict[int, str]:
     """The texts that a tokenizer truncates: {index: "cut to 77 tokens"}."""
     limit = tokenizer.model_max_length
@@ -133,17 +144,26 @@ def _final_norm(encoder: Any) -> Any:
     return next(module for name, module in encoder.named_modules() if name.endswith("final_layer_norm"))
 
 
-def load(components: ComponentLoader, encoder: str, tokenizer: str, layer: int, final_norm: bool) -> TextEncoder:
+def load(
+    components: ComponentLoader,
+    encoder: str,
+    tokenizer: str,
+    layer: int,
+    final_norm: bool,
+    *,
+    masked: bool = False,
+    projected: bool = False,
+) -> TextEncoder:
     """Text encoder and tokenizer of these component names, which must be a pair. `layer` and `final_norm` are what the
-    family reads where the settings leave it open."""
-    settings: Any = components.settings  # UNetSettings
+    family reads where the settings leave it open; `projected`: it needs the pooled and projected features."""
+    settings: Any = components.settings  # CaptionedSettings
     value = getattr(settings, encoder)
-    kind = _kind(encoder, value if isinstance(value, dict) else components.config(encoder))
+    kind = _kind(encoder, value if isinstance(value, dict) else components.config(encoder), projected)
     layer, final_norm = _hidden_state(settings, encoder, kind, layer, final_norm)
     words, files = _tokenizer(components, tokenizer)
     net = components.network(encoder, kind, {} if words is None else decided(words))
     reader = TextEncoder(
-        encoder, net, words or AbsentTokenizer.of(net), files, layer, final_norm, settings.long_prompts
+        encoder, net, words or AbsentTokenizer.of(net), files, layer, final_norm, settings.long_prompts, masked
     )
     if -layer > reader.layers:
         setting = f"model.{_setting('layer', encoder)}"
@@ -185,7 +205,9 @@ def _setting(name: str, encoder: str) -> str:
     return f"text_encoder_{name}{encoder.removeprefix('text_encoder')}"
 
 
-def _hidden_state(settings: UNetSettings, encoder: str, kind: Any, layer: int, final_norm: bool) -> tuple[int, bool]:
+def _hidden_state(
+    settings: CaptionedSettings, encoder: str, kind: Any, layer: int, final_norm: bool
+) -> tuple[int, bool]:
     """The hidden state to read, and whether the last norm is applied: by the settings, else as the family does.
 
     A T5's is its last one; UserError where the settings ask for another.
@@ -203,7 +225,7 @@ def _hidden_state(settings: UNetSettings, encoder: str, kind: Any, layer: int, f
     return -1, True
 
 
-def _kind(encoder: str, config: Mapping[str, Any]) -> Any:
+def _kind(encoder: str, config: Mapping[str, Any], projected: bool) -> Any:
     """The class of a text encoder, from its config."""
     if config.get("model_type") == "t5":
         return transformers.T5EncoderModel
@@ -213,7 +235,7 @@ def _kind(encoder: str, config: Mapping[str, Any]) -> Any:
             code="unsupported",
             setting=f"model.{encoder}",
         )
-    projects = "CLIPTextModelWithProjection" in (config.get("architectures") or ()) or encoder == "text_encoder_2"
+    projects = projected or "CLIPTextModelWithProjection" in (config.get("architectures") or ())
     return transformers.CLIPTextModelWithProjection if projects else transformers.CLIPTextModel
 
 

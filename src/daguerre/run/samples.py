@@ -91,7 +91,7 @@ def check(config: Config, parts: Components) -> None:
     wanted = requests(config, lambda count: [""] * count)
     generate.generative(parts, {name for one in wanted for name in one.images})
     for height, width in {one.size_px for one in wanted}:
-        parts.family.latent_shape((3, height, width))
+        parts.family.generated.latent_shape((3, height, width))
 
 
 def unknown_words(config: Config) -> list[str]:

@@ -37,7 +37,7 @@ from daguerre.run.storage import RunStorage
 from daguerre.tracking.sinks import read_metrics
 from daguerre.training import device, loop, oom, profiler, validation
 from daguerre.training.state import evaluating
-from daguerre.types import Batch, LossTerms, Prompt
+from daguerre.types import IMAGE, Batch, LossTerms, Prompt
 
 
 def train(loaded: Loaded, storage: RunStorage) -> int:
@@ -265,11 +265,13 @@ def write_samples(run: Run, again: bool = False) -> None:
 
 
 def sample_requests(run: Run) -> list[generate.ImageRequest]:
-    """The sample images of the recipe, with stored or computed control images where adapters read some."""
+    """The sample images of the recipe, with stored or computed control images where adapters read some, and with the
+    samples themselves for a family that reads those."""
     each = samples.requests(run.config, lambda count: captions(run, count))
-    if read := run.parts.attached.images:
+    read, shown = run.parts.attached.images, {IMAGE} & {*run.parts.family.prompt_images}
+    if read or shown:
         made = loader.fixed_batches(shown_samples(run), len(each), lambda _: 1, images=read)
-        each = samples.with_images(each, made, read)
+        each = samples.with_images(each, made, {*read, *shown})
     return each
 
 

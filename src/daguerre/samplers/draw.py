@@ -59,12 +59,14 @@ def draw(
     settings: SamplingSettings,
     device: torch.device | str = "cpu",
     known: Known | None = None,
+    purpose: str = "sample",
 ) -> Tensor:
     """One clean sample x0 [B, C, h, w] float32 on `device` for each of B seeds.
 
     `cond` and `null_cond` hold B rows each, on `device`; the null side is what guidance leads away from and may
     be None without guidance. `known` are the clean samples, on `device`, from which sampling starts, and what is kept
-    of them. All B run at once. `net` is used as it is: put it in evaluation mode and under autocast outside.
+    of them. `purpose` names the random numbers: those of one purpose have nothing to do with those of another, whatever
+    the seeds. All B run at once. `net` is used as it is: put it in evaluation mode and under autocast outside.
     """
     assert all(len(rows) == len(seeds) for rows in [*cond.values(), *(null_cond or {}).values()])
     if not seeds:
@@ -81,11 +83,11 @@ def draw(
         return objective.solve(x_BCHW, y(x_BCHW, t), *path(t))[0]
 
     def fresh(step: int) -> Tensor:
-        return fresh_noise(seeds, step, shape).to(device)
+        return fresh_noise(seeds, step, shape, purpose).to(device)
 
     given = dict(settings) | {"fresh_noise": fresh, "level": objective.level}
     own = {name: given[name] for name in keywords(settings.sampler)}
-    noise = initial_noise(seeds, shape).to(device)
+    noise = initial_noise(seeds, shape, purpose).to(device)
     sample = plugins.find("samplers", settings.sampler).sample
     if known is None:
         return sample(denoise, grid.prior_std * noise, grid, **own)
@@ -93,18 +95,18 @@ def draw(
     return sample(known.keeping(denoise, path, grid, noise), known.start(grid, noise), grid, **own)
 
 
-def initial_noise(seeds: Sequence[int], shape: tuple[int, ...]) -> Tensor:
+def initial_noise(seeds: Sequence[int], shape: tuple[int, ...], purpose: str = "sample") -> Tensor:
     """Standard normal noise [B, *shape] float32 on the CPU, row i of its seed alone: where image i starts.
 
     Scaled by the grid's `prior_std` this is the sampler's first x; unscaled it is what a diffusers pipeline
     takes as `latents`.
     """
-    return _normals(seeds, "sample", 0, shape)
+    return _normals(seeds, purpose, 0, shape)
 
 
-def fresh_noise(seeds: Sequence[int], step: int, shape: tuple[int, ...]) -> Tensor:
+def fresh_noise(seeds: Sequence[int], step: int, shape: tuple[int, ...], purpose: str = "sample") -> Tensor:
     """Standard normal noise [B, *shape] float32 on the CPU, row i of its seed alone: what step `step` adds."""
-    return _normals(seeds, "sample/fresh", step, shape)
+    return _normals(seeds, f"{purpose}/fresh", step, shape)
 
 
 def _normals(seeds: Sequence[int], purpose: str, number: int, shape: tuple[int, ...]) -> Tensor:

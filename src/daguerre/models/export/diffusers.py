@@ -4,8 +4,8 @@ The networks save themselves, in the names that every version of their libraries
 checkpoint/export.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,16 @@ class PipelineExporter:
     """Networks as the pipeline needs them, where it computes otherwise than the family, by component."""
     notices: tuple[str, ...] = ()
     """Differences between what the pipeline and the run do."""
+    choose_scheduler: Callable[[Diffusion, SamplingSettings], scheduler.Scheduler] = scheduler.choose
+    """The scheduler of the pipeline."""
+    documents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Further JSON files, by relative path."""
+    unlisted: Collection[str] = ()
+    """Networks that are written beside the pipeline's own, which knows no such component."""
+    left_out: Collection[str] = ()
+    """Networks that are not written."""
+    result: str = "images[0]"
+    """What a call of the pipeline returns, for the page."""
 
     def __call__(self, family: Family, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
         """Puts the pipeline in place of `folder`. Returns messages for the user: `notices`, and where the scheduler
@@ -47,11 +57,12 @@ class PipelineExporter:
                 f"the objective {objective!r} is not a diffusion objective: there is nothing to export",
                 code="unsupported",
             )
-        plan = scheduler.choose(objective, sampling)
+        plan = self.choose_scheduler(objective, sampling)
         notices = [*self.notices, *plan.notices]
         networks = {**family.components, **{name: make() for name, make in self.replaced.items()}}
+        networks = {name: network for name, network in networks.items() if name not in self.left_out}
         classes = {name: type(network) for name, network in networks.items()}
-        index: dict[str, Any] = {name: [kind.__module__.split(".")[0], kind.__name__] for name, kind in classes.items()}
+        index = {name: _named(kind) for name, kind in classes.items() if name not in self.unlisted}
         provenance = {"_diffusers_version": version("diffusers")}
         with replaced(folder) as fresh:
             for name, network in networks.items():
@@ -67,9 +78,19 @@ class PipelineExporter:
             (fresh / "scheduler").mkdir()
             config = {"_class_name": plan.class_name, **provenance, **plan.config}
             write_json(fresh / "scheduler" / "scheduler_config.json", config)
-            card = _card(self.class_name, objective, sampling, plan.class_name, notices)
+            for path, document in self.documents.items():
+                (fresh / path).parent.mkdir(exist_ok=True)
+                write_json(fresh / path, document)
+            card = _card(self.class_name, self.result, objective, sampling, plan.class_name, notices)
             (fresh / "README.md").write_text(card, encoding="utf-8")
         return notices
+
+
+def _named(kind: type) -> Any:
+    """Library and class of a network, as an index has it."""
+    package, *_, folder, _ = kind.__module__.split(".")
+    in_pipeline = ".pipelines." in kind.__module__
+    return [folder if in_pipeline else package, kind.__name__]
 
 
 def save(network: Any, folder: Path) -> None:
@@ -82,7 +103,12 @@ def save(network: Any, folder: Path) -> None:
 
 
 def _card(
-    class_name: str, objective: Diffusion, sampling: SamplingSettings, scheduler_class: str, notices: Sequence[str]
+    class_name: str,
+    result: str,
+    objective: Diffusion,
+    sampling: SamplingSettings,
+    scheduler_class: str,
+    notices: Sequence[str],
 ) -> str:
     """README.md: how to generate with this pipeline what the run generates, and where that is not possible."""
     call = f"num_inference_steps={sampling.num_inference_steps}, guidance_scale={sampling.guidance_scale}"
@@ -91,6 +117,7 @@ def _card(
             call += f", {name}={value!r}"
     return _CARD.format(
         class_name=class_name,
+        result=result,
         call=call,
         scheduler=scheduler_class,
         objective=objective.settings.name,
@@ -113,7 +140,7 @@ A `{class_name}` trained with Daguerre {version}: objective `{objective}` on the
 from diffusers import {class_name}
 
 pipe = {class_name}.from_pretrained("path/to/this/folder")
-image = pipe("a prompt", {call}).images[0]
+image = pipe("a prompt", {call}).{result}
 ```
 
 Daguerre generated its own images of this model with the sampler `{sampler}` in these steps; the nearest scheduler of

@@ -18,6 +18,7 @@ from daguerre.checkpoint.atomic import make_folder, write_atomically
 from daguerre.checkpoint.safetensors import Later, encode
 from daguerre.errors import UserError
 from daguerre.models import tokenizers
+from daguerre.models.cascade import files as cascade_files
 from daguerre.models.single_file import compatibility, keys
 from daguerre.models.single_file.configs import METADATA, PipelineConfigs
 from daguerre.models.single_file.keys import Link
@@ -34,6 +35,11 @@ def write(path: Path, folder: Path, dtype: torch.dtype | None = None, variant: s
 
     A kill leaves nothing under `path`. UserError for what the layout has no place for.
     """
+    if (stage := cascade_files.stage(folder)) is not None:
+        cascade_files.write(path, weights_files.read(folder / stage, variant), dtype)
+        return [
+            f"{path.name} holds the {stage} alone, as Stability's files do; the other networks are files of their own"
+        ]
     pipeline = _read_configs(folder)
     networks = {name: weights_files.read(folder / name, variant) for name in pipeline.configs}
     notices = [*compatibility.differences(pipeline), *compatibility.misread_prediction(pipeline, networks["unet"])]

@@ -43,7 +43,8 @@ class Options:
 
 def network(component: str, options: Options) -> Files:
     """Config and weights of a component, as diffusers and transformers name them."""
-    stem = "model" if component.startswith("text_encoder") else "diffusion_pytorch_model"
+    of_transformers = component.startswith(("text_encoder", "image_encoder"))
+    stem = "model" if of_transformers else "diffusion_pytorch_model"
     mark = f".{options.variant}" if options.variant else ""
     names = [f"{stem}{mark}.safetensors", f"{stem}.safetensors.index{mark}.json"]
     if options.pickled:

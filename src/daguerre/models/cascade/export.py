@@ -1,0 +1,33 @@
+"""The scheduler of diffusers' Stable Cascade pipelines, and where it generates otherwise than we do."""
+
+import torch
+
+from daguerre.models.export.scheduler import Scheduler
+from daguerre.objectives.algebra import Diffusion
+from daguerre.samplers.settings import SamplingSettings
+
+WUERSTCHEN = "DDPMWuerstchenScheduler"
+
+
+def scheduler(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
+    """DDPMWuerstchenScheduler, which has the cosine schedule without a shift, ancestral steps and eps alone."""
+    schedule, notices = objective.settings.schedule, []
+    if objective.settings.name != "eps" or schedule.name != "cosine":
+        notices.append(
+            f"this run predicts {objective.settings.name} on the schedule {schedule.name}, and diffusers' pipelines of "
+            "Stable Cascade take eps on cosine alone: their images of these weights are wrong; use `daguerre generate`"
+        )
+    levels = objective.sampled(sampling.shift)
+    if schedule.name == "cosine" and (shift := levels.schedule.settings.shift) != 1:
+        notices.append(f"this run samples with shift {shift:g}, which diffusers does not have: images differ")
+    if sampling.sampler != "euler_ancestral" and (sampling.sampler, sampling.eta) != ("ddim", 1.0):
+        notices.append(f"this run samples with {sampling.sampler}, {WUERSTCHEN} by ancestral steps: images differ")
+    if sampling.guidance_rescale:
+        notices.append("diffusers' pipelines of Stable Cascade have no guidance_rescale: images differ")
+    if objective.noise_conditioning.name == "cosine_time" and schedule.name == "cosine":
+        first = float(levels.c_noise(torch.ones((), dtype=torch.float64)))
+        notices.append(
+            f"at the first step diffusers tells the network the time 1, which no training has; this run {first:.4f}"
+        )
+    notices.append("the fresh noise is torch's own, so images are equal in distribution only")
+    return Scheduler(WUERSTCHEN, {"s": 0.008, "scaler": 1.0}, notices)

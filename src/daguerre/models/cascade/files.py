@@ -1,0 +1,88 @@
+"""Stability's single files of Stable Cascade's networks: read and written, equal to the bit both ways."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from daguerre.checkpoint.atomic import make_folder, write_atomically
+from daguerre.checkpoint.safetensors import Later, encode
+from daguerre.errors import UserError
+from daguerre.models.cascade import keys
+from daguerre.models.weights import files as weights_files
+
+
+def read(path: Path, component: str) -> dict[str, Tensor]:
+    """The weights of a component in diffusers' names; the dtype is the file's. UserError for a file of another."""
+    with weights_files.opened(path) as file:
+        check(path, component, file.keys())
+        own = keys.own_names(file.keys())
+        found: dict[str, Tensor] = {}
+        for original, names in own.items():
+            tensor = file.get_tensor(original)
+            found |= zip(names, tensor.chunk(len(names)) if len(names) > 1 else (tensor,), strict=True)
+        return found
+
+
+def shapes(path: Path, component: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights of a component in diffusers' names, by the header alone."""
+    with weights_files.opened(path) as file:
+        check(path, component, file.keys())
+        found: dict[str, tuple[int, ...]] = {}
+        for original, names in keys.own_names(file.keys()).items():
+            shape = tuple(file.get_slice(original).get_shape())
+            found |= dict.fromkeys(names, (shape[0] // len(names), *shape[1:]) if len(names) > 1 else shape)
+        return found
+
+
+def check(path: Path, component: str, names: list[str]) -> None:
+    """UserError for a file of other weights than the component's."""
+    if (found := keys.kind(names)) == component:
+        return
+    wanted = keys.STAGES[component]
+    if found in keys.STAGES:
+        raise UserError(
+            f"{path} holds the weights of {keys.STAGES[found]}, and model.{component} must be {wanted}: give it as "
+            f"model.{found} of the family that has it",
+            code="conflict",
+            setting=f"model.{component}",
+        )
+    what = f"holds {found}" if found else f"has {len(names)} tensors such as {', '.join(sorted(names)[:3])}"
+    raise UserError(
+        f"{path} {what}, and model.{component} must be {wanted} of Stable Cascade: give one of its files, or a folder "
+        "in diffusers' layout",
+        code="unsupported",
+        setting=f"model.{component}",
+    )
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
+    """Writes a network's weights as Stability's file. `dtype` None keeps every dtype; UserError for float16, which
+    overflows in these networks."""
+    if dtype is torch.float16:
+        raise UserError(
+            "Stable Cascade's activations exceed the range of float16: choose dtype=bfloat16 or float32",
+            code="unsupported",
+            setting="dtype",
+        )
+    made: dict[str, Tensor | Later] = {}
+    for link in keys.links(tensors):
+        parts = [tensors[name] for name in link.names]
+        made[link.original] = weights_files.cast(parts[0], dtype) if len(parts) == 1 else _fused(parts, dtype)
+    make_folder(path.parent)
+    write_atomically(path, encode(made))
+
+
+def stage(folder: Path) -> str | None:
+    """The denoiser of a pipeline in `folder`, if it is one of Stable Cascade's; else None."""
+    named = weights_files.read_json(folder / "model_index.json").get("_class_name")
+    return {"StableCascadePriorPipeline": "prior", "StableCascadeDecoderPipeline": "decoder"}.get(str(named))
+
+
+def _fused(parts: list[Tensor], dtype: torch.dtype | None) -> Later:
+    to = dtype or parts[0].dtype
+    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+    assert math.prod(shape) == sum(part.numel() for part in parts)
+    return Later(to, shape, lambda: torch.cat([part.to(to) for part in parts]))

@@ -1,0 +1,28 @@
+"""Settings that Stage C and Stage B of Stable Cascade share. No torch here."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from daguerre.models.settings import CaptionedSettings, Component, ComponentSpec, DenoiserSettings
+
+STABILITY = "stabilityai/stable-cascade"
+
+
+class CascadeSettings(CaptionedSettings, DenoiserSettings):
+    """Settings of the stages of Stable Cascade, which read captions by OpenCLIP's bigG."""
+
+    noise_conditioning: Literal["auto", "timestep", "log_sigma", "cosine_time", "flow_time"] = "cosine_time"
+    """The number by which the network is told the noise level: Stable Cascade's time, from 0 to 1 without a factor, or
+    another as in other families."""
+    effnet: Component = f"{STABILITY}/effnet_encoder.safetensors"
+    """The EfficientNet that makes Stage C's latents of images, frozen; its weights are float32. Of given numbers, what
+    is not given is EfficientNet-V2-S."""
+
+    time_scale: ClassVar[float] = 1.0
+    files_tell_numbers: ClassVar[bool] = True
+    overflows_float16: ClassVar[bool] = True
+    components: ClassVar[Mapping[str, ComponentSpec]] = {
+        "text_encoder": ComponentSpec("text_encoder", trainable=True),
+        "tokenizer": ComponentSpec("tokenizer"),
+        "effnet": ComponentSpec("image_encoder"),
+    }
