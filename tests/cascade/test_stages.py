@@ -373,6 +373,16 @@ class TestPlaces:
             large = family(pipelines, "b", decoder=None, size="700M", effnet=effnet, text_encoder=texts)
         assert round(sum(p.numel() for p in large.components["decoder"].parameters()) / 1e6, 1) == 699.5
 
+    def test_an_encoder_of_a_folder_or_of_numbers(self, pipelines, tmp_path):
+        """As a run exports it; `{}` is EfficientNet-V2-S."""
+        first = family(pipelines, "c").components["effnet"]
+        first.save_pretrained(tmp_path / "effnet")  # type: ignore[operator]
+        again = family(pipelines, "c", effnet=str(tmp_path)).components["effnet"]
+        assert all(torch.equal(value, again.state_dict()[name]) for name, value in first.state_dict().items())
+        with torch.device("meta"):
+            whole = family(pipelines, "c", effnet={}).components["effnet"]
+        assert round(sum(p.numel() for p in whole.backbone.parameters()) / 1e6, 2) == 20.18  # type: ignore[union-attr]
+
     def test_a_single_file_of_stability(self, pipelines):
         """Recorded from Stability's code, with the widths of its own text encoder."""
         path = EFFNET.parent / "decoder.safetensors"

@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from diffusers import ConfigMixin
+
 from daguerre.errors import UserError
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.single_file import load as single_file_load
@@ -137,7 +139,7 @@ def _is_file(value: Any) -> bool:
 
 
 def _check_known(name: str, kind: Any, numbers: Mapping[str, Any]) -> None:
-    if kind.__module__.startswith("diffusers"):
+    if issubclass(kind, ConfigMixin):
         allowed = set(inspect.signature(kind.__init__).parameters) - {"self"}
     else:  # configs of transformers keep whatever they are given, read or not
         config = kind.config_class()

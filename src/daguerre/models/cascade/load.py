@@ -45,7 +45,8 @@ def network(components: ComponentLoader, name: str, size: Mapping[str, Any] | No
         _check_class(components, name, kind)
         found = components.network(name, kind)
     else:
-        numbers = value or size or weights_load.config(kind, components.base / name)
+        numbers = size if value is None else value
+        numbers = weights_load.config(kind, components.base / name) if numbers is None else numbers
         fresh = initial.STARTS.get(kind, lambda network: network)
         found = weights_load.seeded(lambda: fresh(kind(**numbers)), components.seed, f"model.{name}")
     _check_stage(name, found)

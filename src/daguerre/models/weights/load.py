@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers
+from diffusers import ConfigMixin
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
@@ -24,7 +25,7 @@ transformers.utils.logging.set_verbosity_error()
 def config(kind: Any, folder: Path) -> dict[str, Any]:
     """The numbers of the network of class `kind` whose config.json is in `folder`."""
     try:
-        if kind.__module__.startswith("diffusers"):
+        if issubclass(kind, ConfigMixin):
             found = dict(kind.load_config(folder, local_files_only=True))
             return {name: value for name, value in found.items() if not name.startswith("_")}
         return _config(kind, folder).to_dict()
@@ -44,7 +45,7 @@ def _config(kind: Any, folder: Path) -> Any:
 
 def build(kind: Any, numbers: dict[str, Any]) -> Any:
     """The network of class `kind` with these numbers and with weights from torch's random state."""
-    if kind.__module__.startswith("diffusers"):
+    if issubclass(kind, ConfigMixin):
         return kind(**numbers)
     return kind(kind.config_class(**{key: value for key, value in numbers.items() if "attn_impl" not in key}))
 
@@ -54,7 +55,7 @@ def load(kind: Any, folder: Path, variant: str | None = None) -> Any:
     if without_weights():
         return build(kind, config(kind, folder))
     try:
-        if kind.__module__.startswith("diffusers"):
+        if issubclass(kind, ConfigMixin):
             options = {"torch_dtype": torch.float32, "low_cpu_mem_usage": False}  # True needs accelerate
         else:
             options = {"dtype": torch.float32, "config": _config(kind, folder)}
