@@ -422,6 +422,8 @@ CASCADE = [
     alias("previewer_checkpoint_path=x.safetensors", "model_version=3.6B", model__previewer="x.safetensors"),
     alias("stage_a_checkpoint_path=x.safetensors", "model_version=3B", model__vqgan="x.safetensors"),
     alias("edm_objective=True", objective__name="v", objective__schedule__name="cosine"),
+    alias("generator_checkpoint_path=x.safetensors", "model_version=3.6B", model__prior="x.safetensors"),
+    alias("shift=4", objective__schedule__shift=4.0),
 ]
 
 ROWS = {"MaxDiffusion": MAXDIFFUSION, "MindOne": MINDONE, "open-diffusion": OPEN_DIFFUSION, "Stable Cascade": CASCADE}
