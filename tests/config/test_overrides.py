@@ -149,9 +149,10 @@ def test_min_snr_comes_with_its_gamma():
 def of_plugins() -> set[str]:
     """Settings of adapters as one alone is written, and of sources that are tables."""
     tokens = merge.known(Config, {"adapters": {"tokens": {"name": "tokens"}}})
+    stages = [merge.known(Config, {"model": {"family": name}}) for name in ("cascade_c", "cascade_b")]
     table = merge.known(Config, {"data": {"sources": {"x": {"source": "csv"}}}})
     found = {path.replace("adapters.tokens.", "adapter.") for path in tokens}
-    return found | {path.replace("data.sources.x.", "data.") for path in table}
+    return found.union(*stages) | {path.replace("data.sources.x.", "data.") for path in table}
 
 
 def test_what_the_tables_name_exists(leaves):

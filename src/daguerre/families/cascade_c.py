@@ -48,10 +48,10 @@ class Settings(CascadeSettings):
     """What makes images of latents."""
     previewer: Component = Field(f"{STABILITY}/previewer.safetensors", json_schema_extra=FREE)
     """The previewer: small and quick, images at an eighth of their detail."""
-    decoder: Component = Field(STABILITY, json_schema_extra=FREE)
+    decoder: Component = STABILITY
     """Stage B, for decode=stages: a folder or hub id with `decoder`, such as the pipeline of a run of cascade_b, or a
     single file."""
-    vqgan: Component = Field(STABILITY, json_schema_extra=FREE)
+    vqgan: Component = STABILITY
     """Stage A, for decode=stages, likewise."""
 
     pipeline_class: ClassVar[str] = "StableCascadePriorPipeline"

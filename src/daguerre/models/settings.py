@@ -35,7 +35,7 @@ class FamilySettings(Settings):
     """Whether activations of the networks exceed the range of float16, so that training and generating refuse it."""
     decoding: ClassVar[tuple[str, ...]] = ()
     """Settings, components among them, of what only makes images of clean samples: nothing that is learnt depends on
-    them, so a run may go on with others, and `generate` may choose others."""
+    them, so `generate` may choose others than a run."""
 
     @classmethod
     def networks(cls, *roles: str) -> tuple[str, ...]:
