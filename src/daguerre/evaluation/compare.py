@@ -152,8 +152,12 @@ class StoredInputs:
 
     one: Evaluation
     rows: np.ndarray
-    source: None = None
     redraw: None = None
+
+    @property
+    def source(self) -> Any:
+        """Metrics of a source draw their own images, of which no numbers are kept."""
+        raise _NoSamples
 
     def network(self, name: str, **options: Any) -> StoredNetwork:
         """The network whose arrays are there."""

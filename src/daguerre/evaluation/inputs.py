@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from daguerre.checkpoint.atomic import locked
 from daguerre.data.settings import SourceSettings
 from daguerre.errors import UserError
 from daguerre.evaluation import images as image_sets
@@ -20,7 +21,7 @@ from daguerre.evaluation.networks import clip, dinov2, inception, lpips
 from daguerre.evaluation.networks.place import NetworkPlace
 from daguerre.evaluation.reference import Statistics
 from daguerre.evaluation.settings import EvaluationSettings
-from daguerre.generation.jobs import TaskShard
+from daguerre.generation.jobs import WHOLE, TaskShard
 
 NETWORKS: dict[str, Callable[..., Any]] = {
     "inception": inception.load,
@@ -65,11 +66,13 @@ class MeasuredInputs:
         return self.blocks.array(f"features-{network.label}", lambda ids: network.compute(self.images.of(ids)))
 
     def text_features(self, network: TextNetwork) -> np.ndarray:
+        # Quick beside images, so one process does all of them: the one that finds the images complete.
         self._check_only()
-        texts = self.images.texts
-        return self.blocks.array(
-            f"texts-{network.label}", lambda ids: network.compute_texts(texts[ids.start : ids.stop])
-        )
+        texts, blocks = self.images.texts, Blocks(self.folder, self.images.total, WHOLE)
+        with locked(self.folder / ".texts.lock"):
+            return blocks.array(
+                f"texts-{network.label}", lambda ids: network.compute_texts(texts[ids.start : ids.stop])
+            )
 
     def reference(self, network: FeatureNetwork) -> Statistics:
         if self.settings.reference is None:
