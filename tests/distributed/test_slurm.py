@@ -64,6 +64,17 @@ def test_workers_that_the_command_names():
     assert "loader.num_workers" not in batch_file(SEED, "sdxl", ["workers=2"], own_workers=False)
 
 
+def test_a_job_that_evaluates_a_run():
+    own = SlurmSettings(verb="evaluate", gpus_per_node=1)
+    text = batch_file(own, "/runs/first", ["follow=all", "metrics=[fid]"])
+    assert "# Evaluates /runs/first with 1 process" in text
+    assert "-m daguerre evaluate /runs/first" in text
+    assert "'metrics=[fid]'" in text
+    assert "num_workers" not in text
+    with pytest.raises(ValueError, match="do not wait for one another"):
+        SlurmSettings(verb="evaluate", timeout_seconds=5)
+
+
 def test_a_signal_that_the_tasks_get_from_slurm_itself():
     text = batch_file(SlurmSettings(signal="TERM@60", requeue=False), "sdxl", [])
     assert "#SBATCH --signal=TERM@60\n" in text

@@ -18,7 +18,7 @@ from PIL import Image
 from daguerre import errors, plugins
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.errors import UserError
-from daguerre.run.trackers import image_name, image_text
+from daguerre.run.trackers import image_name, image_text, send_evaluations
 from daguerre.tracking.background import Background
 from daguerre.tracking.tracker import EarlierImage, TrackedRun
 from daguerre.tracking.trackers import tensorboard as tensorboard_tracker
@@ -399,3 +399,24 @@ def test_the_offline_file_of_a_killed_and_resumed_run(tmp_path, monkeypatch):
     kinds = {record.WhichOneof("record_type") for record in wandb_file.parsed(file)}
     assert "environment" not in kinds, "no command line, host or user"
     assert len(list(folder.rglob("*.png"))) == 6
+
+
+def test_results_of_evaluate_reach_trackers_once_and_the_metrics_file_never(tmp_path):
+    class Seen:
+        def __init__(self):
+            self.lines = []
+
+        def write(self, step, samples, values):
+            self.lines.append((step, samples, dict(values)))
+
+    folder, sink = RunFolder(tmp_path), Seen()
+    rows = [{"name": "fid", "value": 7.5, "share": False}]
+    for step, time in ((10, "a"), (20, "b")):
+        place = folder.evaluations / f"step-{step:08d}-x"
+        place.mkdir(parents=True)
+        document = {"protocol": {"step": step}, "time": time, "tables": {"fid-x": {"count": 2, "rows": rows}}}
+        (place / "result.json").write_text(json.dumps(document))
+        send_evaluations([sink], folder, 160)
+        send_evaluations([sink], folder, 160)
+    assert sink.lines == [(step, 160, {"evaluation/fid-x/fid": 7.5}) for step in (10, 20)]
+    assert not folder.metrics.exists()

@@ -1,11 +1,14 @@
 """The sinks of a run's numbers: its metrics file and the recipe's trackers, each of these in a thread of its own."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 from daguerre import plugins
+from daguerre.checkpoint.atomic import to_json, write_json_atomically
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.config.config import Config
 from daguerre.credentials import scrub
@@ -50,6 +53,32 @@ def image_name(number: int) -> str:
 def image_text(prompt: str, seed: Any) -> str:
     """The text of a sample image in trackers."""
     return f"{prompt}\nseed {seed}"
+
+
+def send_evaluations(trackers: Sequence[Sink], folder: RunFolder, samples: int) -> None:
+    """Gives trackers the results of `daguerre evaluate` that came since the last call, each at the step whose weights
+    it measures; the metrics file keeps none of them. OSError."""
+    sent_file = folder.evaluations / "sent.json"
+    sent = json.loads(sent_file.read_bytes()) if sent_file.is_file() else {}
+    found = reported.evaluations(folder.evaluations, [])
+    new = [one for one in found if sent.get(_identity(one)) != one.get("time")]
+    for one in new:
+        step = one["protocol"].get("step", 0)
+        values = {
+            f"evaluation/{table}/{row['name']}": row["value"]
+            for table, body in one["tables"].items()
+            for row in body["rows"]
+        }
+        for sink in trackers:
+            sink.write(step, samples, values)
+        sent[_identity(one)] = one.get("time")
+    if new:
+        write_json_atomically(sent_file, sent)
+
+
+def _identity(result: Mapping[str, Any]) -> str:
+    """Tells protocols and checkpoints apart."""
+    return sha256(to_json(result["protocol"])).hexdigest()[:16]
 
 
 def _tracked(config: Config, folder: RunFolder, step: int | None, say: Callable[[str], None]) -> TrackedRun:

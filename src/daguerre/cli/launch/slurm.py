@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from daguerre import credentials
+from daguerre.cli import evaluate_options
 from daguerre.cli.launch import trainable, without_secrets
 from daguerre.config import merge, options, overrides
 from daguerre.config.aliases import lookup
@@ -33,6 +34,10 @@ option below is a setting of the recipe and goes to `daguerre train`. The recipe
   daguerre launch slurm sdxl nodes=16 time=96:00:00 output_dir=/shared/runs run_name=first
   daguerre launch slurm my.yaml nodes=2 gpus_per_node=4 partition=long account=lab mesh.ici_fsdp_parallelism=4 --submit
 
+  daguerre launch slurm runs/first verb=evaluate gpus_per_node=1 --follow metrics=[fid] networks.inception=PATH \
+      reference=reference.safetensors
+
+  verb=evaluate                measures a run, with the options of `daguerre evaluate` (docs/evaluate.md)
   nodes=1 gpus_per_node=8      machines, and GPUs of each; gpus_per_node=0 trains on CPUs
   tasks_per_node=N             processes on each node (one a GPU, or one)
   cpus_per_task=6              CPUs of each process; as many read data, unless the command says num_workers=N
@@ -64,13 +69,20 @@ class Options(SlurmSettings):
 
 def run(arguments: list[str]) -> int:
     """Writes the file; with --submit the exit code of sbatch."""
-    given = overrides.split(arguments, flags=("--submit",))
+    given = overrides.split(arguments, flags=("--submit", *evaluate_options.FLAGS))
     own, rest = options.own_options(given.overrides, Options)
-    loaded = checked(given.recipe, rest, own)
-    for notice in loaded.notices:
-        print(notice)
-    recipe = whole(given.recipe)
-    own = own.model_copy(update={"job_name": job_name(own, loaded.config.run_name)})
+    recipe, name = whole(given.recipe), f"{Path(given.recipe).name}-evaluate"
+    if own.verb == "train":
+        loaded = checked(given.recipe, rest, own)
+        for notice in loaded.notices:
+            print(notice)
+        name = loaded.config.run_name
+    else:
+        if given.flags & {*evaluate_options.FLAGS} and not any(one.startswith("follow=") for one in rest):
+            rest = [*rest, "follow=newest"]
+        check_evaluation(given.recipe, rest, own)
+        recipe = recipe if "://" in recipe else str(Path(recipe).expanduser().resolve())
+    own = own.model_copy(update={"job_name": job_name(own, name)})
     file = Path(own.out or f"{own.job_name}.sbatch")
     written = [without_secrets(override) for override in rest]
     write(file, batch_file(own, recipe, written, str(file), own_workers=not names_workers(rest)))
@@ -83,6 +95,19 @@ def run(arguments: list[str]) -> int:
         print(f"{file}: check and edit it, then submit it: {submit_command(str(file))}")
         return 0
     return submit(file)
+
+
+def check_evaluation(run: str, rest: Sequence[str], own: Options) -> None:
+    """UserError for options that `daguerre evaluate` would refuse, and for followers that would share nothing."""
+    asked = evaluate_options.read([run, *rest])
+    if len(asked.words) != 1:
+        raise UserError("verb=evaluate: give one run or pipeline", code="missing")
+    if asked.options.follow is not None and own.nodes * own.tasks > 1:
+        raise UserError(
+            f"{own.nodes * own.tasks} processes would follow the run, each for itself: set nodes=1 gpus_per_node=1, or "
+            "submit the job several times, as each checkpoint is taken by one of them",
+            code="conflict",
+        )
 
 
 def checked(recipe: str, rest: Sequence[str], own: Options) -> Loaded:

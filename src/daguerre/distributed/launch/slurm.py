@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -72,8 +72,15 @@ class SlurmSettings(Settings):
 
     unused_when: ClassVar[tuple[Unused, ...]] = (
         Unused(("accel_bind",), lambda own: own.gpus_per_node == 0, "there are no GPUs to bind to"),
+        Unused(
+            ("timeout_seconds", "stuck_seconds"),
+            lambda own: own.verb != "train",
+            "the processes of an evaluation do not wait for one another",
+        ),
     )
 
+    verb: Literal["train", "evaluate"] = "train"
+    """`evaluate` writes a job that measures a run, with the options of `daguerre evaluate`."""
     nodes: int = Field(1, ge=1)
     """Machines."""
     gpus_per_node: int = Field(8, ge=0)
@@ -183,6 +190,7 @@ def batch_file(
         signals = f"SLURM sends USR1 to this shell {seconds} s before the time limit; srun hands it on; the run saves."
     return _Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
         recipe=recipe,
+        does={"train": "Trains", "evaluate": "Evaluates"}[own.verb],
         processes=f"{count} process{'es' if count > 1 else ''}",
         nodes=f"{own.nodes} node{'s' if own.nodes > 1 else ''}",
         tasks=own.tasks,
@@ -244,7 +252,7 @@ def _command(own: SlurmSettings, recipe: str, overrides: Sequence[str], own_work
     srun = ["srun", "--kill-on-bad-exit=0", f"--wait={own.kill_wait}", '--cpus-per-task="$SLURM_CPUS_PER_TASK"']
     srun += [f"--cpu-bind={own.cpu_bind}"] if own.cpu_bind else []
     srun += [f"--accel-bind={own.accel_bind}"] if own.accel_bind else []
-    words = [" ".join(srun), f"{shlex.quote(own.python)} -u -m daguerre train {shlex.quote(recipe)}"]
+    words = [" ".join(srun), f"{shlex.quote(own.python)} -u -m daguerre {own.verb} {shlex.quote(recipe)}"]
     words += map(shlex.quote, overrides)
-    words += ['loader.num_workers="$SLURM_CPUS_PER_TASK"'] if own_workers else []
+    words += ['loader.num_workers="$SLURM_CPUS_PER_TASK"'] if own_workers and own.verb == "train" else []
     return [*words, *own.overrides()]
