@@ -20,7 +20,7 @@ from daguerre.generation.jobs import TaskShard
 from daguerre.generation.load import Model
 from daguerre.remote import local_copy
 
-SUMMARY = "measure a run, a pipeline or a folder of images: FID, KID, CLIP score and others"
+SUMMARY = "measure a run, a pipeline or a folder of images: FID, CLIP score ..."
 HELP = """\
 usage: daguerre evaluate RUN|PIPELINE|FOLDER [key=value ...]
        daguerre evaluate RUN --follow [follow=all] [key=value ...]

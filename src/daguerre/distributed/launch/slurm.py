@@ -79,8 +79,6 @@ class SlurmSettings(Settings):
         ),
     )
 
-    verb: Literal["train", "evaluate"] = "train"
-    """`evaluate` writes a job that measures a run, with the options of `daguerre evaluate`."""
     nodes: int = Field(1, ge=1)
     """Machines."""
     gpus_per_node: int = Field(8, ge=0)
@@ -130,6 +128,8 @@ class SlurmSettings(Settings):
     """A line that prepares the environment before the run, such as `module load cuda`."""
     python: Location = sys.executable
     """Interpreter that has daguerre, on every node. Default: this one."""
+    verb: Literal["train", "evaluate"] = "train"
+    """`evaluate` writes a job that measures a run, with the options of `daguerre evaluate`."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
