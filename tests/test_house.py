@@ -100,6 +100,7 @@ LATE_IMPORTS = {
     "tracking/trackers/tensorboard.py": {"torch.utils.tensorboard"},
     "tracking/trackers/wandb.py": {"wandb"},
     "training/optimizers/adamw_8bit.py": {"bitsandbytes"},
+    "training/precision/quantized.py": {"bitsandbytes", "bitsandbytes.functional"},
     "training/optimizers/prodigy.py": {"prodigyopt"},
     "training/optimizers/schedule_free.py": {"schedulefree"},
 }

@@ -96,6 +96,9 @@ CARRIED = [
     ("optimizer=Lion", {"optimizer.name": "lion"}),
     ("optimizer_args=weight_decay=0.1 betas=0.8,0.9", {"optimizer.weight_decay": 0.1, "optimizer.beta2": 0.9}),
     ("full_bf16=true", {"training.weights_dtype": "bfloat16"}),
+    ("fp8_base=true", {"training.base_precision": "float8"}),
+    ("base_model_precision=nf4-bnb", {"training.base_precision": "nf4"}),
+    ("base_model_precision=no_change", {"training.base_precision": "no"}),
     ("xformers=true", {"training.attention": "fused"}),
     ("sdpa=true", {"training.attention": "auto"}),
     ("v_parameterization=true", {"objective.name": "v"}),
@@ -183,7 +186,6 @@ REFUSED = {
     "color_aug=true": ("is not supported yet",),
     "alpha_mask=true": ("is not supported yet",),
     "weighted_captions=true": ("is not supported yet",),
-    "fp8_base=true": ("is not supported yet",),
 }
 
 

@@ -76,6 +76,7 @@ def held(config: Config, mesh: Mesh, rank: int) -> dict[str, int]:
         "moments": storages(t for t in moments if isinstance(t, Tensor)),
         "averages": storages(t for some in [state.ema.averages, *state.ema.profiles.values()] for t in some.values()),
         "frozen": storages(frozen),
+        "quantized": 0,
         "buffers": storages(buffers.values()),
     }
     inputs = storages([given.pixels_BCHW, *given.draws.values()])

@@ -27,7 +27,7 @@ _ALIKE = {
     *(f"data.captions.{name}" for name in ("text", "fields", "weights", "join", "prefix", "templates")),
     *(f"data.captions.{name}" for name in ("shuffle_tags", "tag_separator", "keep_tags")),
     *("data.shuffle", "data.lanes", "data.lane_samples", "data.idx_to_prompt"),
-    *("training.global_batch_size", "training.weights_dtype", "training.matmul_precision"),
+    *("training.global_batch_size", "training.weights_dtype", "training.base_precision", "training.matmul_precision"),
     *("optimizer.name", "optimizer.scale_lr", "optimizer.learning_rates", "optimizer.beta1", "optimizer.beta2"),
     "optimizer.learning_rate_factors",
     *(f"lr_scheduler.{name}" for name in ("name", "warmup", "final", "power", "decay", "decay_shape", "stages")),

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from daguerre.build.parts import Components
+from daguerre.adapters.adapter import Attached
 from daguerre.config.config import Config
 from daguerre.errors import UserError
+from daguerre.models.family import Family
 from daguerre.models.sharding_axes import host
 
 _WORD_BYTES = 8
@@ -22,13 +23,14 @@ Base = Mapping[str, Mapping[str, str]]
 """By component: `place`, where it came from, and `digest`, of its weights."""
 
 
-def of(config: Config, parts: Components) -> Base:
-    """The weights that a checkpoint of these parts leaves out. Call it before they change their type or are split."""
+def of(config: Config, family: Family, attached: Attached) -> Base:
+    """The weights that a checkpoint of these networks leaves out. Call it before they change their type, are quantised
+    or split."""
     found = {}
-    for component, network in parts.family.components.items():
+    for component, network in family.components.items():
         if component in config.model.decoding:
             continue
-        saved = {name for name in parts.attached.names if name.startswith(f"{component}.")}
+        saved = {name for name in attached.names if name.startswith(f"{component}.")}
         weights = {
             host(name)[0]: tensor for name, tensor in network.state_dict().items() if f"{component}.{name}" not in saved
         }

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from daguerre import plugins
 from daguerre.adapters.adapter import Attached, attach
 from daguerre.adapters.settings import AdapterSettings
+from daguerre.build import quantized_base
 from daguerre.conditions.condition import Images
 from daguerre.config.config import Config, Loaded
 from daguerre.data.images.kinds import KINDS
@@ -89,13 +90,22 @@ class Components:
         return {**dict.fromkeys(self.objective.elements.images), **self.attached.images}
 
 
-def build(config: Config, device: torch.device | None = None, init_device: torch.device | None = None) -> Components:
-    """Loads the family, attaches the adapters, builds the objective, and moves the networks to the device of the run:
-    by default the one that the recipe names. Networks without weights draw theirs on the CPU, or on `init_device`."""
+def build(
+    config: Config,
+    device: torch.device | None = None,
+    init_device: torch.device | None = None,
+    networks: tuple[Family, Attached] | None = None,
+) -> Components:
+    """Loads the family and attaches the adapters, unless `networks` have come from `load`; builds the objective, and
+    moves the networks to the device of the run: by default the one that the recipe names. Networks without weights draw
+    theirs on the CPU, or on `init_device`."""
     device = device or devices.choose_device(config.training.device)
     devices.prepare(config.training, device)
-    with init_device or nullcontext():
-        family, attached = load(config)
+    if networks is None:
+        with init_device or nullcontext():
+            networks = load(config)
+    family, attached = networks
+    quantized_base.quantize(config.training.base_precision, family, device)
     attached.net.to(device)
     return _assembled(config, family.to(device), attached, device)
 
@@ -116,6 +126,7 @@ def outline(config: Config) -> Components:
     is set for the process."""
     with torch.device("meta"):
         family, attached = load(config)
+        quantized_base.quantize(config.training.base_precision, family)
     return _assembled(config, family, attached, devices.choose_device(config.training.device))
 
 
@@ -276,6 +287,14 @@ def held(loaded: Loaded) -> frozenset[str]:
 def shared_out(loaded: Loaded, mesh: Mesh, recorded: int | None = None) -> BatchSizes:
     """Batch sizes of a recipe on a mesh; nothing is built. UserError for a mesh that it cannot be trained on."""
     config = loaded.config
+    if config.training.base_precision != "no" and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
+        raise UserError(
+            f"training.base_precision={config.training.base_precision}: layers of few bits cannot be split over the "
+            "mesh's fsdp and tensor axes: train with data parallelism alone (mesh.ici_fsdp_parallelism=1 "
+            "mesh.ici_tensor_parallelism=1), or split a base that is not quantised",
+            code="conflict",
+            setting="training.base_precision",
+        )
     sizes = batch_sizes(config, recorded, mesh.batch_ranks, held(loaded))
     check_uncut_batches(config, plugins.find("objectives", config.objective.name).build(config.objective), sizes)
     return sizes

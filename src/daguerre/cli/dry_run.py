@@ -5,6 +5,7 @@ It refuses what `train` refuses, as far as weights, other processes and object s
 
 import textwrap
 
+from daguerre.build import quantized_base
 from daguerre.build.parts import batch_sizes, check_uncut_batches, held, outline
 from daguerre.config.config import Loaded
 from daguerre.data.dataset import open_dataset
@@ -61,6 +62,6 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
         every = schedule.intervals(config, sizes, dataset.count)
         total = every.total
         notices += [*changed, *summary.describe_warmup(every)]
-    notices += samples.unknown_words(config)
+    notices += [*quantized_base.describe(parts.family.components), *samples.unknown_words(config)]
     print(summary.dry_run(config, parts, sizes, total, start, data, notices, full))
     return 0

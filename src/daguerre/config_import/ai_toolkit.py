@@ -47,7 +47,7 @@ def _check_kind(reading: Reading) -> None:
     if others or arch.partition(":")[0] not in ("", "sd1", "sd15", "sd2", "sdxl"):
         raise peers.not_there(f"a model of type {others[0] if others else arch}", TRAINER)
     if reading.get(f"{ROOT}model.quantize") is True:
-        raise peers.not_there("quantised weights", TRAINER)
+        reading.carry(f"{ROOT}model.quantize", "training.base_precision", "float8", "its qfloat8")
 
 
 def _embedding(reading: Reading) -> None:

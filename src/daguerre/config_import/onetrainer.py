@@ -210,6 +210,8 @@ def _precision(reading: Reading) -> None:
     computes = TABLES["computes"].get(str(reading.get("train_dtype", "FLOAT_16")))
     if weights:
         reading.carry("unet.weight_dtype", "training.weights_dtype", weights)
+    if form := TABLES["forms"].get(str(reading.get("unet.weight_dtype"))):
+        reading.carry("unet.weight_dtype", "training.base_precision", form)
     if weights in (None, "float32") and computes:
         reading.carry("train_dtype", "training.mixed_precision", computes)
         reading.assume({"training.mixed_precision": computes})

@@ -242,6 +242,8 @@ def choose(model: Model, config: Config, weights: str | None) -> Loading:
 def of_checkpoint(checkpoint: Checkpoint, folder: RunFolder, config: Config, weights: str | None) -> Loading:
     """The weights of a checkpoint of a run. UserError for averages that it has not."""
     raw, description = weights_of(checkpoint, folder, weights)
+    if config.training.base_precision != "no":
+        description += f", with the base as it is, not in {config.training.base_precision}"
     provenance = {"run": local_copy.display_name(folder.path), "checkpoint": checkpoint.name}
     provenance |= {"step": checkpoint.documents["state"]["step"], "weights": "raw" if raw else "ema"}
     return Loading(description, provenance, partial(load, config, checkpoint, raw))
@@ -276,7 +278,7 @@ def _check_pretrained(model: Model, config: Config) -> None:
 def _build(config: Config) -> Components:
     """The parts for generation: without what only serves gradients, with the kernels of this device."""
     kernels = "plain" if config.training.kernels == "plain" else "auto"
-    settings = {"compile": False, "kernels": kernels, "gradient_checkpointing": False}
+    settings = {"compile": False, "kernels": kernels, "gradient_checkpointing": False, "base_precision": "no"}
     parts = build(config.model_copy(update={"training": config.training.model_copy(update=settings)}))
     parts.net.eval()
     return parts
@@ -314,7 +316,8 @@ def load(config: Config, checkpoint: Checkpoint, raw: bool = False) -> Component
     """The parts with the checkpoint's weights, the averaged ones if it has them, ready to generate with."""
     parts = _build(config)
     averages = {} if raw else checkpoint.tensors.get("ema", {})
-    base_digests.check_same_base(checkpoint.documents.get("base"), base_digests.of(config, parts), checkpoint.name)
+    base = base_digests.of(config, parts.family, parts.attached)
+    base_digests.check_same_base(checkpoint.documents.get("base"), base, checkpoint.name)
     load_weights(parts.net, checkpoint.tensors["model"] | averages, saved=parts.attached.names)
     parts.objective.learnt.load_state(checkpoint.tensors.get("objective", {}))
     return parts

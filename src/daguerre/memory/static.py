@@ -19,9 +19,12 @@ from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.sharding_rules import ParameterSplit, own_region
 from daguerre.errors import UserError
 from daguerre.models.placement import frozen, of_net, placement
+from daguerre.models.sharding_axes import host
 from daguerre.training.optimizers import optimizer
+from daguerre.training.precision import quantized
+from daguerre.training.precision.quantized import QuantizedLinear
 
-KINDS = ("weights", "gradients", "moments", "averages", "frozen", "buffers")
+KINDS = ("weights", "gradients", "moments", "averages", "frozen", "quantized", "buffers")
 """Kinds of bytes, in the order of a report."""
 _AVERAGE = 4
 """Bytes of a number in an average."""
@@ -90,6 +93,7 @@ def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
             own = own if config.mesh.shard_frozen else replace(own, tensor=None, fsdp=None)
             kinds = partial(_frozen, p.element_size())
             held.append(_held(component, own, found.patterns[placed.name], mesh, kinds))
+    held += [each for component, network in parts.family.components.items() for each in _quantized(component, network)]
     result = MemoryCount(mesh, tuple(held), _buffers(parts), tuple(problems), tuple(notices))
     _check_optimizer(config, parts, result)
     return result
@@ -109,6 +113,15 @@ def _frozen(size: int, name: str, shape: Shape) -> dict[str, int]:
     return {"frozen": prod(shape) * size}
 
 
+def _quantized(component: str, network: nn.Module) -> Iterator[ResidentTensor]:
+    """The layers of few bits, whole on each device."""
+    for name, layer in quantized.layers(network):
+        shape = (layer.out_features, layer.in_features)
+        whole = ParameterSplit(f"{component}.{host(f'{name}.weight')[0]}", shape, (), None, None, False)
+        kind = f"linear layers in {layer.form}"
+        yield ResidentTensor(component, whole, kind, layer.numbers, {"quantized": layer.held_bytes})
+
+
 def _in_net(config: Config, parts: Components, name: str, p: nn.Parameter) -> _Kinds:
     """A parameter of the net that is not trained (behind the layer that is read, or the base of an adapter) has neither
     gradient nor average."""
@@ -126,9 +139,9 @@ def _in_net(config: Config, parts: Components, name: str, p: nn.Parameter) -> _K
 
 
 def _buffers(parts: Components) -> int:
-    modules = [*parts.family.components.values(), parts.net]
-    unique = {id(b): b for module in modules for b in module.buffers()}
-    return sum(b.numel() * b.element_size() for b in unique.values())
+    modules = {id(m): m for network in (*parts.family.components.values(), parts.net) for m in network.modules()}
+    own = [b for m in modules.values() if not isinstance(m, QuantizedLinear) for b in m.buffers(recurse=False)]
+    return sum(b.nbytes for b in {id(b): b for b in own}.values())
 
 
 def _check_optimizer(config: Config, parts: Components, found: MemoryCount) -> None:

@@ -35,7 +35,8 @@ def placement(network: nn.Module, axis_rules: Rules, mesh: Mesh) -> Placement:
     A network that no table knows has no logical axes: its parameters are split over `fsdp` along dim 0. A single number
     stays whole.
     """
-    shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
+    own = {name: tuple(p.shape) for name, p in network.named_parameters()}
+    shapes = own | _few_bits(network)
     table = sharding_axes.patterns(network)
     hosts = {name: sharding_axes.host(name) for name in shapes}
     odd = next((name for name, (_, factor) in hosts.items() if factor == sharding_axes.OTHER), None)
@@ -50,15 +51,19 @@ def placement(network: nn.Module, axis_rules: Rules, mesh: Mesh) -> Placement:
     dims = {name: sharding_axes.of_factor(of_host[host], factor) for name, (host, factor) in hosts.items()}
     placed, messages = sharding_rules.place(shapes, dims, axis_rules, mesh, sharding_axes.heads(network))
     placed = _with_hosts(placed, hosts)
-    patterns = {
-        name: next((each for each in table if fnmatchcase(host, each)), "") for name, (host, _) in hosts.items()
-    }
+    patterns = {name: next((each for each in table if fnmatchcase(hosts[name][0], each)), "") for name in own}
     problems = [line.partition(": ") for line in messages]
     return Placement(
-        tuple(each if each.shape else replace(each, fsdp=None) for each in placed),
+        tuple(each if each.shape else replace(each, fsdp=None) for each in placed if each.name in own),
         patterns,
         tuple((name, why) for name, _, why in problems),
     )
+
+
+def _few_bits(network: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights that linear layers keep as codes, which are no parameters but have their logical axes."""
+    found = {name: layer for name, layer in network.named_modules() if isinstance(layer, nn.Linear)}
+    return {f"{n}.weight": (m.out_features, m.in_features) for n, m in found.items() if "weight" not in m._parameters}
 
 
 def _with_hosts(placed: list[ParameterSplit], hosts: Mapping[str, tuple[str, str]]) -> list[ParameterSplit]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from daguerre import faults, ranks
-from daguerre.build import base_digests
-from daguerre.build.parts import BatchSizes, Components, begin, build, shared_out
+from daguerre.build import base_digests, quantized_base
+from daguerre.build.parts import BatchSizes, Components, begin, build, load, shared_out
 from daguerre.checkpoint.async_save import FailedSaves, Outcome, Saver
 from daguerre.checkpoint.retention import RetentionPolicy
 from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, State
@@ -135,14 +135,16 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     store = state_io.store(storage, _ranks(config, processes))
     point = resume.find_start(loaded, folder, store, processes)
     sizes = shared_out(loaded, mesh, point.global_batch_size)
-    parts = build(config, processes.device)
-    samples.check(config, parts)
-    base = base_digests.of(config, parts)
+    networks = load(config)
+    base = base_digests.of(config, *networks)
     if point.checkpoint is not None:
         base_digests.check_same_base(point.documents.get("base"), base, point.checkpoint.name)
+    parts = build(config, processes.device, networks=networks)
+    samples.check(config, parts)
     notices = [*loaded.notices, *point.notices, *sizes.notices]
     notices += [
         *parts.numerics.notices(),
+        *quantized_base.describe(parts.family.components),
         *parts.family.compatibility_warnings(parts.objective),
         *samples.unknown_words(config),
     ]

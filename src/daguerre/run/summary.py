@@ -22,6 +22,7 @@ from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
 from daguerre.run import resume
 from daguerre.run.schedule import Intervals, peak_learning_rate
+from daguerre.training.precision import quantized
 
 _COLUMNS = 114
 
@@ -35,7 +36,8 @@ def parameter_counts(parts: Components) -> dict[str, int]:
     """Parameters of all networks: `trained` and `frozen`."""
     every = {id(p): p for part in [*parts.family.components.values(), parts.net] for p in part.parameters()}
     trained = sum(p.numel() for p in parts.net.parameters() if p.requires_grad)
-    return {"trained": trained, "frozen": sum(p.numel() for p in every.values()) - trained}
+    few_bits = sum(map(quantized.numbers, parts.family.components.values()))
+    return {"trained": trained, "frozen": sum(p.numel() for p in every.values()) + few_bits - trained}
 
 
 def describe_device(device: torch.device) -> str:
@@ -159,7 +161,7 @@ def describe_networks(parts: Components) -> list[str]:
     known = {id(p) for part in parts.family.components.values() for p in part.parameters()}
     beside = {name: part for name, part in parts.net.named_children() if not known & {id(p) for p in part.parameters()}}
     for name, part in {**parts.family.components, **beside}.items():
-        count = sum(p.numel() for p in part.parameters())
+        count = sum(p.numel() for p in part.parameters()) + quantized.numbers(part)
         own = sum(p.numel() for p in part.parameters() if id(p) in trained)
         lines.append(f"{name:14} {type(part).__name__:28} {count:>14,} parameters, {own:>14,} trained")
     return lines

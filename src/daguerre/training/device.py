@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from daguerre.errors import UserError
+from daguerre.training.precision import quantized
 from daguerre.training.settings import TrainingSettings, bytes_of
 from daguerre.types import Batch
 
@@ -26,7 +27,9 @@ def choose_device(name: str) -> torch.device:
 
 
 def prepare(settings: TrainingSettings, device: torch.device) -> None:
-    """Sets the precision of float32 products and the limit of memory. UserError for a limit above the device's."""
+    """Sets the precision of float32 products and the limit of memory. UserError for a limit above the device's, and for
+    a quantisation whose library is not here."""
+    quantized.check_installed(settings.base_precision)
     torch.set_float32_matmul_precision(settings.matmul_precision)
     if device.type == "cuda":
         # torch wants a number here: `cuda` alone is the GPU that this process uses.

@@ -64,6 +64,10 @@ class TrainingSettings(Settings):
     frozen_precision: Literal["no", "bf16"] = "no"
     """Type in which the frozen autoencoder and text encoders encode: `no`: float32; `bf16`: autocast, which takes a
     fraction of the time on a GPU and moves latents and text features by some thousandths."""
+    base_precision: Literal["no", "nf4", "int8", "float8"] = "no"
+    """Form of the linear layers of frozen networks beside which adapters train: of denoiser and text encoders, inside
+    their blocks. nf4 (4.5 bits a weight, by bitsandbytes), int8 and float8 (8 bits): less memory, more time. The
+    adapters stay float32; generate and convert use the base as it is."""
     stochastic_rounding: bool = True
     """bfloat16, float16 weights: round up or down by chance after an update, so that on average none is too small to
     count; off: round to the nearest, which loses small updates."""
@@ -105,6 +109,15 @@ class TrainingSettings(Settings):
             raise ValueError(
                 "attention=measured does not work with compile=blocks, because compiled code cannot pause to "
                 "measure: choose a kernel, or remove attention"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _compiles_whole_weights(self) -> Self:
+        if self.compile and self.base_precision != "no":
+            raise ValueError(
+                f"base_precision={self.base_precision} does not work with compile=blocks: compiling layers of few bits "
+                "has not been tested; remove one of them"
             )
         return self
 

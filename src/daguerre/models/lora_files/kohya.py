@@ -78,7 +78,7 @@ def module_names(component: str, networks: Mapping[str, nn.Module], layers: Iter
 
 def original_names(unet: nn.Module) -> dict[str, str]:
     """Names of a UNet's layers in the original layout (SGM's)."""
-    weights = [name for name, _ in unet.named_parameters() if name.endswith(".weight")]
+    weights = [f"{name}.weight" for name, layer in unet.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
     links = keys.unet(weights)
     return {link.names[0].removesuffix(".weight"): link.original.removesuffix(".weight") for link in links}
 

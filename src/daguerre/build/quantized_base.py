@@ -1,0 +1,63 @@
+"""The base of adapters, with its linear layers in few bits (training.base_precision)."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import nn
+
+from daguerre.distributed.parallelize import blocks
+from daguerre.errors import UserError
+from daguerre.formatting import counted, scaled
+from daguerre.models.family import Family
+from daguerre.models.sharding_axes import host
+from daguerre.training.precision import quantized
+from daguerre.training.precision.quantized import SETTING, Form, QuantizedLinear
+
+
+def quantize(form: Form | Literal["no"], family: Family, device: torch.device | None = None) -> None:
+    """Replaces, in place, the linear layers inside the blocks of networks that nothing trains; they are on `device`
+    then. Convolutions, norms, embeddings, and layers outside the blocks (time embeddings) stay as they are. UserError
+    where the denoiser itself is trained."""
+    if form == "no":
+        return
+    for component, network in family.components.items():
+        if family.specs[component].role == "autoencoder":  # it consists of convolutions
+            continue
+        found = _layers(network, family)
+        still = {name: layer for name, layer in found.items() if not layer.weight.requires_grad}
+        if family.specs[component].role == "denoiser" and not still:
+            why = "its weights are trained, which codes of few bits cannot be" if found else "it has no blocks"
+            raise UserError(
+                f"{SETTING}={form} is for a base that adapters leave as it is (lora, tokens, controlnet), and of "
+                f"{component} {why}: remove the setting, or choose such an adapter",
+                code="conflict",
+                setting=SETTING,
+            )
+        for name, layer in still.items():
+            owner, _, last = name.rpartition(".")
+            setattr(network.get_submodule(owner), last, QuantizedLinear(layer, form, device))
+
+
+def _layers(network: nn.Module, family: Family) -> dict[str, nn.Linear]:
+    """The linear layers inside the blocks, without the factors that adapters have added."""
+    inside = {id(module) for block in blocks(network, family.block_classes) for module in block.modules()}
+    return {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear) and id(module) in inside and not host(f"{name}.weight")[1]
+    }
+
+
+def describe(components: Mapping[str, nn.Module]) -> list[str]:
+    """A line for people of each network with quantised layers."""
+    lines = []
+    for component, network in components.items():
+        if found := [layer for _, layer in quantized.layers(network)]:
+            count, held = sum(layer.numbers for layer in found), sum(layer.held_bytes for layer in found)
+            size = scaled(held, {" GB": 1e9, " MB": 1e6, " kB": 1e3}, " B", ".2f")
+            lines.append(
+                f"{component}: {counted(len(found), 'linear layer')} in {found[0].form}, {size} for {count:,} weights "
+                f"({8 * held / count:.2f} bits each)"
+            )
+    return lines
