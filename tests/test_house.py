@@ -64,6 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "config_import": {"config", "models"},
     "build": {"adapters", "conditions", "config", "data", "distributed", "models", "objectives", "training"},
+    "caching": {"build", "checkpoint", "conditions", "config", "data", "models", "storage"},
     "memory": {"build", "config", "data", "distributed", "models", "samplers", "training"},
     "generation": {
         *("build", "checkpoint", "conditions", "config", "config_import", "data", "distributed", "families", "memory"),
@@ -74,13 +75,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "training",
     },
     "run": {
-        *("adapters", "build", "checkpoint", "conditions", "config", "data", "distributed", "evaluation", "generation"),
+        *("adapters", "build", "caching", "checkpoint", "conditions", "config", "data", "distributed", "evaluation"),
+        "generation",
         *("memory", "models", "objectives", "remote", "report", "samplers", "storage", "tracking", "training"),
     },
     "bench": {"build", "config", "config_import", "data", "models", "run", "training"},
     "cli": {
-        *("bench", "build", "checkpoint", "conditions", "config", "config_import", "data", "distributed", "evaluation"),
-        "families",
+        *("bench", "build", "caching", "checkpoint", "conditions", "config", "config_import", "data", "distributed"),
+        *("evaluation", "families"),
         *("generation", "memory", "models", "remote", "report", "run", "samplers", "storage", "tracking", "training"),
     },
     "__main__": {"cli"},

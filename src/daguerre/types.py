@@ -23,8 +23,19 @@ IMAGE_PROMPT = "image_prompt"
 CONTROLS = ("control", "control_2", "control_3", "control_4")
 """Names of control images of a sample, for as many adapters that read different ones."""
 
+OF_IMAGES, OF_TEXTS = "image.", "text."
+"""How the names of cached features begin: those of images and those of captions."""
+
 Cond = Mapping[str, "Tensor"]
 """Conditioning by name; the leading dim of every tensor is B. `text` is [B, T, D] for text-to-image families."""
+
+
+class Features(Protocol):
+    """Cached features of one sample, or of a data set: the results of encoders in place of what they read."""
+
+    def of(self, frame: Any, text: str) -> Mapping[str, np.ndarray]:
+        """Features by name of the part of the image that a `data.images.decode.Frame` takes, and of a text; without a
+        leading dim. OSError for a fault that may pass."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +45,15 @@ class Record:
     key: str
     """A file name, or shard and index; for messages only, never an identity."""
     images: Mapping[str, bytes | np.ndarray]
-    """Encoded image files by name, or pixels [H, W, 3] uint8 (control images also [H, W, 4]). `image` is always there;
-    the others are `data/images/kinds.py`."""
+    """Encoded image files by name, or pixels [H, W, 3] uint8 (control images also [H, W, 4]). `image` is there unless
+    `size` is given; the others are `data/images/kinds.py`."""
     texts: Mapping[str, str]
     """Caption fields by name; the usual caption is `text`."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    features: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Cached tensors by name; the same names, shapes and types for every sample of a run."""
+    size: tuple[int, int] | None = None
+    """Upright height and width of an image of which only cached features are read."""
+    features: Features | None = None
+    """Cached features of what is chosen of the sample."""
 
     @property
     def image(self) -> bytes | np.ndarray:
@@ -55,8 +68,8 @@ class Batch:
     keys: np.ndarray
     """[B, 3] int64: sample id, epoch, repeat. With the run's seed they decide every random number."""
     images: Mapping[str, Tensor]
-    """[B, C, H, W] uint8 by name, cropped alike, channels last in memory. `image` is RGB and always there; `mask` (255:
-    counts in full, 0: outside) has one channel; control images have four, RGBA (alpha 0: unknown there)."""
+    """[B, C, H, W] uint8 by name, cropped alike, channels last in memory. `image` is RGB, and there unless its features
+    are; `mask` (255: counts in full, 0: outside) has one channel; control images have four, RGBA (alpha 0: unknown)."""
     texts: list[str]
     """One caption a sample, after dropout."""
     valid_B: Tensor
@@ -65,18 +78,27 @@ class Batch:
     """For messages."""
     sizes: np.ndarray
     """[B, 6] int32, for SDXL's conditioning: height and width of the stored image (upright), top and left of the crop
-    in the resized image, height and width of the crop; 0 for a slot whose sample could not be decoded."""
+    in the resized image (0 for a slot whose sample could not be decoded), height and width of the crop, in all."""
     draws: Mapping[str, Tensor] = field(default_factory=dict)
     """Random inputs of the objective for these keys."""
     weights_B: Tensor | None = None
     """float32, on the CPU: factors of the losses (`loss_weight` of the source in a mix). None: all are 1."""
     features: Mapping[str, Tensor] = field(default_factory=dict)
-    """Cached tensors [B, ...] by name, of any type; 0 for a slot whose sample could not be decoded."""
+    """Cached results of encoders [B, ...], of any type: `image.NAME` of the images, `text.NAME` of the captions; 0 for
+    a slot whose sample could not be decoded."""
 
     @property
     def pixels_BCHW(self) -> Tensor:
         """The images that are trained on: uint8, RGB."""
         return self.images[IMAGE]
+
+    @property
+    def pixel_shape(self) -> tuple[int, int, int]:
+        """(3, H, W) of the images that are trained on."""
+        if IMAGE in self.images:
+            _, channels, height, width = self.images[IMAGE].shape
+            return channels, height, width
+        return (3, int(self.sizes[0, 4]), int(self.sizes[0, 5]))
 
     def map(self, change: Callable[[Any], Any], host: Callable[[Any], Any] = lambda value: value) -> Batch:
         """The batch with `change` of every tensor that is for the device, and `host` of every other field but None."""

@@ -181,10 +181,10 @@ def test_names_without_counterpart_are_one_notice(key):
 
 
 def test_names_of_later_work_are_refused_unless_they_ask_for_nothing():
-    for key in ("enable_mllog", "cache_path", "cache_latent"):
+    for key in ("enable_mllog", "reuse_example_batch", "scale_weight_norms"):
         with pytest.raises(UserError, match="not supported yet"):
             lookup.translate(key, "8")
-    for key, text in (("cache_latent", "False"), ("is_parallel", "False")):
+    for key, text in (("reuse_example_batch", "False"), ("is_parallel", "False")):
         assert "has no effect" in lookup.translate(key, text).notices[0]
 
 

@@ -177,7 +177,6 @@ REFUSED = {
     "network_module=networks.oft": ("there are networks.lora and lycoris.kohya",),
     "network_args=conv_dim=4": ("add network_module=networks.lora",),
     "scale_weight_norms=1": ("a limit on the norm of a LoRA's layers is not supported yet",),
-    "cache_latents=true": ("the cache verb is not supported yet",),
     "hub_model_id=me/x": ("`daguerre publish RUN OWNER/NAME`",),
     "push_to_hub=true": ("`daguerre publish RUN OWNER/NAME`",),
     "loss_type=huber": ("a loss other than the squared error is not supported yet",),
@@ -353,7 +352,7 @@ def test_every_other_part_is_one_that_no_name_of_ours_would_show():
 
 
 def test_a_test_for_stale_rows_sees_one(monkeypatch):
-    monkeypatch.setitem(names.PARTS, "the cache verb", ["adapters/full"])
+    monkeypatch.setitem(names.PARTS, "DREAM", ["adapters/full"])
     with pytest.raises(AssertionError):
         test_no_row_of_a_part_that_is_there()
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from multiprocessing import Pipe
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -141,13 +140,26 @@ class Cached:
     """The records of a source, each with features that were computed before."""
 
     source: Any
-    features = MappingProxyType({"latent": np.zeros((2, 3), np.float16)})
+
+    def features(self, height_px, width_px):
+        return {"latent": np.zeros((2, 3), np.float16)}
 
     def __getattr__(self, name):
         return getattr(object.__getattribute__(self, "source"), name)
 
     def record(self, number):
-        return replace(self.source.record(number), features={"latent": np.full((2, 3), number, np.float16)})
+        return replace(self.source.record(number), features=Features(number))
+
+
+@dataclass(frozen=True)
+class Features:
+    """Those of one record."""
+
+    number: int
+
+    def of(self, frame, text):
+        assert (frame.height_px, text) == (16, f"picture {self.number}")
+        return {"latent": np.full((2, 3), self.number, np.float16)}
 
 
 def test_cached_features_come_with_their_samples_and_are_zero_in_empty_slots(image_folder):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from daguerre.adapters.adapter import Attached
 from daguerre.config.config import Config
 from daguerre.errors import UserError
+from daguerre.models import encoders
 from daguerre.models.family import Family
 from daguerre.models.sharding_axes import host
 
@@ -26,9 +27,12 @@ Base = Mapping[str, Mapping[str, str]]
 def of(config: Config, family: Family, attached: Attached) -> Base:
     """The weights that a checkpoint of these networks leaves out. Call it before they change their type, are quantised
     or split."""
-    found = {}
+    found, absent = {}, encoders.absent(family)
     for component, network in family.components.items():
         if component in config.model.decoding:
+            continue
+        if component in absent:
+            found[component] = {"place": _place(config, component), "digest": _of_absent(family, component)}
             continue
         saved = {name for name in attached.names if name.startswith(f"{component}.")}
         weights = {
@@ -37,6 +41,16 @@ def of(config: Config, family: Family, attached: Attached) -> Base:
         if weights:
             found[component] = {"place": _place(config, component), "digest": digest(weights)}
     return found
+
+
+def _of_absent(family: Family, component: str) -> str:
+    """The digest of a network that is left out of memory, as of its weights; they are loaded for it once."""
+
+    def computed() -> str:
+        with encoders.present(family):
+            return digest(family.components[component].state_dict())
+
+    return encoders.remembered({"identity": encoders.identity(family, component), "of": "weights"}, computed)
 
 
 def of_network(network: nn.Module) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -20,6 +20,7 @@ from daguerre.data.images.kinds import KINDS
 from daguerre.data.plan.buckets import buckets
 from daguerre.distributed.mesh import Mesh
 from daguerre.errors import UserError
+from daguerre.models import encoders
 from daguerre.models.family import Family
 from daguerre.models.settings import DenoiserSettings
 from daguerre.objectives.algebra import Diffusion
@@ -76,7 +77,7 @@ class Components:
     def draws(self, batch: Batch, quantile: float | None = None) -> Mapping[str, Tensor]:
         """All that the loss needs of a batch beside its samples: random numbers by its keys, on the CPU (`quantile`
         fixes the noise level), and weights of elements, where the images are."""
-        pixel_shape = tuple(batch.pixels_BCHW.shape[1:])
+        pixel_shape = batch.pixel_shape
         shape = self.family.latent_shape(pixel_shape)
         of_objective = self.objective.draws(self.seed, batch.keys, shape, quantile=quantile)
         weights = self.objective.elements.draws(batch.images, shape)
@@ -106,7 +107,7 @@ def build(
             networks = load(config)
     family, attached = networks
     quantized_base.quantize(config.training.base_precision, family, device)
-    attached.net.to(device)
+    encoders.moved(attached.net, device)
     return _assembled(config, family.to(device), attached, device)
 
 
@@ -130,12 +131,14 @@ def outline(config: Config) -> Components:
     return _assembled(config, family, attached, devices.choose_device(config.training.device))
 
 
-def load(config: Config) -> tuple[Family, Attached]:
-    """The networks of a recipe, on the CPU, with its adapters."""
-    family: Family = plugins.find("families", config.model.family).load(config.model, config.seed)
-    reached = [name for own in config.adapters.values() for name in own.reaches(family.trainable)]
-    family = family.training(reached) if family.trainable else family
-    return family, attach(config.adapters, family, config.seed)
+def load(config: Config, leave_out: Collection[str] = ()) -> tuple[Family, Attached]:
+    """The networks of a recipe, on the CPU, with its adapters. Components to `leave_out` take no memory until something
+    needs them (models/encoders.py)."""
+    with encoders.leaving_out(leave_out):
+        family: Family = plugins.find("families", config.model.family).load(config.model, config.seed)
+        reached = [name for own in config.adapters.values() for name in own.reaches(family.trainable)]
+        family = family.training(reached) if family.trainable else family
+        return family, attach(config.adapters, family, config.seed)
 
 
 def beside(parts: Components, adapters: Mapping[str, AdapterSettings]) -> Components:

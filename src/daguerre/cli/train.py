@@ -65,9 +65,11 @@ def run(arguments: list[str]) -> int:
         raise
     # Late, for the reason above.
     from daguerre.cli import dry_run as dry
-    from daguerre.run import trainer
+    from daguerre.run import cached, trainer
 
     of_run = storage.of(loaded.config.output_dir, loaded.config.run_name)
+    if loaded.config.cache.only and not dry_run:
+        return cached.fill_alone(loaded, of_run)
     return dry.describe(loaded, of_run, full) if dry_run else trainer.train(loaded, of_run)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.config.errors import Problem
+from daguerre.data.cached.settings import CacheSettings
 from daguerre.data.settings import DataSettings
 from daguerre.models.settings import FamilySettings
 from daguerre.objectives.settings import ObjectiveSettings
@@ -20,6 +21,17 @@ from daguerre.training.settings import (
     ProfilerSettings,
     TrainingSettings,
 )
+
+
+def _cached_base(training: TrainingSettings, cache: CacheSettings) -> list[Problem]:
+    """A cache holds what the encoders of the files make, not those of few bits."""
+    if cache.path is None or training.base_precision == "no":
+        return []
+    text = (
+        "does not work with cache.path: text encoders are kept in few bits as well, and a cache would hold what they "
+        "make of captions under the name of the encoders as they are. Remove one of the two"
+    )
+    return [Problem("training.base_precision", text, training.base_precision)]
 
 
 def problems(sections: Mapping[str, Any]) -> list[Problem]:
@@ -143,6 +155,7 @@ CHECKS: dict[tuple[str, ...], Callable[..., list[Problem]]] = {
     ("training", "lr_scheduler"): _warmup,
     ("data", "objective"): _masks,
     ("model", "adapters"): _adapters,
+    ("training", "cache"): _cached_base,
     ("profiler", "output_dir"): _profiles,
     ("optimizer", "ema", "lr_scheduler"): _own_averages,
 }

@@ -23,6 +23,7 @@ from daguerre.config.errors import ConfigError, Problem, missing, translate
 from daguerre.config.fields import Leaf
 from daguerre.config.recipe import Tree
 from daguerre.credentials import scrub
+from daguerre.data.cached.settings import CacheSettings
 from daguerre.data.settings import DataSettings, LoaderSettings
 from daguerre.distributed.settings import DistributedSettings, MeshSettings
 from daguerre.errors import UserError
@@ -78,6 +79,8 @@ class Config(Settings):
     """What is trained on."""
     loader: LoaderSettings = LoaderSettings()
     """How batches are made ahead of the loop."""
+    cache: CacheSettings = CacheSettings()
+    """Encoded images and captions that are kept."""
     training: TrainingSettings
     """Length, batches, precision and guards."""
     optimizer: Annotated[

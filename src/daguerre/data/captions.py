@@ -1,5 +1,6 @@
 """Captions of samples: fields, templates, tags, prefix, and dropout to the empty string, which guidance needs."""
 
+from collections.abc import Mapping
 from itertools import accumulate
 
 import numpy as np
@@ -27,15 +28,32 @@ def choose(record: Record, settings: SourceSettings, seed: int, key: np.ndarray)
     return "" if drawn < settings.caption_dropout else rules.prefix + caption
 
 
-def _from_fields(record: Record, rules: CaptionSettings, seed: int, key: np.ndarray) -> str:
-    """The text of one of the fields that the record has, or all joined."""
+def possible(texts: Mapping[str, str], settings: SourceSettings) -> list[str]:
+    """Every caption that `choose` may give for a record of these caption fields, each once. `Undecodable` as there.
+    Not for shuffled tags, of which there is no end."""
+    rules = settings.captions
+    assert not rules.shuffle_tags
+    found = [text for text, _ in _candidates(texts, rules)] if rules.text is None else [rules.text]
+    found = [text for text in found if is_text(text)]
+    if rules.templates:
+        found = [template.replace("{}", text) for text in found for template in rules.templates]
+    found = [rules.prefix + text for text in found if settings.caption_dropout < 1]
+    return list(dict.fromkeys([*found, ""] if settings.caption_dropout else found))
+
+
+def _candidates(texts: Mapping[str, str], rules: CaptionSettings) -> list[tuple[str, float]]:
+    """The texts of the fields that there are, or all joined, with their weights."""
     weights = rules.weights or (1.0,) * len(rules.fields)
-    texts = [record.texts.get(name, "").strip() for name in rules.fields]
-    there = [(text, weight) for text, weight in zip(texts, weights, strict=True) if text and weight > 0]
+    held = [texts.get(name, "").strip() for name in rules.fields]
+    there = [(text, weight) for text, weight in zip(held, weights, strict=True) if text and weight > 0]
     if not there:
-        raise Undecodable(f"no caption in the field{'s' * (len(texts) > 1)} {', '.join(rules.fields)}")
-    if rules.join is not None:
-        return rules.join.join(text for text, _ in there)
+        raise Undecodable(f"no caption in the field{'s' * (len(held) > 1)} {', '.join(rules.fields)}")
+    return there if rules.join is None else [(rules.join.join(text for text, _ in there), 1.0)]
+
+
+def _from_fields(record: Record, rules: CaptionSettings, seed: int, key: np.ndarray) -> str:
+    """One of the texts, drawn by their weights."""
+    there = _candidates(record.texts, rules)
     if len(there) == 1:
         return there[0][0]
     (drawn,) = _uniforms(seed, "caption field", key)

@@ -3,6 +3,7 @@ batches."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -144,10 +145,10 @@ class Dataset:
                 for file in dict.fromkeys(member.remote.files.of_shards[shards].tolist()):
                     yield member.remote, file
 
-    def first(self, number: int) -> list[tuple[int, ReadRequest]]:
+    def first(self, number: int | None) -> list[tuple[int, ReadRequest]]:
         """About `number` samples, alike many of each source in its own order; those of one bucket together: (bucket,
-        reads)."""
-        each = -(-number // len(self.members))
+        reads). None: all of them, where none is endless."""
+        each = sys.maxsize if number is None else -(-number // len(self.members))
         found: dict[int, list[ReadRequest]] = {}
         for member, chosen in enumerate(self.selections):
             indexes = np.arange(each if chosen is None else min(each, len(chosen.numbers)), dtype=np.int64)

@@ -140,6 +140,10 @@ class BucketSettings(Settings):
 class SharedSettings(Settings):
     """Settings shared by all sources of a data set: the shapes of batches and what images are made of."""
 
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(("crops",), lambda own: own.crop != "random", "no effect without crop=random"),
+    )
+
     resolution: int = Field(512, ge=8)
     """Side of the square images that are trained on, in pixels; with buckets, the square root of their largest
     area."""
@@ -147,6 +151,9 @@ class SharedSettings(Settings):
     """Shapes other than the square."""
     crop: Literal["center", "random"] = "center"
     """Which part of an image that was resized to cover its bucket is taken."""
+    crops: int | None = Field(None, ge=1, exclude_if=lambda crops: crops is None)
+    """With crop=random: each image has so many crops, and an epoch takes one of them; so they can be cached. Default: a
+    new one each time."""
     random_flip: bool = False
     """Mirror half of the images left to right."""
     interpolation: Literal["nearest", "bilinear", "bicubic", "area", "lanczos"] = "bicubic"

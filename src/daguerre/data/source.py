@@ -54,11 +54,20 @@ class Source(Protocol):
 
 @runtime_checkable
 class FeatureSource(Source, Protocol):
-    """A source whose records hold cached features; others need none of this."""
+    """A source whose records have cached features; others need none of this."""
 
-    @property
-    def features(self) -> Mapping[str, np.ndarray]:
-        """A feature of each name, for its shape and type, which all records share."""
+    def features(self, height_px: int, width_px: int) -> Mapping[str, np.ndarray]:
+        """A feature of each name for images of this shape, for its own shape and type."""
+
+
+@runtime_checkable
+class StampedSource(Source, Protocol):
+    """A source that can tell without reading a sample that it has not changed. Samples of others are read at each start
+    where their features are cached."""
+
+    def stamps(self) -> np.ndarray | None:
+        """[N] uint64: a number for each sample, made of sizes, times of change, ETags or digests. None where that is
+        not known."""
 
 
 class Files(NamedTuple):

@@ -5,18 +5,20 @@ Families decide which classes there are and whether they fit together.
 
 import difflib
 import inspect
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from diffusers import ConfigMixin
 
 from daguerre.errors import UserError
+from daguerre.models import encoders
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.single_file import load as single_file_load
 from daguerre.models.weights import load, resolve
-from daguerre.models.weights.files import read_json
+from daguerre.models.weights.files import read_json, weight_files
 from daguerre.models.weights.resolve import Options
 
 
@@ -36,6 +38,8 @@ class ComponentLoader:
         self.options = Options(settings.revision, settings.variant, settings.pickled_weights)
         self.elsewhere = Options(pickled=settings.pickled_weights)
         """Revision and variant are the base's; other places have their own."""
+        self.left_out: dict[str, Callable[[], Any]] = {}
+        """Loads each network that was left out of memory (models/encoders.py)."""
 
     def of_base(self) -> resolve.Needed:
         """The files that are needed of the base."""
@@ -68,10 +72,19 @@ class ComponentLoader:
         return read_json((self.base / name if at_base else self.folder(name, self._needed(name))) / "config.json")
 
     def network(self, name: str, kind: Any, decided: Mapping[str, Any] | None = None) -> Any:
-        """The network `name`, of class `kind`, in float32 on the CPU.
+        """The network `name`, of class `kind`, in float32 on the CPU; on the meta device where it is left out.
 
         `decided` are numbers that other networks decide; a network of given numbers takes them unless it says else.
         """
+        if not encoders.is_left_out(name) or resolve.without_weights():
+            return self._network(name, kind, decided)
+        if not isinstance(value := getattr(self.settings, name), str) or value == BASE or _is_file(value):
+            self.base  # noqa: B018  # with its weights: networks without any ask for configs alone
+        self.left_out[name] = partial(self._network, name, kind, decided)
+        with torch.device("meta"):
+            return self._network(name, kind, decided)
+
+    def _network(self, name: str, kind: Any, decided: Mapping[str, Any] | None) -> Any:
         value = getattr(self.settings, name)
         if isinstance(value, dict):
             _check_known(name, kind, value)
@@ -87,6 +100,19 @@ class ComponentLoader:
         path = resolve.file(value, self.elsewhere)
         load.fill(net, single_file_load.network_tensors(path, name, net.state_dict(), self.elsewhere.pickled), path)
         return net
+
+    def origin(self, name: str, digest: Callable[[Path], str]) -> dict[str, Any]:
+        """All that decides config and weights of a network, as JSON; of its files the digests."""
+        value = getattr(self.settings, name)
+        numbers = value if isinstance(value, dict) else self.config(name)
+        told = {"config": {key: given for key, given in numbers.items() if key not in _NO_NUMBERS and key[0] != "_"}}
+        if self.is_random(name):
+            return told | {"seed": self.seed}
+        if _is_file(value):
+            return told | {"file": digest(resolve.file(value, self.elsewhere))}
+        folder = self.folder(name, self._needed(name))
+        found = weight_files(folder, self.settings.variant if value == BASE else None)
+        return told | {"files": {path.name: digest(path) for path in found}}
 
     def is_random(self, name: str) -> bool:
         """True if a network starts from random weights."""
@@ -127,6 +153,10 @@ class ComponentLoader:
     def _random(self, name: str, kind: Any, numbers: dict[str, Any]) -> Any:
         """A network of these numbers with weights from the seed."""
         return load.seeded(lambda: load.build(kind, numbers), self.seed, f"model.{name}")
+
+
+_NO_NUMBERS = frozenset({"transformers_version", "torch_dtype", "dtype"})
+"""Of a config, what says nothing of the network."""
 
 
 def _at_either(name: str, needed: resolve.Files) -> resolve.Files:

@@ -22,16 +22,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
-from daguerre.models import compatibility, sharding_axes
+from daguerre.models import compatibility, encoders, sharding_axes
 from daguerre.models.settings import ComponentSpec
-from daguerre.types import Batch, Cond, Latents, Prompt
+from daguerre.types import OF_IMAGES, OF_TEXTS, Batch, Cond, Latents, Prompt
 
 if TYPE_CHECKING:
     from daguerre.models.components import ComponentLoader
@@ -86,6 +86,25 @@ class Exporter(Protocol):
         any moment. Returns messages for the user: where the library cannot do what the run does."""
 
 
+@runtime_checkable
+class Cacheable(Protocol):
+    """An ImageCodec or TextConditioner whose results can be cached; others need none of this."""
+
+    @property
+    def networks(self) -> Mapping[str, nn.Module]:
+        """The networks that `encode` or `features` reads, by component. They are left out of memory where results are
+        cached; what else calls them is within `encoders.present`."""
+
+    def rules(self) -> Mapping[str, Any]:
+        """All that decides the results beside the weights and configs of the networks, as JSON."""
+
+
+def cached(features: Mapping[str, Tensor], half: str) -> dict[str, Tensor]:
+    """The cached features of images (`OF_IMAGES`) or texts by their own names, in float32; {} where there are none."""
+    own = {name.removeprefix(half): value for name, value in features.items() if name.startswith(half)}
+    return {name: value.float() if value.is_floating_point() else value for name, value in own.items()}
+
+
 def _nothing(*_: Any) -> Cond:
     return {}
 
@@ -135,7 +154,8 @@ class Family:
 
     @property
     def device(self) -> torch.device:
-        return next(p.device for network in self.components.values() for p in network.parameters())
+        held = [p.device for network in self.components.values() for p in network.parameters()]
+        return next((device for device in held if device.type != "meta"), held[0])
 
     @property
     def generates(self) -> bool:
@@ -149,9 +169,9 @@ class Family:
         return tuple(name for name in self.components if self.specs[name].trainable)
 
     def to(self, device: torch.device | str) -> Self:
-        """Moves every network, in place, and returns the family."""
+        """Moves every network, in place, and returns the family. What is left out of memory stays so."""
         for network in (*self.components.values(), self.net):
-            network.to(device)
+            encoders.moved(network, device)
         return self
 
     def training(self, names: Iterable[str]) -> Self:
@@ -193,19 +213,24 @@ class Family:
         """Clean samples [B, C, h, w] float32, as the objective noises them, and their conditioning.
 
         No gradient flows into either, and autocast does not reach in. `batch` is on the family's device and
-        `batch.draws` holds `random_inputs`. Texts stay tokens where a text encoder is trained, which runs inside the
-        net. Sample i depends on its own row alone.
+        `batch.draws` holds `random_inputs`; cached features of `batch` stand in for what they were made of. Texts stay
+        tokens where a text encoder is trained, which runs inside the net. Sample i depends on its own row alone.
         """
-        device = batch.pixels_BCHW.device
+        device = self.device
         with torch.autocast(device.type, enabled=False):
-            x0 = self.images.latents(self.images.encode(batch.pixels_BCHW), batch.draws)
-            cond: Cond = {}
-            if self.text is not None:
-                cond = self.text.tokens(batch.texts)
-                if not any(self.specs[name].role == "text_encoder" for name in self.trained):
-                    cond = self.text.features(cond)
+            moments = cached(batch.features, OF_IMAGES) or self.images.encode(batch.pixels_BCHW)
+            x0 = self.images.latents(moments, batch.draws)
+            cond = cached(batch.features, OF_TEXTS) or self._of_texts(batch.texts)
         more = self.batch_condition(batch)
         return x0, {**cond, **{name: rows.to(device) for name, rows in more.items()}}
+
+    def _of_texts(self, texts: Sequence[str]) -> Cond:
+        """Conditioning of captions, as `encode` has it."""
+        if self.text is None:
+            return {}
+        tokens = self.text.tokens(texts)
+        in_net = any(self.specs[name].role == "text_encoder" for name in self.trained)
+        return tokens if in_net else self.text.features(tokens)
 
     @torch.no_grad()
     def encode_images(self, pixels_BCHW: Tensor, seeds: Sequence[int]) -> Tensor:

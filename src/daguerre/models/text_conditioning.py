@@ -7,7 +7,7 @@ letters: B texts, K windows, T tokens of a window, D features, P pooled features
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -39,6 +39,14 @@ class TextConditioning:
     def networks(self) -> dict[str, torch.nn.Module]:
         """The encoders by component."""
         return {reader.name: reader.encoder for reader in self.readers}
+
+    def rules(self) -> dict[str, Any]:
+        """Rules by which each encoder is read, its tokenizer, and how features are put together."""
+        return {
+            "readers": {reader.name: reader.rules() for reader in self.readers},
+            "pooled_window": self.pooled_window,
+            "zero_null": self.zero_null,
+        }
 
     @property
     def unread(self) -> list[torch.nn.Parameter]:

@@ -7,6 +7,7 @@ letters: B texts, K windows, T tokens of a window, D features, P pooled features
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import torch
@@ -66,6 +67,17 @@ class TextEncoder:
     @property
     def layers(self) -> int:
         return int(self.encoder.config.num_hidden_layers)
+
+    def rules(self) -> dict[str, Any]:
+        """All that decides the features beside the encoder's weights and config, as JSON."""
+        return {
+            "layer": self.layer,
+            "final_norm": self.final_norm,
+            "long": self.long,
+            "max_tokens": self.tokenizer.model_max_length,
+            "tokenizer": {name: sha256(content).hexdigest() for name, content in sorted(self.files.items())},
+            "spellings": dict(sorted(self.spellings.items())),
+        }
 
     def tokens(self, texts: Sequence[str]) -> Tokens:
         """The tokens of texts, on the encoder's device."""

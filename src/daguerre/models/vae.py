@@ -44,6 +44,14 @@ class VAE:
     def channels(self) -> int:
         return int(self.net.config.latent_channels)
 
+    @property
+    def networks(self) -> dict[str, nn.Module]:
+        return {"vae": self.net}
+
+    def rules(self) -> dict[str, Any]:
+        """Nothing: statistics, scaling and the draw come after the moments."""
+        return {}
+
     def latent_shape(self, pixel_shape: tuple[int, ...]) -> tuple[int, ...]:
         return latent_shape(self.net, pixel_shape)
 
@@ -52,15 +60,15 @@ class VAE:
         return posterior_noise(self.net, seed, keys, pixel_shape) if self.sample_posterior else {}
 
     def encode(self, pixels_BCHW: Tensor) -> Moments:
-        """`mean` and `std` [B, C, h, w] of the posterior of uint8 pixels, before statistics and scaling."""
+        """`mean` and `logvar` [B, C, h, w] of the posterior of uint8 pixels, before statistics and scaling."""
         posterior = self.net.encode(pixel_codec.scaled(pixels_BCHW)).latent_dist
-        return {"mean": posterior.mean, "std": posterior.std}
+        return {"mean": posterior.mean, "logvar": posterior.logvar}
 
     def latents(self, moments: Moments, random_inputs: Mapping[str, Tensor]) -> Tensor:
-        """Latents [B, C, h, w] float32: scaling_factor (mean + std noise), after the statistics."""
+        """Latents [B, C, h, w] float32: scaling_factor (mean + exp(logvar / 2) noise), after the statistics."""
         z_BCHW = moments["mean"]
         if self.sample_posterior:
-            z_BCHW = z_BCHW + moments["std"] * random_inputs["posterior"]
+            z_BCHW = z_BCHW + torch.exp(0.5 * moments["logvar"]) * random_inputs["posterior"]
         if self.has_statistics:
             z_BCHW = (z_BCHW - self.net.channel_mean) / self.net.channel_std
         return (self.net.config.scaling_factor * z_BCHW).contiguous()

@@ -23,7 +23,7 @@ from daguerre.formatting import format_duration
 from daguerre.generation import generate
 from daguerre.generation.generate import GeneratedImage, ImageRequest, image_size
 from daguerre.generation.image_files import Encoding, Files, in_threads
-from daguerre.models import compatibility
+from daguerre.models import compatibility, encoders
 from daguerre.models.settings import BASE
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.tracking.progress import Counter
@@ -129,10 +129,11 @@ def _generate(
     print(f"{each.setting}: generating {each.missing:,} images of {each.shown} into {each.folder}", flush=True)
     began, training = time.monotonic(), parts.net.training
     parts.net.eval()
-    filled = fill(
-        parts, sampling, each.prompts, each.folder, each.count,
-        size_px=image_size(config, "class_image"), provenance=provenance, stop=lambda: bool(stop()),
-    )  # fmt: skip
+    with encoders.present(parts.family):
+        filled = fill(
+            parts, sampling, each.prompts, each.folder, each.count,
+            size_px=image_size(config, "class_image"), provenance=provenance, stop=lambda: bool(stop()),
+        )  # fmt: skip
     parts.net.train(training)
     if filled.missing:
         raise Stopped(

@@ -21,6 +21,7 @@ from daguerre.distributed.rank0 import Agreement
 from daguerre.distributed.sharding import MeshSharding
 from daguerre.distributed.watchdog.failure import Failure
 from daguerre.errors import UserError
+from daguerre.models import encoders
 from daguerre.models.placement import frozen, of_net, placement
 from daguerre.run.storage import RunStorage
 from daguerre.training import device as devices
@@ -52,7 +53,9 @@ def shard_networks(config: Config, parts: Components, processes: Processes, mesh
     UserError if these differ, or if rules and networks do not fit."""
     if mesh.devices == 1:
         return UNSHARDED, []
-    still = frozen(parts.net, parts.family.components)
+    absent = encoders.absent(parts.family)
+    there = {name: network for name, network in parts.family.components.items() if name not in absent}
+    still = frozen(parts.net, there)
     check_same_weights({"what is trained": parts.net, **still}, processes.agreement)
     parts.numerics.store(parts.net, parts.attached.float32)
     axis_rules = config.mesh.logical_axis_rules

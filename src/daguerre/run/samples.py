@@ -59,7 +59,7 @@ def with_images(each: Sequence[ImageRequest], batches: Iterable[Batch], names: C
     for number, one in enumerate(each):
         batch, row = pairs[number % len(pairs)]
         images = {name: batch.images[name][row].permute(1, 2, 0).numpy() for name in names}
-        height, width = batch.pixels_BCHW.shape[2:]
+        _, height, width = batch.pixel_shape
         found.append(replace(one, prompt=replace(one.prompt, images=images), size_px=(height, width)))
     return found
 

@@ -9,6 +9,7 @@ from functools import partial
 from daguerre import faults, ranks
 from daguerre.build import base_digests, quantized_base
 from daguerre.build.parts import BatchSizes, Components, begin, build, load, shared_out
+from daguerre.caching import cache as caching
 from daguerre.checkpoint.async_save import FailedSaves, Outcome, Saver
 from daguerre.checkpoint.retention import RetentionPolicy
 from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, State
@@ -25,7 +26,18 @@ from daguerre.errors import UserError
 from daguerre.formatting import format_duration
 from daguerre.memory import advice as memory_advice
 from daguerre.report import page
-from daguerre.run import class_images, distribute, preflight, resume, samples, schedule, state_io, summary, trackers
+from daguerre.run import (
+    cached,
+    class_images,
+    distribute,
+    preflight,
+    resume,
+    samples,
+    schedule,
+    state_io,
+    summary,
+    trackers,
+)
 from daguerre.run.schedule import Intervals, intervals
 from daguerre.run.storage import RunStorage
 from daguerre.tracking.console import Progress
@@ -48,6 +60,8 @@ class Run:
     every: Intervals
     dataset: Dataset
     held_out: Dataset
+    validated: Dataset
+    """The held-out samples as validation reads them: with cached features, where there are some."""
     state: TrainState
     loading: loader.Loading
     terminal: Progress
@@ -135,7 +149,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     store = state_io.store(storage, _ranks(config, processes))
     point = resume.find_start(loaded, folder, store, processes)
     sizes = shared_out(loaded, mesh, point.global_batch_size)
-    networks = load(config)
+    networks = load(config, caching.components(config))
     base = base_digests.of(config, *networks)
     if point.checkpoint is not None:
         base_digests.check_same_base(point.documents.get("base"), base, point.checkpoint.name)
@@ -150,16 +164,17 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     ]
     state, of_state = _state(config, parts, point, mesh, processes, stop)
     dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images)
+    caches, of_cache = cached.filled(config, parts, dataset, held_out, processes)
     config, of_duration = schedule.settled(config, point, sizes, dataset.count)
     every = intervals(config, sizes, dataset.count)
     notices += parts.attached.unseen(partial(loader.fixed_captions, dataset))
-    notices += [*of_state, *of_duration]
+    notices += [*of_state, *of_duration, *of_cache]
     notices += [*summary.describe_learning_rate(config, sizes), *summary.describe_warmup(every)]
     validates = every.validation is not None
     notices += summary.describe_data(dataset, held_out, sizes.whole, validates, parts.family.generates, parts.images)
     terminal = stack.enter_context(Progress(every.total, None if processes.leads else io.StringIO()))
     storage.say = terminal.message
-    loading = _loading(config, folder, dataset, parts, sizes, state, terminal, processes.leads)
+    loading = _loading(config, folder, caches(dataset), parts, sizes, state, terminal, processes.leads)
     resume.restore_loading(loading, point, config)
     # Data that cannot be planned or read is refused here, before anything is written.
     probe = device.on(parts.device, loading.first(state.slots))
@@ -170,7 +185,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     own, keep = config.checkpoint, RetentionPolicy(config.checkpoint.keep, every.backup)
     run = Run(
         config, folder, processes, Saver(store, keep, FailedSaves(own.max_failed_saves), own.background), parts, sizes,
-        every, dataset, held_out, state, loading, terminal,
+        every, dataset, held_out, caches(held_out), state, loading, terminal,
         trackers.sinks(config, folder, point.step, terminal.message, stack) if processes.leads else [],
         distribute.GatheredModel(config, processes.leads), base,
     )  # fmt: skip

@@ -7,7 +7,7 @@ between makes on restart what is missing.
 import json
 import resource
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from signal import Signals
 from typing import Any
@@ -28,6 +28,7 @@ from daguerre.errors import ReportedElsewhere, UserError
 from daguerre.evaluation.metric import DrawnInputs
 from daguerre.generation import generate
 from daguerre.memory import advice
+from daguerre.models import encoders
 from daguerre.remote import local_copy
 from daguerre.run import resume, samples, state_io, trackers
 from daguerre.run.distribute import process_group
@@ -151,7 +152,7 @@ def validate(run: Run) -> None:
     settings, sharding = run.config.validation, run.state.sharding
     with busy(run, "validating", advice.of_validation), evaluating(run.state):
         made = loader.fixed_batches(
-            run.held_out, settings.num_samples, run.loading.micro_size, sharding.rank, sharding.ranks, run.parts.images
+            run.validated, settings.num_samples, run.loading.micro_size, sharding.rank, sharding.ranks, run.parts.images
         )
         values = validation.validation_losses(
             (device.on(run.parts.device, batch) for batch in named(run, made)), loss_at, settings.num_levels, sharding
@@ -201,14 +202,16 @@ def publish(run: Run, again: bool = False) -> None:
 
     An error of the disk does not end the run: all are made again at the next save.
     """
-    with evaluating(run.state):
+    draws = run.config.sampling.num_images and generates(run)
+    needed = encoders.present(run.parts.family) if run.config.checkpoint.export or draws else nullcontext()
+    with evaluating(run.state), needed:
         if run.config.checkpoint.export:
             with busy(run, "exporting", advice.of_exporting):
                 attached = whole(run)
                 if run.processes.leads:
                     with run.tolerant("exporting"):
                         export(run, attached)
-        if run.config.sampling.num_images and generates(run):
+        if draws:
             with busy(run, "generating images"), run.tolerant("generating images"):
                 write_samples(run, again)
     with run.tolerant("reporting"):
@@ -279,7 +282,11 @@ def sample_requests(run: Run) -> list[generate.ImageRequest]:
 def write_strengths(run: Run) -> None:
     """Generates the first sample images once more, with the adapters at each of their strengths."""
     attached = run.parts.attached
-    with busy(run, "generating images"), run.tolerant("generating images"), evaluating(run.state):
+    with ExitStack() as stack:
+        stack.enter_context(busy(run, "generating images"))
+        stack.enter_context(run.tolerant("generating images"))
+        stack.enter_context(evaluating(run.state))
+        stack.enter_context(encoders.present(run.parts.family))
         for strength in attached.strengths:
             folder = run.folder.samples / samples.STRENGTHS / f"{strength:g}" if run.processes.leads else None
             told = {"step": run.state.step, "strength": strength}
@@ -346,7 +353,8 @@ def evaluate(run: Run, measured: Member, stop: Callable[[], bool]) -> None:
         asked = zip(texts, images, strict=True)
         return generated([Prompt(text, sampling.negative_prompt, own) for text, own in asked])
 
-    with run.terminal.busy(f"evaluating ({measured.source.metric})"), evaluating(run.state):
+    what = f"evaluating ({measured.source.metric})"
+    with run.terminal.busy(what), evaluating(run.state), encoders.present(run.parts.family):
         metric = plugins.find("metrics", str(measured.source.metric))
         inputs = DrawnInputs(measured.settings, draw, redraw if control else None)
         found = metric.evaluate(metric.Settings(), inputs)

@@ -216,10 +216,41 @@ def conditions(key: str, text: str, look: Look) -> Meaning:
     return one("data.mask_dir" if masks else "data.control_dir", text)
 
 
+_CACHED = {
+    "images": ("cache_latent", "cache_latents", "cache_latents_to_disk"),
+    "texts": (
+        *("cache_text_embedding", "pre_compute_text_embeddings", "cache_text_encoder_outputs"),
+        *("cache_text_encoder_outputs_to_disk",),
+    ),
+}
+"""Names by which other trainers ask for a cache of one half."""
+
+
+def cached(key: str, text: str, look: Look) -> Meaning:
+    """`cache_latents` and the like: one half in a cache, and the other one only if that is asked for, too."""
+    if not is_true(text):
+        return idle(key, "nothing is cached unless cache.path says where")
+    half = next(half for half, names in _CACHED.items() if key in names)
+    (other,) = _CACHED.keys() - {half}
+    both = any(is_true(look(name)) for name in _CACHED[other])
+    placed = any(look(name) is not None for name in ("cache_path", "cache.path", "data.cache"))
+    rest = () if both else ((f"cache.{other}", "false"),)
+    return Meaning(((f"cache.{half}", "true"), *rest, *(() if placed else (("cache.path", "auto"),))))
+
+
+def cache_path(key: str, text: str, look: Look) -> Meaning:
+    """MindOne's `cache_path`: where `task=cache` writes, and what is trained on without a `data_path`."""
+    filled = look("task") != "cache" and look("data_path") is None and look("data.path") is None
+    alone = (("data.source", "cache"), ("data.path", text)) if filled else ()
+    return Meaning((("cache.path", text), *alone))
+
+
 _BIAS: Sequence[str] = ("multiplier", "begin", "end", "portion")
 
 RELATIVE: dict[str, Relative] = {
     "train_batch_size": train_batch,
+    "cache_path": cache_path,
+    **{name: cached for names in _CACHED.values() for name in names},
     **dict.fromkeys(("enable_profiler", "skip_first_n_steps_for_profiler", "profiler_steps"), profiler),
     **dict.fromkeys(("tracker_project_name", "log_tracker_name"), tracker_project),
     "warmup_steps_fraction": warmup_share,

@@ -83,12 +83,35 @@ def frame(size: tuple[int, int], settings: SharedSettings, bucket: Bucket, seed:
     Flip and random crop are functions of the seed and `key` (int64 [3]: sample id, epoch, repeat) alone. `Undecodable`
     if the resized image would be too large.
     """
-    height, width = resized = bucket.covering(*size)
+    corner = _corner(_spare(size, bucket), settings, seed, key)
+    mirror = settings.random_flip and bool(_uniforms(seed, "flip", key, 1)[0] < 0.5)
+    return _framed(size, settings, bucket, corner, mirror)
+
+
+def frames(size: tuple[int, int], settings: SharedSettings, bucket: Bucket, seed: int, sample_id: int) -> list[Frame]:
+    """Every frame that `frame` may give for a sample, each once; likewise `Undecodable`. Not for random crops without
+    `settings.crops`, of which there is no end."""
+    spare = _spare(size, bucket)
+    crops = range((settings.crops or 1) if settings.crop == "random" else 1)
+    corners = dict.fromkeys(_corner_of(spare, settings, seed, sample_id, crop) for crop in crops)
+    mirrors = (False, True) if settings.random_flip else (False,)
+    return [_framed(size, settings, bucket, corner, mirror) for corner in corners for mirror in mirrors]
+
+
+def _spare(size: tuple[int, int], bucket: Bucket) -> tuple[int, int]:
+    """Pixels (vertical, horizontal) by which the resized image is larger than its bucket. `Undecodable` if it would be
+    too large."""
+    height, width = bucket.covering(*size)
     if height * width > PIXEL_LIMIT:
         raise Undecodable(f"too narrow: more than {PIXEL_LIMIT} pixels once it is resized to cover its bucket")
-    top, left = _corner((height - bucket.height_px, width - bucket.width_px), settings, seed, key)
-    mirror = settings.random_flip and bool(_uniforms(seed, "flip", key, 1)[0] < 0.5)
-    return Frame(size, resized, top, left, bucket.height_px, bucket.width_px, mirror, settings.interpolation)
+    return height - bucket.height_px, width - bucket.width_px
+
+
+def _framed(
+    size: tuple[int, int], settings: SharedSettings, bucket: Bucket, corner: tuple[int, int], mirror: bool
+) -> Frame:
+    sides = (bucket.height_px, bucket.width_px)
+    return Frame(size, bucket.covering(*size), *corner, *sides, mirror, settings.interpolation)
 
 
 def cut(
@@ -98,13 +121,19 @@ def cut(
     seed: int,
     key: np.ndarray,
     wanted: Images = NO_IMAGES,
+    size: tuple[int, int] | None = None,
 ) -> tuple[Frame, dict[str, Tensor]]:
     """The images of a record in the shape of `bucket`, each [C, H, W] uint8: the one that is trained on, and those that
     are wanted (of `KINDS`), as far as it has them. One with a condition is computed from the first, as it is cut.
-    Raises `Undecodable`."""
-    pixels_HWC, size = sized(images[IMAGE], settings, bucket)
+    Where only its features are read, the first is absent, and has this upright height and width. Raises
+    `Undecodable`."""
+    found = {}
+    if IMAGE in images:
+        pixels_HWC, size = sized(images[IMAGE], settings, bucket)
+    assert size is not None, "without its image a record says how large that is"
     chosen = frame(size, settings, bucket, seed, key)
-    found = {IMAGE: chosen.apply(pixels_HWC)}
+    if IMAGE in images:
+        found[IMAGE] = chosen.apply(pixels_HWC)
     for name, condition in wanted.items():
         kind = KINDS[name]
         if condition is not None:
@@ -315,8 +344,22 @@ def _channels_first(pixels_HWC: np.ndarray) -> Tensor:
 
 def _corner(spare: tuple[int, int], settings: SharedSettings, seed: int, key: np.ndarray) -> tuple[int, int]:
     """Top and left of the crop, with so many (vertical, horizontal) pixels to spare."""
+    if settings.crop == "random" and settings.crops is None:
+        return _drawn_corner(spare, seed, key)
+    crop = int(_uniforms(seed, "crop of an epoch", key, 1)[0] * settings.crops) if settings.crops else 0
+    return _corner_of(spare, settings, seed, int(key[0]), crop)
+
+
+def _corner_of(
+    spare: tuple[int, int], settings: SharedSettings, seed: int, sample_id: int, crop: int
+) -> tuple[int, int]:
+    """The corner of one of the crops that a sample has in all epochs."""
     if settings.crop == "center":
         return spare[0] // 2, spare[1] // 2
+    return _drawn_corner(spare, seed, np.array([sample_id, crop, 0]))
+
+
+def _drawn_corner(spare: tuple[int, int], seed: int, key: np.ndarray) -> tuple[int, int]:
     down, right = _uniforms(seed, "crop", key, 2)
     return int(down * (spare[0] + 1)), int(right * (spare[1] + 1))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from daguerre.data import skipped
@@ -195,6 +196,16 @@ def changed(locations: Sequence[Location], paths: Sequence[Path]) -> SkipReport:
     return skipped.merged(
         *(_noted(location, head(path).about, storage_io.size(location).bytes) for location, path in local)
     )
+
+
+def stamps(locations: Sequence[Location], paths: Sequence[Path]) -> np.ndarray:
+    """[N] uint64: of each sample, by its digest when it was indexed, and size and version of its shard now."""
+    found: list[np.ndarray] = [np.empty(0, np.uint64)]
+    for location, path in zip(locations, paths, strict=True):
+        stat = storage_io.size(location)
+        own = blake2b(f"{stat.bytes} {stat.version}".encode(), digest_size=8).digest()
+        found.append(load(path).numpy("digest") ^ np.frombuffer(own, np.uint64))
+    return np.concatenate(found)
 
 
 def _noted(location: Location, about: About, now_bytes: int) -> SkipReport:

@@ -1,7 +1,7 @@
 """Micro-batches of given samples: read, decoded and captioned. Planning and counting is `data/loading/loader.py`."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, TypeVar
@@ -14,15 +14,17 @@ from daguerre.conditions.condition import Images
 from daguerre.data import captions
 from daguerre.data.dataset import Member, ReadRequest
 from daguerre.data.images import decode
+from daguerre.data.images.decode import Frame
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.images.kinds import KINDS
 from daguerre.data.plan.buckets import Bucket
 from daguerre.data.skipped import Failure
 from daguerre.data.source import FeatureSource
 from daguerre.errors import UserError
-from daguerre.types import IMAGE, Batch
+from daguerre.types import IMAGE, OF_IMAGES, Batch, Features
 
 Read = TypeVar("Read")
+_MASK = "_mask"
 ATTEMPTS = 4
 FIRST_PAUSE_SECONDS = 0.2
 
@@ -65,10 +67,13 @@ class Collator:
         # trainer's, and with more threads than cores OpenMP's waits fall asleep (measured: 1.5 times slower training on
         # two cores).
         # Channels stand last in memory, as decoders give them and networks are fastest with.
-        tensors = {IMAGE: _empty(size, bucket, 3)} | absent(self.images, size, bucket)
+        lacking = self._features(bucket)
+        pixels = {} if any(name.startswith(OF_IMAGES) for name in lacking) else {IMAGE: _empty(size, bucket, 3)}
+        tensors = pixels | absent(self.images, size, bucket)
         images = {name: tensor.permute(0, 2, 3, 1).numpy() for name, tensor in tensors.items()}
-        features = {name: np.zeros((size, *one.shape), one.dtype) for name, one in self._features.items()}
+        features: list[Mapping[str, np.ndarray]] = [{} for _ in range(size)]
         sizes = np.zeros((size, 6), dtype=np.int32)
+        sizes[:, 4:] = bucket.height_px, bucket.width_px
         texts, names, failures = [""] * size, [], []
         for row in range(size):
             settings, source, _ = self.members[reads.members[row]]
@@ -79,24 +84,24 @@ class Collator:
                 with _Named(names[row]):
                     record = retrying(source.record, number)
                     texts[row] = captions.choose(record, settings, self.seed, key)
-                    frame, cut = decode.cut(record.images, settings, bucket, self.seed, key, self.images)
+                    frame, cut = decode.cut(record.images, settings, bucket, self.seed, key, self.images, record.size)
+                    if record.features is not None:
+                        features[row] = _read(record.features, frame, texts[row])
             except Undecodable as error:
                 failures.append(Failure(row, names[row], str(error)))
                 continue
-            for name, pixels_CHW in cut.items():
-                images[name][row] = pixels_CHW.numpy().transpose(1, 2, 0)
-            for name, array in features.items():
-                array[row] = record.features[name]
+            for name in images.keys() & cut.keys():
+                images[name][row] = cut[name].numpy().transpose(1, 2, 0)
             sizes[row] = frame.sizes
-        cached = {name: torch.from_numpy(array) for name, array in features.items()}
+        cached = {name: torch.from_numpy(array) for name, array in stacked(features, lacking).items()}
         valid, weights_B = valid_B(size, failures), self.weights_B(reads)
         return Batch(reads.keys, tensors, texts, valid, names, sizes, {}, weights_B, cached), failures
 
-    @property
-    def _features(self) -> Mapping[str, np.ndarray]:
+    def _features(self, bucket: Bucket) -> Mapping[str, np.ndarray]:
         """A feature of each name, for its shape and type. UserError if the sources do not have the same ones."""
         sources = [member.source for member in self.members]
-        each = [source.features if isinstance(source, FeatureSource) else {} for source in sources]
+        shape = bucket.height_px, bucket.width_px
+        each = [source.features(*shape) if isinstance(source, FeatureSource) else {} for source in sources]
         shapes = [{name: (one.shape, one.dtype) for name, one in features.items()} for features in each]
         if any(other != shapes[0] for other in shapes):
             what = "data.sources: all sources of a mix have the same cached features, or none of them has any"
@@ -109,6 +114,29 @@ class Collator:
         if all(weight == 1 for weight in weights):
             return None
         return torch.tensor([weights[member] for member in reads.members], dtype=torch.float32)
+
+
+def stacked(rows: Sequence[Mapping[str, np.ndarray]], absent: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The features of all samples [B, ...] by name, 0 for a sample without any; `absent` has one of each name. Shorter
+    ones are padded with 0 along their first dim, which a mask NAME_mask then says of each NAME."""
+    found: dict[str, np.ndarray] = {}
+    held = [own for own in rows if own] or [absent]
+    for name in {name: None for own in held for name in own}:
+        there = [own[name] for own in held if name in own]
+        longest = max(there, key=lambda one: one.shape[:1])
+        found[name] = np.zeros((len(rows), *longest.shape), longest.dtype)
+        masked = name.removesuffix(_MASK)
+        for row, own in enumerate(rows):
+            if name in own:
+                place = found[name][row]
+                place[tuple(map(slice, own[name].shape[:1]))] = own[name]
+            elif masked in own:
+                found[name][row, : len(own[masked])] = True
+    return found
+
+
+def _read(features: Features, frame: Frame, text: str) -> Mapping[str, np.ndarray]:
+    return retrying(lambda _: features.of(frame, text), 0)
 
 
 def valid_B(size: int, failures: list[Failure]) -> Tensor:

@@ -221,7 +221,7 @@ def fixed_batches(
     `size_of` gives the most samples of a batch of a bucket. Each rank gets its batches, all as many: where there are
     not enough, the last one once more without a valid sample.
     """
-    collator, tasks = Collator(_without_chance(dataset), 0, images), []
+    collator, tasks = Collator(without_chance(dataset), 0, images), []
     for number, reads in dataset.first(num_samples):
         bucket, count = dataset.buckets[number], len(reads.numbers)
         size = min(size_of(bucket), -(-count // ranks))
@@ -233,7 +233,7 @@ def fixed_batches(
 
 def fixed_captions(dataset: Dataset, num_samples: int) -> list[str]:
     """The captions of the same samples; no image is decoded."""
-    members, found = _without_chance(dataset), []
+    members, found = without_chance(dataset), []
     for _, reads in dataset.first(num_samples):
         for member, number, key in zip(reads.members.tolist(), reads.numbers.tolist(), reads.keys, strict=True):
             settings, source, _ = members[member]
@@ -242,7 +242,8 @@ def fixed_captions(dataset: Dataset, num_samples: int) -> list[str]:
     return found[:num_samples]
 
 
-def _without_chance(dataset: Dataset) -> tuple[Member, ...]:
+def without_chance(dataset: Dataset) -> tuple[Member, ...]:
+    """The sources with centre crops, no flips and no dropped captions."""
     plain = {"caption_dropout": 0.0, "random_flip": False, "crop": "center"}
     return tuple(m._replace(settings=m.settings.model_copy(update=plain)) for m in dataset.members)
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from daguerre.data import class_labels
@@ -99,6 +100,10 @@ class FolderSource:
     @cached_property
     def index(self) -> Index:
         return in_blocks(cache.combined([self.index_path]))
+
+    def stamps(self) -> np.ndarray:
+        """Of sizes and times of change of the files of each sample."""
+        return self._rows.numpy("stamp")
 
     def sample_id(self, number: int) -> int:
         """63-bit hash of the path inside the folder; it does not depend on other files or the folder's own path."""

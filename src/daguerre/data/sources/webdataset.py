@@ -92,6 +92,10 @@ class WebdatasetSource:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in {"index", "files"}}
 
+    def stamps(self) -> np.ndarray:
+        """Of the sample's digest, and size and version of its shard."""
+        return index_cache.stamps(self.locations, self.paths)
+
     def sample_id(self, number: int) -> int:
         """63-bit hash of the shard's contents and the place in it; or the id in its JSON, from `data pack`."""
         shard, row = self._where(number)

@@ -85,6 +85,10 @@ class TableSource:
         names = [name for name in ROW_COLUMNS if name in index.table.column_names]
         return table, {name: index.column(name)[row].as_py() for name in names}
 
+    def stamps(self) -> np.ndarray | None:
+        """Of the row's digest, and size and version of its table; None where images are files of their own."""
+        return None if self._loose else index_cache.stamps(self.locations, self.index_paths)
+
     def sample_id(self, number: int) -> int:
         """By the table's contents and the row, or what its column `daguerre_id` says."""
         return int(self._at(number)[1]["id"])

@@ -54,14 +54,14 @@ def read_file(path: Path) -> dict[str, Tensor]:
 
 def read(folder: Path, variant: str | None = None) -> dict[str, Tensor]:
     """All weights of one network by name, mapped from its file or its shards."""
-    found = _files(folder, variant)
+    found = weight_files(folder, variant)
     if not found:
         of_variant = f" of the variant {variant!r}" if variant else ""
         raise UserError(f"{folder} has no weights in safetensors{of_variant}", code="missing")
     return {name: tensor for path in found for name, tensor in read_file(path).items()}
 
 
-def _files(folder: Path, variant: str | None) -> list[Path]:
+def weight_files(folder: Path, variant: str | None) -> list[Path]:
     """The file of a network's weights, or the shards that an index names; [] if there are none."""
     mark = f".{variant}" if variant else ""
     for stem in _STEMS:
@@ -131,10 +131,10 @@ def recast(
         for path in sorted(path for path in folder.iterdir() if path.suffix in _TEXTS):
             if ".safetensors.index" not in path.name:
                 shutil.copyfile(path, made / path.name)
-        if any(_files(folder, which) for which in (None, variant)):
+        if any(weight_files(folder, which) for which in (None, variant)):
             tensors = read(folder, variant)
             check_range(tensors, dtype, folder)
-            name = f"{_files(folder, variant)[0].name.partition('.')[0].partition('-')[0]}.safetensors"
+            name = f"{weight_files(folder, variant)[0].name.partition('.')[0].partition('-')[0]}.safetensors"
             written = {key: _changed(change(folder.name, key, own), own, dtype) for key, own in tensors.items()}
             write_durably(made / name, encode(written))
             config = read_json(made / "config.json")

@@ -1,0 +1,190 @@
+"""The cache of a recipe: which half of it can be cached, by which keys, and which samples need rows.
+
+A row is known by contents: of the image's bytes and the part of it that is taken, or of the text; the folder it is in,
+by all that the encoder is. So nothing in a cache can be stale: what changed has another name, and is encoded anew.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from daguerre.build.parts import Components
+from daguerre.config.config import Config
+from daguerre.data.cached.rows import Rows
+from daguerre.data.dataset import Dataset, Member
+from daguerre.data.loading.loader import without_chance
+from daguerre.data.plan.buckets import Bucket
+from daguerre.data.settings import SourceSettings
+from daguerre.data.source import cache_of
+from daguerre.errors import UserError
+from daguerre.models import encoders
+from daguerre.models.family import Cacheable, Family
+from daguerre.storage import address
+from daguerre.storage.location import Location
+
+AUTO = "auto"
+CODE = 1
+"""Raised by hand when the code of encoding, of decoding or of a key changes what a row holds: all is encoded anew."""
+
+
+class Half(NamedTuple):
+    """One of the two things that are cached."""
+
+    name: str
+    """`images` or `texts`."""
+    key: str
+    """Digest of all that decides the rows beside the image or text."""
+    told: Mapping[str, Any]
+    """What the key was made of."""
+
+    @property
+    def folder(self) -> str:
+        return f"{self.name}-{self.key[:24]}"
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The cache of a run."""
+
+    url: str
+    halves: Mapping[str, Half]
+    """By `images` and `texts`: those that are cached."""
+    notices: tuple[str, ...]
+
+    @property
+    def components(self) -> set[str]:
+        """The networks whose results it has."""
+        return {name for half in self.halves.values() for name in half.told["networks"]}
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return Location(self.url).name
+
+    def rows(self, name: str) -> Rows | None:
+        """The rows of a half, as they are now; None where it is not cached."""
+        half = self.halves.get(name)
+        return None if half is None else Rows.found(f"{self.url}/{half.folder}")
+
+
+def components(config: Config) -> tuple[str, ...]:
+    """The components that a run with this cache may leave out of memory: encoders that are not trained."""
+    if config.cache.path is None:
+        return ()
+    reached = {name for own in config.adapters.values() for name in own.reaches(config.model.trainable())}
+    roles = [role for role, asked in encoders.ROLES.items() if getattr(config.cache, asked) is not False]
+    names = [name for name in config.model.networks(*roles) if name not in reached] if roles else []
+    return tuple(names)
+
+
+def opened(config: Config, parts: Components, dataset: Dataset, anew: bool = False) -> Cache | None:
+    """The cache of a recipe, which may be empty; None without one. `anew`: files of weights are read, whatever their
+    sizes and times of change say. UserError where something is asked for that cannot be cached."""
+    settings, family = config.cache, parts.family
+    if settings.path is None:
+        return None
+    found: dict[str, Half] = {}
+    notices = []
+    for name, codec, why in (
+        ("images", family.images, _why_not_images(config, family, dataset)),
+        ("texts", family.text, _why_not_texts(config, family, dataset)),
+    ):
+        asked = getattr(settings, name)
+        if asked is False:
+            continue
+        if why is not None and asked:
+            raise UserError(f"cache.{name}: cannot be cached: {why}", code="conflict", setting=f"cache.{name}")
+        if why is not None:
+            notices.append(f"{name} are not cached: {why}")
+            continue
+        assert isinstance(codec, Cacheable)
+        found[name] = _half(name, codec, family, config, anew)
+    if not found and settings.path == AUTO:
+        return Cache("", {}, tuple(notices))
+    if not found:
+        raise UserError(
+            f"cache.path: nothing can be cached: {'; '.join(notices)}", code="conflict", setting="cache.path"
+        )
+    return Cache(place(config), found, tuple(notices))
+
+
+def place(config: Config) -> str:
+    """The folder or address of a recipe's cache."""
+    path = config.cache.path
+    assert path is not None
+    if path == AUTO:
+        (settings, *_) = config.data.sources.values()
+        return str(cache_of(settings).folder / "encoded")
+    return address.checked(path).rstrip("/") if address.is_remote(path) else str(Path(path).expanduser().absolute())
+
+
+def _why_not_images(config: Config, family: Family, dataset: Dataset) -> str | None:
+    """The reason for which images cannot be cached."""
+    if any(own.crop == "random" and own.crops is None for own in config.data.sources.values()):
+        return "each epoch has new random crops; data.crops=4 gives each image four, of which an epoch takes one"
+    return _why_not(family, family.images, "images", dataset)
+
+
+def _why_not_texts(config: Config, family: Family, dataset: Dataset) -> str | None:
+    if family.text is None:
+        return "the family reads no captions"
+    if any(own.captions.shuffle_tags for own in config.data.sources.values()):
+        return "each epoch has tags in another order (data.captions.shuffle_tags)"
+    return _why_not(family, family.text, "captions", dataset)
+
+
+def _why_not(family: Family, codec: Any, what: str, dataset: Dataset) -> str | None:
+    if not isinstance(codec, Cacheable) or family.pretrained is None:
+        return f"no frozen network of this family encodes {what}"
+    if trained := sorted({*codec.networks} & {*family.trained}):
+        return f"{', '.join(trained)} is trained, and what it makes of them changes with every update"
+    if None in dataset.selections:
+        return "the samples are made as they are needed, without end"
+    return None
+
+
+def _half(name: str, codec: Cacheable, family: Family, config: Config, anew: bool) -> Half:
+    told = {
+        "code": CODE,
+        "dtype": config.cache.dtype,
+        "matmul_precision": config.training.matmul_precision,
+        "codec": type(codec).__name__,
+        "networks": {component: encoders.identity(family, component, anew) for component in codec.networks},
+        "rules": codec.rules(),
+    }
+    return Half(name, sha256(json.dumps(told, sort_keys=True).encode()).hexdigest(), told)
+
+
+class Wanted(NamedTuple):
+    """A sample that is trained or validated on."""
+
+    member: int
+    number: int
+    sample_id: int
+    """The source's own."""
+    key: int
+    """With the salt of its source, by which crops are drawn."""
+    bucket: Bucket
+    settings: SourceSettings
+
+
+def wanted(config: Config, dataset: Dataset, held_out: Dataset) -> list[Wanted]:
+    """The samples whose features a run reads: all that are trained on, and the first held-out ones."""
+    found = _wanted(dataset, dataset.members, dataset.first(None))
+    shown = max(config.validation.num_samples, config.sampling.num_images)
+    return found + _wanted(held_out, without_chance(held_out), held_out.first(shown))
+
+
+def _wanted(dataset: Dataset, members: Sequence[Member], groups: Iterable[tuple[int, Any]]) -> list[Wanted]:
+    found = []
+    for number, reads in groups:
+        bucket = dataset.buckets[number]
+        for member, sample, key in zip(
+            reads.members.tolist(), reads.numbers.tolist(), reads.keys[:, 0].tolist(), strict=True
+        ):
+            own = members[member]
+            found.append(Wanted(member, sample, own.source.sample_id(sample), key, bucket, own.settings))
+    return found

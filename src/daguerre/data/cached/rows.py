@@ -1,0 +1,265 @@
+"""Rows of a cache: features by key, in safetensors files of one stacked tensor each.
+
+A file holds `keys` [n, 16] uint8, `digests` [n] uint64 (xxh3_64 of each row) and, last, `rows` [n, stride] uint8: the
+values of the fields that its metadata names, one after the other. It never changes, and is named by a digest of all
+that stands before the rows; so the name proves the digests, and these prove the rows. A row is one read.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+
+from daguerre.checkpoint import safetensors
+from daguerre.errors import UserError
+from daguerre.storage import bucket
+from daguerre.storage import io as storage_io
+from daguerre.storage.location import Location
+
+SUFFIX = ".safetensors"
+KEY_BYTES = 16
+_OPEN_SECONDS = 60.0
+_LENGTH_BYTES = 8
+
+Row = Mapping[str, np.ndarray]
+"""Features by name, without a leading dim."""
+
+
+class Field(NamedTuple):
+    """One feature of all rows of a file."""
+
+    name: str
+    dtype: str
+    """As numpy calls it."""
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+class Head(NamedTuple):
+    """The part of a file before its rows."""
+
+    keys: np.ndarray
+    """[n] S16."""
+    digests: np.ndarray
+    """[n] uint64."""
+    start: int
+    """Byte at which the rows start."""
+    fields: tuple[Field, ...]
+
+    @property
+    def stride(self) -> int:
+        return sum(each.nbytes for each in self.fields)
+
+
+def key(*parts: bytes) -> bytes:
+    """16 bytes that tell contents apart (xxh3_128)."""
+    digest = xxhash.xxh3_128()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()
+
+
+def files(folder: str, suffix: str) -> list[str]:
+    """Names of the files of a folder of the cache, local or in a store; none where there is no folder."""
+    location = Location(folder)
+    if location.local is None:
+        return sorted(each.name for each in bucket.Prefix(folder).listing() if each.name.endswith(suffix))
+    return sorted(path.name for path in location.local.glob(f"[!.]*{suffix}"))
+
+
+def remove(folder: str, names: Sequence[str]) -> None:
+    """Deletes files of a folder of the cache."""
+    if (local := Location(folder).local) is None:
+        bucket.Prefix(folder).delete(names)
+        return
+    for name in names:
+        (local / name).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one encoder. Travels to workers as names; keys are read where they are used first."""
+
+    folder: str
+    shards: tuple[str, ...]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @classmethod
+    def found(cls, folder: str) -> "Rows":
+        """The rows of a folder as it is now."""
+        return cls(folder, tuple(files(folder, SUFFIX)))
+
+    def location(self, shard: str) -> Location:
+        return Location(f"{self.folder}/{shard}")
+
+    @cached_property
+    def heads(self) -> dict[str, Head]:
+        """The head of each whole file; the names of the others are `damaged`."""
+        found = {shard: self._head(shard) for shard in self.shards}
+        return {shard: head for shard, head in found.items() if head is not None}
+
+    @property
+    def damaged(self) -> list[str]:
+        """Files that are not what their names say."""
+        return [shard for shard in self.shards if shard not in self.heads]
+
+    def _head(self, shard: str) -> Head | None:
+        name, _, length = shard.removesuffix(SUFFIX).partition("-")
+        if not length.isdecimal():
+            return None
+        try:
+            data = storage_io.read(
+                self.location(shard), 0, int(length), lambda data: xxhash.xxh3_128_hexdigest(data) == name
+            )
+            head = parsed(data)
+            whole = head.start + len(head.keys) * head.stride
+            return head if storage_io.size(self.location(shard)).bytes == whole else None
+        except (storage_io.Mismatch, storage_io.Missing, FileNotFoundError):
+            return None
+
+    @cached_property
+    def _places(self) -> tuple[np.ndarray, np.ndarray]:
+        """All keys [n] S16 in order, and [n, 2] where: shard and row."""
+        heads = list(self.heads.values())
+        keys = np.concatenate([np.empty(0, f"S{KEY_BYTES}"), *(head.keys for head in heads)])
+        counts = [len(head.keys) for head in heads]
+        rows = np.concatenate([np.empty(0, np.int64), *(np.arange(count) for count in counts)])
+        order = np.argsort(keys, kind="stable")
+        return keys[order], np.stack([np.repeat(np.arange(len(heads)), counts), rows], axis=1)[order]
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(self.heads)
+
+    @property
+    def keys(self) -> np.ndarray:
+        """All keys [n] S16, in order."""
+        return self._places[0]
+
+    def has(self, wanted: Sequence[bytes]) -> np.ndarray:
+        """[n] bool: whether there is a row of each key."""
+        asked = np.array(wanted, dtype=f"S{KEY_BYTES}")
+        if not len(self.keys):
+            return np.zeros(len(asked), dtype=bool)
+        place = np.minimum(np.searchsorted(self.keys, asked), len(self.keys) - 1)
+        return self.keys[place] == asked
+
+    def read(self, key: bytes) -> Row:
+        """The row of a key. OSError for a fault that may pass; UserError where there is none, or it is damaged."""
+        keys, where = self._places
+        place = int(np.searchsorted(keys, np.bytes_(key)))
+        if place == len(keys) or keys[place] != np.bytes_(key):
+            raise UserError(f"{Location(self.folder).name}: a row is missing, {ADVICE}", code="missing")
+        shard, row = where[place].tolist()
+        return self.row(self._names[shard], row)
+
+    def row(self, shard: str, row: int) -> Row:
+        """A row of a file, likewise."""
+        head = self.heads[shard]
+        digest, stride = int(head.digests[row]), head.stride
+        try:
+            data = storage_io.read(
+                self.location(shard),
+                head.start + row * stride,
+                stride,
+                lambda data: xxhash.xxh3_64_intdigest(data) == digest,
+            )
+        except storage_io.Mismatch as error:
+            raise UserError(f"{self.location(shard).name}: row {row} is damaged, {ADVICE}", code="damaged") from error
+        return unpacked(data, head.fields)
+
+
+ADVICE = "or was removed: run `daguerre cache RECIPE` again, which encodes what is not there"
+
+
+def parsed(data: bytes) -> Head:
+    """The head of a file from its first bytes."""
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    header = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    base = _LENGTH_BYTES + length
+
+    def cut(name: str) -> bytes:
+        first, last = header[name]["data_offsets"]
+        return data[base + first : base + last]
+
+    told = [Field(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(header["__metadata__"]["fields"])]
+    start = base + header["rows"]["data_offsets"][0]
+    return Head(
+        np.frombuffer(cut("keys"), f"S{KEY_BYTES}"), np.frombuffer(cut("digests"), np.uint64), start, tuple(told)
+    )
+
+
+def unpacked(data: bytes, told: Sequence[Field]) -> Row:
+    """The features of a row, over its memory."""
+    found, start = {}, 0
+    for each in told:
+        count = each.nbytes // np.dtype(each.dtype).itemsize
+        found[each.name] = np.frombuffer(data, each.dtype, count, start).reshape(each.shape)
+        start += each.nbytes
+    return found
+
+
+@dataclass
+class Writer:
+    """Collects rows, and writes them as files; those of other shapes in files of their own."""
+
+    folder: str
+    shard_bytes: float
+    now: Callable[[], float] = time.monotonic
+    rows: int = 0
+    """Rows that were written."""
+    size_bytes: int = 0
+    _waiting: dict[tuple[Field, ...], list[tuple[bytes, bytes]]] = field(default_factory=dict)
+    _since: float = field(default=0.0)
+
+    def add(self, key: bytes, row: Row) -> None:
+        """Takes a row. OSError or StoreError where a file is due that cannot be written."""
+        told = tuple(Field(name, row[name].dtype.str, row[name].shape) for name in sorted(row))
+        if not any(self._waiting.values()):
+            self._since = self.now()
+        waiting = self._waiting.setdefault(told, [])
+        waiting.append((key, b"".join(np.ascontiguousarray(row[each.name]).tobytes() for each in told)))
+        if len(waiting) * len(waiting[-1][1]) >= self.shard_bytes:
+            self._write(told)
+        elif self.now() - self._since > _OPEN_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes all that waits."""
+        for told in list(self._waiting):
+            self._write(told)
+        self._since = self.now()
+
+    def _write(self, told: tuple[Field, ...]) -> None:
+        waiting = self._waiting.pop(told)
+        if not waiting:
+            return
+        name, data = encoded(waiting, told)
+        storage_io.write(f"{self.folder}/{name}", data)
+        self.rows += len(waiting)
+        self.size_bytes += len(data)
+
+
+def encoded(rows: Sequence[tuple[bytes, bytes]], told: Sequence[Field]) -> tuple[str, bytes]:
+    """Name and bytes of a file of these rows."""
+    tensors: dict[str, np.ndarray] = {
+        "keys": np.frombuffer(b"".join(key for key, _ in rows), np.uint8).reshape(len(rows), KEY_BYTES),
+        "digests": np.array([xxhash.xxh3_64_intdigest(data) for _, data in rows], np.uint64),
+        "rows": np.frombuffer(b"".join(data for _, data in rows), np.uint8).reshape(len(rows), -1),
+    }
+    metadata = {"fields": json.dumps(told)}
+    chunks = safetensors.encode({name: torch.from_numpy(array.copy()) for name, array in tensors.items()}, metadata)
+    data = b"".join(memoryview(chunk).cast("B") if not isinstance(chunk, bytes) else chunk for chunk in chunks)
+    length = len(data) - tensors["rows"].nbytes
+    return f"{xxhash.xxh3_128_hexdigest(data[:length])}-{length}{SUFFIX}", data

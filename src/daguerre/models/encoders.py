@@ -1,0 +1,145 @@
+"""Frozen networks that are left out of memory where their results are cached, and are there when something needs them.
+
+A network that is left out is built on the meta device, from its config alone: what reads its numbers works, and
+`present` gives it its weights for a while. Each of its files is known by a digest (xxh3_128), which is computed again
+where size or time of change of the file are not those of the last time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from daguerre import user_cache
+from daguerre.checkpoint.atomic import make_folder, write_json_atomically
+
+if TYPE_CHECKING:
+    from daguerre.models.family import Family
+
+_LEFT_OUT: ContextVar[frozenset[str]] = ContextVar("left_out", default=frozenset())
+_PIECE_BYTES = 1 << 24
+ROLES = {"autoencoder": "images", "image_encoder": "images", "text_encoder": "texts"}
+"""Roles of networks whose results may be cached, and the half of a cache that has them."""
+
+
+@contextmanager
+def leaving_out(names: Collection[str]) -> Iterator[None]:
+    """Networks of these components that are loaded within the block are left out of memory."""
+    token = _LEFT_OUT.set(frozenset(names))
+    try:
+        yield
+    finally:
+        _LEFT_OUT.reset(token)
+
+
+def is_left_out(name: str) -> bool:
+    """True within `leaving_out` of this component."""
+    return name in _LEFT_OUT.get()
+
+
+def absent(family: Family) -> dict[str, nn.Module]:
+    """The components that are left out of memory at present. {} for a family that is wholly without memory."""
+    left_out = {} if family.pretrained is None else family.pretrained.left_out
+    return {
+        name: network
+        for name, network in family.components.items()
+        if name in left_out and any(p.is_meta for p in network.parameters())
+    }
+
+
+def moved(network: nn.Module, device: torch.device | str) -> None:
+    """Moves a network, in place, but for what is left out of memory."""
+    if any(p.is_meta for p in network.parameters()):
+        network._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+    else:
+        network.to(device)
+
+
+@contextmanager
+def present(family: Family, device: torch.device | None = None, names: Collection[str] | None = None) -> Iterator[None]:
+    """Within the block, the networks that were left out (or those of these names) have their weights, on the family's
+    device or another one. UserError where they cannot be read."""
+    taken, device = [], device or family.device
+    try:
+        for name, network in absent(family).items():
+            if names is None or name in names:
+                assert family.pretrained is not None
+                taken += _filled(network, family.pretrained.left_out[name](), device)
+        yield
+    finally:
+        for table, slot, tensor in taken:
+            table[slot] = tensor
+
+
+def restored(family: Family, names: Collection[str]) -> None:
+    """Gives networks that were left out their weights for good."""
+    for name in names:
+        assert family.pretrained is not None
+        _filled(family.components[name], family.pretrained.left_out.pop(name)(), family.device)
+
+
+def _filled(network: nn.Module, fresh: nn.Module, device: torch.device) -> list[tuple[Any, str, Tensor]]:
+    """Gives a network on the meta device the tensors of another; returns what was there before."""
+    own = dict(fresh.named_parameters(remove_duplicate=False)) | dict(fresh.named_buffers(remove_duplicate=False))
+    taken = []
+    for prefix, module in network.named_modules():
+        tables: tuple[Any, ...] = (module._parameters, module._buffers)
+        for table in tables:
+            for slot, tensor in [*table.items()]:
+                if tensor is None or not tensor.is_meta:
+                    continue
+                value = own[f"{prefix}.{slot}".lstrip(".")].detach().to(device, tensor.dtype)
+                if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+                    value = value.to(memory_format=torch.channels_last)
+                is_parameter = isinstance(tensor, nn.Parameter)
+                table[slot] = nn.Parameter(value, requires_grad=tensor.requires_grad) if is_parameter else value
+                taken.append((table, slot, tensor))
+    return taken
+
+
+def identity(family: Family, component: str, anew: bool = False) -> str:
+    """Stands for the weights and config of a component: for the bytes of its files, or its numbers and seed. `anew`:
+    every file is read, whatever its size and time of change say."""
+    assert family.pretrained is not None, "families that can leave networks out load them by components"
+    told = family.pretrained.origin(component, lambda path: file_digest(path, anew))
+    return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(path: Path, anew: bool = False) -> str:
+    """xxh3_128 of a file, remembered as long as its size and time of change stay the same."""
+    stat = path.stat()
+    known = {"path": str(path.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
+    return remembered(known, lambda: _digest(path), anew)
+
+
+def remembered(known: Mapping[str, Any], compute: Callable[[], str], anew: bool = False) -> str:
+    """A text that depends on what is `known` alone, from the user's cache folder or computed."""
+    name = xxhash.xxh3_128_hexdigest(json.dumps(known, sort_keys=True).encode())
+    place = user_cache.folder() / "digests" / f"{name}.json"
+    if not anew:
+        with suppress(OSError, ValueError, KeyError):
+            found = json.loads(place.read_bytes())
+            if found["of"] == known:
+                return str(found["is"])
+    value = compute()
+    with suppress(OSError):  # it is computed again next time
+        make_folder(place.parent)
+        write_json_atomically(place, {"of": known, "is": value})
+    return value
+
+
+def _digest(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,97 @@
+"""The cache of a run: filled by all its processes before training, and in place of its sources from then on."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from daguerre.build.parts import Components, build, load
+from daguerre.caching import cache, fill
+from daguerre.caching.cache import Wanted
+from daguerre.checkpoint.signals import StopSignals
+from daguerre.config.config import Config, Loaded
+from daguerre.data.dataset import Dataset, open_datasets
+from daguerre.distributed.launch import environment
+from daguerre.distributed.process_group import Processes
+from daguerre.errors import UserError
+from daguerre.models import encoders
+from daguerre.run.distribute import process_group
+from daguerre.run.storage import RunStorage
+
+Wrap = Callable[[Dataset], Dataset]
+
+
+def filled(
+    config: Config, parts: Components, dataset: Dataset, held_out: Dataset, processes: Processes
+) -> tuple[Wrap, list[str]]:
+    """Puts cached features in place of what a data set reads, and notices. Without a cache it is left as it is. All
+    ranks call this."""
+    opened = cache.opened(config, parts, dataset)
+    if opened is None:
+        return (lambda data: data), []
+    unused = [name for name in encoders.absent(parts.family) if name not in opened.components]
+    encoders.restored(parts.family, unused)
+    if not opened.halves:
+        return (lambda data: data), [*opened.notices]
+    found = _fill(
+        _filling(opened, config, parts, dataset, processes), cache.wanted(config, dataset, held_out), processes
+    )
+    halves = " and ".join(opened.halves)
+    return (lambda data: found.of(data, parts.images)), [*opened.notices, f"cache of {halves}: {opened.name}"]
+
+
+def _filling(
+    opened: cache.Cache, config: Config, parts: Components, dataset: Dataset, processes: Processes
+) -> fill.Filling:
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    world = processes.world
+    return fill.Filling(opened, config, parts, dataset.members, say, world.rank, world.size)
+
+
+def _fill(filling: fill.Filling, each: Sequence[Wanted], processes: Processes) -> fill.Filled:
+    with processes.watch.doing("caching"):
+        return fill.filled(filling, each, lambda: processes.agreement.gather(None))
+
+
+class Opened(NamedTuple):
+    """A cache beside the run that uses it."""
+
+    filling: fill.Filling
+    each: list[Wanted]
+    """The samples that the run reads."""
+    processes: Processes
+
+
+@contextmanager
+def opened(loaded: Loaded, storage: RunStorage, anew: bool = False) -> Iterator[Opened]:
+    """The cache of a recipe without a run, with all processes that were launched. UserError where there is none."""
+    config = loaded.config
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopSignals(launched=environment.read().launcher != "none"))
+        processes = stack.enter_context(process_group(config, storage, stop))
+        whole = all(own.name == "full" for own in config.adapters.values())  # others are attached to the weights
+        leave_out = config.model.networks() if whole else cache.components(config)
+        parts = build(config, processes.device, networks=load(config, leave_out))
+        dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images)
+        found = cache.opened(config, parts, dataset, anew)
+        if found is None or not found.halves:
+            why = "; ".join(found.notices) if found else "cache.path is not set: give a folder, or cache.path=auto"
+            raise UserError(f"nothing can be cached: {why}", code="conflict", setting="cache.path")
+        for line in (*loaded.notices, *found.notices):
+            if processes.leads:
+                print(line, flush=True)
+        filling = _filling(found, config, parts, dataset, processes)
+        filling.again = anew
+        yield Opened(filling, cache.wanted(config, dataset, held_out), processes)
+
+
+def fill_alone(loaded: Loaded, storage: RunStorage, again: bool = False) -> int:
+    """Fills the cache of a recipe and ends; the exit code. For all processes."""
+    with opened(loaded, storage, again) as (filling, each, processes):
+        found = _fill(filling, each, processes)
+        made = sum(processes.agreement.gather(found.encoded))
+        if processes.leads:
+            what = f"{made:,} rows were encoded" if made else "nothing was missing"
+            print(f"{filling.cache.name}: complete; {what}. Train with cache.path={filling.cache.name}", flush=True)
+    return 0

@@ -1,0 +1,151 @@
+"""`daguerre cache`: each cause of staleness is noticed, only what changed is encoded again, the rest is purged."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from adapter_runs import IMAGES, Place
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from daguerre import errors
+from daguerre.caching import cache as caching
+from daguerre.cli import main
+from daguerre.data.cached.rows import Rows
+
+RECIPE = """
+run_name: run
+model: {family: KIND}
+objective: {name: eps}
+data: {source: folder, resolution: 16, caption_dropout: 0.3, held_out_fraction: 0}
+training: {duration: 4 steps, global_batch_size: 2}
+"""
+TEXTS = IMAGES + 1
+"""Each image has a caption of its own, and some have none."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Place:
+    made = Place(tmp_path_factory.mktemp("cache"), "sd", RECIPE)
+    assert main.run(command(made)) == 0
+    return made
+
+
+def command(place: Place, *more: str, verb: str = "") -> list[str]:
+    words = ["cache", *([verb] if verb else []), str(place.recipe), f"output_dir={place.folder}"]
+    return [*words, *place.given(f"cache.path={place.folder / 'cache'}", *more)]
+
+
+def made(place: Place, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, int]:
+    """Rows of images and of texts that the command encodes."""
+    capsys.readouterr()
+    assert main.run(command(place, *more)) == 0
+    said = capsys.readouterr().out
+    found = dict(re.findall(r"cached ([\d,]+) rows of (\w+)", said))
+    counts = {half: int(number) for number, half in found.items()}
+    return counts.get("images", 0), counts.get("texts", 0)
+
+
+def changed_image(place: Place) -> None:
+    pixels = np.random.default_rng(99).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(place.folder / "images" / "03.png")
+
+
+def changed_weights(place: Place) -> None:
+    path = place.folder / "base" / "vae" / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(path)
+    tensors["encoder.conv_in.weight"] *= 1.01
+    save_file(tensors, path, {"format": "pt"})
+
+
+def changed_tokenizer(place: Place) -> None:
+    path = place.folder / "base" / "tokenizer" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"note": "other"}))
+
+
+CAUSES = [
+    ("nothing", None, (), (0, 0)),
+    ("bytes", changed_image, (), (1, 0)),
+    ("caption", lambda place: (place.folder / "images" / "03.txt").write_text("another image"), (), (0, 1)),
+    ("weights", changed_weights, (), (IMAGES, 0)),
+    ("layer", None, ("model.text_encoder_layer=-2",), (0, TEXTS)),
+]
+MORE = [
+    ("dtype", None, ("cache.dtype=float32",), (IMAGES, TEXTS)),
+    ("box", None, ("data.resolution=24",), (IMAGES, 0)),
+    ("flip", None, ("data.random_flip=true",), (IMAGES, 0)),
+    ("filter", None, ("data.resolution=24", "data.interpolation=lanczos"), (IMAGES, 0)),
+    ("other buckets", None, ("data.buckets.aspects=[1/1, 1/2]", "data.buckets.step=8"), (0, 0)),
+    ("norm", None, ("model.text_encoder_final_norm=false",), (0, TEXTS)),
+    ("tokenizer", changed_tokenizer, (), (0, TEXTS)),
+    ("long prompts", None, ("model.long_prompts=true",), (0, TEXTS)),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "given", "expected"),
+    [pytest.param(*cause[1:], id=cause[0]) for cause in CAUSES]
+    + [pytest.param(*cause[1:], id=cause[0], marks=pytest.mark.long) for cause in MORE],
+)
+def test_a_cause_of_staleness_is_noticed(place, capsys, change, given, expected):
+    if change is not None:
+        change(place)
+    assert made(place, capsys, *given) == expected
+
+
+def test_other_code_has_other_rows(place, capsys, monkeypatch):
+    monkeypatch.setattr(caching, "CODE", caching.CODE + 1)
+    assert made(place, capsys) == (IMAGES, TEXTS)
+
+
+def test_verify_finds_an_edit_that_size_and_time_hide_and_again_mends_it(place, capsys):
+    path = place.folder / "images" / "05.png"
+    Image.new("RGB", (16, 16), "red").save(path, compress_level=0)
+    assert made(place, capsys) == (1, 0)
+    stat = path.stat()
+    Image.new("RGB", (16, 16), "blue").save(path, compress_level=0)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert path.stat().st_size == stat.st_size
+    assert made(place, capsys) == (0, 0)
+    assert main.run(command(place, f"rows={IMAGES}", verb="verify")) == errors.FAILED
+    assert "05.png: changed, but neither its size" in capsys.readouterr().out
+    assert made(place, capsys, "again=true") == (1, 0)
+    assert main.run(command(place, f"rows={IMAGES}", verb="verify")) == 0
+    said = capsys.readouterr().out
+    assert f"{IMAGES + IMAGES} rows again: {IMAGES + IMAGES} are equal to the bit" in said
+
+
+def test_purge_keeps_what_the_recipe_reads(place, capsys):
+    assert main.run(command(place, verb="purge")) == 0
+    folders = sorted(path.parent for path in (place.folder / "cache").glob("*/encoder.json"))
+    assert [folder.name.partition("-")[0] for folder in folders] == ["images", "texts"]
+    assert [len(Rows.found(str(folder)).keys) for folder in folders] == [IMAGES, TEXTS]
+    assert made(place, capsys) == (0, 0)
+
+
+def test_a_torn_or_damaged_file_is_made_again(place, capsys):
+    """As a kill or a power cut may leave it; a whole file never changes, so nothing else can be lost."""
+    (folder,) = (path.parent for path in (place.folder / "cache").glob("texts-*/encoder.json"))
+    for name in Rows.found(str(folder)).shards:
+        data = Path(folder, name).read_bytes()
+        Path(folder, name).write_bytes(data[: len(data) - 7])
+    assert made(place, capsys) == (0, TEXTS)
+    assert main.run(command(place, verb="purge")) == 0
+    assert Rows.found(str(folder)).damaged == []
+
+
+def test_what_cannot_be_cached_is_refused_in_words(place, capsys):
+    for given, words in {
+        ("data.crop=random", "cache.images=true"): "new random crops",
+        ("data.captions.shuffle_tags=true", "cache.texts=true"): "tags in another order",
+    }.items():
+        assert main.run(command(place, *given)) == errors.REFUSED
+        assert words in capsys.readouterr().err
+    Image.new("RGB", (60, 16), "green").save(place.folder / "images" / "wide.png")
+    (place.folder / "images" / "wide.txt").write_text("a wide image")
+    assert made(place, capsys, "data.crop=random", "data.crops=3") == (3, 1)
