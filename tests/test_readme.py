@@ -110,7 +110,6 @@ NOT_THERE = {
     # word of README: the plug-in (kind and name) that would make it untrue
     "published checkpoints": None,
     "Stable Cascade": ("families", "stable_cascade"),
-    "caches of latents": None,
     "tfrecord": ("sources", "tfrecord"),
     "grain": ("sources", "grain"),
 }
