@@ -129,6 +129,8 @@ CARRIED = [
     ("network_module=networks.lora", {"adapters.lora.rank": 4, "adapters.lora.alpha": 1.0}),
     # our own, which a pattern must not catch
     ("cache_gb=5", {"data.cache_gb": 5.0}),
+    ("cache_latents=true", {"cache.images": True, "cache.texts": False, "cache.path": "auto"}),
+    ("cache_text_encoder_outputs=true", {"cache.images": False, "cache.texts": True, "cache.path": "auto"}),
 ]
 SAID = {
     "conditioning_data_dir=none": "no folder is given",
