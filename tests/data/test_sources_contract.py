@@ -23,7 +23,10 @@ from daguerre.types import Record
 SPLITS: tuple[Split, Split] = ("train", "held_out")
 LOOKED_AT = 16
 """Records of a source that are looked at; an endless one has no last."""
-SOURCES = [name for name in plugins.names("sources") if hasattr(plugins.find("sources", name), "open_source")]
+WITHOUT_IMAGES = {"cache"}
+"""Its samples are features (tests/run/test_cached_runs.py)."""
+OPENED = {name for name in plugins.names("sources") if hasattr(plugins.find("sources", name), "open_source")}
+SOURCES = sorted(OPENED - WITHOUT_IMAGES)
 """All but the mix, which opens others."""
 
 

@@ -158,7 +158,7 @@ class Features:
     number: int
 
     def of(self, frame, text):
-        assert (frame.height_px, text) == (16, f"picture {self.number}")
+        assert (frame.height_px, text) == (16, f"image {self.number}")
         return {"latent": np.full((2, 3), self.number, np.float16)}
 
 

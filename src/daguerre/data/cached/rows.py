@@ -13,10 +13,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 import xxhash
+from safetensors.numpy import save
 
-from daguerre.checkpoint import safetensors
 from daguerre.errors import UserError
 from daguerre.storage import bucket
 from daguerre.storage import io as storage_io
@@ -258,8 +257,6 @@ def encoded(rows: Sequence[tuple[bytes, bytes]], told: Sequence[Field]) -> tuple
         "digests": np.array([xxhash.xxh3_64_intdigest(data) for _, data in rows], np.uint64),
         "rows": np.frombuffer(b"".join(data for _, data in rows), np.uint8).reshape(len(rows), -1),
     }
-    metadata = {"fields": json.dumps(told)}
-    chunks = safetensors.encode({name: torch.from_numpy(array.copy()) for name, array in tensors.items()}, metadata)
-    data = b"".join(memoryview(chunk).cast("B") if not isinstance(chunk, bytes) else chunk for chunk in chunks)
+    data = save(tensors, {"fields": json.dumps(told)})  # widest type first, then by name: rows are last
     length = len(data) - tensors["rows"].nbytes
     return f"{xxhash.xxh3_128_hexdigest(data[:length])}-{length}{SUFFIX}", data

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 from daguerre.data.cached import rows
 from daguerre.data.cached.rows import Rows
 from daguerre.data.cached.samples import Fact
-from daguerre.data.images.decode import Frame
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.index import file as index_file
 from daguerre.data.index import join
@@ -25,6 +24,9 @@ from daguerre.data.skipped import SkipReport
 from daguerre.data.source import Source
 from daguerre.types import OF_IMAGES, OF_TEXTS, Record
 
+if TYPE_CHECKING:
+    from daguerre.data.images.decode import Frame  # imports torch, which a source does without
+
 KIND = "cached set"
 SETS = "sets"
 
@@ -32,7 +34,7 @@ Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and type of each feature by name."""
 
 
-def image_key(image: bytes, frame: Frame, settings: SharedSettings) -> bytes:
+def image_key(image: bytes, frame: "Frame", settings: SharedSettings) -> bytes:
     """Of the part of an image, by the digest of its bytes, that a frame takes."""
     box = (*frame.resized, frame.top, frame.left, frame.height_px, frame.width_px, int(frame.mirror))
     return rows.key(image, json.dumps([*box, frame.interpolation, settings.alpha_colour]).encode())
@@ -51,7 +53,7 @@ class SampleFeatures:
     images: Rows | None
     texts: Rows | None
 
-    def of(self, frame: Frame, text: str) -> dict[str, np.ndarray]:
+    def of(self, frame: "Frame", text: str) -> dict[str, np.ndarray]:
         """Features of a part of the image and of a caption, as far as they are cached."""
         found: dict[str, np.ndarray] = {}
         if self.images is not None:
