@@ -149,3 +149,9 @@ def test_what_cannot_be_cached_is_refused_in_words(place, capsys):
     Image.new("RGB", (60, 16), "green").save(place.folder / "images" / "wide.png")
     (place.folder / "images" / "wide.txt").write_text("a wide image")
     assert made(place, capsys, "data.crop=random", "data.crops=3") == (3, 1)
+
+
+def test_a_base_of_few_bits_is_refused(place, capsys):
+    assert main.run(command(place, "adapter.name=lora", "training.base_precision=int8")) == errors.REFUSED
+    assert "training.base_precision" in (said := capsys.readouterr().err)
+    assert "does not work with cache.path" in said
