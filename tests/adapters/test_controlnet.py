@@ -215,7 +215,7 @@ def test_gradient_checkpointing_changes_nothing(bases):
 
 def test_the_base_may_be_bfloat16_and_is_recorded(bases):
     parts = built(bases["sd"], {}, weights_dtype="bfloat16")
-    recorded = base_digests.of(config(bases["sd"], {"own": {"name": "controlnet"}}), parts)
+    recorded = base_digests.of(config(bases["sd"], {"own": {"name": "controlnet"}}), parts.family, parts.attached)
     assert set(recorded) == {"unet", "vae", "text_encoder"}
     parts.numerics.store(parts.net, parts.attached.float32)
     types = {(name.partition(".")[0], p.dtype) for name, p in parts.net.named_parameters()}

@@ -149,9 +149,10 @@ def test_training_starts_at_the_base(pipelines):
 )
 def test_every_parameter_of_the_net_is_saved_or_of_the_base_that_is_named(kind, every, pipelines):
     parts = built(kind, pipelines[kind])
-    named = base_digests.of(config(kind, pipelines[kind]), parts)
+    named = base_digests.of(config(kind, pipelines[kind]), parts.family, parts.attached)
     assert named.keys() == {"unet", "vae", *ENCODERS[kind]}
-    whole = base_digests.of(config(kind, pipelines[kind], lora=False), untouched(kind, pipelines[kind]))
+    alone = untouched(kind, pipelines[kind])
+    whole = base_digests.of(config(kind, pipelines[kind], lora=False), alone.family, alone.attached)
     assert whole.keys() == {"vae", *ENCODERS[kind]}, "a UNet that is trained is no base"
     assert all(named[name] == whole[name] for name in whole), "additions do not change the base's digest"
     trained = {name for name, p in parts.net.named_parameters() if p.requires_grad}
@@ -161,7 +162,7 @@ def test_every_parameter_of_the_net_is_saved_or_of_the_base_that_is_named(kind, 
         before = p.detach().clone()
         with torch.no_grad():
             p.view(-1)[0] += 1
-        changed = base_digests.of(config(kind, pipelines[kind]), parts)
+        changed = base_digests.of(config(kind, pipelines[kind]), parts.family, parts.attached)
         assert [each for each in named if changed[each] != named[each]] == [name.partition(".")[0]], name
         with torch.no_grad():
             p.copy_(before)

@@ -52,7 +52,8 @@ def write_run(recipe: Path) -> Path:
     built = parts.build(config)
     for step in (1, 2):
         tensors = {"model": weights(0.01 * step, built), "ema": weights(-0.01 * step, built)}
-        own = {"state": {"step": step, "slots": 0, "samples": 0}, "base": base_digests.of(config, built)}
+        base = base_digests.of(config, built.family, built.attached)
+        own = {"state": {"step": step, "slots": 0, "samples": 0}, "base": base}
         WholeStore(folder.checkpoints).save(f"step-{step:08d}", tensors, own, built.family.files())
     folder.config.write_text(configs.dump(config))
     return folder.path
