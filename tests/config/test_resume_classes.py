@@ -32,6 +32,7 @@ ELASTIC = {
 }
 FREE = {
     "training.compile_cache_dir",
+    *(f"cache.{name}" for name in ("batch_size", "dtype", "images", "only", "path", "shard_mb", "texts")),
     *("allow_change", "description", "output_dir", "resume_from_checkpoint", "run_name"),
     *(f"checkpoint.{name}" for name in ("background", "backup_every", "every", "export", "keep", "max_failed_saves")),
     *(
