@@ -61,6 +61,7 @@ where it was stopped: complete images are kept.
   mask=FILE              inpainting: white is painted anew, black stays as it is (keep_unmasked=false: in the latent
                          alone)
 
+  image_prompt=PHOTO     its CLIP embedding says what is generated, for models that read one (Stable Cascade)
   control=FILE           what a ControlNet reads (edges ...), also a folder or a list; control_2, control_3 and
                          control_4 for further ones
   control_from=PHOTO condition=canny   computes it of a photo; without condition as in the run's training

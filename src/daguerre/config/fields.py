@@ -55,7 +55,7 @@ class Section:
     named: bool = False
     """Whether it is a member of a mapping, under a name of the recipe's own; null takes such a one out."""
     optional: bool = False
-    """Whether it may be null: a plug-in that a recipe may do without."""
+    """Whether it may be null: a group that a recipe may do without."""
 
 
 def plugin_of(field: FieldInfo) -> Plugin | None:
@@ -115,8 +115,7 @@ class _Shape(NamedTuple):
     """The mark of a mapping's values, if they are sections of plug-ins."""
     section: type[Settings] | None
     """The class of a section that no plug-in defines."""
-    optional: bool
-    """Whether it is a plug-in's section that may be null."""
+    nullable: bool
     resume: str | None
 
 
@@ -129,8 +128,8 @@ def _shapes(cls: type[Settings]) -> tuple[_Shape, ...]:
             resume = str(extra["resume"]) if isinstance(extra, dict) and "resume" in extra else None
             plugin = plugin_of(field)
             section = None if plugin else section_class(field)
-            optional = plugin is not None and type(None) in alternatives(field.annotation)
-            found.append(_Shape(name, field, plugin, plugin_inside(field), section, optional, resume))
+            nullable = type(None) in alternatives(field.annotation)
+            found.append(_Shape(name, field, plugin, plugin_inside(field), section, nullable, resume))
     return tuple(found)
 
 
@@ -156,8 +155,8 @@ def _walk(cls: type[Settings], tree: Any, prefix: str, resume: str) -> Iterator[
         field, path, marked = shape.field, f"{prefix}{shape.name}", shape.resume or resume
         given = tree.get(shape.name) if isinstance(tree, dict) else None
         inner = section_class(field, given) if shape.plugin else shape.section
-        if inner is not None and (isinstance(given, dict) or not shape.optional):
-            section = Section(path, inner, field.description or "", shape.plugin, optional=shape.optional)
+        if inner is not None and (isinstance(given, dict) or not (shape.plugin and shape.nullable)):
+            section = Section(path, inner, field.description or "", shape.plugin, optional=shape.nullable)
             yield from _walk_section(section, given, marked)
             continue
         yield Leaf(path, field, marked)

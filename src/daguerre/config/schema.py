@@ -14,7 +14,7 @@ from pydantic_core import to_jsonable_python
 from daguerre import plugins
 from daguerre.config import fields, overrides, recipe, source_forms
 from daguerre.config.config import Config
-from daguerre.config.fields import Leaf
+from daguerre.config.fields import Leaf, Section
 from daguerre.settings import Plugin, Settings
 
 WIDTH = 100
@@ -116,26 +116,29 @@ def _head(choices: dict[str, str]) -> Iterator[str]:
 
 
 def _lines(tree: dict[str, Any]) -> Iterator[str]:
+    absent = " "  # start of the paths in a group that is null by default: all of its lines are comments
     for found in fields.walk(Config, tree):
-        depth = "  " * found.path.count(".")
+        if isinstance(found, Section) and found.optional and not found.plugin:
+            absent = f"{found.path}."
+        depth, mark = "  " * found.path.count("."), "# " * f"{found.path}.".startswith(absent)
         if isinstance(found, Leaf) and found.path not in _MAPPINGS:
-            yield from _leaf_lines(found, depth, tree)
+            yield from _leaf_lines(found, depth, mark, tree)
         elif isinstance(found, Leaf) or not found.named:
             yield from ([""] if "." not in found.path else [])
             yield from _comment(found.doc, depth)
-            yield f"{depth}{found.path.rpartition('.')[2]}:"
+            yield f"{depth}{mark}{found.path.rpartition('.')[2]}:"
         else:
             yield f"{depth}{found.path.rpartition('.')[2]}:"
 
 
-def _leaf_lines(leaf: Leaf, depth: str, tree: dict[str, Any]) -> Iterator[str]:
+def _leaf_lines(leaf: Leaf, depth: str, mark: str, tree: dict[str, Any]) -> Iterator[str]:
     accepted = fields.allowed(leaf).replace(" such as '20k steps', '1.5M samples' or '3 epochs'", "")
     yield from _comment(f"{leaf.doc.strip()} [{accepted}]", depth)
     name = leaf.path.rpartition(".")[2]
     if leaf.plugin:
-        yield f"{depth}{name}: {recipe.get(tree, leaf.path)}"
+        yield f"{depth}{mark}{name}: {recipe.get(tree, leaf.path)}"
     elif leaf.required:
-        yield f"{depth}{name}: ???"
+        yield f"{depth}{mark}{name}:" + ("" if mark else " ???")
     else:
         value = yaml.safe_dump(to_jsonable_python(leaf.default), default_flow_style=True, width=1 << 20)
         yield f"{depth}# {name}: {value.splitlines()[0]}"
