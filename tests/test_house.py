@@ -29,6 +29,7 @@ LONGER_FUNCTIONS: dict[str, int] = {}
 LEAVES = {
     "__version__",
     "credentials",
+    "digests",
     "errors",
     "faults",
     "formatting",

@@ -29,7 +29,7 @@ from daguerre.data import captions
 from daguerre.data.cached import rows, samples, source
 from daguerre.data.cached.rows import Rows, Writer
 from daguerre.data.cached.samples import Fact, Facts
-from daguerre.data.cached.source import CachedSource, image_key, text_key
+from daguerre.data.cached.source import CachedSource, image_digest, image_key, text_key
 from daguerre.data.dataset import Dataset, Member
 from daguerre.data.images import decode
 from daguerre.data.images.decode import Frame
@@ -190,7 +190,7 @@ class Filling:
             return Fact(b"", 0, 0, {}, str(error)), {}
         image = record.images[IMAGE]
         crops: dict[bytes, Tensor] = {}
-        digest = rows.key(image) if isinstance(image, bytes) else rows.key(repr(image.shape).encode(), image.tobytes())
+        digest = image_digest(image)
         fact = Fact(digest, 0, 0, record.texts, "")
         for one in ones:
             try:

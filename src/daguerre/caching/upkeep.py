@@ -13,7 +13,7 @@ from daguerre.caching.cache import Cache, Wanted
 from daguerre.caching.fill import ABOUT, Filling, Known, possible
 from daguerre.data.cached import rows
 from daguerre.data.cached.rows import Rows, Writer
-from daguerre.data.cached.source import text_key
+from daguerre.data.cached.source import image_digest, text_key
 from daguerre.data.images import decode
 from daguerre.data.images.headers import Undecodable
 from daguerre.errors import UserError
@@ -71,8 +71,7 @@ def _verify_sample(filling: Filling, one: Wanted, known: Known, found: Verified)
     except Undecodable:
         return
     image = record.images[IMAGE]
-    digest = rows.key(image) if isinstance(image, bytes) else rows.key(repr(image.shape).encode(), image.tobytes())
-    if digest != fact.image or dict(record.texts) != dict(fact.texts):
+    if image_digest(image) != fact.image or dict(record.texts) != dict(fact.texts):
         found.wrong.append(f"{name}: changed, but neither its size nor its time of change did")
         return
     if fact.broken or (images := filling.cache.rows("images")) is None:

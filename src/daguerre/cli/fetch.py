@@ -1,6 +1,5 @@
 """`daguerre fetch`: brings a base model from the hub into a folder, for machines without a connection."""
 
-import hashlib
 import json
 import os
 import re
@@ -15,6 +14,7 @@ import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub import errors as hub
 
+from daguerre import digests
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 from daguerre.cli import fetch_files
 from daguerre.cli.convert import options as given
@@ -220,7 +220,7 @@ def verify(folder: Path, listing: Listing, choice: Choice) -> None:
     """UserError for a file that is not as the hub has it; it is removed, so that the next try fetches it again."""
     for name, size in choice.files.items():
         path, digest = folder / name, listing.digests.get(name)
-        if not _is_there(path, size) or (digest is not None and _sha256(path) != digest):
+        if not _is_there(path, size) or (digest is not None and digests.sha256([path]) != digest):
             path.resolve().unlink(missing_ok=True)  # the hub's cache has links
             path.unlink(missing_ok=True)
             raise UserError(
@@ -228,11 +228,6 @@ def verify(folder: Path, listing: Listing, choice: Choice) -> None:
                 "again",
                 code="damaged",
             )
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def usage(request: Request, folder: Path, choice: Choice) -> list[str]:

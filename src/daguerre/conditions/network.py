@@ -5,7 +5,6 @@ Neither torch nor transformers is imported before a network is needed. Nothing i
 may hold is run.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +15,11 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from daguerre import digests
 from daguerre.conditions.condition import ConditionSettings
 from daguerre.errors import Code, UserError
 from daguerre.settings import ADDRESS, FREE, Settings
 
-_BLOCK_BYTES = 1 << 22
 _IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
 
 
@@ -129,7 +128,7 @@ def _checked(path: str, digest: str | None, name: str, types: tuple[str, ...]) -
 
 
 def _check_digest(files: Sequence[Path], path: str, digest: str | None, name: str) -> None:
-    found = _sha256(files)
+    found = digests.sha256(files)
     if digest is None:
         raise fault(name, f"{path} has the weights {found}: set digest={found}, so that no others take their place")
     if digest != found:
@@ -173,15 +172,6 @@ def _checked_file(path: str, digest: str | None, name: str) -> Path:
         raise fault(name, f"{path} is neither a .safetensors nor a .pth file", "unsupported")
     _check_digest([file], path, digest, name)
     return file
-
-
-def _sha256(files: Sequence[Path]) -> str:
-    sum_ = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                sum_.update(block)
-    return sum_.hexdigest()
 
 
 def _document(path: Path, name: str) -> dict[str, Any]:

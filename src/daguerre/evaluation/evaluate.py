@@ -1,7 +1,7 @@
 """Measures a model or a folder of images: each protocol in a folder of its own, resumed where it was stopped."""
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -106,7 +106,7 @@ class ModelEvaluation:
         )  # fmt: skip
 
     def _generated(self, requests: RequestList) -> GeneratedImages:
-        digest = sha256("\n".join(one.prompt.text for one in requests).encode()).hexdigest()[:8]
+        digest = images.digest_of_texts(one.prompt.text for one in requests)[:8]
         folder = self.folder.path / "images" / digest
         provenance = self.loading.provenance
         return GeneratedImages(folder, requests, self.part, lambda: self._parts, provenance, self.stop)
@@ -122,7 +122,9 @@ class ModelEvaluation:
         by = {"raw": raw.parts}
         if self._checkpoint_has_averages:
             by["ema"] = self._loading("ema").parts
-        return losses.kept(self.folder.path, self.part, by, lambda parts: self._held_out(parts), quantiles, num_samples)
+        return losses.kept(
+            self.folder.path, self.part, by, lambda parts: self._opened(parts.images), quantiles, num_samples
+        )
 
     @cached_property
     def _parts(self) -> Components:
@@ -148,11 +150,15 @@ class ModelEvaluation:
                 code="missing",
                 setting="prompts_file",
             )
-        found = loader.fixed_captions(self._held_out(None), self.settings.num_images)
+        found = loader.fixed_captions(self._held_out, self.settings.num_images)
         return images.of_texts("held-out captions", found)
 
-    def _held_out(self, parts: Components | None) -> Dataset:
-        wanted = parts.images if parts is not None else {}
+    @cached_property
+    def _held_out(self) -> Dataset:
+        return self._opened({})
+
+    def _opened(self, wanted: Mapping[str, Any]) -> Dataset:
+        """The held-out samples, with these images beside."""
         (held_out,) = open_datasets(self.config.data, ["held_out"], wanted)
         if held_out.size == 0:
             raise UserError(
@@ -167,14 +173,14 @@ class ModelEvaluation:
         """Settings of the source that names a metric; None if there is none."""
         if self.model.run is None:
             return None
-        found = self._held_out(None).measured
+        found = self._held_out.measured
         return None if found is None else found.settings
 
     def with_metrics(self) -> "ModelEvaluation":
         """With the metric of the run's source, where none is asked for. UserError if there is none."""
         if self.settings.metrics:
             return self
-        member = self._held_out(None).measured if self.model.run is not None else None
+        member = self._held_out.measured if self.model.run is not None else None
         if member is None or member.source.metric is None:
             raise UserError(
                 f"no metric given: metrics=[...] takes some of {', '.join(plugins.names('metrics'))}",

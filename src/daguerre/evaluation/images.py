@@ -99,8 +99,7 @@ class GeneratedImages:
 
     @cached_property
     def _output(self) -> ShardOutput:
-        digest = hashlib.sha256("\n".join(self.texts).encode()).hexdigest()
-        parameters = {"shard_samples": BLOCK, "prompts_sha256": digest, **self.provenance}
+        parameters = {"shard_samples": BLOCK, "prompts_sha256": digest_of_texts(self.texts), **self.provenance}
         return ShardOutput(self.folder, self.requests, self.total, self.part, parameters, encoding=Encoding("png"))
 
     def _generate(self, left: int) -> None:
@@ -137,10 +136,14 @@ def request_list(prompts: Prompts, sampling: SamplingSettings, size_px: tuple[in
     return found
 
 
+def digest_of_texts(texts: Iterable[str]) -> str:
+    """SHA-256 of prompts, hex."""
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
 def of_texts(name: str, texts: Sequence[str]) -> Prompts:
     """These texts as a list of prompts."""
-    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
-    return Prompts(name, digest, lambda: (Row(text, f"{name} {i}") for i, text in enumerate(texts)))
+    return Prompts(name, digest_of_texts(texts), lambda: (Row(text, f"{name} {i}") for i, text in enumerate(texts)))
 
 
 @dataclass(frozen=True, eq=False)

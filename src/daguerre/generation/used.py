@@ -5,7 +5,6 @@ what is in it; a run's folder may have both. A token is there or not, so its str
 folder the strength is the LoRA's.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from daguerre import digests
 from daguerre.build.parts import Components
 from daguerre.errors import UserError
 from daguerre.generation import loras
@@ -86,7 +86,7 @@ def _has_lora(folder: Path) -> bool:
 def _digest(path: Path) -> str:
     """SHA-256 of a file, or of a folder's files of tokens."""
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return digests.sha256(files)
 
 
 @torch.no_grad()

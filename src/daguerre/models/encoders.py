@@ -19,14 +19,13 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from daguerre import user_cache
+from daguerre import digests, user_cache
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 
 if TYPE_CHECKING:
     from daguerre.models.family import Family
 
 _LEFT_OUT: ContextVar[frozenset[str]] = ContextVar("left_out", default=frozenset())
-_PIECE_BYTES = 1 << 24
 ROLES = {"autoencoder": "images", "image_encoder": "images", "text_encoder": "texts"}
 """Roles of networks whose results may be cached, and the half of a cache that has them."""
 
@@ -118,7 +117,7 @@ def file_digest(path: Path, anew: bool = False) -> str:
     """xxh3_128 of a file, remembered as long as its size and time of change stay the same."""
     stat = path.stat()
     known = {"path": str(path.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
-    return remembered(known, lambda: _digest(path), anew)
+    return remembered(known, lambda: digests.xxh3_128(path), anew)
 
 
 def remembered(known: Mapping[str, Any], compute: Callable[[], str], anew: bool = False) -> str:
@@ -135,11 +134,3 @@ def remembered(known: Mapping[str, Any], compute: Callable[[], str], anew: bool 
         make_folder(place.parent)
         write_json_atomically(place, {"of": known, "is": value})
     return value
-
-
-def _digest(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -34,6 +34,11 @@ Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and type of each feature by name."""
 
 
+def image_digest(image: bytes | np.ndarray) -> bytes:
+    """Of the bytes of an image file, or of pixels."""
+    return rows.key(image) if isinstance(image, bytes) else rows.key(repr(image.shape).encode(), image.tobytes())
+
+
 def image_key(image: bytes, frame: "Frame", settings: SharedSettings) -> bytes:
     """Of the part of an image, by the digest of its bytes, that a frame takes."""
     box = (*frame.resized, frame.top, frame.left, frame.height_px, frame.width_px, int(frame.mirror))

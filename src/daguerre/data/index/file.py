@@ -21,6 +21,7 @@ import pyarrow as pa
 import xxhash
 from pyarrow import ipc
 
+from daguerre import digests
 from daguerre.data.skipped import SkipReport
 from daguerre.errors import UserError
 from daguerre.storage import local_files
@@ -35,7 +36,6 @@ FIELD_LIMIT = 512
 _KEY = b"daguerre"
 _END = struct.Struct("<QQ")
 """How an index file ends: the length of the digests before it, and the digest of those."""
-_PIECE_BYTES = 1 << 24
 
 
 class BadIndex(UserError):
@@ -123,11 +123,7 @@ def sample_ids(shard_digest: str, rows: np.ndarray) -> np.ndarray:
 
 def file_digest(path: Path) -> str:
     """xxh3_128 of a whole file, hex."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
+    return digests.xxh3_128(path)
 
 
 def metadata_columns(

@@ -13,10 +13,10 @@ import huggingface_hub
 from pydantic import Field
 from torch import Tensor
 
+from daguerre import digests
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, Settings
 
-_BLOCK_BYTES = 1 << 22
 _DIGITS = 8
 
 
@@ -81,8 +81,7 @@ def missing(place: NetworkPlace, name: str, what: str) -> UserError:
 @lru_cache(maxsize=32)
 def sha256(path: Path) -> str:
     """SHA-256 of a file, hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return digests.sha256([path])
 
 
 def digest_of_files(folder: Path) -> str:
@@ -90,14 +89,7 @@ def digest_of_files(folder: Path) -> str:
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise UserError(f"{folder} has no safetensors file: no other weights are read", code="missing")
-    if len(paths) == 1:
-        return sha256(paths[0])
-    whole = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                whole.update(block)
-    return whole.hexdigest()
+    return sha256(paths[0]) if len(paths) == 1 else digests.sha256(paths)
 
 
 def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:

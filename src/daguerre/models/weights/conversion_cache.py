@@ -4,7 +4,6 @@ A folder's name is the digest of its sources and the version of the format, so a
 folder; it is put in place whole, and processes that want the same one wait for each other. Any of it may be deleted.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import xxhash
 
-from daguerre import user_cache
+from daguerre import digests, user_cache
 from daguerre.checkpoint.atomic import locked, make_folder, write_json_atomically
 from daguerre.checkpoint.export import replaced
 
@@ -64,7 +63,6 @@ def _digest(path: Path) -> str:
                 return str(known["digest"])
         except (OSError, ValueError, KeyError):
             pass  # not remembered
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+        digest = digests.xxh3_128(path)
         write_json_atomically(memory, {"mark": mark, "digest": digest})
         return digest
