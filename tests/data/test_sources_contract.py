@@ -16,17 +16,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from daguerre import plugins
+from daguerre.data.cached.samples import Fact
+from daguerre.data.cached.source import SETS, image_digest, table
 from daguerre.data.settings import SourceSettings
 from daguerre.data.source import RemoteSource, Split
-from daguerre.types import Record
+from daguerre.types import IMAGE, Record
 
 SPLITS: tuple[Split, Split] = ("train", "held_out")
 LOOKED_AT = 16
 """Records of a source that are looked at; an endless one has no last."""
-WITHOUT_IMAGES = {"cache"}
-"""Its samples are features (tests/run/test_cached_runs.py)."""
-OPENED = {name for name in plugins.names("sources") if hasattr(plugins.find("sources", name), "open_source")}
-SOURCES = sorted(OPENED - WITHOUT_IMAGES)
+SOURCES = [name for name in plugins.names("sources") if hasattr(plugins.find("sources", name), "open_source")]
 """All but the mix, which opens others."""
 
 
@@ -86,7 +85,25 @@ def shards(image_folder: Path, folder: Path) -> Path:
     return folder
 
 
-MAKE = {"parquet": tables, "csv": text_table, "jsonl": json_lines, "huggingface": saved, "webdataset": shards}
+def known(image_folder: Path, folder: Path) -> Path:
+    """A cache that knows all of the folder's samples; rows of features are tests/run/test_cached_runs.py."""
+    module = plugins.find("sources", "folder")
+    inner = module.open_source(module.Settings(path=str(image_folder), resolution=32), "train")
+    records = [inner.record(number) for number in range(inner.index.count)]
+    facts = {n: Fact(image_digest(one.image), 40, 48, one.texts, "") for n, one in enumerate(records)}
+    (folder / SETS).mkdir(parents=True)
+    (folder / SETS / f"{0:016x}.index").write_bytes(table(inner, inner.index, facts, "folder"))
+    return folder
+
+
+MAKE = {
+    "parquet": tables,
+    "csv": text_table,
+    "jsonl": json_lines,
+    "huggingface": saved,
+    "webdataset": shards,
+    "cache": known,
+}
 """What sources that want a path are given, made from a folder of images."""
 
 
@@ -137,7 +154,10 @@ def test_a_record_is_an_image_with_a_caption(opened, split):
         record = source.record(number)
         assert record.key
         assert record.texts["text"].strip()
-        if not isinstance(record.image, bytes):
+        if record.features is not None:
+            assert record.size == (40, 48)
+            assert not record.images
+        elif not isinstance(record.image, bytes):
             assert record.image.dtype == np.uint8
             assert record.image.ndim == 3
             assert record.image.shape[2] == 3
@@ -167,8 +187,10 @@ def test_the_images_are_those_that_were_given(opened, image_folder):
     source = opened("train")
     if source.index is not None:
         given = rows(image_folder)
-        found = {source.record(i).texts["text"]: source.record(i).image for i in range(source.index.count)}
-        assert found == dict(zip(given["text"], given["image"], strict=True))
+        records = [source.record(i) for i in range(source.index.count)]
+        found = {record.texts["text"]: record.images.get(IMAGE) or record.features.image for record in records}
+        kept = bytes if records[0].features is None else image_digest
+        assert found == dict(zip(given["text"], map(kept, given["image"]), strict=True))
 
 
 def test_ids_are_unlike_each_other(opened):

@@ -57,9 +57,16 @@ def changed_image(place: Place) -> None:
 
 
 def changed_weights(place: Place) -> None:
-    path = place.folder / "base" / "vae" / "diffusion_pytorch_model.safetensors"
+    _change(place.folder / "base" / "vae" / "diffusion_pytorch_model.safetensors", "encoder.conv_in.weight")
+
+
+def changed_text_encoder(place: Place) -> None:
+    _change(place.folder / "base" / "text_encoder" / "model.safetensors", "encoder.layers.0.mlp.fc1.weight")
+
+
+def _change(path: Path, name: str) -> None:
     tensors = load_file(path)
-    tensors["encoder.conv_in.weight"] *= 1.01
+    tensors[name] *= 1.01
     save_file(tensors, path, {"format": "pt"})
 
 
@@ -77,10 +84,13 @@ CAUSES = [
 ]
 MORE = [
     ("dtype", None, ("cache.dtype=float32",), (IMAGES, TEXTS)),
+    ("computed dtype", None, ("training.frozen_precision=bf16",), (IMAGES, TEXTS)),
     ("box", None, ("data.resolution=24",), (IMAGES, 0)),
     ("flip", None, ("data.random_flip=true",), (IMAGES, 0)),
     ("filter", None, ("data.resolution=24", "data.interpolation=lanczos"), (IMAGES, 0)),
     ("other buckets", None, ("data.buckets.aspects=[1/1, 1/2]", "data.buckets.step=8"), (0, 0)),
+    ("own bucket", None, ("data.buckets.aspects=[1/2]", "data.buckets.step=8"), (IMAGES, 0)),
+    ("text encoder", changed_text_encoder, (), (0, TEXTS)),
     ("norm", None, ("model.text_encoder_final_norm=false",), (0, TEXTS)),
     ("tokenizer", changed_tokenizer, (), (0, TEXTS)),
     ("long prompts", None, ("model.long_prompts=true",), (0, TEXTS)),

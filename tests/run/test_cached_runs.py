@@ -70,6 +70,21 @@ def test_a_run_goes_on_with_a_cache_or_without(place):
     assert_equal(place.tensors("switched"), place.tensors("plain"))
 
 
+@pytest.mark.long
+def test_twenty_updates_are_equal_also_where_a_run_goes_to_a_cache_and_back(place):
+    parts = {"plain20": [(20, [])], "cached20": [(20, cache(place.folder / "cache"))]}
+    parts["switched20"] = [(6, cache(place.folder / "cache")), (13, []), (20, cache(place.folder / "cache"))]
+    for name, durations in parts.items():
+        for updates, given in durations:
+            duration = [f"training.duration={updates} steps", "allow_change=[training]"]
+            assert place.train(name, *duration, *given) == 0
+        assert place.numbers(name, "learning/loss") == place.numbers("plain20", "learning/loss")
+        for group in ("model", "ema"):
+            assert_equal(place.tensors(name, group, 20), place.tensors("plain20", group, 20))
+    assert len(place.numbers("switched20", "learning/loss")) == 20
+    assert losses(place, "cached20") == losses(place, "plain20")
+
+
 def test_a_cache_alone_is_a_source(place, capsys):
     """The images are not there, and what is learnt is the same."""
     (place.folder / "images").rename(place.folder / "elsewhere")

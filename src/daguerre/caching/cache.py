@@ -123,6 +123,8 @@ def place(config: Config) -> str:
 
 def _why_not_images(config: Config, family: Family, dataset: Dataset) -> str | None:
     """The reason for which images cannot be cached."""
+    if family.uncached_images:
+        return family.uncached_images
     if any(own.crop == "random" and own.crops is None for own in config.data.sources.values()):
         return "each epoch has new random crops; data.crops=4 gives each image four, of which an epoch takes one"
     return _why_not(family, family.images, "images", dataset)
@@ -151,6 +153,7 @@ def _half(name: str, codec: Cacheable, family: Family, config: Config, anew: boo
         "code": CODE,
         "dtype": config.cache.dtype,
         "matmul_precision": config.training.matmul_precision,
+        "frozen_precision": config.training.frozen_precision,
         "codec": type(codec).__name__,
         "networks": {component: encoders.identity(family, component, anew) for component in codec.networks},
         "rules": codec.rules(),

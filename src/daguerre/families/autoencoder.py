@@ -17,7 +17,7 @@ from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
 from daguerre.checkpoint.export import replaced
-from daguerre.models.family import Family
+from daguerre.models.family import Family, Moments
 from daguerre.models.pixel_codec import PixelCodec
 from daguerre.models.settings import ComponentSpec, FamilySettings
 from daguerre.models.vae import latent_shape, posterior_noise
@@ -84,7 +84,7 @@ class Images(PixelCodec):
         return posterior_noise(self.vae, seed, keys, pixel_shape)
 
 
-def _posterior(batch: Batch) -> Cond:
+def _posterior(batch: Batch, moments: Moments) -> Cond:
     return {"posterior": batch.draws["posterior"]}
 
 

@@ -20,7 +20,7 @@ from daguerre.models.cascade.codec import STEP_PX, StageA, read_by_stage_b
 from daguerre.models.cascade.settings import CascadeSettings
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
-from daguerre.models.family import Family
+from daguerre.models.family import Family, Moments
 from daguerre.models.settings import BASE, Component, ComponentSpec
 from daguerre.models.text_conditioning import TextConditioning
 from daguerre.settings import Unused
@@ -90,6 +90,7 @@ def load(settings: Settings, seed: int) -> Family:
         StageA(networks["vqgan"], settings.effnet_dropout),
         texts, exporter,
         batch_condition=reading.of_batch, prompt_condition=reading.of_prompts, prompt_images=(IMAGE,),
+        uncached_images="Stage B is told each image at another scale each time (model.effnet_scale)",
     )  # fmt: skip
 
 
@@ -103,7 +104,7 @@ class _Reading:
     seed: int
 
     @torch.no_grad()
-    def of_batch(self, batch: Batch) -> Cond:
+    def of_batch(self, batch: Batch, moments: Moments) -> Cond:
         """`effnet` [B, 16, H/8, W/8] of a batch, each image at its own scale; zeros where it is dropped."""
         low, high = self.scale
         scales_B = low + (high - low) * keyed.batch_uniforms(self.seed, "effnet scale", batch.keys)  # never on a device

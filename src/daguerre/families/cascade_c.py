@@ -103,7 +103,7 @@ def load(settings: Settings, seed: int) -> Family:
         networks |= {name: cascade_load.network(components, name) for name in ("decoder", "vqgan")}
         decoder = Stages(networks["decoder"], networks["vqgan"], texts, settings.decode)
     cascade_load.check_widths(settings.components, networks, reader)
-    images = Compressed(networks["effnet"], decoder, settings.image_embedding_dropout if prompts.encoder else None)
+    images = Compressed(networks["effnet"], decoder, prompts, settings.image_embedding_dropout)
     return net.family(
         components, "prior", networks, images, texts, _exporter(settings, prompts),
         output=Generated(images, settings.resolution_multiple),

@@ -76,13 +76,17 @@ class ComponentLoader:
 
         `decided` are numbers that other networks decide; a network of given numbers takes them unless it says else.
         """
+        return self.made(name, partial(self._network, name, kind, decided))
+
+    def made(self, name: str, make: Callable[[], Any]) -> Any:
+        """`make()`, the network `name`; on the meta device where it is left out."""
         if not encoders.is_left_out(name) or resolve.without_weights():
-            return self._network(name, kind, decided)
+            return make()
         if not isinstance(value := getattr(self.settings, name), str) or value == BASE or _is_file(value):
             self.base  # noqa: B018  # with its weights: networks without any ask for configs alone
-        self.left_out[name] = partial(self._network, name, kind, decided)
+        self.left_out[name] = make
         with torch.device("meta"):
-            return self._network(name, kind, decided)
+            return make()
 
     def _network(self, name: str, kind: Any, decided: Mapping[str, Any] | None) -> Any:
         value = getattr(self.settings, name)
@@ -104,7 +108,8 @@ class ComponentLoader:
     def origin(self, name: str, digest: Callable[[Path], str]) -> dict[str, Any]:
         """All that decides config and weights of a network, as JSON; of its files the digests."""
         value = getattr(self.settings, name)
-        numbers = value if isinstance(value, dict) else self.config(name)
+        of_file = _is_file(value) and self.settings.files_tell_numbers
+        numbers = value if isinstance(value, dict) else {} if of_file else self.config(name)
         told = {"config": {key: given for key, given in numbers.items() if key not in _NO_NUMBERS and key[0] != "_"}}
         if self.is_random(name):
             return told | {"seed": self.seed}

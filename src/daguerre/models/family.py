@@ -125,14 +125,16 @@ class Family:
     _: KW_ONLY
     text: TextConditioner | None = None
     """None for a family that reads no captions."""
-    batch_condition: Callable[[Batch], Cond] = _nothing
-    """Conditioning of a batch besides its texts: rows on any device."""
+    batch_condition: Callable[[Batch, Moments], Cond] = _nothing
+    """Conditioning of a batch besides its texts, also of the moments of its images: rows on any device."""
     prompt_condition: Callable[[Sequence[Prompt], tuple[int, ...], bool], Cond] = _nothing
     """The same for prompts of images (3, H, W) that are to be generated; True asks for the unguided side."""
     prompt_images: Collection[str] = ()
     """Names of the images of a prompt that `prompt_condition` reads."""
     encodes: bool = True
     """False for a family that makes images of clean samples, and no clean samples of images."""
+    uncached_images: str = ""
+    """Reason for which `batch_condition` needs the images themselves, so moments do not stand in for them."""
     output: ImageCodec | None = None
     """Images that are generated, where they have other sizes than those that are trained on, of which the same clean
     samples are made; None: `images` is for both."""
@@ -221,7 +223,7 @@ class Family:
             moments = cached(batch.features, OF_IMAGES) or self.images.encode(batch.pixels_BCHW)
             x0 = self.images.latents(moments, batch.draws)
             cond = cached(batch.features, OF_TEXTS) or self._of_texts(batch.texts)
-        more = self.batch_condition(batch)
+        more = self.batch_condition(batch, moments)
         return x0, {**cond, **{name: rows.to(device) for name, rows in more.items()}}
 
     def _of_texts(self, texts: Sequence[str]) -> Cond:

@@ -74,6 +74,8 @@ class TextEncoder:
             "layer": self.layer,
             "final_norm": self.final_norm,
             "long": self.long,
+            "masked": self.masked,
+            "class": type(self.encoder).__name__,
             "max_tokens": self.tokenizer.model_max_length,
             "tokenizer": {name: sha256(content).hexdigest() for name, content in sorted(self.files.items())},
             "spellings": dict(sorted(self.spellings.items())),

@@ -11,12 +11,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from daguerre import keys as keyed
 from daguerre.errors import UserError
 from daguerre.models.cascade.efficientnet import STRIDE
+from daguerre.models.cascade.image_prompts import ImagePrompts
 from daguerre.models.family import Moments
 from daguerre.types import Latents
 
@@ -80,8 +81,18 @@ class Compressed:
 
     effnet: Any
     decoder: Decoder
-    image_dropout: float | None = None
-    """Share of samples without an image embedding; None where none has one."""
+    prompts: ImagePrompts
+    image_dropout: float
+    """Share of samples without an image embedding."""
+
+    @property
+    def networks(self) -> dict[str, nn.Module]:
+        encoder = self.prompts.encoder
+        return {"effnet": self.effnet} | ({} if encoder is None else {"image_encoder": encoder})
+
+    def rules(self) -> dict[str, Any]:
+        """Nothing: which embeddings are left out is drawn after the moments."""
+        return {}
 
     def latent_shape(self, pixel_shape: tuple[int, ...]) -> tuple[int, ...]:
         check_sides(pixel_shape, STRIDE, "Stage C")
@@ -90,17 +101,20 @@ class Compressed:
 
     def random_inputs(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
         """`image_kept` [B]: 1 for samples that the network is told by their CLIP image embedding, too, else 0."""
-        if self.image_dropout is None:
+        if self.prompts.encoder is None:
             return {}
         kept_B = keyed.batch_uniforms(seed, "image embedding", keys) >= self.image_dropout
         return {"image_kept": torch.from_numpy(kept_B).float()}
 
     def encode(self, pixels_BCHW: Tensor) -> Moments:
-        """`mean` [B, 16, H/32, W/32] of uint8 images."""
-        return {"mean": compressed(self.effnet, pixels_BCHW.float() / 255)}
+        """`mean` [B, 16, H/32, W/32] of uint8 images, and `embedding` [B, P] by CLIP where there is its encoder."""
+        moments = {"mean": compressed(self.effnet, pixels_BCHW.float() / 255)}
+        if self.prompts.encoder is not None:
+            moments["embedding"] = self.prompts.embedding(pixels_BCHW)
+        return moments
 
     def latents(self, moments: Moments, random_inputs: Mapping[str, Tensor]) -> Tensor:
-        return moments["mean"]
+        return moments["mean"].contiguous()
 
     def decode(self, latents: Latents) -> np.ndarray:
         height, width = (STRIDE * cells for cells in latents.x0_BCHW.shape[2:])

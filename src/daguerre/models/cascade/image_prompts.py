@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from daguerre.models.family import Moments
 from daguerre.types import IMAGE_PROMPT, Batch, Cond, Prompt
 
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -38,13 +39,11 @@ class ImagePrompts:
         return self.encoder((x_BCHW - mean) / std).image_embeds
 
     @torch.no_grad()
-    def of_batch(self, batch: Batch) -> Cond:
+    def of_batch(self, batch: Batch, moments: Moments) -> Cond:
         """`image` [B, P] of a batch: the embedding of each sample that keeps it."""
-        pixels_BCHW = batch.pixels_BCHW
         if self.encoder is None:
-            return {"image": torch.zeros(len(pixels_BCHW), self.width, device=pixels_BCHW.device)}
-        with torch.autocast(pixels_BCHW.device.type, enabled=False):
-            return {"image": batch.draws["image_kept"][:, None] * self.embedding(pixels_BCHW)}
+            return {"image": torch.zeros(len(batch.keys), self.width)}
+        return {"image": batch.draws["image_kept"][:, None] * moments["embedding"]}
 
     @torch.no_grad()
     def of_prompts(self, prompts: Sequence[Prompt], pixel_shape: tuple[int, ...], unguided: bool) -> Cond:

@@ -38,6 +38,10 @@ _TOLD: dict[str, Callable[[sizes.Shapes], dict[str, Any]]] = {
 def network(components: ComponentLoader, name: str, size: Mapping[str, Any] | None = None) -> Any:
     """The network `name`, in float32 on the CPU. `size` are the numbers of one that starts from random weights, where
     the base's shall not be taken. UserError where the weights of another network are given."""
+    return components.made(name, lambda: _network(components, name, size))
+
+
+def _network(components: ComponentLoader, name: str, size: Mapping[str, Any] | None) -> Any:
     value, kind = getattr(components.settings, name), _KINDS[name]
     if isinstance(value, str) and value.endswith(SINGLE_FILES) and not Path(value).is_dir():
         return _of_file(components, name, value)

@@ -1,0 +1,113 @@
+"""Every family beside a cache: what it learns is what it learns without one, to the bit, or the pair is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from adapter_runs import assert_equal
+from PIL import Image
+from tiny_cascade import stage_b, stage_c, write_decoder, write_prior
+from tiny_models import write_sd, write_sdxl
+
+from daguerre import errors, plugins
+from daguerre.checkpoint.store import Store
+from daguerre.cli import main
+
+IMAGES = 6
+MODELS = {
+    "sd": lambda place: {"family": "sd", "pretrained_model_name_or_path": str(write_sd(place))},
+    "sdxl": lambda place: {"family": "sdxl", "pretrained_model_name_or_path": str(write_sdxl(place))},
+    "cascade_c": lambda place: stage_c(write_prior(place)) | {"image_embedding_dropout": 0.3},
+    "cascade_b": lambda place: stage_b(write_decoder(place)),
+}
+NEVER = {"autoencoder": "quickstart_vae", "clip": "quickstart_text"}
+"""Families that train the networks which others have frozen, and recipes of them."""
+TOKENS = ["adapter.name=tokens", "adapter.placeholder_token=<toy>", "adapter.initializer_token=image"]
+
+
+class Runs:
+    """Runs of one family, on a few images of their own."""
+
+    def __init__(self, folder: Path, family: str) -> None:
+        self.folder = folder
+        (folder / "images").mkdir()
+        noise = np.random.default_rng(0)
+        for number in range(IMAGES):
+            pixels = noise.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "images" / f"{number}.png")
+            (folder / "images" / f"{number}.txt").write_text(f"<toy> image {number}")
+        own = {
+            "data": {"source": "folder", "path": str(folder / "images"), "resolution": 64, "caption_dropout": 0.3},
+            "training": {"duration": "3 steps", "global_batch_size": 2, "per_device_batch_size": 1},
+            "lr_scheduler": {"warmup": "0 steps"},
+            "checkpoint": {"export": False},
+            "validation": {"every": "3 steps", "num_samples": 1, "num_levels": 2},
+            "sampling": {"num_images": 0},
+            "logging": {"every": "1 steps", "tensorboard": False},
+        }
+        model = MODELS[family](folder / "base")
+        (folder / "recipe.yaml").write_text(yaml.safe_dump({"model": model, "objective": {"name": "eps"}, **own}))
+
+    def train(self, name: str, *more: str) -> int:
+        place = [f"output_dir={self.folder}", f"run_name={name}"]
+        return main.run(["train", str(self.folder / "recipe.yaml"), *place, *more])
+
+    def cached(self, name: str, *more: str) -> int:
+        return self.train(name, f"cache.path={self.folder / 'cache'}", "cache.dtype=float32", *more)
+
+    def weights(self, name: str) -> dict:
+        store = Store(self.folder / name / "checkpoints")
+        return store.load(store.root / "step-00000003", ["model"]).tensors["model"]
+
+    def losses(self, name: str) -> list[float]:
+        lines = map(json.loads, (self.folder / name / "metrics" / "metrics.jsonl").read_text().splitlines())
+        return [line[key] for line in lines for key in ("learning/loss", "validation/loss") if key in line]
+
+
+CASES = [
+    pytest.param("cascade_c", [], ["image", "text"], "", id="cascade_c"),
+    pytest.param("cascade_b", [], ["text"], "at another scale each time", id="cascade_b"),
+    pytest.param("sd", TOKENS, ["image"], "text_encoder is trained", id="tokens"),
+    pytest.param("cascade_c", TOKENS, ["image"], "text_encoder is trained", id="cascade_c-tokens"),
+    pytest.param("sdxl", ["adapter.name=lora"], ["image", "text"], "", id="sdxl-lora"),
+    pytest.param("sd", ["training.frozen_precision=bf16"], ["image", "text"], "", id="bf16"),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "halves", "notice"),
+    [CASES[0], *(pytest.param(*case.values, id=case.id, marks=pytest.mark.long) for case in CASES[1:])],
+)
+def test_a_family_learns_the_same_on_a_cache(tmp_path, capsys, family, given, halves, notice):
+    runs = Runs(tmp_path, family)
+    assert runs.train("plain", *given) == errors.DONE
+    capsys.readouterr()
+    for name in ("filling", "cached"):
+        assert runs.cached(name, *given) == errors.DONE
+        said = capsys.readouterr().out
+        assert notice in said
+        found = sorted(path.parent.name for path in (tmp_path / "cache").glob("*/encoder.json"))
+        assert [folder.partition("s-")[0] for folder in found] == halves
+        assert runs.losses(name) == runs.losses("plain")
+        assert len(runs.losses(name)) == 4
+        assert_equal(runs.weights(name), runs.weights("plain"))
+    assert "cached " not in said  # the second run had nothing to encode
+
+
+@pytest.mark.parametrize("family", sorted(NEVER))
+def test_a_family_that_trains_its_encoders_is_refused(tmp_path, capsys, family):
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (64, 64)).save(tmp_path / "images" / "0.png")
+    (tmp_path / "images" / "0.txt").write_text("an image")
+    data = ["data.source=folder", f"data.path={tmp_path / 'images'}", "data.held_out_fraction=0"]
+    place = [f"output_dir={tmp_path}", f"cache.path={tmp_path / 'cache'}"]
+    assert main.run(["cache", NEVER[family], *data, *place]) == errors.REFUSED
+    assert "nothing can be cached: images are not cached: no frozen network" in capsys.readouterr().err
+
+
+def test_every_family_is_tested_beside_a_cache():
+    assert {*MODELS, *NEVER} == {*plugins.names("families")}
