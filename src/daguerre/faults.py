@@ -25,7 +25,14 @@ _FILE = "_daguerre_fault_file"
 def install() -> None:
     """Makes this process report uncaught exceptions; Python then exits with 1."""
     sys.excepthook = tell
-    threading.excepthook = lambda died: tell(died.exc_type, died.exc_value or died.exc_type(), died.exc_traceback)
+    threading.excepthook = _ended
+
+
+def _ended(died: threading.ExceptHookArgs) -> None:
+    """Tells of an error that ended a thread. A thread that keeps it (TensorBoard's writer does) raises it again where
+    the thread is used, and it is told there."""
+    if died.exc_value is None or getattr(died.thread, "exception", None) is not died.exc_value:
+        tell(died.exc_type, died.exc_value or died.exc_type(), died.exc_traceback)
 
 
 def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -122,6 +122,22 @@ def test_comfyuis_formula_gives_the_merged_unet(algorithm, bases, tmp_path):
         assert (merged[name].double() - weights[name]).abs().max() <= 1e-5 * effect, name
 
 
+def test_a_trigger_phrase_that_no_caption_has_is_told(bases):
+    (lora,) = built("sd", bases["sd"], "adapter.trigger_phrase=sks dog, zebra").attached.trainables.values()
+    asked: list[int] = []
+
+    def captions(count: int) -> list[str]:
+        asked.append(count)
+        return ["a photo of SKS dog", "a cat"]
+
+    (line,) = lora.unseen(captions)
+    assert line.startswith("the trigger_phrase 'zebra' is in none of the first 2 captions")
+    assert asked == [200]
+    (plain,) = built("sd", bases["sd"]).attached.trainables.values()
+    assert plain.unseen(captions) == []
+    assert asked == [200], "nothing is read where nothing is looked for"
+
+
 def test_the_header_says_what_it_is(bases, tmp_path):
     file = exported(built("sd", bases["sd"], "adapter.trigger_phrase=sks dog"), tmp_path / "out")
     with safe_open(file, "pt") as opened:

@@ -330,6 +330,18 @@ def test_captions_of_fixed_samples_are_those_of_their_batches(damaged):
     assert texts(batches) == loader.fixed_captions(dataset, 12)
 
 
+def test_tags_are_counted_by_source_as_sd_scripts_counts_them(damaged, tmp_path, monkeypatch):
+    whole = folder.Settings(path=str(damaged), resolution=16, held_out_fraction=0, cache_dir=str(tmp_path / "cache"))
+    (damaged / "a.txt").write_text("Red hat, dog , ,red HAT")
+    shutil.copy(next(damaged.glob("*.png")), damaged / "a.png")
+    dataset = open_dataset(whole, "train")
+    found = loader.tags(dataset)
+    assert found == {"images": {"red hat": 2, "dog": 1, **{f"image {i}": 1 for i in range(12)}}}
+    assert next(iter(found["images"])) == "red hat", "the most frequent first"
+    monkeypatch.setattr(loader, "_COUNTED", dataset.size - 1)
+    assert loader.tags(dataset) == {}, "a large data set is not read for it"
+
+
 def test_an_unexpected_error_names_its_sample():
     with pytest.raises(ZeroDivisionError) as caught:
         take(flaky(Flaky(faults=1, error=ZeroDivisionError("a bug"))), 0, 1)

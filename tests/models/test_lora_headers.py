@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from base64 import b64decode
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 from diffusers import UNet2DConditionModel
+from PIL import Image
 from safetensors import safe_open
 from test_lora_files import KOHYA, networks, opened
 from tiny_models import SDXL_UNET, TINY_UNET, tiny_sd_folder
@@ -32,6 +35,7 @@ ABOUT = About(
     size_px=(512, 768),
     trigger_phrase="a photo of sks dog",
     prediction="eps",
+    tags={"dogs": {"a dog": 7, "grass": 2}},
 )
 REQUIRED = ("sai_model_spec", "architecture", "implementation", "title", "resolution")
 
@@ -65,6 +69,8 @@ def test_kohyas_file(tmp_path):
         "modelspec.trigger_phrase": "a photo of sks dog",
     }  # fmt: skip
     assert {name: found.get(name) for name in expected} == expected
+    assert json.loads(found["ss_tag_frequency"]) == ABOUT.tags
+    assert not {"modelspec.thumbnail", "ss_sd_model_hash", "ss_new_sd_model_hash"} & found.keys(), "nothing is known"
     assert json.loads(found["daguerre.base"])["unet"] == {"place": "sd15", "digest": "ab"}, "no folder of this machine"
     assert json.loads(found["daguerre.base"])["vae"]["place"] == "owner/name"
 
@@ -92,6 +98,28 @@ def test_the_architecture(numbers, prediction, said, version):
     made = unet(**numbers)
     assert header.modelspec(made, About(prediction=prediction))["modelspec.architecture"] == f"{said}/lora"
     assert header.kohya(made, [addition()], 1.0, UNKNOWN)["ss_base_model_version"] == version
+
+
+def test_a_base_of_one_file_has_the_hashes_of_sd_scripts(tmp_path):
+    content = bytes(range(256)) * 0x1200
+    (tmp_path / "base.safetensors").write_bytes(content)
+    about = About(base={"unet": {"place": str(tmp_path / "base.safetensors"), "digest": "ab"}})
+    for _ in range(2):  # the second time from what is remembered
+        found = header.kohya(unet(), [addition()], 1.0, about)
+        assert found["ss_sd_model_name"] == "base.safetensors"
+        assert found["ss_sd_model_hash"] == hashlib.sha256(content[0x100000:0x110000]).hexdigest()[:8]
+        assert found["ss_new_sd_model_hash"] == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize(("size", "expected"), [((800, 400), (256, 128)), ((20, 30), (20, 30))])
+def test_the_thumbnail_is_a_small_jpeg_of_the_first_image(size, expected, tmp_path):
+    Image.new("RGBA", size, (200, 40, 40, 255)).save(tmp_path / "000.png")
+    found = header.modelspec(unet(), About(image=tmp_path / "000.png"))["modelspec.thumbnail"]
+    kind, _, data = found.partition(",")
+    assert kind == "data:image/jpeg;base64"
+    with Image.open(io.BytesIO(b64decode(data))) as opened:
+        assert (opened.format, opened.size) == ("JPEG", expected)
+        assert np.abs(np.asarray(opened).astype(int).mean((0, 1)) - (200, 40, 40)).max() < 4
 
 
 def test_the_hashes_are_those_of_sd_scripts():

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tiny_runs
 import torch
-from adapter_runs import MESHES, Place, assert_equal
+from adapter_runs import IMAGES, MESHES, Place, assert_equal
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -22,6 +22,8 @@ from daguerre import errors
 from daguerre.build import base_digests
 from daguerre.checkpoint.store import Store
 from daguerre.cli import main
+from daguerre.models.export.about import About
+from daguerre.models.lora_files import header
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE as FILE
 
 RECIPE = """
@@ -76,6 +78,10 @@ def test_it_learns_draws_validates_and_exports(place):
     drawn = sorted((place.folder / "whole/samples").glob("*/*.png"))
     assert len(drawn) == 2
     assert drawn[0].read_bytes() != drawn[1].read_bytes()
+    with safe_open(place.folder / "whole/adapter/kohya.safetensors", "pt") as file:
+        told = file.metadata()
+    assert sum(json.loads(told["ss_tag_frequency"])["images"].values()) == IMAGES - 1, "one is held out"
+    assert told["modelspec.thumbnail"] == header.modelspec({}, About(image=drawn[1]))["modelspec.thumbnail"]
     averaged, names = place.tensors("whole", "ema"), set()
     for key, tensor in place.exported("whole").items():
         name = key.replace(".text_model.", ".").replace(".weight", ".default.weight")

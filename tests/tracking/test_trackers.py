@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 import threading
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import tiny_runs
 import wandb_file
 from PIL import Image
 
-from daguerre import errors, plugins
+from daguerre import errors, faults, plugins
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.errors import UserError
 from daguerre.run.trackers import image_name, image_text, send_evaluations
@@ -325,6 +327,33 @@ def test_an_error_of_any_kind_ends_the_tracker_alone(error, at_start):
 
 
 # Runs
+
+
+def test_tensorboards_own_thread_that_loses_its_folder_is_no_fault_of_ours(tmp_path, monkeypatch, capsys):
+    import torch.utils.tensorboard as library
+
+    lines: list[str] = []
+    monkeypatch.setattr(library, "SummaryWriter", partial(library.SummaryWriter, flush_secs=0))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    monkeypatch.chdir(tmp_path)
+    faults.install()
+    run = tracked(tmp_path / "run")
+    tracker = Background("tensorboard", lambda: started("tensorboard", run), lines.append)
+    tiny_runs.wait_for(tmp_path / "run" / "tensorboard")
+    written(tracker, range(1, 3))
+    run.folder.rename(tmp_path / "elsewhere")
+    for step in range(3, 600):  # not in `show`, which would meet the error itself
+        tracker.write(step, step, {"learning/loss": 0.5})
+        sleep(0 if lines else 0.01)
+    tracker.close()
+    for thread in threading.enumerate():
+        if "tensorboard" in type(thread).__module__:
+            thread.join(60)
+    assert len(lines) == 1
+    assert lines[0].startswith("tracker tensorboard FAILED: FileNotFoundError")
+    assert capsys.readouterr().err == ""
+    assert not [*tmp_path.glob("daguerre-fault-*")]
 
 
 def test_a_run_goes_on_without_a_tracker_that_fails(tmp_path, fake, monkeypatch, capsys):

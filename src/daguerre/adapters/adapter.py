@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from daguerre.samplers.settings import SamplingSettings
 
 
+CAPTIONS = 200
+"""Captions in which `unseen` looks for words."""
+
+
 class Trainable(ABC):
     """The trained part of a model. Subclasses are final: no adapter inherits from another."""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +39,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from daguerre import keys
-from daguerre.adapters.adapter import Trainable
+from daguerre.adapters.adapter import CAPTIONS, Trainable
 from daguerre.adapters.lora_parts import from_file, inits
 from daguerre.adapters.lora_parts.layers import FROM_BASE, IN_PEFT_LORA, LAYERS, Numbers, chosen, numbers
 from daguerre.adapters.settings import AdapterSettings, Part
@@ -234,6 +234,17 @@ class LoRA(Trainable):
             card = _CARD if self.for_diffusers else _PEFT_CARD.replace("COMPONENT", next(iter(both)))
             (fresh / "README.md").write_text(card, encoding="utf-8")
         return []
+
+    def unseen(self, captions: Callable[[int], Sequence[str]]) -> list[str]:
+        phrases = [phrase.strip() for phrase in (self.trigger_phrase or "").split(",") if phrase.strip()]
+        found = captions(CAPTIONS) if phrases else []
+        every = "\n".join(found).lower()
+        return [
+            f"the trigger_phrase {phrase!r} is in none of the first {len(found)} captions, so it calls up nothing "
+            "of what is learnt: write it into them, or set data.captions.prefix or data.captions.text"
+            for phrase in phrases
+            if phrase.lower() not in every
+        ]
 
     def start_from(self, path: Path) -> list[str]:
         """Takes up a file in any layout that `models/lora_files/read.py` reads."""

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from daguerre import keys
-from daguerre.adapters.adapter import Trainable
+from daguerre.adapters.adapter import CAPTIONS, Trainable
 from daguerre.adapters.settings import AdapterSettings, Part
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
     from daguerre.models.family import Family
     from daguerre.objectives.objective import Objective
     from daguerre.samplers.settings import SamplingSettings
-
-
-_CAPTIONS = 200
-"""Captions in which tokens are looked for."""
 
 
 class TokenSettings(Section):
@@ -142,7 +138,7 @@ class Tokens(Trainable):
 
     def unseen(self, captions: Callable[[int], Sequence[str]]) -> list[str]:
         names = next(iter(self.parts.values())).counts
-        found = captions(_CAPTIONS)
+        found = captions(CAPTIONS)
         every = "\n".join(found).lower()
         return [
             f"the new token {name} is in none of the first {len(found)} captions, without which it learns nothing: "

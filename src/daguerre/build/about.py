@@ -1,12 +1,22 @@
 """The facts of a run for the headers of its files (models/export/about.py), from its config and its state."""
 
+from collections.abc import Mapping
+from pathlib import Path
+
 from daguerre.build.base_digests import Base
 from daguerre.config.config import Config
 from daguerre.data.sources import folder
-from daguerre.models.export.about import About
+from daguerre.models.export.about import UNKNOWN, About
 
 
-def of(config: Config, base: Base, step: int, epoch: float | None = None) -> About:
+def of(
+    config: Config,
+    base: Base,
+    step: int,
+    epoch: float | None = None,
+    image: Path | None = None,
+    tags: Mapping[str, Mapping[str, int]] = UNKNOWN.tags,
+) -> About:
     """Facts of a run at a step. Phrases are the captions of all images of a source; class images have none to teach."""
     taught = [
         own
@@ -22,4 +32,6 @@ def of(config: Config, base: Base, step: int, epoch: float | None = None) -> Abo
         size_px=(config.data.resolution, config.data.resolution),
         trigger_phrase=", ".join(dict.fromkeys(phrases)),
         prediction=config.objective.name,
+        image=image,
+        tags=tags,
     )

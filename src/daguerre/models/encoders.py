@@ -115,9 +115,17 @@ def identity(family: Family, component: str, anew: bool = False) -> str:
 
 def file_digest(path: Path, anew: bool = False) -> str:
     """xxh3_128 of a file, remembered as long as its size and time of change stay the same."""
+    return remembered(_stamp(path), lambda: digests.xxh3_128(path), anew)
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, remembered likewise."""
+    return remembered({**_stamp(path), "of": "sha256"}, lambda: digests.sha256([path]))
+
+
+def _stamp(path: Path) -> dict[str, Any]:
     stat = path.stat()
-    known = {"path": str(path.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
-    return remembered(known, lambda: digests.xxh3_128(path), anew)
+    return {"path": str(path.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
 
 
 def remembered(known: Mapping[str, Any], compute: Callable[[], str], anew: bool = False) -> str:

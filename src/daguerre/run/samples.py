@@ -1,5 +1,6 @@
 """The sample images of a run at each save, and their files in the run folder."""
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -98,6 +99,15 @@ def unknown_words(config: Config) -> list[str]:
     """Notices of words in the prompts of the recipe that no caption teaches."""
     prompts = [one.prompt.text for one in requests(config, lambda count: [""] * count)]
     return known_words.notices(config, [*prompts, *([config.sampling.negative_prompt] if prompts else [])])
+
+
+def first(folder: Path) -> Path | None:
+    """The first image in a folder that `write` has filled; None if there is none."""
+    try:
+        path = folder / json.loads((folder / LISTING).read_bytes())[0]["file"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return path if path.is_file() else None
 
 
 def write(

@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 from daguerre import faults, ranks
 from daguerre.build import base_digests, quantized_base
@@ -73,6 +73,14 @@ class Run:
     """Counted in the first pass."""
     shown: set[str] = field(default_factory=set)
     """Messages that were shown."""
+
+    @cached_property
+    def tags(self) -> Mapping[str, Mapping[str, int]]:
+        """Tags of the captions, for headers of files; {} where they cannot be counted."""
+        try:
+            return loader.tags(self.dataset)
+        except OSError:
+            return {}
 
     def status(self, state: State, reason: str = "") -> None:
         """Writes status.json, on rank 0. RunFolderError if the folder is gone."""

@@ -1,6 +1,6 @@
 """A training run, in the order in which things happen: the loop computes; saves, samples and reports are here.
 
-Order of a save: the numbers of the step, the checkpoint, then export, sample images and report. A run that is killed in
+Order of a save: the numbers of the step, the checkpoint, then sample images, export and report. A run that is killed in
 between makes on restart what is missing.
 """
 
@@ -9,6 +9,7 @@ import resource
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from signal import Signals
 from typing import Any
 
@@ -197,7 +198,7 @@ def publish_if_missing(run: Run) -> None:
 
 
 def publish(run: Run, again: bool = False) -> None:
-    """Makes the export, sample images, counts of skipped samples and the report of the state that was just saved;
+    """Makes the sample images, the export, counts of skipped samples and the report of the state that was just saved;
     `again`: some of them may have been made before.
 
     An error of the disk does not end the run: all are made again at the next save.
@@ -205,15 +206,15 @@ def publish(run: Run, again: bool = False) -> None:
     draws = run.config.sampling.num_images and generates(run)
     needed = encoders.present(run.parts.family) if run.config.checkpoint.export or draws else nullcontext()
     with evaluating(run.state), needed:
+        if draws:
+            with busy(run, "generating images"), run.tolerant("generating images"):
+                write_samples(run, again)
         if run.config.checkpoint.export:
             with busy(run, "exporting", advice.of_exporting):
                 attached = whole(run)
                 if run.processes.leads:
                     with run.tolerant("exporting"):
                         export(run, attached)
-        if draws:
-            with busy(run, "generating images"), run.tolerant("generating images"):
-                write_samples(run, again)
     with run.tolerant("reporting"):
         if run.processes.leads:
             write_json_atomically(run.folder.data, {"step": run.state.step, **run.loading.report()})
@@ -225,7 +226,9 @@ def publish(run: Run, again: bool = False) -> None:
 def export(run: Run, attached: Attached) -> None:
     """Writes `pipeline/`, and of adapters that add to the model `adapter/`."""
     epoch = run.state.samples / run.dataset.count if run.dataset.count else None
-    told = about.of(run.config, run.base, run.state.step, epoch)
+    image = samples.first(samples_of_step(run)) if run.config.sampling.num_images else None
+    tags = run.tags if any(not own.whole for own in attached.trainables.values()) else {}
+    told = about.of(run.config, run.base, run.state.step, epoch, image, tags)
     for folder, whole in ((run.folder.pipeline, True), (run.folder.adapter, False)):
         run.say(attached.export(folder, run.parts.objective, run.config.sampling, told, whole))
 
@@ -263,9 +266,14 @@ def write_samples(run: Run, again: bool = False) -> None:
             sink.show(run.state.step, trackers.image_name(one.number), image.pixels_HWC, text)
 
     each = sample_requests(run)
-    folder = run.folder.samples / f"step-{run.state.step:08d}" if run.processes.leads else None
+    folder = samples_of_step(run) if run.processes.leads else None
     shown = again and folder is not None and (folder / samples.LISTING).is_file()
     samples.write(run.parts, run.config, each, folder, {"step": run.state.step}, (lambda _: None) if shown else show)
+
+
+def samples_of_step(run: Run) -> Path:
+    """The folder of the sample images of the present state."""
+    return run.folder.samples / f"step-{run.state.step:08d}"
 
 
 def sample_requests(run: Run) -> list[generate.ImageRequest]:

@@ -22,6 +22,7 @@ from daguerre.generation.load import load, newest, weights_of
 from daguerre.models.single_file import save
 from daguerre.models.weights import files
 from daguerre.remote import local_copy
+from daguerre.run import samples
 from daguerre.settings import Settings
 
 SUMMARY = "a run or a pipeline as one file for ComfyUI and A1111, as a diffusers folder, its UNet or its LoRA alone"
@@ -164,7 +165,9 @@ def exported(request: Request) -> Iterator[Path]:
     with TemporaryDirectory(prefix=f".{request.out.name}.", dir=request.out.parent) as temporary:
         made = Path(temporary) / "pipeline"
         if options.format == "adapters":
-            told = about.of(config, checkpoint.documents["base"], checkpoint.documents["state"]["step"])
+            step = checkpoint.documents["state"]["step"]
+            image = None if options.weights == "raw" else samples.first(folder.samples / f"step-{step:08d}")
+            told = about.of(config, checkpoint.documents["base"], step, image=image)
             notices = parts.attached.export(made, parts.objective, config.sampling, told)
         else:
             with parts.attached.merged():

@@ -4,7 +4,7 @@ The batches are the same for any number of ranks and workers and wherever a run 
 leaves its slot empty (valid 0) and is counted; a fault that may pass is retried, then stops the run.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,7 +24,7 @@ from daguerre.data.loading.prefetch import prefetching
 from daguerre.data.loading.workers import made_by, workers
 from daguerre.data.plan.batches import BatchPlan
 from daguerre.data.plan.buckets import Bucket
-from daguerre.data.settings import LoaderSettings
+from daguerre.data.settings import NAMELESS, LoaderSettings
 from daguerre.data.skipped import Failure, SkipEvent, Skips
 from daguerre.errors import UserError
 from daguerre.types import Batch
@@ -33,6 +33,8 @@ Draw = Callable[[Batch], Mapping[str, Tensor]]
 Cut = Callable[[Sequence[str]], Mapping[int, str]]
 EMPTY_LIMIT = 10_000
 """Slots in a row without a sample that can be decoded, after which a run stops."""
+_COUNTED = 2_000
+"""Most samples whose captions are read to count their tags."""
 
 
 class _Location(NamedTuple):
@@ -233,13 +235,29 @@ def fixed_batches(
 
 def fixed_captions(dataset: Dataset, num_samples: int) -> list[str]:
     """The captions of the same samples; no image is decoded."""
-    members, found = without_chance(dataset), []
+    return [caption for _, caption in _captions(dataset, num_samples)][:num_samples]
+
+
+def tags(dataset: Dataset) -> dict[str, dict[str, int]]:
+    """By source: the tags (what stands between commas) of the captions, each with its frequency, as sd-scripts counts
+    them. {} where not all captions can be read in a moment: of an endless, a remote or a large data set."""
+    if dataset.size is None or dataset.size > _COUNTED or any(member.remote for member in dataset.members):
+        return {}
+    names = [name or NAMELESS for name in dataset.settings.named()]
+    found: dict[str, Counter[str]] = {name: Counter() for name in names}
+    for member, caption in _captions(dataset, None):
+        found[names[member]].update(tag for part in caption.split(",") if (tag := part.strip().lower()))
+    return {name: dict(own.most_common()) for name, own in found.items()}
+
+
+def _captions(dataset: Dataset, num_samples: int | None) -> Iterator[tuple[int, str]]:
+    """The source's number and the caption of each of the first samples; None: of all."""
+    members = without_chance(dataset)
     for _, reads in dataset.first(num_samples):
         for member, number, key in zip(reads.members.tolist(), reads.numbers.tolist(), reads.keys, strict=True):
             settings, source, _ = members[member]
             with suppress(Undecodable):
-                found.append(captions.choose(retrying(source.record, number), settings, 0, key))
-    return found[:num_samples]
+                yield member, captions.choose(retrying(source.record, number), settings, 0, key)
 
 
 def without_chance(dataset: Dataset) -> tuple[Member, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,11 @@ class About:
     """The words that prompts need: captions that the settings give all images."""
     prediction: str = ""
     """What the network predicts: the objective's name."""
+    tags: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By source of the data: the tags of its captions, each with the number of captions that have it. Empty where they
+    were not counted."""
+    image: Path | None = None
+    """A sample image of these weights."""
 
 
 UNKNOWN = About()

@@ -5,16 +5,20 @@ https://github.com/Stability-AI/ModelSpec.
 """
 
 import hashlib
+import io
 import json
+from base64 import b64encode
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from torch import Tensor, nn
 
 from daguerre.checkpoint.safetensors import encode
+from daguerre.models import encoders
 from daguerre.models.export.about import About
 from daguerre.models.lora_files.addition import DOWN, Addition
 
@@ -22,6 +26,8 @@ BASE = "daguerre.base"
 """Key of a header: JSON of {component: {place, digest}} of the weights that were not trained."""
 _LEGACY = (0x100000, 0x110000)
 """Bytes of a file that its old, short hash is of."""
+_THUMBNAIL_PX = 256
+"""The longer side of a thumbnail, as the spec recommends."""
 
 
 def is_sdxl(networks: Mapping[str, nn.Module]) -> bool:
@@ -66,8 +72,21 @@ def of_model(networks: Mapping[str, nn.Module], about: About, kind: str) -> dict
         "modelspec.architecture": f"{architecture}/{kind}",
         "modelspec.resolution": f"{width}x{height}",
         "modelspec.prediction_type": {"eps": "epsilon", "v": "v"}.get(about.prediction, ""),
+        "modelspec.thumbnail": _thumbnail(about.image),
     }
     return {name: value for name, value in found.items() if value}
+
+
+def _thumbnail(image: Path | None) -> str:
+    """A small JPEG of the image as a data URL; empty without one."""
+    if image is None:
+        return ""
+    with Image.open(image) as opened:
+        small = opened.convert("RGB")
+    small.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX))
+    file = io.BytesIO()
+    small.save(file, "JPEG", quality=80)
+    return f"data:image/jpeg;base64,{b64encode(file.getvalue()).decode()}"
 
 
 def public(base: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
@@ -134,8 +153,21 @@ def kohya(networks: Mapping[str, nn.Module], main: list[Addition], alpha: float,
         "ss_resolution": str((about.size_px[1], about.size_px[0])) if about.size_px else "",
         "ss_steps": "" if about.step is None else str(about.step),
         "ss_epoch": "" if about.epoch is None else str(int(about.epoch)),
+        "ss_tag_frequency": json.dumps(about.tags) if about.tags else "",
+        **_of_base(next(iter(about.base.values()), {}).get("place", "")),
     }
     return {name: value for name, value in found.items() if value}
+
+
+def _of_base(place: str) -> dict[str, str]:
+    """Hashes of a base that is one file, as sd-scripts and A1111 know it: the old, short one and its SHA-256."""
+    path = Path(place).expanduser()
+    if not path.is_file():
+        return {}
+    with path.open("rb") as file:
+        file.seek(_LEGACY[0])
+        short = hashlib.sha256(file.read(_LEGACY[1] - _LEGACY[0])).hexdigest()[:8]
+    return {"ss_sd_model_hash": short, "ss_new_sd_model_hash": encoders.file_sha256(path)}
 
 
 def _arguments(main: list[Addition], alpha: float) -> dict[str, str]:
