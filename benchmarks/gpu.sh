@@ -128,3 +128,10 @@ bench sd15-256-compiled 45 $SD15 $(base sd15) data.resolution=256 $(batch 64) so
     training.attention=fused 'variants={fused: [], compiled: [training.compile=blocks]}'
 peers sd15-512-best 55 $SD15 $(base sd15) data.resolution=512 $(batch 32) soak_seconds=0 rounds=5 turn_seconds=2 \
     peers=diffusers-best
+# In the time that is left.
+peers sd15-lora-512 25 ${SD15}_lora $(base sd15) data.resolution=512 $(batch 8) soak_seconds=0 rounds=4 turn_seconds=1 \
+    peers=diffusers-default
+peers sd15-controlnet-512 25 ${SD15}_controlnet $(base sd15) data.resolution=512 $(batch 8) soak_seconds=0 rounds=4 \
+    turn_seconds=1 peers=diffusers-default
+bench sdxl-lora-1024 25 ${SDXL}_lora $(base sdxl) data.resolution=1024 $(batch 1) soak_seconds=2 rounds=4 turn_seconds=1 \
+    'variants={bf16: [], int8: [training.base_precision=int8]}'

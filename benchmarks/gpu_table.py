@@ -14,7 +14,7 @@ from typing import Any
 SMOKE = "smoke"
 PARTS = (
     "sd15-512", "sd21-512", "sd15-256", "sdxl-1024", "sdxl-1024-checkpointed", "vae-512", "sd15-512-default",
-    "sd15-256-compiled", "sd15-512-best",
+    "sd15-256-compiled", "sd15-512-best", "sd15-lora-512", "sd15-controlnet-512", "sdxl-lora-1024",
 )  # fmt: skip
 GOALS = {"sd21-512": 175, "sd15-512": 165, "sd15-256": 800, "sdxl-1024": 21, "vae-512": 550}
 """Images a second on one H200, bf16, averages and clipping on, latents given."""

@@ -1,4 +1,4 @@
-"""The training step beside diffusers': what its text-to-image example does, and the best its user can make of it.
+"""The training step beside diffusers': what its example scripts do, and the best their user can make of it.
 
     python benchmarks/peers.py [RECIPE] [peers=NAME,NAME] [options of `daguerre bench`] [key=value]
 
@@ -8,6 +8,11 @@ float32 weights, autocast to bf16 on a GPU, AdamW as torch builds it, clip_grad_
 loss read every step, DDPMScheduler. `diffusers-best`: channels_last, torch.compile, fused AdamW,
 EMAModel(foreach=True), the attention kernel that is fastest on this network. Both get the noise for nothing; the
 example draws it. Public interfaces only.
+
+Recipes with a LoRA of the UNet are put beside train_text_to_image_lora.py's step (frozen UNet in 16 bits where it
+computes so, float32 LoRA by `add_adapter`), those with a ControlNet beside train_controlnet.py's (`ControlNetModel`
+beside a frozen UNet), SD and SDXL alike; averages only where the recipe keeps them, as these scripts have none. Where
+the recipe computes activations again, so do they, in the network that is trained (`--gradient_checkpointing`).
 
 No number without parity: before it is timed, each contestant trains 20 updates, and its losses and averaged weights
 must agree with the first one's. One that does not gets a row that says so and no ratio.
@@ -29,9 +34,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from diffusers import DDPMScheduler, UNet2DConditionModel
+from diffusers import ControlNetModel, DDPMScheduler, UNet2DConditionModel
 from diffusers.optimization import get_scheduler
-from diffusers.training_utils import EMAModel
+from diffusers.training_utils import EMAModel, cast_training_params
+from peft import LoraConfig
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -45,6 +51,7 @@ from daguerre.cli import bench
 from daguerre.config import overrides
 from daguerre.config.config import Config
 from daguerre.errors import UserError
+from daguerre.models import controlnet
 from daguerre.training import device as devices
 from daguerre.training import oom
 
@@ -70,6 +77,11 @@ class Given:
     unet: Mapping[str, Any]
     """Its numbers."""
     weights: Mapping[str, Tensor]
+    """Of the UNet."""
+    trained: Mapping[str, Tensor]
+    """What is trained, by the names of its own network."""
+    embedding: tuple[int, ...]
+    """Channels of a ControlNet's embedding of the picture."""
     ring: list[Encoded]
     accumulation: int
     compute: torch.dtype
@@ -77,8 +89,29 @@ class Given:
     flops_per_sample: float
 
 
+def adapter_of(config: Config) -> Any:
+    """The settings of the one adapter. UserError for what no example trains."""
+    every: list[Any] = list(config.adapters.values())
+    own = every[0]
+    usual = {
+        "full": lambda: own.reaches(config.model.trainable()) == config.model.trainable()[:1],
+        "lora": lambda: (own.kind, own.ranks, own.lora_fa) == ("lora", {}, False) and own.targets == "attention"
+        and not (own.rank_pattern or own.alpha_pattern or own.dropout_pattern or own.dropout),
+        "controlnet": lambda: (own.size, own.conditioning_scale, own.conditioning_dropout) == ("large", 1, 0),
+    }  # fmt: skip
+    if len(every) > 1 or own.name not in usual or not usual[own.name]():
+        raise UserError(
+            "adapters: diffusers' examples train the whole UNet, a LoRA of its attention layers, or a ControlNet, each "
+            "alone and without dropout"
+        )
+    return own
+
+
 def refuse(config: Config) -> None:
-    """UserError for what the example does not train."""
+    """UserError for what the examples do not train."""
+    adapter_of(config)
+    if config.training.base_precision != "no":
+        raise UserError("training.base_precision: these examples do not train beside a base of few bits; leave it out")
     settings: Any = config.objective
     if settings.name not in ("eps", "v") or settings.schedule.name != "scaled_linear":
         raise UserError("objective: diffusers' example trains eps and v on the scaled-linear schedule")
@@ -96,9 +129,12 @@ def given(config: Config, folder: Path) -> Given:
         family: Any = plugins.find("families", config.model.family).load(config.model, config.seed)
     unet = family.components["unet"]
     weights = {name: p.detach().cpu() for name, p in unet.state_dict().items()}
+    begun = {name: p.detach().cpu() for name, p in parts.net.named_parameters() if p.requires_grad}
+    channels = [each.network.config.conditioning_embedding_out_channels for each in controlnet.beside(parts.net)]
     return Given(
-        config, bool(notice), dict(unet.config), weights, ring, sizes.accumulation, parts.numerics.compute,
-        parts.device, variants.step_flops(config, parts),
+        config, bool(notice), dict(unet.config), weights, {name.partition(".")[2]: p for name, p in begun.items()},
+        tuple(*channels), ring, sizes.accumulation, parts.numerics.compute, parts.device,
+        variants.step_flops(config, parts),
     )  # fmt: skip
 
 
@@ -112,19 +148,22 @@ class Diffusers:
         with given.device:
             self.unet: Any = UNet2DConditionModel.from_config(dict(given.unet))
         self.unet.load_state_dict(given.weights)
-        self.unet.to(given.device).train()
+        self.controlnet: Any = None
+        self.trained = self._adapted()
         self._net = self.unet
         o: Any = config.optimizer
         # On a CPU inductor (torch 2.13) gives wrong gradients of images with channels last, so they stay first there.
         self._last = best and given.device.type != "cpu"
         if self._last:
-            self.unet.to(memory_format=torch.channels_last)
+            for network in filter(None, (self.unet, self.controlnet)):
+                network.to(memory_format=torch.channels_last)
         self._optimizer = torch.optim.AdamW(
-            self.unet.parameters(), lr=o.learning_rate, betas=(o.beta1, o.beta2), weight_decay=o.weight_decay,
+            self.trained, lr=o.learning_rate, betas=(o.beta1, o.beta2), weight_decay=o.weight_decay,
             eps=o.epsilon, fused=best or None,
         )  # fmt: skip
         self._rates = get_scheduler("constant", optimizer=self._optimizer)
-        self.ema = EMAModel(self.unet.parameters(), decay=config.ema.decay, foreach=best)
+        averages = config.ema.enabled
+        self.ema = EMAModel(self.trained, decay=config.ema.decay, foreach=best) if averages else None
         objective: Any = config.objective
         self._scheduler = DDPMScheduler(
             num_train_timesteps=objective.schedule.num_steps, beta_schedule="scaled_linear",
@@ -134,9 +173,51 @@ class Diffusers:
         )  # fmt: skip
         self._kernel = fastest_kernel(self, given.ring[0]) if best else None
         options = {"layout_optimization": False} if given.device.type == "cpu" else None
-        self._net = torch.compile(self.unet, options=options) if best else self.unet
+        if best:
+            self._net = torch.compile(self.unet, options=options)
+            self.controlnet = self.controlnet and torch.compile(self.controlnet, options=options)
         self._batches = (given.ring[i % len(given.ring)] for i in count())
         self._loss = torch.zeros(())
+
+    def _adapted(self) -> list[torch.nn.Parameter]:
+        """Puts the networks on the device as the example of this adapter does. What is trained, in our order."""
+        own, device = adapter_of(self._given.config), self._given.device
+        network: Any = self.unet
+        if own.name != "full":
+            self.unet.requires_grad_(False)
+            for p in self.unet.parameters():  # `unet.to(dtype=...)` says the same, with a warning
+                p.data = p.data.to(self.compute)
+        if own.name == "lora":
+            alpha = own.rank if own.alpha is None else own.alpha
+            targets = ["to_k", "to_q", "to_v", "to_out.0"]
+            self.unet.add_adapter(
+                LoraConfig(r=own.rank, lora_alpha=alpha, init_lora_weights="gaussian", target_modules=targets)
+            )
+            cast_training_params(self.unet, dtype=torch.float32)
+        if own.name == "controlnet":
+            channels = self._given.embedding
+            network = ControlNetModel.from_unet(self.unet, conditioning_embedding_out_channels=channels).float()
+            self.controlnet = network.requires_grad_(True)
+        trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        with torch.no_grad():
+            for name, value in self._given.trained.items():
+                trained[name].copy_(value)
+        assert trained.keys() == self._given.trained.keys()
+        for each in filter(None, (self.unet, self.controlnet)):
+            each.to(device).train()
+        if self._given.config.training.gradient_checkpointing:
+            network.enable_gradient_checkpointing()
+        return [dict(network.named_parameters())[name] for name in self._given.trained]
+
+    def _predicted(self, noisy: Tensor, timesteps: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
+        """What the UNet says, with the ControlNet's residuals where there is one."""
+        sized = {"text_embeds": cond["pooled"], "time_ids": cond["sizes"]} if "sizes" in cond else None
+        told: dict[str, Any] = {"added_cond_kwargs": sized, "return_dict": False}
+        if self.controlnet is None:
+            return self._net(noisy, timesteps, cond["text"], **told)[0]
+        down, mid = self.controlnet(noisy, timesteps, cond["text"], cond["controlnet"], **told)
+        more = {"down_block_additional_residuals": down, "mid_block_additional_residual": mid}
+        return self._net(noisy, timesteps, cond["text"], **told, **more)[0]
 
     def forward(self, each: Encoded) -> Tensor:
         """The loss of a micro-batch."""
@@ -145,12 +226,11 @@ class Diffusers:
         noisy = self._scheduler.add_noise(each.x0_BCHW, draws["noise"], timesteps)
         velocity = self._scheduler.config.prediction_type == "v_prediction"
         target = self._scheduler.get_velocity(each.x0_BCHW, draws["noise"], timesteps) if velocity else draws["noise"]
-        sized = {"text_embeds": cond["pooled"], "time_ids": cond["sizes"]} if "sizes" in cond else None
         if self._last:
             noisy = noisy.to(memory_format=torch.channels_last)
         in_16_bits = self.compute != torch.float32
         with torch.autocast(self._given.device.type, dtype=self.compute if in_16_bits else None, enabled=in_16_bits):
-            found = self._net(noisy, timesteps, cond["text"], added_cond_kwargs=sized, return_dict=False)[0]
+            found = self._predicted(noisy, timesteps, cond)
         return F.mse_loss(found.float(), target.float(), reduction="mean")
 
     def begin(self) -> None:
@@ -168,11 +248,12 @@ class Diffusers:
                 total += loss.detach() if self._best else loss.item()
         limit = self._given.config.training.max_grad_norm
         if limit is not None:
-            torch.nn.utils.clip_grad_norm_(self.unet.parameters(), limit)
+            torch.nn.utils.clip_grad_norm_(self.trained, limit)
         self._optimizer.step()
         self._rates.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self.ema.step(self.unet.parameters())
+        if self.ema is not None:
+            self.ema.step(self.trained)
         self._loss = total
 
     def loss(self) -> float:
@@ -180,8 +261,8 @@ class Diffusers:
         return float(self._loss)
 
     def averages(self) -> list[Tensor]:
-        """In the order of the UNet's parameters."""
-        return list(self.ema.shadow_params)
+        """In the order of ours; what is trained itself where the recipe keeps none."""
+        return list(self.trained if self.ema is None else self.ema.shadow_params)
 
     def waited(self) -> float:
         """There is nothing to wait for."""
@@ -197,8 +278,8 @@ class Daguerre(variants.Update):
     """Our update, in the shape of the others."""
 
     def averages(self) -> list[Tensor]:
-        """In the order of the UNet's parameters."""
-        return list(self.state.ema.averages.values())
+        """In the order of what is trained; that itself where the recipe keeps none."""
+        return list((self.state.ema.averages or self.state.trained).values())
 
 
 Trained = Diffusers | Daguerre
@@ -226,7 +307,7 @@ class Gate:
     """What the first contestant's 20 updates gave, and how far each other's differ from it."""
 
     start: Mapping[str, Tensor] = field(default_factory=dict)
-    """The UNet's weights before."""
+    """What is trained, before."""
     found: dict[str, dict[str, float | None]] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     averages: list[Tensor] = field(default_factory=list)
@@ -281,22 +362,15 @@ def makers(request: bench_options.Request, wanted: Sequence[str], folder: Path) 
     common = cache(lambda: given(request.variants[0].config, folder))  # made while the budget runs
 
     def ours(name: str, config: Config) -> Trained:
-        gate.start = gate.start or weights_of(common())
+        gate.start = gate.start or common().trained
         return gate.admit(name, Daguerre(config, request.options, folder))
 
     def theirs(name: str) -> Trained:
-        gate.start = gate.start or weights_of(common())
+        gate.start = gate.start or common().trained
         return gate.admit(name, Diffusers(common(), best=name == "diffusers-best"))
 
     made = {variant.name: partial(ours, variant.name, variant.config) for variant in request.variants}
     return made | {name: partial(theirs, name) for name in wanted}, gate
-
-
-def weights_of(common: Given) -> dict[str, Tensor]:
-    """The UNet's parameters before the first update, in their order."""
-    with torch.device("meta"):
-        net: Any = UNet2DConditionModel.from_config(dict(common.unet))
-    return {name: common.weights[name] for name, _ in net.named_parameters()}
 
 
 def read(arguments: Sequence[str]) -> tuple[bench_options.Request, list[str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from tiny_models import write_sd, write_sdxl
 from tiny_runs import TINY
 
@@ -16,7 +17,7 @@ FILE = Path(__file__).parents[2] / "benchmarks" / "peers.py"
 FOUND = importlib.util.spec_from_file_location("peers", FILE)
 peers = sys.modules["peers"] = importlib.util.module_from_spec(FOUND)
 FOUND.loader.exec_module(peers)
-QUICK = ["rounds=1", "turn_seconds=.01", "soak_seconds=0"]
+QUICK = ["rounds=1", "turn_seconds=.01", "soak_seconds=0", "budget_seconds=3000"]
 
 
 def request(recipe, *given):
@@ -67,6 +68,56 @@ def test_pretrained_models_agree(tmp_path, plain, monkeypatch, kind):
     found = gaps(*peers.makers(asked, ["diffusers-default"], tmp_path))
     assert found["loss"] < 2e-6, found
     assert found["averages"] < 2e-4, found
+
+
+def adapted(kind, adapter, place):
+    """A recipe with an adapter, and what makes it small and float32."""
+    folder = {"sd15": write_sd, "sdxl": write_sdxl}[kind](place / "model")
+    small = ["data.resolution=16", "training.global_batch_size=2", "training.per_device_batch_size=2", "device=cpu"]
+    wide = ["weights_dtype=float32", "training.mixed_precision=no", "training.frozen_precision=no"]
+    return [f"{kind}_{adapter}", *small, *wide, f"pretrained_model_name_or_path={folder}", "peers=diffusers-default"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("adapter", ["lora", "controlnet"])
+@pytest.mark.parametrize("kind", ["sd15", "sdxl"])
+def test_adapters_agree(tmp_path, plain, monkeypatch, kind, adapter):
+    """With the steps of train_text_to_image_lora(_sdxl).py and train_controlnet(_sdxl).py."""
+    monkeypatch.setattr(peers, "STEPS", 6)
+    found = gaps(*peers.makers(request(*adapted(kind, adapter, tmp_path)), ["diffusers-default"], tmp_path))
+    assert found["loss"] < 2e-6, found
+    assert found["averages"] < 2e-4, found
+
+
+class Other(peers.Diffusers):
+    """A loop in which the adapter acts otherwise."""
+
+    def __init__(self, given, best):
+        super().__init__(given, best)
+        for layer in self.unet.modules():
+            if isinstance(layer, BaseTunerLayer):
+                layer.scale_layer(1.1)
+        if self.controlnet is not None:
+            self.controlnet.register_forward_pre_hook(self.brighter)
+
+    def brighter(self, module, given):
+        noisy, timesteps, text, picture = given
+        return noisy, timesteps, text, picture * 0.5 + 0.5
+
+
+@pytest.mark.parametrize("adapter", ["lora", pytest.param("controlnet", marks=pytest.mark.long)])
+def test_an_adapter_that_acts_otherwise_gets_no_ratio(tmp_path, plain, monkeypatch, capsys, adapter):
+    """A LoRA a tenth stronger; a ControlNet that reads other pictures."""
+    monkeypatch.setattr(peers, "STEPS", 6)
+    monkeypatch.setattr(peers, "Diffusers", Other)
+    out = tmp_path / "peers.json"
+    given = adapted("sd15", adapter, tmp_path)
+    assert peers.main([*given, *QUICK, f"out={out}", "optimizer.learning_rate=1e-2"]) == 1
+    ours, theirs = json.loads(out.read_text())["rows"]
+    assert ours["seconds"]
+    assert not theirs["seconds"]
+    assert "no parity over 6 updates, so no number" in theirs["problem"]
+    assert "daguerre against" not in capsys.readouterr().out
 
 
 @pytest.mark.long
@@ -146,6 +197,10 @@ def test_weights_that_stand_still_agree_with_nothing():
         ("objective.weighting.name=min_snr", "not weighted"),
         ("peers=accelerate", "there is no 'accelerate'"),
         ("inputs=loader", "latents"),
+        ("adapter={name: lora, targets: attention+ff}", "a LoRA of its attention layers"),
+        ("adapter={name: lora, dropout: 0.1}", "without dropout"),
+        ("adapter={name: lora, kind: dora}", "a LoRA of its attention layers"),
+        ("adapter={name: controlnet, condition: canny, conditioning_dropout: 0.1}", "without dropout"),
     ],
 )
 def test_what_the_example_does_not_train_is_refused(tmp_path, capsys, given, said):
