@@ -93,9 +93,9 @@ class Filling:
             if stamps is None or not own:
                 continue
             ids = np.array([one.sample_id for one in own], dtype=np.int64)
-            for one, row in zip(own, facts.places(ids, stamps[[one.number for one in own]]).tolist(), strict=True):
-                if row >= 0:
-                    known[one.member, one.number] = facts.noted(row)
+            places = facts.places(ids, stamps[[one.number for one in own]])
+            there = [(one.member, one.number) for one, place in zip(own, places.tolist(), strict=True) if place >= 0]
+            known |= zip(there, facts.noted(places[places >= 0]), strict=True)
         return known
 
     def _told(self, each: Sequence[Wanted]) -> Known:

@@ -38,10 +38,6 @@ class Field(NamedTuple):
     """As numpy calls it."""
     shape: tuple[int, ...]
 
-    @property
-    def nbytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
-
 
 class Head(NamedTuple):
     """The part of a file before its rows."""
@@ -52,11 +48,8 @@ class Head(NamedTuple):
     """[n] uint64."""
     start: int
     """Byte at which the rows start."""
-    fields: tuple[Field, ...]
-
-    @property
-    def stride(self) -> int:
-        return sum(each.nbytes for each in self.fields)
+    dtype: np.dtype
+    """Of a row: its fields one after the other."""
 
 
 def key(*parts: bytes) -> bytes:
@@ -122,7 +115,7 @@ class Rows:
                 self.location(shard), 0, int(length), lambda data: xxhash.xxh3_128_hexdigest(data) == name
             )
             head = parsed(data)
-            whole = head.start + len(head.keys) * head.stride
+            whole = head.start + len(head.keys) * head.dtype.itemsize
             return head if storage_io.size(self.location(shard)).bytes == whole else None
         except (storage_io.Mismatch, storage_io.Missing, FileNotFoundError):
             return None
@@ -157,8 +150,9 @@ class Rows:
     def read(self, key: bytes) -> Row:
         """The row of a key. OSError for a fault that may pass; UserError where there is none, or it is damaged."""
         keys, where = self._places
-        place = int(np.searchsorted(keys, np.bytes_(key)))
-        if place == len(keys) or keys[place] != np.bytes_(key):
+        asked = np.array(key, f"S{KEY_BYTES}")  # as those are, without zeros at its end
+        place = int(np.searchsorted(keys, asked))
+        if place == len(keys) or keys[place] != asked:
             raise UserError(f"{Location(self.folder).name}: a row is missing, {ADVICE}", code="missing")
         shard, row = where[place].tolist()
         return self.row(self._names[shard], row)
@@ -166,7 +160,7 @@ class Rows:
     def row(self, shard: str, row: int) -> Row:
         """A row of a file, likewise."""
         head = self.heads[shard]
-        digest, stride = int(head.digests[row]), head.stride
+        digest, stride = int(head.digests[row]), head.dtype.itemsize
         try:
             data = storage_io.read(
                 self.location(shard),
@@ -176,7 +170,7 @@ class Rows:
             )
         except storage_io.Mismatch as error:
             raise UserError(f"{self.location(shard).name}: row {row} is damaged, {ADVICE}", code="damaged") from error
-        return unpacked(data, head.fields)
+        return unpacked(data, head.dtype)
 
 
 ADVICE = "or was removed: run `daguerre cache RECIPE` again, which encodes what is not there"
@@ -192,21 +186,17 @@ def parsed(data: bytes) -> Head:
         first, last = header[name]["data_offsets"]
         return data[base + first : base + last]
 
-    told = [Field(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(header["__metadata__"]["fields"])]
-    start = base + header["rows"]["data_offsets"][0]
-    return Head(
-        np.frombuffer(cut("keys"), f"S{KEY_BYTES}"), np.frombuffer(cut("digests"), np.uint64), start, tuple(told)
+    told = np.dtype(
+        [(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(header["__metadata__"]["fields"])]
     )
+    start = base + header["rows"]["data_offsets"][0]
+    return Head(np.frombuffer(cut("keys"), f"S{KEY_BYTES}"), np.frombuffer(cut("digests"), np.uint64), start, told)
 
 
-def unpacked(data: bytes, told: Sequence[Field]) -> Row:
+def unpacked(data: bytes, told: np.dtype) -> Row:
     """The features of a row, over its memory."""
-    found, start = {}, 0
-    for each in told:
-        count = each.nbytes // np.dtype(each.dtype).itemsize
-        found[each.name] = np.frombuffer(data, each.dtype, count, start).reshape(each.shape)
-        start += each.nbytes
-    return found
+    row = np.frombuffer(data, told)
+    return {name: row[name].reshape(told[name].shape) for name in told.names or ()}
 
 
 @dataclass

@@ -103,10 +103,14 @@ class Facts:
         place = np.minimum(np.searchsorted(keys, asked), len(keys) - 1)
         return np.where(keys[place] == asked, order[place], -1)
 
-    def noted(self, place: int) -> Fact:
-        """A row of `places`."""
-        image, height, width, broken, texts = (self._noted[name][place].as_py() for name in list(_COLUMNS)[2:])
-        return Fact(image, height, width, json.loads(texts), broken)
+    def noted(self, places: np.ndarray) -> list[Fact]:
+        """The rows of `places`, none of which is -1."""
+        rows = self._noted.take(pa.array(places))
+        columns = (rows[name].to_pylist() for name in list(_COLUMNS)[2:])
+        return [
+            Fact(image, height, width, json.loads(texts), broken)
+            for image, height, width, broken, texts in zip(*columns, strict=True)
+        ]
 
     def add(self, sample_id: int, stamp: int, fact: Fact) -> None:
         self._new[sample_id, stamp] = fact

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 KIND = "cached set"
 SETS = "sets"
+_FACTS = ("image", "broken", "said", "full_height", "full_width")
 
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and type of each feature by name."""
@@ -101,21 +102,24 @@ class CachedSource:
         starts = np.array(known["shard_starts"], dtype=np.int64)
         return Index(own.ids, starts, own.heights_px, own.widths_px, own.numbers, own.texts, {}, own.captioned)
 
+    @cached_property
+    def _columns(self) -> Mapping[str, pa.Array]:
+        """The columns that each sample is asked for, checked once."""
+        return {name: self._rows.column(name) for name in ("id", "name", *_FACTS)}
+
     @property
     def metric(self) -> str | None:
         return None
 
     def sample_id(self, number: int) -> int:
-        return int(self._rows.column("id")[number].as_py())
+        return int(self._columns["id"][number].as_py())
 
     def name(self, number: int) -> str:
-        return str(self._rows.column("name")[number].as_py())
+        return str(self._columns["name"][number].as_py())
 
     def fact(self, number: int) -> Fact | None:
         """The facts of a sample; None for one that was not chosen when the cache was filled."""
-        image, broken, texts, height, width = (
-            self._rows.column(name)[number].as_py() for name in ("image", "broken", "said", "full_height", "full_width")
-        )
+        image, broken, texts, height, width = (self._columns[name][number].as_py() for name in _FACTS)
         return None if texts is None else Fact(image, height, width, json.loads(texts), broken)
 
     def record(self, number: int) -> Record:

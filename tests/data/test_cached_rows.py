@@ -1,0 +1,52 @@
+"""Rows of a cache by key, and what is noted of samples: what was written is read, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from daguerre.data.cached.rows import Rows, Writer, key
+from daguerre.data.cached.samples import Fact, Facts
+from daguerre.errors import UserError
+
+KEYS = [b"\0" * 16, b"a" + b"\0" * 15, b"\0" + b"a" * 15, b"ab" + b"\0" * 14, *(key(bytes([i])) for i in range(9))]
+"""Those with zeros at their end are what numpy takes for shorter ones."""
+
+
+def row(number: int) -> dict[str, np.ndarray]:
+    whole = np.random.default_rng(number).standard_normal((2, 3, 4), dtype=np.float32)
+    more = {} if number % 3 else {"mask": whole[0, 0] > 0}
+    return {"mean": whole, "logvar": whole.astype(np.float16), "scale": np.float32(number).reshape(()), **more}
+
+
+def test_what_was_written_is_read_whatever_the_key_ends_with(tmp_path):
+    writer = Writer(str(tmp_path), shard_bytes=300)
+    for number, each in enumerate(KEYS):
+        writer.add(each, row(number))
+    writer.flush()
+    held = Rows.found(str(tmp_path))
+    assert len(held.shards) > 3
+    assert held.has(KEYS).all()
+    for number, each in reversed([*enumerate(KEYS)]):
+        found, given = held.read(each), row(number)
+        assert found.keys() == given.keys()
+        for name, array in given.items():
+            assert found[name].dtype == array.dtype
+            np.testing.assert_array_equal(found[name], array, strict=True)
+    assert not held.has([key(b"other")]).any()
+    with pytest.raises(UserError, match="a row is missing"):
+        held.read(key(b"other"))
+
+
+def test_facts_are_found_by_sample_and_stamp(tmp_path):
+    facts = [Fact(key(bytes([i])), 40 + i, 48, {"text": f"image {i}"}, "" if i else "damaged") for i in range(5)]
+    for stamp, few in ((7, facts[:3]), (8, facts[3:])):
+        noted = Facts(str(tmp_path))
+        for i, fact in enumerate(few):
+            noted.add(i, stamp, fact)
+        noted.flush()
+    held = Facts(str(tmp_path))
+    places = held.places(np.array([2, 0, 1, 2]), np.array([7, 7, 8, 8], dtype=np.uint64))
+    assert (places >= 0).tolist() == [True, True, True, False]
+    assert held.noted(places[:3]) == [facts[2], facts[0], facts[4]]
+    assert held.noted(places[3:3]) == []
