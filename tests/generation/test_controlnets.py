@@ -195,6 +195,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         "gives each ControlNet its scale",
     ),
     "a strength that is none": (["controlnets={FOLDER/one: .nan}", "control=FOLDER/one.png"], "give a number"),
+    "a strength below 0": (["controlnets={FOLDER/one: -0.5}", "control=FOLDER/one.png"], "is -0.5: give a number from"),
     "a base model": (["controlnets={FOLDER/base/unet: 1}", "control=FOLDER/one.png"], "a UNet, not a ControlNet"),
     "no picture": (["controlnets={FOLDER/one: 1}", "control=FOLDER/three.png"], "cannot be read"),
 }

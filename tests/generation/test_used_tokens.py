@@ -115,6 +115,20 @@ def test_a_run_of_pivotal_tuning_is_used_whole(place, tmp_path, capsys):
     assert not (tmp_path / "x.safetensors").exists()
 
 
+@pytest.mark.parametrize("made_for", ["stable-diffusion-v1", "stable-diffusion-xl-v1-base"])
+def test_a_folder_that_was_made_for_another_model_is_refused(made_for, place, tmp_path, capsys):
+    """By its header, as SDXL's first text encoder and that of SD 1.x are of one width."""
+    kind, folder = place
+    for mark in WIDTHS[kind]:
+        name = f"learned_embeds{mark}.safetensors"
+        told = {"modelspec.architecture": f"{made_for}/textual-inversion"}
+        save_file(load_file(folder / "toy" / name), tmp_path / name, told)
+    size = [f"height={PX}", f"width={PX}", "training.device=cpu", f"out={tmp_path / 'no'}", f"prompt={PROMPT}"]
+    fits = (kind == "sdxl") == ("xl" in made_for)
+    assert generate(folder / "base", *GIVEN, *size, f"use={{{tmp_path}: 1}}") == (0 if fits else errors.REFUSED)
+    assert (f"was made for another model ({made_for}), and this one has" in capsys.readouterr().err) != fits
+
+
 def test_what_cannot_be_used_is_refused(place, tmp_path, capsys):
     kind, folder = place
     if kind == "sdxl":

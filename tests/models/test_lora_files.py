@@ -225,12 +225,17 @@ def test_files_that_are_none(theirs, plain, tmp_path):
     (tmp_path / "x.pt").write_bytes(whole)
     (tmp_path / "empty").mkdir()
     save_file({}, tmp_path / "none.safetensors")
+    for name, file, content in (("whole", "model_index.json", "{}"), ("control", "config.json", '"ControlNetModel"')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text(content)
     for name, said in (
         ("cut.safetensors", "cannot be read"),
         ("short.safetensors", "cannot be read"),
         ("text.safetensors", "cannot be read"),
         ("x.pt", "can run code"),
-        ("empty", "holds no LoRA"),
+        ("empty", "holds no LoRA: give a .safetensors file"),
+        ("whole", "holds no LoRA: it is a whole model, and `daguerre convert extract`"),
+        ("control", "holds no LoRA: it is a ControlNet, .* as controlnets="),
         ("there-is-none", "no such file"),
         ("none.safetensors", "no additions"),
     ):

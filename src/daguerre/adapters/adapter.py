@@ -162,7 +162,8 @@ class Attached:
             if (said := each.start_from(path)) is not None:
                 return said
         raise UserError(
-            f"init_from={path}: there is no run, and no adapter of this recipe starts from a file",
+            f"init_from={path}: there is no run, and no adapter of this recipe starts from a file: adapter.name=lora "
+            "does, and a whole model is model.pretrained_model_name_or_path",
             code="unsupported",
             setting="init_from",
         )

@@ -360,7 +360,8 @@ def attach(settings: Settings, model: Family, seed: int) -> LoRA:
         targets = chosen(component, network, settings, rank, {id(p) for p in model.unread}, used)
         if not targets:
             raise UserError(
-                f"no layer of the LoRA's targets is in {component}: set targets, or ranks.{component}=null",
+                f"no layer of the LoRA's targets is in {component} ({', '.join(settings.patterns)}): set targets, or "
+                f"ranks.{component}=null",
                 code="empty",
             )
         before = {id(p) for p in network.parameters()}

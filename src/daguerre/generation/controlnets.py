@@ -108,6 +108,8 @@ def steering(
                 setting=OPTIONS[0],
             )
         own = _each(given, OPTIONS[0], len(own), 1.0)
+        for scale in own:
+            check_strength(OPTIONS[0], "a ControlNet", scale, least=0)
     starts, ends = (_each(given, name, len(nets), usual) for name, usual in zip(OPTIONS[1:3], (0.0, 1.0), strict=True))
     for start, end in zip(starts, ends, strict=True):
         if not 0 <= start < end <= 1:
@@ -195,7 +197,7 @@ def added(loading: Loading, places: Mapping[str, float]) -> Loading:
     if not places:
         return loading
     for place, strength in places.items():
-        check_strength("controlnets", place, strength)
+        check_strength("controlnets", place, strength, least=0)
     described = " and ".join(f"{place} x {strength:g}" for place, strength in places.items())
     provenance: dict[str, Any] = {
         "controlnets": {place: [strength, controlnet_files.digest(place)] for place, strength in places.items()}

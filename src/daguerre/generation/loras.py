@@ -42,11 +42,12 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
     )
 
 
-def check_strength(setting: str, place: str, strength: float) -> None:
-    """UserError for NaN and infinity, of the option that gives a strength for a place."""
-    if not math.isfinite(strength):
+def check_strength(setting: str, place: str, strength: float, least: float = -math.inf) -> None:
+    """UserError for NaN, infinity and what is below `least`, of the option that gives a strength for a place."""
+    if not (math.isfinite(strength) and strength >= least):
+        of_least = "" if least == -math.inf else f" from {least:g} on"
         raise UserError(
-            f"{setting}: the strength of {place} is {strength}: give a number, such as 0.8", setting=setting
+            f"{setting}: the strength of {place} is {strength:g}: give a number{of_least}, such as 0.8", setting=setting
         )
 
 

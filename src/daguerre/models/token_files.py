@@ -33,6 +33,8 @@ LEARNED, EXISTING = "learned_embeds", "existing_tokens"
 _ANY_NAME = ("emb_params", "*")
 """Keys that are no token's name: the file has it."""
 _SDXL = ("clip_l", "clip_g")
+_XL = "stable-diffusion-xl"
+"""Start of modelspec's architectures with these two text encoders."""
 _OF_LAYERS = re.compile(r"lora|hada_|lokr_|\.(weight|bias|alpha|diff|dora_scale|oft_blocks)$")
 """In names of tensors of additions to layers, and of whole networks."""
 _PICKLED = (".pt", ".bin")
@@ -48,7 +50,7 @@ def write(folder: Path, new: Embeddings, existing: Embeddings, metadata: Mapping
     encoders = list(next(iter([*new.values(), *existing.values()])))
     for start, tokens in ((LEARNED, new), (EXISTING, existing)):
         for encoder in encoders if tokens else ():
-            _write(folder / _of_encoder(start, encoder), {name: own[encoder] for name, own in tokens.items()}, {})
+            _write(folder / _of_encoder(start, encoder), {name: own[encoder] for name, own in tokens.items()}, metadata)
     names = file_names(new)
     for name, own in new.items():
         keys = dict(zip(_SDXL, encoders, strict=True)) if len(encoders) == 2 else {_ANY_NAME[0]: encoders[0]}
@@ -136,7 +138,11 @@ def read(path: Path, readers: Sequence[TextEncoder], name: str | None = None) ->
         tokens: Embeddings = {}
         for reader in readers:
             file = path / _of_encoder(start, reader.name)
-            for token, rows in (_tensors(file)[0] if file.is_file() else {}).items():
+            if not file.is_file():
+                continue
+            own, told = _tensors(file)
+            _check_model(file, told, readers)
+            for token, rows in own.items():
                 tokens.setdefault(token, {})[reader.name] = _checked(file, token, rows, reader)
         found.append(tokens)
     return found[0], found[1]
@@ -173,6 +179,17 @@ def _read_file(path: Path, readers: Sequence[TextEncoder], name: str | None) -> 
         token = name or (metadata.get(_TRIGGER, path.stem) if key in _ANY_NAME else key)
         found[token] = {readers[0].name: _checked(path, key, rows, readers[0])}
     return found
+
+
+def _check_model(path: Path, metadata: Mapping[str, str], readers: Sequence[TextEncoder]) -> None:
+    """UserError for a file for another model by its header: SDXL's first text encoder is as wide as that of SD 1.x."""
+    made_for = metadata.get("modelspec.architecture", "").partition("/")[0]
+    if made_for and made_for.startswith(_XL) != (len(readers) == len(_SDXL)):
+        raise UserError(
+            f"{path} was made for another model ({made_for}), and this one has "
+            f"{' and '.join(reader.name for reader in readers)}",
+            code="unsupported",
+        )
 
 
 def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -118,6 +118,16 @@ def read(path: Path, networks: Mapping[str, nn.Module]) -> dict[str, list[Additi
     return {component: found[component] for component in networks if component in found}
 
 
+def _instead(path: Path) -> str:
+    """The use of a folder without a LoRA, as a part of a message."""
+    for place in (path, path / "adapter", path / "pipeline"):
+        if (place / "model_index.json").is_file():
+            return "it is a whole model, and `daguerre convert extract` makes a LoRA of its difference from a base"
+        if (config := place / "config.json").is_file() and b"ControlNetModel" in config.read_bytes():
+            return f"it is a ControlNet, which `daguerre generate` takes as controlnets='{{{path}: 1}}'"
+    return "give a .safetensors file, or the folder of a LoRA's run"
+
+
 def find(path: Path) -> Path:
     """The file of a LoRA: itself, or the one in a run's folder or in what it exports; a folder of peft's as it is.
     UserError if there is none."""
@@ -135,7 +145,7 @@ def find(path: Path) -> Path:
             )
         if found:
             return found[0]
-    raise UserError(f"{path} holds no LoRA: give a .safetensors file, or the folder of a LoRA's run", code="missing")
+    raise UserError(f"{path} holds no LoRA: {_instead(path)}", code="missing")
 
 
 def _in(folder: Path) -> Path | None:
