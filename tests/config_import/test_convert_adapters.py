@@ -16,6 +16,7 @@ from test_convert_config import said
 from tiny_models import write_sd, write_sdxl
 
 from daguerre.cli import main
+from daguerre.config import config as configs
 from daguerre.config import recipe
 
 CONTROLNET, TOKENS = "adapters.controlnet.", "adapters.tokens."
@@ -346,6 +347,14 @@ def test_mindones_controlnet_trains_by_its_own_command(place, shelf, capsys):
     assert (source["source"], source["caption_dropout"], source["control_column"]) == ("jsonl", 0.25, "source")
 
 
+def test_mindones_captions_are_the_token_that_its_command_names(place, capsys):
+    converted("x.yaml", adapter_configs.mindone_tokens(), capsys)
+    given = ["placeholder_token=<cat-toy>", "initializer_token=toy", "data.path=images", "run_name=x"]
+    found = configs.load("ours.yaml", given).config
+    (source,) = found.data.sources.values()
+    assert source.captions.text == "<cat-toy>"
+
+
 @pytest.mark.long
 def test_mindones_textual_inversion_trains_by_its_own_command(place, shelf, capsys):
     converted("x.yaml", adapter_configs.mindone_tokens(), capsys)
@@ -356,7 +365,9 @@ def test_mindones_textual_inversion_trains_by_its_own_command(place, shelf, caps
     given |= {"--gradient_accumulation_steps": 1, "--infer_interval": 500, "--version": "SDXL-base-1.0"}
     words = [str(word) for pair in given.items() for word in pair]
     least = [f"{key}={value}" for key, value in LEAST.items()]
+    capsys.readouterr()
     assert main.run(["train", "--config", "ours.yaml", *words, *least]) == 0
+    assert "is in none of the first" not in capsys.readouterr().out
     assert rows_of(Path("out/x/adapter"))["<cat-toy>"][0] == 3
     loaded = main.run(
         ["train", "--config", "ours.yaml", *words, *least, "--template_file", "sentences.txt", "--dry-run"]

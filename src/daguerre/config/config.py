@@ -6,7 +6,7 @@ plug-in before one is named.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
@@ -245,9 +245,10 @@ def dump(config: Config) -> str:
     return as_yaml(config.model_dump(mode="json"))
 
 
-def as_yaml(tree: Tree) -> str:
-    """Values as YAML that is read back as the same ones."""
-    return yaml.dump(recipe.escaped(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
+def as_yaml(tree: Tree, references: Collection[str] = ()) -> str:
+    """Values as YAML that is read back as the same ones; `references` are texts that stay interpolations."""
+    text = recipe.escaped(tree, references)
+    return yaml.dump(text, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
 
 
 class _Dumper(yaml.SafeDumper):

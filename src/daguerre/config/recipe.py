@@ -5,7 +5,7 @@ Everything here is torch-free and imports no plug-in; what the keys mean is chec
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -247,12 +247,14 @@ def _interpolation_error(error: OmegaConfBaseException) -> str:
     return f"{where}: {text}" if where else text
 
 
-def escaped(value: Any) -> Any:
-    """The value with `${` in its text written so that it is read back as text."""
+def escaped(value: Any, kept: Collection[str] = ()) -> Any:
+    """The value with `${` in its text written so that it is read back as text, but for the texts that are `kept`."""
     if isinstance(value, dict):
-        return {name: escaped(inner) for name, inner in value.items()}
+        return {name: escaped(inner, kept) for name, inner in value.items()}
     if isinstance(value, list):
-        return [escaped(inner) for inner in value]
+        return [escaped(inner, kept) for inner in value]
+    if isinstance(value, str) and value in kept:
+        return value
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 

@@ -14,6 +14,7 @@ by ", ", and a meaning is a setting of ours, or a mapping of these (or a list of
     why: a remark on what is carried
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -203,6 +204,12 @@ def tables(trainer: str) -> dict[str, Any]:
     text = (Path(__file__).parent / f"{trainer}.yaml").read_text(encoding="utf-8")
     found: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return found
+
+
+def references() -> frozenset[str]:
+    """Values in the tables of all trainers that refer to other settings of the recipe: `${adapters...}`."""
+    texts = [path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.yaml")]
+    return frozenset(found for text in texts for found in re.findall(r'"(\$\{[\w.]+\})"', text))
 
 
 def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -12,7 +12,7 @@ from daguerre.config.aliases import foreign
 from daguerre.config.errors import ConfigError, Problem, shown
 from daguerre.config.recipe import Tree
 from daguerre.config_import import files, trainers
-from daguerre.config_import.reader import REQUIRED, Reading
+from daguerre.config_import.reader import REQUIRED, Reading, references
 from daguerre.config_import.trainers import CONVERT
 from daguerre.errors import UserError
 from daguerre.settings import Settings
@@ -102,7 +102,7 @@ def written(trainer: str, path: Path, values: Tree, reading: Reading) -> str:
     head += [f"#   {name}: {shown(value)}" for name, value in reading.assumed.items()]
     head += ["# Not carried over:"] if refused else ["# Every key was carried over."]
     head += [f"#   {line.key}: {' '.join(line.text.split())}" for line in refused]
-    return "\n".join(head) + "\n\n" + configs.as_yaml(values)
+    return "\n".join(head) + "\n\n" + configs.as_yaml(values, references())
 
 
 def check(values: Tree, source: str, later: bool) -> list[str]:
