@@ -38,6 +38,25 @@ def test_a_tiny_run_takes_what_was_predicted():
     compare("quickstart", *TINY, "training.global_batch_size=6", "training.gradient_checkpointing=true")
 
 
+@pytest.mark.parametrize(("given", "left"), [([], set()), (["cache.images=false"], {"vae"})])
+def test_on_a_cache_there_are_no_encoders(capsys, given, left):
+    """Nor what they take while they encode: as if they were not in the loss."""
+    parts = [*(each for each in TINY if "checked" not in each), "data.source=folder", "data.path=x"]
+    config = configs.load("quickstart", ["training.device=cpu", *parts]).config
+    cached = configs.load("quickstart", ["training.device=cpu", *parts, "cache.path=x", *given]).config
+    plain, without = predicted(config), predicted(cached)
+    target = estimate.of(config, config.mesh.resolved(1, 1), None)
+    networks = target.parts().family.components
+    gone = [p.nbytes for name in {"vae", "text_encoder"} - left for p in networks[name].parameters()]
+    buffers = [b.nbytes for name in {"vae", "text_encoder"} - left for b in networks[name].buffers()]
+    assert plain.held - without.held == sum(gone) + sum(buffers)
+    assert without.passes <= plain.passes
+    assert main.run(["plan", "quickstart", *parts, "cache.path=x", *given]) == errors.DONE
+    said = " ".join(capsys.readouterr().out.split())
+    names = ", ".join(sorted({"vae", "text_encoder"} - left))
+    assert f"not in memory while a run trains on its cache: {names}" in said
+
+
 def test_what_cannot_be_trained_is_refused_before_anything_is_planned(capsys):
     """A global batch that four GPUs cannot share, and a recipe to draw with."""
     assert main.run(["plan", "quickstart", *TINY, "devices=4", "training.global_batch_size=6"]) == errors.REFUSED

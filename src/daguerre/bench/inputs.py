@@ -20,6 +20,7 @@ from daguerre.data.loading import loader
 from daguerre.data.loading.collate import absent
 from daguerre.data.plan.buckets import Bucket, buckets
 from daguerre.data.skipped import Skips
+from daguerre.errors import UserError
 from daguerre.training import device
 from daguerre.types import CONTROLS, IMAGE, Batch, Cond, LossTerms
 
@@ -66,7 +67,15 @@ def pixels(config: Config, parts: Components, sizes: BatchSizes) -> Inputs:
 
 
 def loaded(config: Config, parts: Components, sizes: BatchSizes, stack: ExitStack) -> Inputs:
-    """Updates from the recipe's data from its beginning, by its loader; the stack ends the loader's workers."""
+    """Updates from the recipe's data from its beginning, by its loader; the stack ends the loader's workers. UserError
+    beside a cache."""
+    if config.cache.path is not None:
+        raise UserError(
+            "inputs=loader reads images and encodes them: remove cache.path, or measure updates on a cache by "
+            "inputs=latents (the default)",
+            code="conflict",
+            setting="cache.path",
+        )
     dataset = open_dataset(config.data, "train", parts.images)
     loading = loader.Loading(
         dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.truncated,

@@ -5,7 +5,7 @@ by all that the encoder is. So nothing in a cache can be stale: what changed has
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -88,13 +88,8 @@ def opened(config: Config, parts: Components, dataset: Dataset, anew: bool = Fal
         return None
     found: dict[str, Half] = {}
     notices = []
-    for name, codec, why in (
-        ("images", family.images, _why_not_images(config, family, dataset)),
-        ("texts", family.text, _why_not_texts(config, family, dataset)),
-    ):
+    for name, codec, why in _asked(config, family, dataset):
         asked = getattr(settings, name)
-        if asked is False:
-            continue
         if why is not None and asked:
             raise UserError(f"cache.{name}: cannot be cached: {why}", code="conflict", setting=f"cache.{name}")
         if why is not None:
@@ -111,6 +106,21 @@ def opened(config: Config, parts: Components, dataset: Dataset, anew: bool = Fal
     return Cache(place(config), found, tuple(notices))
 
 
+def expected(config: Config, family: Family) -> dict[str, Cacheable]:
+    """The encoders of the halves of a recipe's cache, by `images` and `texts`, as far as the settings alone tell."""
+    if config.cache.path is None:
+        return {}
+    return {name: codec for name, codec, why in _asked(config, family, None) if why is None}
+
+
+def _asked(config: Config, family: Family, dataset: Dataset | None) -> Iterator[tuple[str, Any, str | None]]:
+    """The halves that shall be cached, each with what encodes it and the reason for which it cannot be."""
+    if config.cache.images is not False:
+        yield "images", family.images, _why_not_images(config, family, dataset)
+    if config.cache.texts is not False:
+        yield "texts", family.text, _why_not_texts(config, family, dataset)
+
+
 def place(config: Config) -> str:
     """The folder or address of a recipe's cache."""
     path = config.cache.path
@@ -121,7 +131,7 @@ def place(config: Config) -> str:
     return address.checked(path).rstrip("/") if address.is_remote(path) else str(Path(path).expanduser().absolute())
 
 
-def _why_not_images(config: Config, family: Family, dataset: Dataset) -> str | None:
+def _why_not_images(config: Config, family: Family, dataset: Dataset | None) -> str | None:
     """The reason for which images cannot be cached."""
     if family.uncached_images:
         return family.uncached_images
@@ -130,7 +140,7 @@ def _why_not_images(config: Config, family: Family, dataset: Dataset) -> str | N
     return _why_not(family, family.images, "images", dataset)
 
 
-def _why_not_texts(config: Config, family: Family, dataset: Dataset) -> str | None:
+def _why_not_texts(config: Config, family: Family, dataset: Dataset | None) -> str | None:
     if family.text is None:
         return "the family reads no captions"
     if any(own.captions.shuffle_tags for own in config.data.sources.values()):
@@ -138,12 +148,12 @@ def _why_not_texts(config: Config, family: Family, dataset: Dataset) -> str | No
     return _why_not(family, family.text, "captions", dataset)
 
 
-def _why_not(family: Family, codec: Any, what: str, dataset: Dataset) -> str | None:
+def _why_not(family: Family, codec: Any, what: str, dataset: Dataset | None) -> str | None:
     if not isinstance(codec, Cacheable) or family.pretrained is None:
         return f"no frozen network of this family encodes {what}"
     if trained := sorted({*codec.networks} & {*family.trained}):
         return f"{', '.join(trained)} is trained, and what it makes of them changes with every update"
-    if None in dataset.selections:
+    if dataset is not None and None in dataset.selections:
         return "the samples are made as they are needed, without end"
     return None
 

@@ -1,6 +1,7 @@
 """Upkeep of caches: rows compared with what the encoders make now, what is not used any more, and its removal."""
 
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -153,7 +154,7 @@ def purge(cache: Cache, used: dict[str, set[bytes]], shard_bytes: float) -> None
         if own is None:
             rows.remove(folder, [*held.shards, ABOUT])
             if (local := Location(folder).local) is not None:
-                local.rmdir()
+                shutil.rmtree(local)  # with what a kill left half written
             continue
         seen: set[bytes] = set()
         for shard, head in held.heads.items():

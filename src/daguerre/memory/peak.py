@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from daguerre import plugins
 from daguerre.build.parts import Components, begin
+from daguerre.caching import cache
 from daguerre.config.config import Config
 from daguerre.data.loading.collate import absent
 from daguerre.data.plan.buckets import Bucket, buckets
@@ -28,7 +29,7 @@ from daguerre.models.placement import frozen
 from daguerre.training import step
 from daguerre.training.memory_tracker import Live, use_cuda_types
 from daguerre.training.state import TrainState
-from daguerre.types import IMAGE, Batch
+from daguerre.types import IMAGE, OF_IMAGES, OF_TEXTS, Batch
 
 _STAND_IN = "adamw"
 """For an optimizer whose updates cannot be computed without memory."""
@@ -85,6 +86,7 @@ class SimulatedStep:
                 use_cuda_types(network)
         with self._mode, self._live:
             _fill(parts)
+            self._given = _from_cache(config, parts, self._given)
             self._state = _begun(config, parts)
         self._held = {each.placed.name: each for each in count.held if "gradients" in each.kinds}
 
@@ -209,9 +211,22 @@ def _sample(config: Config, parts: Components) -> Batch:
     bucket = largest_bucket(config)
     pixels = torch.empty((1, 3, bucket.height_px, bucket.width_px), dtype=torch.uint8)
     texts = ["" if getattr(config.model, "long_prompts", False) else _CAPTION]
-    keys, sizes = np.zeros((1, 3), dtype=np.int64), np.zeros((1, 6), dtype=np.int32)
+    keys, sizes = np.zeros((1, 3), np.int64), np.array([[0, 0, 0, 0, bucket.height_px, bucket.width_px]], np.int32)
     one = Batch(keys, {IMAGE: pixels} | absent(parts.images, 1, bucket), texts, torch.ones(1), texts, sizes)
     return replace(one, draws=parts.draws(one))
+
+
+@torch.no_grad()
+def _from_cache(config: Config, parts: Components, given: Batch) -> Batch:
+    """The sample with features in place of what a cache has encoded of it."""
+    family, halves, features = parts.family, cache.expected(config, parts.family), dict[str, Tensor]()
+    if "images" in halves:
+        features |= {OF_IMAGES + name: rows for name, rows in family.images.encode(given.pixels_BCHW).items()}
+    if "texts" in halves and family.text is not None:
+        made = family.text.features(family.text.tokens(given.texts))
+        features |= {OF_TEXTS + name: rows for name, rows in made.items()}
+    images = {name: tensor for name, tensor in given.images.items() if name != IMAGE or "images" not in halves}
+    return replace(given, images=images, features=features)
 
 
 def _fill(parts: Components) -> None:

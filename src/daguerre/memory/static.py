@@ -4,7 +4,7 @@ What stays between updates: weights, gradients' room, the optimizer's state, ave
 step takes beside that is memory/peak.py. Exact but for what an allocator rounds up.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -13,6 +13,7 @@ from torch import nn
 
 from daguerre import plugins
 from daguerre.build.parts import Components
+from daguerre.caching import cache
 from daguerre.config.config import Config
 from daguerre.distributed import sharding_rules
 from daguerre.distributed.mesh import Mesh
@@ -85,7 +86,12 @@ def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
         for placed, (name, p) in zip(net.placed, parts.net.named_parameters(), strict=True)
     ]
     problems = list(net.problems)
+    absent = {name for codec in cache.expected(config, parts.family).values() for name in codec.networks}
+    if absent:
+        notices.append(f"not in memory while a run trains on its cache: {', '.join(sorted(absent))}")
     for component, network in frozen(parts.net, parts.family.components).items():
+        if component in absent:
+            continue
         found = placement(network, axis_rules, mesh)
         problems += [(f"{component}.{name}", why) for name, why in found.problems if config.mesh.shard_frozen]
         for placed, p in zip(found.placed, network.parameters(), strict=True):
@@ -94,7 +100,7 @@ def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
             kinds = partial(_frozen, p.element_size())
             held.append(_held(component, own, found.patterns[placed.name], mesh, kinds))
     held += [each for component, network in parts.family.components.items() for each in _quantized(component, network)]
-    result = MemoryCount(mesh, tuple(held), _buffers(parts), tuple(problems), tuple(notices))
+    result = MemoryCount(mesh, tuple(held), _buffers(parts, absent), tuple(problems), tuple(notices))
     _check_optimizer(config, parts, result)
     return result
 
@@ -138,8 +144,9 @@ def _in_net(config: Config, parts: Components, name: str, p: nn.Parameter) -> _K
     }
 
 
-def _buffers(parts: Components) -> int:
-    modules = {id(m): m for network in (*parts.family.components.values(), parts.net) for m in network.modules()}
+def _buffers(parts: Components, absent: Collection[str]) -> int:
+    there = [network for name, network in parts.family.components.items() if name not in absent]
+    modules = {id(m): m for network in (*there, parts.net) for m in network.modules()}
     own = [b for m in modules.values() if not isinstance(m, QuantizedLinear) for b in m.buffers(recurse=False)]
     return sum(b.nbytes for b in {id(b): b for b in own}.values())
 
