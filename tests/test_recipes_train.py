@@ -56,7 +56,8 @@ def test_a_recipe_trains_goes_on_exports_and_draws(name, twins, tmp_path, capsys
     assert step(run) == 3
     assert any((run / exported).is_dir() and any((run / exported).iterdir()) for exported in ("pipeline", "adapter"))
     if (run / "pipeline" / "model_index.json").exists():
-        DiffusionPipeline.from_pretrained(run / "pipeline", local_files_only=True)
+        if tree(name)["model"]["family"] != "cascade_b":  # docs/cascade.md: diffusers cannot, nor what it has written
+            DiffusionPipeline.from_pretrained(run / "pipeline", local_files_only=True)
         assert main.run(["generate", str(run), "prompt=a circle", f"out={tmp_path / 'drawn'}"]) == errors.DONE
         assert list((tmp_path / "drawn").glob("*.png"))
 
@@ -86,10 +87,11 @@ def test_only_name_and_place_need_be_given(name):
     if tree(name)["data"].get("path") == "???":
         given.append("data.path=shards")
     chosen = config.load(name, given).config
-    assert chosen.sampling.prompts or any(own.separate for own in chosen.adapters.values()), "or of held-out samples"
+    shown = any(own.separate for own in chosen.adapters.values()) or chosen.model.family == "cascade_b"
+    assert chosen.sampling.prompts or shown, "or of held-out samples"
     sources = chosen.data.sources.values()
     assert all(source.source in ("webdataset", "folder") or source.name for source in sources)
-    assert chosen.model.family == ("sdxl" if "xl" in name else "sd")
+    assert chosen.model.family == next((each for each in ("cascade_c", "cascade_b", "sdxl") if each in name), "sd")
 
 
 @pytest.mark.parametrize("name", recipe.shipped())

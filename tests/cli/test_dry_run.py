@@ -18,9 +18,12 @@ from daguerre.config import recipe
 from daguerre.models.weights import architectures
 
 NAMES = [name for name in recipe.shipped() if base(name)]
-QUICK = ("sd15", "sd21", "sd2_scratch_stage2", "sdxl_dreambooth_lora", "sdxl_lightning")
+QUICK = ("sd15", "sd21", "sd2_scratch_stage2", "sdxl_dreambooth_lora", "sdxl_lightning", "cascade_b_700m")
 """Of which `make test` plans the networks."""
 UNET = {"sd1": 859_520_964, "sd2_base": 865_910_724, "sd21": 865_910_724, "sdxl": 2_567_463_684}
+UNET |= {"cascade_c": 3_589_103_632, "cascade_b": 1_562_941_136}
+OF_OTHER_SIZES = {"cascade_c_1b": 1_030_785_040, "cascade_b_700m": 699_471_248}
+"""Of recipes whose denoiser is not the base's."""
 LORA = {"sd15_lora": 3_188_736, "sdxl_lora": 46_448_640, "sdxl_dreambooth_lora": 23_224_320}
 LORA |= {"sdxl_pivotal": 23_224_320}
 """Of rank 16 on attention: four times the 797,184 that peft counts at rank 4."""
@@ -34,6 +37,8 @@ FROZEN = {
     "sd2_base": [83_653_863, 340_387_840],
     "sd21": [83_653_863, 340_387_840],
     "sdxl": [83_653_863, 123_060_480, 694_659_840],
+    "cascade_c": [694_659_840, 20_197_968, 303_966_208, 3_979_651],
+    "cascade_b": [694_659_840, 20_197_968, 18_406_894],
 }
 TERM = re.compile(r"([\d,.]+) (?:M (?:trained parameters|frozen|parameters)|samples?) x ([\d.]+)")
 
@@ -53,7 +58,7 @@ def offline(tmp_path, monkeypatch):
 
 def dry_run(name, place, capsys):
     given = []
-    if "stage" in name:
+    if tree(name)["data"].get("path") == "???":
         shards(place / "shards", labelled=False)
         given = ["data.path=shards", "training.global_batch_size=4", "training.per_device_batch_size=4"]
     if name in TOKENS:
@@ -74,8 +79,9 @@ def test_networks_files_and_data_are_told_without_any_of_them(name, offline, tmp
     said = dry_run(name, tmp_path, capsys)
     kind = architectures.find(base(name)).name
     counts = [(int(all_.replace(",", "")), int(own.replace(",", ""))) for all_, own in COUNTS.findall(said)]
-    own = ADDED.get(name, 0 if name in TOKENS else UNET[kind])
-    networks = [(UNET[kind], 0) if name in CONTROLNET else (UNET[kind] + LORA.get(name, 0), own)]
+    denoiser = OF_OTHER_SIZES.get(name, UNET[kind])
+    own = ADDED.get(name, 0 if name in TOKENS else denoiser)
+    networks = [(denoiser, 0) if name in CONTROLNET else (denoiser + LORA.get(name, 0), own)]
     autoencoder, *encoders = FROZEN[kind]
     words = TOKENS.get(name, [0] * len(encoders))
     networks += [(autoencoder, 0), *((count + new, new) for count, new in zip(encoders, words, strict=True))]
@@ -83,10 +89,13 @@ def test_networks_files_and_data_are_told_without_any_of_them(name, offline, tmp
     assert re.search(rf"^  {re.escape(base(name))}: will be downloaded from the hub", said, flags=re.MULTILINE)
     assert f"daguerre fetch {base(name)} -o DIR" in said
     assert ("which has no checkpoint yet" in said) == bool(tree(name).get("init_from"))
-    assert ("unet/diffusion_pytorch_model.safetensors" in said) == ("scratch" not in name and "lightning" not in name)
-    for file in ("vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors", "unet/config.json"):
+    parts = {"cascade_c": ("prior", "image_encoder"), "cascade_b": ("decoder", "vqgan")}
+    trained, other = parts.get(kind, ("unet", "vae"))
+    elsewhere = "lightning" in name or name in OF_OTHER_SIZES
+    assert (f"{trained}/diffusion_pytorch_model.safetensors" in said) == ("scratch" not in name and not elsewhere)
+    for file in (f"{other}/config.json", "text_encoder/model.safetensors", "text_encoder/config.json"):
         assert file in said
-    if "stage" not in name and name not in TOKENS:
+    if tree(name)["data"].get("path") != "???" and name not in TOKENS:
         assert re.search(r"the data set '[\w/-]+' is not on this machine yet: `daguerre train` fetches it", said)
     assert ("are generated into" in said) == ("dreambooth" in name)
     assert list(tmp_path.glob("**/config.yaml")) == []
@@ -100,8 +109,9 @@ def test_a_header_computes_the_memory_from_the_published_sizes(name):
     (memory,) = re.findall(r"^# Memory: (.*?)\n# Time:", header(name), flags=re.MULTILINE | re.DOTALL)
     memory = " ".join(memory.replace("#", "").split())
     kind = architectures.find(base(name)).name
-    numbers = (ADDED.get(name, UNET[kind]), UNET[kind], sum(FROZEN[kind]), UNET[kind] + sum(FROZEN[kind]))
-    numbers += (FROZEN[kind][0], UNET[kind] + sum(FROZEN[kind][1:]))
+    denoiser = OF_OTHER_SIZES.get(name, UNET[kind])
+    numbers = (ADDED.get(name, denoiser), denoiser, sum(FROZEN[kind]), denoiser + sum(FROZEN[kind]))
+    numbers += (FROZEN[kind][0], denoiser + sum(FROZEN[kind][1:]))
     millions = {f"{count / 1e6:,.1f}" for count in numbers}
     found = [term.split(" M ")[0].split()[-1] for term in re.findall(r"[\d,.]+ M ", memory)]
     assert set(found) <= millions, memory

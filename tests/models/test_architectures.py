@@ -5,8 +5,17 @@ import json
 import pytest
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+from diffusers.models.unets.unet_stable_cascade import StableCascadeUNet
+from diffusers.pipelines.deprecated.wuerstchen.modeling_paella_vq_model import PaellaVQModel
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
+)
 
+from daguerre.models.cascade import sizes as cascade_sizes
 from daguerre.models.weights import architectures
 
 UNET = {"sd1": 859_520_964, "sd2_base": 865_910_724, "sd21": 865_910_724, "sdxl": 2_567_463_684}
@@ -15,6 +24,8 @@ CLIP_L, OPENCLIP_H, BIG_G = 123_060_480, 340_387_840, 694_659_840
 TEXT = {"sd1": [CLIP_L], "sd2_base": [OPENCLIP_H], "sd21": [OPENCLIP_H], "sdxl": [CLIP_L, BIG_G]}
 LATENT_SIDE = {"sd1": 64, "sd2_base": 64, "sd21": 96, "sdxl": 128}
 PREDICTION = {"sd21": "v_prediction"}
+CASCADE = {"cascade_c": {"prior": 3_589_103_632, "image_encoder": 303_966_208, "text_encoder": BIG_G}}
+CASCADE |= {"cascade_b": {"decoder": 1_562_941_136, "vqgan": 18_406_894, "text_encoder": BIG_G}}
 
 
 def numbers(name, component):
@@ -33,7 +44,8 @@ def size(net):
 
 
 def test_the_tables_and_the_folders_agree():
-    assert architectures.names() == sorted(architectures.HUB_IDS) == sorted(UNET)
+    folders = [folder.name for folder in architectures.FOLDER.iterdir() if folder.is_dir()]
+    assert sorted(architectures.names()) == sorted(folders) == sorted([*UNET, *CASCADE])
     ids = [hub_id for own in architectures.HUB_IDS.values() for hub_id in own]
     assert len(ids) == len({hub_id.lower() for hub_id in ids})
 
@@ -51,12 +63,27 @@ def test_networks_have_the_published_sizes(name):
     assert sum(text.config.hidden_size for text in texts) == unet.config.cross_attention_dim
 
 
-@pytest.mark.parametrize("name", sorted(UNET))
+@pytest.mark.parametrize("name", CASCADE)
+def test_networks_of_stable_cascade_have_the_published_sizes(name):
+    kinds = {"image_encoder": (CLIPVisionConfig, CLIPVisionModelWithProjection), "vqgan": (None, PaellaVQModel)}
+    kinds |= {"text_encoder": (CLIPTextConfig, CLIPTextModelWithProjection)}
+    for component, count in CASCADE[name].items():
+        config, kind = kinds.get(component, (None, StableCascadeUNet))
+        said = numbers(name, component)
+        with torch.device("meta"):
+            assert size(kind(config(**said)) if config else kind.from_config(said)) == count
+    sizes_of = cascade_sizes.STAGE_C["3.6B"] if name == "cascade_c" else cascade_sizes.STAGE_B["3B"]
+    own = numbers(name, next(iter(CASCADE[name])))
+    assert {key: own[key] for key in sizes_of} == sizes_of
+    assert numbers(name, "scheduler") == {"_class_name": "DDPMWuerstchenScheduler", "s": 0.008, "scaler": 1.0}
+
+
+@pytest.mark.parametrize("name", [*sorted(UNET), *CASCADE])
 def test_the_index_names_the_networks_that_are_there(name):
     index = json.loads((architectures.FOLDER / name / "model_index.json").read_text(encoding="utf-8"))
     folders = {path.name for path in (architectures.FOLDER / name).iterdir() if path.is_dir()}
     components = {part for part, value in index.items() if isinstance(value, list)}
-    assert components - {"tokenizer", "tokenizer_2"} == folders
+    assert components - {"tokenizer", "tokenizer_2", "feature_extractor"} == folders
     for part in folders - {"scheduler"}:
         config = numbers(name, part)
         assert index[part][1] == config.get("_class_name", config.get("architectures", [None])[0])

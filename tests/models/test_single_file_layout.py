@@ -21,7 +21,7 @@ from daguerre.models.single_file import compatibility, configs, keys, layout, lo
 from daguerre.models.single_file.configs import of_architecture, of_file, shapes
 from daguerre.models.single_file.keys import with_wrapper
 from daguerre.models.single_file.layout import LAYOUTS
-from daguerre.models.weights import architectures, files
+from daguerre.models.weights import files
 
 V = {"v_pred": torch.empty(0)}
 EPSILON = {"modelspec.prediction_type": "epsilon"}
@@ -40,7 +40,7 @@ def published(name):
     return numbers, found
 
 
-@pytest.mark.parametrize("name", architectures.names())
+@pytest.mark.parametrize("name", configs.OF_LAYOUTS)
 def test_published_models_are_recognised_by_names_and_shapes(name):
     numbers, found = published(name)
     marks = V if numbers.scheduler.get("prediction_type") == "v_prediction" else {}
@@ -52,7 +52,7 @@ def test_published_models_are_recognised_by_names_and_shapes(name):
         of_file(found | {f"{layout.UNET}middle_block.1.proj_in.weight": wrong}, EPSILON)
 
 
-@pytest.mark.parametrize("name", architectures.names())
+@pytest.mark.parametrize("name", configs.OF_LAYOUTS)
 def test_names_and_shapes_are_those_of_diffusers_own_converters(name):
     numbers, found = published(name)
     assert_alike(convert_ldm_unet_checkpoint(found, numbers.configs["unet"]), numbers, "unet")

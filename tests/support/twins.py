@@ -21,6 +21,7 @@ import numpy as np
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from shards import write as write_tar
+from tiny_cascade import EFFNET, PREVIEWER, write_decoder, write_prior
 from tiny_models import write_sd, write_sdxl
 
 from daguerre.config import recipe
@@ -31,10 +32,18 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "sd2_base": lambda folder: write_sd(folder, version=2, prediction_type="epsilon"),
     "sd21": lambda folder: write_sd(folder, version=2),
     "sdxl": write_sdxl,
+    "cascade_c": write_prior,
+    "cascade_b": write_decoder,
 }
 """Tiny pipelines by the architecture that they stand for."""
 IMAGES = 8
 RESOLUTION_PX = 16
+SIZES = {"data.resolution": 96, "sampling.height": 64, "sampling.width": 64}
+BESIDE: dict[str, dict[str, Any]] = {
+    "cascade_c": {"model.effnet": EFFNET, "model.previewer": PREVIEWER, **SIZES},
+    "cascade_b": {"model.effnet": EFFNET, **SIZES},
+}
+"""By architecture: networks that the family takes from elsewhere, and sizes that its networks can have."""
 SHORT = {
     "training.duration": "2 steps",
     "training.global_batch_size": 2,
@@ -92,7 +101,7 @@ class Twins:
         said = tree(name)
         changes = SHORT | self._images(said)
         if base(name) is not None:
-            changes |= self._model(said["model"]) | self._data(said["data"])
+            changes |= self._data(said["data"]) | self._model(said["model"])
         return [f"{path}={value}" for path, value in changes.items()]
 
     def pipeline(self, kind: str) -> Path:
@@ -119,6 +128,7 @@ class Twins:
         found = architectures.find(model["pretrained_model_name_or_path"])
         assert found is not None, "the numbers of a recipe's base ship with the package: architectures/"
         changes: dict[str, Any] = {"model.pretrained_model_name_or_path": self.pipeline(found.name)}
+        changes |= BESIDE.get(found.name, {})
         for component, place in model.items():
             if component not in ("family", "pretrained_model_name_or_path") and "/" in str(place):
                 assert place.endswith(".safetensors"), f"model.{component}: teach twins.py this kind of place"

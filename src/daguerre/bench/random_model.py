@@ -4,7 +4,7 @@ How fast a network trains does not depend on what it has learnt. For a base that
 the package and CLIP's own words make a folder from which the networks are built at random; nothing is downloaded.
 """
 
-import json
+import shutil
 from pathlib import Path
 
 from daguerre.config.config import Config
@@ -32,9 +32,13 @@ def at_hand(config: Config, folder: Path) -> tuple[Config, str]:
             code="missing",
             setting="model.pretrained_model_name_or_path",
         )
-    base = _write(architecture.name, model.networks(), folder / architecture.name)
+    base = _write(architecture, model, folder / architecture.name)
     changes = {"pretrained_model_name_or_path": str(base), "revision": None, "scheduler": BASE}
-    changes |= {name: None for name, own in model.places.items() if not isinstance(own, dict)}
+    changes |= {
+        name: None if (base / name).is_dir() else {}  # of networks in files of their own, the published numbers
+        for name, own in model.places.items()
+        if not isinstance(own, dict)
+    }
     changes |= dict.fromkeys(model.tokenizers(), BASE)
     # `variant` means weights, of which none are read.
     changed = type(model).model_validate(model.model_dump(exclude={"variant"}) | changes)
@@ -49,16 +53,13 @@ def _is_here(wanted: Wanted) -> bool:
     return found is not None and not resolve.missing_files(found, wanted.needed)
 
 
-def _write(architecture: str, components: tuple[str, ...], folder: Path) -> Path:
+def _write(architecture: Path, model: PretrainedSettings, folder: Path) -> Path:
     """A pipeline's folder without weights: configs and tokenizers."""
-    numbers = configs.of_architecture(architecture, components)
-    for name, own in numbers.configs.items():
+    for name in (*model.networks(), "scheduler"):
+        if (architecture / name).is_dir():
+            shutil.copytree(architecture / name, folder / name, dirs_exist_ok=True)
+    for name in model.tokenizers():
         (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / name / "config.json").write_text(json.dumps(own), encoding="utf-8")
-    for name, kept in numbers.tokenizers.items():
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        for file, content in configs.tokenizer_files(kept).items():
+        for file, content in configs.tokenizer_files({"pad": configs.padding(architecture.name, name)}).items():
             (folder / name / file).write_bytes(content)
-    (folder / "scheduler").mkdir(exist_ok=True)
-    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(numbers.scheduler), encoding="utf-8")
     return folder

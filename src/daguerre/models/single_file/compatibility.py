@@ -13,9 +13,14 @@ from diffusers import AutoencoderKL
 from torch import Tensor
 
 from daguerre.models import vae
-from daguerre.models.single_file.configs import PipelineConfigs, guessed_prediction, of_architecture, shapes
+from daguerre.models.single_file.configs import (
+    OF_LAYOUTS,
+    PipelineConfigs,
+    guessed_prediction,
+    of_architecture,
+    shapes,
+)
 from daguerre.models.single_file.layout import PLAYGROUND, V_PREDICTION, ZERO_TERMINAL_SNR
-from daguerre.models.weights import architectures
 
 SCALING_FACTORS = {"sd1": 0.18215, "sd2": 0.18215, "sdxl": 0.13025}
 PLAYGROUND_MEAN = (-1.6574, 1.886, -1.383, 2.5155)
@@ -63,7 +68,7 @@ def _known(pipeline: PipelineConfigs) -> PipelineConfigs | None:
     """The shipped architecture with the same names and shapes in every network, with `whole_text`."""
     configs = pipeline.configs | {"text_encoder": whole_text(pipeline)}
     wanted = {name: shapes(name, config) for name, config in configs.items()}
-    for name in architectures.names():
+    for name in OF_LAYOUTS:
         other = of_architecture(name, tuple(configs))
         if other.layout == pipeline.layout and all(shapes(n, c) == wanted[n] for n, c in other.configs.items()):
             return other

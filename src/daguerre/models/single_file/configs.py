@@ -40,6 +40,9 @@ KINDS: dict[str, Any] = {
     "text_encoder": CLIPTextModel,
     "text_encoder_2": CLIPTextModelWithProjection,
 }
+OF_LAYOUTS = {"sd1": "sd1", "sd2_base": "sd2", "sd21": "sd2", "sdxl": "sdxl"}
+"""The shipped architectures that one file can hold all of, and their layouts."""
+_TOKENIZERS = {"text_encoder": "tokenizer", "text_encoder_2": "tokenizer_2"}
 Shape = tuple[int, ...]
 _TOKENIZER_FILE = re.compile(r"pad|\w[\w-]*\.(json|txt|model)")
 _CLASSES = re.compile(
@@ -141,16 +144,21 @@ def _unexpected(pipeline: PipelineConfigs) -> list[str]:
 def of_architecture(name: str, wanted: tuple[str, ...]) -> PipelineConfigs:
     """The shipped configs of an architecture for some of its networks, with CLIP's own words."""
     folder = architectures.FOLDER / name
-    layout = {"sdxl": "sdxl", "sd1": "sd1"}.get(name, "sd2")
+    layout = OF_LAYOUTS[name]
     own = {part: read_json(folder / part / "config.json") for part in LAYOUTS[layout] if part in wanted}
-    pads = {"text_encoder": "!" if layout == "sd2" else tokenizers.END, "text_encoder_2": "!"}
     return PipelineConfigs(
         layout,
         own,
         read_json(folder / "scheduler" / "scheduler_config.json"),
         read_json(folder / "model_index.json"),
-        {part.replace("text_encoder", "tokenizer"): {"pad": pads[part]} for part in own if part in pads},
+        {tokenizer: {"pad": padding(name, tokenizer)} for part in own if (tokenizer := _TOKENIZERS.get(part))},
     )
+
+
+def padding(architecture: str, tokenizer: str) -> str:
+    """The word with which a tokenizer of a shipped architecture fills captions up."""
+    is_open_clip = tokenizer == "tokenizer_2" or OF_LAYOUTS.get(architecture) == "sd2"
+    return "!" if is_open_clip else tokenizers.END
 
 
 def shapes(component: str, config: Mapping[str, Any]) -> dict[str, Shape]:
@@ -183,7 +191,7 @@ def _architecture(found: Mapping[str, Shape], prediction: str) -> str:
             setting="model.vae",
         )
     differs = {}
-    for name in architectures.names():
+    for name in OF_LAYOUTS:
         pipeline = of_architecture(name, parts)
         if layout not in (None, pipeline.layout) or len(pipeline.configs) < len(parts):
             continue
@@ -195,7 +203,7 @@ def _architecture(found: Mapping[str, Shape], prediction: str) -> str:
     listed = "; ".join(f"{name}: {difference}" for name, difference in differs.items())
     raise UserError(
         f"its {', '.join(parts)} have the layout of Stable Diffusion, but not the shapes of a known model "
-        f"({listed}). Known are {', '.join(architectures.names())}, and any file that `daguerre convert export` wrote",
+        f"({listed}). Known are {', '.join(OF_LAYOUTS)}, and any file that `daguerre convert export` wrote",
         code="unsupported",
     )
 

@@ -39,8 +39,10 @@ HUB_IDS: dict[str, tuple[str, ...]] = {
         "ByteDance/SDXL-Lightning",
         "madebyollin/sdxl-vae-fp16-fix",
     ),
+    "cascade_c": ("stabilityai/stable-cascade-prior",),
+    "cascade_b": ("stabilityai/stable-cascade",),
 }
-"""Hub ids by the folder that has their numbers."""
+"""Hub ids by the folder that has their numbers, those first that most models are of."""
 
 MOVED = {
     "runwayml/stable-diffusion-v1-5": "stable-diffusion-v1-5/stable-diffusion-v1-5",
@@ -56,7 +58,7 @@ _NAMES = {hub_id.lower(): name for name, hub_ids in HUB_IDS.items() for hub_id i
 
 def names() -> list[str]:
     """Names of the architectures that come with the package."""
-    return sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir())
+    return list(HUB_IDS)
 
 
 def moved(hub_id: str) -> str | None:
