@@ -417,7 +417,7 @@ CASCADE = [
     alias("wandb_entity=x", logging__trackers__wandb__entity="x"),
     refused("controlnet_blocks=[0, 4]", LATER),
     refused("controlnet_filter=CannyFilter", LATER),
-    alias("module_filters=['.attn']", adapters__lora__targets=["*.attn*"], adapters__lora__alpha=1.0),
+    alias("module_filters=['.attn']", adapters__lora__targets=["*.to_*"], adapters__lora__alpha=1.0),
     alias("rank=4", "module_filters=['.attn']", adapters__lora__rank=4, adapters__lora__alpha=1.0),
     alias("train_tokens=[['^snail', null]]", adapters__tokens__existing=["^snail"]),
     alias("effnet_checkpoint_path=x.safetensors", "model_version=3.6B", model__effnet="x.safetensors"),

@@ -203,7 +203,10 @@ REFUSED = [
     (["lora", "LORA", "format=kohya"], "no output given"),
     (["lora", "LORA", "format=kohya", "out=x"], "writes a .safetensors file"),
     (["lora", "LORA", "format=peft", "out=x.safetensors"], "a folder for each component"),
-    (["lora", "LORA", "format=kohya", "out=x.safetensors"], "fits none of sd1, sd21, sd2_base, sdxl"),
+    (
+        ["lora", "LORA", "format=kohya", "out=x.safetensors"],
+        "of sd1, sd2_base, sd21, sdxl, cascade_c, cascade_b",
+    ),
     (["lora", "LORA", "format=kohya", "out=x.safetensors", "base=nowhere"], "there is no such place"),
     (["lora", "nowhere", "format=kohya", "out=x.safetensors"], "there is no such file"),
     (["merge", "BASE", "out=x"], "give a model and use"),

@@ -25,7 +25,7 @@ UNET |= {"cascade_c": 3_589_103_632, "cascade_b": 1_562_941_136}
 OF_OTHER_SIZES = {"cascade_c_1b": 1_030_785_040, "cascade_b_700m": 699_471_248}
 """Of recipes whose denoiser is not the base's."""
 LORA = {"sd15_lora": 3_188_736, "sdxl_lora": 46_448_640, "sdxl_dreambooth_lora": 23_224_320}
-LORA |= {"sdxl_pivotal": 23_224_320}
+LORA |= {"sdxl_pivotal": 23_224_320, "cascade_c_lora": 16_777_216}
 """Of rank 16 on attention: four times the 797,184 that peft counts at rank 4."""
 CONTROLNET = {"sd15_controlnet": 361_279_120, "sdxl_controlnet": 1_251_014_160}
 TOKENS = {"sd15_textual_inversion": [768], "sdxl_textual_inversion": [768, 1280], "sdxl_pivotal": [2 * 768, 2 * 1280]}

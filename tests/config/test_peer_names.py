@@ -125,7 +125,7 @@ CARRIED = [
     ("loraplus_unet_lr_ratio=4", {"optimizer.learning_rate_factors": {"unet.*.lora_B.*": 4.0}}),
     ("loraplus_text_encoder_lr_ratio=4", {"optimizer.learning_rate_factors": {"text_encoder*.lora_B.*": 4.0}}),
     ("lora_layers=to_q, to_v", {"adapters.lora.targets": ["to_q", "to_v"]}),
-    ("module_filters=['.attn']", {"adapters.lora.targets": ["*.attn*"]}),
+    ("module_filters=['.attn']", {"adapters.lora.targets": ["*.to_*"]}),
     ("network_module=networks.lora", {"adapters.lora.rank": 4, "adapters.lora.alpha": 1.0}),
     # our own, which a pattern must not catch
     ("cache_gb=5", {"data.cache_gb": 5.0}),

@@ -85,7 +85,7 @@ SAME: dict[str, set[str]] = {
     | _NUMBERS
     | _PREDICTED
     | _WHICH,
-    "Stable Cascade": (_ALIKE - _OF_SD - {"data.buckets.step"})
+    "Stable Cascade": (_ALIKE - _OF_SD)
     | _CASCADE
     | {"seed", "data.crop", "data.source", "data.resolution", "training.max_grad_norm", "training.frozen_precision"}
     | {"training.stochastic_rounding", "optimizer.learning_rate", "ema.enabled", "ema.name", "ema.decay"}

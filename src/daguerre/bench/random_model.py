@@ -6,6 +6,7 @@ the package and CLIP's own words make a folder from which the networks are built
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from daguerre.config.config import Config
 from daguerre.errors import UserError
@@ -33,7 +34,7 @@ def at_hand(config: Config, folder: Path) -> tuple[Config, str]:
             setting="model.pretrained_model_name_or_path",
         )
     base = _write(architecture, model, folder / architecture.name)
-    changes = {"pretrained_model_name_or_path": str(base), "revision": None, "scheduler": BASE}
+    changes: dict[str, Any] = {"pretrained_model_name_or_path": str(base), "revision": None, "scheduler": BASE}
     changes |= {
         name: None if (base / name).is_dir() else {}  # of networks in files of their own, the published numbers
         for name, own in model.places.items()

@@ -122,7 +122,9 @@ def _adapters(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) ->
         for component in reached:
             if component not in able:
                 there = f"there are {', '.join(able)}" if able else "it always trains all of its networks"
-                text = f"{component} is not a component that model.family={model.family} can train; {there}"
+                frozen = "it reads or makes images, and what is trained relies on it as it is; "
+                why = frozen if component in model.components else ""
+                text = f"{component} is not a component that model.family={model.family} can train; {why}{there}"
                 found.append(Problem(f"adapters.{name}", text))
                 continue
             for other in owners.setdefault(component, []):

@@ -1,5 +1,8 @@
 """Stable Cascade's configs, which stable_cascade.yaml explains."""
 
+import json
+
+from daguerre.config.aliases import lora, tokens
 from daguerre.config_import.reader import Reading, tables
 
 TABLES = tables("stable_cascade")
@@ -9,9 +12,10 @@ _OF_B = ("3B", "700M")
 def convert(reading: Reading) -> None:
     is_b = str(reading.get("model_version")) in _OF_B
     reading.take(TABLES["first"])
+    reading.alias("model_version")
     if is_b:
         reading.take(TABLES["of_b"])
-    reading.alias("model_version")
+    _adapters(reading)
     reading.assume({"model.family": "cascade_c", "data.source": "webdataset"})
     reading.aliases()
     reading.assume({"ema.enabled": any(path.startswith("ema.") for path in reading.values)})
@@ -20,3 +24,21 @@ def convert(reading: Reading) -> None:
     if is_b:
         reading.assume(TABLES["unasked_of_b"])
     reading.assume(TABLES["unasked"])
+
+
+def _adapters(reading: Reading) -> None:
+    """A LoRA, and the words that are trained beside it."""
+    if "rank" in reading.whole or "module_filters" in reading.whole:
+        reading.assume({"adapters.lora.name": "lora"})
+        reading.carry("rank", "adapters.lora.rank")
+    filters, words = reading.get("module_filters"), reading.get("train_tokens")
+    if isinstance(filters, list):
+        targets = [lora.in_diffusers(str(part)) for part in filters]
+        own = {"adapters.lora.targets": targets, "adapters.lora.alpha": 1.0}
+        reading.carry_all("module_filters", own, "in diffusers' names; alpha is 1 there, whatever the rank")
+    if words == []:
+        reading.notice("train_tokens", "no tokens are trained")
+    elif words is not None:
+        found = dict(tokens.train_tokens("train_tokens", json.dumps(words)).values)
+        own = {path.replace("adapter.", "adapters.tokens."): json.loads(value) for path, value in found.items()}
+        reading.carry_all("train_tokens", {"adapters.tokens.name": "tokens", **own})

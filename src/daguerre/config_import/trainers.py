@@ -69,4 +69,5 @@ def typed(values: Mapping[str, Any]) -> Tree:
         leaf = known.get(source_forms.long(path, only) if only else path)
         if isinstance(value, str) and value != REQUIRED and leaf is not None:
             tree = recipe.merge(tree, overrides.nested(path, overrides.typed(value, leaf.field.annotation)))
+    assert tree.keys() <= {*ORDER}, "a short form, such as adapter: it would be left out"
     return {name: tree[name] for name in ORDER if name in tree}

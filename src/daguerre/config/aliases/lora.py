@@ -101,10 +101,18 @@ def beside(key: str, text: str, look: Callable[[str], str | None]) -> Meaning:
     return Meaning((("adapter.name", "lora"), (alone[key], text)))
 
 
+def in_diffusers(part: str) -> str:
+    """A pattern of diffusers' names for a part of Stability's: attention's products are `attn` and `attn.out_proj`
+    there, `to_q`, `to_k`, `to_v` and `to_out.0` here."""
+    for theirs, ours in (("attn.out_proj", "to_out.0"), ("out_proj", "to_out.0"), ("attn", "to_")):
+        part = part.replace(theirs, ours)
+    return f"*{part}*"
+
+
 def filters(key: str, text: str) -> Meaning:
     """Stable Cascade's `module_filters`: parts of the names of the layers that get an addition, whose alpha is 1."""
     parts = [part.strip(" '\"") for part in text.strip("[] ").split(",") if part.strip()]
-    targets = json.dumps([f"*{part}*" for part in parts])
+    targets = json.dumps([in_diffusers(part) for part in parts])
     values = (("adapter.name", "lora"), ("adapter.targets", targets))
     return Meaning(values, implied=(("adapter.alpha", lambda: "1"),))
 

@@ -13,7 +13,7 @@ from daguerre.models.single_file.keys import with_wrapper
 from daguerre.models.weights import architectures
 from daguerre.models.weights.files import read_json
 
-_EXTENDED = ("unet", "text_encoder", "text_encoder_2")
+_EXTENDED = ("unet", "prior", "decoder", "text_encoder", "text_encoder_2")
 """Components that LoRAs are for."""
 
 

@@ -1,10 +1,10 @@
 """Files of additions to layers in the names of kohya's sd-scripts (and of LyCORIS), which ComfyUI and A1111 read.
 
 A module is `lora_unet_` and its path with underscores for dots, of SDXL's UNet the path of the original layout; text
-encoders are `lora_te_`, or `lora_te1_` and `lora_te2_`. Programs multiply an addition by alpha / rank, and some take
-one alpha for all modules: every module of a file has the same one here, and the rest of its strength is multiplied into
-one of its factors. Sources: kohya-ss/sd-scripts networks/lora.py; KohakuBlueleaf/LyCORIS; Comfy-Org/ComfyUI
-comfy/lora.py.
+encoders are `lora_te_`, or `lora_te1_` and `lora_te2_`. Stable Cascade has `lora_prior_unet_` and `lora_prior_te_`
+(models/cascade/lora_names.py). Programs multiply an addition by alpha / rank, and some take one alpha for all modules:
+every module of a file has the same one here, and the rest of its strength is multiplied into one of its factors.
+Sources: kohya-ss/sd-scripts networks/lora.py; KohakuBlueleaf/LyCORIS; Comfy-Org/ComfyUI comfy/lora.py.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from daguerre.checkpoint.atomic import write_durably
 from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
+from daguerre.models.cascade import lora_names
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header
 from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DOWN, MAGNITUDE, UP, Addition
@@ -27,7 +28,8 @@ NAMES = {DOWN: "lora_down.weight", UP: "lora_up.weight"}
 
 def has_names(network: nn.Module) -> bool:
     """True of networks for whose layers sd-scripts has names."""
-    return type(network).__name__ in ("UNet2DConditionModel", "CLIPTextModel", "CLIPTextModelWithProjection")
+    known = ("UNet2DConditionModel", "CLIPTextModel", "CLIPTextModelWithProjection", lora_names.CLASS)
+    return type(network).__name__ in known
 
 
 def write(
@@ -66,8 +68,12 @@ def module_names(component: str, networks: Mapping[str, nn.Module], layers: Iter
     """kohya's name of each layer of a component."""
     texts = sorted(name for name in networks if name.startswith("text_encoder"))
     if component in texts:
-        prefix = f"te{texts.index(component) + 1}" if len(texts) > 1 else "te"
+        cascade = any(map(lora_names.is_one, networks.values()))
+        prefix = f"te{texts.index(component) + 1}" if len(texts) > 1 else "prior_te" if cascade else "te"
         paths = {layer: keys.with_wrapper(layer) for layer in layers}
+    elif lora_names.is_one(networks[component]):
+        prefix = lora_names.prefix(networks[component]).removeprefix("lora_")
+        paths = {layer: lora_names.path(networks[component], layer) for layer in layers}
     elif header.is_sdxl(networks):
         prefix, original = "unet", original_names(networks[component])
         paths = {layer: original[layer] for layer in layers}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
+from daguerre.models.cascade import lora_names
 from daguerre.models.lora_files import header, kohya, peft
 from daguerre.models.lora_files.addition import (
     ALPHA,
@@ -89,8 +90,9 @@ def read(path: Path, networks: Mapping[str, nn.Module]) -> dict[str, list[Additi
         UserError: for a file that is not wholly understood, or made for another model.
     """
     place = find(path)
-    contents = contents_of(place)
-    check_is_lora(place, contents.tensors)
+    contents = _with_names(place, contents_of(place), networks)
+    cascade = any(map(lora_names.is_one, networks.values()))
+    check_is_lora(place, [name for name in contents.tensors if not (cascade and name.startswith("lora_prior_"))])
     layers = _layers(networks)
     modules: dict[_Place, dict[str, tuple[str, Tensor]]] = {}
     unknown = set[str]()
@@ -126,6 +128,16 @@ def _instead(path: Path) -> str:
         if (config := place / "config.json").is_file() and b"ControlNetModel" in config.read_bytes():
             return f"it is a ControlNet, which `daguerre generate` takes as controlnets='{{{path}: 1}}'"
     return "give a .safetensors file, or the folder of a LoRA's run"
+
+
+def _with_names(place: Path, contents: Contents, networks: Mapping[str, nn.Module]) -> Contents:
+    """The tensors of a file of Stability's by the names of Stage C's layers, which it only numbers."""
+    if not lora_names.is_numbered(contents.tensors):
+        return contents
+    for component, network in networks.items():
+        if lora_names.is_one(network):
+            return contents._replace(tensors=lora_names.named(place, contents.tensors, component, network))
+    raise UserError(f"{place} is a LoRA for Stage C of Stable Cascade, which this model is not", code="unsupported")
 
 
 def find(path: Path) -> Path:
@@ -233,7 +245,9 @@ def _kohya_names(component: str, networks: Mapping[str, nn.Module], layers: list
     """Names of sd-scripts and LyCORIS, and the layer of each; of a UNet all that ComfyUI has for it."""
     for layer, name in kohya.module_names(component, networks, layers).items():
         yield name, layer
-        if name.startswith("lora_unet_"):
+        if lora_names.is_one(networks[component]):  # and with diffusers' names of attention's products
+            yield f"{lora_names.prefix(networks[component])}_{layer.replace('.', '_')}", layer
+        elif name.startswith("lora_unet_"):
             flat = layer.replace(".", "_")
             yield from ((f"lora_unet_{flat}", layer), (f"lycoris_{flat}", layer))
         else:  # sd-scripts and LyCORIS write so with transformers 5.6 and later

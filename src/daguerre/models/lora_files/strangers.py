@@ -1,10 +1,8 @@
 """Files that people give as LoRAs and that are none, by the names of their tensors."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-
-from torch import Tensor
 
 from daguerre.errors import UserError
 
@@ -27,9 +25,9 @@ _KINDS = (
 _FACTOR = re.compile(r".*(lora|hada|lokr|alpha).*")
 
 
-def check_is_lora(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def check_is_lora(path: Path, names: Iterable[str]) -> None:
     """UserError for a file of another kind, with its name."""
-    if (kind := _kind(tensors)) is not None:
+    if (kind := _kind(names)) is not None:
         raise UserError(f"{path} is {kind}", code="unsupported")
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AutoencoderKL, StableCascadeUNet, UNet2DConditionModel
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
@@ -39,6 +39,8 @@ KINDS: dict[str, Any] = {
     "vae": AutoencoderKL,
     "text_encoder": CLIPTextModel,
     "text_encoder_2": CLIPTextModelWithProjection,
+    "prior": StableCascadeUNet,
+    "decoder": StableCascadeUNet,
 }
 OF_LAYOUTS = {"sd1": "sd1", "sd2_base": "sd2", "sd21": "sd2", "sdxl": "sdxl"}
 """The shipped architectures that one file can hold all of, and their layouts."""
