@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +116,5 @@ def _in_order(network: nn.Module, patterns: list[str]) -> list[tuple[str, ...]]:
 
 def _shape(network: nn.Module, layers: tuple[str, ...]) -> tuple[int, int]:
     """Rows of these layers in all, and columns."""
-    weights = [network.get_submodule(layer).weight for layer in layers]
-    assert all(isinstance(weight, Tensor) for weight in weights)
+    weights: list[Any] = [network.get_submodule(layer).weight for layer in layers]
     return sum(len(weight) for weight in weights), weights[0].shape[1]

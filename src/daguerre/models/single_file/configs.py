@@ -12,7 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, StableCascadeUNet, UNet2DConditionModel
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers.models.unets.unet_stable_cascade import StableCascadeUNet
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
