@@ -44,7 +44,7 @@ def storages(tensors: Iterable[Tensor | None]) -> int:
 
 def held(config: Config, mesh: Mesh, rank: int) -> dict[str, int]:
     """Bytes by kind in an update on this rank, and the peak of another."""
-    parts = build(config)
+    parts = build(config, trains=True)
     group = dist.group.WORLD
     assert group is not None
     agreement = Agreement(group)

@@ -70,7 +70,7 @@ class Update(Variant):
         self._waited = 0.0
         config, self.notice = random_model.at_hand(config, folder)
         self.config = config
-        self.parts = built(config, random_weights=bool(self.notice))
+        self.parts = built(config, random_weights=bool(self.notice), trains=True)
         sizes = batch_sizes(config)
         check_uncut_batches(config, self.parts.objective, sizes)
         self.samples, self.compute = sizes.whole, self.parts.numerics.compute
@@ -154,9 +154,10 @@ KINDS: dict[str, Callable[[Config, Options, Path], Variant]] = {"step": Update, 
 """Variants by `part`."""
 
 
-def built(config: Config, random_weights: bool) -> Components:
+def built(config: Config, random_weights: bool, trains: bool = False) -> Components:
     """The parts of a run. Random weights are initialized on their device: billions of them take long on a CPU."""
-    return build(config, init_device=device.choose_device(config.training.device) if random_weights else None)
+    init_device = device.choose_device(config.training.device) if random_weights else None
+    return build(config, init_device=init_device, trains=trains)
 
 
 def step_flops(config: Config, parts: Components) -> float:

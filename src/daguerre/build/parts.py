@@ -96,10 +96,12 @@ def build(
     device: torch.device | None = None,
     init_device: torch.device | None = None,
     networks: tuple[Family, Attached] | None = None,
+    trains: bool = False,
 ) -> Components:
     """Loads the family and attaches the adapters, unless `networks` have come from `load`; builds the objective, and
     moves the networks to the device of the run: by default the one that the recipe names. Networks without weights draw
-    theirs on the CPU, or on `init_device`."""
+    theirs on the CPU, or on `init_device`. The net that `trains` has its weights in training.weights_dtype before it is
+    moved, as the device may have no room for it in float32."""
     device = device or devices.choose_device(config.training.device)
     devices.prepare(config.training, device)
     if networks is None:
@@ -107,6 +109,8 @@ def build(
             networks = load(config)
     family, attached = networks
     quantized_base.quantize(config.training.base_precision, family, device)
+    if trains:
+        dtypes.choose(config.training, device).store(attached.net, attached.float32)
     encoders.moved(attached.net, device)
     return _assembled(config, family.to(device), attached, device)
 

@@ -57,7 +57,6 @@ def shard_networks(config: Config, parts: Components, processes: Processes, mesh
     there = {name: network for name, network in parts.family.components.items() if name not in absent}
     still = frozen(parts.net, there)
     check_same_weights({"what is trained": parts.net, **still}, processes.agreement)
-    parts.numerics.store(parts.net, parts.attached.float32)
     axis_rules = config.mesh.logical_axis_rules
     notices = sharding_rules.check(axis_rules, mesh)
     grid = parallelize.device_mesh(mesh, parts.device.type)

@@ -161,7 +161,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     base = base_digests.of(config, *networks)
     if point.checkpoint is not None:
         base_digests.check_same_base(point.documents.get("base"), base, point.checkpoint.name)
-    parts = build(config, processes.device, networks=networks)
+    parts = build(config, processes.device, networks=networks, trains=True)
     samples.check(config, parts)
     notices = [*loaded.notices, *point.notices, *sizes.notices]
     notices += [
