@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 from daguerre import keys
 from daguerre.adapters.adapter import CAPTIONS, Trainable
-from daguerre.adapters.lora_parts import from_file, inits
+from daguerre.adapters.lora_parts import forward, from_file, inits
 from daguerre.adapters.lora_parts.layers import FROM_BASE, IN_PEFT_LORA, LAYERS, Numbers, chosen, numbers
 from daguerre.adapters.settings import AdapterSettings, Part
 from daguerre.checkpoint.export import replaced
@@ -409,6 +409,7 @@ def _inject(
             layer.lora_dropout[inits.ADAPTER] = nn.Dropout(share)
         if settings.lora_fa:
             layer.lora_A.requires_grad_(False)
+    forward.lighten(wrapped.values())
 
 
 def _config(settings: Settings, rank: int, targets: Mapping[str, Numbers]) -> PeftConfig:
