@@ -78,6 +78,12 @@ def test_a_merged_addition_and_a_disabled_one_are_as_ever():
     assert torch.equal(own["linear"](x), net["linear"].get_base_layer()(x))
 
 
+def test_shapes_without_memory_are_computed():
+    """As `daguerre bench` counts a step."""
+    own, _ = both(lora_alpha=5)
+    assert own["linear"].to("meta")(torch.empty(3, 12, device="meta")).shape == (3, 10)
+
+
 def test_one_graph_has_them():
     own, _ = both(lora_alpha=4)
     x = torch.randn(3, 12)

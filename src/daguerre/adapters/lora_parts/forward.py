@@ -28,7 +28,7 @@ def _forward(layer: Any, x: Tensor) -> Tensor:
 
 def _addition(layer: Any, name: str, x: Tensor) -> Tensor:
     strength = layer.scaling[name]
-    if not torch.is_autocast_enabled(x.device.type):
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type):  # there is no autocast without memory
         x = layer._cast_input_dtype(x, layer.lora_A[name].weight.dtype)
     inner = layer.lora_A[name](layer.lora_dropout[name](x))
     if strength != 1 and abs(strength) in _POWERS:
