@@ -1,9 +1,10 @@
 """Runs of `daguerre train` on several processes, forked from one that has loaded everything: each starts at once.
 
 As a program: python forked_runs.py PLAN.json, which lists runs, one after the other:
-{"size": processes, "arguments": ["train", ...], "seen": FILE, "copies": [[FROM, TO], ...], "drops": [FOLDER, ...]}; the
-last two are copied and deleted before. Each process writes the names of the samples
-that it trained on to FILE-RANK, a line an update. The exit codes come as JSON.
+{"size": processes, "arguments": ["train", ...], "seen": FILE, "copies": [[FROM, TO], ...], "drops": [FOLDER, ...],
+"kill": N, "in": FOLDER}; copies are made and folders deleted before. The last process gets SIGKILL where it opens or
+renames a file in that folder for the N-th time, and so do the others then. Each process
+writes the names of the samples that it trained on to FILE-RANK, a line an update. The exit codes come as JSON.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ def _process(one: dict[str, Any], rank: int, port: int) -> int:
     os.dup2(log, 1)
     os.dup2(log, 2)
     _record_samples(f"{one['seen']}-{rank}")
+    if "kill" in one and rank == size - 1:
+        _killed(one["kill"], one["in"])
     return cli_main.run(one["arguments"])
 
 
@@ -117,7 +120,27 @@ def _forked(one: dict[str, Any]) -> list[int]:
                 sys.stdout.flush()
                 os._exit(code)
         pids.append(pid)
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    codes: dict[int, int] = {}
+    while len(codes) < len(pids):
+        pid, status = os.wait()
+        codes[pid] = os.waitstatus_to_exitcode(status)
+        for other in pids if codes[pid] == -signal.SIGKILL else []:
+            if other not in codes:
+                os.kill(other, signal.SIGKILL)
+    return [codes[pid] for pid in pids]
+
+
+def _killed(number: int, folder: str) -> None:
+    """Kills this process where it opens or renames a file in a folder for the `number`-th time."""
+    left = [number]
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("open", "os.rename") and str(arguments[0]).startswith(folder):
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
 
 
 def main(plan: str) -> None:
