@@ -382,7 +382,8 @@ def test_names_of_the_others_mean_the_same_alone(text):
         only_whole = line.key.startswith(("dataset.params.filters.", "model_version", "batch_size"))  # refused alone
         if line.kind != "carried" or value == REQUIRED or only_whole or not lookup.known(line.key):
             continue
-        meaning = dict(lookup.translate(line.key, text_of(value)).values)
+        translated = lookup.translate(line.key, text_of(value)).values
+        meaning = {path.replace("adapter.", "adapters.lora."): said for path, said in translated}
         for path, said in meaning.items():
             ours = reading.values.get(path, recipe.get(trainers.typed(reading.values), path))
             assert text_of(ours) == said or yaml.safe_load(said) == ours, line.key
