@@ -27,7 +27,7 @@ raise SystemExit(cli.run(["train", "quickstart", "run_name=extended", "model.fam
 
 def test_an_objective_a_source_a_family_an_adapter_and_a_condition_are_one_file_each(tmp_path):
     package = tmp_path / "daguerre"
-    shutil.copytree(ROOT / "src" / "daguerre", package, ignore=shutil.ignore_patterns("__pycache__", "assets"))
+    shutil.copytree(ROOT / "src" / "daguerre", package, ignore=shutil.ignore_patterns("assets"))
     blocks = BLOCK.findall((ROOT / "docs" / "extending.md").read_text(encoding="utf-8"))
     assert [path.split("/")[1] for path, _ in blocks] == ["objectives", "data", "families", "adapters", "conditions"]
     for path, code in blocks:

@@ -229,7 +229,10 @@ def test_other_meshes_learn_what_one_process_does(place, meshes):
 
 @pytest.mark.parametrize(
     "given",
-    [["training.gradient_checkpointing=true"], ["training.per_device_batch_size=4"]],
+    [
+        ["training.gradient_checkpointing=true"],
+        pytest.param(["training.per_device_batch_size=4"], marks=pytest.mark.long),
+    ],
     ids=["gradient checkpointing", "micro-batches"],
 )
 def test_what_only_says_how_to_compute_changes_nothing(place, given, request):

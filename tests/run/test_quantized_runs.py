@@ -48,6 +48,7 @@ def config(place: Place, *more: str) -> configs.Config:
     return configs.load(str(place.recipe), place.given("training.device=cpu", *more)).config
 
 
+@pytest.mark.long
 def test_a_run_goes_on_to_the_bit_and_its_files_are_the_usual_ones(place, capsys):
     assert place.train("plain", "training.base_precision=no") == errors.DONE
     assert place.train("stopped", "training.duration=2 steps") == errors.DONE

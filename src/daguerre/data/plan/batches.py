@@ -79,8 +79,9 @@ class BatchPlan:
 
     @cached_property
     def _chunk(self) -> int:
-        """Slots that are put into batches at a time: about a pass of small sources, for a quick start."""
-        indexes = sum(LARGEST_CHUNK if buckets is None else len(buckets) for buckets in self.buckets)
+        """Slots that are put into batches at a time, for a quick start: about a pass of small sources, and few of
+        endless ones, which have no buckets to sort by."""
+        indexes = sum(BLOCK if buckets is None else len(buckets) for buckets in self.buckets)
         return BLOCK * -(-min(LARGEST_CHUNK, max(indexes, 2 * self.batch_size)) // BLOCK)
 
     def _find(self, number: int) -> tuple[int, int]:
