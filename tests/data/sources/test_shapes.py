@@ -152,10 +152,12 @@ def test_a_number_of_images_means_these_again_and_again() -> None:
     assert {source.record(i).texts["text"] for i in range(0, 16 * 40, 16)} == every
 
 
-def test_sixteen_images_show_each_colour_and_background_twice() -> None:
+def test_sixteen_images_show_each_colour_and_background_twice_and_half_of_them_are_small() -> None:
     shown = shapes.combinations("train", ("moon",), 16)
-    for attribute, times in (("colour", {2}), ("background", {2}), ("size", {5, 6})):
-        assert set(Counter(getattr(c, attribute) for c in shown).values()) == times
+    for attribute in ("colour", "background"):
+        assert set(Counter(getattr(c, attribute) for c in shown).values()) == {2}
+    assert Counter(c.size for c in shown) == {"small": 8, "medium": 4, "large": 4}
+    assert {c.colour for c in shown if c.size == "small"} == set(shapes.COLOURS)
     assert {c.shape for c in shown} == {"moon"}
 
 

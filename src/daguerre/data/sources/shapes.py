@@ -224,17 +224,19 @@ def combinations(
 
 @functools.cache
 def _in_turn(shapes: tuple[Shape, ...], look: Look | None = None) -> tuple[Combination, ...]:
-    """All combinations once, in an order in which the first few have each shape, colour, background and size about
-    equally often; of a look all backgrounds, every second one first."""
+    """All combinations once, in an order in which each eight have each colour and each background once, and the first
+    eight are small, as small shapes are the hardest; of a look all backgrounds, every second one first."""
     if look is not None:
         others = [colour for colour in COLOURS if colour != look.colour]
         return tuple(Combination(look.size, look.colour, look.shape, b) for b in others[::2] + others[1::2])
     sizes, colours = [*RADII_PX], [*COLOURS]
     found = []
-    for i in range(len(sizes) * len(colours) * (len(colours) - 1)):
-        row, colour = divmod(i, len(colours))
-        background = (colour + 1 + 3 * row % (len(colours) - 1)) % len(colours)
-        found += [Combination(sizes[i % len(sizes)], colours[colour], shape, colours[background]) for shape in shapes]
+    for row in range(len(sizes) * (len(colours) - 1)):
+        third, step = divmod(row, len(colours) - 1)
+        for colour in range(len(colours)):
+            background = (colour + 1 + 3 * step % (len(colours) - 1)) % len(colours)
+            size = (third + step * (1 + colour % 2)) % len(sizes)  # small in the first row, larger in the second
+            found += [Combination(sizes[size], colours[colour], shape, colours[background]) for shape in shapes]
     return tuple(found)
 
 
