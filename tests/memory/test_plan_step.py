@@ -128,6 +128,15 @@ def test_a_twin_takes_what_was_predicted(recipe, more, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    "more", [[], ["training.gradient_checkpointing=false"], ["training.base_precision=int8"], ["weights_dtype=float32"]]
+)
+@pytest.mark.parametrize("recipe", ["sd15_lora", "sdxl_lora", "sd15_controlnet", "sdxl_controlnet"])
+def test_a_twin_with_an_adapter_takes_what_was_predicted(recipe, more, tmp_path):
+    compare(recipe, *Twins(tmp_path).overrides(recipe), *LARGER, *more)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", ["quickstart_vae", "quickstart_text"])
 def test_other_trainings_take_what_was_predicted(recipe):
     compare(recipe)

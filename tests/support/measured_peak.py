@@ -7,36 +7,36 @@ cannot see.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from daguerre.build.parts import Components, build
+from daguerre.build.parts import Components, begin, build
 from daguerre.config.config import Config
+from daguerre.data.loading.collate import absent
 from daguerre.data.plan.buckets import buckets
 from daguerre.training import step
-from daguerre.training.state import TrainState
-from daguerre.types import Batch
+from daguerre.types import IMAGE, Batch
 
 
 def batch(config: Config, parts: Components, samples: int) -> Batch:
     bucket = max(buckets(config.data), key=lambda each: each.area_px)
     keys = np.zeros((samples, 3), dtype=np.int64)
     pixels = torch.zeros(samples, 3, bucket.height_px, bucket.width_px, dtype=torch.uint8)
+    images = {IMAGE: pixels} | absent(parts.images, samples, bucket)
     names = ["an image of something " * 25] * samples
     sizes = np.full((samples, 6), bucket.height_px, dtype=np.int32)
-    made = Batch(keys, {"image": pixels}, names, torch.ones(samples), names, sizes)
-    return Batch(keys, {"image": pixels}, names, torch.ones(samples), names, sizes, parts.draws(made))
+    made = Batch(keys, images, names, torch.ones(samples), names, sizes)
+    return replace(made, draws=parts.draws(made))
 
 
 def measured(config: Config, samples: int, micro_batches: int = 1) -> int:
     """Bytes at the fullest moment of the third update."""
-    parts = build(config)
-    state = TrainState.start(
-        parts.net, parts.objective.learnt, config.optimizer, config.ema, parts.numerics, config.seed
-    )
+    parts = build(config, trains=True)
+    state = begin(config, parts)
     state.net.train()
     given = [batch(config, parts, samples)] * micro_batches
 
@@ -49,7 +49,7 @@ def measured(config: Config, samples: int, micro_batches: int = 1) -> int:
     networks = [parts.net, *parts.family.components.values()]
     held = [*(t for m in networks for t in [*m.parameters(), *m.buffers()])]
     held += [*state.optimizer.tensors().values(), *(t for some in state.ema.tensors().values() for t in some.values())]
-    held += [given[0].pixels_BCHW, *given[0].draws.values()]
+    held += [*given[0].images.values(), *given[0].draws.values()]
     return storages(held) + peak(update)
 
 
