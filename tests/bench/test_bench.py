@@ -335,7 +335,7 @@ def test_no_round_begins_for_which_there_is_no_time(clock):
 
 
 def test_a_budget_that_ends_while_something_is_built(tmp_path, monkeypatch):
-    def stubborn(config, init_device):
+    def stubborn(config, **more):
         for _ in range(10):
             with contextlib.suppress(Exception):
                 time.sleep(5)

@@ -138,6 +138,7 @@ def test_a_store_that_fails_a_fifth_of_all_requests(place, whole, faulty_s3):  #
     assert place.train("far", f"cache.path={url}", "cache.shard_mb=0.01") == errors.DONE
     assert place.numbers("far", "learning/loss") == place.numbers("near", "learning/loss")
     assert_equal(place.tensors("far"), place.tensors("near"))
+    assert main.run(["cache", "verify", str(place.recipe), *given, "rows=4"]) == errors.DONE
     seen = faulty_s3.proxy.seen
     hurt = [one for one in seen if one.fault]
     print(f"{len(hurt)} of {len(seen)} requests failed: {json.dumps(np.unique([h.fault for h in hurt]).tolist())}")

@@ -9,6 +9,7 @@ from faulty_store import SECRETS, Faults, s3  # noqa: F401
 from daguerre.errors import UserError
 from daguerre.storage import expand as storage_expand
 from daguerre.storage import io as storage_io
+from daguerre.storage.errors import BadName
 from daguerre.storage.expand import expand
 from daguerre.storage.location import Location, redacted
 
@@ -333,6 +334,24 @@ def test_a_listing_survives_faults(stored):
     expected = storage_io.listing("s3://bucket/")
     stored.proxy.faults = Faults(0.3)
     for _ in range(5):
+        assert storage_io.listing("s3://bucket/") == expected
+
+
+@pytest.mark.parametrize("readings", [1, None], ids=["once", "always"])
+def test_a_listing_is_read_again_when_it_has_a_name_that_cannot_be(stored, monkeypatch, readings):
+    expected, entries, bad = storage_io.listing("s3://bucket/"), storage_io.entries, []
+
+    def damaged(location):
+        if readings is None or len(bad) < readings:
+            bad.append(location)
+            raise BadName(location, "has a name that cannot be requested")
+        return entries(location)
+
+    monkeypatch.setattr(storage_io, "entries", damaged)
+    if readings is None:
+        with pytest.raises(BadName):
+            storage_io.listing("s3://bucket/")
+    else:
         assert storage_io.listing("s3://bucket/") == expected
 
 

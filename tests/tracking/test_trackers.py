@@ -333,6 +333,7 @@ def test_tensorboards_own_thread_that_loses_its_folder_is_no_fault_of_ours(tmp_p
     import torch.utils.tensorboard as library
 
     lines: list[str] = []
+    before = {*threading.enumerate()}  # with the writers of other tests, which go on
     monkeypatch.setattr(library, "SummaryWriter", partial(library.SummaryWriter, flush_secs=0))
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
@@ -347,7 +348,7 @@ def test_tensorboards_own_thread_that_loses_its_folder_is_no_fault_of_ours(tmp_p
         tracker.write(step, step, {"learning/loss": 0.5})
         sleep(0 if lines else 0.01)
     tracker.close()
-    for thread in threading.enumerate():
+    for thread in {*threading.enumerate()} - before:
         if "tensorboard" in type(thread).__module__:
             thread.join(60)
     assert len(lines) == 1

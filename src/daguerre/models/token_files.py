@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
+from daguerre.checkpoint.atomic import write_durably
+from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
 from daguerre.models.export.about import About
 from daguerre.models.lora_files import header
@@ -219,7 +220,7 @@ def _checked(path: Path, key: str, rows: Tensor, reader: TextEncoder) -> Tensor:
 
 def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     kept = {name: rows.detach().to("cpu", torch.float32, copy=True).contiguous() for name, rows in tensors.items()}
-    save_file(kept, path, {"format": "pt", **metadata})
+    write_durably(path, encode(kept, {"format": "pt", **metadata}))
     found, _ = _tensors(path)
     if found.keys() != kept.keys() or not all(torch.equal(found[name], rows) for name, rows in kept.items()):
         raise RuntimeError(f"{path.name} does not hold what was trained")

@@ -58,6 +58,10 @@ class Missing(StoreError, FileNotFoundError):
     """No file of that name exists."""
 
 
+class BadName(StoreError):
+    """A name that cannot be requested: of the file itself or, in a listing, of a file below it."""
+
+
 class NoRanges(StoreError):
     """A web server that sends files whole only."""
 
@@ -111,7 +115,7 @@ def translated(
     if isinstance(error, NotSupportedError):
         return NoRanges(location, "is on a server that only sends whole files (it does not support range requests)")
     if isinstance(error, InvalidPathError) or "Could not parse path" in text:
-        return StoreError(location, "has a name that cannot be requested: with an empty part (//), . or ..")
+        return BadName(location, "has a name that cannot be requested: with an empty part (//), . or ..")
     return _unanswered(text, location, access)
 
 

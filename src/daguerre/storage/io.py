@@ -21,7 +21,7 @@ from obstore.store import GCSStore, S3Store
 from daguerre.errors import UserError
 from daguerre.storage.clients import Store
 from daguerre.storage.download import fetch_into
-from daguerre.storage.errors import Mismatch, Missing, NoRanges, StoreError, Transient
+from daguerre.storage.errors import BadName, Mismatch, Missing, NoRanges, StoreError, Transient
 from daguerre.storage.location import STORES, WEB, Location
 from daguerre.storage.retry import READINGS, Stat, never_alike, ranged, size, with_retries
 
@@ -103,15 +103,23 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 
 def listing(url: str) -> list[Location]:
-    """All files under a prefix of an object store that ends in `/`, sorted. It is read until two readings agree."""
+    """All files under a prefix of an object store that ends in `/`, sorted. It is read until two readings agree; a
+    name that cannot be is damage like any other unless each reading has one."""
     location = Location(url)
     assert location.scheme in STORES, location.name
     seen: Counter[tuple[str, ...]] = Counter()
+    bad: list[BadName] = []
     for _ in range(READINGS):
-        found = tuple(sorted(meta["path"] for meta in entries(location)))
+        try:
+            found = tuple(sorted(meta["path"] for meta in entries(location)))
+        except BadName as error:
+            bad.append(error)
+            continue
         seen[found] += 1
         if seen[found] == 2:
             return [Location(f"{location.scheme}://{location.bucket}/{key}") for key in found]
+    if len(bad) == READINGS:
+        raise bad[0]
     raise Transient(
         location, f"is listed differently in each of {READINGS} readings: is another process writing to it?"
     )
