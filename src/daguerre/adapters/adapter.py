@@ -16,7 +16,7 @@ either in `names`, or belongs to the base and never changes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,8 +40,16 @@ if TYPE_CHECKING:
     from daguerre.samplers.settings import SamplingSettings
 
 
-CAPTIONS = 200
-"""Captions in which `unseen` looks for words."""
+_CAPTIONS = 200
+"""Captions in which words are looked for."""
+
+
+def in_none(words: Collection[str], captions: Callable[[int], Sequence[str]]) -> tuple[list[str], int]:
+    """The words that none of the first captions has, in small letters or capitals, and the number of these captions.
+    `captions` reads so many of them, if there are words."""
+    found = captions(_CAPTIONS) if words else []
+    every = "\n".join(found).lower()
+    return [word for word in words if word.lower() not in every], len(found)
 
 
 class Trainable(ABC):

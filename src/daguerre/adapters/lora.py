@@ -39,7 +39,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from daguerre import keys
-from daguerre.adapters.adapter import CAPTIONS, Trainable
+from daguerre.adapters.adapter import Trainable, in_none
 from daguerre.adapters.lora_parts import forward, from_file, inits
 from daguerre.adapters.lora_parts.layers import FROM_BASE, IN_PEFT_LORA, LAYERS, Numbers, chosen, numbers
 from daguerre.adapters.settings import AdapterSettings, Part
@@ -237,13 +237,11 @@ class LoRA(Trainable):
 
     def unseen(self, captions: Callable[[int], Sequence[str]]) -> list[str]:
         phrases = [phrase.strip() for phrase in (self.trigger_phrase or "").split(",") if phrase.strip()]
-        found = captions(CAPTIONS) if phrases else []
-        every = "\n".join(found).lower()
+        missing, count = in_none(phrases, captions)
         return [
-            f"the trigger_phrase {phrase!r} is in none of the first {len(found)} captions, so it calls up nothing "
+            f"the trigger_phrase {phrase!r} is in none of the first {count} captions, so it calls up nothing "
             "of what is learnt: write it into them, or set data.captions.prefix or data.captions.text"
-            for phrase in phrases
-            if phrase.lower() not in every
+            for phrase in missing
         ]
 
     def start_from(self, path: Path) -> list[str]:

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from daguerre import keys
-from daguerre.adapters.adapter import CAPTIONS, Trainable
+from daguerre.adapters.adapter import Trainable, in_none
 from daguerre.adapters.settings import AdapterSettings, Part
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
@@ -137,14 +137,11 @@ class Tokens(Trainable):
     float32 = True
 
     def unseen(self, captions: Callable[[int], Sequence[str]]) -> list[str]:
-        names = next(iter(self.parts.values())).counts
-        found = captions(CAPTIONS)
-        every = "\n".join(found).lower()
+        missing, count = in_none(next(iter(self.parts.values())).counts, captions)
         return [
-            f"the new token {name} is in none of the first {len(found)} captions, without which it learns nothing: "
+            f"the new token {name} is in none of the first {count} captions, without which it learns nothing: "
             "write it into them, or set data.captions.text (docs/tokens.md)"
-            for name in names
-            if name.lower() not in every
+            for name in missing
         ]
 
     def export(self, folder: Path, objective: Objective, sampling: SamplingSettings, about: About) -> list[str]:

@@ -104,12 +104,16 @@ class RunFolder:
     evaluation = _Inside("evaluation.json")
     """Results of the metrics."""
     evaluations = _Inside("evaluations")
-    """Folder of what `daguerre evaluate` measures, a folder for each checkpoint and protocol. Training writes nothing
-    there."""
+    """Folder of what `daguerre evaluate` measures, a folder for each checkpoint and protocol. Training writes there
+    which of them its trackers got, and nothing else."""
     report = _Inside("report.html")
     """The page about the run."""
     lock = _Inside(".lock")
     """Locked while a process works here; its text names that process."""
+
+    def samples_of(self, step: int) -> Path:
+        """The folder of the sample images of a save."""
+        return self.samples / f"step-{step:08d}"
 
     @contextmanager
     def hold(self) -> Iterator[RunFolder]:

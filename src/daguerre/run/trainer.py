@@ -9,7 +9,6 @@ import resource
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from signal import Signals
 from typing import Any
 
@@ -226,7 +225,7 @@ def publish(run: Run, again: bool = False) -> None:
 def export(run: Run, attached: Attached) -> None:
     """Writes `pipeline/`, and of adapters that add to the model `adapter/`."""
     epoch = run.state.samples / run.dataset.count if run.dataset.count else None
-    image = samples.first(samples_of_step(run)) if run.config.sampling.num_images else None
+    image = samples.first(run.folder.samples_of(run.state.step)) if run.config.sampling.num_images else None
     tags = run.tags if any(not own.whole for own in attached.trainables.values()) else {}
     told = about.of(run.config, run.base, run.state.step, epoch, image, tags)
     for folder, whole in ((run.folder.pipeline, True), (run.folder.adapter, False)):
@@ -266,14 +265,9 @@ def write_samples(run: Run, again: bool = False) -> None:
             sink.show(run.state.step, trackers.image_name(one.number), image.pixels_HWC, text)
 
     each = sample_requests(run)
-    folder = samples_of_step(run) if run.processes.leads else None
+    folder = run.folder.samples_of(run.state.step) if run.processes.leads else None
     shown = again and folder is not None and (folder / samples.LISTING).is_file()
     samples.write(run.parts, run.config, each, folder, {"step": run.state.step}, (lambda _: None) if shown else show)
-
-
-def samples_of_step(run: Run) -> Path:
-    """The folder of the sample images of the present state."""
-    return run.folder.samples / f"step-{run.state.step:08d}"
 
 
 def sample_requests(run: Run) -> list[generate.ImageRequest]:

@@ -166,7 +166,7 @@ def exported(request: Request) -> Iterator[Path]:
         made = Path(temporary) / "pipeline"
         if options.format == "adapters":
             step = checkpoint.documents["state"]["step"]
-            image = None if options.weights == "raw" else samples.first(folder.samples / f"step-{step:08d}")
+            image = None if options.weights == "raw" else samples.first(folder.samples_of(step))
             told = about.of(config, checkpoint.documents["base"], step, image=image)
             notices = parts.attached.export(made, parts.objective, config.sampling, told)
         else:
