@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from daguerre.data.cached import rows
 from daguerre.data.cached.rows import Rows, Writer, key
 from daguerre.data.cached.samples import Fact, Facts
 from daguerre.errors import UserError
+from daguerre.storage import io as storage_io
 
 KEYS = [b"\0" * 16, b"a" + b"\0" * 15, b"\0" + b"a" * 15, b"ab" + b"\0" * 14, *(key(bytes([i])) for i in range(9))]
 """Those with zeros at their end are what numpy takes for shorter ones."""
@@ -50,3 +52,10 @@ def test_facts_are_found_by_sample_and_stamp(tmp_path):
     assert (places >= 0).tolist() == [True, True, True, False]
     assert held.noted(places[:3]) == [facts[2], facts[0], facts[4]]
     assert held.noted(places[3:3]) == []
+
+
+def test_a_name_that_was_damaged_on_the_way_is_no_file(monkeypatch):
+    """A listing of a store is read until two readings agree."""
+    listed = iter([["cache/x/aB-8.safetensors"], ["cache/x/ab-8.safetensors"], ["cache/x/ab-8.safetensors"]])
+    monkeypatch.setattr(storage_io, "entries", lambda location: [{"path": path} for path in next(listed)])
+    assert rows.files("s3://bucket/cache/x", rows.SUFFIX) == ["ab-8.safetensors"]

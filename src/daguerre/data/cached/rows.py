@@ -64,7 +64,8 @@ def files(folder: str, suffix: str) -> list[str]:
     """Names of the files of a folder of the cache, local or in a store; none where there is no folder."""
     location = Location(folder)
     if location.local is None:
-        return sorted(each.name for each in bucket.Prefix(folder).listing() if each.name.endswith(suffix))
+        found = (each.url.removeprefix(f"{folder}/") for each in storage_io.listing(f"{folder}/"))
+        return [name for name in found if name.endswith(suffix)]
     return sorted(path.name for path in location.local.glob(f"[!.]*{suffix}"))
 
 
