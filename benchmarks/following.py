@@ -11,49 +11,26 @@ each pair, the median of the ratios, and its 95 % interval by the bootstrap. Nee
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
-from daguerre.evaluation.formulas.bootstrap import interval
-
-
-def started(core: int, *words: str) -> subprocess.Popen[bytes]:
-    """A command of daguerre on one core."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "daguerre", *words],
-        env=environment, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.sched_setaffinity(0, {core}),
-    )  # fmt: skip
+from runs import seconds_of_updates, started, told, training
 
 
 def trained(folder: Path, name: str, options: argparse.Namespace, reference: Path | None) -> tuple[float, int]:
     """Seconds of training's updates, and how many checkpoints were measured."""
     run = folder / name
-    train = started(
-        0, "train", options.recipe, f"output_dir={folder}", f"run_name={name}", f"duration={options.steps} steps",
-        f"checkpoint.every={options.steps // 3} steps", "logging.every=10 steps", "lr_scheduler.warmup=10 steps",
-        "validation.every=null", "data.checked_prompts=16", *options.settings,
-    )  # fmt: skip
+    often = [f"checkpoint.every={options.steps // 3} steps", "logging.every=10 steps", "data.checked_prompts=16"]
+    train = training(options.recipe, run, options.steps, *often, *options.settings, core=0)
     follower = None
     if reference is not None:
         follower = started(
-            1, "evaluate", str(run), "follow=all", "metrics=[shapes,fid]", "networks.inception=random",
-            f"reference={reference}", f"num_images={options.images}", "every_seconds=1",
+            "evaluate", str(run), "follow=all", "metrics=[shapes,fid]", "networks.inception=random",
+            f"reference={reference}", f"num_images={options.images}", "every_seconds=1", core=1,
         )  # fmt: skip
     assert train.wait() == 0
     assert follower is None or follower.wait() == 0
-    lines = [json.loads(line) for line in (run / "metrics" / "metrics.jsonl").read_text().splitlines()]
-    means = [(line["step"], line["perf/step_time_seconds"]) for line in lines if "perf/step_time_seconds" in line]
-    steps = np.diff([0, *(step for step, _ in means)])
-    counted = zip(steps.tolist()[1:], means[1:], strict=True)  # the first interval starts everything
-    return sum(count * mean for count, (_, mean) in counted), len(list(run.glob("evaluations/*/result.json")))
+    return seconds_of_updates(run), len(list(run.glob("evaluations/*/result.json")))
 
 
 def main() -> None:
@@ -69,7 +46,7 @@ def main() -> None:
         folder = Path(place)
         reference = folder / "reference.safetensors"
         words = ["reference", "quickstart", f"num_images={options.images}", "networks.inception=random"]
-        assert started(1, *words, f"out={reference}").wait() == 0
+        assert started(*words, f"out={reference}", core=1).wait() == 0
         for pair in range(options.pairs):
             found: dict[bool, tuple[float, int]] = {}
             for followed in (False, True) if pair % 2 else (True, False):
@@ -80,8 +57,7 @@ def main() -> None:
                 f"pair {pair + 1}: alone {found[False][0]:.2f} s, followed {found[True][0]:.2f} s "
                 f"({found[True][1]} checkpoints measured), ratio {ratios[-1]:.4f}", flush=True,
             )  # fmt: skip
-    low, high = interval(lambda rows: statistics.median(ratios[i] for i in rows), len(ratios), 2000)
-    print(f"median ratio {statistics.median(ratios):.4f} ({low:.4f} to {high:.4f}), {len(ratios)} pairs")
+    print(told("followed to alone", ratios))
 
 
 if __name__ == "__main__":

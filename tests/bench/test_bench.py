@@ -459,6 +459,12 @@ def test_what_cannot_be_is_refused(tmp_path, capsys, given, said):
     assert said in capsys.readouterr().err
 
 
+def test_the_loader_is_not_measured_beside_a_cache(tmp_path, capsys):
+    words = ["inputs=loader", "cache.path=x", f"out={tmp_path / 'bench.json'}"]
+    assert main.run(["bench", "quickstart", *TINY, *words]) == errors.FAILED
+    assert "remove cache.path" in capsys.readouterr().out
+
+
 def test_peaks_on_a_cpu():
     if not timing.forget_peak(CPU):
         pytest.skip("this system does not forget a process's peak of memory")

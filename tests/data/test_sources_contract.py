@@ -119,7 +119,14 @@ def opened(name: str, image_folder: Path, tmp_path: Path):
     if name in MAKE:
         least = {"path": str(MAKE[name](image_folder, tmp_path / "made")), "resolution": 32}
     module = plugins.find("sources", name)
-    return lambda split: module.open_source(module.Settings(**least), split)
+    settings = module.Settings(**least)
+
+    def source(split):
+        found = module.open_source(settings, split)
+        assert settings.endless == (found.index is None)
+        return found
+
+    return source
 
 
 def numbers(source) -> range:

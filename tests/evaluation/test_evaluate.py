@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -133,6 +139,39 @@ def test_parts_and_kills_change_no_bit(setup, whole, tmp_path, capsys):
     assert result["tables"] == whole[0]["tables"]
 
 
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", [[], TORCHRUN], ids=["alone", "torchrun"])
+def test_sigkill_at_random_moments_changes_no_bit(setup, whole, tmp_path, launcher):
+    """One process, or two of torchrun: killed when some files are there, until a start gets to the end."""
+    out, moments = tmp_path / "out", random.Random(len(launcher))
+    command = [sys.executable, *launcher, "-m", "daguerre", "evaluate", str(setup.run), METRICS, *setup.options]
+    kills = 0
+    while True:
+        before = len([*out.rglob("*.*")])
+        process = subprocess.Popen(
+            [*command, f"out={out}"], env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        more = moments.randint(1, 6)
+        while kills < 6 and process.poll() is None and len([*out.rglob("*.*")]) < before + more:
+            time.sleep(0.005)
+        if kills == 6 or process.poll() is not None:
+            said, _ = process.communicate(timeout=500)
+            assert process.returncode == 0, said
+            break
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        kills += 1
+    print(f"{kills} kills")
+    assert kills > 2
+    (found,) = (path.parent for path in out.glob("*/result.json"))
+    assert arrays(found) == arrays(whole[1])
+    assert json.loads((found / "result.json").read_text())["tables"] == whole[0]["tables"]
+
+
 @pytest.mark.long
 def test_follow_measures_every_checkpoint_and_the_page_shows_them(setup, tmp_path, capsys):
     run = tmp_path / "tiny"
@@ -191,6 +230,9 @@ def test_pairs_of_folders(tmp_path, capsys):
         (["metrics=[fud]"], "fid"),
         (["metrics=[cmmd]", "networks.clip.digest=00000000"], "asks for others"),
         (["metric=[cmmd]"], "did you mean metrics"),
+        (["metrics=[cmmd]", "networks.clup=x"], "networks.clup"),
+        (["metrics=[shapes]", "crop_px=64"], "crop_px has no effect on a model"),
+        (["metrics=[shapes]", "patience_seconds=1"], "has no effect on an evaluation without --follow"),
     ],
 )
 def test_what_is_missing_is_refused_before_anything_is_generated(setup, tmp_path, capsys, words, said):
@@ -198,6 +240,19 @@ def test_what_is_missing_is_refused_before_anything_is_generated(setup, tmp_path
     assert main.run(["evaluate", str(setup.run), *options, *words, f"out={tmp_path / 'out'}"]) != errors.DONE
     assert said in capsys.readouterr().err
     assert not list(tmp_path.glob("out/*/images/*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["metrics=[psnr]", "guidance_scales=[1,2]"], "guidance_scales has no effect on a folder of images"),
+        (["other", "num_images=8"], "num_images has no effect on a comparison"),
+        (["other", "sampler=ddim"], "sampler=ddim has no effect on a comparison"),
+    ],
+)
+def test_options_without_effect_are_refused(tmp_path, capsys, words, said):
+    assert main.run(["evaluate", str(tmp_path), *words]) != errors.DONE
+    assert said in capsys.readouterr().err
 
 
 def test_settings_may_be_written_short():

@@ -57,6 +57,11 @@ def test_on_a_cache_there_are_no_encoders(capsys, given, left):
     assert f"not in memory while a run trains on its cache: {names}" in said
 
 
+def test_what_is_made_without_end_is_on_no_cache(capsys):
+    assert main.run(["plan", "quickstart", *TINY, "cache.path=x"]) == errors.DONE
+    assert "not in memory while a run trains on its cache" not in capsys.readouterr().out
+
+
 def test_what_cannot_be_trained_is_refused_before_anything_is_planned(capsys):
     """A global batch that four GPUs cannot share, and a recipe to draw with."""
     assert main.run(["plan", "quickstart", *TINY, "devices=4", "training.global_batch_size=6"]) == errors.REFUSED

@@ -3,6 +3,7 @@ goes on. Minutes: `make test-long`."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -32,13 +33,13 @@ KILLS_A_RUN = 4
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> tuple[dict[str, Any], float]:
-    """The outcome of an uninterrupted local run, and its seconds."""
+def whole(tmp_path_factory) -> tuple[dict[str, Any], float, Path]:
+    """The outcome of an uninterrupted local run, its seconds, and its folder."""
     folder, began = tmp_path_factory.mktemp("whole"), time.monotonic()
     process = tiny_runs.start(folder, *LONGER)
     said, _ = process.communicate()
     assert process.returncode == errors.DONE, said
-    return outcome(folder / "tiny"), time.monotonic() - began
+    return outcome(folder / "tiny"), time.monotonic() - began, folder / "tiny"
 
 
 @pytest.fixture
@@ -92,6 +93,14 @@ def test_a_run_in_a_bucket_equals_a_local_one_and_is_read_everywhere(runs, whole
     assert f'"run": "{address}"' in Path("drawn/000.json").read_text()
     older = "resume_from_checkpoint=step-00000020"
     assert f"step-00000020 of {address}" in run("generate", address, "prompt=a red circle", older, "out=other")
+    few = ["metrics=[shapes,validation_loss]", "metrics.validation_loss.num_samples=2", "num_images=4"]
+    said = run("evaluate", address, *few)
+    (result,) = Path("runs/evaluations/tiny").glob("step-00000024-*/result.json")
+    assert f"written to {result}" in said
+    run("evaluate", str(whole[2]), *few)
+    (expected,) = (whole[2] / "evaluations").glob("*/result.json")
+    assert json.loads(result.read_text())["tables"] == json.loads(expected.read_text())["tables"]
+    assert "step 24, shapes" in run("evaluate", address, *few, "--follow", "patience_seconds=0", "out=followed")
     assert Path(run("report", address).split()[-1]).read_text().count("finished")
     run("convert", "export", address, "format=diffusers", "out=exported")
     assert (Path("exported") / "model_index.json").is_file()
@@ -111,7 +120,7 @@ def test_killed_at_random_moments_and_gone_on_elsewhere_it_ends_equal_to_the_bit
     runs, whole, tmp_path, monkeypatch, seed, workers
 ):
     """SIGKILL, an empty cache, on. The lock of a process of this machine that is dead is taken over at once."""
-    expected, seconds = whole
+    expected, seconds, _ = whole
     moments, killed = random.Random(seed), 0
     while killed < KILLS_A_RUN:
         process = tiny_runs.start(runs, *LONGER, f"loader.num_workers={workers}")

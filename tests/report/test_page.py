@@ -106,6 +106,15 @@ def test_a_finished_run_tells_its_story(folder: Path) -> None:
     assert parsed.count("img") == 12
 
 
+def test_a_run_that_reads_a_cache_says_so(folder: Path) -> None:
+    path = folder / "environment.json"
+    told = {"place": "s3://bucket/cache", "images": "images-0123", "texts": "texts-4567"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"cache": told}))
+    words = sound(folder).words()
+    assert "was trained on shapes (images and captions from a cache) with v-prediction" in words
+    assert "cache.place s3://bucket/cache" in words
+
+
 def test_the_numbers_are_those_of_the_metrics(folder: Path) -> None:
     lines = read_metrics(folder / "metrics" / "metrics.jsonl")
     parsed = sound(folder)

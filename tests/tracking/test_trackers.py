@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,9 +20,11 @@ from PIL import Image
 
 from daguerre import errors, faults, plugins
 from daguerre.checkpoint.run_dir import RunFolder
+from daguerre.config import config as configs
 from daguerre.errors import UserError
-from daguerre.run.trackers import image_name, image_text, send_evaluations
+from daguerre.run.trackers import image_name, image_text, send_evaluations, send_late
 from daguerre.tracking.background import Background
+from daguerre.tracking.sinks import MetricsFile
 from daguerre.tracking.tracker import EarlierImage, TrackedRun
 from daguerre.tracking.trackers import tensorboard as tensorboard_tracker
 from daguerre.tracking.trackers import wandb as wandb_tracker
@@ -201,6 +204,23 @@ def test_an_evaluation_that_comes_late_has_its_own_axis(tmp_path, fake):
     assert run.axes == {"evaluation/*": "evaluation/step"}
     assert run.rows == {50: {"samples": 100, "learning/loss": 1.0, "evaluation/fid": 9.0, "evaluation/step": 20}}
     sink.close()
+
+
+def test_evaluations_that_come_together_have_a_row_each(tmp_path, fake):
+    sink = started("wandb", tracked(tmp_path, range(1, 4), resumed=True))
+    for step in (1, 2, 3):
+        sink.write(step, 0, {"evaluation/fid": 9.0 - step})
+    sink.write(5, 160, {"learning/loss": 1.0})
+    sink.close()
+    rows = fake.RUNS[-1].rows
+    found = {at: (row["evaluation/step"], row["evaluation/fid"]) for at, row in rows.items() if "evaluation/fid" in row}
+    assert found == {3: (1, 8.0), 5: (2, 7.0), 6: (3, 6.0)}
+
+
+def test_a_new_offline_folder_has_the_evaluations_of_the_older_one(tmp_path, fake):
+    lines = [{"step": step, "samples": 0, "evaluation/fid": 9.0 - step} for step in (1, 2)]
+    started("wandb", replace(tracked(tmp_path, range(1, 4), resumed=True), evaluations=lines)).close()
+    assert [row.get("evaluation/fid") for row in fake.RUNS[-1].rows.values()] == [8.0, 7.0, None]
 
 
 def test_only_the_newest_offline_folder_is_left(tmp_path, fake):
@@ -450,3 +470,25 @@ def test_results_of_evaluate_reach_trackers_once_and_the_metrics_file_never(tmp_
         send_evaluations([sink], folder, 160)
     assert sink.lines == [(step, 160, {"evaluation/fid-x/fid": 7.5}) for step in (10, 20)]
     assert not folder.metrics.exists()
+
+
+def test_results_that_come_after_training_reach_trackers(tmp_path, capsys):
+    """From the process that measures, as long as no other one trains."""
+    folder = RunFolder(tmp_path)
+    place = folder.evaluations / "step-00000010-x"
+    place.mkdir(parents=True)
+    rows = [{"name": "fid", "value": 7.5, "share": False}]
+    document = {"protocol": {"step": 10}, "time": "a", "tables": {"fid-x": {"count": 2, "rows": rows}}}
+    (place / "result.json").write_text(json.dumps(document))
+    file = MetricsFile(folder.metrics)
+    file.write(12, 384, {"learning/loss": 1.0})
+    file.close()
+    config = configs.load("quickstart", [f"output_dir={tmp_path}"]).config
+    with folder.hold():
+        send_late(config, folder, print)
+        assert not (tmp_path / "tensorboard").exists()
+    for _ in range(2):
+        send_late(config, folder, print)
+    found, _ = of_tensorboard(tmp_path)
+    assert found[10] == {"evaluation/fid-x/fid": 7.5}
+    assert capsys.readouterr().out == ""

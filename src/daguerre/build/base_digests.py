@@ -13,6 +13,7 @@ from daguerre.errors import UserError
 from daguerre.models import encoders
 from daguerre.models.family import Family
 from daguerre.models.sharding_axes import host
+from daguerre.models.weights import file_digests
 
 _WORD_BYTES = 8
 _WIDTH = 1024
@@ -50,7 +51,7 @@ def _of_absent(family: Family, component: str) -> str:
         with encoders.present(family):
             return digest(family.components[component].state_dict())
 
-    return encoders.remembered({"identity": encoders.identity(family, component), "of": "weights"}, computed)
+    return file_digests.remembered({"identity": encoders.identity(family, component), "of": "weights"}, computed)
 
 
 def of_network(network: nn.Module) -> str:

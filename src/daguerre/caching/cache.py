@@ -80,7 +80,7 @@ def components(config: Config) -> tuple[str, ...]:
     return tuple(names)
 
 
-def opened(config: Config, parts: Components, dataset: Dataset, anew: bool = False) -> Cache | None:
+def opened(config: Config, parts: Components, anew: bool = False) -> Cache | None:
     """The cache of a recipe, which may be empty; None without one. `anew`: files of weights are read, whatever their
     sizes and times of change say. UserError where something is asked for that cannot be cached."""
     settings, family = config.cache, parts.family
@@ -88,7 +88,7 @@ def opened(config: Config, parts: Components, dataset: Dataset, anew: bool = Fal
         return None
     found: dict[str, Half] = {}
     notices = []
-    for name, codec, why in _asked(config, family, dataset):
+    for name, codec, why in _asked(config, family):
         asked = getattr(settings, name)
         if why is not None and asked:
             raise UserError(f"cache.{name}: cannot be cached: {why}", code="conflict", setting=f"cache.{name}")
@@ -107,18 +107,18 @@ def opened(config: Config, parts: Components, dataset: Dataset, anew: bool = Fal
 
 
 def expected(config: Config, family: Family) -> dict[str, Cacheable]:
-    """The encoders of the halves of a recipe's cache, by `images` and `texts`, as far as the settings alone tell."""
+    """The encoders of the halves of a recipe's cache, by `images` and `texts`."""
     if config.cache.path is None:
         return {}
-    return {name: codec for name, codec, why in _asked(config, family, None) if why is None}
+    return {name: codec for name, codec, why in _asked(config, family) if why is None}
 
 
-def _asked(config: Config, family: Family, dataset: Dataset | None) -> Iterator[tuple[str, Any, str | None]]:
+def _asked(config: Config, family: Family) -> Iterator[tuple[str, Any, str | None]]:
     """The halves that shall be cached, each with what encodes it and the reason for which it cannot be."""
     if config.cache.images is not False:
-        yield "images", family.images, _why_not_images(config, family, dataset)
+        yield "images", family.images, _why_not_images(config, family)
     if config.cache.texts is not False:
-        yield "texts", family.text, _why_not_texts(config, family, dataset)
+        yield "texts", family.text, _why_not_texts(config, family)
 
 
 def place(config: Config) -> str:
@@ -131,29 +131,29 @@ def place(config: Config) -> str:
     return address.checked(path).rstrip("/") if address.is_remote(path) else str(Path(path).expanduser().absolute())
 
 
-def _why_not_images(config: Config, family: Family, dataset: Dataset | None) -> str | None:
+def _why_not_images(config: Config, family: Family) -> str | None:
     """The reason for which images cannot be cached."""
     if family.uncached_images:
         return family.uncached_images
     if any(own.crop == "random" and own.crops is None for own in config.data.sources.values()):
         return "each epoch has new random crops; data.crops=4 gives each image four, of which an epoch takes one"
-    return _why_not(family, family.images, "images", dataset)
+    return _why_not(config, family, family.images, "images")
 
 
-def _why_not_texts(config: Config, family: Family, dataset: Dataset | None) -> str | None:
+def _why_not_texts(config: Config, family: Family) -> str | None:
     if family.text is None:
         return "the family reads no captions"
     if any(own.captions.shuffle_tags for own in config.data.sources.values()):
         return "each epoch has tags in another order (data.captions.shuffle_tags)"
-    return _why_not(family, family.text, "captions", dataset)
+    return _why_not(config, family, family.text, "captions")
 
 
-def _why_not(family: Family, codec: Any, what: str, dataset: Dataset | None) -> str | None:
+def _why_not(config: Config, family: Family, codec: Any, what: str) -> str | None:
     if not isinstance(codec, Cacheable) or family.pretrained is None:
         return f"no frozen network of this family encodes {what}"
     if trained := sorted({*codec.networks} & {*family.trained}):
         return f"{', '.join(trained)} is trained, and what it makes of them changes with every update"
-    if dataset is not None and None in dataset.selections:
+    if any(own.endless for own in config.data.sources.values()):
         return "the samples are made as they are needed, without end"
     return None
 

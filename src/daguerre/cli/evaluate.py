@@ -5,7 +5,7 @@ from pathlib import Path
 
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.cli import evaluate_options, generate_options
-from daguerre.cli.evaluate_options import Arguments
+from daguerre.cli.evaluate_options import Arguments, Options
 from daguerre.config import options, overrides, recipe
 from daguerre.config.config import Config
 from daguerre.data.dataset import open_dataset
@@ -19,6 +19,7 @@ from daguerre.generation import generate, jobs, load
 from daguerre.generation.jobs import TaskShard
 from daguerre.generation.load import Model
 from daguerre.remote import local_copy
+from daguerre.run import trackers
 
 SUMMARY = "measure a run, a pipeline or a folder of images: FID, CLIP score ..."
 HELP = """\
@@ -58,15 +59,23 @@ what was not measured before. Nothing is downloaded: say where the weights of th
 
 docs/evaluate.md says more.
 """
+_OF_FOLDERS = ("against", "crop_px", "sample_seed")
+_OF_MODELS = ("base", "guidance_scales", "keep_images", "prompts_file", "weights")
 
 
 def run(arguments: list[str]) -> int:
     """Measures what the command line asks for. Returns 0 or the code of a signal; UserError."""
     asked = evaluate_options.read(arguments)
     if len(asked.words) == 2:
+        asked.refuse({*Options.model_fields} - {"bootstrap"}, "a comparison of results that are there")
+        if asked.rest:
+            raise UserError(f"{asked.rest[0]} has no effect on a comparison: remove it", code="conflict")
         return compare.run(*asked.words, times=asked.options.bootstrap)
     if len(asked.words) != 1:
         raise UserError("give one run, pipeline or folder of images; or two runs to compare", code="missing")
+    asked.refuse(["bootstrap"], "an evaluation: it is for the comparison of two")
+    if asked.options.follow is None:
+        asked.refuse(["every_seconds", "patience_seconds"], "an evaluation without --follow")
     part = jobs.task_shard(asked.options.shard)
     jobs.use_own_gpu(part)
     with StopSignals() as stop:
@@ -86,12 +95,17 @@ def _evaluate(asked: Arguments, part: TaskShard, stop: Callable[[], bool]) -> in
     folder = local_copy.located(word)
     if folder.is_dir() and not any((folder / name).is_file() for name in ("config.yaml", "model_index.json")):
         return _of_folder(asked, word, part)
+    asked.refuse(_OF_FOLDERS, "a model, whose images are generated for prompts")
     jobs_of = evaluations(asked, part, stop)
     if asked.options.follow is not None:
-        return follow.follow(jobs_of, asked.options.follow, asked.options.every_seconds, asked.options.patience_seconds)
-    for one in jobs_of:
-        show(one.run(), one.folder.path)
-        refresh_page(one)
+        follow.follow(jobs_of, asked.options.follow, asked.options.every_seconds, asked.options.patience_seconds)
+    else:
+        for one in jobs_of:
+            show(one.run(), one.folder.path)
+            follow.refresh_page(one)
+    model = jobs_of[0].model
+    if model.run is not None and model.trained is not None and local_copy.origin(model.run.path) is None:
+        trackers.send_late(model.trained, model.run, print)
     return 0
 
 
@@ -132,6 +146,7 @@ def _config(model: Model, given: Sequence[str]) -> Config:
 
 
 def _of_folder(asked: Arguments, word: str, part: TaskShard) -> int:
+    asked.refuse(_OF_MODELS, "a folder of images, which are measured as they are")
     settings, options_ = _settings(asked), asked.options
     if not settings.metrics:
         raise UserError("no metric given: metrics=[fid] or others", code="missing", setting="metrics")
@@ -165,8 +180,3 @@ def show(found: dict[str, Result] | None, folder: Path) -> None:
     for name, result in found.items():
         print("\n".join(result.table(name)))
     print(f"written to {folder / 'result.json'}")
-
-
-def refresh_page(one: ModelEvaluation) -> None:
-    """Writes the report of the run anew, if nobody trains it: a trainer writes it at each save."""
-    follow.refresh_page(one)

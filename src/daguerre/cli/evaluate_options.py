@@ -1,7 +1,7 @@
 """The command line of `evaluate` and `reference`: a protocol's file, and settings over it."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -46,6 +46,13 @@ class Arguments:
     options: Options
     rest: tuple[str, ...]
     """Other settings: of sampling, of the model, of the data."""
+    given: frozenset[str]
+    """Options that the command line names."""
+
+    def refuse(self, names: Collection[str], what: str) -> None:
+        """UserError for one of these options, if it was given: it has no effect on `what`."""
+        if odd := sorted(self.given & {*names}):
+            raise UserError(f"{odd[0]} has no effect on {what}: remove it", code="conflict", setting=odd[0])
 
 
 def read(arguments: Sequence[str]) -> Arguments:
@@ -68,7 +75,9 @@ def read(arguments: Sequence[str]) -> Arguments:
             rest.append(override)
     if follows:
         tree = recipe.merge({"follow": "newest"}, tree)
-    return Arguments(found.bare, configs.checked(Options, tree, [], [], "the command"), tuple(rest))
+    given = {overrides.pair(override)[0].partition(".")[0] for override in found.overrides}
+    given = (given & {*Options.model_fields}) | ({"follow"} if follows else set())
+    return Arguments(found.bare, configs.checked(Options, tree, [], [], "the command"), tuple(rest), frozenset(given))
 
 
 def protocol(name: str) -> tuple[Tree, list[str]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from daguerre.cli import evaluate, evaluate_options
+from daguerre.cli.evaluate_options import Options
 from daguerre.errors import UserError
 from daguerre.evaluation import blocks, reference
 from daguerre.evaluation.evaluate import FolderEvaluation
@@ -34,6 +35,7 @@ writes them with their mean, covariance and digests. The same command again goes
 
 docs/evaluate.md says more.
 """
+_ACTING = {"networks", "num_images", "crop_px", "sample_seed", "out"}
 _OPTIONS = {"inception": ("resize", ("tensorflow",)), "clip": ("crop", ("shorter_side", "square_first")),
             "dinov2": ("resize", ("pillow_bicubic",))}  # fmt: skip
 
@@ -47,6 +49,7 @@ def run(arguments: list[str]) -> int:
     given = [word for word in arguments if not word.startswith(("resize=", "split="))]
     own = dict(word.split("=", 1) for word in arguments if word.startswith(("resize=", "split=")))
     asked = evaluate_options.read(given)
+    asked.refuse({*Options.model_fields} - _ACTING, "the statistics of a data set")
     if not asked.options.out or not asked.words:
         raise UserError("give the data, and out=FILE for the statistics", code="missing", setting="out")
     if not asked.options.networks:

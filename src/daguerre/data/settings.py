@@ -218,6 +218,11 @@ class SourceSettings(SharedSettings):
     def named(self) -> Mapping[str, SourceSettings]:
         return {"": self}
 
+    @property
+    def endless(self) -> bool:
+        """True where samples are made as they are needed: a source without an index."""
+        return False
+
     def words(self) -> frozenset[str] | None:
         """Every word of the captions, where the settings alone say them; None where they are read."""
         return None if self.captions.text is None else self.captions.words()

@@ -77,8 +77,8 @@ def wait_for_run(name: str, patience_seconds: float, every_seconds: float, stop:
         _pause(every_seconds, stop)
 
 
-def follow(jobs: Sequence[ModelEvaluation], policy: Policy, every_seconds: float, patience_seconds: float) -> int:
-    """Measures checkpoints until the run is finished and none is left; returns 0. generate.Stopped for a signal."""
+def follow(jobs: Sequence[ModelEvaluation], policy: Policy, every_seconds: float, patience_seconds: float) -> None:
+    """Measures checkpoints until the run is finished and none is left. generate.Stopped for a signal."""
     first = jobs[0]
     if first.model.run is None:
         raise UserError(f"--follow is for runs, and {first.model.name} is a {first.model.kind}", code="conflict")
@@ -98,7 +98,7 @@ def follow(jobs: Sequence[ModelEvaluation], policy: Policy, every_seconds: float
                 active = time.monotonic()
             if not chosen and (over or time.monotonic() - active > patience_seconds):
                 print("the run is over, and its checkpoints are measured", flush=True)
-                return 0
+                return
             if not chosen:
                 _pause(every_seconds, stop)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializeAsAny, field_validator
 
 from daguerre.evaluation.metric import MetricSettings
-from daguerre.evaluation.networks.place import NetworkPlace
+from daguerre.evaluation.networks.place import NetworkName, NetworkPlace
 from daguerre.samplers.settings import unguided_or_more
 from daguerre.settings import ADDRESS, Plugin, Settings
 
@@ -25,8 +25,8 @@ class EvaluationSettings(Settings):
     )
     """What is measured: metrics by name, each with its settings; `[fid, kid]` takes their defaults. Without any, the
     metric that the source of a run names."""
-    networks: dict[str, NetworkPlace] = Field({})
-    """Feature networks (`inception`, `clip`, `dinov2`, `lpips`), each with the place of its weights."""
+    networks: dict[NetworkName, NetworkPlace] = Field({})
+    """Feature networks, each with the place of its weights."""
     reference: Annotated[str | None, ADDRESS] = None
     """File of statistics that `daguerre reference` wrote, to compare with."""
     against: Annotated[str | None, ADDRESS] = None

@@ -1,26 +1,22 @@
 """Frozen networks that are left out of memory where their results are cached, and are there when something needs them.
 
 A network that is left out is built on the meta device, from its config alone: what reads its numbers works, and
-`present` gives it its weights for a while. Each of its files is known by a digest (xxh3_128), which is computed again
-where size or time of change of the file are not those of the last time.
+`present` gives it its weights for a while.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import xxhash
 from torch import Tensor, nn
 
-from daguerre import digests, user_cache
-from daguerre.checkpoint.atomic import make_folder, write_json_atomically
+from daguerre.models.weights import file_digests
 
 if TYPE_CHECKING:
     from daguerre.models.family import Family
@@ -109,36 +105,5 @@ def identity(family: Family, component: str, anew: bool = False) -> str:
     """Stands for the weights and config of a component: for the bytes of its files, or its numbers and seed. `anew`:
     every file is read, whatever its size and time of change say."""
     assert family.pretrained is not None, "families that can leave networks out load them by components"
-    told = family.pretrained.origin(component, lambda path: file_digest(path, anew))
+    told = family.pretrained.origin(component, lambda path: file_digests.xxh3_128(path, anew))
     return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-
-
-def file_digest(path: Path, anew: bool = False) -> str:
-    """xxh3_128 of a file, remembered as long as its size and time of change stay the same."""
-    return remembered(_stamp(path), lambda: digests.xxh3_128(path), anew)
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, remembered likewise."""
-    return remembered({**_stamp(path), "of": "sha256"}, lambda: digests.sha256([path]))
-
-
-def _stamp(path: Path) -> dict[str, Any]:
-    stat = path.stat()
-    return {"path": str(path.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
-
-
-def remembered(known: Mapping[str, Any], compute: Callable[[], str], anew: bool = False) -> str:
-    """A text that depends on what is `known` alone, from the user's cache folder or computed."""
-    name = xxhash.xxh3_128_hexdigest(json.dumps(known, sort_keys=True).encode())
-    place = user_cache.folder() / "digests" / f"{name}.json"
-    if not anew:
-        with suppress(OSError, ValueError, KeyError):
-            found = json.loads(place.read_bytes())
-            if found["of"] == known:
-                return str(found["is"])
-    value = compute()
-    with suppress(OSError):  # it is computed again next time
-        make_folder(place.parent)
-        write_json_atomically(place, {"of": known, "is": value})
-    return value

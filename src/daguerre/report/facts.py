@@ -17,6 +17,7 @@ STATES = {
     "unknown": "State unknown",
 }
 _COUNTS = {"B": 1e9, "M": 1e6, "k": 1e3}
+_CACHED = {"images": "images", "texts": "captions"}
 _OBJECTIVES = {
     "eps": "noise (eps) prediction",
     "x0": "clean-image (x0) prediction",
@@ -34,6 +35,9 @@ def summary(run: Run) -> Html:
     words: list[object] = ["A model" if family is None else join("A model of the family ", element("b", family))]
     words.append(" is being trained" if run.state == "running" else " was trained")
     words.append(join(" on ", element("b", source)) if source else None)
+    cache = run.environment.get("cache")
+    halves = [what for name, what in _CACHED.items() if name in cache] if isinstance(cache, dict) else []
+    words.append(f" ({' and '.join(halves)} from a cache)" if halves else None)
     words.append(f" with {_OBJECTIVES.get(objective, objective)}" if objective else None)
     step, samples = progress(run)
     done = f": {counted(samples, 'sample')} in {counted(step, 'update')}"

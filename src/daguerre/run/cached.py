@@ -1,8 +1,9 @@
 """The cache of a run: filled by all its processes before training, and in place of its sources from then on."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from daguerre.build.parts import Components, build, load
 from daguerre.caching import cache, fill
@@ -18,25 +19,35 @@ from daguerre.run.distribute import process_group
 from daguerre.run.storage import RunStorage
 
 Wrap = Callable[[Dataset], Dataset]
+NO_CACHE: Mapping[str, Any] = MappingProxyType({})
 
 
-def filled(
-    config: Config, parts: Components, dataset: Dataset, held_out: Dataset, processes: Processes
-) -> tuple[Wrap, list[str]]:
-    """Puts cached features in place of what a data set reads, and notices. Without a cache it is left as it is. All
-    ranks call this."""
-    opened = cache.opened(config, parts, dataset)
+class Cached(NamedTuple):
+    """The way in which a run reads its data, with a cache or without."""
+
+    wrap: Wrap = lambda data: data
+    """Puts cached features in place of what a data set reads."""
+    notices: tuple[str, ...] = ()
+    about: Mapping[str, Any] = NO_CACHE
+    """For environment.json: `cache`, its place and the folder of each half that is read, if there is one."""
+
+
+def filled(config: Config, parts: Components, dataset: Dataset, held_out: Dataset, processes: Processes) -> Cached:
+    """Fills the cache that a recipe names, if it does. All ranks call this."""
+    opened = cache.opened(config, parts)
     if opened is None:
-        return (lambda data: data), []
+        return Cached()
     unused = [name for name in encoders.absent(parts.family) if name not in opened.components]
     encoders.restored(parts.family, unused)
     if not opened.halves:
-        return (lambda data: data), [*opened.notices]
+        return Cached(notices=opened.notices)
     found = _fill(
         _filling(opened, config, parts, dataset, processes), cache.wanted(config, dataset, held_out), processes
     )
     halves = " and ".join(opened.halves)
-    return (lambda data: found.of(data, parts.images)), [*opened.notices, f"cache of {halves}: {opened.name}"]
+    about = {"cache": {"place": opened.name, **{name: half.folder for name, half in opened.halves.items()}}}
+    notices = (*opened.notices, f"cache of {halves}: {opened.name}")
+    return Cached(lambda data: found.of(data, parts.images), notices, about)
 
 
 def _filling(
@@ -74,7 +85,7 @@ def opened(loaded: Loaded, storage: RunStorage, anew: bool = False) -> Iterator[
         leave_out = config.model.networks() if whole else cache.components(config)
         parts = build(config, processes.device, networks=load(config, leave_out))
         dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images)
-        found = cache.opened(config, parts, dataset, anew)
+        found = cache.opened(config, parts, anew)
         if found is None or not found.halves:
             why = "; ".join(found.notices) if found else "cache.path is not set: give a folder, or cache.path=auto"
             raise UserError(f"nothing can be cached: {why}", code="conflict", setting="cache.path")

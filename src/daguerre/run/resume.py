@@ -237,10 +237,9 @@ def describe_start(config: Config, start: StartPoint) -> list[str]:
     return [f"a new run starts from the weights of {newest} (init_from)"]
 
 
-def record(
-    config: Config, folder: RunFolder, start: StartPoint, sizes: BatchSizes, parameters: Mapping[str, int]
-) -> None:
-    """Writes the resolved recipe and the environment, and cuts metrics that are newer than the checkpoint."""
+def record(config: Config, folder: RunFolder, start: StartPoint, sizes: BatchSizes, about: Mapping[str, Any]) -> None:
+    """Writes the resolved recipe, and the environment with what else there is to tell `about` the run, and cuts metrics
+    that are newer than the checkpoint."""
     batch = {"global_batch_size": sizes.whole}
     if micro := config.training.per_device_batch_size:
         batch["per_device_batch_size"] = largest_divisor(sizes.whole, micro)
@@ -250,7 +249,7 @@ def record(
     of_this_start = {"resume_from_checkpoint": "latest", "allow_change": [], "lr_scheduler": schedule}
     resolved = config.model_copy(update={"training": training, **of_this_start})
     write_bytes_atomically(folder.config, configs.dump(resolved).encode())
-    write_json_atomically(folder.environment, {**environment(), "parameters": parameters})
+    write_json_atomically(folder.environment, {**environment(), **about})
     truncate_after(folder.metrics, -1 if start.step is None else start.step)
 
 

@@ -172,28 +172,28 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     ]
     state, of_state = _state(config, parts, point, mesh, processes, stop)
     dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images)
-    caches, of_cache = cached.filled(config, parts, dataset, held_out, processes)
+    caches = cached.filled(config, parts, dataset, held_out, processes)
     config, of_duration = schedule.settled(config, point, sizes, dataset.count)
     every = intervals(config, sizes, dataset.count)
     notices += parts.attached.unseen(partial(loader.fixed_captions, dataset))
-    notices += [*of_state, *of_duration, *of_cache]
+    notices += [*of_state, *of_duration, *caches.notices]
     notices += [*summary.describe_learning_rate(config, sizes), *summary.describe_warmup(every)]
     validates = every.validation is not None
     notices += summary.describe_data(dataset, held_out, sizes.whole, validates, parts.family.generates, parts.images)
     terminal = stack.enter_context(Progress(every.total, None if processes.leads else io.StringIO()))
     storage.say = terminal.message
-    loading = _loading(config, folder, caches(dataset), parts, sizes, state, terminal, processes.leads)
+    loading = _loading(config, folder, caches.wrap(dataset), parts, sizes, state, terminal, processes.leads)
     resume.restore_loading(loading, point, config)
     # Data that cannot be planned or read is refused here, before anything is written.
     probe = device.on(parts.device, loading.first(state.slots))
     if processes.leads:
-        resume.record(config, folder, point, sizes, summary.parameter_counts(parts))
+        resume.record(config, folder, point, sizes, {"parameters": summary.parameter_counts(parts), **caches.about})
         for line in read_metrics(folder.metrics):
             terminal.remember(line.get("learning/loss"))
     own, keep = config.checkpoint, RetentionPolicy(config.checkpoint.keep, every.backup)
     run = Run(
         config, folder, processes, Saver(store, keep, FailedSaves(own.max_failed_saves), own.background), parts, sizes,
-        every, dataset, held_out, caches(held_out), state, loading, terminal,
+        every, dataset, held_out, caches.wrap(held_out), state, loading, terminal,
         trackers.sinks(config, folder, point.step, terminal.message, stack) if processes.leads else [],
         distribute.GatheredModel(config, processes.leads), base,
     )  # fmt: skip

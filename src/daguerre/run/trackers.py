@@ -8,15 +8,20 @@ from hashlib import sha256
 from typing import Any
 
 from daguerre import plugins
-from daguerre.checkpoint.atomic import to_json, write_json_atomically
-from daguerre.checkpoint.run_dir import RunFolder
+from daguerre.checkpoint.atomic import locked, to_json, write_json_atomically
+from daguerre.checkpoint.run_dir import RunFolder, lock_holder
 from daguerre.config.config import Config
 from daguerre.credentials import scrub
+from daguerre.errors import UserError
+from daguerre.formatting import first_line
 from daguerre.report import run as reported
 from daguerre.tracking.background import Background
 from daguerre.tracking.settings import LoggingSettings
 from daguerre.tracking.sinks import MetricsFile, Sink, read_metrics
 from daguerre.tracking.tracker import EarlierImage, TrackedRun
+
+_SENT = "sent.json"
+"""File beside the results of `daguerre evaluate`: those that trackers were given, with the time of each."""
 
 
 def check(settings: LoggingSettings) -> None:
@@ -35,14 +40,18 @@ def sinks(
         with suppress(OSError):  # a full disk must not hide why the run ends
             sink.close()
 
-    active = {name: own for name, own in config.logging.trackers.items() if own.active}
-    run = _tracked(config, folder, step, say) if active else None
-    found: list[Sink] = [MetricsFile(folder.metrics)]
-    for name, own in active.items():
-        found.append(Background(name, partial(plugins.find("trackers", name).start, own, run), say))
+    found: list[Sink] = [MetricsFile(folder.metrics), *_started(config, folder, step, say)]
     for sink in found:
         stack.callback(close, sink)
     return found
+
+
+def _started(config: Config, folder: RunFolder, step: int | None, say: Callable[[str], None]) -> list[Sink]:
+    """The recipe's trackers."""
+    active = {name: own for name, own in config.logging.trackers.items() if own.active}
+    run = _tracked(config, folder, step, say) if active else None
+    return [Background(name, partial(plugins.find("trackers", name).start, own, run), say)
+            for name, own in active.items()]  # fmt: skip
 
 
 def image_name(number: int) -> str:
@@ -58,22 +67,51 @@ def image_text(prompt: str, seed: Any) -> str:
 def send_evaluations(trackers: Sequence[Sink], folder: RunFolder, samples: int) -> None:
     """Gives trackers the results of `daguerre evaluate` that came since the last call, each at the step whose weights
     it measures; the metrics file keeps none of them. OSError."""
-    sent_file = folder.evaluations / "sent.json"
-    sent = json.loads(sent_file.read_bytes()) if sent_file.is_file() else {}
-    found = reported.evaluations(folder.evaluations, [])
-    new = [one for one in found if sent.get(_identity(one)) != one.get("time")]
+    sent, new = _evaluations(folder)
     for one in new:
-        step = one["protocol"].get("step", 0)
-        values = {
-            f"evaluation/{table}/{row['name']}": row["value"]
-            for table, body in one["tables"].items()
-            for row in body["rows"]
-        }
         for sink in trackers:
-            sink.write(step, samples, values)
-        sent[_identity(one)] = one.get("time")
+            sink.write(_step(one), samples, _values(one))
     if new:
-        write_json_atomically(sent_file, sent)
+        times = {_identity(one): one.get("time") for one in (*sent, *new)}
+        write_json_atomically(folder.evaluations / _SENT, times)
+
+
+def send_late(config: Config, folder: RunFolder, say: Callable[[str], None]) -> None:
+    """Gives trackers the results that came after training, if nobody trains now: a trainer sends them with its next
+    save. What they lack is told."""
+    if lock_holder(folder.path) is not None or not _evaluations(folder)[1]:
+        return
+    last = (read_metrics(folder.metrics) or [{"step": 0, "samples": 0}])[-1]
+    try:
+        check(config.logging)
+        found = _started(config, folder, last["step"], say)
+        with ExitStack() as stack:
+            stack.enter_context(locked(folder.evaluations))
+            for sink in found:
+                stack.callback(sink.close)
+            send_evaluations(found, folder, last["samples"])
+    except (UserError, OSError) as error:
+        say(f"trackers did not get the new results, the report has them: {first_line(error)}")
+
+
+def _evaluations(folder: RunFolder) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The results that trackers were given, and those that they were not, oldest step first."""
+    file = folder.evaluations / _SENT
+    times = json.loads(file.read_bytes()) if file.is_file() else {}
+    sent: list[dict[str, Any]] = []
+    new: list[dict[str, Any]] = []
+    for one in reported.evaluations(folder.evaluations, []):
+        (sent if times.get(_identity(one)) == one.get("time") else new).append(one)
+    return sent, new
+
+
+def _step(result: Mapping[str, Any]) -> int:
+    return int(result["protocol"].get("step", 0))
+
+
+def _values(result: Mapping[str, Any]) -> dict[str, float]:
+    tables = result["tables"].items()
+    return {f"evaluation/{table}/{row['name']}": row["value"] for table, body in tables for row in body["rows"]}
 
 
 def _identity(result: Mapping[str, Any]) -> str:
@@ -90,7 +128,8 @@ def _tracked(config: Config, folder: RunFolder, step: int | None, say: Callable[
     ]
     recipe = _without_secrets(config.model_dump(mode="json"))
     history = read_metrics(folder.metrics)
-    return TrackedRun(config.run_name, folder.path, recipe, step or 0, step is not None, history, images, say)
+    sent = [{"step": _step(one), "samples": 0, **_values(one)} for one in _evaluations(folder)[0]]
+    return TrackedRun(config.run_name, folder.path, recipe, step or 0, step is not None, history, images, say, sent)
 
 
 def _without_secrets(value: Any) -> Any:

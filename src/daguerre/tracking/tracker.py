@@ -41,3 +41,5 @@ class TrackedRun:
     """Sample images up to `step`, oldest first."""
     say: Callable[[str], None] = print
     """Shows a line at the terminal."""
+    evaluations: Sequence[Mapping[str, Any]] = ()
+    """Results of `daguerre evaluate` that trackers were given before, as lines of metrics."""

@@ -127,6 +127,10 @@ class Settings(SourceSettings):
             raise ValueError(f"look: set num_images as well, from 1 to {len(every) - 1}")
         return self
 
+    @property
+    def endless(self) -> bool:
+        return self.num_images is None
+
     def words(self) -> frozenset[str]:
         given = super().words()
         return _words(self.shapes, self.num_images, self.look) | self.captions.words() if given is None else given

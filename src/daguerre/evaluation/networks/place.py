@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import huggingface_hub
 from pydantic import Field
@@ -17,6 +17,7 @@ from daguerre import digests
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, Settings
 
+NetworkName = Literal["inception", "clip", "dinov2", "lpips"]
 _DIGITS = 8
 
 

@@ -18,9 +18,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from daguerre.checkpoint.safetensors import encode
-from daguerre.models import encoders
 from daguerre.models.export.about import About
 from daguerre.models.lora_files.addition import DOWN, Addition
+from daguerre.models.weights import file_digests
 
 BASE = "daguerre.base"
 """Key of a header: JSON of {component: {place, digest}} of the weights that were not trained."""
@@ -167,7 +167,7 @@ def _of_base(place: str) -> dict[str, str]:
     with path.open("rb") as file:
         file.seek(_LEGACY[0])
         short = hashlib.sha256(file.read(_LEGACY[1] - _LEGACY[0])).hexdigest()[:8]
-    return {"ss_sd_model_hash": short, "ss_new_sd_model_hash": encoders.file_sha256(path)}
+    return {"ss_sd_model_hash": short, "ss_new_sd_model_hash": file_digests.sha256(path)}
 
 
 def _arguments(main: list[Addition], alpha: float) -> dict[str, str]:

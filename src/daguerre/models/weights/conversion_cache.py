@@ -4,17 +4,16 @@ A folder's name is the digest of its sources and the version of the format, so a
 folder; it is put in place whole, and processes that want the same one wait for each other. Any of it may be deleted.
 """
 
-import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import xxhash
 
-from daguerre import digests, user_cache
-from daguerre.checkpoint.atomic import locked, make_folder, write_json_atomically
+from daguerre import user_cache
+from daguerre.checkpoint.atomic import locked, make_folder
 from daguerre.checkpoint.export import replaced
+from daguerre.models.weights import file_digests
 
 VERSION = 1
 """Raise it when what is made of a file changes."""
@@ -32,7 +31,7 @@ def once(sources: Sequence[Path], make: Callable[[Path], None], options: str = "
     """
     digest = xxhash.xxh3_128(options.encode())
     for source in sources:
-        digest.update(f"{source.name} {_digest(source)};".encode())
+        digest.update(f"{source.name} {file_digests.xxh3_128(source)};".encode())
     folder = root() / f"{digest.hexdigest()}-{VERSION}"
     if folder.is_dir():
         return folder
@@ -49,20 +48,3 @@ def _locked(path: Path) -> Iterator[None]:
     make_folder(path.parent)
     with locked(path.with_name(f".{path.name}.lock")):
         yield
-
-
-def _digest(path: Path) -> str:
-    """xxh3 of a file's bytes, remembered as long as the system says that the file was not touched."""
-    stat = path.stat()
-    mark = [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
-    memory = root() / "seen" / f"{xxhash.xxh3_128_hexdigest(os.fsencode(path.resolve()))}.json"
-    with _locked(memory):
-        try:
-            known = json.loads(memory.read_bytes())
-            if known["mark"] == mark:
-                return str(known["digest"])
-        except (OSError, ValueError, KeyError):
-            pass  # not remembered
-        digest = digests.xxh3_128(path)
-        write_json_atomically(memory, {"mark": mark, "digest": digest})
-        return digest

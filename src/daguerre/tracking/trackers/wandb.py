@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -133,17 +134,20 @@ class Wandb:
         )
         self._run.define_metric(f"{_EVALUATION}*", step_metric=_AXIS)
         self._replayed_at = math.inf
+        self._late, self._late_row = deque[dict[str, float]](), -1
         self._replay(run)
         self._replayed_at = time.monotonic()
         run.say(f"wandb: {self._run.url or f'offline; `wandb sync {Path(self._run.dir).parent}` sends it'}")
 
     def write(self, step: int, samples: int, values: Mapping[str, float]) -> None:
-        """Adds the values to the row of `step`; those of an evaluation, which may come late, to the present row."""
+        """Adds the values to the row of `step`; those of an evaluation, which may come late, to the present row, or to
+        a later one where that has some already, as a row has each name once."""
         late = {name: value for name, value in values.items() if name.startswith(_EVALUATION)}
-        if late:
-            self._run.log({**late, _AXIS: step}, step=max(step, self._run.step))
         if step >= self._run.step and (now := {name: v for name, v in values.items() if name not in late}):
             self._run.log({"samples": samples, **now}, step=step)
+        if late:
+            self._late.append({**late, _AXIS: step})
+        self._add_late(max(step, self._run.step))
         if time.monotonic() > self._replayed_at + _WRITTEN_SECONDS:
             self._remove_older()
 
@@ -154,6 +158,8 @@ class Wandb:
     def close(self) -> None:
         """Ends the run there, as failed if it has. What cannot be sent within some seconds stays in its file, for
         `wandb sync`."""
+        while self._late:
+            self._add_late(self._run.step + 1)
         status = self._folder.read_status() or {}
         self._run.finish(exit_code=int(status.get("state") == "failed"))
         self._remove_older()
@@ -162,10 +168,16 @@ class Wandb:
         if step >= self._run.step:
             self._run.log({name: self._image(image, caption=text)}, step=step)
 
+    def _add_late(self, row: int) -> None:
+        if self._late and row > self._late_row:
+            self._run.log(self._late.popleft(), step=row)
+            self._late_row = row
+
     def _replay(self, run: TrackedRun) -> None:
         """Sends what the server lacks of the history."""
         first = self._run.step
-        calls = [(int(line["step"]), partial(self._line, line)) for line in run.history]
+        lines = [*run.history, *(run.evaluations if first == 0 else ())]
+        calls = [(int(line["step"]), partial(self._line, line)) for line in lines]
         calls += [(one.step, partial(self._earlier, one)) for one in run.images]
         for step, call in sorted(calls, key=itemgetter(0)):
             if step >= first:
