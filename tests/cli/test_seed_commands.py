@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import foreign_configs
@@ -70,7 +71,7 @@ def run(twins, hub, tmp_path, monkeypatch, capsys):
     def tiny(twins: Twins, name: str, line: str) -> list[str]:
         """The twin's sizes and data, but for what the command says itself, with the base that either names."""
         theirs = {"model.pretrained_model_name_or_path"}
-        theirs |= {"data.path", "data.name"} if "data_path" in line else set()
+        theirs |= {"data.path", "data.name"} if "data_path" in line or "cache_path" in line else set()
         theirs |= {"training.per_device_batch_size"} if "batch_size" in line else set()
         theirs |= {"training.global_batch_size"} if "gradient_accumulation" in line else set()
         return [override for override in twins.overrides(name) if override.partition("=")[0] not in theirs]
@@ -179,6 +180,62 @@ def test_mindones_commands(run, twins, tmp_path, line):
     for path, expected in MINDONE[line].items():
         assert value("out/x", path) == expected
     assert any(load_file(next(Path("out/x/pipeline/unet").glob("*.safetensors"))))
+
+
+def test_mindones_cache_is_filled_and_then_trained_on_without_images(run, tmp_path):
+    images(tmp_path / "images")
+    line = (
+        "daguerre train --config configs/training/sd_xl_base_finetune_910b.yaml --cache_latent True "
+        "--cache_text_embedding True --cache_path ./cache_data"
+    )
+    more = ["run_name=x", "output_dir=out", "held_out_fraction=0.2", "sampling.num_images=0", "export=false"]
+    code, said = run(f"{line} --task cache --data_path images", *more)
+    assert code == errors.DONE, said
+    assert (
+        f"{tmp_path / 'cache_data'}: complete; 24 rows were encoded" in said
+    )  # 7 images, mirrored ones, one held out; captions
+    assert not Path("out").exists()
+    shutil.rmtree("images")
+    code, said = run(line, *more)
+    assert code == errors.DONE, said
+    assert f"cache of images and texts: {tmp_path / 'cache_data'}" in said
+    assert (steps("out/x"), value("out/x", "data.source")) == (2, "cache")
+
+
+@pytest.mark.long
+def test_maxdiffusions_cached_latents(run):
+    code, said = run(
+        "daguerre train src/maxdiffusion/configs/base14.yml run_name=my_run output_dir=out per_device_batch_size=2 "
+        "dataset_save_location=my_dataset/ cache_latents_text_encoder_outputs=True"
+    )
+    assert code == errors.DONE, said
+    assert "cache of images and texts: my_dataset/encoded" in said
+    assert (steps("out/my_run"), value("out/my_run", "cache.path")) == (2, "auto")
+
+
+@pytest.mark.long
+def test_trackers_and_profilers_of_the_guides(run, monkeypatch):
+    """Offline, by the package that stands for wandb."""
+    monkeypatch.syspath_prepend(str(Path(foreign_configs.__file__).parent / "fake_wandb"))
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for words, entity, project in (
+        ("wandb.entity=us experiment.project=diffusion", "us", "diffusion"),
+        ("wandb_project=StableCascade wandb_entity=wandb_username", "wandb_username", "StableCascade"),
+    ):
+        code, said = run(f"daguerre train sd14 run_name={entity} output_dir=out {words}", "export=false")
+        assert code == errors.DONE, said
+        assert (Path("out") / entity / "wandb").is_dir()
+        tracker = settings(f"out/{entity}")["logging"]["trackers"]["wandb"]
+        assert (tracker["entity"], tracker["project"]) == (entity, project)
+    sys.modules.pop("wandb", None)
+    code, said = run("daguerre train sd14 run_name=x output_dir=out wandb.api_key=0123456789")
+    assert code == errors.REFUSED
+    assert "WANDB_API_KEY" in said
+    profiled = "enable_profiler=True skip_first_n_steps_for_profiler=2 profiler_steps=2"
+    code, said = run(f"daguerre train sd14 run_name=y output_dir=out {profiled}", "export=false", "duration=5 steps")
+    assert code == errors.DONE, said
+    assert "profile of updates 3 to 4" in said
 
 
 def images(path: Path) -> None:

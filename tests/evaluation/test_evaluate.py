@@ -192,10 +192,13 @@ def test_follow_measures_every_checkpoint_and_the_page_shows_them(setup, tmp_pat
 def test_runs_are_compared_on_equal_numbers_alone(setup, whole, tmp_path, capsys):
     _, folder = whole
     _, other = evaluated(setup, tmp_path / "raw", "weights=raw")
-    assert main.run(["evaluate", str(folder), str(other), "bootstrap=20"]) == errors.DONE
+    compared = ["evaluate", str(folder), str(other), "bootstrap=20", f"out={tmp_path / 'comparison.html'}"]
+    assert main.run(compared) == errors.DONE
     shown = capsys.readouterr().out
+    written = (tmp_path / "comparison.html").read_text()
     for name in ("cmmd", "fd_dinov2", "clip_score", "mean", "colour"):
         assert f"  {name} " in shown
+        assert f"<td>{name}</td>" in written
     _, fewer = evaluated(setup, tmp_path / "fewer", "num_images=32")
     with pytest.raises(UserError, match="only equal numbers are compared"):
         compare.run(str(folder), str(fewer), 20)

@@ -489,6 +489,9 @@ def test_results_that_come_after_training_reach_trackers(tmp_path, capsys):
         assert not (tmp_path / "tensorboard").exists()
     for _ in range(2):
         send_late(config, folder, print)
-    found, _ = of_tensorboard(tmp_path)
-    assert found[10] == {"evaluation/fid-x/fid": 7.5}
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert events.Tags()["scalars"] == ["evaluation/fid-x/fid"]
+    assert [(event.step, event.value) for event in events.Scalars("evaluation/fid-x/fid")] == [(10, 7.5)]
     assert capsys.readouterr().out == ""

@@ -55,7 +55,7 @@ what was not measured before. Nothing is downloaded: say where the weights of th
   keep_images=false        removes the images when they are measured
   bootstrap=200            of A B: times that samples are drawn again for the intervals
   shard=I/N                part I of N; under torchrun or srun each process its own part
-  out=FOLDER               default: RUN/evaluations
+  out=FOLDER               default: RUN/evaluations; of A B: a page to write, such as out=comparison.html
 
 docs/evaluate.md says more.
 """
@@ -67,10 +67,10 @@ def run(arguments: list[str]) -> int:
     """Measures what the command line asks for. Returns 0 or the code of a signal; UserError."""
     asked = evaluate_options.read(arguments)
     if len(asked.words) == 2:
-        asked.refuse({*Options.model_fields} - {"bootstrap"}, "a comparison of results that are there")
+        asked.refuse({*Options.model_fields} - {"bootstrap", "out"}, "a comparison of results that are there")
         if asked.rest:
             raise UserError(f"{asked.rest[0]} has no effect on a comparison: remove it", code="conflict")
-        return compare.run(*asked.words, times=asked.options.bootstrap)
+        return compare.run(*asked.words, times=asked.options.bootstrap, out=asked.options.out)
     if len(asked.words) != 1:
         raise UserError("give one run, pipeline or folder of images; or two runs to compare", code="missing")
     asked.refuse(["bootstrap"], "an evaluation: it is for the comparison of two")

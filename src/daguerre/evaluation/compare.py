@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 
 from daguerre import keys, plugins
+from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.errors import UserError
 from daguerre.evaluation import reference, results
 from daguerre.evaluation.formulas import bootstrap
 from daguerre.evaluation.reference import Statistics
 from daguerre.evaluation.result import Row
 from daguerre.remote import local_copy
+from daguerre.report import comparison
+from daguerre.report.comparison import Compared
 from daguerre.tracking.progress import Counter
 
 _SHARED = ("prompts_sha256", "seed", "guidance_scale", "sampler", "num_inference_steps", "height", "width", "crop_px")
@@ -54,31 +57,38 @@ class Difference:
     high: float
     """Interval of `other` - `row.value`."""
 
-    def line(self) -> str:
-        """For the terminal."""
+    def shown(self) -> Compared:
+        """For people."""
         factor, unit = (100.0, " %") if self.row.share else (1.0, "")
         a, b, low, high = (factor * value for value in (self.row.value, self.other, self.low, self.high))
         sign = {"higher": 1, "lower": -1}.get(self.row.better, 0)
         verdict = "no clear difference"
         if sign and (low > 0 or high < 0):
             verdict = "B is better" if sign * (b - a) > 0 else "A is better"
-        numbers = f"A {a:.6g}{unit}, B {b:.6g}{unit}, B - A {b - a:+.4g} ({low:+.4g} to {high:+.4g})"
-        return f"  {self.row.name:22}{numbers}: {verdict}"
+        difference = f"{b - a:+.4g} ({low:+.4g} to {high:+.4g})"
+        return Compared(self.row.name, f"{a:.6g}{unit}", f"{b:.6g}{unit}", difference, verdict, low, high)
 
 
-def run(first: str, second: str, times: int) -> int:
-    """Prints the comparison of two runs, or of two folders of results. UserError where they cannot be compared."""
+def run(first: str, second: str, times: int, out: str | None = None) -> int:
+    """Prints the comparison of two runs, or of two folders of results, and writes it as a page if `out` names one.
+    UserError where they cannot be compared."""
     a, b = _chosen(_found(first), _found(second), (first, second))
-    print(f"A: {a.folder}\nB: {b.folder}")
-    print(f"{a.protocol['images']:,} images each; 95 % intervals of the difference, samples drawn again {times} times")
-    table = ""
+    what = f"{a.protocol['images']:,} images each"
+    note = f"95 % intervals of the difference, samples drawn again {times} times"
+    print(f"A: {a.folder}\nB: {b.folder}\n{what}; {note}")
+    tables: dict[str, list[Compared]] = {}
     for found in differences(a, b, times):
-        if found.table != table:
+        if found.table not in tables:
             print(found.table)
-        table = found.table
-        print(found.line())
-    if not table:
+        one = found.shown()
+        tables.setdefault(found.table, []).append(one)
+        print(f"  {one.name:22}A {one.first}, B {one.second}, B - A {one.difference}: {one.verdict}")
+    if not tables:
         raise UserError("no metric was measured in the same way for both (networks, digests, reference)", code="empty")
+    if out is not None:
+        names = (str(a.folder), str(b.folder))
+        write_bytes_atomically(Path(out).expanduser(), comparison.render(names, what, tables, note).encode())
+        print(f"page: {out}")
     return 0
 
 

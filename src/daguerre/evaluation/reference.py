@@ -19,7 +19,7 @@ from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.errors import UserError
 from daguerre.evaluation.formulas import frechet
 from daguerre.evaluation.formulas.frechet import Moments
-from daguerre.evaluation.networks.place import sha256
+from daguerre.models.weights.file_digests import sha256
 
 _KEY = "daguerre_reference"
 

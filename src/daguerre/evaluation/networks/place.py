@@ -5,7 +5,6 @@ Nothing is downloaded: without weights the refusal says which file is needed and
 
 import hashlib
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from daguerre import digests
 from daguerre.errors import UserError
+from daguerre.models.weights.file_digests import sha256
 from daguerre.settings import ADDRESS, Settings
 
 NetworkName = Literal["inception", "clip", "dinov2", "lpips"]
@@ -77,12 +77,6 @@ def missing(place: NetworkPlace, name: str, what: str) -> UserError:
         code="missing",
         setting=f"networks.{name}.path",
     )
-
-
-@lru_cache(maxsize=32)
-def sha256(path: Path) -> str:
-    """SHA-256 of a file, hex."""
-    return digests.sha256([path])
 
 
 def digest_of_files(folder: Path) -> str:
