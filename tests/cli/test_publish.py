@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -76,6 +77,12 @@ def test_the_card_says_how_it_came_to_be(hub, run):
         .replace("      source: shapes", '      source: folder\n      captions: {text: "a sks [dog]"}')
     )
     (run / "config.yaml").write_text(config)
+    for step in (15, 30):
+        result = run / "evaluations" / f"step-{step:08d}-x" / "result.json"
+        result.parent.mkdir(parents=True)
+        protocol = {"step": step, "sampler": "ddim", "num_inference_steps": 50, "guidance_scale": 3.0}
+        table = {"count": 1000, "rows": [{"name": "fid", "value": 7.5, "share": False}]}
+        result.write_text(json.dumps({"protocol": protocol, "tables": {"fid-inception": table}}))
     assert publish(run, REPOSITORY, "license=apache-2.0", "images=2") == errors.DONE
     text = hub.files[REPOSITORY]["README.md"].decode()
     _, head, body = text.split("---\n", 2)
@@ -91,6 +98,8 @@ def test_the_card_says_how_it_came_to_be(hub, run):
     assert "| images | folder |  | a sks \\[dog\\] |" in body
     assert "| shapes (200 images, update 3,000) | measured |" in body
     assert "| shape | 0.915 |" in body
+    assert "| fid-inception (1,000 images, update 30, ddim, 50 steps, guidance 3.0) | measured |" in body
+    assert "update 15" not in body, "the newest checkpoint's alone"
     assert "Left out or noted: 3 (not an image)." in body
 
 

@@ -421,7 +421,7 @@ def test_the_offline_file_of_a_killed_and_resumed_run(tmp_path, monkeypatch):
     given += ["training.duration=60 steps", "checkpoint.every=10 steps", "sampling.num_images=1"]
     run = tmp_path / "tiny"
     process = tiny_runs.start(tmp_path, *given)
-    tiny_runs.wait_for(run / "checkpoints" / "step-00000030" / "manifest.json")
+    tiny_runs.wait_for(run / "checkpoints" / "step-00000030" / "manifest.json", 600)
     tiny_runs.kill(process)
     (folder,) = (run / "wandb").glob("offline-run-*")
     before = wandb_file.history(next(folder.glob("*.wandb")))

@@ -1,7 +1,7 @@
 """The model card of a published run: README.md with the fields that the hub reads, made of what is in its folder."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from huggingface_hub import ModelCardData
@@ -112,15 +112,27 @@ def _data(run: Run) -> list[str]:
 
 
 def _evaluation(run: Run) -> list[str]:
-    tables = []
-    for metric, body in run.evaluation.items():
-        listed = body.get("rows") if isinstance(body, dict) else None
-        rows = [[row.get("name"), row.get("value")] for row in listed or [] if isinstance(row, dict)]
-        if rows:
-            how = [f"{body['count']:,} images"] if isinstance(body.get("count"), int) else []
-            how += [f"update {body['step']:,}"] if isinstance(body.get("step"), int) else []
-            tables.append(_table((f"{metric} ({', '.join(how)})" if how else metric, "measured"), rows))
-    return ["## Evaluation", *(tables or ["This run was not evaluated."])]
+    """What the run measured at its end, and `daguerre evaluate` of its newest checkpoint."""
+    tables = [_measured(metric, body, body) for metric, body in run.evaluation.items() if isinstance(body, dict)]
+    told = [(found, one["tables"]) for one in run.evaluations if isinstance(found := one.get("protocol"), dict)
+            and isinstance(one.get("tables"), dict)]  # fmt: skip
+    newest = max((protocol.get("step", 0) for protocol, _ in told), default=0)
+    for protocol, of_protocol in told:
+        if protocol.get("step", 0) == newest:
+            bodies = [(name, body) for name, body in of_protocol.items() if isinstance(body, dict)]
+            tables += [_measured(name, body, protocol) for name, body in bodies]
+    return ["## Evaluation", *(filter(None, tables) if any(tables) else ["This run was not evaluated."])]
+
+
+def _measured(name: str, body: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
+    """A table of a metric, with what of its protocol tells it from others; empty without numbers."""
+    listed = body.get("rows")
+    rows = [[row.get("name"), row.get("value")] for row in listed or [] if isinstance(row, dict)]
+    how = [f"{body['count']:,} images"] if isinstance(body.get("count"), int) else []
+    how += [f"update {protocol['step']:,}"] if isinstance(protocol.get("step"), int) else []
+    how += [f"{protocol['sampler']}, {protocol.get('num_inference_steps')} steps"] if "sampler" in protocol else []
+    how += [f"guidance {protocol['guidance_scale']}"] if "guidance_scale" in protocol else []
+    return _table((f"{name} ({', '.join(how)})" if how else name, "measured"), rows)
 
 
 def _recipe(run: Run) -> list[str]:
