@@ -182,7 +182,7 @@ def first_weights(attached: Attached, start: StartPoint, config: Config) -> list
     if start.checkpoint is not None or config.init_from is None:
         return []
     other = RunFolder(local_copy.located(config.init_from))
-    if not other.checkpoints.is_dir() and other.path.exists():
+    if other.path.exists() and not (other.checkpoints.is_dir() or other.config.is_file()):
         return attached.start_from(other.path)
     notices, place = local_copy.fetch(other.path), f"{local_copy.display_name(other.path)}/checkpoints"
     found = Store(other.checkpoints).newest_verified()
