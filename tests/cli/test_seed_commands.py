@@ -225,9 +225,8 @@ def test_trackers_and_profilers_of_the_guides(run, monkeypatch):
     ):
         code, said = run(f"daguerre train sd14 run_name={entity} output_dir=out {words}", "export=false")
         assert code == errors.DONE, said
-        assert (Path("out") / entity / "wandb").is_dir()
-        tracker = settings(f"out/{entity}")["logging"]["trackers"]["wandb"]
-        assert (tracker["entity"], tracker["project"]) == (entity, project)
+        told = sys.modules["wandb"].RUNS[-1].arguments
+        assert (told["name"], told["entity"], told["project"]) == (entity, entity, project)
     sys.modules.pop("wandb", None)
     code, said = run("daguerre train sd14 run_name=x output_dir=out wandb.api_key=0123456789")
     assert code == errors.REFUSED

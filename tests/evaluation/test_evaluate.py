@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -142,6 +143,12 @@ def test_parts_and_kills_change_no_bit(setup, whole, tmp_path, capsys):
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs."""
+    own = [int(one) for path in Path(f"/proc/{pid}/task").glob("*/children") for one in path.read_text().split()]
+    return [*own, *(each for one in own for each in children(one))]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("launcher", [[], TORCHRUN], ids=["alone", "torchrun"])
 def test_sigkill_at_random_moments_changes_no_bit(setup, whole, tmp_path, launcher):
@@ -153,7 +160,7 @@ def test_sigkill_at_random_moments_changes_no_bit(setup, whole, tmp_path, launch
         before = len([*out.rglob("*.*")])
         process = subprocess.Popen(
             [*command, f"out={out}"], env={**os.environ, "OMP_NUM_THREADS": "1"},
-            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         more = moments.randint(1, 6)
         while kills < 6 and process.poll() is None and len([*out.rglob("*.*")]) < before + more:
@@ -162,7 +169,9 @@ def test_sigkill_at_random_moments_changes_no_bit(setup, whole, tmp_path, launch
             said, _ = process.communicate(timeout=500)
             assert process.returncode == 0, said
             break
-        os.killpg(process.pid, signal.SIGKILL)
+        for one in [process.pid, *children(process.pid)]:  # torchrun's have sessions of their own
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
         process.communicate()
         kills += 1
     print(f"{kills} kills")
@@ -243,6 +252,21 @@ def test_what_is_missing_is_refused_before_anything_is_generated(setup, tmp_path
     assert main.run(["evaluate", str(setup.run), *options, *words, f"out={tmp_path / 'out'}"]) != errors.DONE
     assert said in capsys.readouterr().err
     assert not list(tmp_path.glob("out/*/images/*"))
+
+
+def test_statistics_of_a_folder(setup, tmp_path, capsys):
+    """All of it, as the middle squares that are asked for."""
+    (tmp_path / "images").mkdir()
+    pixels = [np.random.default_rng(i).integers(0, 256, (40, 60, 3), dtype=np.uint8) for i in range(5)]
+    for i, each in enumerate(pixels):
+        Image.fromarray(each).save(tmp_path / "images" / f"{i}.png")
+    command = ["reference", str(tmp_path / "images"), *setup.options[:1], f"out={tmp_path / 'reference.safetensors'}"]
+    assert main.run([*command, "crop_px=40"]) == errors.DONE
+    network = clip.load(NetworkPlace(path=setup.options[0].partition("=")[2]), torch.device("cpu"), "shorter_side")
+    expected = network.compute([each[:, 10:50] for each in pixels])
+    assert np.array_equal(load_file(tmp_path / "reference.safetensors")[f"features {network.label}"], expected)
+    assert main.run([*command, "split=train"]) == errors.REFUSED
+    assert "of paths all images are read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

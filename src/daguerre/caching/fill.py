@@ -289,7 +289,6 @@ class Filled:
     """A cache that has all that a run reads."""
 
     cache: Cache
-    config: Config
     known: Known
     encoded: int
     """Rows that this process made."""
@@ -342,7 +341,7 @@ class Filled:
 def filled(filling: Filling, each: Sequence[Wanted], barrier: Callable[[], object] = lambda: None) -> Filled:
     """Fills a cache. UserError where it cannot be."""
     known = filling.fill(each, barrier)
-    found = Filled(filling.cache, filling.config, known, filling.encoded, _shapes(filling, each, known))
+    found = Filled(filling.cache, known, filling.encoded, _shapes(filling, each, known))
     if filling.rank == 0:
         found.publish(filling.members)
     return found

@@ -178,5 +178,5 @@ def _whole(key: np.bytes_) -> bytes:
 def about(cache: Cache, name: str) -> str:
     """The networks that a folder of rows is of, for people."""
     location = Location(f"{cache.url}/{name}/{ABOUT}")
-    told = json.loads(storage_io.read(location, 0, storage_io.size(location).bytes))["told"]
+    told = json.loads(storage_io.read(location, 0, storage_io.size(location).bytes, twice=True))["told"]
     return f"{', '.join(told['networks'])}, {told['dtype']}"

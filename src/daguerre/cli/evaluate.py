@@ -151,8 +151,8 @@ def _of_folder(asked: Arguments, word: str, part: TaskShard) -> int:
     if not settings.metrics:
         raise UserError("no metric given: metrics=[fid] or others", code="missing", setting="metrics")
     reads_texts = any(own.reads_texts for own in settings.metrics.values())
-    images = source_images([word], asked.rest, settings, reads_texts)
-    against = source_images([settings.against], (), settings, False) if settings.against else None
+    images = source_images([word], asked.rest, settings, reads_texts, None)
+    against = source_images([settings.against], (), settings, False, None) if settings.against else None
     root = Path(options_.out).expanduser() if options_.out else Path("runs") / "evaluations"
     one = FolderEvaluation(word, images, settings, root, part=part, against=against)
     show(one.run(), one.folder.path)
@@ -160,15 +160,22 @@ def _of_folder(asked: Arguments, word: str, part: TaskShard) -> int:
 
 
 def source_images(
-    words: Sequence[str], given: Sequence[str], settings: EvaluationSettings, reads_texts: bool, split: str = "train"
+    words: Sequence[str], given: Sequence[str], settings: EvaluationSettings, reads_texts: bool, split: str | None
 ) -> SourceImages:
-    """The images of paths or of a recipe. UserError where there are none."""
+    """The images of paths, or of a recipe's `split` (`held_out` or `train`; None takes those that are held out).
+    UserError where there are none."""
     is_recipe = len(words) == 1 and (words[0] in recipe.shipped() or words[0].endswith((".yaml", ".yml")))
     is_recipe = is_recipe or (len(words) == 1 and (Path(words[0]) / "config.yaml").is_file())
+    if split is not None and (not is_recipe or split not in ("held_out", "train")):
+        raise UserError(
+            f"split={split}: allowed are held_out and train, of a recipe or run; of paths all images are read",
+            code="unsupported",
+            setting="split",
+        )
     plain = [] if is_recipe else ["data.held_out_fraction=0"]
     plain += [] if reads_texts or is_recipe else ["data.captions.text=an image"]
     read = options.from_recipe(words[0], given) if is_recipe else options.from_paths(words, [*plain, *given])
-    dataset = open_dataset(read[0].data, "held_out" if split == "held_out" else "train")
+    dataset = open_dataset(read[0].data, "held_out" if is_recipe and split != "train" else "train")
     return SourceImages(dataset, settings.num_images, settings.crop_px, settings.sample_seed)
 
 

@@ -30,7 +30,7 @@ writes them with their mean, covariance and digests. The same command again goes
   resize=[tensorflow]      of inception: also torch, antialias, pillow_bicubic
   num_images=1000          images, the first ones in the order of the data; with sample_seed=N drawn by a seed
   crop_px=256              middle squares of this side (images as they are)
-  split=held_out           of a recipe or run: held_out, or train
+  split=train              of a recipe or run: those that are trained on (held_out)
   out=FILE, -o FILE        the file to write
 
 docs/evaluate.md says more.
@@ -57,7 +57,7 @@ def run(arguments: list[str]) -> int:
     options = dict(_OPTIONS)
     if "resize" in own:
         options["inception"] = ("resize", tuple(own["resize"].strip("[]").replace(" ", "").split(",")))
-    images = evaluate.source_images(asked.words, asked.rest, asked.options, False, own.get("split", "held_out"))
+    images = evaluate.source_images(asked.words, asked.rest, asked.options, False, own.get("split"))
     where, out = device.choose_device("auto"), Path(asked.options.out).expanduser()
     data = FolderEvaluation(", ".join(asked.words), images, asked.options, out.parent).protocol
     folder = out.parent / f".{out.stem}-{data['images_sha256'][:8]}"

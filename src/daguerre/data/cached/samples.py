@@ -67,8 +67,6 @@ class Facts:
 
     folder: str
     """Of the cache."""
-    forgotten: bool = False
-    """Nothing that is noted counts: all samples are read again."""
     _new: dict[tuple[int, int], Fact] = field(default_factory=dict)
 
     def files(self) -> list[str]:
@@ -79,7 +77,7 @@ class Facts:
     def _noted(self) -> pa.Table:
         place = f"{self.folder}/{FOLDER}"
         tables = [pa.table({name: pa.array([], kind) for name, kind in _COLUMNS.items()})]
-        for name in [] if self.forgotten else self.files():
+        for name in self.files():
             location = Location(f"{place}/{name}")
             try:
                 data = storage_io.read(location, 0, storage_io.size(location).bytes, twice=True)
