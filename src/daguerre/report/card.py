@@ -112,7 +112,7 @@ def _data(run: Run) -> list[str]:
 
 
 def _evaluation(run: Run) -> list[str]:
-    """What the run measured at its end, and `daguerre evaluate` of its newest checkpoint."""
+    """The section with the numbers of the run's end, and of `daguerre evaluate` at its newest checkpoint."""
     tables = [_measured(metric, body, body) for metric, body in run.evaluation.items() if isinstance(body, dict)]
     told = [(found, one["tables"]) for one in run.evaluations if isinstance(found := one.get("protocol"), dict)
             and isinstance(one.get("tables"), dict)]  # fmt: skip
