@@ -84,9 +84,11 @@ def send_late(config: Config, folder: RunFolder, say: Callable[[str], None]) -> 
     last = (read_metrics(folder.metrics) or [{"step": 0, "samples": 0}])[-1]
     try:
         check(config.logging)
-        found = _started(config, folder, last["step"], say)
         with ExitStack() as stack:
             stack.enter_context(locked(folder.evaluations))
+            if not _evaluations(folder)[1]:  # another process was first
+                return
+            found = _started(config, folder, last["step"], say)
             for sink in found:
                 stack.callback(sink.close)
             send_evaluations(found, folder, last["samples"])
