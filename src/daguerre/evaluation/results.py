@@ -34,7 +34,10 @@ def write(
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "protocol": dict(protocol),
             "software": software(),
-            "reference": settings.reference or known.get("reference"),
+            # Absolute, as comparisons read it from anywhere.
+            "reference": str(Path(settings.reference).expanduser().absolute())
+            if settings.reference
+            else known.get("reference"),
             "metrics": known.get("metrics", {}) | metrics,
             "tables": before | documents,
         }
