@@ -283,7 +283,7 @@ MINDONE = [
     alias("param_fp16=True", training__weights_dtype="float16", notice="autoencoder stays in float32"),
     alias("param_fp16=False", training__weights_dtype="float32"),
     notice("disable_first_stage_amp=True", "float32"),
-    refused("disable_first_stage_amp=False", "the autoencoder computes in float32, always"),
+    notice("disable_first_stage_amp=False", "float32, always"),
     alias("use_recompute=True", training__gradient_checkpointing=True),
     alias("spatial_transformer_attn_type=flash-attention", training__attention="fused"),
     alias("spatial_transformer_attn_type=vanilla", training__attention="math"),

@@ -67,3 +67,15 @@ def test_the_state_is_the_same_to_the_bit(recipe, more):
     assert [(name, t.dtype) for name, t in one.items()] == [(name, t.dtype) for name, t in other.items()]
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert any(isinstance(module, QuantizedLinear) for module in states[0].net.modules()) == bool(more)
+
+
+def test_a_denoiser_that_is_frozen_beside_new_tokens_is_stored_as_the_net_is(recipe):
+    """On a card of 12 GB as in the plan; its encoders stay float32."""
+    words = ["weights_dtype=bfloat16", "initializer_token=null"]
+    given = [each for each in recipe[1:] if not each.startswith("data.source")]
+    config = configs.load("sd15_textual_inversion", [*given, *words]).config
+    for built in (parts.build(config, trains=True), parts.outline(config)):
+        networks = built.family.components
+        assert {p.dtype for p in networks["unet"].parameters()} == {torch.bfloat16}
+        assert {p.dtype for p in networks["vae"].parameters()} == {torch.float32}
+    assert {p.dtype for p in parts.build(config).family.components["unet"].parameters()} == {torch.float32}

@@ -2,7 +2,7 @@
 
 Models and data are tiny and local: bases lie where the hub's cache would have them, so that the names in the commands
 are those of the guides; lengths and sizes come from the recipes' twins (tests/support/twins.py). Only addresses of
-buckets are folders here, as run folders in object stores are still to come.
+buckets are folders here.
 """
 
 from __future__ import annotations

@@ -179,7 +179,6 @@ def test_mindone_with_edm_and_a_smaller_unet(convert):
         ("outdim: 256", "outdim: 128", "outdim", "embedded in 256: 128 is not supported here"),
         ("ch: 128", "ch: 64", "ddconfig.ch", "64 is not supported here"),
         ("mindspore.nn.AdamWeightDecay", "mindspore.nn.SGD", "optimizer_config.target", "no such setting"),
-        ("disable_first_stage_amp: True", "disable_first_stage_amp: False", "first_stage_amp", "float32, always"),
     ],
 )
 def test_targets_and_values_that_are_not_there_are_refused(convert, old, new, key, text):

@@ -118,6 +118,9 @@ def test_a_notice_names_the_base_that_a_lora_was_trained_on(place, run, tmp_path
     said = capsys.readouterr().out
     assert "was trained on another unet, that of base: it is applied in full" in said
     assert str(folder) not in said, "no folder of the machine on which it was trained"
+    (write_sdxl if kind == "sd" else write_sd)(tmp_path / "base")
+    assert generate(tmp_path / "base", *GIVEN, f"use={{{run}: 1}}", f"out={tmp_path / 'refused'}") == errors.REFUSED
+    assert "it is applied" not in capsys.readouterr().out
 
 
 def test_each_image_says_what_was_used(place, tmp_path, capsys):

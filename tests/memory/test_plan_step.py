@@ -11,7 +11,7 @@ from twins import Twins
 from daguerre import errors, plugins
 from daguerre.cli import main
 from daguerre.config import config as configs
-from daguerre.config.recipe import FOLDER
+from daguerre.config.recipe import shipped
 from daguerre.memory import estimate, static
 
 NAMES = [name for name in plugins.names("optimizers") if name != "adamw_8bit"]
@@ -72,6 +72,17 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_planned(capsys):
         capsys.readouterr().err
     )
     assert told.out == ""
+
+
+def test_data_need_no_name(capsys):
+    """A folder that only `daguerre train` reads; other mistakes are told alone."""
+    given = [*(each for each in TINY if "checked" not in each), "data.source=folder", "training.device=cpu"]
+    assert main.run(["plan", "quickstart", *given]) == errors.DONE
+    capsys.readouterr()
+    assert main.run(["plan", "quickstart", *given, "data.resolution=x"]) == errors.REFUSED
+    said = capsys.readouterr().err
+    assert "data.resolution" in said
+    assert "data.path" not in said
 
 
 def test_a_page_says_what_acts(capsys):
@@ -196,5 +207,17 @@ def test_recipes_for_small_cards_fit_with_a_margin(recipe, card, capsys):
     assert main.run(["plan", recipe, f"card={card}", "--json"]) == errors.DONE
     step = json.loads(capsys.readouterr().out)["step"]
     assert step["taken_bytes"] < 0.9 * step["card_bytes"]
-    text = (FOLDER / f"{recipe}.yaml").read_text()
-    assert float(re.search(r"= (\d+) GB", text)[1]) == pytest.approx(step["taken_bytes"] / 1e9, abs=0.5)
+
+
+ON_GPU = {name: path for name, path in shipped().items() if "GPU" in path.read_text() and name != "sdxl_lightning"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ON_GPU)
+def test_a_header_says_what_plan_says(name, capsys):
+    """In whole GB; and no card is promised that has no room."""
+    text = " ".join(ON_GPU[name].read_text().split("# Time:")[0].replace("#", "").split())
+    assert main.run(["plan", name, "training.device=cuda", "--json"]) == errors.DONE
+    taken = json.loads(capsys.readouterr().out)["step"]["taken_bytes"]
+    assert int(re.search(r"= (\d+) GB", text)[1]) == round(taken / 1e9)
+    assert taken < 1e9 * int(re.search(r"GPUs? of (\d+) GB", text)[1])

@@ -151,6 +151,14 @@ def test_one_line_of_metrics_is_a_dot(tmp_path: Path) -> None:
     assert "Every update was finite." in parsed.words()
 
 
+@pytest.mark.parametrize(("speed", "shown"), [(0.523, "0.52"), (9.871, "9.87"), (1234.6, "1,235")])
+def test_a_slow_run_has_a_speed(speed: float, shown: str, tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics" / "metrics.jsonl")
+    file.write(10, 320, {"perf/samples_per_second": speed})
+    file.close()
+    assert f"Speed {shown} samples/s, median" in sound(tmp_path).words()
+
+
 def test_thousands_of_lines_keep_the_page_small_and_the_spike(tmp_path: Path) -> None:
     dice = random.Random(1)
     file = MetricsFile(tmp_path / "metrics" / "metrics.jsonl")

@@ -1,8 +1,8 @@
-"""ControlNet (Zhang et al. 2023, arXiv 2302.05543): a network that lets a picture decide where things are.
+"""ControlNet (Zhang et al. 2023, arXiv 2302.05543): a network that lets a control image decide where things are.
 
-It reads the picture (edges, a depth map ...) and adds residuals to the skips of the UNet, which is frozen. It starts
-as a copy of the UNet's first half, behind convolutions of zeros, so that training starts from the base model's images.
-Only the ControlNet is trained and saved, in float32. Several in one recipe, each with its picture, add up.
+It reads the control image (edges, a depth map ...) and adds residuals to the skips of the UNet, which is frozen. It
+starts as a copy of the UNet's first half, behind convolutions of zeros, so that training starts from the base model's
+images. Only the ControlNet is trained and saved, in float32. Several in a recipe add up, each with its control image.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Settings(AdapterSettings):
     conditioning_scale: float = Field(1.0, gt=0, allow_inf_nan=False)
     """The residuals are multiplied by it, in training and, by default, where images are generated."""
     conditioning_dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of the samples whose picture is black in training, so that the ControlNet learns to do without."""
+    """Share of the samples whose control image is black in training, so that the ControlNet learns to do without."""
 
     separate: ClassVar[bool] = True
     unused_when: ClassVar[tuple[Unused, ...]] = (
@@ -95,7 +95,7 @@ class ControlNet(Trainable):
         return {self.settings.image: self.settings.condition}
 
     def condition(self, batch: Batch, cond: Cond) -> Cond:
-        """Adds the picture as the network reads it, [B, 3, H, W]."""
+        """Adds the control image as the network reads it, [B, 3, H, W]."""
         hint_BCHW = controlnet.hint(batch.images[self.settings.image])
         dropped_B = batch.draws.get(self._dropped) if self.network.training else None
         if dropped_B is not None:
@@ -103,7 +103,7 @@ class ControlNet(Trainable):
         return {**cond, self.name: hint_BCHW}
 
     def random_inputs(self, seed: int, keys_B3: np.ndarray, shape: tuple[int, ...]) -> dict[str, Tensor]:
-        """[B] bool: True for a sample whose picture is left out in training."""
+        """[B] bool: True for a sample whose control image is left out in training."""
         if not self.settings.conditioning_dropout:
             return {}
         numbers_B = keys.batch_uniforms(seed, self._dropped, keys_B3)
@@ -144,7 +144,7 @@ A ControlNet trained with Daguerre, for the base model that it was trained on:
 ```python
 controlnet = ControlNetModel.from_pretrained("path/to/this/folder")
 pipe = StableDiffusionControlNetPipeline.from_pretrained("path/to/base", controlnet=controlnet)  # or ...XLControlNet...
-pipe("a prompt", image=picture, controlnet_conditioning_scale=SCALE)
+pipe("a prompt", image=control_image, controlnet_conditioning_scale=SCALE)
 ```
 
 `{controlnet_files.SINGLE_FILE}` has the same weights in the original layout, for ComfyUI and A1111.

@@ -34,14 +34,13 @@ from peft import (
     inject_adapter_in_model,
 )
 from peft.tuners.boft import layer as boft
-from peft.tuners.tuners_utils import BaseTunerLayer
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from daguerre import keys
 from daguerre.adapters.adapter import Trainable, in_none
 from daguerre.adapters.lora_parts import forward, from_file, inits
-from daguerre.adapters.lora_parts.layers import FROM_BASE, IN_PEFT_LORA, LAYERS, Numbers, chosen, numbers
+from daguerre.adapters.lora_parts.layers import FROM_BASE, IN_PEFT_LORA, LAYERS, Numbers, chosen, numbers, wrapped
 from daguerre.adapters.settings import AdapterSettings, Part
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
@@ -264,20 +263,17 @@ class LoRA(Trainable):
     def merge(self) -> None:
         """W with what is added, in place of W."""
         for network in self.networks.values():
-            for layer in network.modules():
-                if isinstance(layer, BaseTunerLayer):
-                    layer.merge()
+            for layer in wrapped(network).values():
+                layer.merge()
 
     @contextmanager
     def detached(self) -> Iterator[None]:
         """The layers themselves stand in the places of those with additions."""
-        places = [
-            (owner, name, layer)
-            for network in self.networks.values()
-            for owner in network.modules()
-            for name, layer in owner.named_children()
-            if isinstance(layer, BaseTunerLayer)
-        ]
+        places: list[tuple[nn.Module, str, Any]] = []
+        for network in self.networks.values():
+            for place, layer in wrapped(network).items():
+                owner, _, name = place.rpartition(".")
+                places.append((network.get_submodule(owner), name, layer))
         for owner, name, layer in places:
             setattr(owner, name, layer.get_base_layer())
         try:
@@ -296,8 +292,7 @@ class LoRA(Trainable):
         """0: the base; else what is added times a number."""
         layers: list[Any] = []  # BOFT has no number to multiply by, and at 0 and 1 none is needed
         if strength not in (0, 1):
-            every = (layer for network in self.networks.values() for layer in network.modules())
-            layers = [layer for layer in every if isinstance(layer, BaseTunerLayer)]
+            layers = [layer for network in self.networks.values() for layer in wrapped(network).values()]
         before = [dict(layer.scaling) for layer in layers]
         try:
             for layer, own in zip(layers, before, strict=True):
@@ -398,16 +393,16 @@ def _inject(
     with torch.random.fork_rng(devices=[]), inits.unchanged(network, targets if settings.subtracts else ()):
         torch.manual_seed(int(keys.words(seed, f"lora {name}", 0, count=1)[0] >> 1))
         inject_adapter_in_model(config, network)
-        wrapped: dict[str, Any] = {n: m for n, m in network.named_modules() if isinstance(m, BaseTunerLayer)}
-        assert wrapped.keys() == targets.keys(), "peft has wrapped other layers than it was asked to"
+        layers = wrapped(network)
+        assert layers.keys() == targets.keys(), "peft has wrapped other layers than it was asked to"
     if isinstance(config, LoraConfig) and settings.subtracts:
         inits.subtract_start(network, config)
-    for place, layer in wrapped.items():
+    for place, layer in layers.items():
         if (share := targets[place].dropout) != settings.dropout:
             layer.lora_dropout[inits.ADAPTER] = nn.Dropout(share)
         if settings.lora_fa:
             layer.lora_A.requires_grad_(False)
-    forward.lighten(wrapped.values())
+    forward.lighten(layers.values())
 
 
 def _config(settings: Settings, rank: int, targets: Mapping[str, Numbers]) -> PeftConfig:

@@ -100,8 +100,8 @@ def build(
 ) -> Components:
     """Loads the family and attaches the adapters, unless `networks` have come from `load`; builds the objective, and
     moves the networks to the device of the run: by default the one that the recipe names. Networks without weights draw
-    theirs on the CPU, or on `init_device`. The net that `trains` has its weights in training.weights_dtype before it is
-    moved, as the device may have no room for it in float32."""
+    theirs on the CPU, or on `init_device`. The net that `trains`, and a frozen denoiser beside it, have weights of
+    training.weights_dtype before they are moved, as the device may have no room for them in float32."""
     device = device or devices.choose_device(config.training.device)
     devices.prepare(config.training, device)
     if networks is None:
@@ -111,6 +111,7 @@ def build(
     quantized_base.quantize(config.training.base_precision, family, device)
     if trains:
         dtypes.choose(config.training, device).store(attached.net, attached.float32)
+        _narrow_denoiser(config, family, device)
     encoders.moved(attached.net, device)
     return _assembled(config, family.to(device), attached, device)
 
@@ -129,10 +130,12 @@ def begin(
 def outline(config: Config) -> Components:
     """The same parts without memory and without weights: networks on the meta device, of their numbers alone. Nothing
     is set for the process."""
+    device = devices.choose_device(config.training.device)
     with torch.device("meta"):
         family, attached = load(config)
         quantized_base.quantize(config.training.base_precision, family)
-    return _assembled(config, family, attached, devices.choose_device(config.training.device))
+        _narrow_denoiser(config, family, device)
+    return _assembled(config, family, attached, device)
 
 
 def load(config: Config, leave_out: Collection[str] = ()) -> tuple[Family, Attached]:
@@ -143,6 +146,13 @@ def load(config: Config, leave_out: Collection[str] = ()) -> tuple[Family, Attac
         reached = [name for own in config.adapters.values() for name in own.reaches(family.trainable)]
         family = family.training(reached) if family.trainable else family
         return family, attach(config.adapters, family, config.seed)
+
+
+def _narrow_denoiser(config: Config, family: Family, device: torch.device) -> None:
+    """Stores a denoiser that is frozen outside of the net, as beside new tokens, as the net's weights are stored."""
+    for name, network in family.components.items():
+        if family.specs[name].role == "denoiser" and name not in family.trained:
+            dtypes.choose(config.training, device).store(network)
 
 
 def beside(parts: Components, adapters: Mapping[str, AdapterSettings]) -> Components:

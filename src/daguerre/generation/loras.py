@@ -71,15 +71,15 @@ def _merged(parts: Components, files: Mapping[Path, float]) -> Components:
     """Adds to the weights of the networks, with a LoRA of the run itself already in them."""
     asked: dict[tuple[str, str], list[tuple[Addition, float]]] = {}
     digests = {name: cache(partial(base_digests.of_network, own)) for name, own in parts.family.components.items()}
-    for file in files:
-        for notice in _other_base(file, digests):
-            print(notice)
+    notices = {file: [*_other_base(file, digests)] for file in files}  # of the base before anything is merged into it
     with parts.attached.merged():
         for file, strength in files.items():
             found = read.read(file, parts.family.components)
             for component, additions in found.items():
                 for each in additions:
                     asked.setdefault((component, each.layer), []).append((each, strength))
+            for notice in notices[file]:
+                print(notice)
             counts = ", ".join(f"{len(additions):,} layers of {component}" for component, additions in found.items())
             print(f"{file} x {strength:g}: {counts}")
         for (component, layer), own in asked.items():

@@ -1,8 +1,9 @@
-"""ControlNets: networks beside a frozen UNet that add what they read in a picture to its skips (Zhang et al. 2023,
-arXiv 2302.05543).
+"""ControlNets: networks beside a frozen UNet that add what they read in a control image to its skips (Zhang et al.
+2023, arXiv 2302.05543).
 
-The network is diffusers' ControlNetModel: a copy of the UNet's first half, with an embedding of the picture before it
-and convolutions that start at zero behind it. Reads and compares files of any layout through models/controlnet_files.
+The network is diffusers' ControlNetModel: a copy of the UNet's first half, with an embedding of the control image
+before it and convolutions that start at zero behind it. Reads and compares files of any layout through
+models/controlnet_files.
 
 Shape letters: B samples, C channels, H and W height and width, R residuals: those of the down blocks and, last, that
 of the middle block.
@@ -26,7 +27,7 @@ Size = Literal["large", "mid", "small"]
 """large: as many transformer blocks as the UNet; mid: one at each place of the deepest level alone; small: none."""
 SIZES: tuple[Size, ...] = get_args(Size)
 _EMBEDDING = (16, 32, 96, 256)
-"""Channels of the picture's embedding for an autoencoder that shrinks sides by 8."""
+"""Channels of the control image's embedding for an autoencoder that shrinks sides by 8."""
 
 
 class Controlled(nn.Module):
@@ -53,7 +54,7 @@ class Controlled(nn.Module):
         return self._own[1]
 
     def forward(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond) -> Tensor:
-        """The prediction y [B, C, H, W]. cond[NAME] [B, 3, h, w] is the picture, in pixels; see also `scales`."""
+        """The prediction y [B, C, H, W]. cond[NAME] [B, 3, h, w] is the control image, in pixels; see also `scales`."""
         return self.denoise(x_BCHW, c_noise_B, self.features(cond))
 
     def features(self, cond: Cond) -> Cond:

@@ -226,7 +226,7 @@ def _numbers(path: Path, own: Mapping[str, Tensor], base: Base, original: bool, 
 
 
 def _embedding(own: Mapping[str, Tensor], original: bool) -> list[int]:
-    """Channels of the picture's embedding: of its first layer, and of every second one after it."""
+    """Channels of the control image's embedding: of its first layer, and of every second one after it."""
     names = [name for name in own if name.startswith(("input_hint_block.", "controlnet_cond_embedding.blocks."))]
     numbered = sorted(int(name.split(".")[1 if original else 2]) for name in names if name.endswith(".weight"))
     if original:

@@ -79,6 +79,7 @@ def facts(run: Run) -> Html:
     trained, frozen = (parameters.get(k) if isinstance(parameters, dict) else None for k in ("trained", "frozen"))
     loss, validation = run.last("learning/loss"), run.last("validation/loss")
     speeds = sorted(run.series("perf/samples_per_second")[1])
+    speed = speeds[len(speeds) // 2] if speeds else None
     seconds, memory = run.training_seconds(), run.last("memory/peak_bytes")
     found = [
         ("Updates", f"{step:,}", f"of {total:,}" if isinstance(total, int) and total != step else ""),
@@ -90,7 +91,7 @@ def facts(run: Run) -> Html:
         ),
         ("Loss", None if loss is None else format_number(loss), ""),
         ("Validation loss", None if validation is None else format_number(validation), ""),
-        ("Speed", f"{speeds[len(speeds) // 2]:,.0f}" if speeds else None, "samples/s, median"),
+        ("Speed", None if speed is None else f"{speed:,.{0 if speed >= 10 else 2}f}", "samples/s, median"),
         ("Training time", format_duration(seconds) if seconds else None, ""),
         ("Peak memory", f"{memory / 2**30:.2f} GiB" if memory else None, ""),
     ]

@@ -59,8 +59,8 @@ class TrainingSettings(Settings):
     """Type in which the trained networks compute: `no`: float32; `bf16`, `fp16` (which scales the loss): autocast over
     the weights; `auto`: that of weights_dtype, and for float32 weights bf16 on a GPU, float32 on a CPU."""
     weights_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Type in which the trained weights are stored. Moments, averages and the arithmetic of an update stay float32, and
-    so do the weights of frozen networks."""
+    """Type in which the weights of the denoiser and of what is trained are stored. Moments, averages, adapters and the
+    arithmetic of an update stay float32, and so do the weights of frozen encoders and decoders."""
     frozen_precision: Literal["no", "bf16"] = "no"
     """Type in which the frozen autoencoder and text encoders encode: `no`: float32; `bf16`: autocast, which takes a
     fraction of the time on a GPU and moves latents and text features by some thousandths."""

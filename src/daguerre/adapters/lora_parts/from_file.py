@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from daguerre.adapters.lora_parts.inits import ADAPTER
+from daguerre.adapters.lora_parts.layers import wrapped
 from daguerre.errors import UserError
 from daguerre.models.lora_files.addition import Addition
 
@@ -25,7 +24,7 @@ def take_up(path: Path, found: Mapping[str, Iterable[Addition]], networks: Mappi
     """
     taken = 0
     for component, additions in found.items():
-        layers = _layers(networks[component]) if component in networks else {}
+        layers = wrapped(networks[component]) if component in networks else {}
         for each in additions:
             if (layer := layers.get(each.layer)) is None:
                 raise UserError(
@@ -40,13 +39,9 @@ def take_up(path: Path, found: Mapping[str, Iterable[Addition]], networks: Mappi
                 given = value.float() * (each.scale / layer.scaling[ADAPTER] if name == each.strong else 1.0)
                 own[name].copy_(given.reshape(own[name].shape))
             taken += 1
-    left = sum(len(_layers(network)) for network in networks.values()) - taken
+    left = sum(len(wrapped(network)) for network in networks.values()) - taken
     rest = f"; {left} layers that it lacks start without effect" if left else ""
     return [f"{taken} layers start from the LoRA in {path}{rest}"]
-
-
-def _layers(network: nn.Module) -> dict[str, Any]:
-    return {name: module for name, module in network.named_modules() if isinstance(module, BaseTunerLayer)}
 
 
 def _own(layer: nn.Module) -> dict[str, Tensor]:

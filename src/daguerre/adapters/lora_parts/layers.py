@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from daguerre.errors import UserError
@@ -36,6 +37,11 @@ class Numbers(NamedTuple):
     rank: int
     alpha: float
     dropout: float
+
+
+def wrapped(network: nn.Module) -> dict[str, Any]:
+    """The layers of a network that have an addition, by name."""
+    return {name: module for name, module in network.named_modules() if isinstance(module, BaseTunerLayer)}
 
 
 def chosen(

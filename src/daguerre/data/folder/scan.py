@@ -32,7 +32,8 @@ LAYOUT = """Expected (subfolders are read too):
   DIR/cat.jpg   DIR/cat.txt      a caption beside each image (JPEG, PNG or WebP), UTF-8; or DIR/cat.json
 or one file for all of them:
   DIR/cat.jpg   DIR/metadata.jsonl   with a line {"file_name": "cat.jpg", "text": "a cat"} for each image
-or captions in the names: data.captions_from=file_names or folder_names"""
+or captions in the names: data.captions_from=file_names or folder_names
+or one caption for all images: data.captions.text='a photo of a cat'"""
 TWICE, CLOSED = "folder reached a second time by a link", "folder that may not be read"
 LONE_TEXT = "text file without an image of that name"
 NO_SAMPLES = frozenset({TWICE, CLOSED, LONE_TEXT})
