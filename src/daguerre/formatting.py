@@ -12,10 +12,10 @@ def format_size(size_bytes: float) -> str:
 
 
 def scaled(value: float, units: Mapping[str, float], below: str = "", form: str = ".3g") -> str:
-    """A number in the first of some units, the largest first, that it reaches; whole, and `below` them, in none."""
+    """A rounded number in the first of some units, the largest first, that it reaches; whole and `below`, in none."""
     for unit, size in units.items():
-        if value >= size:
-            return f"{value / size:{form}}{unit}"
+        if float(text := f"{value / size:{form}}") >= 1:
+            return f"{text}{unit}"
     return f"{value:.0f}{below}"
 
 

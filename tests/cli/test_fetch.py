@@ -192,7 +192,7 @@ def test_folders_of_others_are_left_alone(hub, tmp_path, capsys):
 def test_a_disk_without_room(hub, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 1000))
     assert run(MODEL, "-o", tmp_path / "x") == errors.REFUSED
-    assert "MB, but the disk has 0.0 MB free" in capsys.readouterr().err
+    assert "B, but the disk has 1 kB free" in capsys.readouterr().err
     assert not hub.fetched(WEIGHTS)
 
 

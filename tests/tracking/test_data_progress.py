@@ -61,7 +61,8 @@ def test_starting_is_no_speed(counted):
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (2.5e9, "2.5 GB"), (3e12, "3 TB")]
+    ("size", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (999_600, "1 MB"), (2.5e9, "2.5 GB"), (3e12, "3 TB")],
 )
 def test_sizes(size, text):
     assert format_size(size) == text

@@ -21,7 +21,7 @@ from daguerre.cli.convert import options as given
 from daguerre.cli.fetch_files import Choice
 from daguerre.errors import UserError
 from daguerre.families import catalogue
-from daguerre.formatting import first_line
+from daguerre.formatting import first_line, format_size
 from daguerre.models.weights import architectures
 from daguerre.settings import Settings
 
@@ -92,9 +92,9 @@ def run(arguments: list[str]) -> int:
         listing = look(request)
     choice = chosen(request, listing)
     whole = sum(choice.files.values())
-    print(f"{request.repository} at {listing.commit[:10]}: {len(choice.files)} files, {given.format_size(whole)}")
+    print(f"{request.repository} at {listing.commit[:10]}: {len(choice.files)} files, {format_size(whole)}")
     for part, size in choice.sizes().items():
-        print(f"  {part:<16} {given.format_size(size)}")
+        print(f"  {part:<16} {format_size(size)}")
     if request.out is not None:
         claim(request, request.out, listing, choice)
     with explained(request):
@@ -190,8 +190,8 @@ def claim(request: Request, out: Path, listing: Listing, choice: Choice) -> None
     free = shutil.disk_usage(out).free
     if missing > free:
         raise UserError(
-            f"-o {out}: the download needs {given.format_size(missing)}, "
-            f"but the disk has {given.format_size(free)} free: choose another folder, or free some space",
+            f"-o {out}: the download needs {format_size(missing)}, "
+            f"but the disk has {format_size(free)} free: choose another folder, or free some space",
             code="resources",
             setting="out",
         )

@@ -14,7 +14,7 @@ from daguerre.checkpoint.run_dir import EXPORTS, check_not_held
 from daguerre.cli.convert import options as given
 from daguerre.credentials import scrub
 from daguerre.errors import UserError
-from daguerre.formatting import counted, first_line
+from daguerre.formatting import counted, first_line, format_size
 from daguerre.remote import local_copy
 from daguerre.report import card
 from daguerre.report.run import Run, read_run
@@ -75,7 +75,7 @@ def run(arguments: list[str]) -> int:
     api = HfApi(endpoint=constants.ENDPOINT, token=_token(needed=not flags))
     with explained(repository):
         upload = gather(read_run(folder), repository, options, api)
-    print(f"{repository}: {counted(len(upload.files), 'file')}, {given.format_size(upload.size_bytes)}")
+    print(f"{repository}: {counted(len(upload.files), 'file')}, {format_size(upload.size_bytes)}")
     print(f"licence: {upload.licence or 'none is stated; license=apache-2.0, for instance, states one'}")
     if flags:
         print("\n".join(f"  {name}" for name in upload.files))

@@ -87,7 +87,8 @@ def run(arguments: list[str]) -> int:
         with replaced(out) as fresh:
             files.recast(model, fresh, dtype, change=merging.of)
             held = kept(model, fresh, merging)
-    print(f"{out}: {given.size_of(out)}; read back, it has what was added to within {held:.1e} of it")
+    exact = f"to within {held:.1e} of it" if held else "exactly"
+    print(f"{out}: {given.size_of(out)}; read back, it has what was added {exact}")
     return 0
 
 

@@ -7,6 +7,7 @@ from typing import Literal, TypeVar
 from daguerre.config import overrides
 from daguerre.config.options import own_options
 from daguerre.errors import UserError
+from daguerre.formatting import format_size
 from daguerre.settings import Settings
 
 Options = TypeVar("Options", bound=Settings)
@@ -39,7 +40,3 @@ def new_place(out: str | None, example: str) -> Path:
 def size_of(path: Path) -> str:
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return format_size(sum(file.stat().st_size for file in files))
-
-
-def format_size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"
