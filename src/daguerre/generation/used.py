@@ -15,6 +15,7 @@ import torch
 from daguerre import digests
 from daguerre.build.parts import Components
 from daguerre.errors import UserError
+from daguerre.formatting import counted
 from daguerre.generation import loras
 from daguerre.generation.load import Loading
 from daguerre.models import new_tokens, token_files
@@ -103,7 +104,8 @@ def _with_tokens(parts: Components, tokens: list[_Tokens]) -> Components:
             if name in new:
                 raise UserError(f"use: two files have a token {name}: name one as in '<b>=FILE'", setting="use")
             new[name] = rows
-            print(f"{path}: {name}, {', '.join(f'{len(own)} vectors for {encoder}' for encoder, own in rows.items())}")
+            own = (f"{counted(len(vectors), 'vector')} for {encoder}" for encoder, vectors in rows.items())
+            print(f"{path}: {name}, {', '.join(own)}")
         existing |= of_vocabulary
     for reader in readers:
         own = {name: rows[reader.name] for name, rows in new.items() if reader.name in rows}
