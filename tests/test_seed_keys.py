@@ -426,6 +426,32 @@ CASCADE = [
     alias("edm_objective=True", objective__name="v", objective__schedule__name="cosine"),
     alias("generator_checkpoint_path=x.safetensors", "model_version=3.6B", model__prior="x.safetensors"),
     alias("shift=4", objective__schedule__shift=4.0),
+    alias("dtype=bfloat16", training__weights_dtype="bfloat16"),
+    alias("captions_getter=[txt, identity]", data__captions__fields=["text"]),
+    alias(
+        "captions_getter=[json, captions_getter]",
+        data__captions__fields=["og_caption", "caption"],
+        data__captions__weights=[0.05, 0.95],
+        notice="inside old_caption",
+    ),
+    alias("captions_getter=[json, \"lambda j: j['blip']\"]", data__captions__fields=["blip"]),
+    refused("captions_getter=[json, 'lambda j: open(j)']", "does not run"),
+    alias("bucketeer_random_ratio=0.1", "multi_aspect_ratio=[1/1, 2/3]", data__buckets__random=0.1),
+    alias(
+        "clip_text_model_name=laion/CLIP-ViT-bigG-14-laion2B-39B-b160k",
+        "model_version=3.6B",
+        model__text_encoder="laion/CLIP-ViT-bigG-14-laion2B-39B-b160k",
+        model__tokenizer="laion/CLIP-ViT-bigG-14-laion2B-39B-b160k",
+    ),
+    alias(
+        "clip_image_model_name=openai/clip-vit-large-patch14",
+        "model_version=3.6B",
+        model__image_encoder="openai/clip-vit-large-patch14",
+    ),
+    alias("allow_tf32=False", training__matmul_precision="highest"),
+    notice("checkpoint_extension=pt", "safetensors"),
+    notice("dist_file_subfolder=x", "dist_url"),
+    alias("lora_checkpoint_path=lora.safetensors", "rank=4", init_from="lora.safetensors", adapters__lora__rank=4),
 ]
 
 ROWS = {"MaxDiffusion": MAXDIFFUSION, "MindOne": MINDONE, "open-diffusion": OPEN_DIFFUSION, "Stable Cascade": CASCADE}

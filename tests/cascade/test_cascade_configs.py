@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
 from tiny_cascade import RECORDED
 from twins import BESIDE, SHORT, Twins, shards
 
@@ -95,3 +98,84 @@ def test_a_tiny_twin_trains_two_steps(name, converted, twins, tmp_path):
     said = [f"{path}={value}" for path, value in given.items()]
     assert main.run(["train", str(converted(name)), *said]) == errors.DONE
     assert (tmp_path / "twin" / "report.html").exists()
+
+
+GENERATING = {
+    "model_version": "3.6B",
+    "dtype": "bfloat16",
+    "effnet_checkpoint_path": "models/effnet_encoder.safetensors",
+}
+GENERATING |= {"generator_checkpoint_path": "models/stage_c_bf16.safetensors"}
+GENERATING |= {"previewer_checkpoint_path": "models/previewer.safetensors"}
+BY_B = {"model_version": "3B", "dtype": "bfloat16", "webdataset_path": "file:inference/imagenet_1024.tar"}
+BY_B |= {"batch_size": 4, "image_size": 1024, "grad_accum_steps": 1}
+BY_B |= {"effnet_checkpoint_path": "models/effnet_encoder.safetensors"}
+BY_B |= {"stage_a_checkpoint_path": "models/stage_a.safetensors"}
+BY_B |= {"generator_checkpoint_path": "models/stage_b_bf16.safetensors"}
+WITH_LORA = {name: LORA[name] for name in ("module_filters", "rank", "train_tokens")}
+WITH_LORA |= {"lora_checkpoint_path": "models/lora_fernando_10k.safetensors"}
+INFERENCE = {"stage_c_3b": GENERATING, "stage_b_3b": BY_B, "lora_c_3b": GENERATING | WITH_LORA}
+"""Of configs/inference."""
+
+
+@pytest.mark.parametrize("name", INFERENCE)
+def test_a_config_that_generates_becomes_a_recipe_that_draws(name, twins, tmp_path, capsys):
+    """The recipe, and the config itself in its place; Stage B makes the picture again that it is given."""
+    theirs, ours = tmp_path / f"{name}.yaml", tmp_path / "ours.yml"
+    said = dict(INFERENCE[name])
+    if name == "lora_c_3b":  # a LoRA that Stability's code has written, and no words
+        said |= {"lora_checkpoint_path": str(RECORDED / "lora_attn.safetensors"), "train_tokens": []}
+    theirs.write_text(yaml.safe_dump(said), encoding="utf-8")
+    assert main.run(["convert", "config", str(theirs), f"out={ours}"]) == errors.DONE
+    printed = capsys.readouterr().out
+    assert "not carried over" not in printed
+    assert "daguerre generate" in printed
+    tree, is_b = recipe.read(ours), "_b_" in name
+    assert (tree["sampling"]["num_inference_steps"], tree["sampling"]["guidance_scale"]) == (
+        (10, 1.1) if is_b else (20, 4.0)
+    )
+    assert is_b or tree["sampling"]["shift"] == 2.0
+    kind = "cascade_b" if is_b else "cascade_c"
+    b = twins.pipeline("cascade_b")
+    given = {"model.pretrained_model_name_or_path": twins.pipeline(kind), "model.effnet": BESIDE[kind]["model.effnet"]}
+    given |= {"model.vqgan": b / "vqgan", "sampling.num_inference_steps": 2, "sampling.batch_size": 1}
+    given |= (
+        {"model.decoder": RECORDED / "decoder.safetensors"} if is_b else {"model.prior": RECORDED / "prior.safetensors"}
+    )
+    given |= {} if is_b else {"model.decoder": b, "model.decode.num_inference_steps": 2, "height": 64, "width": 64}
+    picture = tmp_path / "picture.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)).save(picture)
+    asked = [f"image={picture}"] if is_b else ["prompt=a fox"]
+    asked += [f"use={{{theirs}: 1}}"] if name == "lora_c_3b" else []
+    overrides = [f"{path}={value}" for path, value in given.items()]
+    for place in (ours, theirs) if name == "stage_c_3b" else (ours,):
+        assert main.run(["generate", str(place), *asked, *overrides, f"out={tmp_path / place.stem}"]) == errors.DONE
+    (drawn,) = (tmp_path / "ours").glob("*.png")
+    printed = capsys.readouterr().out
+    assert ("layers of prior" in printed) == (name == "lora_c_3b")
+    if is_b:
+        document = json.loads(drawn.with_suffix(".json").read_text())
+        pixels = [np.asarray(Image.open(path)).astype(float) for path in (drawn, picture)]
+        assert pixels[0].shape == pixels[1].shape, "of the picture's size"
+        error = np.square(pixels[0] - pixels[1]).mean()
+        assert document["psnr"] == pytest.approx(10 * np.log10(255**2 / error))
+        assert f"reconstruction: PSNR {document['psnr']:.2f} dB, SSIM {document['ssim']:.3f}" in printed
+        assert "strength" not in document
+
+
+def test_stage_b_is_told_the_picture_and_starts_from_it_where_a_strength_is_given(twins, tmp_path, capsys):
+    """Another picture is another result from the same noise; the scale at which it is compressed acts."""
+    b, results = twins.pipeline("cascade_b"), {}
+    for number in range(2):
+        noise = np.random.default_rng(number).integers(0, 256, (128, 128, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / f"{number}.png")
+    for name, image, *more in (
+        ("first", 0), ("second", 1), ("coarse", 0, "model.reconstruction_scale=0.5"), ("started", 0, "strength=0.5"),
+    ):  # fmt: skip
+        given = [f"image={tmp_path / f'{image}.png'}", f"model.effnet={BESIDE['cascade_b']['model.effnet']}", *more]
+        given += ["num_inference_steps=2", "guidance_scale=1"]
+        assert main.run(["generate", str(b), *given, f"out={tmp_path / name}"]) == errors.DONE
+        (path,) = (tmp_path / name).glob("*.png")
+        results[name] = np.asarray(Image.open(path)).astype(int)
+        assert ("reconstruction: PSNR" in capsys.readouterr().out) == (name != "started")
+    assert all(np.abs(results["first"] - results[other]).max() > 1 for other in ("second", "coarse", "started"))

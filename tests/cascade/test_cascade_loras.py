@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from test_cascade_networks import loaded
 from tiny_cascade import stage_b, stage_c, write_decoder, write_prior
 from torch import nn
 
 from daguerre.build.parts import build
+from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.errors import UserError
+from daguerre.families import cascade_c
+from daguerre.models import new_tokens, token_files
+from daguerre.models.cascade import words
 from daguerre.models.lora_files import forms, read
 from daguerre.models.lora_files.addition import KOHYA_FILE
 
@@ -126,3 +133,102 @@ def test_names_are_comfyuis(component, bases, tmp_path):
 def test_what_makes_latents_has_no_adapter(component, frozen, bases):
     with pytest.raises(UserError, match=rf"{frozen} is not a component .* it reads or makes images"):
         config(bases[component], f"adapter.ranks.{frozen}=2")
+
+
+@pytest.fixture
+def worded(bases, tmp_path) -> Any:
+    """A config of Stability's code whose LoRA has words beside it: `[rex]` from the tokens that begin with d, and all
+    tokens that begin with e, with offsets; the reader of the base that it is for, and (table, offsets, ids) of all."""
+    reader = _reader(bases)
+    table = new_tokens.table(reader).clone()
+    vocabulary = reader.tokenizer.get_vocab()
+    existing = [number for word, number in vocabulary.items() if re.search("^e", word)]
+    ids = torch.tensor([len(vocabulary), *existing])
+    offsets = torch.randn(len(ids), table.shape[1], generator=torch.Generator().manual_seed(3))
+    own = load_file(HERE / "lora_attn.safetensors") | {"embeddings.embeddings": offsets, "embeddings.indices": ids}
+    save_file(own, tmp_path / "lora.safetensors")
+    said = {"module_filters": [".attn"], "rank": 3, "train_tokens": [["[rex]", "^d"], ["^e", None]]}
+    path = tmp_path / "lora_c_3b.yaml"
+    path.write_text(yaml.safe_dump({**said, "lora_checkpoint_path": "lora.safetensors"}))
+    return path, reader, (table, offsets, ids)
+
+
+def _reader(bases: dict[str, dict[str, Any]]) -> Any:
+    return words.reader(cascade_c.Settings.model_validate(bases["prior"]))
+
+
+def test_words_beside_a_numbered_file_are_those_of_its_config(worded):
+    """As their code puts them into the table: what a new word starts from, and an offset each."""
+    path, reader, (table, offsets, ids) = worded
+    new, existing = words.read(path, reader)
+    vocabulary = reader.tokenizer.get_vocab()
+    start = table[[number for word, number in vocabulary.items() if word.startswith("d")]].mean(0)
+    assert new.keys() == {"[rex]"}
+    torch.testing.assert_close(new["[rex]"][0], start + offsets[0])
+    assert {vocabulary[word] for word in existing} == {*ids[1:].tolist()}
+    for number, offset in zip(ids[1:].tolist(), offsets[1:], strict=True):
+        word = next(word for word, own in vocabulary.items() if own == number)
+        assert torch.equal(existing[word][0], table[number] + offset)
+
+
+def test_generate_takes_a_config_with_its_lora_and_its_words(worded, bases, tmp_path, capsys):
+    """The words and the layers each change the image; without the config the file is refused."""
+    path, _, _ = worded
+    model, drawn = bases["prior"], {}
+    given = [f"model.effnet={model['effnet']}", f"model.previewer={model['previewer']}", "guidance_scale=20"]
+    given += [f"model.prior={HERE / 'prior.safetensors'}", "height=64", "width=64", "num_inference_steps=2"]
+    command = ["generate", model["pretrained_model_name_or_path"], "prompt=a [rex]", *given]
+    for name, use in (
+        ("base", "{}"),
+        ("layers", f"{{{HERE / 'lora_attn.safetensors'}: 1}}"),
+        ("both", f"{{{path}: 1}}"),
+    ):
+        assert main.run([*command, f"out={tmp_path / name}", f"use={use}"]) == 0
+        drawn[name] = np.asarray(Image.open(tmp_path / name / "000.png")).astype(int)
+    said = capsys.readouterr().out
+    assert "[rex], 1 vectors for text_encoder" in said
+    assert "layers of prior" in said
+    assert all(np.abs(drawn["both"] - drawn[other]).max() > 2 for other in ("base", "layers"))
+    assert main.run([*command, f"use={{{tmp_path / 'lora.safetensors'}: 1}}"]) == 2
+    assert "give that YAML in place of the file" in capsys.readouterr().err
+
+
+def test_a_config_is_converted_with_its_words(worded, bases, tmp_path, capsys):
+    path, reader, _ = worded
+    given = ["convert", "lora", str(path), "format=kohya", f"out={tmp_path / 'rex.safetensors'}"]
+    assert main.run(given) == 2
+    assert "base=FOLDER" in capsys.readouterr().err
+    prior = save_prior(bases, tmp_path)
+    assert main.run([*given, f"base={prior}"]) == 0, capsys.readouterr().err
+    assert any(".lora_" in name for name in load_file(tmp_path / "rex.safetensors"))
+    new, existing = words.read(path, reader)
+    again = token_files.read(tmp_path / "rex-words", [reader])
+    assert [{name: own["text_encoder"].tolist() for name, own in each.items()} for each in again] == [
+        {name: rows.tolist() for name, rows in each.items()} for each in (new, existing)
+    ]
+
+
+def save_prior(bases, folder: Path) -> Path:
+    """The base with the recorded Stage C."""
+    base = shutil.copytree(bases["prior"]["pretrained_model_name_or_path"], folder / "base")
+    loaded("prior").save_pretrained(base / "prior")
+    return base
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train_tokens": [["[rex]", "^d"]]}, "are those of"),
+        ({"lora_checkpoint_path": "other.safetensors"}, "there is no such file"),
+        ({"lora_checkpoint_path": None}, "does not say where its LoRA is"),
+        ({"module_filters": None, "drop": "module_filters"}, "no config of a LoRA"),
+        ({"train_tokens": ["^e"]}, "must be pairs"),
+    ],
+)
+def test_configs_that_do_not_fit_are_refused(change, message, worded):
+    path, reader, _ = worded
+    said = {**yaml.safe_load(path.read_text()), **change}
+    said = {name: value for name, value in said.items() if name not in ("drop", change.get("drop"))}
+    path.write_text(yaml.safe_dump(said))
+    with pytest.raises(UserError, match=message):
+        words.read(path, reader)

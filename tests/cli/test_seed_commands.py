@@ -272,8 +272,6 @@ def test_open_diffusions_config_is_converted_and_trained(run, hub, tmp_path):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("daguerre train configs/training/finetune_c_3b_lora.yaml", "LoRA for Stable Cascade is not supported yet"),
-        ("daguerre train configs/training/finetune_c_3b.yaml", "a recipe for Stable Cascade is not supported yet"),
         (
             "daguerre train configs/training/controlnet_c_3b_canny.yaml",
             "ControlNet for Stable Cascade is not supported yet",

@@ -271,6 +271,22 @@ def test_a_size_that_is_not_known_does_not_matter_for_one_square():
     assert not found.enlarged.any()
 
 
+def test_a_share_goes_to_any_bucket_by_its_id():
+    chosen = settings(512, aspects=CASCADE, step=32)
+    sizes, ids = np.full((2, 20_000), 512, np.int32), np.arange(20_000)
+    square = assign(chosen, *sizes).numbers
+    assert len({*square}) == 1
+    share = chosen.model_copy(update={"buckets": chosen.buckets.model_copy(update={"random": 0.2})})
+    found = assign(share, *sizes, ids).numbers
+    counts = np.bincount(found[found != square], minlength=len(shapes.buckets(chosen)))
+    assert (found != square).mean() == pytest.approx(0.2 * (1 - 1 / len(counts)), abs=0.01)
+    others = counts[counts > 0]
+    assert len(others) == len(counts) - 1
+    assert others.min() > 0.7 * others.mean()
+    assert np.array_equal(assign(share, *sizes[:, 5000:], ids[5000:]).numbers, found[5000:])
+    assert np.array_equal(assign(share, *sizes).numbers, square)
+
+
 def test_no_images_at_all():
     found = assign(settings(512, aspects="auto"), np.zeros(0, np.int32), np.zeros(0, np.int32))
     assert found.numbers.shape == (0,)

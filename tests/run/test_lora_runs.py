@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 
+import bases
 import forked_runs
 import numpy as np
 import pytest
@@ -43,7 +44,10 @@ validation: {every: "2 steps", num_samples: 3, num_levels: 2}
 """
 
 
-@pytest.fixture(scope="module", params=["sd", pytest.param("sdxl", marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module",
+    params=[kind if kind == "sd" else pytest.param(kind, marks=pytest.mark.long) for kind in bases.WRITERS],
+)
 def place(request, tmp_path_factory):
     """With the run `whole`, which was never stopped."""
     made = Place(tmp_path_factory.mktemp(request.param), request.param, RECIPE)
@@ -58,7 +62,7 @@ def test_a_checkpoint_holds_the_adapter_alone(place):
     assert all(".lora_A." in name or ".lora_B." in name for name in model)
     assert {t.dtype for t in model.values()} == {torch.float32}
     numbers = sum(t.numel() for t in model.values())
-    files = [file for part in ("unet", "text_encoder") for file in (place.folder / "base" / part).glob("*.safetensors")]
+    files = [file for part in place.networks for file in (place.folder / "base" / part).glob("*.safetensors")]
     base = sum(tensor.numel() for file in files for tensor in load_file(file).values())
     assert numbers < 0.03 * base
     sizes = {f.stem: f.stat().st_size for f in (place.folder / "whole/checkpoints/step-00000004").glob("*.safetensors")}
@@ -155,10 +159,10 @@ def test_convert_export_writes_the_adapter_and_the_merged_networks(place):
     run, folder = place.folder / "whole", place.folder
     assert main.run(["convert", "export", str(run), "format=adapters", f"out={folder / 'raw'}", "weights=raw"]) == 0
     raw, model = load_file(folder / "raw" / FILE), place.tensors("whole")
-    key = next(key for key in raw if key.startswith("unet."))
+    key = next(key for key in raw if key.startswith(f"{place.denoiser}."))
     assert torch.equal(raw[key], model[key.replace(".weight", ".default.weight")])
     assert main.run(["convert", "export", str(run), "format=diffusers", f"out={folder / 'merged'}"]) == 0
-    for part in ("unet", "text_encoder"):
+    for part in place.networks:
         (of_base,), (merged,) = ([*(folder / p / part).glob("*.safetensors")] for p in ("base", "merged"))
         before, after = load_file(of_base), load_file(merged)
         before = {n.removeprefix("text_model."): t for n, t in before.items()}
@@ -166,7 +170,7 @@ def test_convert_export_writes_the_adapter_and_the_merged_networks(place):
         assert before.keys() == after.keys()
         changed = {name for name in before if not torch.equal(before[name], after[name])}
         ends = {
-            "unet": ("to_q", "to_k", "to_v", "to_out.0"),
+            place.denoiser: ("to_q", "to_k", "to_v", "to_out.0"),
             "text_encoder": ("q_proj", "k_proj", "v_proj", "out_proj"),
         }
         assert changed
@@ -177,24 +181,24 @@ def test_another_base_is_refused_with_both_names(place, capsys):
     other = place.folder / "other"
     shutil.copytree(place.folder / "base", other)
     shutil.copytree(place.folder / "whole", place.folder / "moved")
-    (file,) = (other / "unet").glob("*.safetensors")
+    (file,) = (other / place.denoiser).glob("*.safetensors")
     named = f"model.pretrained_model_name_or_path={other}"
     assert place.train("moved", named, "allow_change=[model]") == errors.DONE, "the same weights elsewhere are the base"
     torch_file = load_file(file)
-    torch_file["conv_in.bias"][0] += 1e-3
+    next(iter(torch_file.values())).view(-1)[0] += 1e-3
     save_file(torch_file, file, {"format": "pt"})
     capsys.readouterr()
     assert place.train("moved", named, "allow_change=[model]") == errors.REFUSED
     said = capsys.readouterr().err
-    assert "was trained on another unet" in said
+    assert f"was trained on another {place.denoiser}" in said
     assert str(place.folder / "base") in said
     assert str(other) in said
-    (of_base,) = (place.folder / "base" / "unet").glob("*.safetensors")
+    (of_base,) = (place.folder / "base" / place.denoiser).glob("*.safetensors")
     before = of_base.read_bytes()
     shutil.copyfile(file, of_base)
     assert main.run(["generate", str(place.folder / "whole"), "prompt=x"]) == errors.REFUSED
     of_base.write_bytes(before)
-    assert "was trained on another unet" in capsys.readouterr().err
+    assert f"was trained on another {place.denoiser}" in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_names_no_base_is_refused():
@@ -299,7 +303,7 @@ def test_a_lora_beside_an_encoder_that_is_trained_whole(place):
     assert not any(".lora_" in name for name in whole)
     run = place.folder / "both"
     assert load_file(run / "adapter" / FILE).keys()
-    parts = {part: [place.folder / "base" / part, run / "pipeline" / part] for part in ("unet", "text_encoder")}
+    parts = {part: [place.folder / "base" / part, run / "pipeline" / part] for part in place.networks}
     same = {}
     for part, folders in parts.items():
         of_base, found = (load_file(next(folder.glob("*.safetensors"))) for folder in folders)
@@ -308,7 +312,7 @@ def test_a_lora_beside_an_encoder_that_is_trained_whole(place):
         )
         assert found.keys() == of_base.keys()
         same[part] = all(torch.equal(found[name], of_base[name]) for name in found)
-    assert same == {"unet": True, "text_encoder": False}
+    assert same == {place.denoiser: True, "text_encoder": False}
 
 
 def test_from_a_file_come_the_additions_with_its_strength(place, capsys):

@@ -6,13 +6,13 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+import bases
 import forked_runs
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from tiny_models import write_sd, write_sdxl
 
 from daguerre.checkpoint.store import Store
 
@@ -42,10 +42,8 @@ def images(folder: Path) -> Path:
 
 def settings(folder: Path, kind: str, steps: int, batch: int) -> list[str]:
     """Of a run that trains UNet and text encoder of a tiny model."""
-    base = (write_sd if kind == "sd" else write_sdxl)(folder / "base")
     return [
-        f"model.family={kind}",
-        f"model.pretrained_model_name_or_path={base or folder / 'base'}",
+        *bases.write(kind, folder / "base"),
         "model.train_text_encoder=true",
         f"data.path={images(folder / 'images')}",
         f"training.duration={steps} steps",
@@ -162,7 +160,7 @@ def test_rank_0_says_what_cannot_be(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["sd", "sdxl"])
+@pytest.mark.parametrize("kind", bases.WRITERS)
 def test_every_mesh_learns_what_one_process_does(kind, tmp_path):
     runs = Runs(tmp_path, kind, steps=50, batch=4)
     again = {f"{name} again": mesh for name, mesh in MESHES.items()}
@@ -181,7 +179,7 @@ def test_every_mesh_learns_what_one_process_does(kind, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["sd", "sdxl"])
+@pytest.mark.parametrize("kind", bases.WRITERS)
 def test_exports_images_and_validation_are_those_of_one_process(kind, tmp_path):
     more = ["checkpoint.export=true", "sampling.num_images=3", "validation.every=2 steps", "validation.num_samples=3"]
     runs = Runs(tmp_path, kind, steps=4)

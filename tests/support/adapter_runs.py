@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import bases
 import forked_runs
 import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from tiny_models import write_sd, write_sdxl
 
 from daguerre.checkpoint.store import Store
 from daguerre.cli import main
@@ -25,14 +25,15 @@ IMAGES = 14
 
 
 class Place:
-    """A folder with a base, images and runs of one recipe. `KIND` in the recipe is the family, sd or sdxl."""
+    """A folder with a base, images and runs of one recipe. `KIND` in the recipe is the family."""
 
     still: tuple[str, ...] = ()
     """Parts of names of weights that a checkpoint holds and nothing moves."""
 
     def __init__(self, folder: Path, kind: str, recipe: str, *, captions: bool = True, controls: bool = False) -> None:
-        self.folder, self.kind = folder, kind
-        (write_sd if kind == "sd" else write_sdxl)(folder / "base")
+        self.folder, self.kind, self.denoiser = folder, kind, bases.DENOISERS[kind]
+        self.networks = (self.denoiser, "text_encoder")
+        self.base = bases.write(kind, folder / "base")
         (folder / "images").mkdir()
         noise = np.random.default_rng(0)
         for number in range(IMAGES):
@@ -46,8 +47,7 @@ class Place:
 
     def given(self, *more: str) -> list[str]:
         """The command's settings."""
-        base = f"model.pretrained_model_name_or_path={self.folder / 'base'}"
-        return [base, f"data.path={self.folder / 'images'}", *more]
+        return [*self.base, f"data.path={self.folder / 'images'}", *more]
 
     def command(self, name: str, *more: str) -> list[str]:
         """The command of a run of this name."""

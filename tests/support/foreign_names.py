@@ -52,7 +52,9 @@ COMMAND_LINE: dict[str, set[str]] = {
         *("warmup_updates", "use_fsdp", "ema_start_iters", "ema_iters", "ema_beta"),
         *("webdataset_path", "dataset_filters", "wandb_project", "wandb_entity"),
         *("controlnet_blocks", "module_filters", "rank", "train_tokens"),
-        *("effnet_checkpoint_path", "previewer_checkpoint_path"),
+        *("effnet_checkpoint_path", "previewer_checkpoint_path", "lora_checkpoint_path", "dtype", "captions_getter"),
+        *("bucketeer_random_ratio", "clip_text_model_name", "clip_image_model_name", "allow_tf32"),
+        *("checkpoint_extension", "dist_file_subfolder"),
     },
 }
 

@@ -70,8 +70,8 @@ def _texts() -> dict[str, Any]:
     return {"text_encoder": encoder, "tokenizer": tiny_tokenizer(MAX_TOKENS)}
 
 
-def write_prior(folder: Path, seed: int = 0) -> Path:
-    """A pipeline of Stage C, with a CLIP image encoder of 32 px."""
+def write_prior(folder: Path, seed: int = 0, **numbers: Any) -> Path:
+    """A pipeline of Stage C with these numbers over TINY_C, and a CLIP image encoder of 32 px."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
@@ -82,21 +82,22 @@ def write_prior(folder: Path, seed: int = 0) -> Path:
         StableCascadePriorPipeline(
             **_texts(),
             image_encoder=CLIPVisionModelWithProjection(vision),
-            prior=StableCascadeUNet(**TINY_C),
+            prior=StableCascadeUNet(**TINY_C | numbers),
             scheduler=DDPMWuerstchenScheduler(),
             feature_extractor=CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}),
         ).save_pretrained(folder)
     return folder
 
 
-def write_decoder(folder: Path, seed: int = 0) -> Path:
-    """A pipeline of Stage B and Stage A, whose text encoder is that of `write_prior` of the same seed."""
+def write_decoder(folder: Path, seed: int = 0, **numbers: Any) -> Path:
+    """A pipeline of Stage B, with these numbers over TINY_B, and Stage A; its text encoder is that of `write_prior` of
+    the same seed."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         StableCascadeDecoderPipeline(
             **_texts(),
-            decoder=StableCascadeUNet(**TINY_B),
+            decoder=StableCascadeUNet(**TINY_B | numbers),
             vqgan=PaellaVQModel(embed_dim=16, bottleneck_blocks=1, num_vq_embeddings=8, scale_factor=0.43),
             scheduler=DDPMWuerstchenScheduler(),
         ).save_pretrained(folder)

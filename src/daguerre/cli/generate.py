@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from statistics import fmean
 from typing import Any
 
 from daguerre.build.parts import Components
@@ -13,6 +14,7 @@ from daguerre.cli import generate_options
 from daguerre.cli.generate_options import Arguments
 from daguerre.config import recipe
 from daguerre.errors import UserError
+from daguerre.evaluation.formulas import pairs
 from daguerre.formatting import counted, format_duration
 from daguerre.generation import contact_sheet, controlnets, generate, images, jobs, load, output_dir, used
 from daguerre.generation import prompts as generation_prompts
@@ -26,7 +28,7 @@ from daguerre.run import known_words
 from daguerre.tracking.progress import Counter
 from daguerre.training import device
 from daguerre.training.precision import dtypes
-from daguerre.types import MASK
+from daguerre.types import IMAGE, MASK
 
 SUMMARY = "generate images from prompts: with a run, a base model or a pipeline"
 HELP = """\
@@ -136,8 +138,9 @@ def prepare(arguments: list[str]) -> Job:
     captioned, size_px = asked_for.options.format == "webdataset", generate.image_size(config, "sample")
     options = asked_for.options
     requests = RequestList(
-        prompts(asked_for), config.sampling, size_px, generate.KEYS, captioned, options.strength, options.keep_unmasked
-    )
+        prompts(asked_for), config.sampling, size_px, generate.KEYS, captioned, options.strength, options.keep_unmasked,
+        config.model.reconstructs,
+    )  # fmt: skip
     survey = requests.survey()
     if survey.notice:
         print(survey.notice)
@@ -164,6 +167,8 @@ def _texts(arguments: Arguments) -> generation_prompts.Prompts:
         return generation_prompts.inline([arguments.options.prompt])
     if sampling.prompts_file is not None:
         return generation_prompts.of_file(sampling.prompts_file)
+    if not sampling.prompts and arguments.config.model.reconstructs and arguments.options.image is not None:
+        return generation_prompts.inline([""])
     if not sampling.prompts:
         raise UserError(
             'no prompt given: pass prompt="..." or prompts_file=FILE (one prompt a line)',
@@ -243,10 +248,11 @@ def write_images(job: Job, parts: Components, total: int) -> int:
     truncated: dict[str, list[int]] = {}
 
     steering = steering_of(job, parts)
+    measured: dict[int, dict[str, float]] = {}
 
     def describe(request: ImageRequest) -> dict[str, Any]:
         made = {**generate.image_metadata(parts, sampling, request), **steering.metadata}
-        return {**request.metadata, **made, **job.loading.provenance}
+        return {**request.metadata, **made, **measured.get(request.number, {}), **job.loading.provenance}
 
     with StopSignals() as stop, Counter("generating", total, unit="images") as counter:
 
@@ -254,6 +260,8 @@ def write_images(job: Job, parts: Components, total: int) -> int:
             for image in generate.generate(parts, sampling, requests, lambda: stop.requested, steering):
                 if image.truncated is not None:
                     truncated.setdefault(image.truncated, []).append(image.request.number)
+                if IMAGE in image.request.images and image.request.strength is None:
+                    measured[image.request.number] = likeness(image)
                 counter.add(1)
                 yield image
 
@@ -265,12 +273,22 @@ def write_images(job: Job, parts: Components, total: int) -> int:
         shown = ", ".join(str(number) for number in numbers[:5]) + ", ..." * (len(numbers) > 5)
         many = f"{len(numbers):,} prompts are" if len(numbers) > 1 else "one prompt is"
         print(f"{many} too long, and {how}: image {shown}")
+    if measured:
+        psnr, ssim = (fmean(one[name] for one in measured.values()) for name in ("psnr", "ssim"))
+        over = "" if len(measured) == 1 else f" on average over {len(measured):,} images"
+        print(f"reconstruction: PSNR {psnr:.2f} dB, SSIM {ssim:.3f}{over}")
     if stop.requested:
         assert stop.signal is not None
         print(f"stopped by {stop.signal.name}: {job.output.saved(done)}; the same command continues from there")
         return stop.exit_code
     print(f"generated: {counted(done, 'image')} in {format_duration(seconds)}")
     return 0
+
+
+def likeness(image: GeneratedImage) -> dict[str, float]:
+    """`psnr` and `ssim` of an image and the one that it was made again of."""
+    told_HWC = images.pixels(image.request.images, image.request.size_px)[IMAGE]
+    return {"psnr": pairs.psnr(image.pixels_HWC, told_HWC), "ssim": pairs.ssim(image.pixels_HWC, told_HWC)}
 
 
 def conclude(job: Job, left: int) -> int:

@@ -21,8 +21,6 @@ from daguerre.config.recipe import Tree
 FULL, TOKENS = "full", "tokens"
 _OF_TOKENS = ("placeholder_token", "initializer_token", "num_vectors", "tokens", "existing")
 """Settings of the adapter `tokens` that have other trainers' names."""
-USUAL = ("unet",)
-"""The components that `full` trains of a pipeline by default."""
 _FLAT = "adapter"
 SWITCH = re.compile(r"(?:model\.)?train_(unet|text_encoder(?:_\d)?)")
 """Settings by which one component is trained, or not."""
@@ -36,9 +34,9 @@ def members(tree: Tree) -> dict[str, dict[str, Any]]:
 
 
 def trains(adapters: Any, component: str) -> bool:
-    """True if a mapping of adapters trains a component, or something in it."""
+    """True if a mapping of adapters names a component among what it trains, or adds to."""
     every = members({"adapters": adapters}).values()
-    whole = any(component in _train(own) for own in every if own.get("name") == FULL)
+    whole = any(component in (own.get("train") or ()) for own in every if own.get("name") == FULL)
     return whole or any((own.get("ranks") or {}).get(component) for own in every)
 
 
@@ -72,12 +70,13 @@ def pairs(given: Sequence[Pair], tree: Tree) -> tuple[list[Pair], list[Pair]]:
         else:
             rest.append((label, f"adapters.{main[0]}.{own}", text))
     families = [value for _, path, value in given if path == "model.family"]
-    before = {name: _train(own) for name, own in there.items() if _kind(name, own) == FULL}
+    family = families[-1] if families else recipe.get(tree, "model.family")
+    before = {name: _train(own, family) for name, own in there.items() if _kind(name, own) == FULL}
     for label, path, text in switches:
-        if why := _switch(path, text, there, families[-1] if families else recipe.get(tree, "model.family")):
+        if why := _switch(path, text, there, family):
             wrong.append((label, why, text))
     for name, train in before.items():
-        if (now := _train(there[name])) != train:
+        if (now := _train(there[name], family)) != train:
             label = switches[-1][0]
             first.append((label, f"adapters.{name}.name", FULL))
             rest.append((label, f"adapters.{name}.train", json.dumps(now)))
@@ -110,10 +109,16 @@ def _kind(name: str, own: Mapping[str, Any]) -> Any:
     return own.get("name", name)
 
 
-def _train(own: Mapping[str, Any]) -> list[str]:
+def _train(own: Mapping[str, Any], family: Any) -> list[str]:
     """The components that an adapter `full` trains."""
     train = own.get("train")
-    return list(USUAL if train is None else train)
+    return list(_able(family)[:1] if train is None else train)
+
+
+def _able(family: Any) -> tuple[str, ...]:
+    """The components that adapters of a family can train, the usual one first; () for names that are refused later."""
+    known = family in plugins.names("families")
+    return plugins.find("families", family).Settings.trainable() if known else ()
 
 
 def _spread(pair: Pair) -> list[Pair]:
@@ -168,16 +173,16 @@ def _from_switches(base: Tree, over: Tree) -> Tree:
     model = over.get("model")
     found = {n: v for n, v in model.items() if SWITCH.fullmatch(str(n)) and isinstance(v, bool)} if _is(model) else {}
     merged = recipe.merge(base, over)
-    there = members(merged)
+    there, family = members(merged), recipe.get(merged, "model.family")
     full = next((name for name, own in there.items() if _kind(name, own) == FULL), None)
     if not found or full is None:
         return over
-    train = _train(there[full])
+    train = before = _train(there[full], family)
     for name, on in found.items():
         over = recipe.without(over, f"model.{name}")
-        train = _switched(train, name, on)
-    odd = any(_not_trainable(_component(name), recipe.get(merged, "model.family")) for name in found)
-    if train == _train(there[full]) and not odd:  # what is odd is left to the check of adapters
+        train = _switched(train, name, on, family)
+    odd = any(_not_trainable(_component(name), family) for name in found)
+    if train == before and not odd:  # what is odd is left to the check of adapters
         return over
     return recipe.merge(over, {"adapters": {full: {"name": FULL, "train": train}}})
 
@@ -196,7 +201,7 @@ def _switch(path: str, text: str, there: dict[str, dict[str, Any]], family: Any)
             f"belongs to the adapter `full`, but the recipe has {name}: adapters.{name}.ranks.{component} sets "
             f"whether it covers the {component}"
         )
-    there[full]["train"] = _switched(_train(there[full]), path, text.lower() == "true")
+    there[full]["train"] = _switched(_train(there[full], family), path, text.lower() == "true", family)
     return ""
 
 
@@ -204,7 +209,7 @@ def _not_trainable(component: str, family: Any) -> str:
     """The reason why a family cannot train a component, "" if it can."""
     if family not in plugins.names("families"):
         return ""  # which is refused elsewhere
-    able = plugins.find("families", family).Settings.trainable()
+    able = _able(family)
     there = f"there are {', '.join(able)}" if able else "it always trains all of its networks"
     return "" if component in able else f"{component} is not a component that model.family={family} can train; {there}"
 
@@ -215,7 +220,7 @@ def _component(switch: str) -> str:
     return match[1]
 
 
-def _switched(train: Sequence[str], switch: str, on: bool) -> list[str]:
+def _switched(train: Sequence[str], switch: str, on: bool, family: Any) -> list[str]:
     component = _component(switch)
-    every = sorted({*train, component}, key=lambda each: (each not in USUAL, each))
+    every = sorted({*train, component}, key=lambda each: (each not in _able(family)[:1], each))
     return every if on else [each for each in train if each != component]

@@ -11,10 +11,16 @@ _OF_B = ("3B", "700M")
 
 def convert(reading: Reading) -> None:
     is_b = str(reading.get("model_version")) in _OF_B
-    reading.take(TABLES["first"])
+    trains = any(key in reading.whole for key in ("updates", "lr", "experiment_id"))
+    reading.take(TABLES["first"] if trains else TABLES["generating"])
     reading.alias("model_version")
     if is_b:
         reading.take(TABLES["of_b"])
+    if not trains:
+        reading.aliases()
+        reading.assume(TABLES["generating_by_b" if is_b else "generating_by_c"])
+        reading.assume(TABLES["unasked_of_generating"])
+        return
     _adapters(reading)
     reading.assume({"model.family": "cascade_c", "data.source": "webdataset"})
     reading.aliases()
@@ -23,6 +29,7 @@ def convert(reading: Reading) -> None:
         reading.assume(TABLES["unasked_of_buckets"])
     if is_b:
         reading.assume(TABLES["unasked_of_b"])
+    reading.assume(TABLES["drawn_by_b" if is_b else "drawn_by_c"])
     reading.assume(TABLES["unasked"])
 
 

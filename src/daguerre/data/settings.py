@@ -121,6 +121,7 @@ class BucketSettings(Settings):
     unused_when: ClassVar[tuple[Unused, ...]] = (
         Unused(("step",), lambda own: own.aspects == "square", "no effect with aspects=square"),
         Unused(("max_aspect",), lambda own: own.aspects != "auto", "no effect without aspects=auto"),
+        Unused(("random",), lambda own: own.aspects == "square", "no effect with aspects=square"),
     )
 
     aspects: Literal["square", "auto"] | Annotated[tuple[float | str, ...], AfterValidator(check_fractions)] = "square"
@@ -135,6 +136,9 @@ class BucketSettings(Settings):
     """Longest side over shortest of the `auto` buckets."""
     upscale: bool = True
     """Whether an image smaller than its bucket is enlarged; if not, it is left out and counted."""
+    random: float = Field(0.0, ge=0, le=1, exclude_if=lambda share: share == 0)
+    """Share of the images that go to a bucket of any aspect instead of the nearest, by their ids, so that each shape
+    also sees what is cropped otherwise. Stability's code for Stable Cascade has 0.05."""
 
 
 class SharedSettings(Settings):

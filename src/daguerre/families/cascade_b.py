@@ -23,7 +23,7 @@ from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family, Moments
 from daguerre.models.settings import BASE, Component, ComponentSpec
 from daguerre.models.text_conditioning import TextConditioning
-from daguerre.settings import Unused
+from daguerre.settings import FREE, Unused
 from daguerre.types import IMAGE, Batch, Cond, Prompt
 
 
@@ -44,7 +44,12 @@ class Settings(CascadeSettings):
     effnet_scale: tuple[float, float] = (0.5, 1.0)
     """Each image is compressed at a scale between these two, drawn anew each time: 1024 px at 0.5 to 1 are 16 to 32
     cells a side. Lower ones train a higher compression."""
+    reconstruction_scale: float = Field(0.75, gt=0, le=2, json_schema_extra=FREE)
+    """The scale at which an image is compressed that is made again, by `generate` and for the sample images of a run:
+    0.75 makes 24 cells of 1024 px, a 42nd of each side, as Stability's notebook does."""
 
+    reconstructs: ClassVar[bool] = True
+    decoding: ClassVar[tuple[str, ...]] = ("reconstruction_scale",)
     pipeline_class: ClassVar[str] = "StableCascadeDecoderPipeline"
     usual: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "data": {"resolution": 1024},
@@ -77,7 +82,7 @@ def load(settings: Settings, seed: int) -> Family:
     networks = {"decoder": cascade_load.network(components, "decoder", sizes.STAGE_B.get(settings.size or ""))}
     networks |= texts.networks | {name: cascade_load.network(components, name) for name in ("effnet", "vqgan")}
     cascade_load.check_widths(settings.components, networks, reader)
-    reading = _Reading(networks["effnet"], settings.effnet_scale, seed)
+    reading = _Reading(networks["effnet"], settings.effnet_scale, settings.reconstruction_scale, seed)
     exporter = PipelineExporter(
         settings.pipeline_class,
         {"latent_dim_scale": 10.67},
@@ -99,14 +104,16 @@ class _Reading:
     """The compressed image that Stage B reads."""
 
     effnet: Any
-    scale: tuple[float, float]
-    """Range of scales in training; images that are generated from one keep theirs."""
+    trained_scale: tuple[float, float]
+    """Range of scales in training."""
+    scale: float
+    """Scale of an image that is made again."""
     seed: int
 
     @torch.no_grad()
     def of_batch(self, batch: Batch, moments: Moments) -> Cond:
         """`effnet` [B, 16, H/8, W/8] of a batch, each image at its own scale; zeros where it is dropped."""
-        low, high = self.scale
+        low, high = self.trained_scale
         scales_B = low + (high - low) * keyed.batch_uniforms(self.seed, "effnet scale", batch.keys)  # never on a device
         made = self._read(batch.pixels_BCHW, scales_B.tolist())
         return {"effnet": batch.draws["effnet_kept"].to(made.device)[:, None, None, None] * made}
@@ -120,7 +127,7 @@ class _Reading:
         for row, prompt in enumerate(prompts):
             if IMAGE in prompt.images and not unguided:
                 pixels_CHW = torch.from_numpy(prompt.images[IMAGE]).permute(2, 0, 1)
-                rows[row] = self._read(pixels_CHW[None].to(self.effnet.device), [1.0])[0].cpu()
+                rows[row] = self._read(pixels_CHW[None].to(self.effnet.device), [self.scale])[0].cpu()
         return {"effnet": rows}
 
     def _read(self, pixels_BCHW: Tensor, scales: Sequence[float]) -> Tensor:

@@ -126,8 +126,9 @@ def _of_recipe(target: str, place: Sequence[str], base: bool) -> Model:
 
 
 def _trains_nothing(target: str) -> bool:
-    tree: recipe.Tree = {}
-    for layer in [] if in_memory.is_one(target) else recipe.layers(target):
+    converted = in_memory.of(target, (), may_lose=True)
+    tree: recipe.Tree = {} if converted is None else converted.tree
+    for layer in [] if converted is not None else recipe.layers(target):
         tree = recipe.merge(tree, layer.tree)
     return str(recipe.get(tree, "training.duration")).split()[:1] == ["0"]
 

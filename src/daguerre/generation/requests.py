@@ -58,6 +58,8 @@ class RequestList:
     mask."""
     keep_unmasked: bool = True
     """See ImageRequest."""
+    reconstructs: bool = False
+    """An image without a mask is started from only where a strength is given (FamilySettings.reconstructs)."""
 
     def __iter__(self) -> Iterator[ImageRequest]:
         number = 0
@@ -130,8 +132,10 @@ class RequestList:
     def _strength(self, row: Row) -> float | None:
         if IMAGE not in row.images:
             return None
-        usual = STRENGTH[MASK in row.images] if self.strength is None else self.strength
-        return usual if row.strength is None else row.strength
+        given = self.strength if row.strength is None else row.strength
+        if given is not None or (self.reconstructs and MASK not in row.images):
+            return given
+        return STRENGTH[MASK in row.images]
 
     def _check(self, row: Row) -> None:
         scale = self._scale(row)
@@ -155,13 +159,15 @@ class RequestList:
 
     def _check_strength(self, row: Row) -> None:
         strength, steps = self._strength(row), self.sampling.num_inference_steps
-        if strength is None:
+        if IMAGE not in row.images:
             if row.strength is not None:
                 raise UserError(
                     f"{row.where}: strength is {row.strength:g} and there is no image, and it acts on images "
                     "alone: add one, or leave strength empty",
                     code="unused",
                 )
+            return
+        if strength is None:
             return
         if not 0 < strength <= 1:
             raise UserError(

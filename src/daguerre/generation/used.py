@@ -1,8 +1,8 @@
 """Files that `generate use=` puts on a model, each with its strength: LoRAs (loras.py), and new tokens.
 
 `use='{style.safetensors: 0.8, toy.safetensors: 1, "<hat>=old.pt": 1, runs/my_run: 1}'`: a file is one of the two, by
-what is in it; a run's folder may have both. A token is there or not, so its strength is 1; beside a LoRA in a run's
-folder the strength is the LoRA's.
+what is in it; a run's folder, and a config of Stable Cascade's code, may have both. A token is there or not, so its
+strength is 1; beside a LoRA the strength is the LoRA's.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,6 +19,7 @@ from daguerre.formatting import counted
 from daguerre.generation import loras
 from daguerre.generation.load import Loading
 from daguerre.models import new_tokens, token_files
+from daguerre.models.cascade import lora_names
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE
 from daguerre.models.text_conditioning import TextConditioning
 
@@ -42,7 +43,7 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
         found = token_files.find(path)
         if found is not None:
             tokens.append(_Tokens(found, name))
-        if found is None or (path.is_dir() and _has_lora(path)):
+        if found is None or _has_lora(path):
             of_loras[place] = strength
         elif strength != 1:
             raise UserError(
@@ -79,14 +80,20 @@ def _named(place: str) -> tuple[str | None, Path]:
     return None, loras.located(place)
 
 
-def _has_lora(folder: Path) -> bool:
+def _has_lora(place: Path) -> bool:
+    """True if there is a LoRA beside the tokens of a place."""
+    if not place.is_dir():
+        return lora_names.config(place) is not None
+    folder = place
     places = (folder, folder / "adapter", *(folder / "adapter").glob("*/"))
-    return any((place / name).is_file() for place in places for name in _LORAS)
+    return any((each / name).is_file() for each in places for name in _LORAS)
 
 
 def _digest(path: Path) -> str:
     """SHA-256 of a file, or of a folder's files of tokens."""
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if (config := lora_names.config(path)) is not None:
+        files.append(config.file)
     return digests.sha256(files)
 
 

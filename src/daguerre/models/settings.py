@@ -33,6 +33,9 @@ class FamilySettings(Settings):
     """The family's networks and tokenizers by name."""
     overflows_float16: ClassVar[bool] = False
     """Whether activations of the networks exceed the range of float16, so that training and generating refuse it."""
+    reconstructs: ClassVar[bool] = False
+    """Whether the network is told an image and makes it again: an image that is given is then what is told, and is
+    started from only where a strength is given."""
     decoding: ClassVar[tuple[str, ...]] = ()
     """Settings, components among them, of what only makes images of clean samples: nothing that is learnt depends on
     them, so `generate` may choose others than a run."""

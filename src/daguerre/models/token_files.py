@@ -4,6 +4,7 @@
     {"emb_params": [n, D]}                  A1111, ComfyUI and sd-scripts; the file's name is the token's
     {"clip_l": [n, D], "clip_g": [n, D]}    the same of SDXL
     {"string_to_param": {"*": [n, D]}}      A1111's older, pickled one, which is read as tensors alone
+    a config of Stable Cascade's LoRA       whose file has offsets alone: models/cascade/words.py
 
 Every tensor of a file is used, or the file is refused. What is written is read back and compared.
 """
@@ -21,6 +22,7 @@ from torch import Tensor
 from daguerre.checkpoint.atomic import write_durably
 from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
+from daguerre.models.cascade import words
 from daguerre.models.export.about import About
 from daguerre.models.lora_files import header
 from daguerre.models.text_encoder import TextEncoder
@@ -115,6 +117,8 @@ def find(path: Path) -> Path | None:
         return next((p for p in places if any(next(p.glob(f"{s}*.safetensors"), None) for s in starts)), None)
     if path.suffix in _PICKLED and path.is_file():
         return path
+    if words.has(path):
+        return path
     if path.suffix != ".safetensors" or not path.is_file():
         return None
     with opened(path) as file:  # names alone: it may be a large LoRA
@@ -132,6 +136,11 @@ def read(path: Path, readers: Sequence[TextEncoder], name: str | None = None) ->
     Raises:
         UserError: for a file that is not wholly understood, or made for another model.
     """
+    if words.has(path):
+        own, of_vocabulary = words.read(path, readers[0])
+        encoder = readers[0].name
+        by_encoder = [{word: {encoder: rows} for word, rows in each.items()} for each in (own, of_vocabulary)]
+        return by_encoder[0], by_encoder[1]
     if not path.is_dir():
         return _read_file(path, readers, name), {}
     found: list[Embeddings] = []

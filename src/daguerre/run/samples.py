@@ -21,11 +21,11 @@ from daguerre.generation.generate import GeneratedImage, ImageRequest
 from daguerre.generation.prompts import Prompts, Row
 from daguerre.generation.requests import RequestList
 from daguerre.run import known_words
-from daguerre.types import CONTROLS, Batch
+from daguerre.types import CONTROLS, IMAGE, Batch
 
 LISTING = "samples.json"
 CONTROL_FILES = "control_files"
-"""In the listing: the files of an image's control images, by name."""
+"""In the listing: the files of an image's control images, and of the one that it was made again of, by name."""
 STRENGTHS = "strengths"
 """Folder below the samples with images by the strength of adapters."""
 COMPARED = 3
@@ -120,8 +120,8 @@ def write(
 ) -> None:
     """Generates `each` into `folder`/000.png, 001.png ...; without a folder only to take part with other devices.
 
-    The control images of image 000 lie beside it as 000.control.png. `folder`/samples.json, written last, has the
-    metadata of each and `provenance`. Existing files are overwritten.
+    The control images of image 000 lie beside it as 000.control.png, the one that it makes again as 000.image.png.
+    `folder`/samples.json, written last, has the metadata of each and `provenance`. Existing files are overwritten.
     `show` gets each image that was written.
     """
     refused: OSError | None = None
@@ -131,7 +131,7 @@ def write(
         if folder is None or refused:
             continue  # other devices still need this one to take part
         path = folder / f"{generate.numbered(one.number, len(each))}.png"
-        controls = {name: f"{path.stem}.{name}.png" for name in CONTROLS if name in one.prompt.images}
+        controls = {name: f"{path.stem}.{name}.png" for name in (IMAGE, *CONTROLS) if name in one.prompt.images}
         try:
             make_folder(folder)
             Image.fromarray(image.pixels_HWC).save(path)

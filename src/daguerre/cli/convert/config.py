@@ -31,12 +31,12 @@ Reads a config of another trainer, detects which one, writes a recipe, and lists
   out=FILE     the new recipe (default: NAME-daguerre.yaml in the current folder)
 
 Understood are MaxDiffusion's flat files (base14.yml, base_xl.yml ...), MindOne SDXL's trees of target and params,
-open-diffusion's groups with ??? and interpolation, Stable Cascade's training configs; and kohya's TOML (with its
+open-diffusion's groups with ??? and interpolation, Stable Cascade's configs; and kohya's TOML (with its
 dataset_config), OneTrainer's JSON, ai-toolkit's YAML and JSON, SimpleTuner's JSON and config.env. What must be given
 there must be given here, and is named at the end. Refused keys do not stop it.
 
 Exit code 0: the recipe is written and passes the check (but for what must be given). 2: it cannot be trained, because
-its family is not supported yet (Stable Cascade), in which case it is still written; or because a value of the
+its family is not supported yet, in which case it is still written; or because a value of the
 config fits no setting here, or because it trains something else than networks, a LoRA, a ControlNet or new tokens
 (SDXL's refiner, DreamBooth of MaxDiffusion), in which cases nothing is written. docs/coming-from.md says more.
 """
@@ -74,6 +74,8 @@ def run(arguments: list[str]) -> int:
     if twice:
         print(f"given twice ({trainer} uses the last one): {', '.join(twice)}")
     print(f"\n{out}: a recipe from this config of {trainer}")
+    if values["training"].get("duration") == "0 steps":
+        print(f"it is for generating, not for training: daguerre generate {out} prompt=TEXT, or image=PICTURE")
     if required:
         print(f"must be given on the command line: {', '.join(f'{name}=...' for name in required)}")
     if later:

@@ -4,13 +4,14 @@ from typing import Annotated
 
 from daguerre.cli.convert import loras
 from daguerre.cli.convert import options as given
+from daguerre.models.cascade import words
 from daguerre.models.lora_files import bases
 from daguerre.models.lora_files.forms import Form
 from daguerre.settings import ADDRESS, Settings
 
 SUMMARY = "a LoRA in the names of another program: kohya's (ComfyUI, A1111), diffusers' or peft's"
 HELP = """\
-usage: daguerre convert lora FILE|RUN format=kohya|diffusers|peft out=PLACE [base=MODEL]
+usage: daguerre convert lora FILE|RUN|CONFIG format=kohya|diffusers|peft out=PLACE [base=MODEL]
 
 Writes a LoRA, LoHa or LoKr of any program in another layout, with the strength that its writer gave it. It is read back
 and compared. Nothing is left out: a key that finds no layer is an error.
@@ -18,13 +19,17 @@ and compared. Nothing is left out: a key that finds no layer is an error.
   daguerre convert lora pytorch_lora_weights.safetensors format=kohya out=style.safetensors
   daguerre convert lora style.safetensors format=diffusers out=pytorch_lora_weights.safetensors
   daguerre convert lora runs/style format=peft out=style-peft
+  daguerre convert lora lora_c_3b.yaml format=kohya out=fernando.safetensors base=cascade    # CONFIG: Stable Cascade's
 
   format=kohya       one file for ComfyUI, A1111 and kohya's scripts; SDXL's UNet in the names of the original layout
          diffusers   one file for diffusers' load_lora_weights, with ranks and alphas in its header
          peft        a folder of each component for PeftModel.from_pretrained
   out=PLACE          a new .safetensors file, of peft a new folder
   base=MODEL         the model that it is for: a folder in diffusers' layout or a single file. Needed only for models of
-                     other numbers than SD 1.x, 2.x and SDXL
+                     other numbers than SD 1.x, 2.x, SDXL and Stable Cascade, and for words
+
+Words (train_tokens) that Stable Cascade's code has trained beside its LoRA, whose names only its config says, are
+written to the folder PLACE-words, as files of new tokens. The config names the LoRA's file: lora_checkpoint_path.
 
 docs/adapters.md says which program reads what.
 """
@@ -43,5 +48,7 @@ def run(arguments: list[str]) -> int:
     target, options, _ = given.read(arguments, "convert lora", Options)
     source, out = loras.source(target), loras.place(options.out, options.format)
     networks, additions = bases.fitting(source, options.base)
+    if words.has(source):
+        loras.write_words(source, out, options.base)
     loras.write(options.format, out, networks, additions, loras.about(source))
     return 0

@@ -5,11 +5,14 @@ from pathlib import Path
 
 from torch import nn
 
+from daguerre import plugins
 from daguerre.checkpoint.atomic import make_folder
 from daguerre.cli.convert import options as given
 from daguerre.errors import UserError
+from daguerre.models import token_files
+from daguerre.models.cascade import words
 from daguerre.models.export.about import About
-from daguerre.models.lora_files import forms, header
+from daguerre.models.lora_files import bases, forms, header
 from daguerre.models.lora_files.addition import Addition
 from daguerre.models.lora_files.forms import Form
 from daguerre.models.lora_files.read import contents_of, find
@@ -35,6 +38,26 @@ def place(out: str | None, form: Form) -> Path:
 def about(file: Path) -> About:
     """The facts that a file's header tells of the LoRA."""
     return header.about(contents_of(file).metadata, file.stem)
+
+
+def write_words(source: Path, out: Path, base: str | None) -> None:
+    """Writes the words beside a LoRA of Stable Cascade as files of tokens, into a folder of their own."""
+    if base is None:
+        raise UserError(
+            f"{source} has words beside its LoRA, which start from a text encoder's vocabulary: give the model, "
+            "base=FOLDER",
+            code="missing",
+            setting="base",
+        )
+    folder = out.with_name(f"{out.stem}-words")
+    if folder.exists():
+        raise UserError(f"{folder} exists, and the words of {source} would go there: choose another out=PLACE")
+    settings = plugins.find("families", "cascade_c").Settings(pretrained_model_name_or_path=str(bases.folder(base)))
+    new, existing = token_files.read(source, [words.reader(settings)])
+    make_folder(folder)
+    told = token_files.metadata(bases.networks(bases.folder(base)), about(source))
+    token_files.write(folder, new, existing, told)
+    print(f"{folder}: {', '.join([*new, *existing])}; read back")
 
 
 def write(

@@ -45,7 +45,7 @@ def usable(data: Opened) -> Opened:
     """Drops the samples that no bucket takes."""
     if data.index is None:
         return data
-    numbers = bucketing.assign(data.settings, data.index.heights_px, data.index.widths_px).numbers
+    numbers = bucketing.assign(data.settings, data.index.heights_px, data.index.widths_px, data.index.ids).numbers
     return replace(data, passes=data.passes & (numbers >= 0))
 
 
@@ -76,7 +76,7 @@ def framed(
     computed. Raises `Undecodable`."""
     images = sample.record.images
     height, width = upright_px(images[IMAGE], settings)
-    number = int(bucketing.assign(settings, np.array([height]), np.array([width])).numbers[0])
+    number = int(bucketing.assign(settings, np.array([height]), np.array([width]), sample.key[:1]).numbers[0])
     if number < 0:
         raise Undecodable(bucketing.TOO_SMALL)
     stored = dict.fromkeys(name for name in images if name != IMAGE)

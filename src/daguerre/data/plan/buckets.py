@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daguerre import keys
 from daguerre.errors import UserError
 
 if TYPE_CHECKING:
@@ -105,8 +106,11 @@ def check_not_idle(settings: SharedSettings) -> None:
         )
 
 
-def assign(settings: SharedSettings, heights_px: np.ndarray, widths_px: np.ndarray) -> Assigned:
-    """The bucket of each image of these upright sizes [N], 0 if unknown.
+def assign(
+    settings: SharedSettings, heights_px: np.ndarray, widths_px: np.ndarray, ids: np.ndarray | None = None
+) -> Assigned:
+    """The bucket of each image of these upright sizes [N], 0 if unknown, and sample ids [N] int64, by which a share
+    `random` goes to any other shape; without ids none does.
 
     Of each resolution's buckets the one with the nearest aspect, by |log|; of the resolutions the largest whose bucket
     the image fills without being enlarged, else the smallest. UserError if an unknown size would decide something.
@@ -121,6 +125,10 @@ def assign(settings: SharedSettings, heights_px: np.ndarray, widths_px: np.ndarr
     for rank, level in enumerate(_levels(settings)):
         own = np.array([bucket.aspect for bucket in level])  # ascending; halfway between two, the taller is chosen
         chosen = np.searchsorted(np.sqrt(own[:-1] * own[1:]), aspects, side="left")
+        if ids is not None and settings.buckets.random:
+            drawn = keys.hashed_uniforms("random bucket", ids)
+            anywhere = keys.hashed_uniforms("which bucket", ids) * len(level)
+            chosen = np.where(drawn < settings.buckets.random, anywhere.astype(chosen.dtype), chosen)
         tall = np.array([bucket.height_px for bucket in level])[chosen]
         wide = np.array([bucket.width_px for bucket in level])[chosen]
         filled = (heights_px >= tall) & (widths_px >= wide)

@@ -57,7 +57,7 @@ def select(
     without = int((verdict.passes & ~captioned_N).sum())
     with_images_N, lacking = _with_images(index, verdict.passes & captioned_N, images)
     usable = np.flatnonzero(with_images_N)
-    assigned = bucketing.assign(settings, index.heights_px[usable], index.widths_px[usable])
+    assigned = bucketing.assign(settings, index.heights_px[usable], index.widths_px[usable], index.ids[usable])
     enlarged = {"kept, but enlarged: smaller than its bucket": int(assigned.enlarged.sum())}
     counts = skipped.merged(
         skipped.counted({**verdict.rejected, no_caption(settings): without, **lacking, **assigned.left_out}),

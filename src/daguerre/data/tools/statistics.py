@@ -137,7 +137,7 @@ def bucket_plan(index: Index, passes: np.ndarray, settings: SourceSettings) -> B
     """The buckets of the samples that pass. UserError if sizes that the buckets need are not known."""
     every = bucketing.buckets(settings)
     heights_px, widths_px = index.heights_px[passes], index.widths_px[passes]
-    assigned = bucketing.assign(settings, heights_px, widths_px)
+    assigned = bucketing.assign(settings, heights_px, widths_px, index.ids[passes])
     sized = known(index)[passes]
     cropped = _cropped(heights_px, widths_px, assigned.numbers, every)
     used = []
@@ -163,7 +163,7 @@ def cropped_shares(index: Index, passes: np.ndarray, settings: SourceSettings) -
     """Histogram of the per cent of an image's pixels that no crop shows, of those that pass and have a bucket."""
     which = passes & known(index)
     heights_px, widths_px = index.heights_px[which], index.widths_px[which]
-    numbers = bucketing.assign(settings, heights_px, widths_px).numbers
+    numbers = bucketing.assign(settings, heights_px, widths_px, index.ids[which]).numbers
     fits = numbers >= 0
     shares = _cropped(heights_px[fits], widths_px[fits], numbers[fits], bucketing.buckets(settings))
     percents = 100 * shares

@@ -8,16 +8,21 @@ convert_stable_cascade_lora.py; Stability-AI/StableCascade modules/lora.py.
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
 
 CLASS = "StableCascadeUNet"
+CONFIGS = (".yaml", ".yml")
+OFFSETS, IDS = "embeddings.embeddings", "embeddings.indices"
+"""Trained words in Stability's files: what is added to the embeddings of these numbers of the vocabulary."""
 _NUMBERED = re.compile(r"weights\.(\d+)\.lora_(down|up)")
 _KINDS = {
     "attn": (r"attention\.to_(q|k|v|out\.0)",),
@@ -26,6 +31,46 @@ _KINDS = {
     "mapper": (r"mapper(_sca|_crp)?",),
 }
 """Kinds of linear layers in the blocks, by parts of their names that `module_filters` chooses them by."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A config of Stability's code that trains a LoRA, or generates with one."""
+
+    file: Path
+    """The LoRA's numbered file."""
+    words: tuple[tuple[str, str | None], ...]
+    """Each word that is trained beside it, and the pattern of what it starts from: `train_tokens`."""
+
+
+def config(path: Path) -> Config | None:
+    """Reads such a config; None for any other file. UserError where its LoRA is not there."""
+    if path.suffix not in CONFIGS or not path.is_file():
+        return None
+    try:
+        said = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}", code="damaged") from error
+    if not isinstance(said, dict) or "module_filters" not in said:
+        raise UserError(f"{path} is no config of a LoRA of Stability's code: it has no module_filters", code="unknown")
+    given = said.get("lora_checkpoint_path")
+    if given is None and (folder := said.get("checkpoint_path")) is not None:
+        given = f"{folder}/{said.get('experiment_id')}/lora.safetensors"
+    if given is None:
+        raise UserError(f"{path} does not say where its LoRA is: add lora_checkpoint_path: FILE", code="missing")
+    places = [Path(given).expanduser(), path.parent / given]
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        raise UserError(f"{path} says that its LoRA is {given}, and there is no such file", code="missing")
+    words = said.get("train_tokens") or []
+    if not all(isinstance(each, list) and len(each) == 2 for each in words):
+        raise UserError(f"{path}: train_tokens must be pairs such as ['[rex]', '^dog</w>']", code="damaged")
+    return Config(file, tuple((str(name), start) for name, start in words))
+
+
+def is_new(word: str) -> bool:
+    """True of a new word of `train_tokens`, `[rex]` or `<rex>`; others are patterns of tokens of the vocabulary."""
+    return (word[:1], word[-1:]) in (("[", "]"), ("<", ">"))
 
 
 def is_one(network: nn.Module) -> bool:
@@ -51,18 +96,21 @@ def is_numbered(names: Iterable[str]) -> bool:
     return any(_NUMBERED.fullmatch(name) for name in names)
 
 
-def named(file: Path, tensors: Mapping[str, Tensor], component: str, network: nn.Module) -> dict[str, Tensor]:
+def named(
+    file: Path, tensors: Mapping[str, Tensor], component: str, network: nn.Module, words_are_named: bool = False
+) -> dict[str, Tensor]:
     """A numbered file's tensors by layer: attention's fused products have one factor A, which q, k and v share.
 
     Raises:
-        UserError: if the layers cannot be told by their shapes, and for trained words, whose names are not in the file.
+        UserError: if the layers cannot be told by their shapes, and for trained words whose names nothing says.
     """
-    offsets = tensors.get("embeddings.embeddings")
-    if offsets is not None and offsets.numel() and bool(offsets.ne(0).any()):
-        numbers = ", ".join(str(int(each)) for each in tensors.get("embeddings.indices", torch.zeros(0)))
+    offsets = tensors.get(OFFSETS)
+    if not words_are_named and offsets is not None and offsets.numel() and bool(offsets.ne(0).any()):
+        numbers = ", ".join(str(int(each)) for each in tensors.get(IDS, torch.zeros(0)))
         raise UserError(
             f"{file} has trained words beside its layers (numbers {numbers} of the vocabulary), whose names and starts "
-            "are only in the YAML that trained them: remove the tensors embeddings.* from it to use its layers alone",
+            "are only in the YAML that trained them: give that YAML in place of the file, with lora_checkpoint_path: "
+            f"{file} in it",
             code="unsupported",
         )
     pairs: dict[int, dict[str, Tensor]] = {}

@@ -134,15 +134,17 @@ def _with_names(place: Path, contents: Contents, networks: Mapping[str, nn.Modul
     """The tensors of a file of Stability's by the names of Stage C's layers, which it only numbers."""
     if not lora_names.is_numbered(contents.tensors):
         return contents
+    is_config = place.suffix in lora_names.CONFIGS
     for component, network in networks.items():
         if lora_names.is_one(network):
-            return contents._replace(tensors=lora_names.named(place, contents.tensors, component, network))
+            tensors = lora_names.named(place, contents.tensors, component, network, words_are_named=is_config)
+            return contents._replace(tensors=tensors)
     raise UserError(f"{place} is a LoRA for Stage C of Stable Cascade, which this model is not", code="unsupported")
 
 
 def find(path: Path) -> Path:
-    """The file of a LoRA: itself, or the one in a run's folder or in what it exports; a folder of peft's as it is.
-    UserError if there is none."""
+    """The file of a LoRA: itself, or the one in a run's folder or in what it exports; a folder of peft's, and a config
+    of Stability's code that names the file, as they are. UserError if there is none."""
     if not path.is_dir():
         if not path.is_file():
             raise UserError(f"{path}: there is no such file", code="missing")
@@ -174,6 +176,8 @@ def peft_folders(folder: Path) -> list[Path]:
 
 def files_of(place: Path) -> list[Path]:
     """The files of tensors of what `find` gives."""
+    if (config := lora_names.config(place)) is not None:
+        return [config.file]
     return [folder / peft.WEIGHTS for folder in peft_folders(place)] if place.is_dir() else [place]
 
 
@@ -186,7 +190,7 @@ def contents_of(place: Path) -> Contents:
             tensors |= {f"{folder.name}.{name.removeprefix(peft.STEM)}": value for name, value in own.items()}
             numbers |= {f"{folder.name}.{key}": v for key, v in read_json(folder / peft.CONFIG).items()}
         return Contents(tensors, {}, numbers)
-    return _file(place)
+    return _file(*files_of(place))
 
 
 def _file(path: Path) -> Contents:
