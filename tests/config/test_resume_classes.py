@@ -45,6 +45,7 @@ FREE = {
     *(f"distributed.{name}_seconds" for name in ("rendezvous", "silent", "stuck", "timeout")),
     *("lr_scheduler.on_new_duration", "lr_scheduler.restart_from"),
     *("model.previewer", "model.resolution_multiple"),  # of Stage C
+    "model.reconstruction_scale",  # of Stage B
     *(f"model.decode.{name}" for name in ("name", "num_inference_steps", "guidance_scale", "guidance_rescale")),
     *(f"model.decode.{name}" for name in ("shift", "sampler", "prediction")),
     *("logging.every", "logging.trackers", "model.pickled_weights", "model.scheduler"),

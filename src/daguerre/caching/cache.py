@@ -135,6 +135,8 @@ def _why_not_images(config: Config, family: Family) -> str | None:
     """The reason for which images cannot be cached."""
     if family.uncached_images:
         return family.uncached_images
+    if any(own.crop == "smart" for own in config.data.sources.values()):
+        return "smart crops are found in the pixels, which a cached sample does not have: data.crop=center"
     if any(own.crop == "random" and own.crops is None for own in config.data.sources.values()):
         return "each epoch has new random crops; data.crops=4 gives each image four, of which an epoch takes one"
     return _why_not(config, family, family.images, "images")

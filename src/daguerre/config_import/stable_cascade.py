@@ -27,6 +27,8 @@ def convert(reading: Reading) -> None:
     reading.assume({"ema.enabled": any(path.startswith("ema.") for path in reading.values)})
     if reading.get("multi_aspect_ratio"):
         reading.assume(TABLES["unasked_of_buckets"])
+    else:
+        reading.assume({"data.crop": "smart"})
     if is_b:
         reading.assume(TABLES["unasked_of_b"])
     reading.assume(TABLES["drawn_by_b" if is_b else "drawn_by_c"])

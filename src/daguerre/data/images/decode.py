@@ -20,7 +20,7 @@ from torch.nn import functional
 from daguerre import keys
 from daguerre.conditions import condition as conditions
 from daguerre.conditions.condition import NO_IMAGES, ConditionSettings, Images
-from daguerre.data.images import kinds
+from daguerre.data.images import kinds, saliency
 from daguerre.data.images.headers import BROKEN, PIXEL_LIMIT, Undecodable, opened, orientation
 from daguerre.data.images.kinds import KINDS
 from daguerre.data.plan.buckets import Bucket
@@ -38,12 +38,16 @@ _PILLOW_FILTERS: Mapping[str, Image.Resampling] = MappingProxyType(
     }
 )
 _GREY_8 = ((np.arange(65536) + 128) // 257).astype(np.uint8)  # 65535 = 255 x 257; Pillow's own conversion saturates
+_MOVED_SHARE, _MOVED_BY = 0.3, 0.2
+"""Share of smart crops that are moved from what the image shows, and how far in shares of its sides, as in Stability's
+training of Stable Cascade."""
 _TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Resize and crop of an image, chosen by its size alone, so that a second image of the scene can follow exactly."""
+    """Resize and crop of an image, chosen by its size (and for a smart crop by what it shows), so that a second image
+    of the scene can follow exactly."""
 
     size: tuple[int, int]
     """Height and width of the upright image."""
@@ -77,14 +81,28 @@ class Frame:
         return crop_CHW.flip(2) if self.mirror else crop_CHW
 
 
-def frame(size: tuple[int, int], settings: SharedSettings, bucket: Bucket, seed: int, key: np.ndarray) -> Frame:
-    """The frame of an image of this upright (height, width): resized until it just covers the bucket.
+def frame(
+    size: tuple[int, int],
+    settings: SharedSettings,
+    bucket: Bucket,
+    seed: int,
+    key: np.ndarray,
+    middle: tuple[float, float] | None = None,
+) -> Frame:
+    """The frame of an image of this upright (height, width): resized until it just covers the bucket. A smart crop is
+    around `middle`, vertical and horizontal in [0, 1].
 
     Flip and random crop are functions of the seed and `key` (int64 [3]: sample id, epoch, repeat) alone. `Undecodable`
     if the resized image would be too large.
     """
-    corner = _corner(_spare(size, bucket), settings, seed, key)
+    spare = _spare(size, bucket)
     mirror = settings.random_flip and bool(_uniforms(seed, "flip", key, 1)[0] < 0.5)
+    if settings.crop == "smart":
+        assert middle is not None, "found in the pixels"
+        top, left = _around(middle, spare, bucket, seed, key)
+        corner = top, spare[1] - left if mirror else left
+    else:
+        corner = _corner(spare, settings, seed, key)
     return _framed(size, settings, bucket, corner, mirror)
 
 
@@ -127,11 +145,12 @@ def cut(
     are wanted (of `KINDS`), as far as it has them. One with a condition is computed from the first, as it is cut.
     Where only its features are read, the first is absent, and has this upright height and width. Raises
     `Undecodable`."""
-    found = {}
+    found, middle = {}, None
     if IMAGE in images:
         pixels_HWC, size = sized(images[IMAGE], settings, bucket)
+        middle = saliency.middle(pixels_HWC, settings.saliency) if settings.crop == "smart" else None
     assert size is not None, "without its image a record says how large that is"
-    chosen = frame(size, settings, bucket, seed, key)
+    chosen = frame(size, settings, bucket, seed, key, middle)
     if IMAGE in images:
         found[IMAGE] = chosen.apply(pixels_HWC)
     for name, condition in wanted.items():
@@ -357,6 +376,18 @@ def _corner_of(
     if settings.crop == "center":
         return spare[0] // 2, spare[1] // 2
     return _drawn_corner(spare, seed, np.array([sample_id, crop, 0]))
+
+
+def _around(
+    middle: tuple[float, float], spare: tuple[int, int], bucket: Bucket, seed: int, key: np.ndarray
+) -> tuple[int, int]:
+    """Top and left of a smart crop, in the image that is not flipped."""
+    moves, *offsets = _uniforms(seed, "smart crop", key, 3).tolist()
+    found = []
+    for place, offset, side, own in zip(middle, offsets, (bucket.height_px, bucket.width_px), spare, strict=True):
+        moved = place + (_MOVED_BY * (2 * offset - 1) if moves < _MOVED_SHARE else 0.0)
+        found.append(int(min(max(moved * (side + own) - side / 2, 0), own)))
+    return found[0], found[1]
 
 
 def _drawn_corner(spare: tuple[int, int], seed: int, key: np.ndarray) -> tuple[int, int]:
