@@ -6,6 +6,7 @@
 #   benchmarks/gpu.sh pack           on a machine with a network: puts the wheels for Python 3.12 on Linux into wheels/
 #   benchmarks/gpu.sh [OUT]          the round; OUT (default: gpu-round) gets gpu.json, gpu.txt, gpu.log and parts/
 #   benchmarks/gpu.sh --dry [OUT]    the same commands on the CPU with tiny twins, to see that they run to their end
+#   benchmarks/gpu.sh --only 'cascade*' [OUT]    the parts with such names alone, after the smallest; also after --dry
 #
 # Whatever ends it, gpu.json and gpu.txt (the table) hold what was measured by then.
 #
@@ -38,6 +39,7 @@ pack() {
 
 if [ "${1:-}" = pack ]; then pack; exit; fi
 DRY=0; if [ "${1:-}" = --dry ]; then DRY=1; MOST_SECONDS=3600; shift; fi  # time does not matter there
+ONLY='*'; if [ "${1:-}" = --only ]; then ONLY=$2; shift 2; fi
 OUT=$(mkdir -p "${1:-gpu-round}/parts" && cd "${1:-gpu-round}" && pwd) || exit 2
 rm -f "$OUT"/parts/*.json "$OUT"/gpu.{json,txt,log}
 OWN=$(mktemp -d); trap 'rm -rf "$OWN"' EXIT
@@ -69,6 +71,8 @@ trap 'stop 130' INT
 # Of settings that are given twice the last one counts.
 measure() {
     local name=$1 seconds=$2 left=$((MOST_SECONDS - SECONDS + BEGAN)) limit word code; shift 2
+    # shellcheck disable=SC2053  # a pattern
+    [[ $name == smoke || $name == $ONLY ]] || return
     [ $DRY = 0 ] || seconds=300
     [ "$seconds" -le $((left - 20)) ] || seconds=$((left - 20))
     [ "$seconds" -ge 10 ] || { echo "$name: no time is left for it"; return; }
@@ -100,13 +104,23 @@ if [ $DRY = 1 ]; then
     PYTHONPATH="$PYTHONPATH:tests/support" "$PYTHON" - "$OWN" >>"$OUT/gpu.log" 2>&1 <<'PY' || exit 2
 import sys
 from pathlib import Path
+from tiny_cascade import EFFNET, PREVIEWER, write_decoder, write_prior
 from tiny_models import write_sd, write_sdxl
 place = Path(sys.argv[1])
+for folder in (write_prior(place / "cascade_c"), write_prior(place / "cascade_c_1b"), write_decoder(place / "cascade_b")):
+    (folder / "effnet.safetensors").symlink_to(EFFNET); (folder / "previewer.safetensors").symlink_to(PREVIEWER)
 write_sd(place / "sd15"); write_sd(place / "sd21", version=2); write_sdxl(place / "sdxl")
 PY
-    ALL=(rounds=1 turn_seconds=.01 soak_seconds=0 training.device=cpu data.resolution=16 $(batch 2))
+    ALL=(rounds=1 turn_seconds=.01 soak_seconds=0 training.device=cpu data.resolution=32 $(batch 2))
 fi
-base() { [ $DRY = 1 ] && echo "pretrained_model_name_or_path=$OWN/$1"; }
+base() {
+    [ $DRY = 1 ] || return
+    echo "pretrained_model_name_or_path=$OWN/$1"
+    case $1 in
+        cascade_c*) echo "model.prior=base model.effnet=$OWN/$1/effnet.safetensors model.previewer=$OWN/$1/previewer.safetensors" ;;
+        cascade_b) echo "model.decoder=base model.effnet=$OWN/$1/effnet.safetensors" ;;
+    esac
+}
 
 # What cannot do this cannot do the rest.
 bench smoke 25 $SD15 $(base sd15) data.resolution=256 $(batch 2) rounds=1 turn_seconds=.5 soak_seconds=0
@@ -128,10 +142,17 @@ bench sd15-256-compiled 45 $SD15 $(base sd15) data.resolution=256 $(batch 64) so
     training.attention=fused 'variants={fused: [], compiled: [training.compile=blocks]}'
 peers sd15-512-best 55 $SD15 $(base sd15) data.resolution=512 $(batch 32) soak_seconds=0 rounds=5 turn_seconds=2 \
     peers=diffusers-best
-# In the time that is left.
+# In the time that is left; `--only 'cascade*'` measures the stages of Stable Cascade alone (24 x 24 cells of 768 px).
+square() { echo "data.path=x data.buckets.aspects=square data.resolution=768"; }
+bench cascade-c-768 35 cascade_c $(base cascade_c) $(square) $(batch 16) soak_seconds=3 rounds=5
+bench cascade-c-1b-768 30 cascade_c_1b $(base cascade_c_1b) $(square) $(batch 32) soak_seconds=3 rounds=5
 peers sd15-lora-512 25 ${SD15}_lora $(base sd15) data.resolution=512 $(batch 8) soak_seconds=0 rounds=4 turn_seconds=1 \
     peers=diffusers-default
 peers sd15-controlnet-512 25 ${SD15}_controlnet $(base sd15) data.resolution=512 $(batch 8) soak_seconds=0 rounds=4 \
     turn_seconds=1 peers=diffusers-default
 bench sdxl-lora-1024 25 ${SDXL}_lora $(base sdxl) data.resolution=1024 $(batch 1) soak_seconds=2 rounds=4 turn_seconds=1 \
     'variants={bf16: [], int8: [training.base_precision=int8]}'
+peers cascade-c-default 30 cascade_c_1b $(base cascade_c_1b) $(square) $(batch 16) soak_seconds=0 rounds=4 \
+    turn_seconds=1 peers=diffusers-default
+peers cascade-b-default 30 cascade_b_700m $(base cascade_b) data.path=x objective.weighting.name=p2 $(batch 4) \
+    soak_seconds=0 rounds=4 turn_seconds=1 peers=diffusers-default

@@ -14,9 +14,11 @@ from typing import Any
 SMOKE = "smoke"
 PARTS = (
     "sd15-512", "sd21-512", "sd15-256", "sdxl-1024", "sdxl-1024-checkpointed", "vae-512", "sd15-512-default",
-    "sd15-256-compiled", "sd15-512-best", "sd15-lora-512", "sd15-controlnet-512", "sdxl-lora-1024",
+    "sd15-256-compiled", "sd15-512-best", "cascade-c-768", "cascade-c-1b-768", "sd15-lora-512",
+    "sd15-controlnet-512", "sdxl-lora-1024", "cascade-c-default", "cascade-b-default",
 )  # fmt: skip
 GOALS = {"sd21-512": 175, "sd15-512": 165, "sd15-256": 800, "sdxl-1024": 21, "vae-512": 550}
+GOALS |= {"cascade-c-768": 32, "cascade-c-1b-768": 100}
 """Images a second on one H200, bf16, averages and clipping on, latents given."""
 RATIOS = {"diffusers-default": 1.5, "diffusers-best": 1.15}
 APART = {"sdxl-1024-checkpointed": "sdxl-1024"}

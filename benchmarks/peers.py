@@ -9,6 +9,10 @@ loss read every step, DDPMScheduler. `diffusers-best`: channels_last, torch.comp
 EMAModel(foreach=True), the attention kernel that is fastest on this network. Both get the noise for nothing; the
 example draws it. Public interfaces only.
 
+Stage C and Stage B of Stable Cascade have no example there: the same loop around diffusers' StableCascadeUNet and
+DDPMWuerstchenScheduler, with the weights of P2 where the recipe has them. Dropout inside the network is left out of
+both, as each would draw its own.
+
 Recipes with a LoRA of the UNet are put beside train_text_to_image_lora.py's step (frozen UNet in 16 bits where it
 computes so, float32 LoRA by `add_adapter`), those with a ControlNet beside train_controlnet.py's (`ControlNetModel`
 beside a frozen UNet), SD and SDXL alike; averages only where the recipe keeps them, as these scripts have none. Where
@@ -34,7 +38,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from diffusers import ControlNetModel, DDPMScheduler, UNet2DConditionModel
+from diffusers import (
+    ControlNetModel,
+    DDPMScheduler,
+    DDPMWuerstchenScheduler,
+    StableCascadeUNet,
+    UNet2DConditionModel,
+)
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import EMAModel, cast_training_params
 from peft import LoraConfig
@@ -107,12 +117,25 @@ def adapter_of(config: Config) -> Any:
     return own
 
 
+def is_cascade(config: Config) -> bool:
+    """True of Stage C and Stage B of Stable Cascade."""
+    return config.model.family.startswith("cascade_")
+
+
 def refuse(config: Config) -> None:
     """UserError for what the examples do not train."""
     adapter_of(config)
     if config.training.base_precision != "no":
         raise UserError("training.base_precision: these examples do not train beside a base of few bits; leave it out")
     settings: Any = config.objective
+    if is_cascade(config):
+        if settings.name != "eps" or settings.schedule.name != "cosine" or settings.schedule.shift != 1:
+            raise UserError("objective: DDPMWuerstchenScheduler has eps on the cosine schedule, without a shift")
+        if settings.weighting.name not in ("none", "p2"):
+            raise UserError("objective.weighting: this loop has no adaptive weights; choose p2 or none")
+        if adapter_of(config).name != "full":
+            raise UserError("adapters: this loop trains the whole stage")
+        return
     if settings.name not in ("eps", "v") or settings.schedule.name != "scaled_linear":
         raise UserError("objective: diffusers' example trains eps and v on the scaled-linear schedule")
     if settings.weighting.name != "none":
@@ -127,7 +150,7 @@ def given(config: Config, folder: Path) -> Given:
     ring = inputs.encoded_ring(config, parts, sizes, random_weights=bool(notice))
     with parts.device if notice and parts.device.type != "cpu" else nullcontext():
         family: Any = plugins.find("families", config.model.family).load(config.model, config.seed)
-    unet = family.components["unet"]
+    unet = family.components[config.model.networks("denoiser")[0]]
     weights = {name: p.detach().cpu() for name, p in unet.state_dict().items()}
     begun = {name: p.detach().cpu() for name, p in parts.net.named_parameters() if p.requires_grad}
     channels = [each.network.config.conditioning_embedding_out_channels for each in controlnet.beside(parts.net)]
@@ -138,6 +161,13 @@ def given(config: Config, folder: Path) -> Given:
     )  # fmt: skip
 
 
+def without_dropout(network: torch.nn.Module) -> None:
+    """Its dropout layers drop nothing from now on."""
+    for module in network.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+
+
 class Diffusers:
     """A training loop of diffusers' and torch's own parts."""
 
@@ -146,7 +176,9 @@ class Diffusers:
         self.samples = len(given.ring[0].batch.names) * given.accumulation
         self.flops_per_sample, self.compute = given.flops_per_sample, given.compute
         with given.device:
-            self.unet: Any = UNet2DConditionModel.from_config(dict(given.unet))
+            kind = StableCascadeUNet if is_cascade(config) else UNet2DConditionModel
+            self.unet: Any = kind.from_config(dict(given.unet))
+        without_dropout(self.unet)
         self.unet.load_state_dict(given.weights)
         self.controlnet: Any = None
         self.trained = self._adapted()
@@ -165,7 +197,7 @@ class Diffusers:
         averages = config.ema.enabled
         self.ema = EMAModel(self.trained, decay=config.ema.decay, foreach=best) if averages else None
         objective: Any = config.objective
-        self._scheduler = DDPMScheduler(
+        self._scheduler: Any = DDPMWuerstchenScheduler() if is_cascade(config) else DDPMScheduler(
             num_train_timesteps=objective.schedule.num_steps, beta_schedule="scaled_linear",
             beta_start=objective.schedule.beta_start, beta_end=objective.schedule.beta_end,
             prediction_type="v_prediction" if objective.name == "v" else "epsilon",
@@ -221,6 +253,8 @@ class Diffusers:
 
     def forward(self, each: Encoded) -> Tensor:
         """The loss of a micro-batch."""
+        if is_cascade(self._given.config):
+            return self._cascade(each)
         draws, cond = each.batch.draws, each.cond
         timesteps = draws["c_noise"].long()
         noisy = self._scheduler.add_noise(each.x0_BCHW, draws["noise"], timesteps)
@@ -232,6 +266,24 @@ class Diffusers:
         with torch.autocast(self._given.device.type, dtype=self.compute if in_16_bits else None, enabled=in_16_bits):
             found = self._predicted(noisy, timesteps, cond)
         return F.mse_loss(found.float(), target.float(), reduction="mean")
+
+    def _cascade(self, each: Encoded) -> Tensor:
+        """The loss of a micro-batch of a stage of Stable Cascade, by the time in [0, 1] of its levels."""
+        noise, time, cond = each.batch.draws["noise"], each.batch.draws["c_noise"], each.cond
+        noisy = self._scheduler.add_noise(each.x0_BCHW, noise, time)
+        own = {"effnet": cond["effnet"]} if "effnet" in cond else {
+            "clip_text": cond["text"], "clip_img": cond["image"][:, None]
+        }  # fmt: skip
+        if self._last:
+            noisy = noisy.to(memory_format=torch.channels_last)
+        in_16_bits = self.compute != torch.float32
+        with torch.autocast(self._given.device.type, dtype=self.compute if in_16_bits else None, enabled=in_16_bits):
+            found = self._net(noisy, time, clip_text_pooled=cond["pooled"][:, None], **own, return_dict=False)[0]
+        losses = F.mse_loss(found.float(), noise.float(), reduction="none").mean((1, 2, 3))
+        settings: Any = self._given.config.objective
+        if settings.weighting.name == "none":
+            return losses.mean()
+        return (losses * (1 - self._scheduler._alpha_cumprod(time, time.device).flatten())).mean()
 
     def begin(self) -> None:
         """float32 is multiplied as in ours."""
@@ -276,6 +328,10 @@ class Diffusers:
 
 class Daguerre(variants.Update):
     """Our update, in the shape of the others."""
+
+    def __init__(self, config: Config, options: bench_options.Options, folder: Path) -> None:
+        super().__init__(config, options, folder)
+        without_dropout(self.state.net)
 
     def averages(self) -> list[Tensor]:
         """In the order of what is trained; that itself where the recipe keeps none."""

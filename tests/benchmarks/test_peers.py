@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
+from tiny_cascade import EFFNET, PREVIEWER, write_decoder, write_prior
 from tiny_models import write_sd, write_sdxl
 from tiny_runs import TINY
 
+from daguerre.bench import random_model
 from daguerre.errors import UserError
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "peers.py"
@@ -68,6 +70,33 @@ def test_pretrained_models_agree(tmp_path, plain, monkeypatch, kind):
     found = gaps(*peers.makers(asked, ["diffusers-default"], tmp_path))
     assert found["loss"] < 2e-6, found
     assert found["averages"] < 2e-4, found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["cascade_c", "cascade_b"])
+def test_stages_of_stable_cascade_agree(tmp_path, plain, monkeypatch, kind):
+    """Stage C with the weights of P2, Stage B with pyramid noise; other weights are refused."""
+    monkeypatch.setattr(peers, "STEPS", 6)
+    weighting = "p2" if kind == "cascade_c" else "none"
+    folder = (write_prior if kind == "cascade_c" else write_decoder)(tmp_path / "model")
+    small = ["data.resolution=64", "training.global_batch_size=4", "training.per_device_batch_size=2", "data.path=x"]
+    small += [] if kind == "cascade_b" else ["data.buckets.aspects=square", f"model.previewer={PREVIEWER}"]
+    small += [f"pretrained_model_name_or_path={folder}", f"model.effnet={EFFNET}", "ema.enabled=true", "device=cpu"]
+    asked = request(kind, *small, f"objective.weighting.name={weighting}")
+    found = gaps(*peers.makers(asked, ["diffusers-default"], tmp_path))
+    assert found["loss"] < 2e-6, found
+    assert found["averages"] < 2e-4, found
+    with pytest.raises(UserError, match="no adaptive weights"):
+        peers.makers(request(kind, *small), [], tmp_path)
+
+
+def test_a_published_file_that_is_not_here_keeps_its_size(tmp_path):
+    """Of Stage C of one billion parameters, whose base has 3.6."""
+    config = peers.bench_options.read(["cascade_c_1b", "data.path=x"]).variants[0].config
+    found, said = random_model.at_hand(config, tmp_path)
+    assert "random weights" in said
+    assert found.model.prior["block_out_channels"] == [1536, 1536]
+    assert found.model.effnet == {}
 
 
 def adapted(kind, adapter, place):

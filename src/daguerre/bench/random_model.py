@@ -10,8 +10,9 @@ from typing import Any
 
 from daguerre.config.config import Config
 from daguerre.errors import UserError
+from daguerre.models.cascade import sizes
 from daguerre.models.components import ComponentLoader, Wanted
-from daguerre.models.settings import BASE, PretrainedSettings
+from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.single_file import configs
 from daguerre.models.weights import architectures, resolve
 
@@ -35,11 +36,7 @@ def at_hand(config: Config, folder: Path) -> tuple[Config, str]:
         )
     base = _write(architecture, model, folder / architecture.name)
     changes: dict[str, Any] = {"pretrained_model_name_or_path": str(base), "revision": None, "scheduler": BASE}
-    changes |= {
-        name: None if (base / name).is_dir() else {}  # of networks in files of their own, the published numbers
-        for name, own in model.places.items()
-        if not isinstance(own, dict)
-    }
+    changes |= {name: _numbers(base, name, own) for name, own in model.places.items() if not isinstance(own, dict)}
     changes |= dict.fromkeys(model.tokenizers(), BASE)
     # `variant` means weights, of which none are read.
     changed = type(model).model_validate(model.model_dump(exclude={"variant"}) | changes)
@@ -47,6 +44,14 @@ def at_hand(config: Config, folder: Path) -> tuple[Config, str]:
         config.model_copy(update={"model": changed}),
         f"{place} is not on this machine: networks of its numbers with random weights, which take the same time",
     )
+
+
+def _numbers(base: Path, name: str, place: str | None) -> dict[str, Any] | None:
+    """Those of a network at a place that is not here: of a published single file its own, else the base's (None), or
+    those that its class has."""
+    if place is not None and place.endswith(SINGLE_FILES) and (published := sizes.named(Path(place).name)) is not None:
+        return dict(published)
+    return None if (base / name).is_dir() else {}
 
 
 def _is_here(wanted: Wanted) -> bool:

@@ -7,7 +7,7 @@ the centroid of the cells whose colour is more than twice as far from the image'
 """
 
 from functools import lru_cache
-from pickle import UnpicklingError
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from daguerre.errors import UserError
 
+_REFUSED: Any = torch.serialization.pickle.UnpicklingError
 _TEMPERATURE, _SHARE_OF_MOST = 0.03, 0.75
 _NETWORK_PX, _COLOURS_PX = 240, 64
 """Shorter sides at which the maps are made."""
@@ -78,7 +79,7 @@ def _network(weights: str) -> nn.Module:
         is_safe = weights.endswith(".safetensors")
         state = load_file(weights) if is_safe else torch.load(weights, map_location="cpu", weights_only=True)
         network.load_state_dict(state)
-    except (OSError, RuntimeError, ValueError, AttributeError, TypeError, UnpicklingError) as error:
+    except (OSError, RuntimeError, ValueError, AttributeError, TypeError, _REFUSED) as error:
         raise UserError(
             f"data.saliency={weights} is no file of the saliency network of Stability's code (saliency_model.pt): "
             f"{str(error).splitlines()[0]}",
