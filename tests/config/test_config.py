@@ -182,7 +182,7 @@ ema: {enabled: false, decay: 0.9}
     assert "no effect" in found["ema"]
     assert "Did you mean loader.num_workers?" in found["loader.num_worker"]
     assert "checkpoint.every" in found["every"]
-    assert found["data.crop"] == "allowed: center, random"
+    assert found["data.crop"] == "allowed: center, random, smart"
     assert len(found) == 16
 
 

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from daguerre.cli.fetch_files import Choice
 from daguerre.errors import UserError
 from daguerre.families import catalogue
 from daguerre.formatting import first_line, format_size
+from daguerre.models.cascade import files as cascade_files
 from daguerre.models.weights import architectures
 from daguerre.settings import Settings
 
@@ -235,10 +236,12 @@ def usage(request: Request, folder: Path, choice: Choice) -> list[str]:
     place = request.repository if request.out is None else str(request.out)
     place += f"/{request.file}" if request.file else ""
     parts = {name.partition("/")[0] for name in choice.files if "/" in name}
-    whole = request.file is not None or any(
-        parts >= settings.components.keys() for settings in catalogue.pretrained().values()
-    )
-    setting = f"model.{'pretrained_model_name_or_path' if whole else 'COMPONENT'}={place}"
+    whole = any(parts >= settings.of_base() for settings in catalogue.pretrained().values())
+    setting = "pretrained_model_name_or_path" if whole or request.file is not None else "COMPONENT"
+    if request.file is not None and request.file.endswith(".safetensors"):
+        with suppress(UserError):  # a file that is none is as the hub has it
+            setting = cascade_files.component(folder / request.file) or setting
+    setting = f"model.{setting}={place}"
     if request.variant:
         setting += f" model.variant={request.variant}"
     if choice.is_pickled:

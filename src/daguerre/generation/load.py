@@ -122,15 +122,23 @@ def _of_recipe(target: str, place: Sequence[str], base: bool) -> Model:
             "run, or set base=true to generate with the pretrained networks",
             code="missing",
         )
-    return _base(target, target, Path(output_dir) / run_name, (f"output_dir={output_dir}", f"run_name={run_name}"))
+    defaults = [f"output_dir={output_dir}", f"run_name={run_name}"]
+    if recipe.get(_tree(target), "data.path") == "???":  # it is for training, and nothing reads it
+        defaults.append("data.path=none")
+    return _base(target, target, Path(output_dir) / run_name, tuple(defaults))
 
 
 def _trains_nothing(target: str) -> bool:
+    return str(recipe.get(_tree(target), "training.duration")).split()[:1] == ["0"]
+
+
+def _tree(target: str) -> recipe.Tree:
+    """What a recipe, or a config of another trainer, says."""
     converted = in_memory.of(target, (), may_lose=True)
     tree: recipe.Tree = {} if converted is None else converted.tree
     for layer in [] if converted is not None else recipe.layers(target):
         tree = recipe.merge(tree, layer.tree)
-    return str(recipe.get(tree, "training.duration")).split()[:1] == ["0"]
+    return tree
 
 
 def _of_run(target: str, folder: RunFolder) -> Model:

@@ -147,6 +147,11 @@ class PretrainedSettings(FamilySettings):
     def places(self) -> Mapping[str, Any]:
         return {name: getattr(self, name) for name in self.networks()}
 
+    @classmethod
+    def of_base(cls) -> set[str]:
+        """The components that come from the base where nothing else is said."""
+        return {name for name in cls.components if cls.model_fields[name].default == BASE}
+
 
 class CaptionedSettings(PretrainedSettings):
     """Settings of families that read captions by a text encoder."""

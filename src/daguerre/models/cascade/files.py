@@ -37,6 +37,13 @@ def shapes(path: Path, component: str) -> dict[str, tuple[int, ...]]:
         return found
 
 
+def component(path: Path) -> str | None:
+    """The component whose weights a file of Stability's holds; None for any other file."""
+    with weights_files.opened(path) as file:
+        found = keys.kind(file.keys())
+    return found if found in keys.STAGES else None
+
+
 def check(path: Path, component: str, names: list[str]) -> None:
     """UserError for a file of other weights than the component's."""
     if (found := keys.kind(names)) == component:
