@@ -186,7 +186,7 @@ def test_generate_takes_a_config_with_its_lora_and_its_words(worded, bases, tmp_
         assert main.run([*command, f"out={tmp_path / name}", f"use={use}"]) == 0
         drawn[name] = np.asarray(Image.open(tmp_path / name / "000.png")).astype(int)
     said = capsys.readouterr().out
-    assert "[rex], 1 vectors for text_encoder" in said
+    assert "[rex], 1 vector for text_encoder" in said
     assert "layers of prior" in said
     assert all(np.abs(drawn["both"] - drawn[other]).max() > 2 for other in ("base", "layers"))
     assert main.run([*command, f"use={{{tmp_path / 'lora.safetensors'}: 1}}"]) == 2
