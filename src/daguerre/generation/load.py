@@ -133,7 +133,7 @@ def _trains_nothing(target: str) -> bool:
 
 
 def _tree(target: str) -> recipe.Tree:
-    """What a recipe, or a config of another trainer, says."""
+    """The settings of a recipe, or of a config of another trainer."""
     converted = in_memory.of(target, (), may_lose=True)
     tree: recipe.Tree = {} if converted is None else converted.tree
     for layer in [] if converted is not None else recipe.layers(target):
