@@ -96,3 +96,14 @@ def test_a_controlnet_follows_outlines_and_the_prompt_decides_the_colours(quicks
     """Overlap with the outline at least .85 on average over 200 images, colours at least 95 % right: the marks."""
     folder, _ = quickstart
     assert trained("quickstart_controlnet", folder, f"seed={seed}")["shapes"]["outline"] >= 0.85
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_lora_and_its_word_draw_a_new_shape_and_nothing_is_forgotten(quickstart, seed):
+    """At least 90 % of 100 new shapes right; of the old prompts at most 2 points lost in each attribute."""
+    folder, before = quickstart
+    after = trained("quickstart_lora", folder, f"seed={seed}")
+    assert after["shapes"]["shape"] >= 0.9
+    for name, share in before.items():
+        assert after["kept"][name] >= share - 0.02, name
