@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_several_devices import MESHES, RECIPE, Runs, zeros
+from several_devices import MESHES, RECIPE, Runs, zeros
 from tiny_models import write_sd
 from tiny_runs import train
 
