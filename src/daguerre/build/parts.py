@@ -169,10 +169,12 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
     objective = _objective(config)
     _refuse_weights(config, objective)
     if config.model.overflows_float16 and torch.float16 in (numerics.compute, numerics.weights):
+        of_weights = config.training.weights_dtype == "float16"
+        setting, serves = ("weights_dtype", "bfloat16") if of_weights else ("mixed_precision", "bf16")
         raise UserError(
-            f"activations of {config.model.family} exceed the range of float16: set training.mixed_precision=bf16",
+            f"activations of {config.model.family} exceed the range of float16: set training.{setting}={serves}",
             code="unsupported",
-            setting="training.mixed_precision",
+            setting=f"training.{setting}",
         )
     net = attached.net
     # Asked now, so that sizes and steps that cannot be are refused before hours of training, not after.
