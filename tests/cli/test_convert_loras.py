@@ -104,7 +104,7 @@ def test_merge_is_what_diffusers_fuses(out, place, tmp_path, capsys):
     assert convert("merge", model, use, f"out={tmp_path / out}") == errors.DONE
     said = capsys.readouterr().out
     assert "x -0.5: " in said
-    assert "it has what was added to within" in said
+    assert "read back, it has what was added" in said
     made = tmp_path / out
     if out != "merged":
         assert convert("model", made, f"out={tmp_path / 'folder'}") == errors.DONE
