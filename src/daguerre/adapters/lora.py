@@ -272,8 +272,8 @@ class LoRA(Trainable):
         places: list[tuple[nn.Module, str, Any]] = []
         for network in self.networks.values():
             for place, layer in wrapped(network).items():
-                owner, _, name = place.rpartition(".")
-                places.append((network.get_submodule(owner), name, layer))
+                above, _, last = place.rpartition(".")
+                places.append((network.get_submodule(above), last, layer))
         for owner, name, layer in places:
             setattr(owner, name, layer.get_base_layer())
         try:

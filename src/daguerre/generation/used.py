@@ -111,8 +111,8 @@ def _with_tokens(parts: Components, tokens: list[_Tokens]) -> Components:
             if name in new:
                 raise UserError(f"use: two files have a token {name}: name one as in '<b>=FILE'", setting="use")
             new[name] = rows
-            own = (f"{counted(len(vectors), 'vector')} for {encoder}" for encoder, vectors in rows.items())
-            print(f"{path}: {name}, {', '.join(own)}")
+            counts = (f"{counted(len(vectors), 'vector')} for {encoder}" for encoder, vectors in rows.items())
+            print(f"{path}: {name}, {', '.join(counts)}")
         existing |= of_vocabulary
     for reader in readers:
         own = {name: rows[reader.name] for name, rows in new.items() if reader.name in rows}
