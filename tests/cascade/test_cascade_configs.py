@@ -64,7 +64,8 @@ def test_it_is_converted_whole(name, converted, capsys):
     assert tree["model"][stage] == said["generator_checkpoint_path"], "not the published one of that size"
     assert tree["objective"]["name"] == ("v" if name.endswith("_v") else "eps")
     assert tree["objective"]["weighting"]["name"] == ("adaptive" if "adaptive_loss_weight" in said else "p2")
-    assert tree["data"].get("buckets") == ({"step": 32, "aspects": ASPECTS} if "multi_aspect_ratio" in said else None)
+    buckets = {"step": 32, "aspects": ASPECTS, "random": 0.05}
+    assert tree["data"].get("buckets") == (buckets if "multi_aspect_ratio" in said else None)
     assert tree["objective"]["schedule"].get("shift", 1) == 1, "Stage B's 4 is never read by their code"
     adapters = tree.get("adapters")
     if not name.endswith("_lora"):
