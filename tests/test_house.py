@@ -98,6 +98,7 @@ LATE_IMPORTS = {
     "conditions/network.py": {
         *("huggingface_hub.errors", "safetensors", "safetensors.torch", "torch", "torch.nn.functional", "transformers"),
     },
+    "conditions/faces.py": {"onnxruntime"},
     "conditions/hed.py": {"torch", "torch.nn"},
     "data/sources/huggingface.py": {"datasets"},
     "tracking/trackers/tensorboard.py": {"torch.utils.tensorboard"},

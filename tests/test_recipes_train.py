@@ -84,8 +84,7 @@ def test_a_recipe_to_draw_with_draws_without_a_run_and_is_not_trained(name, twin
 def test_only_name_and_place_need_be_given(name):
     """Of recipes for real models; those that train on people's own shards need these too, and say so."""
     given = ["run_name=x", "output_dir=y"]
-    if tree(name)["data"].get("path") == "???":
-        given.append("data.path=shards")
+    given += [f"{path}=x" for path, value in recipe.paths(tree(name)) if value == "???"]
     chosen = config.load(name, given).config
     shown = any(own.separate for own in chosen.adapters.values()) or chosen.model.family == "cascade_b"
     assert chosen.sampling.prompts or shown, "or of held-out samples"

@@ -415,8 +415,18 @@ CASCADE = [
     alias("dataset_filters=[['score', 'lambda s: s > 4.5']]", data__filters=[["score", "lambda s: s > 4.5"]]),
     alias("wandb_project=x", logging__trackers__wandb__project="x"),
     alias("wandb_entity=x", logging__trackers__wandb__entity="x"),
-    refused("controlnet_blocks=[0, 4]", LATER),
-    refused("controlnet_filter=CannyFilter", LATER),
+    alias("controlnet_blocks=[0, 4]", adapters__controlnet__name="controlnet", adapters__controlnet__blocks=[0, 4]),
+    alias(
+        "controlnet_filter=CannyFilter",
+        adapters__controlnet__reads="grey",
+        adapters__controlnet__condition={"name": "canny", "low": 100, "high": 200, "side_px": 224},
+    ),
+    refused("controlnet_filter=PidiFilter", "there is no PiDiNet here"),
+    refused("controlnet_filter_params={'resize': 224}", "adapter.condition"),
+    alias("controlnet_bottleneck_mode=simple", adapters__controlnet__bottleneck="simple"),
+    alias(
+        "controlnet_checkpoint_path=x.safetensors", adapters__controlnet__controlnet_model_name_or_path="x.safetensors"
+    ),
     alias("module_filters=['.attn']", adapters__lora__targets=["*.to_*"], adapters__lora__alpha=1.0),
     alias("rank=4", "module_filters=['.attn']", adapters__lora__rank=4, adapters__lora__alpha=1.0),
     alias("train_tokens=[['^snail', null]]", adapters__tokens__existing=["^snail"]),

@@ -21,7 +21,8 @@ from daguerre.config import config as configs
 from daguerre.config.errors import ConfigError
 from daguerre.distributed.mesh import AXES, Mesh
 from daguerre.errors import UserError
-from daguerre.models import controlnet
+from daguerre.models.controlnets import controlled
+from daguerre.models.controlnets import unet as controlnet
 from daguerre.models.placement import of_net
 from daguerre.types import Batch, Cond, Prompt
 
@@ -153,13 +154,13 @@ def test_several_add_up_each_with_its_own_scales_and_levels(bases):
     ours = parts.net.eval()
     torch.testing.assert_close(ours(x, T, cond), theirs([1.0, 1.0]), rtol=0, atol=1e-6)
     names = ("controlnet", "controlnet_2")
-    always = {controlnet.levels(name): torch.tensor([[-1e9, 1e9]] * 2) for name in names}
-    count = controlnet.residual_count(parts.net.controlnet)
-    scales = {controlnet.scales(name): torch.full((2, count), s) for name, s in zip(names, (0.5, 2.0), strict=True)}
+    always = {controlled.levels(name): torch.tensor([[-1e9, 1e9]] * 2) for name in names}
+    count = parts.net.kind.count(parts.net.controlnet)
+    scales = {controlled.scales(name): torch.full((2, count), s) for name, s in zip(names, (0.5, 2.0), strict=True)}
     torch.testing.assert_close(ours(x, T, {**cond, **scales, **always}), theirs([0.5, 2.0]), rtol=0, atol=1e-6)
-    guessed = {controlnet.scales(name): torch.logspace(-1, 0, count).expand(2, -1) for name in names}
+    guessed = {controlled.scales(name): torch.logspace(-1, 0, count).expand(2, -1) for name in names}
     torch.testing.assert_close(ours(x, T, {**cond, **guessed, **always}), theirs([1.0, 1.0], True), rtol=0, atol=1e-6)
-    late = {controlnet.levels(name): torch.tensor([[0.0, 100.0]] * 2) for name in names}
+    late = {controlled.levels(name): torch.tensor([[0.0, 100.0]] * 2) for name in names}
     found = ours(x, T, {**cond, **scales, **late})
     torch.testing.assert_close(found[0], theirs([0.5, 2.0])[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(found[1], plain(parts, x, cond)[1], rtol=0, atol=1e-6)
@@ -228,7 +229,7 @@ def test_the_base_may_be_bfloat16_and_is_recorded(bases):
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in parts.net.controlnet.parameters())
 
 
-@pytest.mark.parametrize("size", controlnet.SIZES)
+@pytest.mark.parametrize("size", controlled.SIZES)
 def test_it_is_outlined_without_memory_and_placed_on_a_mesh(size, bases):
     whole = config(bases["sdxl"], {"own": {"name": "controlnet", "size": size}})
     mesh = Mesh(dict.fromkeys(AXES, 1), dict.fromkeys(AXES, 2))

@@ -267,17 +267,3 @@ def test_open_diffusions_config_is_converted_and_trained(run, hub, tmp_path):
     assert steps("out/x") == 2
     assert (Path("out/x/pipeline") / "model_index.json").exists()
     assert len(list(Path("out/x/samples").rglob("*.png"))) == 4  # two at each of two saves
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (
-            "daguerre train configs/training/controlnet_c_3b_canny.yaml",
-            "ControlNet for Stable Cascade is not supported yet",
-        ),
-    ],
-)
-def test_what_is_to_come_is_refused_with_its_name(capsys, line, words):
-    assert main.run(shlex.split(line)[1:]) == errors.REFUSED
-    assert words in capsys.readouterr().err

@@ -21,9 +21,9 @@ from daguerre.errors import UserError
 NAMES = plugins.names("conditions")
 NEEDED: dict[str, dict[str, object]] = {}
 """Settings of conditions that do not work without, by name: networks, written by the fixture."""
-LIGHT = [name for name in NAMES if name not in ("depth", "hed", "pose")]
+LIGHT = [name for name in NAMES if name not in ("depth", "faces", "hed", "pose")]
 """Those that import no library for networks."""
-RANDOM = {"inpaint", "outpaint"}
+RANDOM = {"faces", "inpaint", "outpaint", "qr"}
 SIZES = [(64, 64), (37, 53), (1, 1), (1, 40), (70, 3), (130, 96)]
 OUTSIDE = Path(__file__).parent / "outside.npz"
 DIGEST = "fafb26f36239ea14312c0286a93f23fe39538fe1038f247e356b531f2a478b2a"
@@ -34,6 +34,8 @@ def _networks(tmp_path_factory):
     for name, make in (("depth", tiny_networks.depth), ("hed", tiny_networks.hed), ("pose", tiny_networks.pose)):
         NEEDED[name] = make(tmp_path_factory.mktemp(name))
     NEEDED["pose"]["threshold"] = 0.0
+    networks = {name: tiny_networks.of_faces(name) for name in ("detector", "recogniser")}
+    NEEDED["faces"] = {"dropout": 0.5, **networks}
 
 
 def settings(name: str) -> ConditionSettings:

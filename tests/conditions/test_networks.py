@@ -161,7 +161,7 @@ def test_a_file_that_is_not_hed_is_refused(folders, tmp_path):
 
     for given, said in (
         (own | {"path": str(tmp_path)}, "is not a file"),
-        (pinned("hed.onnx"), "neither a .safetensors nor a .pth"),
+        (pinned("hed.onnx"), "is no .safetensors or .pth file"),
         ({"path": own["path"]}, f"set digest={own['digest']}"),
         (own | {"digest": "0" * 64}, "asks for others"),
     ):

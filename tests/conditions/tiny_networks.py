@@ -96,3 +96,9 @@ def detector(folder: Path) -> dict[str, str]:
         return RTDetrForObjectDetection(config)
 
     return _written(folder, make, {"size": {"height": 64, "width": 64}, "do_normalize": False})
+
+
+def of_faces(name: str) -> dict[str, str]:
+    """A recorded network of the condition faces: `detector` or `recogniser`."""
+    path = Path(__file__).parent / f"faces_{name}.onnx"
+    return {"path": str(path), "digest": hashlib.sha256(path.read_bytes()).hexdigest()}

@@ -448,8 +448,8 @@ def test_every_setting_says_what_it_allows():
 @pytest.mark.parametrize("name", sorted(recipe.shipped()))
 def test_what_differs_from_the_defaults_is_the_whole_recipe(name, tmp_path):
     """A recipe of it alone is the same config."""
-    asked = any(layer.tree.get("data", {}).get("path") == "???" for layer in recipe.layers(name))
-    given = ["data.path=somewhere"] if asked else []
+    said = [pair for layer in recipe.layers(name) for pair in recipe.paths(layer.tree)]
+    given = sorted({f"{path}=somewhere" for path, value in said if value == "???"})
     whole = load(name, *given)
     short = configs.differing(whole)
     (tmp_path / "short.yaml").write_text(configs.as_yaml(short), encoding="utf-8")

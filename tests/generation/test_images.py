@@ -89,7 +89,7 @@ def test_strength_decides_how_far_an_image_is_from_the_one_it_starts_from(built,
         one = ImageRequest(0, Prompt("red"), 7, (32, 32), 1.0, images={IMAGE: image}, strength=strength)
         return next(generation_generate.generate(built, sampling, [one])).pixels_HWC.astype(int)
 
-    pixels_HWC = images.pixels({IMAGE: image}, (32, 32))[IMAGE]
+    pixels_HWC = images.pixels({IMAGE: image}, (32, 32), (32, 32))[IMAGE]
     x0 = built.family.encode_images(torch.from_numpy(pixels_HWC)[None].permute(0, 3, 1, 2), [7])
     rendered = built.family.decode(Latents(x0, [Prompt("")], [7]))[0].astype(int)
     apart = [float(np.abs(started(*each) - rendered).mean()) for each in ((1000, 0.001), (20, 0.3), (20, 1.0))]
@@ -295,19 +295,19 @@ def test_pixels_are_upright_without_transparency_and_cover_the_size(tmp_path):
     Image.fromarray(np.rot90(pixels)).save(tmp_path / "turned.png", exif=exif)
     turned = InputImage(IMAGE, tmp_path / "turned.png")
     assert turned.size_px == (32, 40)
-    assert np.array_equal(images.pixels({IMAGE: turned}, (32, 40))[IMAGE], pixels)
+    assert np.array_equal(images.pixels({IMAGE: turned}, (32, 40), (32, 40))[IMAGE], pixels)
     clear = np.dstack([pixels, np.full((32, 40), 255, np.uint8)])
     clear[:, :8, 3] = 0
     Image.fromarray(clear).save(tmp_path / "clear.png")
-    over = images.pixels({IMAGE: InputImage(IMAGE, tmp_path / "clear.png")}, (32, 40))[IMAGE]
+    over = images.pixels({IMAGE: InputImage(IMAGE, tmp_path / "clear.png")}, (32, 40), (32, 40))[IMAGE]
     assert (over[:, :8] == 255).all()
     assert np.array_equal(over[:, 8:], pixels[:, 8:])
     for size in ((16, 16), (64, 32), (200, 8)):
-        assert images.pixels({IMAGE: turned}, size)[IMAGE].shape == (*size, 3)
+        assert images.pixels({IMAGE: turned}, size, size)[IMAGE].shape == (*size, 3)
     left = Image.new("RGB", (100, 50), (255, 0, 0))
     left.paste((0, 0, 255), (50, 0, 100, 50))
     left.save(tmp_path / "wide.png")
-    square = images.pixels({IMAGE: InputImage(IMAGE, tmp_path / "wide.png")}, (32, 32))[IMAGE]
+    square = images.pixels({IMAGE: InputImage(IMAGE, tmp_path / "wide.png")}, (32, 32), (32, 32))[IMAGE]
     assert square[16, 4].tolist() == [255, 0, 0]
     assert square[16, 28].tolist() == [0, 0, 255]
 

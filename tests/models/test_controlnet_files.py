@@ -18,8 +18,10 @@ from tiny_models import SDXL_UNET, TEXT_WIDTH, TINY_UNET
 from torch import Tensor
 
 from daguerre.errors import UserError
-from daguerre.models import controlnet, controlnet_files
-from daguerre.models.controlnet_files import Base
+from daguerre.models.controlnets import controlled, places
+from daguerre.models.controlnets import unet as controlnet
+from daguerre.models.controlnets import unet_files as controlnet_files
+from daguerre.models.controlnets.unet_files import Base
 from daguerre.models.single_file import keys
 
 ARCHITECTURES = Path(__file__).parents[2] / "src" / "daguerre" / "architectures"
@@ -32,12 +34,12 @@ def seeded(make: Callable[[], Any]) -> Any:
     return make()
 
 
-CASES: tuple[tuple[str, controlnet.Size], ...] = (("sd", "large"), ("sdxl", "mid"), ("sdxl", "small"))
+CASES: tuple[tuple[str, controlled.Size], ...] = (("sd", "large"), ("sdxl", "mid"), ("sdxl", "small"))
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
-def case(request: pytest.FixtureRequest) -> tuple[str, controlnet.Size]:
-    found: tuple[str, controlnet.Size] = request.param
+def case(request: pytest.FixtureRequest) -> tuple[str, controlled.Size]:
+    found: tuple[str, controlled.Size] = request.param
     return found
 
 
@@ -45,12 +47,12 @@ REQUIRED = ("sai_model_spec", "architecture", "implementation", "title", "resolu
 
 
 @pytest.fixture(scope="module")
-def base(case: tuple[str, controlnet.Size]) -> Base:
+def base(case: tuple[str, controlled.Size]) -> Base:
     return Base(seeded(lambda: UNet2DConditionModel(**NUMBERS[case[0]])), 8)
 
 
 @pytest.fixture(scope="module")
-def network(base: Base, case: tuple[str, controlnet.Size]) -> ControlNetModel:
+def network(base: Base, case: tuple[str, controlled.Size]) -> ControlNetModel:
     """Every weight is another one, zeros among them."""
     made = seeded(lambda: ControlNetModel(**controlnet.numbers(base.unet, EIGHT, case[1])))
     with torch.no_grad():
@@ -85,7 +87,7 @@ def test_the_header_names_the_model(written, case):
 
 
 def test_every_layout_gives_the_same_network(written, network, base, tmp_path):
-    original = load_file(written / controlnet_files.SINGLE_FILE)
+    original = load_file(written / places.SINGLE_FILE)
     plain = {name.removeprefix("control_model."): value for name, value in original.items()}
     save_file(plain, tmp_path / "plain.safetensors")
     save_file(original | {"model.diffusion_model.out.0.weight": torch.ones(3)}, tmp_path / "beside.safetensors")
@@ -96,7 +98,7 @@ def test_every_layout_gives_the_same_network(written, network, base, tmp_path):
     shutil.copytree(written, tmp_path / "run" / "adapter")
     (tmp_path / "run" / "config.yaml").touch()
     equal = [
-        *(written, written / controlnet_files.SINGLE_FILE, written / "diffusion_pytorch_model.safetensors"),
+        *(written, written / places.SINGLE_FILE, written / "diffusion_pytorch_model.safetensors"),
         *(tmp_path / "plain.safetensors", tmp_path / "beside.safetensors", tmp_path / "run"),
     ]
     for place in equal:
@@ -204,14 +206,14 @@ def test_a_file_that_is_none_is_refused_by_name(name, tiny, tmp_path):
     base, folder = tiny
     change, message = CHANGES[name]
     path = tmp_path / "other.safetensors"
-    save_file(dict(change(load_file(folder / controlnet_files.SINGLE_FILE))), path)
+    save_file(dict(change(load_file(folder / places.SINGLE_FILE))), path)
     with pytest.raises(UserError, match=message):
         controlnet_files.read(str(path), base)
 
 
 def test_places_that_cannot_be_read_are_refused(tiny, tmp_path):
     base, folder = tiny
-    whole = (folder / controlnet_files.SINGLE_FILE).read_bytes()
+    whole = (folder / places.SINGLE_FILE).read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
     for place, message in {
         "cut.safetensors": "cannot be read as safetensors",
@@ -256,4 +258,4 @@ def test_a_controlnet_of_sd_is_refused_beside_sdxl(tiny):
     with pytest.raises(UserError, match=r"for Stable Diffusion 1.x or 2.x, and this model is SDXL"):
         controlnet_files.read(str(folder), sdxl)
     with pytest.raises(UserError, match=r"another model .Stable Diffusion 1.x or 2.x"):
-        controlnet_files.read(str(folder / controlnet_files.SINGLE_FILE), sdxl)
+        controlnet_files.read(str(folder / places.SINGLE_FILE), sdxl)

@@ -11,13 +11,14 @@ import io
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import tiny_networks
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from shards import write as write_tar
@@ -95,11 +96,13 @@ class Twins:
     """Makes what twins need in a folder, each thing once."""
 
     folder: Path
+    networks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings of networks of conditions that were made, by the condition's name."""
 
     def overrides(self, name: str) -> list[str]:
         """What turns a recipe into its twin, as arguments of `daguerre train`."""
         said = tree(name)
-        changes = SHORT | self._images(said)
+        changes = SHORT | self._images(said) | self._conditions(said)
         if base(name) is not None:
             changes |= self._data(said["data"]) | self._model(said["model"])
         return [f"{path}={value}" for path, value in changes.items()]
@@ -123,6 +126,26 @@ class Twins:
             if "generate" in own:
                 changes[f"{setting}.generate.count"] = 3
         return changes
+
+    def _conditions(self, said: recipe.Tree) -> dict[str, Any]:
+        """Tiny networks for conditions that ask for some."""
+        changes: dict[str, Any] = {}
+        for adapter, own in said.get("adapters", {}).items():
+            condition = own.get("condition") or {}
+            wanted = [path.rpartition("path")[0] for path, value in recipe.paths(condition) if value == "???"]
+            for place in wanted:
+                made = self._network(condition["name"], place.strip("."))
+                changes |= {f"adapters.{adapter}.condition.{place}{key}": value for key, value in made.items()}
+        return changes
+
+    def _network(self, condition: str, part: str) -> dict[str, str]:
+        if part:
+            return tiny_networks.of_faces(part)
+        folder = self.folder / condition
+        if not folder.exists():
+            folder.mkdir()
+            self.networks[condition] = getattr(tiny_networks, condition)(folder)
+        return {key: value for key, value in self.networks[condition].items() if isinstance(value, str)}
 
     def _model(self, model: recipe.Tree) -> dict[str, Any]:
         found = architectures.find(model["pretrained_model_name_or_path"])

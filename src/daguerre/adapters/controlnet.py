@@ -1,21 +1,21 @@
 """ControlNet (Zhang et al. 2023, arXiv 2302.05543): a network that lets a control image decide where things are.
 
-It reads the control image (edges, a depth map ...) and adds residuals to the skips of the UNet, which is frozen. It
-starts as a copy of the UNet's first half, behind convolutions of zeros, so that training starts from the base model's
-images. Only the ControlNet is trained and saved, in float32. Several in a recipe add up, each with its control image.
+It reads the control image (edges, a depth map ...) and adds residuals inside the denoiser, which is frozen. Its last
+layers start at zero, so that training starts from the base model's images. Only the ControlNet is trained and saved,
+in float32. Several in a recipe add up, each with its control image. The networks, and where residuals go, are the
+family's (models/controlnets/).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from diffusers import ControlNetModel
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -25,10 +25,11 @@ from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.export import replaced
 from daguerre.conditions.condition import Images, OptionalCondition
 from daguerre.errors import UserError
-from daguerre.models import controlnet, controlnet_files
-from daguerre.models.controlnet import Controlled, Size
+from daguerre.models import encoders
+from daguerre.models.controlnets import controlled
+from daguerre.models.controlnets.controlled import Bottleneck, Controlled, ControlNets, Reads, Size, Wanted
 from daguerre.models.frozen import keep_evaluating
-from daguerre.models.weights import load
+from daguerre.models.weights import resolve
 from daguerre.settings import ADDRESS, Unused
 from daguerre.types import Batch, Cond
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Settings(AdapterSettings):
-    """Trains a ControlNet beside a frozen UNet."""
+    """Trains a ControlNet beside a frozen denoiser."""
 
     name: Literal["controlnet"] = "controlnet"
     """Name of the adapter."""
@@ -48,10 +49,22 @@ class Settings(AdapterSettings):
     """The ControlNet that training starts from: a folder of diffusers, a run, a .safetensors file, or a hub id. null: a
     new one."""
     init: Literal["base", "random"] = "base"
-    """Weights of a new one: those of the base model's UNet, in the layers that both have, or random ones."""
-    size: Size = "large"
-    """Transformer blocks of a new one: large has those of the UNet, mid one at each place of the deepest level (the
-    form of diffusers' controlnet-canny-sdxl-1.0-mid), small none."""
+    """Weights of a new one: those of the base model, in the layers that both have (of Stable Cascade those of its
+    EfficientNet), or random ones."""
+    size: Size | None = None
+    """Of Stable Diffusion and SDXL, transformer blocks of a new one: large (null) has those of the UNet, mid one at
+    each place of the deepest level (the form of diffusers' controlnet-canny-sdxl-1.0-mid), small none."""
+    blocks: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | Literal["all"] | None = None
+    """Of Stable Cascade: numbers of the residual blocks before which it adds something, from 0 on, or all. null: as
+    Stability has it, eight of them at both ends (0, 4, 8, 12, 51, 55, 59, 63 of 64), or those that a file is for."""
+    bottleneck: Bottleneck | None = None
+    """Of Stable Cascade, how a new one reads the control image: effnet (null) by an EfficientNet, simple by two
+    convolutions, large by eight wide blocks; the last two read what has a latent's size already."""
+    reads: Reads | None = None
+    """Of Stable Cascade, what a new one reads of the control image: grey (one channel), colour (null, three), holes
+    (four: colours and what is unknown), latent (what the EfficientNet makes of it), faces (512: condition faces)."""
+    latent_factor: float | None = Field(None, ge=1, le=32)
+    """With reads=latent: the control image is made so many times smaller before the EfficientNet reads it. null: 2."""
     condition: OptionalCondition = None
     """The condition that computes the control image from the training image, such as canny. null: the data source
     stores it."""
@@ -60,25 +73,39 @@ class Settings(AdapterSettings):
     conditioning_scale: float = Field(1.0, gt=0, allow_inf_nan=False)
     """The residuals are multiplied by it, in training and, by default, where images are generated."""
     conditioning_dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of the samples whose control image is black in training, so that the ControlNet learns to do without."""
+    """Share of the samples whose control image is left out in training, so that the ControlNet learns to do without."""
 
     separate: ClassVar[bool] = True
     unused_when: ClassVar[tuple[Unused, ...]] = (
         Unused(
-            ("init", "size"),
+            ("init", "size", "bottleneck", "reads"),
             lambda own: own.controlnet_model_name_or_path is not None,
             "controlnet_model_name_or_path gives a whole ControlNet",
+        ),
+        Unused(
+            ("init",),
+            lambda own: own.bottleneck in ("simple", "large"),
+            "a bottleneck of this kind has no layers of the base model",
         ),
     )
 
     def reaches(self, trainable: Sequence[str]) -> tuple[str, ...]:
-        """None: the UNet stays as it is, and other adapters may train it."""
+        """None: the denoiser stays as it is, and other adapters may train it."""
         return ()
+
+    @property
+    def learnt(self) -> bool:
+        return self.controlnet_model_name_or_path is not None
+
+    @property
+    def wanted(self) -> Wanted:
+        """The wishes that the family is told."""
+        return Wanted(self.init, self.size, self.blocks, self.bottleneck, self.reads, self.latent_factor)
 
 
 @dataclass(frozen=True, eq=False)
 class ControlNet(Trainable):
-    """A ControlNet beside a UNet."""
+    """A ControlNet beside a denoiser."""
 
     net: Controlled
     names: frozenset[str]
@@ -86,6 +113,7 @@ class ControlNet(Trainable):
     """In the net's state, and in the conditioning."""
     network: Any
     settings: Settings
+    kind: ControlNets
     float32 = True
     strengths = (0.0, 0.5)
 
@@ -95,11 +123,11 @@ class ControlNet(Trainable):
         return {self.settings.image: self.settings.condition}
 
     def condition(self, batch: Batch, cond: Cond) -> Cond:
-        """Adds the control image as the network reads it, [B, 3, H, W]."""
-        hint_BCHW = controlnet.hint(batch.images[self.settings.image])
+        """Adds the control image as the network reads it, [B, C, H, W]."""
+        hint_BCHW = self.kind.hint(self.network, batch.images[self.settings.image])
         dropped_B = batch.draws.get(self._dropped) if self.network.training else None
         if dropped_B is not None:
-            hint_BCHW = torch.where(dropped_B[:, None, None, None], 0.0, hint_BCHW)
+            hint_BCHW = torch.where(dropped_B[:, None, None, None], self.kind.blank(self.network, hint_BCHW), hint_BCHW)
         return {**cond, self.name: hint_BCHW}
 
     def random_inputs(self, seed: int, keys_B3: np.ndarray, shape: tuple[int, ...]) -> dict[str, Tensor]:
@@ -124,66 +152,41 @@ class ControlNet(Trainable):
         return f"{self.name}.dropped"
 
     def export(self, folder: Path, objective: Objective, sampling: SamplingSettings, about: About) -> list[str]:
-        """The folder that diffusers' `ControlNetModel.from_pretrained` reads, and in it a single file in the original
-        layout for ComfyUI and A1111."""
+        """The files that other programs read."""
         with replaced(folder) as fresh:
-            controlnet_files.write(fresh, self.network, about)
-            card = _CARD.replace("SCALE", f"{self.settings.conditioning_scale:g}")
-            (fresh / "README.md").write_text(card, encoding="utf-8")
+            self.kind.write(fresh, self.network, about, self.settings.conditioning_scale)
         return []
 
 
-_CARD = f"""\
----
-library_name: diffusers
-tags: [controlnet]
----
-
-A ControlNet trained with Daguerre, for the base model that it was trained on:
-
-```python
-controlnet = ControlNetModel.from_pretrained("path/to/this/folder")
-pipe = StableDiffusionControlNetPipeline.from_pretrained("path/to/base", controlnet=controlnet)  # or ...XLControlNet...
-pipe("a prompt", image=control_image, controlnet_conditioning_scale=SCALE)
-```
-
-`{controlnet_files.SINGLE_FILE}` has the same weights in the original layout, for ComfyUI and A1111.
-"""
-
-
 def attach(settings: Settings, model: Family, seed: int) -> ControlNet:
-    """Puts a ControlNet beside the UNet, which is not changed. UserError where the family has none, or for a ControlNet
-    that does not fit."""
-    component, denoiser = controlnet.unet_of(model)
-    if getattr(getattr(model.pretrained, "settings", None), "long_prompts", False):
-        raise UserError(
-            "model.long_prompts=true: diffusers' ControlNet cannot tell the tokens of a long prompt from those that "
-            "only pad the batch, so its images would depend on the other prompts: set it to false",
-            code="conflict",
-            setting="model.long_prompts",
-        )
-    name = _free("controlnet", model.net)
-    network = _network(settings, model, denoiser, seed, name)
+    """Puts a ControlNet beside the denoiser, which is not changed. UserError where the family has none, or for a
+    ControlNet that does not fit."""
+    kind = controlled.of(model)
+    _check_own(settings, kind)
+    name, denoiser = _free("controlnet", model.net), model.components[kind.component]
+    if settings.controlnet_model_name_or_path is None:
+        with nullcontext() if resolve.without_weights() else encoders.present(model, names=kind.copied):
+            network = kind.new(settings.wanted, int(keys.words(seed, name, 0, count=1)[0] >> 1))
+    else:
+        network = kind.read(settings.controlnet_model_name_or_path, settings.wanted)
     network.requires_grad_(True)
-    if component not in dict(model.net.named_children()):
+    if kind.component not in dict(model.net.named_children()):
         keep_evaluating(denoiser)
-    net = Controlled(model.net, name, network, settings.conditioning_scale, {component: denoiser})
+    net = Controlled(model.net, name, network, settings.conditioning_scale, kind, denoiser)
     names = frozenset(f"{name}.{own}" for own in network.state_dict())
-    return ControlNet(net, names, name, network, settings)
+    return ControlNet(net, names, name, network, settings, kind)
 
 
-def _network(settings: Settings, model: Family, denoiser: Any, seed: int, name: str) -> Any:
-    """The ControlNet that training starts from."""
-    factor = controlnet.factor_of(model)
-    if settings.controlnet_model_name_or_path is not None:
-        base = controlnet_files.Base(denoiser, factor)
-        return controlnet_files.read(settings.controlnet_model_name_or_path, base)
-    numbers = controlnet.numbers(denoiser, controlnet.embedding_channels(factor), settings.size)
-    own_seed = int(keys.words(seed, name, 0, count=1)[0] >> 1)
-    network = load.seeded(lambda: load.build(ControlNetModel, numbers), own_seed, "adapter")
-    if settings.init == "base":
-        controlnet.copy_from(denoiser, network)
-    return network
+def _check_own(settings: Settings, kind: ControlNets) -> None:
+    """UserError for a setting that this family's ControlNets do not have."""
+    special = ("size", "blocks", "bottleneck", "reads", "latent_factor")
+    if odd := [own for own in special if getattr(settings, own) is not None and own not in kind.own]:
+        able = ", ".join(own for own in special if own in kind.own)
+        raise UserError(
+            f"adapter.{odd[0]}: ControlNets of this family have no such setting (they have {able}): remove it",
+            code="unused",
+            setting=f"adapter.{odd[0]}",
+        )
 
 
 def _free(name: str, net: nn.Module) -> str:

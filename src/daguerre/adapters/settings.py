@@ -22,6 +22,11 @@ class AdapterSettings(Settings):
     separate: ClassVar[bool] = False
     """True of an adapter that trains a network of its own, beside the model's: it may reach none of these."""
 
+    @property
+    def learnt(self) -> bool:
+        """True if it starts from what was learnt before, so that images can be generated with it at once."""
+        return False
+
     def reaches(self, trainable: Sequence[str]) -> tuple[str, ...]:
         """The components whose weights the adapter trains or adds to. `trainable` are the family's, the one first that
         is trained by default; () for a family that trains all it has."""

@@ -45,6 +45,7 @@ EXTRAS = {
     "bitsandbytes": "optimizer.name=adamw_8bit",
     "prodigyopt": "optimizer.name=prodigy",
     "schedulefree": "optimizer.name=schedule_free",
+    "onnxruntime": "condition faces",
     "wandb": "logging.trackers=[tensorboard, wandb]",
 }
 """Packages that only some settings need, and those settings."""

@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from daguerre.conditions.condition import ConditionSettings, Draw, Range, drawn
-from daguerre.conditions.gaussian import blurred
+from daguerre.conditions.filters import blurred
 
 Sigma = Annotated[float, Field(ge=0.1, le=256)]
 

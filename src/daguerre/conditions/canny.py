@@ -9,6 +9,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from daguerre.conditions import filters
 from daguerre.conditions.condition import ConditionSettings, Draw, grey_to_rgb
 
 _TAN_22_5 = 13573
@@ -25,6 +26,9 @@ class Settings(ConditionSettings):
     """Gradient above which a pixel is an edge if it touches one: |dx| + |dy| of Sobel's kernels, up to 2040."""
     high: int = Field(200, ge=0, le=2040)
     """Gradient above which a pixel is an edge in any case."""
+    side_px: int | None = Field(None, ge=8, le=4096)
+    """Edges are found in a square of this side, of the image squeezed into it, and scaled back, as Stable Cascade's
+    ControlNets know them (224). null: in the image as it is."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -34,7 +38,17 @@ class Settings(ConditionSettings):
 
 
 def apply(settings: Settings, pixels_HWC: np.ndarray, draw: Draw) -> np.ndarray:
-    """[H, W, 3]: 255 at edges, else 0."""
+    """[H, W, 3]: 255 at edges, else 0; shades between them where a square is scaled back."""
+    if settings.side_px is None:
+        return grey_to_rgb(_edges(settings, pixels_HWC))
+    shares_HWC = filters.resized(pixels_HWC.astype(np.float32) / 255, settings.side_px, settings.side_px)
+    edges_HW = _edges(settings, (shares_HWC * 255).astype(np.uint8))
+    soft_HW1 = filters.resized(edges_HW[:, :, None], *pixels_HWC.shape[:2])
+    return grey_to_rgb(np.rint(soft_HW1[:, :, 0]).astype(np.uint8))
+
+
+def _edges(settings: Settings, pixels_HWC: np.ndarray) -> np.ndarray:
+    """[H, W]: 255 at edges, else 0."""
     size_HW, dx_HW, dy_HW = _strongest(*_gradients(pixels_HWC))
     width = size_HW.shape[1]
     around = np.pad(size_HW, 1)  # 0 outside
@@ -49,7 +63,7 @@ def apply(settings: Settings, pixels_HWC: np.ndarray, draw: Draw) -> np.ndarray:
     state_N = np.zeros(len(size_N), dtype=np.uint8)
     state_N[at[maximal]] = _WEAK
     _grow(state_N, at[maximal & (here > settings.high)], line)
-    return grey_to_rgb((state_N.reshape(around.shape)[1:-1, 1:-1] == _EDGE) * np.uint8(255))
+    return (state_N.reshape(around.shape)[1:-1, 1:-1] == _EDGE) * np.uint8(255)
 
 
 def _gradients(pixels_HWC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -38,7 +38,8 @@ class NetworkFile(Settings):
     """A file of a network's weights."""
 
     path: Annotated[str, ADDRESS] = Field(min_length=1, json_schema_extra=FREE)
-    """File of the weights: .safetensors; or .pth, of which tensors alone are read. It may move between two starts."""
+    """File of the weights: .safetensors; .pth, of which tensors alone are read; of some .onnx. It may move between two
+    starts."""
     digest: str | None = Field(None, pattern="^[0-9a-f]{64}$")
     """SHA-256 of the file, which the hub shows beside it. It must be given; a message says what it is."""
 
@@ -143,15 +144,15 @@ def tensors(place: NetworkFile, name: str, wanted: Sequence[str]) -> dict[str, A
 
 @lru_cache(maxsize=4)
 def _tensors(path: str, digest: str | None, name: str, wanted: tuple[str, ...]) -> dict[str, Any]:
-    file = _checked_file(path, digest, name)
+    opened_file = file(path, digest, name)
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     unreadable: Any = torch.serialization.pickle.UnpicklingError  # also of what is no data: no code of a file is run
     try:
-        safe = file.suffix == ".safetensors"
-        found = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
+        safe = opened_file.suffix == ".safetensors"
+        found = load_file(opened_file) if safe else torch.load(opened_file, map_location="cpu", weights_only=True)
     except (SafetensorError, OSError, RuntimeError, EOFError, unreadable) as error:
         raise fault(name, f"{path} cannot be read as weights: {str(error)[:300]}", "damaged") from error
     if odd := sorted(found.keys() ^ set(wanted)) if isinstance(found, dict) else ["a dictionary of tensors"]:
@@ -161,17 +162,18 @@ def _tensors(path: str, digest: str | None, name: str, wanted: tuple[str, ...]) 
 
 def check_file(place: NetworkFile, name: str) -> None:
     """UserError where the file of a network is missing, or is another one."""
-    _checked_file(place.path, place.digest, name)
+    file(place.path, place.digest, name)
 
 
-def _checked_file(path: str, digest: str | None, name: str) -> Path:
-    file = Path(path).expanduser()
-    if not file.is_file():
+def file(path: str, digest: str | None, name: str, suffixes: Sequence[str] = (".safetensors", ".pth")) -> Path:
+    """The file of a network of the condition `name`. UserError where it is missing, or is another one."""
+    found = Path(path).expanduser()
+    if not found.is_file():
         raise fault(name, f"{path!r} is not a file (current folder: {Path.cwd()})", "missing")
-    if file.suffix not in (".safetensors", ".pth"):
-        raise fault(name, f"{path} is neither a .safetensors nor a .pth file", "unsupported")
-    _check_digest([file], path, digest, name)
-    return file
+    if found.suffix not in suffixes:
+        raise fault(name, f"{path} is no {' or '.join(suffixes)} file", "unsupported")
+    _check_digest([found], path, digest, name)
+    return found
 
 
 def _document(path: Path, name: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from daguerre.conditions.condition import ConditionSettings, Draw, grey_to_rgb
-from daguerre.conditions.gaussian import blurred
+from daguerre.conditions.filters import blurred
 
 _NARROW_PX, _WIDE_PX = 0.5, 5.0
 

@@ -2,8 +2,9 @@
 
 import json
 
-from daguerre.config.aliases import lora, tokens
+from daguerre.config.aliases import controls, lora, tokens
 from daguerre.config_import.reader import Reading, tables
+from daguerre.errors import UserError
 
 TABLES = tables("stable_cascade")
 _OF_B = ("3B", "700M")
@@ -17,6 +18,7 @@ def convert(reading: Reading) -> None:
     if is_b:
         reading.take(TABLES["of_b"])
     if not trains:
+        _controlnet(reading)
         reading.aliases()
         reading.assume(TABLES["generating_by_b" if is_b else "generating_by_c"])
         reading.assume(TABLES["unasked_of_generating"])
@@ -35,8 +37,37 @@ def convert(reading: Reading) -> None:
     reading.assume(TABLES["unasked"])
 
 
+def _controlnet(reading: Reading) -> None:
+    """A ControlNet of Stage C, with the filter that makes what it reads."""
+    if (name := reading.get("controlnet_filter")) is None:
+        return
+    prefix, place = "adapters.controlnet", "controlnet_checkpoint_path"
+    reading.assume({f"{prefix}.name": "controlnet"})
+    known = reading.keys("controlnet_filter_params.*")
+    params = {key.partition(".")[2]: reading.get(key) for key in known}
+    try:
+        own, why = controls.of_filter(str(name), params)
+    except UserError as error:
+        for key in ("controlnet_filter", *known):
+            reading.refuse(key, str(error))
+        own = {}
+    if reading.get(place):
+        reading.carry(place, f"{prefix}.controlnet_model_name_or_path")
+        reading.notice("controlnet_bottleneck_mode", f"the file of {place} tells")
+        own.pop("reads", None)
+    else:
+        reading.notice(place, "a new ControlNet: nothing is read")
+        reading.carry("controlnet_bottleneck_mode", f"{prefix}.bottleneck")
+    reading.carry("controlnet_blocks", f"{prefix}.blocks")
+    if own:
+        reading.carry_all("controlnet_filter", {f"{prefix}.{key}": value for key, value in own.items()}, why)
+        reading.note(known, "a setting of the condition")
+    reading.carry("offset_noise", "objective.noise.offset")
+
+
 def _adapters(reading: Reading) -> None:
     """A LoRA, and the words that are trained beside it."""
+    _controlnet(reading)
     if "rank" in reading.whole or "module_filters" in reading.whole:
         reading.assume({"adapters.lora.name": "lora"})
         reading.carry("rank", "adapters.lora.rank")

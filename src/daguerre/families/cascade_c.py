@@ -18,6 +18,7 @@ from daguerre.models.cascade.decoding import DecodingSettings, Stages
 from daguerre.models.cascade.image_prompts import ImagePrompts
 from daguerre.models.cascade.settings import STABILITY, CascadeSettings
 from daguerre.models.components import ComponentLoader
+from daguerre.models.controlnets.beside_stage_c import OfStageC
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
 from daguerre.models.settings import BASE, Component, ComponentSpec
@@ -109,6 +110,7 @@ def load(settings: Settings, seed: int) -> Family:
         output=Generated(images, settings.resolution_multiple),
         batch_condition=prompts.of_batch, prompt_condition=prompts.of_prompts,
         prompt_images=(IMAGE_PROMPT,) if settings.image_prompts else (),
+        controlnets=OfStageC("prior", networks["prior"], networks["effnet"], lambda: "effnet" in components.left_out),
     )  # fmt: skip
 
 

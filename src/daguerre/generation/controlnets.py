@@ -20,7 +20,8 @@ from daguerre.errors import UserError
 from daguerre.generation.load import Loading
 from daguerre.generation.loras import check_strength
 from daguerre.generation.prompts import CONTROL_FROM
-from daguerre.models import controlnet, controlnet_files
+from daguerre.models.controlnets import controlled
+from daguerre.models.controlnets.places import digest
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.known import Known
 from daguerre.samplers.settings import SamplingSettings
@@ -90,7 +91,7 @@ def steering(
     Raises:
         UserError: for options without a ControlNet, and for control images that are missing, or that nothing reads.
     """
-    nets, chosen = controlnet.beside(parts.net), None if condition is None else _condition(condition)
+    nets, chosen = controlled.beside(parts.net), None if condition is None else _condition(condition)
     _check_images(parts, inputs, chosen)
     if idle := [name for name in OPTIONS if name in given] if not nets else []:
         raise UserError(
@@ -200,7 +201,7 @@ def added(loading: Loading, places: Mapping[str, float]) -> Loading:
         check_strength("controlnets", place, strength, least=0)
     described = " and ".join(f"{place} x {strength:g}" for place, strength in places.items())
     provenance: dict[str, Any] = {
-        "controlnets": {place: [strength, controlnet_files.digest(place)] for place, strength in places.items()}
+        "controlnets": {place: [strength, digest(place)] for place, strength in places.items()}
     }
     return replace(
         loading,
@@ -245,8 +246,8 @@ def steered(
     grid = objective.grid(settings.num_inference_steps, settings.timestep_spacing)
     c_noise_N = objective.c_noise((known.steps(grid) if known else grid).t_N).to(torch.float32)
     cond, null = dict(sides[0]), None if sides[1] is None else dict(sides[1])
-    for own, control in zip(controlnet.beside(parts.net), steering.controls, strict=True):
-        count, pooled = controlnet.residual_count(own.network), own.network.config.global_pool_conditions
+    for own, control in zip(controlled.beside(parts.net), steering.controls, strict=True):
+        count, pooled = own.kind.count(own.network), own.network.config.get("global_pool_conditions", False)
         row_R = torch.full((count,), control.scale)
         if control.guess_mode and not pooled:
             row_R = row_R * torch.logspace(-1, 0, count)
@@ -255,8 +256,8 @@ def steered(
         for side, own_R in ((cond, row_R), (null, unguided_R)):
             if side is not None:
                 rows = len(side[own.name])
-                side[controlnet.scales(own.name)] = own_R.to(parts.device).expand(rows, -1)
-                side[controlnet.levels(own.name)] = levels_2.expand(rows, -1)
+                side[controlled.scales(own.name)] = own_R.to(parts.device).expand(rows, -1)
+                side[controlled.levels(own.name)] = levels_2.expand(rows, -1)
     return cond, null
 
 

@@ -165,7 +165,12 @@ def generate_batch(
     shape = family.generated.latent_shape((3, *batch[0].size_px))
     settings = sampling.model_copy(update={"guidance_scale": batch[0].guidance_scale})
     seeds = [request.seed for request in batch]
-    prompts = [controlnets.with_computed(parts, _shown(request), request.seed, steering.condition) for request in batch]
+    control_px = family.trained_px(batch[0].size_px)
+    shown = [_shown(request, control_px) for request in batch]
+    prompts = [
+        controlnets.with_computed(parts, prompt, request.seed, steering.condition)
+        for prompt, request in zip(shown, batch, strict=True)
+    ]
     cond, null = _conditioning(parts, batch, prompts, settings.guided)
     known = None if batch[0].strength is None else _known(parts, prompts, seeds, batch[0].strength, shape)
     cond, null = controlnets.steered(parts, steering, shape, settings, known, (cond, null))
@@ -187,11 +192,11 @@ def _cut(count: int, size_px: tuple[int, int]) -> list[slice]:
     return [slice(first, first + at_once) for first in range(0, count, at_once)]
 
 
-def _shown(request: ImageRequest) -> Prompt:
-    """The prompt with the pixels of its images."""
+def _shown(request: ImageRequest, control_px: tuple[int, int]) -> Prompt:
+    """The prompt with the pixels of its images; control images in this size."""
     if not request.images:
         return request.prompt
-    of_files = input_images.pixels(request.images, request.size_px)
+    of_files = input_images.pixels(request.images, request.size_px, control_px)
     return replace(request.prompt, images={**request.prompt.images, **of_files})
 
 

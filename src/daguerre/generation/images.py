@@ -24,7 +24,7 @@ from daguerre.data.images.kinds import KINDS
 from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import SharedSettings
 from daguerre.errors import UserError
-from daguerre.generation.prompts import IMAGES, Prompts, Row
+from daguerre.generation.prompts import CONTROL_FROM, IMAGES, Prompts, Row
 from daguerre.types import CONTROLS, IMAGE, IMAGE_PROMPT, MASK
 
 STEP_PX = 8
@@ -147,9 +147,11 @@ def _check_control(image: InputImage, size_px: tuple[int, int]) -> None:
         ) from reason
 
 
-def pixels(images: Mapping[str, InputImage], size_px: tuple[int, int]) -> dict[str, np.ndarray]:
+def pixels(
+    images: Mapping[str, InputImage], size_px: tuple[int, int], control_px: tuple[int, int]
+) -> dict[str, np.ndarray]:
     """[H, W, 3] uint8 of each image, in the size of the request: upright, sRGB, transparency over white (a mask's over
-    black); control images are [H, W, 4], RGBA.
+    black); control images are [H, W, 4], RGBA, and like the photo of which they are computed in the size `control_px`.
 
     Resized until it covers the size, and its middle cropped; one that is larger by less than `STEP_PX` is only cropped,
     so that its pixels stay as they are. One that only says what is generated keeps its size. A mask follows its image
@@ -168,7 +170,8 @@ def pixels(images: Mapping[str, InputImage], size_px: tuple[int, int]) -> dict[s
                 is_control = name in CONTROLS
                 whole_HWC, own_px = decode.sized(image.content(), _SETTINGS, None, alpha=is_control)
                 whole_HWC = with_alpha(whole_HWC) if is_control else whole_HWC
-                frame, interpolation = _frame(own_px, size_px), None
+                of_control = is_control or name == CONTROL_FROM
+                frame, interpolation = _frame(own_px, control_px if of_control else size_px), None
         except Undecodable as reason:
             raise image.refused(reason) from reason
         cut_HWC = frame.apply(whole_HWC, interpolation).permute(1, 2, 0).numpy()

@@ -244,7 +244,12 @@ def choose(model: Model, config: Config, weights: str | None) -> Loading:
         if model.kind == "pipeline":
             description = f"the pipeline {model.name}"
         # Nothing was trained: an adapter that has learnt nothing would only ask for its control images or tokens.
-        return Loading(description, provenance, partial(_build, config.model_copy(update={"adapters": {}})))
+        generates_only = config.training.duration.number == 0
+        learnt = {name: own for name, own in config.adapters.items() if own.learnt and generates_only}
+        if learnt:
+            provenance["adapters"] = {name: own.model_dump(mode="json") for name, own in learnt.items()}
+            description += f", with {', '.join(learnt)}"
+        return Loading(description, provenance, partial(_build, config.model_copy(update={"adapters": learnt})))
     return of_checkpoint(newest(model.run, config.resume_from_checkpoint), model.run, config, weights)
 
 

@@ -35,6 +35,7 @@ from daguerre.types import OF_IMAGES, OF_TEXTS, Batch, Cond, Latents, Prompt
 
 if TYPE_CHECKING:
     from daguerre.models.components import ComponentLoader
+    from daguerre.models.controlnets.controlled import ControlNets
     from daguerre.objectives.objective import Objective
     from daguerre.samplers.settings import SamplingSettings
 
@@ -59,6 +60,17 @@ class ImageCodec(Protocol):
 
     def decode(self, latents: Latents) -> np.ndarray:
         """Images [B, H, W, 3] uint8 of clean samples. Image i depends on its own row, prompt and seed alone."""
+
+
+class Enlarging(ImageCodec, Protocol):
+    """A codec of images that are generated, which have other sizes than those that are trained on."""
+
+    def trained_px(self, size_px: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of the training images whose clean samples have the shape that those of a generated image of
+        this height and width have."""
+
+    def generated_px(self, size_px: tuple[int, int]) -> tuple[int, int]:
+        """The other way round: of a generated image, for one that is trained on."""
 
 
 class TextConditioner(Protocol):
@@ -135,9 +147,11 @@ class Family:
     """False for a family that makes images of clean samples, and no clean samples of images."""
     uncached_images: str = ""
     """Reason for which `batch_condition` needs the images themselves, so moments do not stand in for them."""
-    output: ImageCodec | None = None
+    output: Enlarging | None = None
     """Images that are generated, where they have other sizes than those that are trained on, of which the same clean
     samples are made; None: `images` is for both."""
+    controlnets: ControlNets | None = None
+    """The ControlNets that can be put beside its denoiser; None for families without."""
     pretrained: ComponentLoader | None = None
     """Source of the pretrained components; None for networks that always start from random weights."""
     make_net: Callable[[Mapping[str, nn.Module]], nn.Module] | None = None
@@ -205,6 +219,14 @@ class Family:
     def generated(self) -> ImageCodec:
         """The codec of images that are generated, or start from one."""
         return self.output or self.images
+
+    def trained_px(self, size_px: tuple[int, int]) -> tuple[int, int]:
+        """Height and width at which a generated image would be trained on: those of images beside it."""
+        return size_px if self.output is None else self.output.trained_px(size_px)
+
+    def generated_px(self, size_px: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of the image that is generated in place of one that is trained on."""
+        return size_px if self.output is None else self.output.generated_px(size_px)
 
     def random_inputs(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
         """Random inputs of `encode`, on the CPU, by `daguerre.keys`; keys [B, 3], pixel_shape (3, H, W)."""

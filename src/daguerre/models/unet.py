@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from daguerre.errors import UserError
 from daguerre.models.components import ComponentLoader
+from daguerre.models.controlnets.beside_unet import OfUNet
 from daguerre.models.family import Exporter, Family
 from daguerre.models.text_conditioning import TextConditioning
 from daguerre.models.vae import VAE, factor
@@ -127,10 +128,12 @@ def family(
     components: ComponentLoader, unet: Any, autoencoder: VAE, texts: TextConditioning, exporter: Exporter
 ) -> Family:
     """The family of these networks, in which the UNet is trained."""
-    settings, make_net = components.settings, partial(UNet, unet, texts)
+    settings: Any = components.settings
+    make_net = partial(UNet, unet, texts)
+    controlnets = OfUNet("unet", unet, autoencoder, settings.long_prompts)
     networks = {"unet": unet, "vae": autoencoder.net, **texts.networks}
     whole = Family(
         networks, settings.components, make_net({}), autoencoder, exporter,
-        text=texts, pretrained=components, make_net=make_net, unread=texts.unread,
+        text=texts, pretrained=components, make_net=make_net, unread=texts.unread, controlnets=controlnets,
     )  # fmt: skip
     return whole.training(settings.trainable()[:1])

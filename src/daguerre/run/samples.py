@@ -20,6 +20,7 @@ from daguerre.generation import prompts as generation_prompts
 from daguerre.generation.generate import GeneratedImage, ImageRequest
 from daguerre.generation.prompts import Prompts, Row
 from daguerre.generation.requests import RequestList
+from daguerre.models.family import Family
 from daguerre.run import known_words
 from daguerre.types import CONTROLS, IMAGE, Batch
 
@@ -50,9 +51,11 @@ def requests(config: Config, captions: Callable[[int], list[str]]) -> list[Image
     return list(found)
 
 
-def with_images(each: Sequence[ImageRequest], batches: Iterable[Batch], names: Collection[str]) -> list[ImageRequest]:
+def with_images(
+    family: Family, each: Sequence[ImageRequest], batches: Iterable[Batch], names: Collection[str]
+) -> list[ImageRequest]:
     """The same requests with images of samples, such as the control images `names`, in turn: each is generated in the
-    size of its own. UserError if there is no sample."""
+    size that the family gives an image of its own. UserError if there is no sample."""
     pairs = [(batch, row) for batch in batches for row in range(len(batch.names)) if batch.valid_B[row]]
     if not pairs:
         raise UserError(f"no sample has {', '.join(names)}, so sample images cannot be generated", code="missing")
@@ -61,7 +64,8 @@ def with_images(each: Sequence[ImageRequest], batches: Iterable[Batch], names: C
         batch, row = pairs[number % len(pairs)]
         images = {name: batch.images[name][row].permute(1, 2, 0).numpy() for name in names}
         _, height, width = batch.pixel_shape
-        found.append(replace(one, prompt=replace(one.prompt, images=images), size_px=(height, width)))
+        size_px = family.generated_px((height, width))
+        found.append(replace(one, prompt=replace(one.prompt, images=images), size_px=size_px))
     return found
 
 

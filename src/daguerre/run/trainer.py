@@ -277,7 +277,7 @@ def sample_requests(run: Run) -> list[generate.ImageRequest]:
     read, shown = run.parts.attached.images, {IMAGE} & {*run.parts.family.prompt_images}
     if read or shown:
         made = loader.fixed_batches(shown_samples(run), len(each), lambda _: 1, images=read)
-        each = samples.with_images(each, made, {*read, *shown})
+        each = samples.with_images(run.parts.family, each, made, {*read, *shown})
     return each
 
 

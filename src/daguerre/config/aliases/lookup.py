@@ -9,7 +9,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from daguerre.config.aliases import captions, lora, tokens, values
+from daguerre.config.aliases import captions, controls, lora, tokens, values
 from daguerre.config.aliases.names import BELOW, BESIDE, CONVERTED, LATER, NOTICES, REFUSED, SAME
 from daguerre.config.aliases.relative import RELATIVE, Look
 from daguerre.config.aliases.values import Meaning, one
@@ -17,7 +17,8 @@ from daguerre.errors import UserError
 
 NAMES = tuple(name for name in (*SAME, *CONVERTED, *RELATIVE) if "." not in name)
 """Names of other trainers that a misspelt one may have meant."""
-FUNCTIONS = values.FUNCTIONS | lora.FUNCTIONS | tokens.FUNCTIONS | captions.FUNCTIONS
+_TABLES = (values.FUNCTIONS, lora.FUNCTIONS, tokens.FUNCTIONS, captions.FUNCTIONS, controls.FUNCTIONS)
+FUNCTIONS = {name: own for table in _TABLES for name, own in table.items()}
 """What a row of `converted` may name."""
 IDLE = "{} is ignored: "
 """Start of the notice for a name of NOTICES."""

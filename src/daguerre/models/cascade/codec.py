@@ -135,13 +135,22 @@ class Generated:
         channels = int(self.trained_on.effnet.config.latent_channels)
         return channels, ceil(height / self.resolution_multiple), ceil(width / self.resolution_multiple)
 
+    def trained_px(self, size_px: tuple[int, int]) -> tuple[int, int]:
+        _, height, width = self.latent_shape((3, *size_px))
+        return STRIDE * height, STRIDE * width
+
+    def generated_px(self, size_px: tuple[int, int]) -> tuple[int, int]:
+        """Of the largest image."""
+        height, width = (int(side // STRIDE * self.resolution_multiple) // STEP_PX * STEP_PX for side in size_px)
+        return height, width
+
     def random_inputs(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
         return {}
 
     def encode(self, pixels_BCHW: Tensor) -> Moments:
         """The moments of images at the size that such a latent has in training."""
-        _, height, width = self.latent_shape(tuple(pixels_BCHW.shape[1:]))
-        pixels_BCHW = resized(pixels_BCHW.float() / 255, STRIDE * height, STRIDE * width)
+        sides = self.trained_px((pixels_BCHW.shape[2], pixels_BCHW.shape[3]))
+        pixels_BCHW = resized(pixels_BCHW.float() / 255, *sides)
         return {"mean": compressed(self.trained_on.effnet, pixels_BCHW)}
 
     def latents(self, moments: Moments, random_inputs: Mapping[str, Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
-from daguerre.models.cascade.sizes import V2_S
+from daguerre.models.cascade.sizes import FEATURES, STEM, V2_S
 
 STRIDE = 32
 """Pixels of an image for each cell of its latent."""
@@ -64,6 +64,18 @@ def _block(kind: str, expand: int, stride: int, before: int, after: int) -> Bloc
     return Block([Convolution(before, wide, 3, stride), Convolution(wide, after, 1, act=False)], residual)
 
 
+def backbone(stem_channels: int, stages: Sequence[Sequence[Any]], feature_channels: int) -> nn.Sequential:
+    """The layers of an EfficientNet for RGB images; of each stage the numbers are as in `sizes.V2_S`."""
+    layers: list[nn.Module] = [Convolution(3, stem_channels, 3, 2)]
+    channels = [stem_channels, *(stage[3] for stage in stages)]
+    for (kind, expand, stride, _, count), (before, after) in zip(stages, pairwise(channels), strict=True):
+        blocks = [
+            _block(kind, expand, 1 if number else stride, after if number else before, after) for number in range(count)
+        ]
+        layers.append(nn.Sequential(*blocks))
+    return nn.Sequential(*layers, Convolution(channels[-1], feature_channels, 1))
+
+
 class EfficientNetEncoder(ModelMixin, ConfigMixin):
     """Features of an image at a 32nd of its sides, mapped to few channels and whitened by running statistics."""
 
@@ -71,20 +83,12 @@ class EfficientNetEncoder(ModelMixin, ConfigMixin):
     def __init__(
         self,
         latent_channels: int = 16,
-        stem_channels: int = 24,
+        stem_channels: int = STEM,
         stages: Sequence[Sequence[Any]] = V2_S,
-        feature_channels: int = 1280,
+        feature_channels: int = FEATURES,
     ) -> None:
         super().__init__()
-        layers: list[nn.Module] = [Convolution(3, stem_channels, 3, 2)]
-        channels = [stem_channels, *(stage[3] for stage in stages)]
-        for (kind, expand, stride, _, count), (before, after) in zip(stages, pairwise(channels), strict=True):
-            blocks = [
-                _block(kind, expand, 1 if number else stride, after if number else before, after)
-                for number in range(count)
-            ]
-            layers.append(nn.Sequential(*blocks))
-        self.backbone = nn.Sequential(*layers, Convolution(channels[-1], feature_channels, 1))
+        self.backbone = backbone(stem_channels, stages, feature_channels)
         whitening = nn.BatchNorm2d(latent_channels, affine=False)
         self.mapper = nn.Sequential(nn.Conv2d(feature_channels, latent_channels, 1, bias=False), whitening)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from daguerre.models import sharding_axes
 from daguerre.models.components import ComponentLoader
+from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.family import Exporter, Family, ImageCodec
 from daguerre.models.text_conditioning import TextConditioning
 from daguerre.types import Cond
@@ -42,12 +43,13 @@ class Stage(nn.Module):
         trained."""
         return cond if "text" in cond else {**cond, **self._all[1].features(cond, self._trained)}
 
-    def denoise(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond) -> Tensor:
-        """The prediction from features."""
+    def denoise(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
+        """The prediction from features. `residuals` are a ControlNet's (controlnets/stage_c.py)."""
+        own: dict[str, Any] = {"residuals": residuals} if residuals else {}
         if "effnet" in cond:
-            own = {"effnet": cond["effnet"]}
+            own |= {"effnet": cond["effnet"]}
         else:
-            own = {"clip_text": cond["text"], "clip_img": cond["image"][:, None]}
+            own |= {"clip_text": cond["text"], "clip_img": cond["image"][:, None]}
         unet = self._all[0]
         return unet(x_BCHW, c_noise_B, clip_text_pooled=cond["pooled"][:, None], **own, return_dict=False)[0]
 

@@ -18,6 +18,8 @@ V2_S = (
     ("separable", 6, 2, 256, 15),
 )
 """Of each stage of EfficientNet-V2-S: kind of its blocks, expansion, stride of the first, channels, blocks."""
+STEM, FEATURES = 24, 1280
+"""Channels of its first and its last layer."""
 _HEAD = 64
 """Channels of a head in all published networks."""
 _C_BLOCK = ("SDCascadeResBlock", "SDCascadeTimestepBlock", "SDCascadeAttnBlock")
@@ -156,7 +158,12 @@ def stage_a_told(shapes: Shapes) -> dict[str, Any]:
 
 
 def effnet_told(shapes: Shapes) -> dict[str, Any]:
-    """Numbers of an encoder with weights of these shapes; the strides are those of EfficientNet-V2-S."""
+    """Numbers of an encoder with weights of these shapes."""
+    return backbone_told(shapes) | {"latent_channels": shapes["mapper.0.weight"][0]}
+
+
+def backbone_told(shapes: Shapes) -> dict[str, Any]:
+    """Numbers of an EfficientNet with weights of these shapes; the strides are those of EfficientNet-V2-S."""
     last = _count(shapes, "backbone") - 1
     stages = []
     for number, (_, _, stride, _, _) in zip(range(1, last), V2_S, strict=True):
@@ -167,10 +174,8 @@ def effnet_told(shapes: Shapes) -> dict[str, Any]:
         end = next(f"{first}.{place}.0.weight" for place in (3, 1, 0) if f"{first}.{place}.0.weight" in shapes)
         expand = wide // before if end != f"{first}.0.0.weight" else 1
         stages.append(["separable" if separable else "fused", expand, stride, shapes[end][0], count])
-    features = shapes["mapper.0.weight"]
     return {
-        "latent_channels": features[0],
-        "feature_channels": features[1],
+        "feature_channels": shapes[f"backbone.{last}.0.weight"][0],
         "stem_channels": shapes["backbone.0.0.weight"][0],
         "stages": stages,
     }

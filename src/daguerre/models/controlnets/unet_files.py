@@ -1,11 +1,10 @@
-"""Files of ControlNets: reads them in any layout, and writes them for diffusers and for ComfyUI and A1111.
+"""Files of ControlNets of UNets: reads them in any layout, and writes them for diffusers and for ComfyUI and A1111.
 
 Layouts are the folder of diffusers, its names in one file, and the original names (lllyasviel/ControlNet), with or
 without the prefix `control_model.`; of the latter also files that hold differences to the base model. What a file holds
 is compared with the model's UNet, tensor by tensor; what is no ControlNet is refused by name.
 """
 
-import hashlib
 import re
 from collections.abc import Mapping
 from inspect import signature
@@ -19,17 +18,16 @@ from torch import Tensor, nn
 from daguerre.checkpoint.atomic import write_durably
 from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
-from daguerre.models import controlnet
+from daguerre.models.controlnets import controlled
+from daguerre.models.controlnets import unet as controlnet
+from daguerre.models.controlnets.places import SINGLE_FILE, find
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header
 from daguerre.models.single_file import keys
 from daguerre.models.weights import load as weights_load
 from daguerre.models.weights import resolve
 from daguerre.models.weights.files import read_file, read_json
-from daguerre.models.weights.resolve import Options
 
-SINGLE_FILE = "controlnet.safetensors"
-"""An export's file in the original layout."""
 PREFIX = "control_model."
 _DIFFERENCE = "difference"
 _OWN = ("controlnet_", "zero_convs.", "middle_block_out.", "input_hint_block.")
@@ -41,6 +39,7 @@ _OTHERS = (
     (r"lora_controlnet$|.*\.(up|down)$", "a Control-LoRA: only whole ControlNets can be read"),
     (r"task_embedding|control_add_embedding\.", _UNION),
     (r"(adapter\.)?body\.\d+\.", "a T2I-adapter, not a ControlNet"),
+    (r"projections\.\d+\.", "a ControlNet for Stage C of Stable Cascade"),
     (r"(lora_|.*\.lora_|.*\.lora\.)", "a LoRA, not a ControlNet"),
     (r".*(controlnet_blocks\.|controlnet_x_embedder\.|double_blocks\.)", "a ControlNet of Flux or SD3"),
     (r"(model\.diffusion_model\.)", "a base model, not a ControlNet"),
@@ -78,41 +77,6 @@ def read(place: str, base: Base) -> Any:
     if not resolve.without_weights():
         _check_numbers(place, network)
     return network
-
-
-def find(place: str) -> Path:
-    """The folder in diffusers' layout, or the file, that a place means. UserError if there is none."""
-    folder = _exported(Path(place).expanduser())
-    if folder.is_dir():
-        return folder
-    if place.endswith(_PICKLED):
-        raise UserError(
-            f"{place} is pickled, and such a file can run code when it is opened: give a .safetensors file",
-            code="unsupported",
-        )
-    if place.endswith(".safetensors"):
-        return resolve.file(place, Options())
-    return resolve.locate(place, {"": resolve.network("", Options())})
-
-
-def digest(place: str) -> str:
-    """SHA-256 of the weights of a place, hex."""
-    found, sha256 = find(place), hashlib.sha256()
-    for path in [found] if found.is_file() else sorted(found.glob("diffusion_pytorch_model*.safetensors")):
-        sha256.update(path.read_bytes())
-    return sha256.hexdigest()
-
-
-_PICKLED = (".ckpt", ".bin", ".pt", ".pth")
-
-
-def _exported(path: Path) -> Path:
-    """The folder of a ControlNet that a run has exported, if a run's folder is meant. UserError if it has several."""
-    found = [each.parent for each in (*path.glob("adapter/config.json"), *path.glob("adapter/*/config.json"))]
-    if len(found) > 1:
-        names = ", ".join(sorted(str(each) for each in found))
-        raise UserError(f"{path} has several ControlNets: give the folder of one of them, {names}", code="conflict")
-    return found[0] if found else path
 
 
 def _of_folder(folder: Path, base: Base) -> Any:
@@ -201,7 +165,7 @@ def _numbers(path: Path, own: Mapping[str, Tensor], base: Base, original: bool, 
     embedding = _embedding(own, original)
     _check_embedding(path, len(embedding), base)
     nearest: list[str] = []
-    for size in controlnet.SIZES:
+    for size in controlled.SIZES:
         numbers = controlnet.numbers(base.unet, embedding, size)
         with torch.device("meta"):
             shapes = {
