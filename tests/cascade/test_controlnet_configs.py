@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import scenes
 import tiny_networks
 import yaml
+from PIL import Image
 from test_cascade_configs import COMMON
+from tiny_cascade import RECORDED
 from twins import BESIDE, SHORT, Twins, shards
 
 from daguerre import errors
@@ -135,3 +139,28 @@ def test_a_tiny_twin_trains_two_steps(name, tmp_path):
     ours = converted(tmp_path, COMMON | OF_ALL | CONFIGS[name])
     assert main.run(["train", str(ours), *said]) == errors.DONE
     assert (tmp_path / "twin" / "adapter" / "controlnet.safetensors").exists()
+
+
+def test_one_for_generating_is_a_recipe_that_generates(tmp_path, capsys):
+    """With the ControlNet of its file, and the condition that its filter is."""
+    said = {name: value for name, value in OF_ALL.items() if name.endswith("_path") or name == "model_version"}
+    said |= {"dtype": "bfloat16", "effnet_checkpoint_path": "models/effnet_encoder.safetensors", **CONFIGS["canny"]}
+    said |= {
+        "controlnet_blocks": [0, 1, 2, 3],
+        "controlnet_checkpoint_path": str(RECORDED / "controlnet_grey.safetensors"),
+    }
+    ours = converted(tmp_path, said)
+    assert "not carried over" not in capsys.readouterr().out
+    base = Twins(tmp_path).pipeline("cascade_c")
+    given = BESIDE["cascade_c"] | {"model.pretrained_model_name_or_path": base, "model.prior": base / "prior"}
+    given |= {"model.decode.name": "previewer", "sampling.num_inference_steps": 2, "training.weights_dtype": "float32"}
+    del given["data.resolution"]
+    photo = tmp_path / "photo.png"
+    Image.fromarray(scenes.scene(96, 96)).save(photo)
+    texts = [f"{path}={value}" for path, value in given.items()]
+    ask = ["generate", str(ours), "prompt=x", f"out={tmp_path / 'out'}", *texts]
+    assert main.run([*ask, f"control_from={photo}"]) == errors.DONE
+    document = json.loads((tmp_path / "out" / "000.json").read_text())
+    assert document["adapters"]["controlnet"]["condition"]["side_px"] == 224
+    assert main.run([*ask[:3], *texts, f"out={tmp_path / 'none'}"]) == errors.REFUSED
+    assert "control_from=PHOTO" in capsys.readouterr().err
