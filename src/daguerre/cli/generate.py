@@ -287,7 +287,8 @@ def write_images(job: Job, parts: Components, total: int) -> int:
 
 def likeness(image: GeneratedImage) -> dict[str, float]:
     """`psnr` and `ssim` of an image and the one that it was made again of."""
-    told_HWC = images.pixels(image.request.images, image.request.size_px)[IMAGE]
+    size_px = image.request.size_px
+    told_HWC = images.pixels({IMAGE: image.request.images[IMAGE]}, size_px, size_px)[IMAGE]
     return {"psnr": pairs.psnr(image.pixels_HWC, told_HWC), "ssim": pairs.ssim(image.pixels_HWC, told_HWC)}
 
 
