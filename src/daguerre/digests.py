@@ -1,11 +1,16 @@
-"""Digests of files."""
+"""Digests of files and tensors."""
+
+from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import xxhash
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _PIECE_BYTES = 1 << 24
 
@@ -24,6 +29,14 @@ def sha256(files: Sequence[Path]) -> str:
 def xxh3_128(file: Path) -> str:
     """xxh3_128 of a file, hex. OSError."""
     return _of([file], xxhash.xxh3_128())
+
+
+def of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors, by name, hex."""
+    whole = hashlib.sha256()
+    for name in sorted(tensors):
+        whole.update(name.encode() + tensors[name].contiguous().numpy().tobytes())
+    return whole.hexdigest()
 
 
 def _of(files: Sequence[Path], digest: _Hash) -> str:

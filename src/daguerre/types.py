@@ -157,6 +157,8 @@ class LossTerms:
     """More per-sample numbers [B] by name, logged as means."""
     raw_loss_B: Tensor | None = None
     """The loss without learnt weights, for validation. None: `loss_B` has none."""
+    observed: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the objective observes beside losses: sums over the micro-batch, by name."""
     log_snr_B: Tensor | None = None
     """Noise level of each sample, 2 ln(a/s), if the objective observes its losses by level."""
 

@@ -84,7 +84,7 @@ def test_evaluation_leaves_the_measured_spread(family: Family) -> None:
 
 
 def test_bad_numbers_and_sizes_are_refused(family: Family) -> None:
-    with pytest.raises(UserError, match=r"model\.vae: a network with these settings cannot be built"):
+    with pytest.raises(UserError, match=r"model\.vae: AutoencoderKL has no latent_chanels"):
         autoencoder.load(autoencoder.Settings(vae={"latent_chanels": 4}), seed=0)
     with pytest.raises(UserError, match="multiple of 2"):
         family.latent_shape((3, 15, 16))

@@ -119,11 +119,13 @@ class Attached:
     net: nn.Module
     trainables: Mapping[str, Trainable]
     """By the adapters' names in the recipe."""
+    beside: frozenset[str] = frozenset()
+    """Names in the net's state dict of what the loss trains beside the model, such as a discriminator."""
 
     @property
     def names(self) -> frozenset[str]:
         """Of what a checkpoint holds."""
-        return frozenset[str]().union(*(each.names for each in self.trainables.values()))
+        return self.beside.union(*(each.names for each in self.trainables.values()))
 
     @property
     def float32(self) -> frozenset[str]:

@@ -17,7 +17,16 @@ from daguerre.bench import inputs as bench_inputs
 from daguerre.bench import random_model
 from daguerre.bench.inputs import Inputs
 from daguerre.bench.options import Options
-from daguerre.build.parts import BatchSizes, Components, batch_sizes, begin, build, check_uncut_batches, outline
+from daguerre.build.parts import (
+    BatchSizes,
+    Components,
+    batch_sizes,
+    begin,
+    build,
+    check_uncut_batches,
+    couples_samples,
+    outline,
+)
 from daguerre.config.config import Config
 from daguerre.models.placement import frozen
 from daguerre.run.preflight import check_compiled_code
@@ -72,7 +81,7 @@ class Update(Variant):
         self.config = config
         self.parts = built(config, random_weights=bool(self.notice), trains=True)
         sizes = batch_sizes(config)
-        check_uncut_batches(config, self.parts.objective, sizes)
+        check_uncut_batches(config, couples_samples(self.parts.objective, self.parts.net), sizes)
         self.samples, self.compute = sizes.whole, self.parts.numerics.compute
         self.flops_per_sample = step_flops(config, self.parts)
         self._inputs = self._prepared(options, sizes)

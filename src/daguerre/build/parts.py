@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from daguerre import plugins
 from daguerre.adapters.adapter import Attached, attach
 from daguerre.adapters.settings import AdapterSettings
+from daguerre.build import beside as beside_loss
 from daguerre.build import quantized_base
 from daguerre.conditions.condition import Images
 from daguerre.config.config import Config, Loaded
@@ -145,7 +146,8 @@ def load(config: Config, leave_out: Collection[str] = ()) -> tuple[Family, Attac
         family: Family = plugins.find("families", config.model.family).load(config.model, config.seed)
         reached = [name for own in config.adapters.values() for name in own.reaches(family.trainable)]
         family = family.training(reached) if family.trainable else family
-        return family, attach(config.adapters, family, config.seed)
+        attached = attach(config.adapters, family, config.seed)
+        return beside_loss.added(config.objective, family, attached, config.seed)
 
 
 def _narrow_denoiser(config: Config, family: Family, device: torch.device) -> None:
@@ -160,13 +162,15 @@ def beside(parts: Components, adapters: Mapping[str, AdapterSettings]) -> Compon
     parts.net.requires_grad_(False)
     more = attach(adapters, replace(parts.family, net=parts.net), parts.seed)
     more.net.requires_grad_(False).to(parts.device).eval()
-    return replace(parts, attached=Attached(more.net, {**parts.attached.trainables, **more.trainables}))
+    attached = Attached(more.net, {**parts.attached.trainables, **more.trainables}, parts.attached.beside)
+    return replace(parts, attached=attached)
 
 
 def _assembled(config: Config, family: Family, attached: Attached, device: torch.device) -> Components:
     """Family, adapters and objective, with what no section of the recipe can see alone refused."""
     numerics = dtypes.choose(config.training, device)
-    objective = _objective(config)
+    objective = _objective(config).beside(beside_loss.of(config.objective, family))
+    objective.check(attached.net)
     _refuse_weights(config, objective)
     if config.model.overflows_float16 and torch.float16 in (numerics.compute, numerics.weights):
         of_weights = config.training.weights_dtype == "float16"
@@ -238,9 +242,20 @@ def _refuse_idle_images(config: Config, images: Images) -> None:
                     )
 
 
-def check_uncut_batches(config: Config, objective: Objective, sizes: BatchSizes) -> None:
-    """UserError where not one image has room in a micro-batch, or where a loss that couples the samples of a batch
-    would see only a part of the global batch."""
+def couples_samples(objective: Objective, net: nn.Module | None = None) -> str:
+    """What couples the samples of a batch with each other: a loss, or norms over the batch in what is trained; ""
+    where nothing does."""
+    if objective.couples_samples:
+        return "this objective compares all samples of a batch with each other"
+    norms = (name for name, module in (net.named_modules() if net else ()) if type(module) is nn.BatchNorm2d)
+    if (first := next(norms, None)) is not None:
+        return f"norms over the batch, such as {first}, are trained from random weights"
+    return ""
+
+
+def check_uncut_batches(config: Config, couples: str, sizes: BatchSizes) -> None:
+    """UserError where not one image has room in a micro-batch, or where what couples the samples of a batch would see
+    only a part of the global batch."""
     area_px = max(bucket.area_px for bucket in buckets(config.data))
     if area_px > (config.loader.max_pixels or math.inf):
         raise UserError(
@@ -249,25 +264,24 @@ def check_uncut_batches(config: Config, objective: Objective, sizes: BatchSizes)
             code="conflict",
             setting="loader.max_pixels",
         )
-    if objective.couples_samples and sizes.whole * area_px > (config.loader.max_pixels or math.inf):
+    if couples and sizes.whole * area_px > (config.loader.max_pixels or math.inf):
         raise UserError(
-            f"this objective compares all samples of a batch with each other, so its global batch of {sizes.whole} "
-            f"cannot be split, but it has {sizes.whole * area_px:,} pixels: remove loader.max_pixels, or choose a "
-            "smaller global_batch_size",
+            f"{couples}, so the global batch of {sizes.whole} cannot be split, but it has {sizes.whole * area_px:,} "
+            "pixels: remove loader.max_pixels, or choose a smaller global_batch_size",
             code="conflict",
             setting="loader.max_pixels",
         )
-    if objective.couples_samples and sizes.ranks > 1:
+    if couples and sizes.ranks > 1:
         raise UserError(
-            "this objective compares the samples of a batch with each other, so its global batch cannot be split "
-            f"over {sizes.ranks} devices: train on one device (or one tensor-parallel group)",
+            f"{couples}, so the global batch cannot be split over {sizes.ranks} devices: train on one device (or one "
+            "tensor-parallel group)",
             code="conflict",
         )
-    if objective.couples_samples and sizes.accumulation > 1:
+    if couples and sizes.accumulation > 1:
         raise UserError(
-            f"this objective compares the samples of a batch with each other, so its global batch of {sizes.whole} "
-            f"cannot be computed as {sizes.accumulation} x {sizes.micro} samples: remove "
-            "training.per_device_batch_size and gradient_accumulation_steps, or choose a smaller global_batch_size",
+            f"{couples}, so the global batch of {sizes.whole} cannot be computed as {sizes.accumulation} x "
+            f"{sizes.micro} samples: remove training.per_device_batch_size and gradient_accumulation_steps, or choose "
+            "a smaller global_batch_size",
             code="conflict",
             setting="training.per_device_batch_size",
         )
@@ -314,8 +328,17 @@ def shared_out(loaded: Loaded, mesh: Mesh, recorded: int | None = None) -> Batch
             code="conflict",
             setting="training.base_precision",
         )
+    if config.objective.beside and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
+        raise UserError(
+            f"the networks of this loss ({', '.join(config.objective.beside)}) are called outside the one that is "
+            "trained, and are not split over the mesh's fsdp and tensor axes: train with data parallelism alone "
+            "(mesh.ici_fsdp_parallelism=1 mesh.ici_tensor_parallelism=1)",
+            code="unsupported",
+            setting="mesh.ici_fsdp_parallelism",
+        )
     sizes = batch_sizes(config, recorded, mesh.batch_ranks, held(loaded))
-    check_uncut_batches(config, plugins.find("objectives", config.objective.name).build(config.objective), sizes)
+    objective = plugins.find("objectives", config.objective.name).build(config.objective)
+    check_uncut_batches(config, couples_samples(objective), sizes)
     return sizes
 
 

@@ -6,7 +6,7 @@ It refuses what `train` refuses, as far as weights, other processes and object s
 import textwrap
 
 from daguerre.build import quantized_base
-from daguerre.build.parts import batch_sizes, check_uncut_batches, held, outline
+from daguerre.build.parts import batch_sizes, check_uncut_batches, couples_samples, held, outline
 from daguerre.config.config import Loaded
 from daguerre.data.dataset import open_dataset
 from daguerre.data.loading.loader import Loading
@@ -32,7 +32,7 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
         sizes = batch_sizes(config)
     else:
         sizes = batch_sizes(config, start.global_batch_size, held=held(loaded))
-    check_uncut_batches(config, parts.objective, sizes)
+    check_uncut_batches(config, couples_samples(parts.objective, parts.net), sizes)
     class_images.check_prediction(config, parts)
     data = class_images.planned(config) if start.checkpoint is None else []
     dataset, notices = None, [*loaded.notices, *start.notices, *sizes.notices]

@@ -112,9 +112,9 @@ def _own_averages(optimizer: OptimizerSettings, ema: EMASettings, schedule: LRSc
 def _adapters(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) -> list[Problem]:
     """Each part of a component has one adapter that trains it or adds to it, and the family can train the component."""
     found, owners = [], dict[str, list[str]]()
-    able = model.trainable()
     for name, own in adapters.items():
-        reached = own.reaches(able)
+        able = tuple(n for n in model.trainable() if own.part == "all" or model.components[n].extensible)
+        reached = own.reaches(model.trainable())
         if able and not reached and not own.separate:
             found.append(
                 Problem(f"adapters.{name}", f"nothing would be trained: name at least one of {', '.join(able)}")

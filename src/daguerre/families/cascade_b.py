@@ -14,9 +14,9 @@ from torch import Tensor
 
 from daguerre import keys as keyed
 from daguerre.models import text_encoder
-from daguerre.models.cascade import export, net, sizes
+from daguerre.models.cascade import batch_norms, export, net, sizes
 from daguerre.models.cascade import load as cascade_load
-from daguerre.models.cascade.codec import STEP_PX, StageA, read_by_stage_b
+from daguerre.models.cascade.codec import STEP_PX, StageA, read_by_stage_b, scaled, scaled_size
 from daguerre.models.cascade.settings import CascadeSettings
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
@@ -58,6 +58,7 @@ class Settings(CascadeSettings):
     components: ClassVar[Mapping[str, ComponentSpec]] = {
         "decoder": ComponentSpec("denoiser", trainable=True),
         **CascadeSettings.components,
+        "effnet": ComponentSpec("image_encoder", trainable=True, extensible=False),
         "vqgan": ComponentSpec("autoencoder"),
     }
     unused_when: ClassVar[tuple[Unused, ...]] = (
@@ -82,6 +83,7 @@ def load(settings: Settings, seed: int) -> Family:
     networks = {"decoder": cascade_load.network(components, "decoder", sizes.STAGE_B.get(settings.size or ""))}
     networks |= texts.networks | {name: cascade_load.network(components, name) for name in ("effnet", "vqgan")}
     cascade_load.check_widths(settings.components, networks, reader)
+    batch_norms.keep(networks["effnet"], settings.effnet)
     reading = _Reading(networks["effnet"], settings.effnet_scale, settings.reconstruction_scale, seed)
     exporter = PipelineExporter(
         settings.pipeline_class,
@@ -112,9 +114,13 @@ class _Reading:
 
     @torch.no_grad()
     def of_batch(self, batch: Batch, moments: Moments) -> Cond:
-        """`effnet` [B, 16, H/8, W/8] of a batch, each image at its own scale; zeros where it is dropped."""
+        """`effnet` [B, 16, H/8, W/8] of a batch, each image at its own scale; zeros where it is dropped. For an
+        EfficientNet that is trained `pixels`, all at the scale of the first image, and `effnet_kept` [B]."""
         low, high = self.trained_scale
         scales_B = low + (high - low) * keyed.batch_uniforms(self.seed, "effnet scale", batch.keys)  # never on a device
+        if any(p.requires_grad for p in self.effnet.parameters()):
+            size = scaled_size(self.effnet, batch.pixels_BCHW, float(scales_B[0]))
+            return {"pixels": scaled(batch.pixels_BCHW, size), "effnet_kept": batch.draws["effnet_kept"]}
         made = self._read(batch.pixels_BCHW, scales_B.tolist())
         return {"effnet": batch.draws["effnet_kept"].to(made.device)[:, None, None, None] * made}
 

@@ -293,7 +293,8 @@ def _build(config: Config) -> Components:
     """The parts for generation: without what only serves gradients, with the kernels of this device."""
     kernels = "plain" if config.training.kernels == "plain" else "auto"
     settings = {"compile": False, "kernels": kernels, "gradient_checkpointing": False, "base_precision": "no"}
-    parts = build(config.model_copy(update={"training": config.training.model_copy(update=settings)}))
+    training, objective = config.training.model_copy(update=settings), config.objective.in_use()
+    parts = build(config.model_copy(update={"training": training, "objective": objective}))
     parts.net.eval()
     return parts
 
@@ -331,7 +332,10 @@ def load(config: Config, checkpoint: Checkpoint, raw: bool = False) -> Component
     parts = _build(config)
     averages = {} if raw else checkpoint.tensors.get("ema", {})
     base = base_digests.of(config, parts.family, parts.attached)
-    base_digests.check_same_base(checkpoint.documents.get("base"), base, checkpoint.name)
+    recorded = checkpoint.documents.get("base")
+    if recorded is not None:
+        recorded = {name: own for name, own in recorded.items() if name not in config.objective.beside}
+    base_digests.check_same_base(recorded, base, checkpoint.name)
     load_weights(parts.net, checkpoint.tensors["model"] | averages, saved=parts.attached.names)
     parts.objective.learnt.load_state(checkpoint.tensors.get("objective", {}))
     return parts

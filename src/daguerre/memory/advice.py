@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from daguerre.build.parts import BatchSizes, Components
+from daguerre.build.parts import BatchSizes, Components, couples_samples
 from daguerre.config.config import Config
 from daguerre.data.loading.loader import Loading
 from daguerre.samplers.settings import SamplingSettings
@@ -29,14 +29,15 @@ def of_training(
     """
     batch = device.on(parts.device, loading.first(state.slots))
     tried = oom.divisors(sizes.whole, len(batch.names))
-    if parts.objective.couples_samples:
+    couples = couples_samples(parts.objective, parts.net)
+    if couples:
         tried = tried[-1:]
     with torch.compiler.set_stance("force_eager"):  # compiling each size would take minutes
         fitting = oom.largest_that_fits(
             tried, lambda size: oom.update_fits(state, batch.rows(0, size), parts.loss, parts.autocast)
         )
-    if parts.objective.couples_samples:
-        first = "This objective compares the samples of a batch and cannot split it: make global_batch_size smaller."
+    if couples:
+        first = f"{couples[0].upper()}{couples[1:]}, which cannot be split: make global_batch_size smaller."
     elif fitting is None:
         first = "Not even a micro-batch of one sample fits."
     elif fitting == sizes.micro:

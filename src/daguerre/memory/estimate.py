@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from daguerre.build.parts import BatchSizes, Components, batch_sizes, outline
+from daguerre.build.parts import (
+    BatchSizes,
+    Components,
+    batch_sizes,
+    check_uncut_batches,
+    couples_samples,
+    outline,
+)
 from daguerre.config.config import Config
 from daguerre.distributed.mesh import Mesh
 from daguerre.memory import peak as memory_peak
@@ -43,6 +50,7 @@ class Target:
     def parts(self) -> Components:
         """The networks without memory, with the kernels that they have there."""
         parts = outline(self.config)
+        check_uncut_batches(self.config, couples_samples(parts.objective, parts.net), self.sizes)
         if self.on_gpu:
             training = self.given.training
             fused = training.kernels in ("auto", "triton")

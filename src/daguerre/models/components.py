@@ -41,6 +41,11 @@ class ComponentLoader:
         self.left_out: dict[str, Callable[[], Any]] = {}
         """Loads each network that was left out of memory (models/encoders.py)."""
 
+    @property
+    def reading(self) -> "ComponentLoader | None":
+        """Itself, unless the numbers of every network are given and nothing is read."""
+        return self if any(not isinstance(place, dict) for place in self.settings.places.values()) else None
+
     def of_base(self) -> resolve.Needed:
         """The files that are needed of the base."""
         found: dict[str, resolve.Files] = {}

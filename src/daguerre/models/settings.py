@@ -18,9 +18,12 @@ Component = Annotated[str | dict[str, Any] | None, ADDRESS]
 class ComponentSpec(NamedTuple):
     """A component of a family. Shared code asks for the role: only a family knows its components' names."""
 
-    role: Literal["denoiser", "autoencoder", "text_encoder", "image_encoder", "tokenizer"]
+    role: Literal["denoiser", "autoencoder", "text_encoder", "image_encoder", "tokenizer", "loss"]
+    """loss: a network that only the objective reads."""
     trainable: bool = False
     """Whether adapters can train it, or add to it. False for all of a family that always trains what it has."""
+    extensible: bool = True
+    """Whether adapters can add to it, where they can train it; else it is trained whole or not at all."""
 
 
 class FamilySettings(Settings):

@@ -1,56 +1,195 @@
 """Objective `autoencoder`: an image is made small and made again; no diffusion.
 
-The loss of Kingma and Welling 2014 (arXiv 1312.6114) with absolute beside squared errors. The net gives the image
-again and the KL of its latent; which networks do that is a family's affair.
+Absolute and squared errors (Kingma and Welling 2014, arXiv 1312.6114), a perceptual distance (LPIPS), a discriminator
+(objectives/adversarial.py), and what keeps the latents in order: a KL, or the terms of a codebook. Which networks do
+that is a family's affair. Shape letters: B samples, C channels, H and W height and width.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
-from pydantic import Field
-from torch import Tensor
+from pydantic import Field, model_validator
+from torch import Tensor, nn
 
-from daguerre.objectives import masks
+from daguerre.errors import UserError
+from daguerre.objectives import adversarial, masks
+from daguerre.objectives.adversarial import AdversarialSettings, Balance
 from daguerre.objectives.masks import ElementMean
-from daguerre.objectives.objective import Net, Objective
+from daguerre.objectives.objective import Net, NothingLearnt, Objective
 from daguerre.objectives.settings import ObjectiveSettings
-from daguerre.types import Cond, LossTerms
+from daguerre.settings import ADDRESS
+from daguerre.settings import Settings as Section
+from daguerre.types import Cond, LossTerms, Stateful
+
+WEIGHTS = {"kl": 1e-3, "codebook": 1.0, "commitment": 0.25}
+"""Weights of the terms on latents where a recipe sets none, by name (VQ-VAE, arXiv 1711.00937: 1 and 0.25)."""
+DISCRIMINATOR, LPIPS = "discriminator", "lpips"
+_LEAST_SQUARE = 1e-10
+
+
+class PerceptualSettings(Section):
+    """LPIPS (arXiv 1801.03924): a distance by the features of VGG16, whose weights are files of this machine."""
+
+    path: Annotated[str, ADDRESS] = Field(min_length=1)
+    """A folder with `vgg.pth` of the package lpips and `vgg16-397923af.pth` of torchvision, or one file that holds
+    both. Nothing is downloaded."""
+    digest: str | None = Field(None, pattern="^[0-9a-f]{8,64}$")
+    """SHA-256 of the weights, or its first digits: others are refused. A run records it in any case."""
+    weight: float = Field(1.0, gt=0)
+    """Weight of the distance beside the mean absolute error."""
 
 
 class Settings(ObjectiveSettings):
-    """Reconstruction of images in [-1, 1] through a latent that stays near a normal law."""
+    """Reconstruction of images in [-1, 1] through a latent."""
 
     name: Literal["autoencoder"] = "autoencoder"
     """Images are reconstructed."""
-    kl_weight: float = Field(1e-3, ge=0)
-    """Weight of the latent's KL, a mean over its elements in nats: more makes latents smoother and images softer."""
+    absolute_weight: float = Field(1.0, ge=0)
+    """Weight of the mean absolute error."""
     square_weight: float = Field(1.0, ge=0)
-    """Weight of the mean squared error beside the mean absolute one."""
+    """Weight of the mean squared error."""
+    kl_weight: float | None = Field(None, ge=0)
+    """Weight of the latent's KL, a mean over its elements in nats: more makes latents smoother and images softer.
+    null: 0.001 where the encoder of a KL autoencoder is trained."""
+    codebook_weight: float | None = Field(None, ge=0)
+    """Weight of the term that moves the vectors of a codebook to the latents that they stand for. null: 1 where there
+    is a codebook."""
+    commitment_weight: float | None = Field(None, ge=0)
+    """Weight of the term that keeps latents near the vectors of the codebook. null: 0.25 where there is one."""
+    perceptual: PerceptualSettings | None = Field(None, exclude_if=lambda own: own is None)
+    """Images should have the features of those that they are made of. Default: no such term."""
+    adversarial: AdversarialSettings | None = Field(None, exclude_if=lambda own: own is None)
+    """Images should pass for real ones; `{}` for the usual values. Default: no such term."""
+
+    @model_validator(mode="after")
+    def _learns_something(self) -> Self:
+        if self.absolute_weight == self.square_weight == 0 and self.perceptual is None:
+            raise ValueError("nothing would be learnt: absolute_weight and square_weight are 0; set one above 0")
+        if self.mask is not None and (self.perceptual is not None or self.adversarial is not None):
+            raise ValueError(
+                "mask weighs the errors of pixels, and perceptual and adversarial look at whole images: remove mask, "
+                "or these two"
+            )
+        return self
+
+    @property
+    def beside(self) -> Mapping[str, Any]:
+        found = {DISCRIMINATOR: self.adversarial, LPIPS: self.perceptual}
+        return {name: own for name, own in found.items() if own is not None}
+
+    def in_use(self) -> Self:
+        return self.model_copy(update={"perceptual": None})
+
+
+class Reconstructed(NamedTuple):
+    """What a net gives for images."""
+
+    images_BCHW: Tensor
+    """The images again, in [-1, 1] but for what is too dark or bright."""
+    latent_terms: Mapping[str, Tensor]
+    """Terms [B] on the latents by name (`WEIGHTS`)."""
+
+
+class Autoencoder(nn.Module):
+    """What this objective trains: called with images, it gives `Reconstructed`."""
+
+    latent_terms: frozenset[str] = frozenset()
+    """Names of the terms that it gives."""
+    last_layer: nn.Parameter
+    """Weights of the layer that makes the images."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction(Objective):
-    """mean |x' - x| + square_weight mean (x' - x)^2 + kl_weight KL, for each sample. Nothing is drawn: there is
-    no noise level, and the latent's noise is the family's."""
+    """absolute_weight mean |x' - x| + square_weight mean (x' - x)^2 + the other terms, for each sample. Nothing is
+    drawn: there is no noise level, and the latent's noise is the family's."""
 
     settings: Settings
+    networks: Mapping[str, nn.Module] = field(default_factory=dict)
+    """The discriminator and LPIPS, as far as there are any."""
     elements: ElementMean = field(init=False)
+    learnt: Stateful = field(init=False)
 
     def __post_init__(self) -> None:
+        own = self.settings.adversarial
         object.__setattr__(self, "elements", masks.build(self.settings.mask))
+        object.__setattr__(self, "learnt", NothingLearnt() if own is None else Balance(own))
+
+    def beside(self, networks: Mapping[str, nn.Module]) -> Self:
+        return replace(self, networks=networks)
+
+    def check(self, net: nn.Module) -> None:
+        if not isinstance(net, Autoencoder):
+            raise UserError(
+                "objective.name=autoencoder trains autoencoders, and this family has none to train: the families "
+                "autoencoder, cascade_a and cascade_previewer have",
+                code="conflict",
+                setting="objective.name",
+            )
+        for name in WEIGHTS.keys() - net.latent_terms:
+            if getattr(self.settings, f"{name}_weight") is not None:
+                there = ", ".join(f"{each}_weight" for each in sorted(net.latent_terms))
+                raise UserError(
+                    f"objective.{name}_weight has no effect: what is trained here has "
+                    f"{f'other terms on its latents ({there})' if there else 'no term on its latents'}: remove it",
+                    code="unused",
+                    setting=f"objective.{name}_weight",
+                )
 
     def loss(self, net: Net, x0_BCHW: Tensor, cond: Cond, draws: Mapping[str, Tensor]) -> LossTerms:
-        """The loss of images [B, 3, H, W]; the net gives (reconstruction [B, 3, H, W], KL [B])."""
+        """The loss of images [B, 3, H, W]; the net gives `Reconstructed`."""
         x_BCHW, nowhere_B = x0_BCHW.float(), x0_BCHW.new_zeros(len(x0_BCHW), dtype=torch.float32)
-        given: Any = net(x_BCHW, nowhere_B, cond)
-        again_BCHW, kl_B = given[0].float(), given[1].float()
+        own, given = self.settings, net(x_BCHW, nowhere_B, cond)
+        assert isinstance(given, Reconstructed)
+        again_BCHW = given.images_BCHW.float()
         absolute_B = self.elements.mean((again_BCHW - x_BCHW).abs(), draws)
         square_B = self.elements.mean((again_BCHW - x_BCHW).square(), draws)
-        loss_B = absolute_B + self.settings.square_weight * square_B + self.settings.kl_weight * kl_B
-        metrics = {"absolute_error": absolute_B.detach(), "square_error": square_B.detach(), "kl": kl_B.detach()}
-        return LossTerms(loss_B=loss_B, quantile_B=nowhere_B, metrics=metrics)
+        metrics = {"absolute_error": absolute_B, "square_error": square_B, "psnr": psnr(again_BCHW, x_BCHW)}
+        loss_B = own.absolute_weight * absolute_B + own.square_weight * square_B
+        if own.perceptual is not None:
+            with torch.autocast(x_BCHW.device.type, enabled=False):
+                metrics[LPIPS] = self.networks[LPIPS](again_BCHW, x_BCHW)
+            loss_B = loss_B + own.perceptual.weight * metrics[LPIPS]
+        observed: dict[str, Tensor] = {}
+        plain_B, more_B = loss_B, nowhere_B
+        if isinstance(self.learnt, Balance):
+            more_B, observed = self._adversarial(self.learnt, net, loss_B, again_BCHW, x_BCHW, metrics)
+        for name, term_B in given.latent_terms.items():
+            weight = getattr(own, f"{name}_weight")
+            plain_B = plain_B + (WEIGHTS[name] if weight is None else weight) * term_B.float()
+            metrics[name] = term_B.float()
+        return LossTerms(
+            loss_B=plain_B + more_B,
+            quantile_B=nowhere_B,
+            metrics={name: value.detach() for name, value in metrics.items()},
+            raw_loss_B=plain_B,
+            observed=observed,
+        )
+
+    def _adversarial(
+        self, learnt: Balance, net: Any, loss_B: Tensor, again_BCHW: Tensor, x_BCHW: Tensor, metrics: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """What is added to the loss [B] of reconstructions for the discriminator, and what is observed for the
+        balance. A pass without gradients measures nothing."""
+        discriminator = self.networks[DISCRIMINATOR]
+        its_loss_B, right_B = adversarial.discriminator_loss(discriminator, x_BCHW, again_BCHW)
+        fooled_B = -adversarial.judged(discriminator, again_BCHW, learns=False)
+        factor = learnt.factor(x_BCHW.device)
+        metrics |= {"discriminator_loss": its_loss_B, "discriminator_right": right_B}
+        metrics["adversarial_weight"] = torch.as_tensor(factor, device=x_BCHW.device).expand(len(x_BCHW))
+        observed = {}
+        if torch.is_grad_enabled() and learnt.settings.adaptive:
+            observed["gradients"] = adversarial.last_layer_gradients((loss_B, fooled_B), net.last_layer)
+        return factor * fooled_B + learnt.started * its_loss_B, observed
+
+
+@torch.no_grad()
+def psnr(again_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
+    """Peak signal to noise [B] in dB of images in [-1, 1], before they are rounded to 256 levels."""
+    square_B = (again_BCHW.clamp(-1, 1) - x_BCHW).square().mean((1, 2, 3))
+    return 10.0 * torch.log10(4.0 / square_B.clamp(min=_LEAST_SQUARE))
 
 
 def build(settings: Settings) -> Reconstruction:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from daguerre.errors import UserError
 from daguerre.objectives.masks import ElementMean, UniformMean
@@ -17,7 +17,7 @@ from daguerre.types import Cond, LossTerms, Stateful
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor
+    from torch import Tensor, nn
 
 Net = Callable[["Tensor", "Tensor", Cond], "Tensor"]
 """net(x_BCHW, c_noise_B, cond) -> y_BCHW: what is trained, as a family's `net` is called."""
@@ -55,6 +55,14 @@ class Objective(ABC):
     """How the errors of a sample's elements become its loss, where each has one."""
     couples_samples: ClassVar[bool] = False
     """Whether the loss of a sample depends on the others of its batch; then a global batch is never cut."""
+
+    def beside(self, networks: Mapping[str, nn.Module]) -> Self:
+        """The objective with the networks that its settings ask for (`ObjectiveSettings.beside`), by name."""
+        return self
+
+    def check(self, net: nn.Module) -> None:
+        """UserError where it cannot train this net, or where a setting would have no effect on it."""
+        return
 
     def draws(
         self, seed: int, keys: np.ndarray, shape: tuple[int, ...], *, quantile: float | None = None

@@ -6,6 +6,7 @@ No torch here. What holds for one objective alone (its defaults, its own refusal
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -37,6 +38,16 @@ class ObjectiveSettings(Settings):
     """Name of the objective: a file in objectives."""
     mask: MaskSettings | None = Field(None, exclude_if=lambda mask: mask is None)
     """Counts the parts of images by their masks; `{}` for the usual values. Default: all parts count alike."""
+
+    @property
+    def beside(self) -> Mapping[str, Any]:
+        """Settings of the networks that the loss is computed with beside the family's, by name: of those that are
+        trained with it, and of frozen ones, which have a `path`."""
+        return {}
+
+    def in_use(self) -> Self:
+        """The settings without the frozen ones of these networks: for all but training."""
+        return self
 
 
 class ResolutionShiftSettings(Choice):

@@ -8,7 +8,16 @@ from functools import cached_property, partial
 
 from daguerre import faults, ranks
 from daguerre.build import base_digests, quantized_base
-from daguerre.build.parts import BatchSizes, Components, begin, build, load, shared_out
+from daguerre.build.parts import (
+    BatchSizes,
+    Components,
+    begin,
+    build,
+    check_uncut_batches,
+    couples_samples,
+    load,
+    shared_out,
+)
 from daguerre.caching import cache as caching
 from daguerre.checkpoint.async_save import FailedSaves, Outcome, Saver
 from daguerre.checkpoint.retention import RetentionPolicy
@@ -162,6 +171,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     if point.checkpoint is not None:
         base_digests.check_same_base(point.documents.get("base"), base, point.checkpoint.name)
     parts = build(config, processes.device, networks=networks, trains=True)
+    check_uncut_batches(config, couples_samples(parts.objective, parts.net), sizes)
     samples.check(config, parts)
     notices = [*loaded.notices, *point.notices, *sizes.notices]
     notices += [

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from daguerre import keys
+from daguerre import digests, keys
 from daguerre.errors import UserError
-from daguerre.evaluation.networks.place import NetworkPlace, digest_of_tensors, file_of, short
+from daguerre.evaluation.networks.place import NetworkPlace, file_of, short
 from daguerre.evaluation.networks.resize import POLICIES, Policy
 from daguerre.models.weights import files, pickled
 
@@ -204,7 +204,7 @@ def load(place: NetworkPlace, device: torch.device, resize: Policy) -> Network:
         net = Inception()
     if place.path == "random":
         tensors = random_weights(net)
-        digest = place.checked(digest_of_tensors(tensors))
+        digest = place.checked(digests.of_tensors(tensors))
     else:
         path, digest = file_of(place, "inception", PUBLISHED, SIZE_BYTES)
         read = files.read_file if path.suffix == ".safetensors" else pickled.tensors

@@ -1,61 +1,14 @@
-"""LPIPS (Zhang et al. 2018, arXiv 1801.03924), version 0.1 with VGG16: a distance of images as people see it.
+"""LPIPS (Zhang et al. 2018, arXiv 1801.03924) as a network of the evaluation: the distance of two images."""
 
-Reads its weights by published names: `vgg.pth` of the package lpips (`lin0.model.1.weight` ...) and
-`vgg16-397923af.pth` of torchvision (`features.0.weight` ...), both in one folder; or one file that holds both, such as
-the state dict of `lpips.LPIPS(net="vgg")`.
-"""
-
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
 
-from daguerre.errors import UserError
-from daguerre.evaluation.networks.place import NetworkPlace, digest_of_tensors, missing, short
-from daguerre.models.weights import files, pickled
-
-CHANNELS = (64, 128, 256, 512, 512)
-"""Of the five levels of VGG16."""
-CONVOLUTIONS = ((0, 2), (5, 7), (10, 12, 14), (17, 19, 21), (24, 26, 28))
-"""Numbers of its convolutions among torchvision's `features`, by level."""
-PUBLISHED = "vgg.pth of the package lpips and vgg16-397923af.pth of torchvision"
-_SHIFT, _SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
-
-
-class Lpips(nn.Module):
-    """Two images [B, 3, H, W] in [-1, 1] to distances [B]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        widths = (3, *CHANNELS)
-        self.features = nn.ModuleDict()
-        for (before, width), numbers in zip(pairwise(widths), CONVOLUTIONS, strict=True):
-            for number in numbers:
-                self.features[str(number)] = nn.Conv2d(before if number == numbers[0] else width, width, 3, padding=1)
-        self.lin = nn.ModuleList(nn.Conv2d(width, 1, 1, bias=False) for width in CHANNELS)
-
-    def forward(self, first_BCHW: Tensor, second_BCHW: Tensor) -> Tensor:
-        total = torch.zeros(len(first_BCHW), device=first_BCHW.device)
-        for weigh, a, b in zip(self.lin, self._levels(first_BCHW), self._levels(second_BCHW), strict=True):
-            total = total + weigh((_unit(a) - _unit(b)).square()).mean(dim=(1, 2, 3))
-        return total
-
-    def _levels(self, x_BCHW: Tensor) -> list[Tensor]:
-        shift, scale = (torch.tensor(values, device=x_BCHW.device)[:, None, None] for values in (_SHIFT, _SCALE))
-        x_BCHW, found = (x_BCHW - shift) / scale, []
-        for level, numbers in enumerate(CONVOLUTIONS):
-            x_BCHW = functional.max_pool2d(x_BCHW, 2) if level else x_BCHW
-            for number in numbers:
-                x_BCHW = functional.relu(self.features[str(number)](x_BCHW))
-            found.append(x_BCHW)
-        return found
+from daguerre.evaluation.networks.place import NetworkPlace, missing, short
+from daguerre.models import lpips
+from daguerre.models.lpips import PUBLISHED, Lpips
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,42 +36,7 @@ class Network:
 
 def load(place: NetworkPlace, device: torch.device) -> Network:
     """LPIPS of a place. UserError where a file is missing or holds something else."""
-    path = Path(place.path).expanduser()
-    found = sorted(path.glob("*.pth")) + sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    if not found or not found[0].is_file():
+    if (found := lpips.read(place.path)) is None:
         raise missing(place, "lpips", f"a folder with {PUBLISHED}")
-    tensors: dict[str, Tensor] = {}
-    for each in found:
-        read = files.read_file if each.suffix == ".safetensors" else pickled.tensors
-        tensors |= named(read(each))
-    with torch.device("meta"):
-        net = Lpips()
-    if lacking := sorted(net.state_dict().keys() - tensors.keys()):
-        raise UserError(
-            f"networks.lpips.path={place.path} lacks {len(lacking)} weights, such as {lacking[0]}: it needs "
-            f"{PUBLISHED}",
-            code="missing",
-        )
-    wanted = {name: tensors[name].float() for name in net.state_dict()}
-    net = net.to_empty(device="cpu")
-    net.load_state_dict(wanted)
-    digest = place.checked(digest_of_tensors(wanted))
-    return Network(net.eval().requires_grad_(False).to(device), digest, device)
-
-
-def named(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by our names, of the published ones; others are left out."""
-    patterns: Sequence[tuple[str, str]] = (
-        (r"(?:net\.slice\d\.|features\.)(\d+)\.(weight|bias)", r"features.\1.\2"),
-        (r"lin(\d)\.model\.1\.weight", r"lin.\1.weight"),
-    )
-    found = {}
-    for name, tensor in tensors.items():
-        for pattern, ours in patterns:
-            if match := re.fullmatch(pattern, name):
-                found[match.expand(ours)] = tensor
-    return found
-
-
-def _unit(x_BCHW: Tensor) -> Tensor:
-    return x_BCHW / (x_BCHW.square().sum(dim=1, keepdim=True).sqrt() + 1e-10)
+    tensors, digest = found
+    return Network(lpips.filled(tensors).to(device), place.checked(digest), device)

@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 
 import huggingface_hub
 from pydantic import Field
-from torch import Tensor
 
 from daguerre import digests
 from daguerre.errors import UserError
@@ -85,11 +84,3 @@ def digest_of_files(folder: Path) -> str:
     if not paths:
         raise UserError(f"{folder} has no safetensors file: no other weights are read", code="missing")
     return sha256(paths[0]) if len(paths) == 1 else digests.sha256(paths)
-
-
-def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of tensors, by name, hex."""
-    whole = hashlib.sha256()
-    for name in sorted(tensors):
-        whole.update(name.encode() + tensors[name].contiguous().numpy().tobytes())
-    return whole.hexdigest()

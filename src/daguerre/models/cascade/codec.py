@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from daguerre import keys as keyed
 from daguerre.errors import UserError
-from daguerre.models.cascade.efficientnet import STRIDE
 from daguerre.models.cascade.image_prompts import ImagePrompts
 from daguerre.models.family import Moments
 from daguerre.types import Latents
@@ -95,9 +94,10 @@ class Compressed:
         return {}
 
     def latent_shape(self, pixel_shape: tuple[int, ...]) -> tuple[int, ...]:
-        check_sides(pixel_shape, STRIDE, "Stage C")
+        stride = int(self.effnet.stride)
+        check_sides(pixel_shape, stride, "Stage C")
         _, height, width = pixel_shape
-        return int(self.effnet.config.latent_channels), height // STRIDE, width // STRIDE
+        return int(self.effnet.config.latent_channels), height // stride, width // stride
 
     def random_inputs(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
         """`image_kept` [B]: 1 for samples that the network is told by their CLIP image embedding, too, else 0."""
@@ -117,7 +117,7 @@ class Compressed:
         return moments["mean"].contiguous()
 
     def decode(self, latents: Latents) -> np.ndarray:
-        height, width = (STRIDE * cells for cells in latents.x0_BCHW.shape[2:])
+        height, width = (int(self.effnet.stride) * cells for cells in latents.x0_BCHW.shape[2:])
         return levels(self.decoder(latents, latents.size_px or (height, width)))
 
 
@@ -137,11 +137,13 @@ class Generated:
 
     def trained_px(self, size_px: tuple[int, int]) -> tuple[int, int]:
         _, height, width = self.latent_shape((3, *size_px))
-        return STRIDE * height, STRIDE * width
+        stride = int(self.trained_on.effnet.stride)
+        return stride * height, stride * width
 
     def generated_px(self, size_px: tuple[int, int]) -> tuple[int, int]:
         """Of the largest image."""
-        height, width = (int(side // STRIDE * self.resolution_multiple) // STEP_PX * STEP_PX for side in size_px)
+        cells = (side // int(self.trained_on.effnet.stride) for side in size_px)
+        height, width = (int(number * self.resolution_multiple) // STEP_PX * STEP_PX for number in cells)
         return height, width
 
     def random_inputs(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
@@ -199,15 +201,30 @@ def pixels(vqgan: Any, x0_BCHW: Tensor) -> Tensor:
 
 def read_by_stage_b(effnet: Any, pixels_BCHW: Tensor, scales: Sequence[float], cells: tuple[int, int]) -> Tensor:
     """Compressed images [B, 16, *cells], as Stage B reads them, of uint8 images: each scaled by its number (nearest, to
-    multiples of 32 px), compressed, and brought to `cells`, the size at which Stage B takes it in (bilinear, corners
-    aligned)."""
-    _, _, height, width = pixels_BCHW.shape
-    sizes = [tuple(max(STRIDE, int(side * scale) // STRIDE * STRIDE) for side in (height, width)) for scale in scales]
+    multiples of the encoder's stride), compressed, and brought to `cells`, the size at which Stage B takes it in
+    (bilinear, corners aligned)."""
+    sizes = [scaled_size(effnet, pixels_BCHW, scale) for scale in scales]
     found: list[Tensor] = [torch.empty(0)] * len(sizes)
     for size in dict.fromkeys(sizes):
         rows = [row for row, own in enumerate(sizes) if own == size]
-        scaled = functional.interpolate(pixels_BCHW[rows].float() / 255, size, mode="nearest")
-        made = functional.interpolate(compressed(effnet, scaled), cells, mode="bilinear", align_corners=True)
+        made = at_cells(effnet, scaled(pixels_BCHW[rows], size), cells)
         for row, own in zip(rows, made, strict=True):
             found[row] = own
     return torch.stack(found)
+
+
+def scaled_size(effnet: Any, pixels_BCHW: Tensor, scale: float) -> tuple[int, int]:
+    """Height and width of images that are scaled by a number, down to multiples of the encoder's stride."""
+    stride = int(effnet.stride)
+    height, width = (max(stride, int(side * scale) // stride * stride) for side in pixels_BCHW.shape[2:])
+    return height, width
+
+
+def scaled(pixels_BCHW: Tensor, size: tuple[int, int]) -> Tensor:
+    """uint8 images as RGB in [0, 1] of this size, by the nearest pixel."""
+    return functional.interpolate(pixels_BCHW.float() / 255, size, mode="nearest")
+
+
+def at_cells(effnet: Any, pixels_BCHW: Tensor, cells: tuple[int, int]) -> Tensor:
+    """Compressed images, at the size at which Stage B takes them in, of RGB in [0, 1]."""
+    return functional.interpolate(compressed(effnet, pixels_BCHW), cells, mode="bilinear", align_corners=True)

@@ -78,7 +78,7 @@ class Stages:
         cond = {"pooled": pooled[: len(given)], "effnet": given}
         null = {"pooled": pooled[len(given) :], "effnet": given.new_zeros(given.shape)}
         shape = (int(self.vqgan.config.latent_channels), *(side // codec.STAGE_A_PX for side in size_px))
-        net = Stage("decoder", self.texts, {"decoder": self.unet}, {})
+        net = Stage("decoder", self.texts, {"decoder": self.unet, "effnet": None}, {})
         seeds, objective = list(latents.seeds), self.settings.objective()
         x0 = draw(objective, net.denoise, cond, null, shape, seeds, sampling, device, purpose="sample/decoder")
         return codec.pixels(self.vqgan, x0)

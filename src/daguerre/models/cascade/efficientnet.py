@@ -6,6 +6,7 @@ samples, C channels, H and W height and width.
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 from diffusers import ConfigMixin, ModelMixin
@@ -14,8 +15,6 @@ from torch import Tensor, nn
 
 from daguerre.models.cascade.sizes import FEATURES, STEM, V2_S
 
-STRIDE = 32
-"""Pixels of an image for each cell of its latent."""
 _NORM_EPS = 1e-3
 
 
@@ -91,6 +90,11 @@ class EfficientNetEncoder(ModelMixin, ConfigMixin):
         self.backbone = backbone(stem_channels, stages, feature_channels)
         whitening = nn.BatchNorm2d(latent_channels, affine=False)
         self.mapper = nn.Sequential(nn.Conv2d(feature_channels, latent_channels, 1, bias=False), whitening)
+
+    @property
+    def stride(self) -> int:
+        """Pixels of an image for each cell of its latent: 32 of the published one."""
+        return 2 * prod(int(stage[2]) for stage in self.config.stages)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Latents [B, 16, H/32, W/32] of RGB images that were normalised by ImageNet's statistics."""

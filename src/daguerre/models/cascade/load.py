@@ -122,9 +122,17 @@ def check_widths(names: Mapping[str, Any], networks: Mapping[str, Any], reader: 
             for key, (wanted, why) in own.items()
             if config[key] != wanted
         ]
-    if "previewer" in networks and networks["previewer"].config.latent_channels != latent:
-        wrong.append(
-            f"previewer: it reads latents of {networks['previewer'].config.latent_channels} channels, not {latent}"
-        )
     if wrong:
         raise UserError(f"the networks do not belong together: {'; '.join(wrong)}", code="conflict")
+    check_previewer(networks)
+
+
+def check_previewer(networks: Mapping[str, Any]) -> None:
+    """UserError for a previewer of other latents than the EfficientNet's."""
+    read = int(networks["previewer"].config.latent_channels) if "previewer" in networks else None
+    made = int(networks["effnet"].config.latent_channels)
+    if read not in (None, made):
+        raise UserError(
+            f"the networks do not belong together: previewer: it reads latents of {read} channels, not {made}",
+            code="conflict",
+        )

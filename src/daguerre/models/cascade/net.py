@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from daguerre.models import sharding_axes
+from daguerre.models.cascade.codec import STAGE_A_PX, STEP_PX, at_cells
 from daguerre.models.components import ComponentLoader
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.family import Exporter, Family, ImageCodec
@@ -31,17 +32,26 @@ class Stage(nn.Module):
         for component, network in trained.items():
             self.add_module(component, network)
         self._trained = frozenset(trained)
-        self._all = (all_of[name], texts)  # in a tuple: what is frozen is not registered
+        self._all = (all_of[name], texts, all_of["effnet"])  # in a tuple: what is frozen is not registered
 
     def forward(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond) -> Tensor:
         """The prediction y [B, C, H, W] for latents, the time in [0, 1] and conditioning: text [B, T, D] (or tokens),
-        pooled [B, P]; `image` [B, P] of Stage C, `effnet` [B, C, h, w] of Stage B."""
-        return self.denoise(x_BCHW, c_noise_B, self.features(cond))
+        pooled [B, P]; `image` [B, P] of Stage C; of Stage B `effnet` [B, C, h, w], or `pixels` [B, 3, H, W] in [0, 1]
+        of which an EfficientNet that is trained makes it, and `effnet_kept` [B]."""
+        return self.denoise(x_BCHW, c_noise_B, self.compressed(x_BCHW, self.features(cond)))
 
     def features(self, cond: Cond) -> Cond:
         """Conditioning with cond["text"]: where it holds tokens, the text encoder makes it, with gradients if it is
         trained."""
         return cond if "text" in cond else {**cond, **self._all[1].features(cond, self._trained)}
+
+    def compressed(self, x_BCHW: Tensor, cond: Cond) -> Cond:
+        """Conditioning with cond["effnet"]: where it holds pixels, the EfficientNet makes it, with gradients."""
+        if "pixels" not in cond:
+            return cond
+        height, width = (side * STAGE_A_PX // STEP_PX for side in x_BCHW.shape[2:])
+        made = at_cells(self._all[2], cond["pixels"], (height, width))
+        return {**cond, "effnet": cond["effnet_kept"][:, None, None, None] * made}
 
     def denoise(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
         """The prediction from features. `residuals` are a ControlNet's (controlnets/stage_c.py)."""
