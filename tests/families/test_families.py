@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 import torch
-from tiny_cascade import stage_b, stage_c, write_decoder, write_prior
+from tiny_cascade import EFFNET, PREVIEWER, VQGAN, stage_b, stage_c, write_decoder, write_prior
 from tiny_models import TINY_UNET, prompts, write_sd, write_sdxl
 
 from daguerre import plugins
@@ -38,6 +38,9 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         kind = request.param.removeprefix("cascade_")
         write, settings = (write_prior, stage_c) if kind == "c" else (write_decoder, stage_b)
         return module.load(module.Settings.model_validate(settings(write(tmp_path_factory.mktemp(kind)))), 1)
+    if request.param in ("stage_a", "previewer"):
+        given = {"stage_a": {"vqgan": VQGAN}, "previewer": {"previewer": str(PREVIEWER), "effnet": str(EFFNET)}}
+        return module.load(module.Settings.model_validate(given[request.param]), 1)
     shipped = {"autoencoder": "quickstart_vae", "clip": "quickstart_text"}
     said: Any = recipe.layers(shipped[request.param])[-1].tree["model"] if request.param in shipped else {}
     return module.load(module.Settings.model_validate(said), 1)

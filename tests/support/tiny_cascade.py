@@ -61,6 +61,8 @@ TINY_B: dict[str, Any] = {
     "timestep_conditioning_type": ["sca"],
 }
 """Numbers of a StableCascadeUNet of each stage."""
+VQGAN: dict[str, Any] = {"embed_dim": 16, "bottleneck_blocks": 1, "num_vq_embeddings": 8, "scale_factor": 0.43}
+"""Numbers of a Stage A."""
 
 
 def _texts() -> dict[str, Any]:
@@ -98,7 +100,7 @@ def write_decoder(folder: Path, seed: int = 0, **numbers: Any) -> Path:
         StableCascadeDecoderPipeline(
             **_texts(),
             decoder=StableCascadeUNet(**TINY_B | numbers),
-            vqgan=PaellaVQModel(embed_dim=16, bottleneck_blocks=1, num_vq_embeddings=8, scale_factor=0.43),
+            vqgan=PaellaVQModel(**VQGAN),
             scheduler=DDPMWuerstchenScheduler(),
         ).save_pretrained(folder)
     return folder

@@ -22,10 +22,11 @@ import tiny_networks
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from shards import write as write_tar
-from tiny_cascade import EFFNET, PREVIEWER, write_decoder, write_prior
+from tiny_cascade import EFFNET, PREVIEWER, VQGAN, write_decoder, write_prior
 from tiny_models import write_sd, write_sdxl
 
 from daguerre.config import recipe
+from daguerre.models.lpips import Lpips
 from daguerre.models.weights import architectures
 
 KINDS: dict[str, Callable[[Path], Path]] = {
@@ -45,6 +46,11 @@ BESIDE: dict[str, dict[str, Any]] = {
     "cascade_b": {"model.effnet": EFFNET, **SIZES},
 }
 """By architecture: networks that the family takes from elsewhere, and sizes that its networks can have."""
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "stage_a": {"model.vqgan": VQGAN},
+    "previewer": {"model.previewer": {"hidden_channels": 16}, "model.effnet": EFFNET, "data.resolution": 64},
+}
+"""By family, for recipes without a base: tiny networks."""
 SHORT = {
     "training.duration": "2 steps",
     "training.global_batch_size": 2,
@@ -105,6 +111,8 @@ class Twins:
         changes = SHORT | self._images(said) | self._conditions(said)
         if base(name) is not None:
             changes |= self._data(said["data"]) | self._model(said["model"])
+        elif said["data"].get("path") == "???":
+            changes |= self._data(said["data"]) | self._autoencoder(said)
         return [f"{path}={value}" for path, value in changes.items()]
 
     def pipeline(self, kind: str) -> Path:
@@ -157,6 +165,24 @@ class Twins:
                 assert place.endswith(".safetensors"), f"model.{component}: teach twins.py this kind of place"
                 changes[f"model.{component}"] = self._weights(found.name, component, Path(place).name)
         return changes
+
+    def _autoencoder(self, said: recipe.Tree) -> dict[str, Any]:
+        """Tiny networks of a recipe that trains an autoencoder, and LPIPS with random weights."""
+        changes = dict(OF_FAMILY.get(said["model"]["family"], {}))
+        if "/" in str(said["model"].get("vae")):
+            changes["model.vae"] = self.pipeline("sd1")
+        if said["objective"].get("perceptual", {}).get("path") == "???":
+            changes["objective.perceptual.path"] = self._lpips()
+        if "adversarial" in said["objective"]:
+            changes |= {"objective.adversarial.channels": 4, "objective.adversarial.start_steps": 1}
+        return changes
+
+    def _lpips(self) -> Path:
+        path = self.folder / "lpips.safetensors"
+        if not path.exists():
+            published = {re.sub(r"^lin\.(\d)", r"lin\1.model.1", n): w for n, w in Lpips().state_dict().items()}
+            save_file(published, path)
+        return path
 
     def _weights(self, kind: str, component: str, name: str) -> Path:
         """One component's weights in a file: those of the tiny pipeline, changed a little."""

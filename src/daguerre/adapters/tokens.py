@@ -97,8 +97,7 @@ class Settings(AdapterSettings):
 
     def reaches(self, trainable: Sequence[str]) -> tuple[str, ...]:
         """The text encoders: all that can be trained beside the main component."""
-        texts = (name for name in trainable[1:] if name.startswith("text_encoder"))
-        return tuple(texts if self.text_encoders is None else self.text_encoders)
+        return tuple(trainable[1:] if self.text_encoders is None else self.text_encoders)
 
     @property
     def new(self) -> dict[str, TokenSettings]:

@@ -25,6 +25,7 @@ from daguerre.models import encoders
 from daguerre.models.family import Family
 from daguerre.models.settings import DenoiserSettings
 from daguerre.objectives.algebra import Diffusion
+from daguerre.objectives.autoencoder import Autoencoder
 from daguerre.objectives.objective import Objective
 from daguerre.training import device as devices
 from daguerre.training.performance import activation_checkpointing, kernels
@@ -170,6 +171,7 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
     """Family, adapters and objective, with what no section of the recipe can see alone refused."""
     numerics = dtypes.choose(config.training, device)
     objective = _objective(config).beside(beside_loss.of(config.objective, family))
+    _refuse_other_nets(config, attached.net)
     objective.check(attached.net)
     _refuse_weights(config, objective)
     if config.model.overflows_float16 and torch.float16 in (numerics.compute, numerics.weights):
@@ -214,6 +216,20 @@ def _objective(config: Config) -> Objective:
     return objective
 
 
+def _refuse_other_nets(config: Config, net: nn.Module) -> None:
+    """UserError for an objective that makes images again with a net that does something else, and the other way
+    round."""
+    makes, wanted = isinstance(net, Autoencoder), config.objective.reconstructs
+    if makes != wanted:
+        does = "makes images again" if makes else "makes no images again"
+        raise UserError(
+            f"objective.name={config.objective.name} cannot train model.family={config.model.family}, which {does}: "
+            "the objective autoencoder belongs to the families autoencoder, stage_a and previewer, and to no others",
+            code="conflict",
+            setting="objective.name",
+        )
+
+
 def _refuse_weights(config: Config, objective: Objective) -> None:
     """UserError where sources weigh their samples' losses, and the objective gives no sample a loss of its own."""
     sources = config.data.sources.items()
@@ -243,8 +259,8 @@ def _refuse_idle_images(config: Config, images: Images) -> None:
 
 
 def couples_samples(objective: Objective, net: nn.Module | None = None) -> str:
-    """What couples the samples of a batch with each other: a loss, or norms over the batch in what is trained; ""
-    where nothing does."""
+    """The thing that couples the samples of a batch with each other: a loss, or norms over the batch in what is
+    trained; "" where there is none."""
     if objective.couples_samples:
         return "this objective compares all samples of a batch with each other"
     norms = (name for name, module in (net.named_modules() if net else ()) if type(module) is nn.BatchNorm2d)

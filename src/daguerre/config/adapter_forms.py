@@ -209,7 +209,8 @@ def _not_trainable(component: str, family: Any) -> str:
     """The reason why a family cannot train a component, "" if it can."""
     if family not in plugins.names("families"):
         return ""  # which is refused elsewhere
-    able = _able(family)
+    components = plugins.find("families", family).Settings.components
+    able = [name for name, spec in components.items() if spec.trainable]
     there = f"there are {', '.join(able)}" if able else "it always trains all of its networks"
     return "" if component in able else f"{component} is not a component that model.family={family} can train; {there}"
 

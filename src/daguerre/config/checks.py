@@ -113,7 +113,7 @@ def _adapters(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) ->
     """Each part of a component has one adapter that trains it or adds to it, and the family can train the component."""
     found, owners = [], dict[str, list[str]]()
     for name, own in adapters.items():
-        able = tuple(n for n in model.trainable() if own.part == "all" or model.components[n].extensible)
+        able = [n for n, spec in model.components.items() if (spec.trainable if own.part == "all" else spec.extensible)]
         reached = own.reaches(model.trainable())
         if able and not reached and not own.separate:
             found.append(

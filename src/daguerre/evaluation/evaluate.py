@@ -23,6 +23,7 @@ from daguerre.evaluation import images, losses, results
 from daguerre.evaluation.images import GeneratedImages, SourceImages
 from daguerre.evaluation.inputs import MeasuredInputs
 from daguerre.evaluation.metric import Incomplete
+from daguerre.evaluation.reconstructions import Reconstructions
 from daguerre.evaluation.result import Result
 from daguerre.evaluation.settings import EvaluationSettings
 from daguerre.generation import generate, load, prompts
@@ -64,7 +65,10 @@ class ModelEvaluation:
     @cached_property
     def protocol(self) -> dict[str, Any]:
         """Everything that decides the images: results of one folder share it."""
-        sampling, training, survey = self.config.sampling, self.config.training, self.requests.survey()
+        if self.reconstructs:
+            total = self._reconstructions.total
+            return {**dict(recipe.paths(self.loading.provenance)), "reconstructions": total, **self._precision}
+        sampling, survey = self.config.sampling, self.requests.survey()
         height, width = self.requests.size_px
         return {
             **dict(recipe.paths(self.loading.provenance)),
@@ -76,8 +80,18 @@ class ModelEvaluation:
             **({} if sampling.shift is None else {"shift": sampling.shift}),
             "height": height,
             "width": width,
-            "precision": str(dtypes.choose(training, device.choose_device(training.device))),
+            **self._precision,
         }
+
+    @property
+    def reconstructs(self) -> bool:
+        """True for the run of an autoencoder, whose images are held-out ones made again."""
+        return self.model.run is not None and self.config.objective.reconstructs
+
+    @property
+    def _precision(self) -> dict[str, str]:
+        training = self.config.training
+        return {"precision": str(dtypes.choose(training, device.choose_device(training.device)))}
 
     @property
     def folder(self) -> Folder:
@@ -99,8 +113,11 @@ class ModelEvaluation:
 
     def _inputs(self) -> MeasuredInputs:
         where = device.choose_device(self.config.training.device)
-        own, source = self._generated(self.requests), self._measured
         losing = self._losses if self.model.run else None
+        if self.reconstructs:
+            again = self._reconstructions
+            return MeasuredInputs(self.settings, self.folder.path, self.part, where, again, losing=losing)
+        own, source = self._generated(self.requests), self._measured
         return MeasuredInputs(
             self.settings, self.folder.path, self.part, where, own, source, self._draw, losing,
         )  # fmt: skip
@@ -154,6 +171,10 @@ class ModelEvaluation:
         return images.of_texts("held-out captions", found)
 
     @cached_property
+    def _reconstructions(self) -> Reconstructions:
+        return Reconstructions(self._held_out, self.settings.num_images, lambda: self._parts)
+
+    @cached_property
     def _held_out(self) -> Dataset:
         return self._opened({})
 
@@ -180,6 +201,9 @@ class ModelEvaluation:
         """With the metric of the run's source, where none is asked for. UserError if there is none."""
         if self.settings.metrics:
             return self
+        if self.reconstructs:
+            both = {name: plugins.find("metrics", name).Settings() for name in ("psnr", "ssim")}
+            return replace(self, settings=self.settings.model_copy(update={"metrics": both}))
         member = self._held_out.measured if self.model.run is not None else None
         if member is None or member.source.metric is None:
             raise UserError(

@@ -19,6 +19,7 @@ from daguerre.evaluation.images import ImageSet, SourceImages
 from daguerre.evaluation.metric import Draw, FeatureNetwork, Incomplete, Redraw, TextNetwork
 from daguerre.evaluation.networks import clip, dinov2, inception, lpips
 from daguerre.evaluation.networks.place import NetworkPlace
+from daguerre.evaluation.reconstructions import Reconstructions
 from daguerre.evaluation.reference import Statistics
 from daguerre.evaluation.settings import EvaluationSettings
 from daguerre.generation.jobs import WHOLE, TaskShard
@@ -85,10 +86,16 @@ class MeasuredInputs:
         return reference.of_file(self.settings.reference, network.label)
 
     def pairs(self, name: str, score: Callable[[np.ndarray, np.ndarray], float]) -> np.ndarray:
+        if isinstance(self.images, Reconstructions):
+            again = self.images
+            self._check_only()
+            return self.blocks.array(
+                name, lambda ids: np.array([*map(score, again.of(ids), again.originals(ids))], dtype=np.float64)
+            )
         if self.against is None or not isinstance(self.images, SourceImages):
             raise UserError(
-                f"metric {name} compares images one by one: evaluate a folder of images, and give against=FOLDER with "
-                "those that they should equal, under the same names",
+                f"metric {name} compares images one by one: evaluate the run of an autoencoder, or a folder of images "
+                "and give against=FOLDER with those that they should equal, under the same names",
                 code="missing",
                 setting="against",
             )

@@ -95,7 +95,7 @@ class KLAutoencoder(reconstruction.Autoencoder):
             terms["kl"] = kl_BCHW.flatten(1).mean(1)
         if self.training:
             with torch.no_grad():
-                self.mean_square.lerp_(posterior.mean.square().mean(), _SPREAD_MOMENTUM)
+                self.mean_square.lerp_(posterior.mean.float().square().mean(), _SPREAD_MOMENTUM)
         return Reconstructed(self.vae.decode(z_BCHW, return_dict=False)[0], terms)
 
 

@@ -58,7 +58,7 @@ class Settings(CascadeSettings):
     components: ClassVar[Mapping[str, ComponentSpec]] = {
         "decoder": ComponentSpec("denoiser", trainable=True),
         **CascadeSettings.components,
-        "effnet": ComponentSpec("image_encoder", trainable=True, extensible=False),
+        "effnet": ComponentSpec("image_encoder", trainable=True),
         "vqgan": ComponentSpec("autoencoder"),
     }
     unused_when: ClassVar[tuple[Unused, ...]] = (

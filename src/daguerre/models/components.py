@@ -129,8 +129,8 @@ class ComponentLoader:
         return not isinstance(getattr(self.settings, name), str)
 
     def base_has(self, name: str) -> bool:
-        """True if the base has numbers of its own for a network."""
-        return (self.base / name / "config.json").is_file()
+        """True if anything is read of the base, and it has numbers of its own for a network."""
+        return bool(self.of_base()) and (self.base / name / "config.json").is_file()
 
     def scheduler(self) -> dict[str, Any] | None:
         """The scheduler's config that the base came with; None where there is none, or none is wanted."""

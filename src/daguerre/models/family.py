@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from daguerre.errors import UserError
 from daguerre.models import compatibility, encoders, sharding_axes
-from daguerre.models.settings import ComponentSpec
+from daguerre.models.settings import ComponentSpec, reachable
 from daguerre.types import OF_IMAGES, OF_TEXTS, Batch, Cond, Latents, Prompt
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class Family:
     def trainable(self) -> tuple[str, ...]:
         """The components that adapters can reach, the one first that is trained by default; () for a family
         that always trains all it has."""
-        return tuple(name for name in self.components if self.specs[name].trainable)
+        return reachable({name: self.specs[name] for name in self.components})
 
     def to(self, device: torch.device | str) -> Self:
         """Moves every network, in place, and returns the family. What is left out of memory stays so."""
@@ -199,8 +199,9 @@ class Family:
                 every = ", ".join(self.components)
                 raise UserError(f"this family always trains {every} together", code="unsupported")
             return self
-        if odd := sorted(wanted - {*self.trainable}):
-            able = ", ".join(self.trainable)
+        whole = [name for name in self.components if self.specs[name].trainable]
+        if odd := sorted(wanted - {*whole}):
+            able = ", ".join(whole)
             raise UserError(f"{', '.join(odd)} cannot be trained in this family; there are: {able}", code="unsupported")
         for name, network in self.components.items():
             network.requires_grad_(name in wanted)

@@ -70,7 +70,7 @@ def read(place: str) -> tuple[dict[str, Tensor], str] | None:
         names = Lpips().state_dict().keys()
     if lacking := sorted(names - tensors.keys()):
         raise UserError(
-            f"{place} lacks {len(lacking)} weights of LPIPS, such as {lacking[0]}: it needs {PUBLISHED}", code="missing"
+            f"{place} lacks {len(lacking)} weights, such as {lacking[0]}: it needs {PUBLISHED}", code="missing"
         )
     wanted = {name: tensors[name].float() for name in names}
     return wanted, digests.of_tensors(wanted)

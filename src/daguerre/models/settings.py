@@ -22,8 +22,18 @@ class ComponentSpec(NamedTuple):
     """loss: a network that only the objective reads."""
     trainable: bool = False
     """Whether adapters can train it, or add to it. False for all of a family that always trains what it has."""
-    extensible: bool = True
-    """Whether adapters can add to it, where they can train it; else it is trained whole or not at all."""
+
+    @property
+    def extensible(self) -> bool:
+        """Whether adapters can add to it, too; what reads or makes images is trained whole or not at all."""
+        return self.trainable and self.role in ("denoiser", "text_encoder")
+
+
+def reachable(specs: Mapping[str, ComponentSpec]) -> tuple[str, ...]:
+    """The components that adapters reach unless they name others: the first that is trainable, and those to which
+    adapters can add."""
+    names = [name for name, spec in specs.items() if spec.trainable]
+    return tuple(name for name in names if name == names[0] or specs[name].extensible)
 
 
 class FamilySettings(Settings):
@@ -55,8 +65,8 @@ class FamilySettings(Settings):
 
     @classmethod
     def trainable(cls) -> tuple[str, ...]:
-        """Names of the components that adapters can reach, the one first that is trained by default."""
-        return tuple(name for name, spec in cls.components.items() if spec.trainable)
+        """Names of the components that adapters reach, the one first that is trained by default."""
+        return reachable(cls.components)
 
     @property
     def places(self) -> Mapping[str, Any]:

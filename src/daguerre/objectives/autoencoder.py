@@ -7,7 +7,7 @@ that is a family's affair. Shape letters: B samples, C channels, H and W height 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -43,6 +43,8 @@ class PerceptualSettings(Section):
 
 class Settings(ObjectiveSettings):
     """Reconstruction of images in [-1, 1] through a latent."""
+
+    reconstructs: ClassVar[bool] = True
 
     name: Literal["autoencoder"] = "autoencoder"
     """Images are reconstructed."""
@@ -121,13 +123,7 @@ class Reconstruction(Objective):
         return replace(self, networks=networks)
 
     def check(self, net: nn.Module) -> None:
-        if not isinstance(net, Autoencoder):
-            raise UserError(
-                "objective.name=autoencoder trains autoencoders, and this family has none to train: the families "
-                "autoencoder, cascade_a and cascade_previewer have",
-                code="conflict",
-                setting="objective.name",
-            )
+        assert isinstance(net, Autoencoder), "build/parts.py has asked"
         for name in WEIGHTS.keys() - net.latent_terms:
             if getattr(self.settings, f"{name}_weight") is not None:
                 there = ", ".join(f"{each}_weight" for each in sorted(net.latent_terms))
@@ -171,8 +167,8 @@ class Reconstruction(Objective):
     def _adversarial(
         self, learnt: Balance, net: Any, loss_B: Tensor, again_BCHW: Tensor, x_BCHW: Tensor, metrics: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """What is added to the loss [B] of reconstructions for the discriminator, and what is observed for the
-        balance. A pass without gradients measures nothing."""
+        """The addition to the loss [B] of reconstructions for the discriminator, and what is observed for the balance.
+        A pass without gradients measures nothing."""
         discriminator = self.networks[DISCRIMINATOR]
         its_loss_B, right_B = adversarial.discriminator_loss(discriminator, x_BCHW, again_BCHW)
         fooled_B = -adversarial.judged(discriminator, again_BCHW, learns=False)

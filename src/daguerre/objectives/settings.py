@@ -34,6 +34,9 @@ class MaskSettings(Settings):
 class ObjectiveSettings(Settings):
     """Base of every objective's `Settings`. An objective's file narrows `name` and adds its own fields."""
 
+    reconstructs: ClassVar[bool] = False
+    """Whether a net that is trained with it makes images again, rather than generates them."""
+
     name: str
     """Name of the objective: a file in objectives."""
     mask: MaskSettings | None = Field(None, exclude_if=lambda mask: mask is None)

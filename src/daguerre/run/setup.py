@@ -185,8 +185,8 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     caches = cached.filled(config, parts, dataset, held_out, processes)
     config, of_duration = schedule.settled(config, point, sizes, dataset.count)
     every = intervals(config, sizes, dataset.count)
-    notices += parts.attached.unseen(partial(loader.fixed_captions, dataset))
-    notices += [*of_state, *of_duration, *caches.notices]
+    notices += [*parts.attached.unseen(partial(loader.fixed_captions, dataset)), *of_state, *of_duration]
+    notices += caches.notices
     notices += [*summary.describe_learning_rate(config, sizes), *summary.describe_warmup(every)]
     validates = every.validation is not None
     notices += summary.describe_data(dataset, held_out, sizes.whole, validates, parts.family.generates, parts.images)

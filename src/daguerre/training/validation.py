@@ -20,17 +20,23 @@ def validation_losses(
     `loss_at(batch, quantile)` draws its noise by the batch's keys, so the same weights always give the same
     numbers. Levels are the mid-points of equal parts of the objective's law of times. Slots with `valid_B` 0
     do not count. `batches` are this device's, as many as any other's. Names are as in metrics.jsonl: `validation/loss`
-    and `validation/loss_level_0` onwards.
+    and `validation/loss_level_0` onwards; what else the terms hold (`metrics`) is measured at the cleanest level.
     """
-    sums = [0.0] * (num_levels + 1)
+    sums = dict.fromkeys(["samples", *(f"loss_level_{level}" for level in range(num_levels))], 0.0)
     for batch in batches:
-        sums[num_levels] += float(batch.valid_B.sum())
+        sums["samples"] += float(batch.valid_B.sum())
         for level in range(num_levels):
             terms = loss_at(batch, (level + 0.5) / num_levels)
-            loss_B = (terms.loss_B if terms.raw_loss_B is None else terms.raw_loss_B).double().cpu()
-            sums[level] += float(torch.where(batch.valid_B > 0, loss_B, 0.0).sum())
-    *totals, count = (sum(each) for each in zip(*sharding.gather(sums), strict=True))
+            loss_B = terms.loss_B if terms.raw_loss_B is None else terms.raw_loss_B
+            found = {f"loss_level_{level}": loss_B, **({} if level else terms.metrics)}
+            for name, value_B in found.items():
+                total = float(torch.where(batch.valid_B > 0, value_B.double().cpu(), 0.0).sum())
+                sums[name] = sums.get(name, 0.0) + total
+    everyone = [own for own in sharding.gather(sums) if own["samples"]]
+    totals = {name: sum(own[name] for own in everyone) for name in (everyone[0] if everyone else ())}
+    count = totals.pop("samples", 0.0)
     if count == 0:
         return {}
-    levels = {f"validation/loss_level_{level}": total / count for level, total in enumerate(totals)}
-    return {"validation/loss": sum(levels.values()) / num_levels, **levels}
+    means = {f"validation/{name}": total / count for name, total in totals.items()}
+    loss = sum(means[f"validation/loss_level_{level}"] for level in range(num_levels)) / num_levels
+    return {"validation/loss": loss, **means}

@@ -45,6 +45,7 @@ Writes the newest checkpoint of a run, or a pipeline in diffusers' layout, in an
   weights=ema          or raw: of a run, the averaged weights (default where it keeps them) or the trained ones
   checkpoint=NAME      of a run, such as step-00010000 (default: the newest)
   variant=NAME         of a pipeline, such as fp16: its files of that name
+  component=NAME       of Stable Cascade with single_file: effnet, vqgan or another network in place of the stage
   training.device=cpu  of a run: where its networks are put together
 
 docs/export.md says what each form holds, and what programs that read one file take for granted.
@@ -62,6 +63,7 @@ class Options(Settings):
     weights: Literal["ema", "raw"] | None = None
     checkpoint: str | None = None
     variant: str | None = None
+    component: str | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,8 @@ def _check_form(request: Request) -> None:
     if form != "unet" and is_file != (out.suffix == ".safetensors"):
         what = "a .safetensors file" if is_file else "a folder, no .safetensors file"
         raise UserError(f"out={out}: format={form} writes {what}", code="conflict", setting="out")
+    if options.component and not is_file:
+        raise UserError("component: it is for format=single_file; remove it", code="unused", setting="component")
     if form == "adapters" and not request.is_run:
         raise UserError("format=adapters: it applies to a run only", code="conflict", setting="format")
     if form == "adapters" and options.dtype:
@@ -182,7 +186,7 @@ def write(request: Request, folder: Path) -> list[str]:
     """Puts the form that is asked for in its place; returns messages for the user."""
     form, variant, dtype = request.options.format, request.options.variant, request.dtype
     if form == "single_file":
-        return save.write(request.out, folder, dtype, variant)
+        return save.write(request.out, folder, dtype, variant, request.options.component)
     if form == "unet" and request.out.suffix == ".safetensors":
         save.write_unet(request.out, folder, dtype, variant)
     elif form == "adapters":

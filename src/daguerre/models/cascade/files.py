@@ -10,7 +10,7 @@ from torch import Tensor
 from daguerre.checkpoint.atomic import make_folder, write_atomically
 from daguerre.checkpoint.safetensors import Later, encode
 from daguerre.errors import UserError
-from daguerre.models.cascade import keys
+from daguerre.models.cascade import keys, sizes
 from daguerre.models.weights import files as weights_files
 
 
@@ -82,10 +82,34 @@ def write(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None =
     write_atomically(path, encode(made))
 
 
-def stage(folder: Path) -> str | None:
-    """The denoiser of a pipeline in `folder`, if it is one of Stable Cascade's; else None."""
-    named = weights_files.read_json(folder / "model_index.json").get("_class_name")
-    return {"StableCascadePriorPipeline": "prior", "StableCascadeDecoderPipeline": "decoder"}.get(str(named))
+def chosen(folder: Path, component: str | None) -> str | None:
+    """The network of Stable Cascade in `folder` that a file is to hold: the one that is asked for, or else the first of
+    its usual ones; None for a folder of other models. UserError for a network that is not there."""
+    index = folder / "model_index.json"
+    named = weights_files.read_json(index).get("_class_name") if index.is_file() else None
+    there = [name for name in keys.STAGES if (folder / name / "config.json").is_file()]
+    pipelines = (None, "StableCascadePriorPipeline", "StableCascadeDecoderPipeline")
+    of_cascade = bool(there) and named in pipelines
+    if component is not None and (not of_cascade or component not in there):
+        known = ", ".join(there) if of_cascade else "none: it is no model of Stable Cascade"
+        raise UserError(
+            f"component={component}: {folder.name} has no such network that a file of its own can hold; it has {known}",
+            code="unknown",
+            setting="component",
+        )
+    order = [name for name in ("prior", "decoder", "vqgan", "previewer", "effnet") if name in there]
+    return component or (order[0] if of_cascade else None)
+
+
+def scale_notice(folder: Path) -> list[str]:
+    """A line where a Stage A has another scale than programs take for granted that read its file, which has none."""
+    scale = weights_files.read_json(folder / "config.json").get("scale_factor")
+    if scale == sizes.STAGE_A["scale_factor"]:
+        return []
+    return [
+        f"this Stage A has the scale_factor {scale}, which a file cannot say: programs that read it take "
+        f"{sizes.STAGE_A['scale_factor']:g}"
+    ]
 
 
 def _fused(parts: list[Tensor], dtype: torch.dtype | None) -> Later:

@@ -30,16 +30,33 @@ from daguerre.models.weights.pickled import without_unused
 Tensors = dict[str, Tensor | Later]
 
 
-def write(path: Path, folder: Path, dtype: torch.dtype | None = None, variant: str | None = None) -> list[str]:
+def write(
+    path: Path,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    variant: str | None = None,
+    component: str | None = None,
+) -> list[str]:
     """Writes the pipeline in `folder` as one file; returns messages for the user. `dtype` None keeps every dtype.
+    `component` is the network of Stable Cascade that the file holds.
 
     A kill leaves nothing under `path`. UserError for what the layout has no place for.
     """
-    if (stage := cascade_files.stage(folder)) is not None:
+    if (stage := cascade_files.chosen(folder, component)) is not None:
         cascade_files.write(path, weights_files.read(folder / stage, variant), dtype)
         return [
-            f"{path.name} holds the {stage} alone, as Stability's files do; the other networks are files of their own"
+            f"{path.name} holds the {stage} alone, as Stability's files do; the other networks are files of their own "
+            "(component=NAME)",
+            *(cascade_files.scale_notice(folder / stage) if stage == "vqgan" else []),
         ]
+    if not (folder / "model_index.json").is_file():
+        there = ", ".join(sorted(each.name for each in folder.iterdir() if each.is_dir()))
+        raise UserError(
+            f"{folder.name} holds {there} alone, which has no file of the original layout of its own: "
+            "format=diffusers writes a folder",
+            code="unsupported",
+            setting="format",
+        )
     pipeline = _read_configs(folder)
     networks = {name: weights_files.read(folder / name, variant) for name in pipeline.configs}
     notices = [*compatibility.differences(pipeline), *compatibility.misread_prediction(pipeline, networks["unet"])]

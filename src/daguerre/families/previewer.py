@@ -40,7 +40,7 @@ _PIXELS, _LATENT, _NOISE = "pixels", "latent", "latent_noise"
 class Settings(PretrainedSettings):
     """The previewer of Stable Cascade, and the EfficientNet that makes its latents."""
 
-    family: Literal["cascade_previewer"] = "cascade_previewer"
+    family: Literal["previewer"] = "previewer"
     """Name of the family."""
     pretrained_model_name_or_path: Annotated[str, ADDRESS] = STABILITY
     """A folder with `previewer` and `effnet`, where these are `base`."""
@@ -57,8 +57,8 @@ class Settings(PretrainedSettings):
     files_tell_numbers: ClassVar[bool] = True
     overflows_float16: ClassVar[bool] = True
     components: ClassVar[Mapping[str, ComponentSpec]] = {
-        "previewer": ComponentSpec("autoencoder", trainable=True, extensible=False),
-        "effnet": ComponentSpec("image_encoder", trainable=True, extensible=False),
+        "previewer": ComponentSpec("autoencoder", trainable=True),
+        "effnet": ComponentSpec("image_encoder", trainable=True),
     }
     unused_when: ClassVar[tuple[Unused, ...]] = (
         *PretrainedSettings.unused_when,

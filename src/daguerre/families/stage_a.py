@@ -34,7 +34,7 @@ from daguerre.types import Cond
 class Settings(PretrainedSettings):
     """Stage A of Stable Cascade, which is trained."""
 
-    family: Literal["cascade_a"] = "cascade_a"
+    family: Literal["stage_a"] = "stage_a"
     """Name of the family."""
     pretrained_model_name_or_path: Annotated[str, ADDRESS] = STABILITY
     """The pipeline whose Stage A is trained, where vqgan is `base`."""
