@@ -90,7 +90,8 @@ def test_only_name_and_place_need_be_given(name):
     assert chosen.sampling.prompts or shown, "or of held-out samples"
     sources = chosen.data.sources.values()
     assert all(source.source in ("webdataset", "folder") or source.name for source in sources)
-    assert chosen.model.family == next((each for each in ("cascade_c", "cascade_b", "sdxl") if each in name), "sd")
+    known = {"cascade_c": "cascade_c", "cascade_b": "cascade_b", "cascade_effnet": "cascade_b", "sdxl": "sdxl"}
+    assert chosen.model.family == next((family for part, family in known.items() if part in name), "sd")
 
 
 @pytest.mark.parametrize("name", recipe.shipped())

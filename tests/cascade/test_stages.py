@@ -14,15 +14,16 @@ from diffusers import StableCascadeDecoderPipeline, StableCascadePriorPipeline
 from diffusers.loaders.single_file_utils import convert_stable_cascade_unet_single_file_to_diffusers
 from diffusers.schedulers import scheduling_ddpm_wuerstchen as wuerstchen
 from safetensors.torch import load_file
-from tiny_cascade import EFFNET, TINY_C, stage_b, stage_c, write_decoder, write_prior
+from tiny_cascade import EFFNET, TINY_B, TINY_C, stage_b, stage_c, write_decoder, write_prior
 from torch.nn import functional
-from transformers import CLIPTextModelWithProjection, CLIPTokenizer
+from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from daguerre import keys, plugins
 from daguerre.errors import UserError
 from daguerre.families import cascade_b, cascade_c
 from daguerre.models.cascade import initial, sizes
 from daguerre.models.family import Family
+from daguerre.models.weights.resolve import SHIPPED
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.draw import draw, fresh_noise, initial_noise
 from daguerre.samplers.settings import SamplingSettings
@@ -382,6 +383,38 @@ class TestPlaces:
         with torch.device("meta"):
             whole = family(pipelines, "c", effnet={}).components["effnet"]
         assert round(sum(p.numel() for p in whole.backbone.parameters()) / 1e6, 2) == 20.18  # type: ignore[union-attr]
+
+    def test_an_encoder_of_another_stride(self, pipelines):
+        """A 16th of the sides, where the last stage does not halve them."""
+        numbers = {
+            "stem_channels": 4,
+            "feature_channels": 8,
+            "stages": [["fused", 1, stride, 4, 1] for stride in (2, 2, 2)],
+        }
+        made = family(pipelines, "c", effnet=numbers, resolution_multiple=16)
+        assert made.components["effnet"].stride == 16
+        assert made.latent_shape((3, 64, 48)) == (16, 4, 3) == made.generated.latent_shape((3, 64, 48))
+        x0, _ = made.encode(batch(made, 64))
+        assert x0.shape == (3, 16, 4, 4)
+        with pytest.raises(UserError, match="multiples of 16"):
+            made.latent_shape((3, 24, 64))
+
+    def test_a_text_encoder_without_a_projection_projects_to_the_same(self, pipelines, tmp_path):
+        changes = {"text_encoder": "quickstart", "tokenizer": "quickstart"}
+        made = family(pipelines, "b", decoder={**TINY_B, "clip_text_pooled_in_channels": 96}, **changes)
+        encoder: Any = made.components["text_encoder"]
+        assert made.text is not None
+        ids = made.text.tokens(["a small red star"])
+        pooled = made.text.features(ids)["pooled"]
+        plain = CLIPTextModel.from_pretrained(SHIPPED / "quickstart" / "text_encoder", dtype=torch.float32)
+        reader: Any = made.text
+        tokens = reader.readers[0].tokens(["a small red star"]).ids_BKT[0]
+        mask = (torch.arange(tokens.shape[1]) <= (tokens == plain.config.eos_token_id).int().argmax(1)).long()[None]
+        with torch.no_grad():
+            torch.testing.assert_close(pooled, plain(tokens, attention_mask=mask).pooler_output)
+        encoder.save_pretrained(tmp_path)
+        again = CLIPTextModelWithProjection.from_pretrained(tmp_path).state_dict()
+        assert all(torch.equal(value, again[name]) for name, value in encoder.state_dict().items())
 
     def test_a_single_file_of_stability(self, pipelines):
         """Recorded from Stability's code, with the widths of its own text encoder."""

@@ -141,7 +141,7 @@ def test_components_are_trained_after_they_were_loaded(family: Family):
                if not any(p is each for each in family.unread))  # fmt: skip
     given = batch(family)
     y = changed.net(changed.encode(given)[0], torch.tensor([1.0, 5.0, 9.0]), changed.encode(given)[1])
-    y.square().mean().backward()
+    getattr(y, "images_BCHW", y).square().mean().backward()
     assert all(p.grad is not None for p in changed.net.parameters() if p.requires_grad)
     fixed = next((name for name, spec in family.specs.items() if not spec.trainable), "another")
     with pytest.raises(UserError, match=f"{fixed} cannot be trained in this family; there are: {able[0]}"):

@@ -4,6 +4,7 @@ A text longer than the encoder reads is truncated, or (`long`) read in windows, 
 letters: B texts, K windows, T tokens of a window, D features, P pooled features.
 """
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import CLIPTokenizer, T5Tokenizer
+from transformers import CLIPTextModel, CLIPTokenizer, T5Tokenizer
 
 from daguerre.errors import UserError
 from daguerre.models.components import ComponentLoader
@@ -175,7 +176,11 @@ def load(
     kind = _kind(encoder, value if isinstance(value, dict) else components.config(encoder), projected)
     layer, final_norm = _hidden_state(settings, encoder, kind, layer, final_norm)
     words, files = _tokenizer(components, tokenizer)
-    net = components.network(encoder, kind, {} if words is None else decided(words))
+    own = {} if words is None else decided(words)
+    if projected and isinstance(value, str) and components.config(encoder).get("architectures") == ["CLIPTextModel"]:
+        net = _projecting(components.network(encoder, CLIPTextModel, own))
+    else:
+        net = components.network(encoder, kind, own)
     reader = TextEncoder(
         encoder, net, words or AbsentTokenizer.of(net), files, layer, final_norm, settings.long_prompts, masked
     )
@@ -185,6 +190,19 @@ def load(
     if words is not None:
         _check_pair(reader)
     return reader
+
+
+def _projecting(encoder: Any) -> Any:
+    """A CLIPTextModel with a projection that changes nothing, for families that read projected features."""
+    config = copy.deepcopy(encoder.config)
+    config.projection_dim = config.hidden_size
+    with torch.device("meta"):
+        made = transformers.CLIPTextModelWithProjection(config)
+    made.text_model = encoder
+    identity = torch.eye(config.hidden_size, device=encoder.device)
+    made.text_projection.weight = nn.Parameter(identity, requires_grad=False)
+    made.config.architectures = ["CLIPTextModelWithProjection"]
+    return made.eval()
 
 
 def unread(reader: TextEncoder) -> list[nn.Parameter]:

@@ -25,13 +25,15 @@ class PatchDiscriminator(nn.Module):
 
     def __init__(self, channels: int, layers: int) -> None:
         super().__init__()
+        self.layers = layers
         widths = [3, *(channels * min(2**number, _WIDEST) for number in range(layers + 1))]
         sides = [(4, 2)] * layers + [(3, 1)]
         self.convs = nn.ModuleList(
             nn.Conv2d(before, after, kernel, stride, 1)
             for before, after, (kernel, stride) in zip(widths, widths[1:], sides, strict=False)
         )
-        self.norms = nn.ModuleList(nn.GroupNorm(math.gcd(_GROUPS, width), width) for width in widths[2:])
+        self.groups = [math.gcd(_GROUPS, width) for width in widths[2:]]
+        self.norms = nn.ModuleList(map(nn.GroupNorm, self.groups, widths[2:]))
         self.head = nn.Conv2d(widths[-1], 1, 3, 1, 1)
         for conv in (*self.convs, self.head):
             nn.init.normal_(conv.weight, std=0.02)
@@ -41,14 +43,14 @@ class PatchDiscriminator(nn.Module):
         """The logits. Unless it `learns`, its weights get no gradient from them, and the images get theirs all the
         same."""
 
-        def weights(layer: nn.Module) -> list[Tensor]:
-            own = [layer.get_parameter("weight"), layer.get_parameter("bias")]
-            return own if learns else [parameter.detach() for parameter in own]
+        def weights(layer: nn.Module) -> tuple[Tensor, Tensor]:
+            weight, bias = layer.get_parameter("weight"), layer.get_parameter("bias")
+            return (weight, bias) if learns else (weight.detach(), bias.detach())
 
         for number, conv in enumerate(self.convs):
-            x_BCHW = functional.conv2d(x_BCHW, *weights(conv), conv.stride, conv.padding)  # type: ignore[arg-type]
+            x_BCHW = functional.conv2d(x_BCHW, *weights(conv), stride=2 if number < self.layers else 1, padding=1)
             if number:
                 norm = self.norms[number - 1]
-                x_BCHW = functional.group_norm(x_BCHW, norm.num_groups, *weights(norm))  # type: ignore[arg-type]
+                x_BCHW = functional.group_norm(x_BCHW, self.groups[number - 1], *weights(norm))
             x_BCHW = functional.leaky_relu(x_BCHW, _SLOPE)
         return functional.conv2d(x_BCHW, *weights(self.head), padding=1)
