@@ -129,7 +129,7 @@ class Images:
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """What the net is told of a batch."""
+    """Reads for the net what it is told of a batch."""
 
     effnet: Any
 

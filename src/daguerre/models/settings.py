@@ -25,7 +25,7 @@ class ComponentSpec(NamedTuple):
 
     @property
     def extensible(self) -> bool:
-        """Whether adapters can add to it, too; what reads or makes images is trained whole or not at all."""
+        """True if adapters can add to it, too; what reads or makes images is trained whole or not at all."""
         return self.trainable and self.role in ("denoiser", "text_encoder")
 
 

@@ -95,7 +95,7 @@ class Reconstructed(NamedTuple):
 
 
 class Autoencoder(nn.Module):
-    """What this objective trains: called with images, it gives `Reconstructed`."""
+    """A net that this objective trains: called with images, it gives `Reconstructed`."""
 
     latent_terms: frozenset[str] = frozenset()
     """Names of the terms that it gives."""
