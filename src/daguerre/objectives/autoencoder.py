@@ -99,8 +99,11 @@ class Autoencoder(nn.Module):
 
     latent_terms: frozenset[str] = frozenset()
     """Names of the terms that it gives."""
-    last_layer: nn.Parameter
-    """Weights of the layer that makes the images."""
+
+    @property
+    def last_layer(self) -> Tensor:
+        """Weights of the layer that makes the images."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)

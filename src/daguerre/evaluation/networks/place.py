@@ -3,8 +3,6 @@
 Nothing is downloaded: without weights the refusal says which file is needed and how to get it.
 """
 
-import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -94,7 +94,8 @@ class EfficientNetEncoder(ModelMixin, ConfigMixin):
     @property
     def stride(self) -> int:
         """Pixels of an image for each cell of its latent: 32 of the published one."""
-        return 2 * prod(int(stage[2]) for stage in self.config.stages)
+        stages: Sequence[Sequence[Any]] = self.config["stages"]
+        return 2 * prod(int(stage[2]) for stage in stages)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Latents [B, 16, H/32, W/32] of RGB images that were normalised by ImageNet's statistics."""
