@@ -67,6 +67,7 @@ def test_it_is_converted_whole(name, converted, capsys):
     buckets = {"step": 32, "aspects": ASPECTS, "random": 0.05}
     assert tree["data"].get("buckets") == (buckets if "multi_aspect_ratio" in said else None)
     assert tree["objective"]["schedule"].get("shift", 1) == 1, "Stage B's 4 is never read by their code"
+    assert tree["lr_scheduler"]["warmup"] == "0 steps", "the first of their updates has a rate of 0"
     adapters = tree.get("adapters")
     if not name.endswith("_lora"):
         assert adapters is None

@@ -179,13 +179,14 @@ def test_gradients_are_clipped_by_the_norm_of_all(kind, tmp_path):
 
 @pytest.mark.long
 def test_the_first_update_after_each_start_learns(twins, tmp_path):
-    """With the one update of warm-up that all of their configs have."""
-    given = [*twins.overrides("cascade_c"), f"output_dir={tmp_path}", "run_name=x", "sampling.num_images=0"]
+    """The one update of warm-up that all of their configs have is left out: it has a rate of 0."""
+    given = [each for each in twins.overrides("cascade_c") if not each.startswith("lr_scheduler.")]
+    given += [f"output_dir={tmp_path}", "run_name=x", "sampling.num_images=0"]
     states = []
     for steps in (1, 2):
         assert main.run(["train", "cascade_c", *given, f"training.duration={steps} steps"]) == errors.DONE
         (file,) = (tmp_path / "x" / "pipeline" / "prior").glob("*.safetensors")
-        states.append(load_file(file))
-    base = load_file(twins.pipeline("cascade_c") / "prior" / "diffusion_pytorch_model.safetensors")
+        states.append(load_file(file)["clf.1.weight"].clone())
+    base = load_file(twins.pipeline("cascade_c") / "prior" / "diffusion_pytorch_model.safetensors")["clf.1.weight"]
     for before, after in ((base, states[0]), (states[0], states[1])):
-        assert not torch.equal(before["clf.1.weight"], after["clf.1.weight"])
+        assert not torch.equal(before, after)

@@ -19,6 +19,7 @@ from tiny_cascade import EFFNET, PREVIEWER, TINY_B, VQGAN, write_decoder
 from daguerre import errors
 from daguerre.build import parts as built
 from daguerre.build.parts import BatchSizes
+from daguerre.checkpoint.store import Store
 from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.errors import UserError
@@ -222,7 +223,12 @@ def test_two_processes_train_the_same_discriminator(tmp_path: Path) -> None:
         forked_runs.run(tmp_path, f"on{size}", size, "training.global_batch_size=4", recipe=given) for size in (1, 2)
     ]
     assert forked_runs.together(tmp_path, runs) == [[0], [0, 0]]
-    one, two = newest(tmp_path / "on1"), newest(tmp_path / "on2")
-    for name, value in one.items():
-        if name.startswith(("model", "objective")):
-            torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-5)
+    stores = [Store(tmp_path / name / "checkpoints") for name in ("on1", "on2")]
+    one, two = (store.load(store.root / store.names()[-1], ["model", "objective"]).tensors for store in stores)
+    for group, tensors in one.items():
+        for name, value in tensors.items():
+            if name.endswith("to_k.bias"):
+                continue  # its gradient is zero but for rounding
+            distance = torch.linalg.vector_norm((two[group][name] - value).float())
+            part = 1e-2 if name == "mean_square" else 1e-4  # an estimate from the images of rank 0
+            assert distance <= part * torch.linalg.vector_norm(value.float()), name

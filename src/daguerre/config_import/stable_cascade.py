@@ -25,6 +25,8 @@ def convert(reading: Reading) -> None:
         return
     _adapters(reading)
     reading.assume({"model.family": "cascade_c", "data.source": "webdataset"})
+    if reading.get("warmup_updates") == 1:
+        reading.carry("warmup_updates", "lr_scheduler.warmup", "0 steps", "its one update has a learning rate of 0")
     reading.aliases()
     reading.assume({"ema.enabled": any(path.startswith("ema.") for path in reading.values)})
     if reading.get("multi_aspect_ratio"):

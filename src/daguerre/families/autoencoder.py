@@ -68,6 +68,8 @@ class KLAutoencoder(reconstruction.Autoencoder):
     """AutoencoderKL as a net: the clean sample is the image itself."""
 
     mean_square: Tensor
+    """Of the latents' elements, over the micro-batches of rank 0, so an estimate, which `scaling_factor` of the export
+    is computed from: on other devices it differs in its third digit, and no weight depends on it."""
 
     def __init__(self, vae: Any, train: str) -> None:
         super().__init__()

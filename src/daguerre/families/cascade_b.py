@@ -83,7 +83,8 @@ def load(settings: Settings, seed: int) -> Family:
     networks = {"decoder": cascade_load.network(components, "decoder", sizes.STAGE_B.get(settings.size or ""))}
     networks |= texts.networks | {name: cascade_load.network(components, name) for name in ("effnet", "vqgan")}
     cascade_load.check_widths(settings.components, networks, reader)
-    batch_norms.keep(networks["effnet"], settings.effnet)
+    if isinstance(settings.effnet, str):
+        batch_norms.keep(networks["effnet"])
     reading = _Reading(networks["effnet"], settings.effnet_scale, settings.reconstruction_scale, seed)
     exporter = PipelineExporter(
         settings.pipeline_class,

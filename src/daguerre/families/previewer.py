@@ -160,7 +160,8 @@ def load(settings: Settings, seed: int) -> Family:
     networks = {name: cascade_load.network(components, name) for name in settings.components}
     cascade_load.check_previewer(networks)
     for name, network in networks.items():
-        batch_norms.keep(network, getattr(settings, name))
+        if isinstance(getattr(settings, name), str):
+            batch_norms.keep(network)
         network.requires_grad_(False)
     whole = Family(
         networks, settings.components, Previewing(networks, {}), Images(networks["effnet"], settings.latent_noise),

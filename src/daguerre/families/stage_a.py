@@ -119,7 +119,8 @@ def load(settings: Settings, seed: int) -> Family:
     network = cascade_load.network(components, "vqgan")
     if not isinstance(settings.vqgan, str):
         _spread(network.vquantizer.embedding.weight, seed)
-    batch_norms.keep(network, settings.vqgan)
+    if isinstance(settings.vqgan, str):
+        batch_norms.keep(network)
     network.requires_grad_(True)
     return Family(
         {"vqgan": network}, settings.components, StageA(network), Images(), _export,

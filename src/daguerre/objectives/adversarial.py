@@ -67,7 +67,7 @@ def last_layer_gradients(losses: tuple[Tensor, Tensor], last: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class Balance:
-    """What the objective learns beside the weights: updates so far, and the adaptive weight for the next one.
+    """Learns beside the weights: updates so far, and the adaptive weight for the next one.
 
     The weight is |gradient of the reconstruction's terms| / (|gradient of the adversarial one| + 1e-4) at the last
     layer, of means over the whole global batch, at most 1e4: VQGAN's, one update late. So it is a function of global

@@ -86,7 +86,7 @@ class Settings(ObjectiveSettings):
 
 
 class Reconstructed(NamedTuple):
-    """What a net gives for images."""
+    """Images that a net made again, and its own terms of the loss."""
 
     images_BCHW: Tensor
     """The images again, in [-1, 1] but for what is too dark or bright."""

@@ -174,19 +174,15 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     check_uncut_batches(config, couples_samples(parts.objective, parts.net), sizes)
     samples.check(config, parts)
     notices = [*loaded.notices, *point.notices, *sizes.notices]
-    notices += [
-        *parts.numerics.notices(),
-        *quantized_base.describe(parts.family.components),
-        *parts.family.compatibility_warnings(parts.objective),
-        *samples.unknown_words(config),
-    ]
+    notices += [*parts.numerics.notices(), *quantized_base.describe(parts.family.components)]
+    notices += [*parts.family.compatibility_warnings(parts.objective), *samples.unknown_words(config)]
     state, of_state = _state(config, parts, point, mesh, processes, stop)
     dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images)
     caches = cached.filled(config, parts, dataset, held_out, processes)
     config, of_duration = schedule.settled(config, point, sizes, dataset.count)
     every = intervals(config, sizes, dataset.count)
-    notices += [*parts.attached.unseen(partial(loader.fixed_captions, dataset)), *of_state, *of_duration]
-    notices += caches.notices
+    unseen = parts.attached.unseen(partial(loader.fixed_captions, dataset))
+    notices += [*unseen, *of_state, *of_duration, *caches.notices]
     notices += [*summary.describe_learning_rate(config, sizes), *summary.describe_warmup(every)]
     validates = every.validation is not None
     notices += summary.describe_data(dataset, held_out, sizes.whole, validates, parts.family.generates, parts.images)

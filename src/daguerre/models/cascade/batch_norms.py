@@ -17,10 +17,9 @@ class KeptBatchNorm2d(nn.BatchNorm2d):
         return super().train(False)
 
 
-def keep(network: nn.Module, place: Any) -> None:
-    """Makes the norms of a network that comes from a place, not from random weights, keep their statistics, in
-    place."""
-    for module in network.modules() if isinstance(place, str) else ():
+def keep(network: nn.Module) -> None:
+    """Makes the norms of a network keep their statistics, in place."""
+    for module in network.modules():
         if type(module) is nn.BatchNorm2d:
             module.__class__ = KeptBatchNorm2d
             module.eval()

@@ -20,7 +20,7 @@ from diffusers.models.unets.unet_stable_cascade import (
 from torch import Tensor, nn
 from torch.nn import functional
 
-from daguerre.models.cascade import efficientnet
+from daguerre.models.cascade import batch_norms, efficientnet
 from daguerre.models.cascade.sizes import FEATURES, STEM, V2_S
 from daguerre.models.controlnets.controlled import Bottleneck, Reads, Residuals
 
@@ -92,15 +92,7 @@ class StageCControlNet(ModelMixin, ConfigMixin):
             inner = [ControlBlock(hidden_channels) for _ in range(depth)]
             self.backbone = nn.Sequential(*first, *inner, nn.Conv2d(hidden_channels, features, 1))
         self.projections = nn.ModuleList(_projection(features, width) for width in widths)
-        self.train()
-
-    def train(self: Any, mode: bool = True) -> Any:
-        """Norms over the batch keep the statistics that they have, in training too, as Stability has it."""
-        nn.Module.train(self, mode)
-        for layer in self.modules():
-            if isinstance(layer, nn.BatchNorm2d):
-                layer.training = False
-        return self
+        batch_norms.keep(self.backbone)  # in training too, as Stability has it
 
     def forward(self, x_BCHW: Tensor) -> list[Tensor]:
         """The residuals of `blocks`, in their order."""
