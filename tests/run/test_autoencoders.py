@@ -227,8 +227,8 @@ def test_two_processes_train_the_same_discriminator(tmp_path: Path) -> None:
     one, two = (store.load(store.root / store.names()[-1], ["model", "objective"]).tensors for store in stores)
     for group, tensors in one.items():
         for name, value in tensors.items():
-            if name.endswith("to_k.bias"):
-                continue  # its gradient is zero but for rounding
+            if name.endswith("to_k.bias") or name == "discriminator.convs.1.bias":
+                continue  # its gradient is zero but for rounding: a norm of each channel follows
             distance = torch.linalg.vector_norm((two[group][name] - value).float())
             part = 1e-2 if name == "mean_square" else 1e-4  # an estimate from the images of rank 0
             assert distance <= part * torch.linalg.vector_norm(value.float()), name
