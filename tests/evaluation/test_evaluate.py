@@ -208,6 +208,23 @@ def test_runs_are_compared_on_equal_numbers_alone(setup, whole, tmp_path, capsys
     for name in ("cmmd", "fd_dinov2", "clip_score", "mean", "colour"):
         assert f"  {name} " in shown
         assert f"<td>{name}</td>" in written
+    # Each table is compared by the settings and the reference that it was measured with.
+    other_reference = tmp_path / "other.safetensors"
+    made = ["num_images=34", "resize=antialias_bicubic", setup.options[1], f"out={other_reference}"]
+    assert main.run(["reference", "quickstart", *made]) == errors.DONE
+    more = ["metrics={fd_dinov2: {resize: antialias_bicubic}}", f"reference={other_reference}"]
+    for place, raw in ((folder.parent, []), (other.parent, ["weights=raw"])):
+        command = ["evaluate", str(setup.run), *setup.options[:2], *more, "num_images=40", f"out={place}", *raw]
+        assert main.run(command) == errors.DONE
+    content = other_reference.read_bytes()
+    other_reference.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match="is not the reference any more that this was measured with"):
+        compare.run(str(folder), str(other), 20)
+    other_reference.write_bytes(content)
+    capsys.readouterr()
+    assert main.run(compared) == errors.DONE
+    tables = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fd_dinov2-")]
+    assert [line.rpartition("-")[2] for line in tables] == ["pillow_bicubic", "antialias_bicubic"]
     _, fewer = evaluated(setup, tmp_path / "fewer", "num_images=32")
     with pytest.raises(UserError, match="only equal numbers are compared"):
         compare.run(str(folder), str(fewer), 20)

@@ -22,6 +22,7 @@ from daguerre import errors, faults, plugins
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.config import config as configs
 from daguerre.errors import UserError
+from daguerre.report.evaluations import protocol_name
 from daguerre.run.trackers import image_name, image_text, send_evaluations, send_late
 from daguerre.tracking.background import Background
 from daguerre.tracking.sinks import MetricsFile
@@ -451,35 +452,57 @@ def test_the_offline_file_of_a_killed_and_resumed_run(tmp_path, monkeypatch):
     assert len(list(folder.rglob("*.png"))) == 6
 
 
-def test_results_of_evaluate_reach_trackers_once_and_the_metrics_file_never(tmp_path):
-    class Seen:
-        def __init__(self):
-            self.lines = []
-
-        def write(self, step, samples, values):
-            self.lines.append((step, samples, dict(values)))
-
-    folder, sink = RunFolder(tmp_path), Seen()
+def evaluation(folder: RunFolder, step: int, **protocol) -> str:
+    """Writes a result of `daguerre evaluate`, and gives the name of its number in trackers."""
+    protocol = {"step": step, "images": 2, "guidance_scale": 3.0, **protocol}
+    place = folder.evaluations / f"step-{step:08d}-{len(protocol)}-{protocol['guidance_scale']}"
+    place.mkdir(parents=True)
     rows = [{"name": "fid", "value": 7.5, "share": False}]
-    for step, time in ((10, "a"), (20, "b")):
-        place = folder.evaluations / f"step-{step:08d}-x"
-        place.mkdir(parents=True)
-        document = {"protocol": {"step": step}, "time": time, "tables": {"fid-x": {"count": 2, "rows": rows}}}
-        (place / "result.json").write_text(json.dumps(document))
-        send_evaluations([sink], folder, 160)
-        send_evaluations([sink], folder, 160)
-    assert sink.lines == [(step, 160, {"evaluation/fid-x/fid": 7.5}) for step in (10, 20)]
-    assert not folder.metrics.exists()
+    document = {"protocol": protocol, "time": "a", "tables": {"fid-x": {"count": 2, "rows": rows}}}
+    (place / "result.json").write_text(json.dumps(document))
+    return f"evaluation/fid-x/fid/{protocol_name(protocol)}"
+
+
+def test_results_of_evaluate_reach_trackers_once_and_the_metrics_file_never(tmp_path):
+    seen: list[tuple[int, int, dict[str, float]]] = []
+    folder, sink = RunFolder(tmp_path), Recording()
+    sink.write = lambda *line: seen.append(line)
+    tracker, file, name = Background("one", lambda: sink, print), MetricsFile(folder.metrics), ""
+    for step in (10, 20):
+        name = evaluation(folder, step)
+        for _ in range(2):
+            send_evaluations([file, tracker], folder, 160)
+    for one in (tracker, file):
+        one.close()
+    assert seen == [(step, 160, {name: 7.5}) for step in (10, 20)]
+    assert folder.metrics.read_bytes() == b""
+
+
+def test_results_that_a_tracker_did_not_take_are_given_to_it_again(tmp_path):
+    folder = RunFolder(tmp_path)
+    evaluation(folder, 10)
+    good, again = Recording(), Recording()
+    for name, sink in (("bad", Recording(error=OSError("full"))), ("good", good), ("bad", again), ("good", good)):
+        tracker = Background(name, lambda sink=sink: sink, lambda line: None)
+        send_evaluations([tracker], folder, 160)
+        tracker.close()
+    assert (good.steps, again.steps) == ([10], [10])
+
+
+def test_protocols_have_names_of_their_own_in_trackers(tmp_path):
+    """Of a sweep, or beside the metric of the loop, numbers do not replace each other."""
+    folder = RunFolder(tmp_path)
+    names = [evaluation(folder, 10, guidance_scale=scale) for scale in (1.0, 3.0)]
+    names.append(evaluation(folder, 10, sampler="ddim"))
+    assert len({*names}) == 3
+    assert evaluation(folder, 20, guidance_scale=1.0, checkpoint="step-00000020", run="moved") == names[0]
+    assert names[0].startswith("evaluation/fid-x/fid/2-images-guidance-1-")
 
 
 def test_results_that_come_after_training_reach_trackers(tmp_path, capsys):
     """From the process that measures, as long as no other one trains."""
     folder = RunFolder(tmp_path)
-    place = folder.evaluations / "step-00000010-x"
-    place.mkdir(parents=True)
-    rows = [{"name": "fid", "value": 7.5, "share": False}]
-    document = {"protocol": {"step": 10}, "time": "a", "tables": {"fid-x": {"count": 2, "rows": rows}}}
-    (place / "result.json").write_text(json.dumps(document))
+    name = evaluation(folder, 10)
     file = MetricsFile(folder.metrics)
     file.write(12, 384, {"learning/loss": 1.0})
     file.close()
@@ -492,6 +515,6 @@ def test_results_that_come_after_training_reach_trackers(tmp_path, capsys):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert events.Tags()["scalars"] == ["evaluation/fid-x/fid"]
-    assert [(event.step, event.value) for event in events.Scalars("evaluation/fid-x/fid")] == [(10, 7.5)]
+    assert events.Tags()["scalars"] == [name]
+    assert [(event.step, event.value) for event in events.Scalars(name)] == [(10, 7.5)]
     assert capsys.readouterr().out == ""

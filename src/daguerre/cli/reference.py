@@ -1,7 +1,9 @@
 """`daguerre reference`: statistics of a data set's images, which evaluations compare with."""
 
+import shutil
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
@@ -13,6 +15,8 @@ from daguerre.evaluation.evaluate import FolderEvaluation
 from daguerre.evaluation.images import SourceImages
 from daguerre.evaluation.inputs import network
 from daguerre.evaluation.metric import FeatureNetwork
+from daguerre.evaluation.networks.dinov2 import Resize
+from daguerre.evaluation.networks.resize import Policy
 from daguerre.generation import jobs
 from daguerre.training import device
 
@@ -27,7 +31,8 @@ writes them with their mean, covariance and digests. The same command again goes
   daguerre reference val2014 crop_px=256 num_images=30000 sample_seed=0 networks.inception=PATH out=coco.safetensors
 
   networks.NAME=PATH       inception, clip, dinov2: features of each network that is named
-  resize=[tensorflow]      of inception: also torch, antialias, pillow_bicubic
+  resize=[tensorflow]      of inception: also torch, antialias, pillow_bicubic; of dinov2: pillow_bicubic (default),
+                           antialias_bicubic
   num_images=1000          images, the first ones in the order of the data; with sample_seed=N drawn by a seed
   crop_px=256              middle squares of this side (images as they are)
   split=train              of a recipe or run: those that are trained on (held_out)
@@ -36,12 +41,31 @@ writes them with their mean, covariance and digests. The same command again goes
 docs/evaluate.md says more.
 """
 _ACTING = {"networks", "num_images", "crop_px", "sample_seed", "out"}
-_OPTIONS = {"inception": ("resize", ("tensorflow",)), "clip": ("crop", ("shorter_side", "square_first")),
-            "dinov2": ("resize", ("pillow_bicubic",))}  # fmt: skip
+_CROPS = ("shorter_side", "square_first")
+_POLICIES: dict[str, tuple[str, ...]] = {"inception": get_args(Policy), "dinov2": get_args(Resize)}
+"""Of networks: the policies of `resize`; the first is taken if none is asked for."""
 
 
 def _rows(one: FeatureNetwork, images: SourceImages, ids: range) -> np.ndarray:
     return one.compute(images.of(ids))
+
+
+def _options(network: str, resize: str | None) -> list[dict[str, str]]:
+    """The ways in which a network's features are computed. UserError for a policy that it does not know."""
+    if network == "clip":
+        return [{"crop": crop} for crop in _CROPS]
+    if network not in _POLICIES:
+        raise UserError(f"networks.{network}: references are of clip, {', '.join(_POLICIES)}", code="unsupported")
+    known = _POLICIES[network]
+    asked = [known[0]] if resize is None else resize.strip("[]").replace(" ", "").split(",")
+    if odd := [each for each in asked if each not in known]:
+        raise UserError(
+            f"resize={odd[0]}: {network} knows {', '.join(known)}; write references of networks that need other "
+            "policies one by one",
+            code="unsupported",
+            setting="resize",
+        )
+    return [{"resize": each} for each in asked]
 
 
 def run(arguments: list[str]) -> int:
@@ -54,9 +78,7 @@ def run(arguments: list[str]) -> int:
         raise UserError("give the data, and out=FILE for the statistics", code="missing", setting="out")
     if not asked.options.networks:
         raise UserError("networks.NAME=PATH is missing: features of which network?", code="missing", setting="networks")
-    options = dict(_OPTIONS)
-    if "resize" in own:
-        options["inception"] = ("resize", tuple(own["resize"].strip("[]").replace(" ", "").split(",")))
+    options = {name: _options(name, own.get("resize")) for name in asked.options.networks}
     images = evaluate.source_images(asked.words, asked.rest, asked.options, False, own.get("split"))
     where, out = device.choose_device("auto"), Path(asked.options.out).expanduser()
     data = FolderEvaluation(", ".join(asked.words), images, asked.options, out.parent).protocol
@@ -65,13 +87,11 @@ def run(arguments: list[str]) -> int:
     features: dict[str, np.ndarray] = {}
     networks = {}
     for name in asked.options.networks:
-        if name not in options:
-            raise UserError(f"networks.{name}: references are of {', '.join(options)}", setting=f"networks.{name}")
-        option, values = options[name]
-        for value in values:
-            one = network(asked.options, name, where, **{option: value})
+        for option in options[name]:
+            one = network(asked.options, name, where, **option)
             features[one.label] = kept.array(one.label, partial(_rows, one, images))
             networks[one.label] = one.about
     reference.write(out, data, networks, features)
+    shutil.rmtree(folder, ignore_errors=True)
     print(f"{out}: {images.total:,} images by {', '.join(features)}")
     return 0

@@ -4,8 +4,9 @@ Only equal numbers of images are compared: most metrics change with it. Where bo
 are drawn again with the same samples, so that what they share does not blur the difference.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from daguerre import keys, plugins
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.errors import UserError
-from daguerre.evaluation import reference, results
+from daguerre.evaluation import losses, reference, results
 from daguerre.evaluation.formulas import bootstrap
 from daguerre.evaluation.reference import Statistics
 from daguerre.evaluation.result import Row
@@ -38,6 +39,11 @@ class Evaluation:
     @property
     def protocol(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.document["protocol"]
+        return found
+
+    @property
+    def tables(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.document["tables"]
         return found
 
     @property
@@ -93,55 +99,49 @@ def run(first: str, second: str, times: int, out: str | None = None) -> int:
 
 
 def differences(a: Evaluation, b: Evaluation, times: int) -> Iterator[Difference]:
-    """Each number of the tables that both have, measured with the same networks and the same reference."""
-    for name, own in a.document["metrics"].items():
-        ours = {k: v for k, v in a.document["tables"].items() if k.partition("-")[0] == name}
-        tables = [k for k, v in ours.items() if _alike(v, b.document["tables"].get(k))]
-        if b.document["metrics"].get(name) != own or not tables:
+    """Each number of the tables that both have, measured with the same settings, networks and reference."""
+    for table, document in a.tables.items():
+        other = b.tables.get(table)
+        if other is None or any(document[each] != other[each] for each in ("count", "made_with")):
             continue
-        metric = plugins.find("metrics", name)
-        settings = metric.Settings.model_validate(own)
-
-        def at(one: Evaluation, rows: np.ndarray, metric: Any = metric, settings: Any = settings) -> dict[str, float]:
-            tables = metric.evaluate(settings, StoredInputs(one, rows))
-            return {f"{table} {row.name}": row.value for table, found in tables.items() for row in found.rows}
-
-        yield from _of_tables(a, b, tables, times, at)
-
-
-def _of_tables(
-    a: Evaluation, b: Evaluation, tables: Sequence[str], times: int, at: Callable[..., dict[str, float]]
-) -> Iterator[Difference]:
-    count = a.document["tables"][tables[0]]["count"]
-    drawn: list[dict[str, float]] = []
-    with Counter(f"bootstrap of {tables[0]}", times, unit="draws") as counter:
-        for rows in bootstrap.draws(count, times):
-            try:
-                one, two = at(a, rows), at(b, rows)
-            except _NoSamples:
-                drawn = [_binomial(a, b, tables, number) for number in range(times)]
-                break
-            drawn.append({name: two[name] - one[name] for name in one})
-            counter.add(1)
-    for table in tables:
-        others = {row["name"]: row["value"] for row in b.document["tables"][table]["rows"]}
-        for document in a.document["tables"][table]["rows"]:
-            row, key = Row(**document), f"{table} {document['name']}"
-            low, high = np.quantile([each[key] for each in drawn], [0.025, 0.975])
+        others = {row["name"]: row["value"] for row in other["rows"]}
+        drawn = _drawn(a, b, table, times)
+        for each in document["rows"]:
+            row = Row(**each)
+            low, high = np.quantile([one[row.name] for one in drawn], [0.025, 0.975])
             yield Difference(table, row, others[row.name], float(low), float(high))
 
 
-def _binomial(a: Evaluation, b: Evaluation, tables: Sequence[str], number: int) -> dict[str, float]:
-    """One draw of the differences of shares, of which only the shares were kept."""
-    found: dict[str, float] = {}
-    for table in tables:
-        values = []
-        for side, one in enumerate((a, b)):
-            document = one.document["tables"][table]
-            uniforms = keys.uniforms(side, "bootstrap of shares", number, count=document["count"])
-            values.append({row["name"]: float((uniforms < row["value"]).mean()) for row in document["rows"]})
-        found |= {f"{table} {name}": values[1][name] - values[0][name] for name in values[0]}
+def _drawn(a: Evaluation, b: Evaluation, table: str, times: int) -> list[dict[str, float]]:
+    """The differences of a table's numbers, each time on samples that are drawn again."""
+    own = a.tables[table]["made_with"]["settings"]
+    metric = plugins.find("metrics", own["name"])
+    settings = metric.Settings.model_validate(own)
+
+    def at(one: Evaluation, rows: np.ndarray) -> dict[str, float]:
+        found: dict[str, float] = metric.evaluate(settings, StoredInputs(one, table, rows))[table].values()
+        return found
+
+    found = []
+    with Counter(f"bootstrap of {table}", times, unit="draws") as counter:
+        for rows in bootstrap.draws(a.tables[table]["count"], times):
+            try:
+                one, two = at(a, rows), at(b, rows)
+            except _NoSamples:
+                return [_binomial(a, b, table, number) for number in range(times)]
+            found.append({name: two[name] - one[name] for name in one})
+            counter.add(1)
     return found
+
+
+def _binomial(a: Evaluation, b: Evaluation, table: str, number: int) -> dict[str, float]:
+    """One draw of the differences of shares, of which only the shares were kept."""
+    values = []
+    for side, one in enumerate((a, b)):
+        document = one.tables[table]
+        uniforms = keys.uniforms(side, "bootstrap of shares", number, count=document["count"])
+        values.append({row["name"]: float((uniforms < row["value"]).mean()) for row in document["rows"]})
+    return {name: values[1][name] - values[0][name] for name in values[0]}
 
 
 class _NoSamples(Exception):
@@ -158,9 +158,10 @@ class StoredNetwork:
 
 @dataclass(frozen=True)
 class StoredInputs:
-    """Inputs of metrics from the arrays of an evaluation, at some samples."""
+    """Inputs of the metric of a table from the arrays of an evaluation, at some samples."""
 
     one: Evaluation
+    table: str
     rows: np.ndarray
     redraw: None = None
 
@@ -170,13 +171,8 @@ class StoredInputs:
         raise _NoSamples
 
     def network(self, name: str, **options: Any) -> StoredNetwork:
-        """The network whose arrays are there."""
-        ending = "".join(f"-{value}" for value in options.values())
-        for path in sorted(self.one.folder.glob("*.npy")):
-            label = path.stem.partition("-")[2]
-            if f"{name}-" in f"{path.stem}-" and label.endswith(ending):
-                return StoredNetwork(label, {})
-        raise _NoSamples
+        """The network of the table, whose name ends in the network's."""
+        return StoredNetwork(self.table.partition("-")[2], {})
 
     def features(self, network: StoredNetwork) -> np.ndarray:
         return self._array(f"features-{network.label}")
@@ -185,39 +181,40 @@ class StoredInputs:
         return self._array(f"texts-{network.label}")
 
     def reference(self, network: StoredNetwork) -> Statistics:
-        return _statistics(str(self.one.document["reference"]), network.label)
+        body = self.one.tables[self.table]
+        return _reference(body["places"]["reference"], network.label, body["made_with"]["reference"]["sha256"])
 
     def pairs(self, name: str, score: Any) -> np.ndarray:
         return self._array(name)
 
     def losses(self, quantiles: Sequence[float], num_samples: int) -> dict[str, np.ndarray]:
-        found = {path.stem.split("-")[1]: np.load(path)[0] for path in self.one.folder.glob("losses-*.npy")}
-        return {weights: losses[self.rows] for weights, losses in found.items()}
+        weights = self.table.partition("-")[2]
+        return {weights: self._array(losses.array_name(weights, quantiles, num_samples), 0)}
 
     @property
     def draw(self) -> Any:
         raise _NoSamples
 
-    def _array(self, name: str) -> np.ndarray:
+    def _array(self, name: str, *inner: int) -> np.ndarray:
         path = self.one.folder / f"{name}.npy"
         if not path.is_file():
             raise _NoSamples
-        found: np.ndarray = np.load(path, allow_pickle=False)[self.rows]
+        found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)[*inner, self.rows]
         return found
 
 
-_REFERENCES: dict[tuple[str, str], Statistics] = {}
-
-
-def _statistics(file: str, label: str) -> Statistics:
-    return _REFERENCES.setdefault((file, label), reference.of_file(file, label))
-
-
-def _alike(first: Mapping[str, Any], second: Mapping[str, Any] | None) -> bool:
-    """True if both tables were measured with the same networks and reference, on as many images."""
-    return (
-        second is not None and first["count"] == second["count"] and first.get("made_with") == second.get("made_with")
-    )
+@cache
+def _reference(place: str, label: str, digest: str) -> Statistics:
+    """The reference that a table was measured with. UserError where it is another one now."""
+    found = reference.of_file(place, label)
+    if found.about["sha256"] != digest:
+        raise UserError(
+            f"{place} is not the reference any more that this was measured with ({digest[:12]}): put that one there, "
+            "or evaluate both again",
+            code="changed",
+            setting="reference",
+        )
+    return found
 
 
 def _found(name: str) -> list[Evaluation]:

@@ -264,9 +264,12 @@ def measure(settings: EvaluationSettings, inputs: MeasuredInputs) -> dict[str, R
     waits = False
     for name, own in settings.metrics.items():
         try:
-            found |= plugins.find("metrics", name).evaluate(own, inputs)
+            tables = plugins.find("metrics", name).evaluate(own, inputs)
         except Incomplete:
             waits = True
+            continue
+        own_settings = {"settings": own.model_dump(mode="json")}
+        found |= {table: replace(one, made_with={**one.made_with, **own_settings}) for table, one in tables.items()}
     return None if waits else found
 
 

@@ -122,7 +122,7 @@ def _measured(jobs: Sequence[ModelEvaluation], followed: Followed, names: Sequen
 
 def _measure(job: ModelEvaluation) -> None:
     assert job.checkpoint is not None
-    if is_measured(job):
+    if results.has(job.folder.path, job.settings):
         return
     found = job.run()
     step = job.loading.provenance["step"]
@@ -131,12 +131,6 @@ def _measure(job: ModelEvaluation) -> None:
                             for row in result.rows)  # fmt: skip
         print(f"step {step:,}, {name}: {numbers}", flush=True)
     refresh_page(job)
-
-
-def is_measured(job: ModelEvaluation) -> bool:
-    """True if the result of this protocol has a table of each metric."""
-    tables = results.read(job.folder.path).get("tables", {})
-    return all(any(table.partition("-")[0] == name for table in tables) for name in job.settings.metrics)
 
 
 def refresh_page(job: ModelEvaluation) -> None:

@@ -32,10 +32,9 @@ def kept(
     """[n, quantiles] float64 for each set of weights in `parts_by`, from files of the folder if they are there. The
     first process computes them; Incomplete for the others until then."""
     make_folder(folder)
-    digest = sha256(f"{list(quantiles)} {num_samples}".encode()).hexdigest()[:8]
     found = {}
     for weights, load in parts_by.items():
-        name = f"losses-{weights}-{digest}"
+        name = array_name(weights, quantiles, num_samples)
         if not (folder / f"{name}.npy").is_file() and part.index:
             raise Incomplete(name)
 
@@ -45,6 +44,12 @@ def kept(
 
         found[weights] = Blocks(folder, 1, TaskShard()).array(name, make)[0]
     return found
+
+
+def array_name(weights: str, quantiles: Sequence[float], num_samples: int) -> str:
+    """The name of the losses by these weights among the arrays of a folder."""
+    digest = sha256(f"{list(quantiles)} {num_samples}".encode()).hexdigest()[:8]
+    return f"losses-{weights}-{digest}"
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ mean and covariance float64. Its header says which data, how many samples, which
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,17 @@ class Statistics:
         return {"file": self.path.name, "sha256": sha256(self.path), **self.document["data"]}
 
     def moments(self) -> Moments:
-        return Moments(self.count, self._tensor("mean"), self._tensor("covariance"))
+        return self._moments
 
     def features(self) -> np.ndarray:
+        return self._features
+
+    @cached_property
+    def _moments(self) -> Moments:
+        return Moments(self.count, self._tensor("mean"), self._tensor("covariance"))
+
+    @cached_property
+    def _features(self) -> np.ndarray:
         return self._tensor("features")
 
     def _tensor(self, kind: str) -> np.ndarray:

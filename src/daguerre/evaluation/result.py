@@ -44,7 +44,7 @@ class Result:
     note: str = ""
     """What the numbers mean, for people."""
     made_with: Mapping[str, Any] = field(default_factory=dict)
-    """What else the numbers depend on: networks and their digests, the reference."""
+    """What else the numbers depend on: networks and their digests, the reference, settings of the metric."""
 
     def document(self) -> dict[str, Any]:
         """As evaluation.json and result.json hold it, for the report."""

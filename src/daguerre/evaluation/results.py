@@ -13,8 +13,10 @@ import torch
 from daguerre import __version__
 from daguerre.checkpoint.atomic import locked, write_json_atomically
 from daguerre.errors import UserError
+from daguerre.evaluation.metric import MetricSettings
 from daguerre.evaluation.result import Result
 from daguerre.evaluation.settings import EvaluationSettings
+from daguerre.models.weights.file_digests import sha256
 
 NAME = "result.json"
 
@@ -24,25 +26,40 @@ def write(
 ) -> dict[str, Any]:
     """Adds tables to the result of a folder, in place of those of the same names; returns the document."""
     path = folder / NAME
-    metrics = {name: own.model_dump(mode="json") for name, own in settings.metrics.items()}
     with locked(folder):
         known = read(folder)
-        before = known.get("tables", {})
-        documents = {name: result.document() for name, result in tables.items()}
+        documents = {name: {**result.document(), "places": _places(settings)} for name, result in tables.items()}
         document = {
             "made_by": f"daguerre {__version__}",
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "protocol": dict(protocol),
             "software": software(),
-            # Absolute, as comparisons read it from anywhere.
-            "reference": str(Path(settings.reference).expanduser().absolute())
-            if settings.reference
-            else known.get("reference"),
-            "metrics": known.get("metrics", {}) | metrics,
-            "tables": before | documents,
+            "tables": known.get("tables", {}) | documents,
         }
         write_json_atomically(path, document)
     return document
+
+
+def has(folder: Path, settings: EvaluationSettings) -> bool:
+    """True if the result of a folder has a table of each metric, with its settings, networks and reference."""
+    tables = read(folder).get("tables", {}).values()
+    return all(any(_is_of(body, metric, settings) for body in tables) for metric in settings.metrics.values())
+
+
+def _is_of(body: Mapping[str, Any], metric: MetricSettings, settings: EvaluationSettings) -> bool:
+    made_with = body.get("made_with", {})
+    if made_with.get("settings") != metric.model_dump(mode="json") or body.get("places") != _places(settings):
+        return False
+    reference = made_with.get("reference")
+    return reference is None or reference["sha256"] == sha256(Path(body["places"]["reference"]))
+
+
+def _places(settings: EvaluationSettings) -> dict[str, str]:
+    """Where networks and reference were read; that of the reference absolute, as comparisons read it from anywhere."""
+    found = {name: place.path for name, place in settings.networks.items()}
+    if settings.reference is not None:
+        found["reference"] = str(Path(settings.reference).expanduser().absolute())
+    return found
 
 
 def software() -> dict[str, str]:

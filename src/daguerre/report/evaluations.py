@@ -4,8 +4,10 @@ result.json is `{"protocol": {...}, "tables": {NAME: {"count", "rows": [{"name",
 "made_with"}}}`; whatever is missing or of another kind is left out.
 """
 
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from typing import Any, NamedTuple, TypeGuard
 
 from daguerre.report.html import Html, element, join, table, when
@@ -35,6 +37,15 @@ class Point(NamedTuple):
         listed = self.body.get("rows")
         rows = listed if isinstance(listed, list) else []
         return [row for row in rows if isinstance(row, dict) and _is_number(row.get("value"))]
+
+
+def protocol_name(protocol: Mapping[str, Any]) -> str:
+    """A short name that evaluations of other images, guidance, sampler, prompts and the like do not have: equal for all
+    checkpoints, and for runs that are measured in the same way."""
+    shared = {name: value for name, value in protocol.items() if name not in ("run", "checkpoint", "step")}
+    digest = sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:4]
+    guidance = f"-guidance-{scale}" if (scale := _guidance(protocol)) else ""
+    return f"{protocol.get('images', 0)}-images{guidance}-{digest}"
 
 
 def tables(run: Run) -> Html | None:
@@ -117,7 +128,7 @@ def _table(name: str, points: list[Point]) -> Html:
     )
 
 
-def _guidance(protocol: dict[str, Any]) -> str:
+def _guidance(protocol: Mapping[str, Any]) -> str:
     scale = protocol.get("guidance_scale")
     return f"{scale:g}" if _is_number(scale) else ""
 
@@ -140,8 +151,9 @@ def _protocols(run: Run) -> Html:
         software = document.get("software")
         versions = ", ".join(f"{k} {v}" for k, v in software.items()) if isinstance(software, dict) else ""
         guidance = _guidance(protocol)
-        rows.append([facts, guidance, prompts, _made_with(document), versions, when(document.get("time"))])
-    head = ["Protocol", "Guidance", "Prompts (SHA-256)", "Networks and reference", "Software", "Measured"]
+        name = protocol_name(protocol)
+        rows.append([name, facts, guidance, prompts, _made_with(document), versions, when(document.get("time"))])
+    head = ["Name", "Protocol", "Guidance", "Prompts (SHA-256)", "Networks and reference", "Software", "Measured"]
     return element("details", element("summary", "Protocols"), table(head, rows, "plain"))
 
 

@@ -1,8 +1,9 @@
 """The sinks of a run's numbers: its metrics file and the recipe's trackers, each of these in a thread of its own."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -15,13 +16,14 @@ from daguerre.credentials import scrub
 from daguerre.errors import UserError
 from daguerre.formatting import first_line
 from daguerre.report import run as reported
+from daguerre.report.evaluations import protocol_name
 from daguerre.tracking.background import Background
-from daguerre.tracking.settings import LoggingSettings
+from daguerre.tracking.settings import LoggingSettings, TrackerSettings
 from daguerre.tracking.sinks import MetricsFile, Sink, read_metrics
 from daguerre.tracking.tracker import EarlierImage, TrackedRun
 
-_SENT = "sent.json"
-"""File beside the results of `daguerre evaluate`: those that trackers were given, with the time of each."""
+_SENT = "sent-{}.json"
+"""File beside the results of `daguerre evaluate`: those that a tracker has taken, with the time of each."""
 
 
 def check(settings: LoggingSettings) -> None:
@@ -46,12 +48,17 @@ def sinks(
     return found
 
 
-def _started(config: Config, folder: RunFolder, step: int | None, say: Callable[[str], None]) -> list[Sink]:
+def _started(config: Config, folder: RunFolder, step: int | None, say: Callable[[str], None]) -> list[Background]:
     """The recipe's trackers."""
     active = {name: own for name, own in config.logging.trackers.items() if own.active}
     run = _tracked(config, folder, step, say) if active else None
-    return [Background(name, partial(plugins.find("trackers", name).start, own, run), say)
-            for name, own in active.items()]  # fmt: skip
+    return [Background(name, partial(_start, own, run, folder), say) for name, own in active.items()]
+
+
+def _start(settings: TrackerSettings, run: TrackedRun, folder: RunFolder) -> Sink:
+    taken = [{"step": _step(one), "samples": 0, **_values(one)} for one in _evaluations(folder, settings.name)[0]]
+    sink: Sink = plugins.find("trackers", settings.name).start(settings, replace(run, evaluations=taken))
+    return sink
 
 
 def image_name(number: int) -> str:
@@ -64,47 +71,57 @@ def image_text(prompt: str, seed: Any) -> str:
     return f"{prompt}\nseed {seed}"
 
 
-def send_evaluations(trackers: Sequence[Sink], folder: RunFolder, samples: int) -> None:
-    """Gives trackers the results of `daguerre evaluate` that came since the last call, each at the step whose weights
-    it measures; the metrics file keeps none of them. OSError."""
-    sent, new = _evaluations(folder)
+def send_evaluations(sinks: Iterable[Sink], folder: RunFolder, samples: int) -> None:
+    """Gives each tracker among the sinks the results of `daguerre evaluate` that it has not taken yet, each at the step
+    whose weights it measures; the metrics file keeps none of them. A tracker that fails gets them at another start."""
+    for sink in sinks:
+        if isinstance(sink, Background):
+            sink.call(partial(_send, folder, sink.name, samples))
+
+
+def _send(folder: RunFolder, name: str, samples: int, sink: Sink) -> None:
+    taken, new = _evaluations(folder, name)
     for one in new:
-        for sink in trackers:
-            sink.write(_step(one), samples, _values(one))
+        sink.write(_step(one), samples, _values(one))
     if new:
-        times = {_identity(one): one.get("time") for one in (*sent, *new)}
-        write_json_atomically(folder.evaluations / _SENT, times)
+        times = {_identity(one): one.get("time") for one in (*taken, *new)}
+        write_json_atomically(folder.evaluations / _SENT.format(name), times)
 
 
 def send_late(config: Config, folder: RunFolder, say: Callable[[str], None]) -> None:
     """Gives trackers the results that came after training, if nobody trains now: a trainer sends them with its next
     save. What they lack is told."""
-    if lock_holder(folder.path) is not None or not _evaluations(folder)[1]:
+    active = [name for name, own in config.logging.trackers.items() if own.active]
+
+    def are_missing() -> bool:
+        return any(_evaluations(folder, name)[1] for name in active)
+
+    if lock_holder(folder.path) is not None or not are_missing():
         return
     last = (read_metrics(folder.metrics) or [{"step": 0, "samples": 0}])[-1]
     try:
         check(config.logging)
         with ExitStack() as stack:
             stack.enter_context(locked(folder.evaluations))
-            if not _evaluations(folder)[1]:  # another process was first
+            if not are_missing():  # another process was first
                 return
             found = _started(config, folder, last["step"], say)
-            for sink in found:
-                stack.callback(sink.close)
+            for tracker in found:
+                stack.callback(tracker.close)
             send_evaluations(found, folder, last["samples"])
     except (UserError, OSError) as error:
         say(f"trackers did not get the new results, the report has them: {first_line(error)}")
 
 
-def _evaluations(folder: RunFolder) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The results that trackers were given, and those that they were not, oldest step first."""
-    file = folder.evaluations / _SENT
+def _evaluations(folder: RunFolder, tracker: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The results that a tracker has taken, and those that it has not, oldest step first."""
+    file = folder.evaluations / _SENT.format(tracker)
     times = json.loads(file.read_bytes()) if file.is_file() else {}
-    sent: list[dict[str, Any]] = []
+    taken: list[dict[str, Any]] = []
     new: list[dict[str, Any]] = []
     for one in reported.evaluations(folder.evaluations, []):
-        (sent if times.get(_identity(one)) == one.get("time") else new).append(one)
-    return sent, new
+        (taken if times.get(_identity(one)) == one.get("time") else new).append(one)
+    return taken, new
 
 
 def _step(result: Mapping[str, Any]) -> int:
@@ -112,8 +129,11 @@ def _step(result: Mapping[str, Any]) -> int:
 
 
 def _values(result: Mapping[str, Any]) -> dict[str, float]:
-    tables = result["tables"].items()
-    return {f"evaluation/{table}/{row['name']}": row["value"] for table, body in tables for row in body["rows"]}
+    """The numbers of a result, under names that no other protocol has."""
+    protocol, tables = protocol_name(result["protocol"]), result["tables"].items()
+    return {
+        f"evaluation/{table}/{row['name']}/{protocol}": row["value"] for table, body in tables for row in body["rows"]
+    }
 
 
 def _identity(result: Mapping[str, Any]) -> str:
@@ -130,8 +150,7 @@ def _tracked(config: Config, folder: RunFolder, step: int | None, say: Callable[
     ]
     recipe = _without_secrets(config.model_dump(mode="json"))
     history = read_metrics(folder.metrics)
-    sent = [{"step": _step(one), "samples": 0, **_values(one)} for one in _evaluations(folder)[0]]
-    return TrackedRun(config.run_name, folder.path, recipe, step or 0, step is not None, history, images, say, sent)
+    return TrackedRun(config.run_name, folder.path, recipe, step or 0, step is not None, history, images, say)
 
 
 def _without_secrets(value: Any) -> Any:

@@ -217,7 +217,7 @@ def publish(run: Run, again: bool = False) -> None:
     with run.tolerant("reporting"):
         if run.processes.leads:
             write_json_atomically(run.folder.data, {"step": run.state.step, **run.loading.report()})
-            trackers.send_evaluations(run.sinks[1:], run.folder, run.state.samples)
+            trackers.send_evaluations(run.sinks, run.folder, run.state.samples)
         run.status("running")
         run.page()
 

@@ -33,7 +33,7 @@ class Background:
         limit: int = LIMIT,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        self._name, self._say, self._patience_seconds = name, say, patience_seconds
+        self.name, self._say, self._patience_seconds = name, say, patience_seconds
         self._waiting: queue.Queue[Callable[[Sink], None] | None] = queue.Queue(limit)
         self._failed = False
         self._thread = threading.Thread(target=self._work, args=(start,), name=f"tracker {name}", daemon=True)
@@ -42,11 +42,15 @@ class Background:
     def write(self, step: int, samples: int, values: Mapping[str, float]) -> None:
         """As `Sink.write`; returns at once."""
         kept = dict(values)
-        self._put(lambda sink: sink.write(step, samples, kept))
+        self.call(lambda sink: sink.write(step, samples, kept))
 
     def show(self, step: int, name: str, pixels_HWC: np.ndarray, text: str) -> None:
         """As `Sink.show`; returns at once."""
-        self._put(lambda sink: sink.show(step, name, pixels_HWC, text))
+        self.call(lambda sink: sink.show(step, name, pixels_HWC, text))
+
+    def call(self, act: Callable[[Sink], None]) -> None:
+        """Calls `act` in the thread, when the tracker has taken all that came before; returns at once."""
+        self._put(act)
 
     def close(self) -> None:
         """Waits until the tracker has taken all, at most `patience_seconds`."""
@@ -82,6 +86,6 @@ class Background:
         if not self._failed:
             self._failed = True
             self._say(
-                f"tracker {self._name} FAILED: {scrub(why)}. The run continues without it; all numbers are in "
+                f"tracker {self.name} FAILED: {scrub(why)}. The run continues without it; all numbers are in "
                 "metrics/metrics.jsonl"
             )

@@ -42,4 +42,4 @@ class TrackedRun:
     say: Callable[[str], None] = print
     """Shows a line at the terminal."""
     evaluations: Sequence[Mapping[str, Any]] = ()
-    """Results of `daguerre evaluate` that trackers were given before, as lines of metrics."""
+    """Results of `daguerre evaluate` that this tracker has taken before, as lines of metrics."""

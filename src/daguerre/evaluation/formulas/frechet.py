@@ -4,7 +4,7 @@
 
 The last trace is the sum of the roots of the eigenvalues of S1 S2, and these are the eigenvalues of the symmetric R' S1
 R with S2 = R R': real, and clipped at 0. Nothing is added to the diagonals, also where there are fewer samples than
-dimensions.
+dimensions: there S1 = D' D with D of n rows, and the smaller D R R' D' has the same eigenvalues but for zeros.
 """
 
 from dataclasses import dataclass
@@ -22,6 +22,8 @@ class Moments:
     """[d] float64."""
     covariance: np.ndarray
     """[d, d] float64, over count - 1."""
+    deviations: np.ndarray | None = None
+    """D, [count, d] float64, with covariance = D' D; only where it has fewer rows than columns."""
 
     @cached_property
     def root(self) -> np.ndarray:
@@ -33,17 +35,21 @@ class Moments:
 
 def moments(features_ND: np.ndarray) -> Moments:
     """Moments of [n, d] vectors, n >= 2, in float64."""
-    count = len(features_ND)
+    count, width = features_ND.shape
     assert count >= 2, "a covariance needs two samples"
     wide_ND = features_ND.astype(np.float64)
     mean = wide_ND.mean(axis=0)
-    wide_ND -= mean
-    return Moments(count, mean, wide_ND.T @ wide_ND / (count - 1))
+    wide_ND = (wide_ND - mean) / np.sqrt(count - 1)
+    return Moments(count, mean, wide_ND.T @ wide_ND, wide_ND if count < width else None)
 
 
 def distance(first: Moments, second: Moments) -> float:
     """The distance, 0 or more but for rounding. It falls with the number of samples: compare equal numbers only."""
     apart = first.mean - second.mean
-    shared = np.linalg.eigvalsh(second.root.T @ first.covariance @ second.root)
+    if first.deviations is None:
+        shared = np.linalg.eigvalsh(second.root.T @ first.covariance @ second.root)
+    else:
+        across = first.deviations @ second.root
+        shared = np.linalg.eigvalsh(across @ across.T)
     traces = np.trace(first.covariance) + np.trace(second.covariance)
     return float(apart @ apart + traces - 2.0 * np.sqrt(np.maximum(shared, 0.0)).sum())

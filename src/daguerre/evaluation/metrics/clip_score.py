@@ -31,8 +31,7 @@ def evaluate(settings: Settings, inputs: Inputs) -> dict[str, Result]:
     }[settings.scale]
     note = f"CLIP score by {network.label}, scale {settings.scale}; higher is better."
     rows = (number("clip_score", value, "higher"),)
-    made_with = {**network.about, "scale": settings.scale}
-    return {f"clip_score-{network.label}": Result(len(cosines), rows, note, made_with)}
+    return {f"clip_score-{network.label}": Result(len(cosines), rows, note, network.about)}
 
 
 def cosine(first_ND: np.ndarray, second_ND: np.ndarray) -> np.ndarray:

@@ -31,5 +31,5 @@ def evaluate(settings: Settings, inputs: Inputs) -> dict[str, Result]:
     rows = (number("kid", found.mean(), "lower"), number("standard_deviation", found.std(), ""))
     size = min(settings.subset_size, len(features), reference.count)
     note = f"KID by {network.label}: mean and deviation over {settings.subsets} subsets of {size} images."
-    made_with = {**network.about, "reference": reference.about, "subsets": settings.subsets, "subset_size": size}
+    made_with = {**network.about, "reference": reference.about}
     return {f"kid-{network.label}": Result(len(features), rows, note, made_with)}

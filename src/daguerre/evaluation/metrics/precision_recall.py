@@ -32,6 +32,6 @@ def evaluate(settings: Settings, inputs: Inputs) -> dict[str, Result]:
         raise UserError(f"metrics.precision_recall.neighbours={k} needs more images than that, of both sets")
     precision, recall = neighbours.precision_recall(features, reference.features(), k)
     note = f"By {network.label}, radius to neighbour {k}. Both depend on the number of images."
-    made_with = {**network.about, "reference": reference.about, "neighbours": k}
+    made_with = {**network.about, "reference": reference.about}
     rows = (Row("precision", precision), Row("recall", recall))
     return {f"precision_recall-{network.label}": Result(len(features), rows, note, made_with)}

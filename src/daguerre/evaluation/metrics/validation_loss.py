@@ -27,5 +27,5 @@ def evaluate(settings: Settings, inputs: Inputs) -> dict[str, Result]:
         each = zip(settings.quantiles, losses.mean(axis=0), strict=True)
         rows += [number(f"quantile_{quantile:g}", value, "lower") for quantile, value in each]
         note = f"Loss on held-out samples by the {weights} weights at fixed noise; lower is better."
-        found[f"validation_loss-{weights}"] = Result(len(losses), tuple(rows), note, {"quantiles": settings.quantiles})
+        found[f"validation_loss-{weights}"] = Result(len(losses), tuple(rows), note)
     return found
