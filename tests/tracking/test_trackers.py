@@ -490,7 +490,7 @@ def test_results_that_a_tracker_did_not_take_are_given_to_it_again(tmp_path):
 
 
 def test_protocols_have_names_of_their_own_in_trackers(tmp_path):
-    """Of a sweep, or beside the metric of the loop, numbers do not replace each other."""
+    """Numbers of a sweep do not replace each other, nor those of the metric of the loop."""
     folder = RunFolder(tmp_path)
     names = [evaluation(folder, 10, guidance_scale=scale) for scale in (1.0, 3.0)]
     names.append(evaluation(folder, 10, sampler="ddim"))

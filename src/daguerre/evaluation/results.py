@@ -55,8 +55,8 @@ def _is_of(body: Mapping[str, Any], metric: MetricSettings, settings: Evaluation
 
 
 def _places(settings: EvaluationSettings) -> dict[str, str]:
-    """Where networks and reference were read; that of the reference absolute, as comparisons read it from anywhere."""
-    found = {name: place.path for name, place in settings.networks.items()}
+    """The places of networks and reference; that of the reference absolute, as comparisons read it from anywhere."""
+    found: dict[str, str] = {name: place.path for name, place in settings.networks.items()}
     if settings.reference is not None:
         found["reference"] = str(Path(settings.reference).expanduser().absolute())
     return found

@@ -51,7 +51,9 @@ def sinks(
 def _started(config: Config, folder: RunFolder, step: int | None, say: Callable[[str], None]) -> list[Background]:
     """The recipe's trackers."""
     active = {name: own for name, own in config.logging.trackers.items() if own.active}
-    run = _tracked(config, folder, step, say) if active else None
+    if not active:
+        return []
+    run = _tracked(config, folder, step, say)
     return [Background(name, partial(_start, own, run, folder), say) for name, own in active.items()]
 
 
