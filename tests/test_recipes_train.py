@@ -104,6 +104,7 @@ def test_a_header_says_what_one_must_know(name):
         assert word in head, f"the header of {name}.yaml does not say {word}"
     for blank in ("TIME", "RESULT", "PROVISIONAL", "TODO"):
         assert blank not in text.split()
+    assert not re.search(r"[A-Z_]MEM", text + README), "a blank for memory that nobody filled in"
 
 
 @pytest.mark.parametrize("name", recipe.shipped())
