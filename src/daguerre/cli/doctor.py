@@ -37,7 +37,10 @@ LITTLE_MEMORY_GB = 3.0
 GPU_FILES = ("/proc/driver/nvidia/version", "/dev/kfd")
 """Files of a GPU driver (NVIDIA, AMD): they show a GPU even to a torch that cannot use it."""
 CHOOSE_BUILD = "choose a build on the install page of PyTorch's website, which shows the URL of its index"
-SHIPPED = {"quickstart": ("vae/config.json", "text_encoder/config.json", "tokenizer")}
+SHIPPED = {
+    "quickstart": ("vae/config.json", "text_encoder/config.json", "tokenizer"),
+    "quickstart_cascade": tuple(f"{part}/config.json" for part in ("vqgan", "effnet", "previewer")),
+}
 """Networks in assets/, and the files that each must have."""
 
 EXTRAS = {

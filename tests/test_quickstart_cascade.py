@@ -1,0 +1,76 @@
+"""What the quickstart's cascade promises: the shipped networks, and (`make test-long`) what its recipes train."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from daguerre import errors
+from daguerre.build.parts import build
+from daguerre.cli import main
+from daguerre.config import config
+from daguerre.config.recipe import FOLDER
+from daguerre.data.sources import shapes as images
+from daguerre.evaluation.metrics import shapes as checker
+from daguerre.models.cascade import codec
+
+ASSETS = FOLDER.parent / "assets" / "quickstart_cascade"
+PSNR = {"quickstart_cascade_a": 26.0, "quickstart_cascade_effnet": 25.0}
+"""Of what an autoencoder makes of held-out images, in dB, by its averaged weights."""
+
+
+def test_the_shipped_networks_are_small():
+    files = [path for path in ASSETS.rglob("*") if path.is_file()]
+    assert {path.parent.name for path in files} == {"vqgan", "effnet", "previewer"}
+    assert sum(path.stat().st_size for path in files) <= 3_000_000
+
+
+@pytest.fixture(scope="module")
+def held_out():
+    """100 held-out images [B, 3, H, W] in [0, 1], and what they show."""
+    source = images.open_source(images.Settings(), "held_out")
+    records = [source.record(index) for index in range(100)]
+    asked = [images.Prompt(r.texts["text"], images.Combination(**r.metadata)) for r in records]
+    return torch.from_numpy(np.stack([r.image for r in records])).permute(0, 3, 1, 2).float() / 255, asked
+
+
+def shipped(name, *components):
+    """Networks of a recipe, as the package ships them."""
+    given = [f"model.{component}=quickstart_cascade" for component in components]
+    found = build(config.load(name, ["training.device=cpu", *given]).config).family.components
+    return [found[component].eval() for component in components]
+
+
+def psnr(again_BCHW, images_BCHW):
+    """Mean in dB."""
+    errors_B = (again_BCHW.clamp(0, 1) - images_BCHW).square().flatten(1).mean(1)
+    return float((-10 * errors_B.log10()).mean())
+
+
+@torch.no_grad()
+def test_stage_a_makes_images_again_that_the_checker_reads(held_out):
+    images_BCHW, asked = held_out
+    (vqgan,) = shipped("quickstart_cascade_a", "vqgan")
+    again_BCHW = vqgan.decode(vqgan.encode(images_BCHW, return_dict=False)[0], return_dict=False)[0]
+    assert psnr(again_BCHW, images_BCHW) >= PSNR["quickstart_cascade_a"]
+    assert min(checker.shares(asked, list(codec.levels(again_BCHW))).values()) >= 0.99
+
+
+@torch.no_grad()
+def test_the_previewer_makes_images_again_of_latents_at_a_sixteenth_of_the_sides(held_out):
+    images_BCHW, _ = held_out
+    effnet, previewer = shipped("quickstart_cascade_effnet", "effnet", "previewer")
+    z_BCHW = codec.compressed(effnet, images_BCHW)
+    assert z_BCHW.shape[1:] == (16, 4, 4)
+    small_BCHW = codec.resized(images_BCHW, 32, 32)
+    assert psnr(previewer(z_BCHW), small_BCHW) >= PSNR["quickstart_cascade_effnet"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", PSNR)
+def test_an_autoencoder_learns_from_random_weights(tmp_path, name):
+    assert main.run(["train", name, f"output_dir={tmp_path}"]) == errors.DONE
+    lines = (tmp_path / name / "metrics" / "metrics.jsonl").read_text().splitlines()
+    measured = [json.loads(line)["validation/psnr"] for line in lines if "validation/psnr" in line]
+    assert measured[-1] >= PSNR[name], measured
