@@ -61,7 +61,7 @@ from daguerre.cli import bench
 from daguerre.config import overrides
 from daguerre.config.config import Config
 from daguerre.errors import UserError
-from daguerre.models import controlnet
+from daguerre.models.controlnets import controlled
 from daguerre.training import device as devices
 from daguerre.training import oom
 
@@ -107,7 +107,8 @@ def adapter_of(config: Config) -> Any:
         "full": lambda: own.reaches(config.model.trainable()) == config.model.trainable()[:1],
         "lora": lambda: (own.kind, own.ranks, own.lora_fa) == ("lora", {}, False) and own.targets == "attention"
         and not (own.rank_pattern or own.alpha_pattern or own.dropout_pattern or own.dropout),
-        "controlnet": lambda: (own.size, own.conditioning_scale, own.conditioning_dropout) == ("large", 1, 0),
+        "controlnet": lambda: own.size in (None, "large")
+        and (own.conditioning_scale, own.conditioning_dropout) == (1, 0),
     }  # fmt: skip
     if len(every) > 1 or own.name not in usual or not usual[own.name]():
         raise UserError(
@@ -153,7 +154,7 @@ def given(config: Config, folder: Path) -> Given:
     unet = family.components[config.model.networks("denoiser")[0]]
     weights = {name: p.detach().cpu() for name, p in unet.state_dict().items()}
     begun = {name: p.detach().cpu() for name, p in parts.net.named_parameters() if p.requires_grad}
-    channels = [each.network.config.conditioning_embedding_out_channels for each in controlnet.beside(parts.net)]
+    channels = [each.network.config.conditioning_embedding_out_channels for each in controlled.beside(parts.net)]
     return Given(
         config, bool(notice), dict(unet.config), weights, {name.partition(".")[2]: p for name, p in begun.items()},
         tuple(*channels), ring, sizes.accumulation, parts.numerics.compute, parts.device,

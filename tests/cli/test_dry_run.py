@@ -10,7 +10,7 @@ import data_sets
 import huggingface_hub
 import pytest
 import tiny_runs
-from twins import base, shards, tree
+from twins import Twins, base, shards, tree
 
 from daguerre import errors
 from daguerre.cli import main
@@ -28,8 +28,20 @@ LORA = {"sd15_lora": 3_188_736, "sdxl_lora": 46_448_640, "sdxl_dreambooth_lora":
 LORA |= {"sdxl_pivotal": 23_224_320, "cascade_c_lora": 16_777_216}
 """Of rank 16 on attention: four times the 797,184 that peft counts at rank 4."""
 CONTROLNET = {"sd15_controlnet": 361_279_120, "sdxl_controlnet": 1_251_014_160}
+_PROJECTION = 1280 * 1280 + 1280 * 2048
+"""Numbers between the features of a ControlNet and a block of Stage C."""
+_COLOURS = 20_177_488 + 8 * _PROJECTION  # EfficientNet-V2-S
+CONTROLNET |= {
+    "cascade_c_controlnet_canny": _COLOURS - 2 * 9 * 24,
+    "cascade_c_controlnet_inpaint": _COLOURS + 9 * 24,
+    "cascade_c_controlnet_pose": _COLOURS,
+    "cascade_c_controlnet_sr": 17 * 16384 + 16385 * 1024 + 16 * (9 * 1024**2 + 3072) + 1025 * 1280 + 8 * _PROJECTION,
+    "cascade_c_controlnet_identity": 2 * 9 * 512 * 2048 + 2048 + 512 + 64 * (512 * 512 + 512 * 2048),
+}
 TOKENS = {"sd15_textual_inversion": [768], "sdxl_textual_inversion": [768, 1280], "sdxl_pivotal": [2 * 768, 2 * 1280]}
 """Numbers of the vectors of a new word, by text encoder."""
+BESIDE = {"cascade_effnet": 20_197_968}
+"""A component that is trained beside the denoiser."""
 ADDED = LORA | CONTROLNET
 """Parameters beside the base's, which alone are trained."""
 FROZEN = {
@@ -64,6 +76,7 @@ def dry_run(name, place, capsys):
     if name in TOKENS:
         data_sets.folder(place / "my_toy", 3)
         given = ["data.path=my_toy"]
+    given += [f"{path}={value}" for path, value in Twins(place).conditions(tree(name)).items()]
     assert main.run(["train", name, *given, "--dry-run"]) == errors.DONE
     return capsys.readouterr().out
 
@@ -85,6 +98,7 @@ def test_networks_files_and_data_are_told_without_any_of_them(name, offline, tmp
     autoencoder, *encoders = FROZEN[kind]
     words = TOKENS.get(name, [0] * len(encoders))
     networks += [(autoencoder, 0), *((count + new, new) for count, new in zip(encoders, words, strict=True))]
+    networks = [(count, count if count == BESIDE.get(name) else trained) for count, trained in networks]
     assert counts == networks + [(own, own)] * (name in CONTROLNET)
     assert re.search(rf"^  {re.escape(base(name))}: will be downloaded from the hub", said, flags=re.MULTILINE)
     assert f"daguerre fetch {base(name)} -o DIR" in said
@@ -112,6 +126,7 @@ def test_a_header_computes_the_memory_from_the_published_sizes(name):
     denoiser = OF_OTHER_SIZES.get(name, UNET[kind])
     numbers = (ADDED.get(name, denoiser), denoiser, sum(FROZEN[kind]), denoiser + sum(FROZEN[kind]))
     numbers += (FROZEN[kind][0], denoiser + sum(FROZEN[kind][1:]))
+    numbers += (denoiser + BESIDE.get(name, 0), sum(FROZEN[kind]) - BESIDE.get(name, 0))
     millions = {f"{count / 1e6:,.1f}" for count in numbers}
     found = [term.split(" M ")[0].split()[-1] for term in re.findall(r"[\d,.]+ M ", memory)]
     assert set(found) <= millions, memory

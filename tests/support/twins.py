@@ -108,7 +108,7 @@ class Twins:
     def overrides(self, name: str) -> list[str]:
         """What turns a recipe into its twin, as arguments of `daguerre train`."""
         said = tree(name)
-        changes = SHORT | self._images(said) | self._conditions(said)
+        changes = SHORT | self._images(said) | self.conditions(said)
         if base(name) is not None:
             changes |= self._data(said["data"]) | self._model(said["model"])
         elif said["data"].get("path") == "???":
@@ -135,7 +135,7 @@ class Twins:
                 changes[f"{setting}.generate.count"] = 3
         return changes
 
-    def _conditions(self, said: recipe.Tree) -> dict[str, Any]:
+    def conditions(self, said: recipe.Tree) -> dict[str, Any]:
         """Tiny networks for conditions that ask for some."""
         changes: dict[str, Any] = {}
         for adapter, own in said.get("adapters", {}).items():

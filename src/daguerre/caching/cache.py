@@ -133,21 +133,23 @@ def place(config: Config) -> str:
 
 def _why_not_images(config: Config, family: Family) -> str | None:
     """The reason for which images cannot be cached."""
-    if family.uncached_images:
-        return family.uncached_images
+    if reason := family.uncached_images or _why_not(config, family, family.images, "images"):
+        return reason
     if any(own.crop == "smart" for own in config.data.sources.values()):
         return "smart crops are found in the pixels, which a cached sample does not have: data.crop=center"
     if any(own.crop == "random" and own.crops is None for own in config.data.sources.values()):
         return "each epoch has new random crops; data.crops=4 gives each image four, of which an epoch takes one"
-    return _why_not(config, family, family.images, "images")
+    return None
 
 
 def _why_not_texts(config: Config, family: Family) -> str | None:
     if family.text is None:
         return "the family reads no captions"
+    if reason := _why_not(config, family, family.text, "captions"):
+        return reason
     if any(own.captions.shuffle_tags for own in config.data.sources.values()):
         return "each epoch has tags in another order (data.captions.shuffle_tags)"
-    return _why_not(config, family, family.text, "captions")
+    return None
 
 
 def _why_not(config: Config, family: Family, codec: Any, what: str) -> str | None:

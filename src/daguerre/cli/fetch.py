@@ -236,7 +236,8 @@ def usage(request: Request, folder: Path, choice: Choice) -> list[str]:
     place = request.repository if request.out is None else str(request.out)
     place += f"/{request.file}" if request.file else ""
     parts = {name.partition("/")[0] for name in choice.files if "/" in name}
-    whole = any(parts >= settings.of_base() for settings in catalogue.pretrained().values())
+    generating = (each for each in catalogue.pretrained().values() if each.networks("denoiser"))
+    whole = any(parts >= each.of_base() for each in generating)
     setting = "pretrained_model_name_or_path" if whole or request.file is not None else "COMPONENT"
     if request.file is not None and request.file.endswith(".safetensors"):
         with suppress(UserError):  # a file that is none is as the hub has it

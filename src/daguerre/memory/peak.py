@@ -260,15 +260,21 @@ def _begun(config: Config, parts: Components) -> TrainState:
 
 def largest_that_fits(steps: SimulatedStep, first: Peak, left: Callable[[Peak], float]) -> Peak | None:
     """The largest micro-batch for which bytes are `left`, looked for along the line through two peaks and proved by its
-    own; None where one sample has no room."""
+    own; None where one sample has no room.
+
+    A peak is the largest of sums that grow linearly with the batch, so it is convex: past two peaks it lies on their
+    line or above. What does not fit by the line of two that fit need not be simulated.
+    """
     low, high, line = None, _MOST + 1, [first]
     while True:
         newest = line[-1]
         low, high = (newest, high) if left(newest) >= 0 else (low, newest.micro)
         below = low.micro if low else 0
-        if high - below <= 1:
+        guess = _along(line, left)
+        past = newest is low and len(line) > 1 and line[-2].micro < below
+        if high - below <= 1 or (past and guess <= below):
             return low
-        line.append(steps.peak(min(max(_along(line, left), below + 1), high - 1)))
+        line.append(steps.peak(min(max(guess, below + 1), high - 1)))
 
 
 def _along(line: list[Peak], left: Callable[[Peak], float]) -> int:

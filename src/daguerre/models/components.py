@@ -87,7 +87,7 @@ class ComponentLoader:
         """`make()`, the network `name`; on the meta device where it is left out."""
         if not encoders.is_left_out(name) or resolve.without_weights():
             return make()
-        if not isinstance(value := getattr(self.settings, name), str) or value == BASE or _is_file(value):
+        if self.of_base():
             self.base  # noqa: B018  # with its weights: networks without any ask for configs alone
         self.left_out[name] = make
         with torch.device("meta"):
