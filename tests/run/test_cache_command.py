@@ -158,6 +158,9 @@ def test_what_cannot_be_cached_is_refused_in_words(place, capsys):
         assert words in capsys.readouterr().err
     Image.new("RGB", (60, 16), "green").save(place.folder / "images" / "wide.png")
     (place.folder / "images" / "wide.txt").write_text("a wide image")
+    for verb, said in (("list", "of vae, cache.dtype=auto"), ("verify", "samples that are not in the cache")):
+        assert main.run(command(place, verb=verb)) == 0
+        assert said in capsys.readouterr().out
     assert made(place, capsys, "data.crop=random", "data.crops=3") == (3, 1)
 
 

@@ -87,23 +87,26 @@ def opened(config: Config, parts: Components, anew: bool = False) -> Cache | Non
     if settings.path is None:
         return None
     found: dict[str, Half] = {}
-    notices = []
+    reasons: dict[str, list[str]] = {}
     for name, codec, why in _asked(config, family):
         asked = getattr(settings, name)
         if why is not None and asked:
             raise UserError(f"cache.{name}: cannot be cached: {why}", code="conflict", setting=f"cache.{name}")
         if why is not None:
-            notices.append(f"{name} are not cached: {why}")
+            reasons.setdefault(why, []).append(name)
             continue
         assert isinstance(codec, Cacheable)
         found[name] = _half(name, codec, family, config, anew)
-    if not found and settings.path == AUTO:
-        return Cache("", {}, tuple(notices))
-    if not found:
-        raise UserError(
-            f"cache.path: nothing can be cached: {'; '.join(notices)}", code="conflict", setting="cache.path"
-        )
-    return Cache(place(config), found, tuple(notices))
+    notices = tuple(f"{' and '.join(names)} are not cached: {why}" for why, names in reasons.items())
+    if not found and settings.path != AUTO:
+        raise nothing(notices)
+    return Cache(place(config) if found else "", found, notices)
+
+
+def nothing(notices: Sequence[str]) -> UserError:
+    """The refusal of a cache that would be empty."""
+    why = "; ".join(notices) or "cache.images and cache.texts are both false"
+    return UserError(f"cache.path: {why}", code="conflict", setting="cache.path")
 
 
 def expected(config: Config, family: Family) -> dict[str, Cacheable]:

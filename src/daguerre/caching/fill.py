@@ -264,12 +264,13 @@ class Filling:
 
 
 def possible(each: Iterable[Wanted], known: Known) -> list[str]:
-    """Every caption that these samples may have, each once."""
+    """Every caption that those of these samples may have of which something is known, each once."""
     found: dict[str, None] = {}
     for one in each:
-        with suppress(Undecodable):
-            fact = known[one.member, one.number]
-            found |= dict.fromkeys([] if fact.broken else captions.possible(fact.texts, one.settings))
+        fact = known.get((one.member, one.number))
+        if fact is not None and not fact.broken:
+            with suppress(Undecodable):
+                found |= dict.fromkeys(captions.possible(fact.texts, one.settings))
     return [*found]
 
 

@@ -179,4 +179,4 @@ def about(cache: Cache, name: str) -> str:
     """The networks that a folder of rows is of, for people."""
     location = Location(f"{cache.url}/{name}/{ABOUT}")
     told = json.loads(storage_io.read(location, 0, storage_io.size(location).bytes, twice=True))["told"]
-    return f"{', '.join(told['networks'])}, {told['dtype']}"
+    return f"{', '.join(told['networks'])}, cache.dtype={told['dtype']}"

@@ -68,11 +68,12 @@ def _verify(loaded: Loaded, place: storage.RunStorage, own: dict[str, str]) -> i
         found = upkeep.verify(filling, each, known, int(count), loaded.config.seed)
     lacking = len({(one.member, one.number) for one in each} - known.keys())
     if lacking:
-        print(f"{lacking:,} samples are not in the cache, or changed since: `daguerre cache` encodes them")
-    print(
-        f"encoded {found.rows:,} rows again: {found.equal:,} are equal to the bit, the largest difference is "
-        f"{found.largest:.2g} of the root mean square"
-    )
+        print(f"samples that are not in the cache, or changed since: {lacking:,}; `daguerre cache` encodes them")
+    if found.rows:
+        print(
+            f"encoded {found.rows:,} rows again: {found.equal:,} are equal to the bit, the largest difference is "
+            f"{found.largest:.2g} of the root mean square"
+        )
     for line in found.wrong:
         print(f"  {line}")
     if found.wrong:

@@ -81,17 +81,12 @@ def run(arguments: list[str]) -> int:
     options = {name: _options(name, own.get("resize")) for name in asked.options.networks}
     images = evaluate.source_images(asked.words, asked.rest, asked.options, False, own.get("split"))
     where, out = device.choose_device("auto"), Path(asked.options.out).expanduser()
+    used = [network(asked.options, name, where, **each) for name, ways in options.items() for each in ways]
     data = FolderEvaluation(", ".join(asked.words), images, asked.options, out.parent).protocol
     folder = out.parent / f".{out.stem}-{data['images_sha256'][:8]}"
     kept = blocks.Blocks(folder, images.total, jobs.TaskShard())
-    features: dict[str, np.ndarray] = {}
-    networks = {}
-    for name in asked.options.networks:
-        for option in options[name]:
-            one = network(asked.options, name, where, **option)
-            features[one.label] = kept.array(one.label, partial(_rows, one, images))
-            networks[one.label] = one.about
-    reference.write(out, data, networks, features)
+    features = {one.label: kept.array(one.label, partial(_rows, one, images)) for one in used}
+    reference.write(out, data, {one.label: one.about for one in used}, features)
     shutil.rmtree(folder, ignore_errors=True)
     print(f"{out}: {images.total:,} images by {', '.join(features)}")
     return 0

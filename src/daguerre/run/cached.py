@@ -13,7 +13,6 @@ from daguerre.config.config import Config, Loaded
 from daguerre.data.dataset import Dataset, open_datasets
 from daguerre.distributed.launch import environment
 from daguerre.distributed.process_group import Processes
-from daguerre.errors import UserError
 from daguerre.models import encoders
 from daguerre.run.distribute import process_group
 from daguerre.run.storage import RunStorage
@@ -87,8 +86,7 @@ def opened(loaded: Loaded, storage: RunStorage, anew: bool = False) -> Iterator[
         dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images)
         found = cache.opened(config, parts, anew)
         if found is None or not found.halves:
-            why = "; ".join(found.notices) if found else "cache.path is not set: give a folder, or cache.path=auto"
-            raise UserError(f"nothing can be cached: {why}", code="conflict", setting="cache.path")
+            raise cache.nothing(found.notices if found else ["it is not set: give a folder, or cache.path=auto"])
         for line in (*loaded.notices, *found.notices):
             if processes.leads:
                 print(line, flush=True)
