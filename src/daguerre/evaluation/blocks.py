@@ -35,7 +35,7 @@ class Blocks:
         if other processes still have some to make."""
         whole = self.folder / f"{name}.npy"
         if whole.is_file():
-            return _read(whole)
+            return read(whole)
         folder = self.folder / name
         make_folder(folder)
         numbers = range(-(-self.total // BLOCK))
@@ -44,7 +44,7 @@ class Blocks:
             for number in mine:
                 rows = make(self._ids(number))
                 assert len(rows) == len(self._ids(number)), f"{name}: {rows.shape} for {self._ids(number)}"
-                write_bytes_atomically(_file(folder, number), _bytes(rows))
+                save(_file(folder, number), rows)
                 counter.add(len(rows))
         return self._joined(name, folder, whole, numbers)
 
@@ -57,22 +57,24 @@ class Blocks:
             if not whole.is_file():
                 if not all(_file(folder, number).is_file() for number in numbers):
                     raise Incomplete(name)
-                write_bytes_atomically(whole, _bytes(np.concatenate([_read(_file(folder, n)) for n in numbers])))
+                save(whole, np.concatenate([read(_file(folder, n)) for n in numbers]))
                 with suppress(OSError):
                     shutil.rmtree(folder)
-        return _read(whole)
+        return read(whole)
 
 
 def _file(folder: Path, number: int) -> Path:
     return folder / f"{number:06d}.npy"
 
 
-def _bytes(rows: np.ndarray) -> bytes:
+def save(path: Path, array: np.ndarray) -> None:
+    """Writes an array, whole or not at all. OSError."""
     buffer = io.BytesIO()
-    np.save(buffer, rows, allow_pickle=False)
-    return buffer.getvalue()
+    np.save(buffer, array, allow_pickle=False)
+    write_bytes_atomically(path, buffer.getvalue())
 
 
-def _read(path: Path) -> np.ndarray:
+def read(path: Path) -> np.ndarray:
+    """The array of a file. OSError."""
     found: np.ndarray = np.load(path, allow_pickle=False)
     return found

@@ -189,17 +189,17 @@ class StoredInputs:
 
     def losses(self, quantiles: Sequence[float], num_samples: int) -> dict[str, np.ndarray]:
         weights = self.table.partition("-")[2]
-        return {weights: self._array(losses.array_name(weights, quantiles, num_samples), 0)}
+        return {weights: self._array(losses.array_name(weights, quantiles, num_samples))}
 
     @property
     def draw(self) -> Any:
         raise _NoSamples
 
-    def _array(self, name: str, *inner: int) -> np.ndarray:
+    def _array(self, name: str) -> np.ndarray:
         path = self.one.folder / f"{name}.npy"
         if not path.is_file():
             raise _NoSamples
-        found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)[*inner, self.rows]
+        found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)[self.rows]
         return found
 
 

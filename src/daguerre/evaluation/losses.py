@@ -13,9 +13,10 @@ from daguerre.checkpoint.atomic import make_folder
 from daguerre.data.dataset import Dataset
 from daguerre.data.loading import loader
 from daguerre.errors import UserError
-from daguerre.evaluation.blocks import Blocks
+from daguerre.evaluation import blocks
 from daguerre.evaluation.metric import Incomplete
 from daguerre.generation.jobs import TaskShard
+from daguerre.tracking.progress import Counter
 from daguerre.training import device
 
 _BATCH = 16
@@ -35,14 +36,13 @@ def kept(
     found = {}
     for weights, load in parts_by.items():
         name = array_name(weights, quantiles, num_samples)
-        if not (folder / f"{name}.npy").is_file() and part.index:
-            raise Incomplete(name)
-
-        def make(ids: range, load: Callable[[], Components] = load) -> np.ndarray:
+        path = folder / f"{name}.npy"
+        if not path.is_file():
+            if part.index:
+                raise Incomplete(name)
             parts = load()
-            return by_sample(parts, held_out(parts), quantiles, num_samples)[None]
-
-        found[weights] = Blocks(folder, 1, TaskShard()).array(name, make)[0]
+            blocks.save(path, by_sample(parts, held_out(parts), quantiles, num_samples))
+        found[weights] = blocks.read(path)
     return found
 
 
@@ -58,16 +58,19 @@ def by_sample(parts: Components, held_out: Dataset, quantiles: Sequence[float], 
     weights that the net holds."""
     parts.net.eval()
     rows: list[np.ndarray] = []
-    for batch in loader.fixed_batches(held_out, num_samples, lambda _: _BATCH, images=parts.images):
-        batch = device.on(parts.device, batch)
-        columns = []
-        for quantile in quantiles:
-            draws = {name: value.to(parts.device) for name, value in parts.draws(batch, quantile).items()}
-            with parts.autocast():
-                terms = parts.loss(parts.net, replace(batch, draws=draws))
-            loss_B = terms.loss_B if terms.raw_loss_B is None else terms.raw_loss_B
-            columns.append(loss_B.double().cpu().numpy())
-        rows.append(np.stack(columns, axis=1)[batch.valid_B.numpy() > 0])
+    total = num_samples if held_out.size is None else min(num_samples, held_out.size)
+    with Counter("validation loss", total) as counter:
+        for batch in loader.fixed_batches(held_out, num_samples, lambda _: _BATCH, images=parts.images):
+            batch = device.on(parts.device, batch)
+            columns = []
+            for quantile in quantiles:
+                draws = {name: value.to(parts.device) for name, value in parts.draws(batch, quantile).items()}
+                with parts.autocast():
+                    terms = parts.loss(parts.net, replace(batch, draws=draws))
+                loss_B = terms.loss_B if terms.raw_loss_B is None else terms.raw_loss_B
+                columns.append(loss_B.double().cpu().numpy())
+            rows.append(np.stack(columns, axis=1)[batch.valid_B.numpy() > 0])
+            counter.add(len(rows[-1]))
     found = np.concatenate(rows) if rows else np.zeros((0, len(quantiles)))
     if not len(found):
         raise UserError("there is no held-out sample: set data.held_out_fraction, or leave validation_loss out")

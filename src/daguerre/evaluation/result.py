@@ -58,7 +58,7 @@ class Result:
 
     def table(self, name: str) -> list[str]:
         """Lines for the terminal."""
-        if all(row.share for row in self.rows):
+        if any(row.must is not None for row in self.rows):
             head = f"{f'{name}: {self.count} images':19} {'measured':>6}{'must':>8}{'aim':>8}"
         else:
             head = f"{name}: {self.count:,} images"

@@ -123,7 +123,7 @@ def _table(name: str, points: list[Point]) -> Html:
     notes = dict.fromkeys(str(point.body.get("note") or "") for point in points)
     return join(
         element("h3", name),
-        table(head, rows, "counts"),
+        table(head, rows, "numbers"),
         *(element("p", note, class_="note") for note in notes if note),
     )
 
