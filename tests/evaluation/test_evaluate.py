@@ -254,7 +254,7 @@ def test_pairs_of_folders(tmp_path, capsys):
     ("words", "said"),
     [
         (["metrics=[fid]"], "networks.inception.path is missing: a metric needs pt_inception-2015-12-05"),
-        (["metrics=[cmmd]", "reference=null"], "no reference given"),
+        (["metrics=[cmmd]", "reference=null", "guidance_scale=2", "guidance_rescale=.5"], "no reference given"),
         (["metrics=[psnr]"], "give against=FOLDER"),
         (["metrics=[fud]"], "fid"),
         (["metrics=[cmmd]", "networks.clip.digest=00000000"], "asks for others"),

@@ -14,6 +14,7 @@ from daguerre.config import fields, options, overrides, recipe
 from daguerre.config.recipe import Tree
 from daguerre.errors import UserError
 from daguerre.evaluation.settings import PROTOCOLS, EvaluationSettings
+from daguerre.samplers.settings import SamplingSettings
 from daguerre.settings import ADDRESS
 
 _MAPPINGS = ("metrics", "networks")
@@ -116,5 +117,5 @@ def _value(key: str, text: str) -> Tree:
 
 def _refuse_misspelt(key: str) -> None:
     near = difflib.get_close_matches(key, Options.model_fields, n=1, cutoff=0.8)
-    if near and "." not in key:
+    if near and "." not in key and key not in SamplingSettings.model_fields:
         raise UserError(f"there is no option {key}; did you mean {near[0]}?", code="unknown")
