@@ -245,6 +245,10 @@ def test_pairs_of_folders(tmp_path, capsys):
     for name, score in (("psnr", pairs.psnr), ("ssim", pairs.ssim)):
         expected = np.mean([score(pictures["a", i], pictures["b", i]) for i in range(2)])
         assert tables[name]["rows"][0]["value"] == pytest.approx(expected)
+    Image.fromarray(pictures["a", 0]).save(tmp_path / "b" / "1.png")
+    assert main.run([*command[:-1], f"out={tmp_path / 'against'}"]) == errors.DONE
+    assert main.run(["evaluate", str(out), str(tmp_path / "against")]) != errors.DONE
+    assert "no evaluations of one protocol" in capsys.readouterr().err
     (tmp_path / "b" / "1.png").rename(tmp_path / "b" / "other.png")
     assert main.run([*command[:-1], f"out={tmp_path / 'more'}"]) != errors.DONE
     assert "no partner of the same name" in capsys.readouterr().err

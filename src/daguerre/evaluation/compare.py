@@ -25,7 +25,17 @@ from daguerre.report import comparison
 from daguerre.report.comparison import Compared
 from daguerre.tracking.progress import Counter
 
-_SHARED = ("prompts_sha256", "seed", "guidance_scale", "sampler", "num_inference_steps", "height", "width", "crop_px")
+_SHARED = (
+    "prompts_sha256",
+    "against_sha256",
+    "seed",
+    "guidance_scale",
+    "sampler",
+    "num_inference_steps",
+    "height",
+    "width",
+    "crop_px",
+)
 """Entries of a protocol that two evaluations must share."""
 
 
@@ -89,6 +99,8 @@ def run(first: str, second: str, times: int, out: str | None = None) -> int:
         one = found.shown()
         tables.setdefault(found.table, []).append(one)
         print(f"  {one.name:22}A {one.first}, B {one.second}, B - A {one.difference}: {one.verdict}")
+    if left := [name for name in a.tables if name in b.tables and name not in tables]:
+        print(f"not compared, as the settings, the reference or the numbers of images differ: {', '.join(left)}")
     if not tables:
         raise UserError("no metric was measured in the same way for both (networks, digests, reference)", code="empty")
     if out is not None:
@@ -249,7 +261,7 @@ def _chosen(
     if not same:
         raise UserError(
             f"{' and '.join(names)} have no evaluations of one protocol (prompts, seed, sampler, steps, guidance, "
-            "size)",
+            "size, images to compare with)",
             code="conflict",
         )
     return max(same, key=lambda pair: (pair[0].step + pair[1].step, pair[0].step))
