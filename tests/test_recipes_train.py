@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from diffusers import DiffusionPipeline
-from twins import Twins, base, begun_from, tree
+from twins import Twins, base, begun_from, left_to_users, tree
 
 from daguerre import errors
 from daguerre.cli import main
@@ -83,8 +83,7 @@ def test_a_recipe_to_draw_with_draws_without_a_run_and_is_not_trained(name, twin
 @pytest.mark.parametrize("name", [name for name in recipe.shipped() if base(name)])
 def test_only_name_and_place_need_be_given(name):
     """Of recipes for real models; those that train on people's own shards need these too, and say so."""
-    given = ["run_name=x", "output_dir=y"]
-    given += [f"{path}=x" for path, value in recipe.paths(tree(name)) if value == "???"]
+    given = ["run_name=x", "output_dir=y", *left_to_users(name)]
     chosen = config.load(name, given).config
     shown = any(own.separate for own in chosen.adapters.values()) or chosen.model.family == "cascade_b"
     assert chosen.sampling.prompts or shown, "or of held-out samples"

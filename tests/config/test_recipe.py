@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+from twins import left_to_users
 
 from daguerre.config import config as configs
-from daguerre.config import recipe
+from daguerre.config import merge, recipe
 from daguerre.errors import UserError
 
 
@@ -92,13 +93,18 @@ def test_what_is_missing_is_listed_once_and_taken_out():
 
 @pytest.mark.parametrize("name", recipe.shipped())
 def test_every_shipped_recipe_loads_and_is_dumped_and_read_back(tmp_path, name):
-    said: recipe.Tree = {}
-    for layer in recipe.layers(name):
-        said = recipe.merge(said, layer.tree)
-    asked = ["data.path=shards"] if recipe.get(said, "data.path") == "???" else []  # what it leaves to its user
-    loaded = configs.load(name, asked)
+    loaded = configs.load(name, left_to_users(name))
     assert loaded.notices == ()
     assert configs.load(write(tmp_path, configs.dump(loaded.config))).config == loaded.config
+
+
+@pytest.mark.parametrize("name", recipe.shipped())
+def test_a_shipped_recipe_drops_only_what_has_no_effect_from_another(name):
+    notices: list[str] = []
+    tree: recipe.Tree = {}
+    for layer in recipe.layers(name):
+        tree = merge.lay_over(configs.Config, tree, layer.tree, notices)
+    assert all("dropped out" in notice for notice in notices)
 
 
 @pytest.mark.parametrize("none", ["trackers: null", "trackers: []", "trackers: {}", "tensorboard: false"])

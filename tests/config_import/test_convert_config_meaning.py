@@ -414,7 +414,7 @@ def test_a_file_of_which_something_would_be_lost_says_what_and_how_to_go_on():
     assert "enable_mllog: logging for MLPerf is not supported yet" in str(caught.value)
     assert f"daguerre convert config {path}" in str(caught.value)
     assert in_memory.load(path, ["run_name=x", "enable_mllog=False"]).config.run_name == "x"
-    with pytest.raises(UserError, match="controlnet_blocks: ControlNet for Stable Cascade is not supported yet"):
+    with pytest.raises(UserError, match="controlnet_blocks: a ControlNet needs controlnet_filter"):
         in_memory.load(str(file(foreign_configs.CASCADE)))
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from tiny_runs import TINY
-from twins import tree
+from twins import left_to_users, tree
 
 from daguerre import errors
 from daguerre.build.parts import shared_out
@@ -33,11 +33,6 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 def nodes(devices: int) -> int:
     return max(1, devices // 8)
-
-
-def needed(name: str) -> list[str]:
-    """What the recipe leaves to the command."""
-    return ["data.path=shards"] if tree(name)["data"].get("path") == "???" else []
 
 
 def whole_or_none(name: str) -> str:
@@ -67,11 +62,11 @@ def test_every_recipe_trains_on_every_size_or_is_refused_with_the_reason(name, d
     launched = ["launch", "slurm", name, f"nodes={nodes(devices)}", f"gpus_per_node={min(8, devices)}"]
     both = [["plan", name, f"devices={devices}", f"nodes={nodes(devices)}"]] + [launched] * (devices in LAUNCHED)
     for words in both:
-        assert main.run([*words, *needed(name)]) == (errors.REFUSED if why else errors.DONE), words
+        assert main.run([*words, *left_to_users(name)]) == (errors.REFUSED if why else errors.DONE), words
         assert why in capsys.readouterr().err
     assert bool(list(checked_only.glob("*.sbatch"))) is (devices in LAUNCHED and not why)
     if not why:
-        loaded = configs.load(name, needed(name))
+        loaded = configs.load(name, left_to_users(name))
         sizes = shared_out(loaded, loaded.config.mesh.resolved(devices, nodes(devices)))
         assert sizes.ranks * sizes.accumulation * sizes.micro == sizes.whole
         if devices == 1:

@@ -41,7 +41,7 @@ def loss(name: str, mask, levels=None, weighting: str = "none", named_images=Non
 
     def net(x, c_noise, cond):
         y = 0.3 * x + 0.1 * x.roll(1, 3)
-        return (y, torch.zeros(len(x))) if name == "autoencoder" else y
+        return autoencoder.Reconstructed(y, {}) if name == "autoencoder" else y
 
     return objective.loss(net, x0, {}, draws)
 
@@ -144,8 +144,9 @@ def test_the_kl_of_an_autoencoder_knows_no_mask():
     objective = autoencoder.build(autoencoder.Settings(mask={"outside_weight": 0.0}, kl_weight=2.0))
     x0 = torch.randn(len(KEYS), *SHAPE)
     draws = objective.elements.draws(images(level(0)), SHAPE)
-    terms = objective.loss(lambda x, c, cond: (x + 1, torch.arange(6.0)), x0, {}, draws)
-    torch.testing.assert_close(terms.loss_B, 2.0 * torch.arange(6.0))
+    kl_B = torch.arange(6.0)
+    terms = objective.loss(lambda x, c, cond: autoencoder.Reconstructed(x + 1, {"kl": kl_B}), x0, {}, draws)
+    torch.testing.assert_close(terms.loss_B, 2.0 * kl_B)
 
 
 def test_what_cannot_be_masked_says_so():

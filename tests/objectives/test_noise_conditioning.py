@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from twins import left_to_users
 
 from daguerre import plugins
 from daguerre.config import config as configs
@@ -38,12 +39,7 @@ def times(*values: float) -> Tensor:
 
 @pytest.mark.parametrize("name", recipe.shipped())
 def test_every_recipe_tells_its_network_what_it_always_told_to_the_bit(name: str):
-    asked = (
-        ["data.path=data"]
-        if any(layer.tree.get("data", {}).get("path") == "???" for layer in recipe.layers(name))
-        else []
-    )
-    config = configs.load(name, asked).config
+    config = configs.load(name, left_to_users(name)).config
     objective = plugins.find("objectives", config.objective.name).build(config.objective)
     if not isinstance(objective, Diffusion):
         return

@@ -22,7 +22,7 @@ _ALIKE = {
     *(f"objective.noise.{name}" for name in ("offset", "offset_per", "pyramid", "pyramid_size")),
     *(f"objective.weighting.adaptive_{name}" for name in ("buckets", "decay")),
     "objective.noise.input_perturbation",
-    *(f"data.buckets.{name}" for name in ("aspects", "resolutions", "step", "max_aspect", "upscale")),
+    *(f"data.buckets.{name}" for name in ("aspects", "resolutions", "step", "max_aspect", "upscale", "random")),
     *(
         "data.random_flip",
         "data.formats",
@@ -31,6 +31,7 @@ _ALIKE = {
         "data.loss_weight",
         "data.repeats",
         "data.crops",
+        "data.saliency",
     ),
     *(f"data.captions.{name}" for name in ("text", "fields", "weights", "join", "prefix", "templates")),
     *(f"data.captions.{name}" for name in ("shuffle_tags", "tag_separator", "keep_tags")),

@@ -73,6 +73,11 @@ def tree(name: str) -> recipe.Tree:
     return merged
 
 
+def left_to_users(name: str) -> list[str]:
+    """Settings that a recipe leaves to its user, with a place that is not there."""
+    return [f"{path}=somewhere" for path, value in recipe.paths(tree(name)) if value == "???"]
+
+
 def sources(data: recipe.Tree) -> dict[str, recipe.Tree]:
     """The sources of a recipe's data, by the path of their settings."""
     mix = data.get("sources")

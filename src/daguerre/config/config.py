@@ -152,7 +152,7 @@ def load(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> Loa
     tree: Tree = {}
     own: Tree = {}
     for layer, is_shipped in _layers(name, given, whole, notices):
-        tree = merge.lay_over(Config, tree, layer, notices)
+        tree = merge.lay_over(Config, tree, layer, [] if is_shipped else notices)  # what drops out of ours is meant
         own = own if is_shipped else recipe.merge(own, layer)
     values, problems = merge.from_overrides(Config, tree, given, notices)
     tree = merge.lay_over(Config, tree, values, notices)

@@ -25,8 +25,6 @@ def convert(reading: Reading) -> None:
         return
     _adapters(reading)
     reading.assume({"model.family": "cascade_c", "data.source": "webdataset"})
-    if reading.get("warmup_updates") == 1:
-        reading.carry("warmup_updates", "lr_scheduler.warmup", "0 steps", "its one update has a learning rate of 0")
     reading.aliases()
     reading.assume({"ema.enabled": any(path.startswith("ema.") for path in reading.values)})
     if reading.get("multi_aspect_ratio"):
@@ -41,9 +39,11 @@ def convert(reading: Reading) -> None:
 
 def _controlnet(reading: Reading) -> None:
     """A ControlNet of Stage C, with the filter that makes what it reads."""
-    if (name := reading.get("controlnet_filter")) is None:
-        return
     prefix, place = "adapters.controlnet", "controlnet_checkpoint_path"
+    if (name := reading.get("controlnet_filter")) is None:
+        for key in ("controlnet_blocks", "controlnet_bottleneck_mode", place):
+            reading.refuse(key, "a ControlNet needs controlnet_filter, which says what it reads")
+        return
     reading.assume({f"{prefix}.name": "controlnet"})
     known = reading.keys("controlnet_filter_params.*")
     params = {key.partition(".")[2]: reading.get(key) for key in known}

@@ -170,6 +170,11 @@ def counted(key: str, text: str, path: str, unit: str, off: str = "") -> Meaning
     return one(path, f"{text} {unit}" if text.replace("_", "").isdigit() else text)
 
 
+def cascade_warmup(key: str, text: str) -> Meaning:
+    """Updates of a warm-up of Stable Cascade, whose first has a learning rate of 0: a warm-up of one is none."""
+    return counted(key, "0" if text == "1" else text, "lr_scheduler.warmup", "steps")
+
+
 def length(key: str, text: str, path: str, unit: str) -> Meaning:
     """A length in updates or epochs; kohya takes a warm-up below 1 for a share of the run."""
     if re.fullmatch(r"\d+(\.0*)?", text):
@@ -484,7 +489,20 @@ def named_sampler(key: str, text: str) -> Meaning:
 FUNCTIONS: dict[str, Callable[..., Meaning]] = {
     function.__name__: function
     for function in (
-        *(absent, averaged, base_model, caption_file, cascade_ema, choose, clipped, counted, data_set, drawn, expected),
+        *(
+            absent,
+            averaged,
+            base_model,
+            caption_file,
+            cascade_ema,
+            cascade_warmup,
+            choose,
+            clipped,
+            counted,
+            data_set,
+            drawn,
+            expected,
+        ),
         *(is_parallel, kept, length, min_snr, mindone_data, minutes, named_sampler, offset_noise, one_class, optimizer),
         *(optimizer_args, placed, profiled, prompts, prompts_file, rate, renamed, rescaled, resumed, scheduler_class),
         *(section, sets, sized, train_data, training_scheduler, unless, unless_empty),
