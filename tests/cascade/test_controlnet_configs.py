@@ -111,7 +111,7 @@ def test_filters_without_a_counterpart_are_refused(own, message, tmp_path, capsy
     assert message in capsys.readouterr().out
 
 
-QUICK = "sr"
+QUICK = "canny"
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == QUICK else [pytest.mark.long]) for n in CONFIGS])
