@@ -14,7 +14,8 @@ def format_size(size_bytes: float) -> str:
 def scaled(value: float, units: Mapping[str, float], below: str = "", form: str = ".3g") -> str:
     """A rounded number in the first of some units, the largest first, that it reaches; whole and `below`, in none."""
     for unit, size in units.items():
-        if float(text := f"{value / size:{form}}") >= 1:
+        text = f"{value / size:{form}}"
+        if float(text.replace(",", "")) >= 1:
             return f"{text}{unit}"
     return f"{value:.0f}{below}"
 

@@ -125,3 +125,10 @@ def test_a_table_fits_a_terminal_of_100_columns(sdxl):
 def test_what_cannot_be_is_refused(given, text, capsys):
     assert main.run(["plan", "sdxl", *given]) == errors.REFUSED
     assert text in capsys.readouterr().err
+
+
+def test_sizes_and_counts_of_any_length_are_written():
+    assert [report.format_size(count) for count in (900, 3.2e6, 12.345e9, 1.09052e12)] == [
+        "900 B", "3.20 MB", "12.35 GB", "1,090.52 GB",
+    ]  # fmt: skip
+    assert [report.format_number(count) for count in (320, 12_300, 2_567_460_000)] == ["320", "12.30 k", "2,567.46 M"]

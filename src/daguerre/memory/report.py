@@ -33,7 +33,7 @@ def format_size(count: float) -> str:
 
 
 def format_number(count: float) -> str:
-    """A count as `2,567.46 M`, `12.3 k` or `320`."""
+    """A count as `2,567.46 M`, `12.30 k` or `320`."""
     return formatting.scaled(count, {" M": 1e6, " k": 1e3}, form=",.2f")
 
 
