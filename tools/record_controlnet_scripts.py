@@ -24,8 +24,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "parity"), str(ROOT / "src")]
@@ -56,14 +57,13 @@ class Rows(list[dict[str, Any]]):
 
 def script_of(path: Path) -> ModuleType:
     """The script as a module. Its torchvision is only asked for by data sets of its own."""
-    vision = ModuleType("torchvision")
-    vision.transforms = SimpleNamespace(InterpolationMode=SimpleNamespace(LANCZOS="lanczos"))  # type: ignore[attr-defined]
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "torchvision", vision)
+        for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.functional"):
+            patch.setitem(sys.modules, name, MagicMock())
         spec.loader.exec_module(module)
     return module
 
@@ -77,7 +77,9 @@ def with_our_numbers(batches: list[Any], aligned: bool) -> Iterator[list[float]]
         patch.setattr("diffusers.models.autoencoders.vae.randn_tensor", lambda *_, **__: next(draws["posterior"]))
         patch.setattr(torch, "randn_like", lambda *_, **__: next(draws["noise"]))
         patch.setattr(torch, "randint", lambda *_, **__: next(draws["c_noise"]).long())
-        patch.setattr(Accelerator, "log", lambda _, values, **__: losses.append(values["loss"]))
+        patch.setattr(
+            Accelerator, "log", lambda _, of, **__: losses.append(of["loss" if "loss" in of else "train_loss"])
+        )
         if aligned:
             rounding_as_ours(patch)
         yield losses
@@ -160,10 +162,9 @@ def run(script: ModuleType, family: str, place: Path, recorded: Recorded, aligne
     return losses, load_file(out / "diffusion_pytorch_model.safetensors")
 
 
-def differences(recorded: Recorded, losses: list[float], after: Any, before: Any) -> dict[str, float]:
+def differences(our_losses: list[float], mine: Any, losses: list[float], after: Any, before: Any) -> dict[str, float]:
     """The largest relative one of a loss, and of a tensor: over its largest number, and over its largest change."""
-    mine = own.weights(recorded)
-    loss = max(abs(a - b) / b for a, b in zip(recorded.losses, losses, strict=True))
+    loss = max(abs(a - b) / b for a, b in zip(our_losses, losses, strict=True))
     gaps = {name: float((mine[name] - after[name]).abs().max()) for name in after}
     return {
         "loss": loss,
@@ -189,8 +190,8 @@ def main() -> None:
                 "batches": own.batches_digest(recorded),
                 "losses": losses,
                 "moved": own.moved(after, before),
-                "apart": differences(recorded, losses, after, before),
-                "apart with our rounding": differences(recorded, *aligned, before),
+                "apart": differences(recorded.losses, own.weights(recorded), losses, after, before),
+                "apart with our rounding": differences(recorded.losses, own.weights(recorded), *aligned, before),
             }
             print(family, {key: value for key, value in found[family].items() if key.startswith("apart")})
     own.RECORDED.write_text(json.dumps(found) + "\n")

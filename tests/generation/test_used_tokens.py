@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import drawing_pipelines
+import foreign_loras
 import numpy as np
 import pytest
 import torch
@@ -82,6 +83,35 @@ def test_images_are_those_of_diffusers_from_every_layout(place, tmp_path):
     assert [*document["tokens"]] == [str(folder / "a1111.safetensors")]
     other = ours(folder, tmp_path / "other", f'{{"<dog>={folder / "a1111.safetensors"}": 1}}', "a <DOG> cat")
     assert np.array_equal(other, ours(folder, tmp_path / "again", f'{{"{uses["a1111"]}": 1}}'))
+
+
+def test_tokens_in_the_file_of_a_lora_are_used_with_it(place, tmp_path, capsys):
+    """As OneTrainer and A1111 bundle them: the same as both from files of their own."""
+    kind, folder = place
+    pipe = PIPELINES[kind].from_pretrained(folder / "base")
+    foreign_loras.add(pipe, {"unet": ["to_q"]}, 0, 0.3, r=3, lora_alpha=3)
+    foreign_loras.save(pipe, tmp_path / "lora", ["unet"])
+    lora = load_file(tmp_path / "lora" / foreign_loras.FILE)
+    keys = {"": "clip_l", "_2": "clip_g"}
+    rows = {mark: load_file(folder / "toy" / f"learned_embeds{mark}.safetensors")["<toy>"] for mark in WIDTHS[kind]}
+    both, expected = tmp_path / "both.safetensors", {f"{tmp_path / 'lora'}": 0.7, f"{folder / 'toy'}": 1}
+    images = ours(folder, tmp_path / "apart", str(expected).replace("'", '"'))
+    own = {f"bundle_emb.<toy>.{keys[mark]}": value for mark, value in rows.items()}
+    save_file(lora | own, both)
+    assert np.array_equal(ours(folder, tmp_path / "whole", f'{{"{both}": 0.7}}'), images)
+    named = ours(folder, tmp_path / "named", f'{{"<dog>={both}": 0.7}}', "a <dog> cat")
+    assert np.array_equal(named, images)
+    if kind == "sd":
+        save_file(lora | {"bundle_emb.<toy>.string_to_param.*": rows[""]}, both)
+        assert np.array_equal(ours(folder, tmp_path / "older", f'{{"{both}": 0.7}}'), images)
+    capsys.readouterr()
+    given = ["format=kohya", f"out={tmp_path / 'x.safetensors'}", f"base={folder / 'base'}"]
+    assert main.run(["convert", "lora", str(both), *given]) == errors.REFUSED
+    assert "a LoRA with new tokens in it" in " ".join(capsys.readouterr().err.split())
+    save_file(lora | {"bundle_emb.<toy>.clip_l_out": rows[""]}, both)
+    size = [f"height={PX}", f"width={PX}", "training.device=cpu", f"out={tmp_path / 'no'}", "prompt=a"]
+    assert generate(folder / "base", *GIVEN, *size, f"use={{{both}: 1}}") == errors.REFUSED
+    assert "an output embedding of OneTrainer's" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.long

@@ -90,3 +90,9 @@ def moved(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str
         waves = torch.arange(len(change), dtype=torch.float64).sin()
         found[name] = [float(change.norm()), float(change @ waves)]
     return found
+
+
+def largest_gap(found: Mapping[str, list[float]], theirs: Mapping[str, list[float]]) -> float:
+    """How far such changes are apart, as a share of the norm of theirs."""
+    assert found.keys() == theirs.keys()
+    return max(abs(a - b) / other[0] for n, other in theirs.items() for a, b in zip(found[n], other, strict=True))

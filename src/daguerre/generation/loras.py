@@ -74,7 +74,7 @@ def _merged(parts: Components, files: Mapping[Path, float]) -> Components:
     notices = {file: [*_other_base(file, digests)] for file in files}  # of the base before anything is merged into it
     with parts.attached.merged():
         for file, strength in files.items():
-            found = read.read(file, parts.family.components)
+            found = read.read(file, parts.family.components, tokens_apart=True)
             for component, additions in found.items():
                 for each in additions:
                     asked.setdefault((component, each.layer), []).append((each, strength))

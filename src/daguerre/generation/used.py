@@ -1,8 +1,8 @@
 """Files that `generate use=` puts on a model, each with its strength: LoRAs (loras.py), and new tokens.
 
 `use='{style.safetensors: 0.8, toy.safetensors: 1, "<hat>=old.pt": 1, runs/my_run: 1}'`: a file is one of the two, by
-what is in it; a run's folder, and a config of Stable Cascade's code, may have both. A token is there or not, so its
-strength is 1; beside a LoRA the strength is the LoRA's.
+what is in it; a run's folder, a config of Stable Cascade's code and a file of OneTrainer's may have both. A token is
+there or not, so its strength is 1; beside a LoRA the strength is the LoRA's.
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,7 +44,7 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
         if found is not None:
             tokens.append(_Tokens(found, name))
         if found is None or _has_lora(path):
-            of_loras[place] = strength
+            of_loras[place.partition("=")[2] if name else place] = strength
         elif strength != 1:
             raise UserError(
                 f"use: {place} is a new token, which a prompt has or has not: its strength is 1, not {strength:g}",
@@ -83,7 +83,7 @@ def _named(place: str) -> tuple[str | None, Path]:
 def _has_lora(place: Path) -> bool:
     """True if there is a LoRA beside the tokens of a place."""
     if not place.is_dir():
-        return lora_names.config(place) is not None
+        return lora_names.config(place) is not None or token_files.beside_a_lora(place)
     folder = place
     places = (folder, folder / "adapter", *(folder / "adapter").glob("*/"))
     return any((each / name).is_file() for each in places for name in _LORAS)

@@ -4,6 +4,7 @@
     {"emb_params": [n, D]}                  A1111, ComfyUI and sd-scripts; the file's name is the token's
     {"clip_l": [n, D], "clip_g": [n, D]}    the same of SDXL
     {"string_to_param": {"*": [n, D]}}      A1111's older, pickled one, which is read as tensors alone
+    {"bundle_emb.NAME.clip_l": [n, D]}      OneTrainer and A1111, in the file of a LoRA; `KEY` is any of the above
     a config of Stable Cascade's LoRA       whose file has offsets alone: models/cascade/words.py
 
 Every tensor of a file is used, or the file is refused. What is written is read back and compared.
@@ -40,6 +41,8 @@ _XL = "stable-diffusion-xl"
 """Start of modelspec's architectures with these two text encoders."""
 _OF_LAYERS = re.compile(r"lora|hada_|lokr_|\.(weight|bias|alpha|diff|dora_scale|oft_blocks)$")
 """In names of tensors of additions to layers, and of whole networks."""
+BUNDLED = "bundle_emb."
+"""Start of the names of tokens in the file of a LoRA."""
 _PICKLED = (".pt", ".bin")
 _TRIGGER = "modelspec.trigger_phrase"
 
@@ -122,7 +125,16 @@ def find(path: Path) -> Path | None:
     if path.suffix != ".safetensors" or not path.is_file():
         return None
     with opened(path) as file:  # names alone: it may be a large LoRA
-        return None if any(_OF_LAYERS.search(name) for name in file.keys()) else path  # noqa: SIM118
+        names = [*file.keys()]
+    return None if any(map(_OF_LAYERS.search, names)) and not any(n.startswith(BUNDLED) for n in names) else path
+
+
+def beside_a_lora(path: Path) -> bool:
+    """True for a file of a LoRA that has tokens in it."""
+    if path.suffix != ".safetensors":
+        return False
+    with opened(path) as file:
+        return any(map(_OF_LAYERS.search, file.keys()))
 
 
 def read(path: Path, readers: Sequence[TextEncoder], name: str | None = None) -> tuple[Embeddings, Embeddings]:
@@ -165,6 +177,39 @@ def _of_encoder(start: str, encoder: str) -> str:
 
 def _read_file(path: Path, readers: Sequence[TextEncoder], name: str | None) -> Embeddings:
     tensors, metadata = _tensors(path)
+    if not (bundled := _bundled(path, tensors, len(readers))):
+        return _read(path, tensors, metadata, readers, name)
+    if name and len(bundled) > 1:
+        raise UserError(f"{path} has {len(bundled)} tokens, which cannot all be called {name}: remove the name")
+    found = {}
+    for token, own in bundled.items():
+        found |= _read(path, own, metadata, readers, name or token)
+    return found
+
+
+def _bundled(path: Path, tensors: Mapping[str, Tensor], encoders: int) -> dict[str, dict[str, Tensor]]:
+    """Tensors of each token in the file of a LoRA, by the keys of a file of its own."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for full in (name for name in tensors if name.startswith(BUNDLED)):
+        token, _, key = full.removeprefix(BUNDLED).replace(".string_to_param.", ".").rpartition(".")
+        if key.endswith("_out"):
+            raise UserError(
+                f"{path}: {full} is added behind the text encoder (an output embedding of OneTrainer's), which is not "
+                "supported",
+                code="unsupported",
+            )
+        found.setdefault(token, {})[key] = tensors[full]
+    of_one = encoders == 1 and all(len(own) == 1 for own in found.values())
+    return {token: dict.fromkeys(_ANY_NAME[:1], *own.values()) for token, own in found.items()} if of_one else found
+
+
+def _read(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    readers: Sequence[TextEncoder],
+    name: str | None,
+) -> Embeddings:
     if not tensors:
         raise UserError(f"{path} has no embeddings in it", code="empty")
     if {*tensors} & {*_SDXL}:

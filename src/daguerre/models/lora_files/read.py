@@ -80,17 +80,21 @@ class Contents(NamedTuple):
     """peft's configs, by component and key joined by a dot; empty where there are none."""
 
 
-def read(path: Path, networks: Mapping[str, nn.Module]) -> dict[str, list[Addition]]:
+def read(path: Path, networks: Mapping[str, nn.Module], *, tokens_apart: bool = False) -> dict[str, list[Addition]]:
     """The additions of a file, or of a folder that holds one, by component and the networks' layers.
 
     Args:
         networks: all components of the model, without additions of their own.
+        tokens_apart: new tokens in the file are read as well, by `token_files`; else they are refused.
 
     Raises:
         UserError: for a file that is not wholly understood, or made for another model.
     """
     place = find(path)
     contents = _with_names(place, contents_of(place), networks)
+    if tokens_apart:
+        own = {name: value for name, value in contents.tensors.items() if not name.startswith("bundle_emb.")}
+        contents = contents._replace(tensors=own)
     cascade = any(map(lora_names.is_one, networks.values()))
     check_is_lora(place, [name for name in contents.tensors if not (cascade and name.startswith("lora_prior_"))])
     layers = _layers(networks)
