@@ -199,8 +199,9 @@ def _bundled(path: Path, tensors: Mapping[str, Tensor], encoders: int) -> dict[s
                 code="unsupported",
             )
         found.setdefault(token, {})[key] = tensors[full]
-    of_one = encoders == 1 and all(len(own) == 1 for own in found.values())
-    return {token: dict.fromkeys(_ANY_NAME[:1], *own.values()) for token, own in found.items()} if of_one else found
+    if encoders == 1 and all(len(own) == 1 for own in found.values()):
+        return {token: {_ANY_NAME[0]: next(iter(own.values()))} for token, own in found.items()}
+    return found
 
 
 def _read(
