@@ -228,6 +228,36 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert len([s for s in parsed.scripts if not s.startswith("{")]) == 1
 
 
+def test_a_sweep_is_drawn_from_one_guidance_scale_to_the_next_for_each_protocol(tmp_path: Path) -> None:
+    """A CLIP score that falls again does not change the order, and each number of images has its own line."""
+    folder = fake_run.write_run(tmp_path / "run", steps=20, saves=1)
+    for images in (100, 200):
+        for scale, score, fid in ((1.5, 20.0, 9.0), (3.0, 30.0, 5.0), (8.0, 25.0, 7.0)):
+            place = folder / "evaluations" / f"step-00000020-{images}-{scale}"
+            place.mkdir(parents=True)
+            values = {"fid-x": fid + images, "clip_score-x": score, HOSTILE: 1.0}
+            tables = {
+                name: {"count": images, "rows": [{"name": "value", "value": value, "share": False}]}
+                for name, value in values.items()
+            }
+            protocol = {"step": 20, "images": images, "guidance_scale": scale, "sampler": HOSTILE}
+            fake_run.document(place, "result.json", {"protocol": protocol, "tables": tables})
+    parsed = sound(folder)
+    assert "fid-x over CLIP score labels: guidance scale" in parsed.words()
+    (chart,) = (json.loads(script) for script in parsed.scripts if '"over":"CLIP score"' in script)
+    assert [one["xs"] for one in chart["series"]] == [[20, 25, 30]] * 2, "in order for the pointer"
+    assert {tuple(one["ys"]) for one in chart["series"]} == {(109, 107, 105), (209, 207, 205)}
+    assert all(name in parsed.words() for name in ("100-images-guidance-1.5-", "200-images-guidance-8-"))
+    label = "fid-x over CLIP score: curve over CLIP score"
+    at = next(i for i, (tag, own) in enumerate(parsed.tags) if tag == "svg" and own["aria-label"] == label)
+    lines = [own["d"] or "" for tag, own in parsed.tags[at:] if tag == "path"][:2]
+    assert len(lines) == 2
+    for line in lines:
+        xs = [float(pair.split()[0]) for pair in line[1:].split("L")]
+        assert xs[0] < xs[2] < xs[1], "from 1.5 to 3 to 8"
+    assert " 1.5 3 8 1.5 3 8 " in parsed.words()
+
+
 def test_must_and_aim_are_explained_where_there_are_any(tmp_path: Path) -> None:
     folder = fake_run.write_run(tmp_path / "run", steps=20, saves=1)
     explained = "Must is the least that a run of this recipe has to reach"

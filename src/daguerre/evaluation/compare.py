@@ -75,14 +75,14 @@ class Difference:
 
     def shown(self) -> Compared:
         """For people."""
-        factor, unit = (100.0, " %") if self.row.share else (1.0, "")
+        factor, unit, digits = (100.0, " %", 4) if self.row.share else (1.0, "", 6)
         a, b, low, high = (factor * value for value in (self.row.value, self.other, self.low, self.high))
         sign = {"higher": 1, "lower": -1}.get(self.row.better, 0)
         verdict = "no clear difference"
         if sign and (low > 0 or high < 0):
             verdict = "B is better" if sign * (b - a) > 0 else "A is better"
         difference = f"{b - a:+.4g} ({low:+.4g} to {high:+.4g})"
-        return Compared(self.row.name, f"{a:.6g}{unit}", f"{b:.6g}{unit}", difference, verdict, low, high)
+        return Compared(self.row.name, f"{a:.{digits}g}{unit}", f"{b:.{digits}g}{unit}", difference, verdict, low, high)
 
 
 def run(first: str, second: str, times: int, out: str | None = None) -> int:

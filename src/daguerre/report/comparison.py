@@ -33,7 +33,7 @@ def render(names: tuple[str, str], what: str, tables: Mapping[str, Sequence[Comp
         table([], [["A", element("code", names[0])], ["B", element("code", names[1])]], "plain"),
     )
     sections = (
-        element("section", element("h2", name), table(_HEAD, [_row(one) for one in rows], "counts"))
+        element("section", element("h2", name), table(_HEAD, [_row(one) for one in rows], "counts compared"))
         for name, rows in tables.items()
     )
     body = join(*sections, element("p", note, class_="note"))

@@ -6,7 +6,7 @@ result.json is `{"protocol": {...}, "tables": {NAME: {"count", "rows": [{"name",
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeGuard
 
@@ -16,6 +16,8 @@ from daguerre.report.svg import Series, chart, format_number
 
 _SHOWN = ("checkpoint", "weights", "images", "height", "width", "sampler", "num_inference_steps", "seed", "precision")
 _CURVES = ("fid-", "fd_dinov2-", "cmmd-")
+_OF_ONE = ("run", "checkpoint", "step")
+"""Entries of a protocol by which its results over steps and runs differ."""
 
 
 class Point(NamedTuple):
@@ -42,7 +44,7 @@ class Point(NamedTuple):
 def protocol_name(protocol: Mapping[str, Any]) -> str:
     """A short name that evaluations of other images, guidance, sampler, prompts and the like do not have: equal for all
     checkpoints, and for runs that are measured in the same way."""
-    shared = {name: value for name, value in protocol.items() if name not in ("run", "checkpoint", "step")}
+    shared = {name: value for name, value in protocol.items() if name not in _OF_ONE}
     digest = sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:4]
     guidance = f"-guidance-{scale}" if (scale := _guidance(protocol)) else ""
     return f"{protocol.get('images', 0)}-images{guidance}-{digest}"
@@ -64,40 +66,45 @@ def charts(run: Run) -> list[Html]:
         if point.rows:
             unit = "per cent" if point.rows[0].get("share", True) else str(point.rows[0].get("name"))
             value = point.rows[0]["value"] * (100 if unit == "per cent" else 1)
-            line = f"guidance {_guidance(point.protocol)}, {point.protocol.get('images', '')} images"
-            found.setdefault(f"{point.name}\n{unit}", {}).setdefault(line, []).append((point.step, value))
+            lines = found.setdefault(f"{point.name}\n{unit}", {})
+            lines.setdefault(protocol_name(point.protocol), []).append((point.step, value))
     drawn = []
     for key, lines in found.items():
         name, _, unit = key.partition("\n")
-        series = [_series(line, points, i, len(lines)) for i, (line, points) in enumerate(lines.items())]
+        series = [_series(line, sorted(points), i, len(lines)) for i, (line, points) in enumerate(lines.items())]
         if any(len({*one.xs}) > 1 for one in series):
             drawn.append(chart(name, unit, series))
     return [one for one in [*drawn, *_sweeps(run)] if one is not None]
 
 
 def _sweeps(run: Run) -> Iterator[Html | None]:
-    """Distance over CLIP score, by guidance scale, of each checkpoint."""
-    by_step: dict[int, dict[float, dict[str, float]]] = {}
+    """Distance over CLIP score, from one guidance scale to the next, of each checkpoint and protocol."""
+    sweeps: dict[tuple[int, str], dict[float, dict[str, float]]] = {}
     for point in _points(run):
         scale = point.protocol.get("guidance_scale")
         if _is_number(scale) and point.rows:
-            by_step.setdefault(point.step, {}).setdefault(float(scale), {})[point.name] = point.rows[0]["value"]
+            rest = protocol_name({name: value for name, value in point.protocol.items() if name != "guidance_scale"})
+            scales = sweeps.setdefault((point.step, rest), {})
+            scales.setdefault(float(scale), {})[point.name] = point.rows[0]["value"]
     names = sorted({point.name for point in _points(run)})
     for distance in [name for name in names if name.startswith(_CURVES)]:
         for score in [name for name in names if name.startswith("clip_score-")]:
             curves = []
-            for i, (step, scales) in enumerate(sorted(by_step.items())):
-                both = [(v[score], v[distance]) for _, v in sorted(scales.items()) if {score, distance} <= v.keys()]
+            for i, ((step, rest), scales) in enumerate(sorted(sweeps.items())):
+                both = {scale: v for scale, v in sorted(scales.items()) if {score, distance} <= v.keys()}
                 if len(both) > 1:
-                    curves.append(_series(f"step {step:,}", both, i, len(by_step)))
-            yield chart(f"{distance} over CLIP score", "by guidance scale", curves, x_from_zero=False)
+                    points = [(v[score], v[distance]) for v in both.values()]
+                    labels = [f"{scale:g}" for scale in both]
+                    curves.append(_series(f"step {step:,}, {rest}", points, i, len(sweeps), labels))
+            yield chart(f"{distance} over CLIP score", "labels: guidance scale", curves, over="CLIP score")
 
 
-def _series(name: str, points: list[tuple[float, float]], number: int, count: int) -> Series:
-    points = sorted(points)
+def _series(
+    name: str, points: Sequence[tuple[float, float]], number: int, count: int, labels: Sequence[str] = ()
+) -> Series:
     share = round(100 * number / max(1, count - 1))
     color = f"color-mix(in oklab, var(--high) {share}%, var(--low))"
-    return Series(name, [float(x) for x, _ in points], [float(y) for _, y in points], color, dots=True)
+    return Series(name, [float(x) for x, _ in points], [float(y) for _, y in points], color, dots=True, labels=labels)
 
 
 def _points(run: Run) -> Iterator[Point]:
@@ -119,7 +126,8 @@ def _table(name: str, points: list[Point]) -> Html:
         count = point.body.get("count")
         images = f"{count:,}" if isinstance(count, int) else ""
         rows.append([f"{point.step:,}", *guidance, images, *(values.get(each, "") for each in names)])
-    head = ["Step", *(["Guidance"] if len(scales) > 1 else []), "Images", *names]
+    shown = (each.replace("_", " ") for each in names)
+    head = ["Step", *(["Guidance"] if len(scales) > 1 else []), "Images", *shown]
     notes = dict.fromkeys(str(point.body.get("note") or "") for point in points)
     return join(
         element("h3", name),

@@ -26,7 +26,7 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     cursor.setAttribute("x1", position);
     cursor.setAttribute("x2", position);
     const head = document.createElement("b");
-    head.textContent = "step " + anchor.toLocaleString("en");
+    head.textContent = data.over + " " + anchor.toLocaleString("en");
     const rows = data.series.map((s) => {
       const row = document.createElement("span"), key = document.createElement("i");
       const i = nearest(s.xs, anchor);

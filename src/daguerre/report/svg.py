@@ -21,7 +21,7 @@ Ticks = Sequence[tuple[float, str]]
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart; xs ascend, ys are finite."""
+    """One line of a chart, in the order of its points; ys are finite."""
 
     name: str
     xs: Sequence[float]
@@ -32,6 +32,8 @@ class Series:
     """Thin and pale, behind the others: raw values of a smoothed line."""
     dots: bool = False
     """Mark every point: few values, far apart."""
+    labels: Sequence[str] = ()
+    """A short text beside each point."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,9 @@ def chart(
     *,
     log: bool = False,
     zero: bool = False,
-    x_from_zero: bool = True,
+    over: str = "step",
 ) -> Html | None:
-    """Curves over update steps (or, without `x_from_zero`, over any number), or None without points.
+    """Curves over update steps from 0 on, or over another number that is named; None without points.
 
     `log` allows a logarithmic axis, taken where values are positive and span more than a factor of 8. `zero` starts a
     linear axis at 0.
@@ -105,7 +107,7 @@ def chart(
     ys = [y for one in series for y in one.ys]
     use_log = log and min(ys) > 0 and max(ys) / min(ys) > _LOG_RATIO
     xs = [x for one in series for x in one.xs]
-    x_range = (0.0, max(1.0, *xs)) if x_from_zero else _range(xs, False, False)
+    x_range = (0.0, max(1.0, *xs)) if over == "step" else _range(xs, False, False)
     x_scale = Scale(*x_range, _LEFT, _RIGHT)
     y_scale = Scale(*_range(ys, use_log, zero), _BOTTOM, _TOP, use_log)
     drawing = [
@@ -115,7 +117,8 @@ def chart(
     keys = [(one.name, one.color, "faint" if one.faint else None) for one in series] if len(series) > 1 else []
     subtitle = f"{unit}, log scale" if use_log else unit
     axes = _axes(x_scale, x_scale.ticks(), y_scale, y_scale.ticks())
-    return _figure(title, subtitle, "curve over steps", keys, [axes, *drawing], _numbers(series, x_scale), "chart")
+    numbers = _numbers(series, x_scale, over)
+    return _figure(title, subtitle, f"curve over {over}", keys, [axes, *drawing], numbers, "chart")
 
 
 def histogram(one: Histogram) -> Html:
@@ -248,17 +251,22 @@ def _line(series: Series, x_scale: Scale, y_scale: Scale) -> Html:
     style = f"stroke:{series.color};fill:{series.color}"
     dots = (element("circle", cx=x, cy=y, r=2.4) for x, y in points) if series.dots or len(points) == 1 else ()
     path = "M" + "L".join(f"{x:g} {y:g}" for x, y in points)
-    return element("g", element("path", d=path), *dots, style=style, class_="faint" if series.faint else "line")
+    labels = (element("text", label, x=x + 5, y=y - 5) for (x, y), label in zip(points, series.labels, strict=False))
+    return element(
+        "g", element("path", d=path), *dots, *labels, style=style, class_="faint" if series.faint else "line"
+    )
 
 
-def _numbers(series: Sequence[Series], x_scale: Scale) -> Html:
-    """JSON for the hover script, in which `<` cannot end the element."""
+def _numbers(series: Sequence[Series], x_scale: Scale, over: str) -> Html:
+    """JSON for the hover script, in which `<` cannot end the element; points in the order of their xs."""
+    points = [sorted(zip(one.xs, one.ys, strict=True)) for one in series]
     document = {
         "x": [x_scale.low, x_scale.high, _LEFT, _RIGHT],
         "width": WIDTH,
+        "over": over,
         "series": [
-            {"name": s.name, "color": s.color, "xs": list(s.xs), "ys": [float(f"{y:.6g}") for y in s.ys]}
-            for s in series
+            {"name": s.name, "color": s.color, "xs": [x for x, _ in each], "ys": [float(f"{y:.6g}") for _, y in each]}
+            for s, each in zip(series, points, strict=True)
         ],
     }
     text = json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
