@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from functools import cache
+from pathlib import Path
+
 import numpy as np
 import pytest
 from outside_inputs import pair, vectors
@@ -12,6 +16,9 @@ from daguerre.evaluation.formulas import bootstrap, frechet, kernels, neighbours
 from daguerre.evaluation.formulas.frechet import Moments
 
 OUTSIDE = recorded()
+PAGE = Path(__file__).parents[2] / "docs" / "evaluate.md"
+FIRST, SECOND = [[2.0, 0.5], [0.5, 1.0]], [[1.0, -0.3], [-0.3, 3.0]]
+BLACK = np.zeros((12, 12, 3), np.uint8)
 
 
 def normal(count: int, width: int, number: int = 0) -> np.ndarray:
@@ -37,8 +44,7 @@ def test_frechet_distance_of_scaled_covariances():
 
 
 def test_frechet_distance_of_two_dimensions():
-    first, second = [[2.0, 0.5], [0.5, 1.0]], [[1.0, -0.3], [-0.3, 3.0]]
-    assert frechet.distance(of([0, 0], first), of([0, 0], second)) == pytest.approx(0.92931185, abs=1e-8)
+    assert frechet.distance(of([0, 0], FIRST), of([0, 0], SECOND)) == pytest.approx(0.92931185, abs=1e-8)
 
 
 def test_frechet_distance_against_torchmetrics_and_scipy():
@@ -56,11 +62,21 @@ def test_frechet_distance_with_fewer_samples_than_dimensions():
     assert frechet.distance(*moments) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize(("count", "predicted"), [(500, 2.212), (2000, 0.552)])
-def test_frechet_distance_falls_with_the_number_of_samples_as_predicted(count: int, predicted: float):
+@cache
+def of_samples(count: int) -> float:
+    """Mean distance of samples of the standard normal law of 64 dimensions from the law."""
     truth = Moments(2, np.zeros(64), np.eye(64))
-    found = [frechet.distance(frechet.moments(normal(count, 64, i)), truth) for i in range(4)]
-    assert np.mean(found) == pytest.approx(predicted, rel=0.03)
+    return float(np.mean([frechet.distance(frechet.moments(normal(count, 64, i)), truth) for i in range(4)]))
+
+
+def predicted(count: int) -> float:
+    """The same to the second order in 1 / count."""
+    return 64 / count + (64 * 64 + 64) / (4 * (count - 1))
+
+
+@pytest.mark.parametrize("count", [500, 2000])
+def test_frechet_distance_falls_with_the_number_of_samples_as_predicted(count: int):
+    assert of_samples(count) == pytest.approx(predicted(count), rel=0.03)
 
 
 def test_kid_against_torchmetrics():
@@ -68,12 +84,24 @@ def test_kid_against_torchmetrics():
     assert kernels.kid(first[: len(second)], second) == pytest.approx(float(OUTSIDE["kid"]), rel=1e-9)
 
 
-@pytest.mark.parametrize(("a", "expected"), [(1.0, 0.048389), (4.0, 0.202850)])
-def test_kid_of_shifted_normals(a: float, expected: float):
+@cache
+def kid_of_shifted(apart: float) -> tuple[float, float]:
+    """KID of normal laws of 64 dimensions, and its standard error over subsets."""
     shift = np.zeros(64)
-    shift[0] = a**0.5
+    shift[0] = apart
     found = kernels.kid_subsets(normal(8000, 64), normal(8000, 64, 1) + shift, 20, 1000)
-    assert found.mean() == pytest.approx(expected, abs=4 * found.std() / 20**0.5)
+    return float(found.mean()), float(found.std()) / 20**0.5
+
+
+def kid_of_laws(apart: float, d: int = 64) -> float:
+    a = apart**2
+    return (a**3 + 6 * a**2 + 6 * a) / d**3 + (3 * a + 3 * a**2) / d**2 + 3 * a / d
+
+
+@pytest.mark.parametrize("apart", [1.0, 2.0])
+def test_kid_of_shifted_normals(apart: float):
+    found, error = kid_of_shifted(apart)
+    assert found == pytest.approx(kid_of_laws(apart), abs=4 * error)
     assert kernels.kid_subsets(normal(50, 4), normal(30, 4), 2, 1000).shape == (2,)
 
 
@@ -108,9 +136,8 @@ def test_psnr_and_ssim_against_torchmetrics():
 
 
 def test_psnr_of_a_known_difference():
-    black = np.zeros((12, 12, 3), np.uint8)
-    assert pairs.psnr(black, black + np.uint8(255)) == 0
-    assert pairs.psnr(black, black + np.uint8(1)) == pytest.approx(20 * np.log10(255))
+    assert pairs.psnr(BLACK, BLACK + np.uint8(255)) == 0
+    assert pairs.psnr(BLACK, BLACK + np.uint8(1)) == pytest.approx(20 * np.log10(255))
 
 
 def test_bootstrap_interval_of_a_mean_is_that_of_the_normal_law():
@@ -118,3 +145,42 @@ def test_bootstrap_interval_of_a_mean_is_that_of_the_normal_law():
     low, high = bootstrap.interval(lambda rows: float(x[rows].mean()), len(x), 2000)
     assert high - low == pytest.approx(2 * 1.96 * x.std() / 20, rel=0.06)
     assert low < x.mean() < high
+
+
+def test_the_numbers_of_the_page_are_these():
+    """Its table {closed form, outside code, ours}, each digit of it."""
+
+    def short(*values: float, digits: int) -> str:
+        return ", ".join(f"{value:.{digits}f}".removeprefix("0") for value in values)
+
+    first, second = vectors()
+    distance = frechet.distance(*map(frechet.moments, vectors()))
+    apart = [kid_of_shifted(1.0), kid_of_shifted(2.0)]
+    outside = {name: OUTSIDE[name].tolist() for name in ("fid", "fid_scipy", "kid", "precision_recall", "psnr", "ssim")}
+    rows = [
+        ("Fréchet distance", "two covariances of 2 dimensions", ".92931185", "",
+         short(frechet.distance(of([0, 0], FIRST), of([0, 0], SECOND)), digits=8)),
+        ("", "300 and 260 vectors of 24 numbers", "",
+         f"torchmetrics {outside['fid']:.12f}, scipy's `sqrtm` {outside['fid_scipy']:.12f}", f"{distance:.12f}"),
+        ("", "500 samples of a standard normal law of 64 dimensions, and the law (mean of 4)",
+         short(predicted(500), digits=3), "", short(of_samples(500), digits=3)),
+        ("", "the same with 2,000 samples", short(predicted(2000), digits=3), "", short(of_samples(2000), digits=3)),
+        ("KID", "the same vectors", "", f"torchmetrics {short(outside['kid'], digits=12)}",
+         short(kernels.kid(first[: len(second)], second), digits=12)),
+        ("", "normal laws of 64 dimensions, 1 and 2 apart (20 subsets of 1,000)",
+         short(kid_of_laws(1.0), kid_of_laws(2.0), digits=4), "",
+         ", ".join(f"{short(mean, digits=4)} ± {short(error, digits=4)}" for mean, error in apart)),
+        ("precision, recall", "the same vectors", "", f"torch-fidelity {short(*outside['precision_recall'], digits=7)}",
+         short(*neighbours.precision_recall(*vectors()), digits=7)),
+        ("CMMD", "two orthogonal vectors", f"{2000 * (1 - np.exp(-2 / 200)):.7f}", "",
+         f"{kernels.cmmd(np.eye(2)[:1], np.eye(2)[1:]):.7f}"),
+        ("PSNR", "a difference of 1; two images of 48 x 40 px", f"{20 * np.log10(255):.7f}",
+         f"torchmetrics {outside['psnr']:.6f}",
+         f"{pairs.psnr(BLACK, BLACK + np.uint8(1)):.7f}; {pairs.psnr(*pair()):.6f}"),
+        ("SSIM", "the same images", "", f"torchmetrics {short(outside['ssim'], digits=9)}",
+         short(pairs.ssim(*pair()), digits=9)),
+    ]  # fmt: skip
+    written = (
+        PAGE.read_text(encoding="utf-8").partition("| formula | of | closed form |")[2].splitlines()[2:][: len(rows)]
+    )
+    assert written == [re.sub(" +", " ", f"| {' | '.join(row)} |") for row in rows]

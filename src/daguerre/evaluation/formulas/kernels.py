@@ -21,7 +21,8 @@ def kid(first_ND: np.ndarray, second_MD: np.ndarray) -> float:
     width = first.shape[1]
 
     def cubes(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return (a @ b.T / width + 1.0) ** 3
+        table = a @ b.T / width + 1.0
+        return table * table * table  # a tenth of the time of ** 3
 
     def within(a: np.ndarray) -> float:
         table = cubes(a, a)
