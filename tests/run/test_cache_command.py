@@ -9,13 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tars
 from adapter_runs import IMAGES, Place
+from faulty_store import s3  # noqa: F401 (a fixture)
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from daguerre import errors
 from daguerre.caching import cache as caching
+from daguerre.caching import fill
 from daguerre.cli import main
+from daguerre.data.cached import source
 from daguerre.data.cached.rows import Rows
 
 RECIPE = """
@@ -130,6 +134,52 @@ def test_verify_finds_an_edit_that_size_and_time_hide_and_again_mends_it(place, 
     assert f"{IMAGES + IMAGES} rows again: {IMAGES + IMAGES} are equal to the bit" in said
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("far", [False, True], ids=["disk", "store"])
+def test_bytes_of_shards_are_digested_again_where_a_shard_changed_alone(place, capsys, monkeypatch, tmp_path, s3, far):  # noqa: F811
+    """By size and time of change, or by the ETag of the store, and the digests of the index. A shard is what its index
+    says: until it has a new one, an edited sample is left out, or (of a store) is that of the copy that was fetched."""
+    samples = [tars.sample(f"{number:02}", number) for number in range(8)]
+
+    def write(shard: int) -> None:
+        data = tars.packed(member for each in samples[4 * shard :][:4] for member in each)
+        if far:
+            s3.put(f"set/{shard}.tar", data)
+        else:
+            (tmp_path / f"{shard}.tar").write_bytes(data)
+
+    url = f"s3://{s3.bucket}/set/" if far else str(tmp_path)
+    given = [*place.base, f"output_dir={place.folder}", "data.source=webdataset", f"data.path={url}"]
+    given += [f"cache.path={tmp_path / 'rows'}"]
+    digested: list[bytes] = []
+    monkeypatch.setattr(fill, "image_digest", lambda image: (digested.append(image), source.image_digest(image))[1])
+
+    def digests(cache_dir: str) -> tuple[int, str]:
+        digested.clear()
+        capsys.readouterr()
+        assert main.run(["cache", str(place.recipe), *given, f"data.cache_dir={tmp_path / cache_dir}"]) == errors.DONE
+        return len(digested), capsys.readouterr().out
+
+    write(0), write(1)
+    assert digests("first")[0] == 8
+    assert digests("first")[0] == 0
+    samples[2] = tars.sample("02", 99, "image 2")
+    write(0)
+    read, said = digests("first")
+    assert read == (4 if far else 3)
+    assert "nothing was missing" in said
+    assert far or main.run(["data", "index", url, "again=true"]) == errors.DONE
+    read, said = digests("second")
+    assert read == 4, "of the other shard nothing is read"
+    assert "cached 1 rows of images" in said
+    assert digests("second")[0] == 0
+
+
+def test_what_is_not_there_is_said(place, capsys):
+    assert main.run([*command(place, verb="list"), f"cache.path={place.folder / 'nowhere'}"]) == errors.DONE
+    assert "nowhere: nothing is cached there" in capsys.readouterr().out
+
+
 def test_purge_keeps_what_the_recipe_reads(place, capsys):
     assert main.run(command(place, verb="purge")) == 0
     folders = sorted(path.parent for path in (place.folder / "cache").glob("*/encoder.json"))
@@ -147,6 +197,12 @@ def test_a_torn_or_damaged_file_is_made_again(place, capsys):
     assert made(place, capsys) == (0, TEXTS)
     assert main.run(command(place, verb="purge")) == 0
     assert Rows.found(str(folder)).damaged == []
+
+
+def test_an_image_and_a_caption_that_are_there_twice_are_kept_once(place, capsys):
+    for kind in ("png", "txt"):
+        (place.folder / "images" / f"twin.{kind}").write_bytes((place.folder / "images" / f"04.{kind}").read_bytes())
+    assert made(place, capsys) == (0, 0)
 
 
 def test_what_cannot_be_cached_is_refused_in_words(place, capsys):

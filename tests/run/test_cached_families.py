@@ -103,6 +103,22 @@ def test_a_family_learns_the_same_on_a_cache(tmp_path, capsys, family, given, ha
     assert "cached " not in said  # the second run had nothing to encode
 
 
+@pytest.mark.long
+def test_captions_of_several_windows_are_padded_and_masked_as_without_a_cache(tmp_path):
+    """In batches of several, in which the encoders round differently."""
+    runs, given = Runs(tmp_path, "sd"), ["training.per_device_batch_size=2"]
+    for number in range(0, IMAGES, 2):
+        (tmp_path / "images" / f"{number}.txt").write_text("a long caption " * (number + 4))
+    for name, train, more in (
+        ("plain", runs.train, ["model.long_prompts=true"]),
+        ("cached", runs.cached, ["model.long_prompts=true"]),
+        ("cut", runs.train, []),
+    ):
+        assert train(name, *given, *more) == errors.DONE
+    assert runs.losses("cached") == pytest.approx(runs.losses("plain"), rel=1e-6)
+    assert runs.losses("cut") != pytest.approx(runs.losses("plain"), rel=1e-4)
+
+
 @pytest.mark.parametrize("family", sorted(NEVER))
 def test_a_family_that_trains_its_encoders_is_refused(tmp_path, capsys, family):
     (tmp_path / "images").mkdir()

@@ -32,13 +32,14 @@ VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 
 def together(folder: Path, runs: Sequence[dict[str, Any]], seconds: float = 500.0) -> list[list[int]]:
-    """The exit codes of the processes of each run."""
+    """The exit codes of the processes of each run, which together take no more than `seconds` and a minute each."""
     plan = folder / "plan.json"
     plan.write_text(json.dumps(list(runs)))
     environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     done = subprocess.run(
         [sys.executable, __file__, str(plan)],
-        capture_output=True, text=True, timeout=seconds, env={**environ, "OMP_NUM_THREADS": "1"}, check=False,
+        capture_output=True, text=True, timeout=seconds + 60 * len(runs), env={**environ, "OMP_NUM_THREADS": "1"},
+        check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])

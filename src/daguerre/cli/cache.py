@@ -103,8 +103,9 @@ def _purge(loaded: Loaded, place: storage.RunStorage, own: dict[str, str]) -> in
 
 
 def _show(filling: fill.Filling, used: dict[str, set[bytes]]) -> None:
-    print(filling.cache.name)
-    for part in upkeep.parts(filling.cache, used):
+    found = upkeep.parts(filling.cache, used)
+    print(filling.cache.name if found else f"{filling.cache.name}: nothing is cached there")
+    for part in found:
         damaged = f"; {part.damaged:,} damaged files" if part.damaged else ""
         what = upkeep.about(filling.cache, part.name)
         size = format_size(part.bytes)
