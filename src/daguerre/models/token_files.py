@@ -177,11 +177,11 @@ def _of_encoder(start: str, encoder: str) -> str:
 
 def _read_file(path: Path, readers: Sequence[TextEncoder], name: str | None) -> Embeddings:
     tensors, metadata = _tensors(path)
+    found: Embeddings = {}
     if not (bundled := _bundled(path, tensors, len(readers))):
         return _read(path, tensors, metadata, readers, name)
     if name and len(bundled) > 1:
         raise UserError(f"{path} has {len(bundled)} tokens, which cannot all be called {name}: remove the name")
-    found = {}
     for token, own in bundled.items():
         found |= _read(path, own, metadata, readers, name or token)
     return found

@@ -93,8 +93,8 @@ def read(path: Path, networks: Mapping[str, nn.Module], *, tokens_apart: bool = 
     place = find(path)
     contents = _with_names(place, contents_of(place), networks)
     if tokens_apart:
-        own = {name: value for name, value in contents.tensors.items() if not name.startswith("bundle_emb.")}
-        contents = contents._replace(tensors=own)
+        kept = {name: value for name, value in contents.tensors.items() if not name.startswith("bundle_emb.")}
+        contents = contents._replace(tensors=kept)
     cascade = any(map(lora_names.is_one, networks.values()))
     check_is_lora(place, [name for name in contents.tensors if not (cascade and name.startswith("lora_prior_"))])
     layers = _layers(networks)
