@@ -165,3 +165,7 @@ def test_lists_shards_and_restarts_draw_the_same(place, decode, tmp_path, capsys
     documents = [json.loads((tmp_path / name / "003.json").read_text()) for name in ("whole", "parts")]
     assert len({each["initial_noise_sha256"] for each in documents}) == 1
     assert documents[0]["mood"] == "m3"
+    if decode == "stages":  # by another decoder they are other images
+        other = [str(word) for word in given if "num_inference_steps" not in str(word)]
+        assert main.run(["generate", *other, f"out={tmp_path / 'whole'}"]) == errors.REFUSED
+        assert "num_inference_steps" in capsys.readouterr().err

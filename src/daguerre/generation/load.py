@@ -260,6 +260,9 @@ def of_checkpoint(checkpoint: Checkpoint, folder: RunFolder, config: Config, wei
         description += f", with the base as it is, not in {config.training.base_precision}"
     provenance = {"run": local_copy.display_name(folder.path), "checkpoint": checkpoint.name}
     provenance |= {"step": checkpoint.documents["state"]["step"], "weights": "raw" if raw else "ema"}
+    decoding = {*config.model.decoding}  # which may be others than those of the run
+    if decoded := config.model.model_dump(mode="json", include=decoding, exclude_defaults=True):
+        provenance["model"] = decoded
     return Loading(description, provenance, partial(load, config, checkpoint, raw))
 
 
