@@ -198,6 +198,60 @@ def test_follow_measures_every_checkpoint_and_the_page_shows_them(setup, tmp_pat
 
 
 @pytest.mark.long
+def test_followers_share_the_checkpoints_of_a_run_that_trains_and_removes_them(setup, tmp_path, capsys):
+    """Both begin before the run and take every checkpoint, of which training keeps the newest two; a third comes later,
+    and takes the newest first."""
+    run, given = tmp_path / "tiny", ["metrics=[shapes,cmmd]", *setup.options[:3:2], "num_images=33"]
+    command = [sys.executable, "-m", "daguerre", "evaluate", str(run), "--follow", "every_seconds=.1", *given]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    both = [subprocess.Popen([*command, "follow=all"], env=environment, **pipes) for _ in range(2)]
+    try:
+        for process in both:
+            assert process.stdout.readline() == f"waiting for {run}: no run has begun there yet\n"
+        training = tiny_runs.start(tmp_path, "checkpoint.keep=2", "checkpoint.export=false")
+        trained, _ = training.communicate(timeout=500)
+        assert training.returncode == 0, trained
+        said = [process.communicate(timeout=500)[0] for process in both]
+        assert [process.returncode for process in both] == [0, 0], said
+    finally:
+        for process in both:
+            process.kill()
+    steps = [line.partition(",")[0] for one in said for line in one.splitlines() if ", shapes:" in line]
+    assert sorted(steps) == ["step 3", "step 6", "step 8"], "each was measured once"
+    assert [path.name for path in sorted((run / "checkpoints").glob("step-*"))] == ["step-00000006", "step-00000008"]
+    assert not list((run / "evaluations" / "waiting").glob("step-*/*"))
+    assert {path.name for path in run.glob("evaluations/step-*") if (path / "result.json").is_file()} == {
+        path.name for path in run.glob("evaluations/step-*")
+    }
+    words = page.render(run)
+    assert all(f"<td>{step}</td>" in words for step in (3, 6, 8))
+    assert main.run([*command[3:], "follow=newest", "seed=7", "patience_seconds=0"]) == errors.DONE
+    later = [line.partition(",")[0] for line in capsys.readouterr().out.splitlines() if ", shapes:" in line]
+    assert later == ["step 8", "step 6"]
+    found = sorted(run.glob("evaluations/*/result.json"))
+    protocols = [json.loads(path.read_text())["protocol"] for path in found]
+    seeds = sorted((one["step"], one["seed"]) for one in protocols)
+    assert seeds == [(3, 0), (6, 0), (6, 7), (8, 0), (8, 7)]
+
+
+@pytest.mark.long
+def test_a_sweep_over_guidance_scales(setup, tmp_path):
+    """Each scale has a result of its own, equal to that of the scale alone."""
+    given = ["evaluate", str(setup.run), "metrics=[cmmd,clip_score]", *setup.options[:3:2], "num_images=33"]
+    for out, scales in (("sweep", "guidance_scales=[1,3]"), ("one", "guidance_scale=3")):
+        assert main.run([*given, scales, f"out={tmp_path / out}"]) == errors.DONE
+    sweep, one = (
+        {path.parent.name: json.loads(path.read_text())["tables"] for path in (tmp_path / out).glob("*/result.json")}
+        for out in ("sweep", "one")
+    )
+    ((name, alone),) = one.items()
+    assert sweep.pop(name) == alone
+    (other,) = sweep.values()
+    assert other != alone
+
+
+@pytest.mark.long
 def test_runs_are_compared_on_equal_numbers_alone(setup, whole, tmp_path, capsys):
     _, folder = whole
     _, other = evaluated(setup, tmp_path / "raw", "weights=raw")
@@ -258,6 +312,7 @@ def test_pairs_of_folders(tmp_path, capsys):
     ("words", "said"),
     [
         (["metrics=[fid]"], "networks.inception.path is missing: a metric needs pt_inception-2015-12-05"),
+        (["protocol=coco30k"], "networks.inception.path is missing: a metric needs pt_inception-2015-12-05"),
         (["metrics=[cmmd]", "reference=null", "guidance_scale=2", "guidance_rescale=.5"], "no reference given"),
         (["metrics=[psnr]"], "give against=FOLDER"),
         (["metrics=[fud]"], "fid"),

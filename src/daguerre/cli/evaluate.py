@@ -96,26 +96,29 @@ def _evaluate(asked: Arguments, part: TaskShard, stop: Callable[[], bool]) -> in
     if folder.is_dir() and not any((folder / name).is_file() for name in ("config.yaml", "model_index.json")):
         return _of_folder(asked, word, part)
     asked.refuse(_OF_FOLDERS, "a model, whose images are generated for prompts")
-    jobs_of = evaluations(asked, part, stop)
-    if asked.options.follow is not None:
-        follow.follow(jobs_of, asked.options.follow, asked.options.every_seconds, asked.options.patience_seconds)
+    model = load.find(word, [], asked.options.base)
+    root = Path(asked.options.out).expanduser() if asked.options.out else _root(model)
+    policy, every_seconds = asked.options.follow, asked.options.every_seconds
+    if policy is not None:
+        with follow.holding(model, root, policy, every_seconds) as followed:
+            jobs_of = evaluations(asked, model, root, part, stop)
+            follow.follow(jobs_of, followed, policy, every_seconds, asked.options.patience_seconds)
     else:
-        for one in jobs_of:
+        for one in evaluations(asked, model, root, part, stop):
             show(one.run(), one.folder.path)
             follow.refresh_page(one)
-    model = jobs_of[0].model
     if model.run is not None and model.trained is not None and local_copy.origin(model.run.path) is None:
         trackers.send_late(model.trained, model.run, print)
     return 0
 
 
-def evaluations(asked: Arguments, part: TaskShard, stop: Callable[[], bool]) -> list[ModelEvaluation]:
-    """The evaluation of a model; of a sweep one for each guidance scale."""
-    model = load.find(asked.words[0], [], asked.options.base)
+def evaluations(
+    asked: Arguments, model: Model, root: Path, part: TaskShard, stop: Callable[[], bool]
+) -> list[ModelEvaluation]:
+    """The evaluation of a model, with results in `root`; of a sweep one for each guidance scale."""
     settings = _settings(asked)
     scales = settings.guidance_scales
     more = [[]] if scales is None else [[f"sampling.guidance_scale={scale}"] for scale in scales]
-    root = Path(asked.options.out).expanduser() if asked.options.out else _root(model)
     return [
         ModelEvaluation(model, _config(model, [*asked.rest, *each]), settings, root, part, stop).with_metrics()
         for each in more

@@ -23,6 +23,7 @@ from daguerre.errors import Held, UserError
 from daguerre.evaluation import results
 from daguerre.evaluation.evaluate import ModelEvaluation
 from daguerre.generation import generate, load
+from daguerre.generation.load import Model
 from daguerre.remote import local_copy
 from daguerre.report import page
 
@@ -70,37 +71,36 @@ class Followed:
 
 def wait_for_run(name: str, patience_seconds: float, every_seconds: float, stop: Callable[[], bool]) -> None:
     """Waits until a run folder is there, as both may be started at once. UserError where none comes."""
-    deadline = time.monotonic() + patience_seconds
+    deadline, said = time.monotonic() + patience_seconds, False
     while "://" not in name and not (Path(name).expanduser() / "config.yaml").is_file():
+        if not said:
+            print(f"waiting for {name}: no run has begun there yet", flush=True)
+            said = True
         if time.monotonic() > deadline:
             raise UserError(f"{name}: no run has begun there within {patience_seconds:g} s", code="missing")
         _pause(every_seconds, stop)
 
 
-def follow(jobs: Sequence[ModelEvaluation], policy: Policy, every_seconds: float, patience_seconds: float) -> None:
+def follow(
+    jobs: Sequence[ModelEvaluation], followed: Followed, policy: Policy, every_seconds: float, patience_seconds: float
+) -> None:
     """Measures checkpoints until the run is finished and none is left. generate.Stopped for a signal."""
-    first = jobs[0]
-    if first.model.run is None:
-        raise UserError(f"--follow is for runs, and {first.model.name} is a {first.model.kind}", code="conflict")
-    run, stop, active = first.model.run, first.stop, time.monotonic()
+    run, stop, active = followed.run, jobs[0].stop, time.monotonic()
     done: set[str] = set()
-    with _holding(run, first.root, policy, every_seconds) as followed:
-        print(
-            f"following {local_copy.display_name(run.path)}: {policy} checkpoint{'s' * (policy == 'all')}", flush=True
-        )
-        while True:
-            over = _is_over(run)
-            if policy == "newest":
-                _refresh(run)
-            left = [name for name in followed.names() if name not in done]
-            chosen = _measured(jobs, followed, left if policy == "all" else left[::-1][:1], done)
-            if chosen or lock_holder(run.path) is not None:
-                active = time.monotonic()
-            if not chosen and (over or time.monotonic() - active > patience_seconds):
-                print("the run is over, and its checkpoints are measured", flush=True)
-                return
-            if not chosen:
-                _pause(every_seconds, stop)
+    print(f"following {local_copy.display_name(run.path)}: {policy} checkpoint{'s' * (policy == 'all')}", flush=True)
+    while True:
+        over = _is_over(run)
+        if policy == "newest":
+            _refresh(run)
+        left = [name for name in followed.names() if name not in done]
+        chosen = _measured(jobs, followed, left if policy == "all" else left[::-1][:1], done)
+        if chosen or lock_holder(run.path) is not None:
+            active = time.monotonic()
+        if not chosen and (over or time.monotonic() - active > patience_seconds):
+            print("the run is over, and its checkpoints are measured", flush=True)
+            return
+        if not chosen:
+            _pause(every_seconds, stop)
 
 
 def _measured(jobs: Sequence[ModelEvaluation], followed: Followed, names: Sequence[str], done: set[str]) -> str | None:
@@ -153,8 +153,12 @@ def _refresh(run: RunFolder) -> None:
 
 
 @contextmanager
-def _holding(run: RunFolder, root: Path, policy: Policy, every_seconds: float) -> Iterator[Followed]:
-    """The checkpoints to measure; with `all`, a thread holds each one that comes."""
+def holding(model: Model, root: Path, policy: Policy, every_seconds: float) -> Iterator[Followed]:
+    """The checkpoints of a run, whose results are in `root`; with `all`, a thread holds each one that comes, from now
+    on: training may remove it while networks are loaded. UserError for what is no run."""
+    run = model.run
+    if run is None:
+        raise UserError(f"--follow is for runs, and {model.name} is a {model.kind}", code="conflict")
     if policy == "newest":
         yield Followed(run, None)
         return
