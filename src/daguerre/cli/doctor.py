@@ -39,7 +39,7 @@ GPU_FILES = ("/proc/driver/nvidia/version", "/dev/kfd")
 CHOOSE_BUILD = "choose a build on the install page of PyTorch's website, which shows the URL of its index"
 SHIPPED = {
     "quickstart": ("vae/config.json", "text_encoder/config.json", "tokenizer"),
-    "quickstart_cascade": tuple(f"{part}/config.json" for part in ("vqgan", "effnet", "previewer")),
+    "quickstart_cascade": tuple(f"{part}/config.json" for part in ("vqgan", "effnet", "previewer", "decoder")),
 }
 """Networks in assets/, and the files that each must have."""
 
