@@ -258,7 +258,7 @@ def of_checkpoint(checkpoint: Checkpoint, folder: RunFolder, config: Config, wei
     raw, description = weights_of(checkpoint, folder, weights)
     if config.training.base_precision != "no":
         description += f", with the base as it is, not in {config.training.base_precision}"
-    provenance = {"run": local_copy.display_name(folder.path), "checkpoint": checkpoint.name}
+    provenance: dict[str, Any] = {"run": local_copy.display_name(folder.path), "checkpoint": checkpoint.name}
     provenance |= {"step": checkpoint.documents["state"]["step"], "weights": "raw" if raw else "ema"}
     decoding = {*config.model.decoding}  # which may be others than those of the run
     if decoded := config.model.model_dump(mode="json", include=decoding, exclude_defaults=True):
