@@ -179,9 +179,13 @@ class Saver:
 
     def names(self) -> list[str]:
         """The checkpoints there are once the save in flight has ended, oldest first. No collective call."""
+        self.wait()
+        return self.store.names()
+
+    def wait(self) -> None:
+        """Wait until the save in flight has ended, well or not. No collective call."""
         if self._flying is not None:
             wait([self._flying])
-        return self.store.names()
 
     def finish(self) -> list[Outcome]:
         """At the end of a run: wait. CheckpointError if the last save failed, as no other will make it good."""

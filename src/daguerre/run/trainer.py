@@ -50,6 +50,7 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
         processes = stack.enter_context(process_group(config, storage, stop))
         processes.agreement.run_on_rank0(lambda: stack.enter_context(storage.hold()))
         run = start(loaded, storage, stack, stop, processes)
+        stack.callback(run.saver.wait)  # an error does not cut off a save, nor let go of the folder before it has ended
         if run.state.step >= run.every.total and processes.agreement.run_on_rank0(lambda: was_finished(run)):
             run.say([f"this run is finished: {run.state.step:,} updates. {where(run)}"])
             return 0
