@@ -76,7 +76,7 @@ def test_the_previewer_makes_images_again_of_latents_at_a_sixteenth_of_the_sides
 def test_stage_b_and_stage_a_decode_the_latents(held_out):
     images_BCHW, asked = held_out
     family = build(config.load("quickstart_cascade", ["training.device=cpu"]).config).family
-    (effnet,) = shipped("quickstart_cascade_effnet", "effnet")
+    effnet = family.components["effnet"].eval()
     latents = Latents(codec.compressed(effnet, images_BCHW), [Prompt(one.text) for one in asked], range(100), (64, 64))
     made = family.decode(latents)
     assert psnr(torch.from_numpy(made).permute(0, 3, 1, 2) / 255, images_BCHW) >= DECODED_PSNR

@@ -79,10 +79,7 @@ def test_a_time_between_is_told_to_the_last_bit_but_one(name: str, kind: str):
 def test_cascade_with_a_shift_of_two_tells_what_its_code_tells():
     """Stable Cascade's CosineSchedule with shift 2, then its CosineTNoiseCond: 0.509 at t = 0.3."""
     shifted = built("eps", name="cosine", shift=2.0).telling("cosine_time", 1.0)
-    first = math.cos(0.008 / 1.008 * math.pi / 2) ** 2
-    variance = math.cos((0.008 + 0.3) / 1.008 * math.pi / 2) ** 2 / first
-    log_snr = math.log(variance / (1 - variance)) + 2 * math.log(1 / 2)
-    told = math.acos(math.sqrt(first / (1 + math.exp(-log_snr)))) / (math.pi / 2) * 1.008 - 0.008
+    told = told_by_cascade(times(0.3), 2.0).item()
     assert told == pytest.approx(0.509, abs=5e-4)
     assert shifted.c_noise(times(0.3)).item() == pytest.approx(told, abs=1e-12)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from diffusers import ControlNetModel, UNet2DConditionModel
 from PIL import Image
@@ -96,3 +97,13 @@ def largest_gap(found: Mapping[str, list[float]], theirs: Mapping[str, list[floa
     """How far such changes are apart, as a share of the norm of theirs."""
     assert found.keys() == theirs.keys()
     return max(abs(a - b) / other[0] for n, other in theirs.items() for a, b in zip(found[n], other, strict=True))
+
+
+def assert_as_recorded(theirs: Mapping[str, Any], ours: Recorded, batches: str, found: dict[str, list[float]]) -> None:
+    """Losses, and the change of each tensor by its norm and a product, are those of a script with the same batches.
+    With our rounding the script's weights were equal to the bit."""
+    assert theirs["apart with our rounding"]["weights"] == 0.0
+    assert batches == theirs["batches"], "record anew: batches are others"
+    assert ours.losses == pytest.approx(theirs["losses"], rel=1e-6)
+    assert largest_gap(found, theirs["moved"]) < 1e-3
+    assert min(norm for norm, _ in found.values()) > 0
