@@ -30,10 +30,25 @@ def kinds(**given):
     return found[0]
 
 
-def test_a_cpu_by_default_has_channels_last_and_products():
+@pytest.mark.parametrize("faster", [False, True])
+def test_a_cpu_by_default_has_channels_last_and_the_faster_products(monkeypatch, faster):
+    monkeypatch.setattr(products, "faster", lambda: faster)
     found = kinds()
-    assert {channels_last.Block, products.Product} <= found
+    assert channels_last.Block in found
+    assert (products.Product in found) == faster
     assert not {swap.Norm, swap.NormSiLU, swap.Gated, attention.Measured} & found
+
+
+@pytest.mark.parametrize(
+    ("instructions", "vendor", "expected"),
+    [("AVX512", "AuthenticAMD", True), ("AVX2", "AuthenticAMD", False), ("AVX512", "GenuineIntel", False)],
+)
+def test_products_are_convolutions_where_mkl_leaves_half_of_the_instructions(
+    monkeypatch, instructions, vendor, expected
+):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
+    monkeypatch.setattr(products.Path, "read_text", lambda path: f"vendor_id\t: {vendor}\n")
+    assert products.faster.__wrapped__() == expected
 
 
 def test_plain_means_torchs_own_modules():

@@ -24,7 +24,7 @@ def apply(
     every = list({id(network): network for network in (net, *frozen)}.values())
     layout(every, fused, channels_are_last(settings, fused, device))
     for network in every:
-        if settings.kernels == "auto" and device.type == "cpu":
+        if settings.kernels == "auto" and device.type == "cpu" and products.faster():
             products.enable(network)
         if settings.attention == "measured" or (
             settings.attention == "auto" and device.type == "cuda" and not settings.compile
