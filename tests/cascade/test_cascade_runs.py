@@ -100,6 +100,25 @@ def test_averages_are_copies_before_their_start_and_are_what_is_exported(place):
     assert all(torch.equal(value, averaged[f"{place.denoiser}.{name}"]) for name, value in exported.items())
 
 
+def test_an_export_says_what_its_network_predicts(place, tmp_path, capsys):
+    """A pipeline that predicts v generates as its run, also where it lies alone, and training that starts from it is
+    told of the difference only if it trains something else."""
+    assert place.train("v", "objective.name=v", "training.duration=2 steps", "validation.every=null") == errors.DONE
+    run, relearns = place.folder / "v", "it has to relearn"
+    assert relearns in "".join(capsys.readouterr())
+    copy = shutil.copytree(run / "pipeline", tmp_path / "copy")
+    given = ["prompt=a fox", "num_inference_steps=2", "guidance_scale=3", "height=64", "width=64", "sampler=ddim"]
+    beside = [each for each in place.base if "effnet" in each or "previewer" in each]
+    for source, more in ((run, []), (copy, beside)):
+        generate(source, *given, *more, f"out={tmp_path / source.name}-images")
+    assert np.array_equal(*(drawn(tmp_path / f"{name}-images")["000.png"] for name in ("v", "copy")))
+    for objective in ("v", "eps"):
+        capsys.readouterr()
+        more = [f"model.pretrained_model_name_or_path={copy}", f"objective.name={objective}"]
+        assert place.train(f"from-v-{objective}", "--dry-run", *more) == errors.DONE
+        assert (relearns in "".join(capsys.readouterr())) == (objective == "eps")
+
+
 def test_an_export_is_opened_again(place, tmp_path):
     """As a pipeline's folder and as Stability's single file, by Daguerre and by diffusers: same weights, same image."""
     run, name = place.folder / "whole", place.denoiser

@@ -205,9 +205,9 @@ def _resolution(family: type[PretrainedSettings], folder: Path) -> int:
 
 def _objective(target: str, scheduler: Mapping[str, Any]) -> dict[str, Any]:
     """The objective of a scheduler's config. UserError if there is none here."""
-    if scheduler.get("_class_name") == "DDPMWuerstchenScheduler":
-        return {"name": "eps", "schedule": {"name": "cosine"}}
     prediction = scheduler.get("prediction_type", "epsilon")
+    if scheduler.get("_class_name") == "DDPMWuerstchenScheduler" and prediction in PREDICTIONS:
+        return {"name": PREDICTIONS[prediction], "schedule": {"name": "cosine"}}
     betas = scheduler.get("beta_schedule", "linear")
     if prediction not in PREDICTIONS or betas != "scaled_linear" or scheduler.get("trained_betas") is not None:
         raise UserError(

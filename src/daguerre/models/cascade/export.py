@@ -1,8 +1,10 @@
 """The scheduler of diffusers' Stable Cascade pipelines, and where it generates otherwise than we do."""
 
+from typing import Any
+
 import torch
 
-from daguerre.models.export.scheduler import Scheduler
+from daguerre.models.export.scheduler import PREDICTIONS, Scheduler
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.settings import SamplingSettings
 
@@ -30,4 +32,7 @@ def scheduler(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
             f"at the first step diffusers tells the network the time 1, which no training has; this run {first:.4f}"
         )
     notices.append("the fresh noise is torch's own, so images are equal in distribution only")
-    return Scheduler(WUERSTCHEN, {"s": 0.008, "scaler": 1.0}, notices)
+    config: dict[str, Any] = {"s": 0.008, "scaler": 1.0}
+    if objective.settings.name != "eps":  # diffusers has no such attribute there, and says that it is ignored
+        config["prediction_type"] = PREDICTIONS[objective.settings.name]
+    return Scheduler(WUERSTCHEN, config, notices)
