@@ -1,83 +1,98 @@
 """How much a process that follows a run slows its training, when it has a core of its own.
 
-    python benchmarks/following.py [--pairs 10] [--steps 120] [--images 16] [--recipe quickstart] [key=value ...]
+    python benchmarks/following.py [--rounds 10] [--steps 24] [--images 64] [--recipe quickstart] [key=value ...]
 
-Each pair trains the same recipe twice, in turns which one is first: alone, and while `daguerre evaluate RUN follow=all`
-measures the checker and FID (Inception with random weights) of every checkpoint. Training has the first core, the
-follower the second. Printed: for each pair the wall-clock time of training's updates (their measured mean, saves left
-out) and the processor time of the whole training process, the medians of the ratios, and their 95 % intervals by the
-bootstrap. Wall-clock times need a machine on which nothing else runs; processor times bear some load, and tell what
-training does more because it is followed, not what it waits for.
+One run trains on the first core. On the second `daguerre evaluate RUN follow=all` measures the checker and FID
+(Inception with random weights) of its checkpoints, and another `daguerre evaluate` does the same for a run that has
+ended. Both are stopped (SIGSTOP) and go on (SIGCONT) by turns, so that each round has as many updates of training
+alone, followed, and beside a process that has nothing to do with it, in an order that turns from round to round. What
+slows training in both is the machine (shared caches, memory), what slows it in `followed` alone is that it is followed.
+
+Printed: for each round the mean time of an update in each, the medians of their ratios, and 95 % intervals by the
+bootstrap. Saves are left out, and the first third of each turn, in which the processes change.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import json
+import signal
+import statistics
+import subprocess
 import tempfile
+import time
 from pathlib import Path
-from typing import NamedTuple
 
-from runs import seconds_of_updates, started, told, training
+from runs import started, told, training
 
-
-class Trained(NamedTuple):
-    """One run."""
-
-    updates_s: float
-    """Wall-clock time."""
-    processor_s: float
-    measured: int
-    """Checkpoints."""
+TURNS = ("alone", "followed", "beside another")
 
 
-def trained(folder: Path, name: str, options: argparse.Namespace, reference: Path | None) -> Trained:
-    """Trains once, followed if there is a reference."""
-    run = folder / name
-    often = [f"checkpoint.every={options.steps // 3} steps", "logging.every=10 steps", "data.checked_prompts=16"]
-    train = training(options.recipe, run, options.steps, *often, *options.settings, core=0)
-    follower = None
-    if reference is not None:
-        follower = started(
-            "evaluate", str(run), "follow=all", "metrics=[shapes,fid]", "networks.inception=random",
-            f"reference={reference}", f"num_images={options.images}", "every_seconds=1", core=1,
-        )  # fmt: skip
-    _, status, used = os.wait4(train.pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert follower is None or follower.wait() == 0
-    processor_s = used.ru_utime + used.ru_stime
-    return Trained(seconds_of_updates(run), processor_s, len(list(run.glob("evaluations/*/result.json"))))
+def step_times(run: Path) -> dict[int, float]:
+    """Mean seconds of an update before a step, by that step."""
+    file = run / "metrics" / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return {line["step"]: line["perf/step_time_seconds"] for line in lines if "perf/step_time_seconds" in line}
+
+
+def evaluation(run: Path, reference: Path, images: int, *more: str) -> subprocess.Popen[bytes]:
+    """A measurement on the second core."""
+    return started(
+        "evaluate", str(run), "metrics=[shapes,fid]", "networks.inception=random", f"reference={reference}",
+        f"num_images={images}", *more, core=1,
+    )  # fmt: skip
+
+
+def only(works: subprocess.Popen[bytes] | None, *processes: subprocess.Popen[bytes]) -> None:
+    """Stops all processes but one."""
+    for process in processes:
+        assert process.poll() is None, "a measurement has ended: give it more --images"
+        process.send_signal(signal.SIGCONT if process is works else signal.SIGSTOP)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--images", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=24, help="of a turn, a multiple of 3")
+    parser.add_argument(
+        "--images", type=int, default=64, help="of each checkpoint: enough that none waits for the next"
+    )
     parser.add_argument("--recipe", default="quickstart")
     parser.add_argument("settings", nargs="*")
     options = parser.parse_args()
-    ratios: dict[str, list[float]] = {"wall-clock time of updates": [], "processor time": []}
+    third, a_round = options.steps // 3, len(TURNS) * options.steps
+    often = [f"logging.every={third} steps", "data.checked_prompts=4", *options.settings]
     with tempfile.TemporaryDirectory(prefix="daguerre-following-") as place:
-        folder = Path(place)
-        reference = folder / "reference.safetensors"
-        words = ["reference", "quickstart", f"num_images={options.images}", "networks.inception=random"]
-        assert started(*words, f"out={reference}", core=1).wait() == 0
-        for pair in range(options.pairs):
-            found: dict[bool, Trained] = {}
-            for followed in (False, True) if pair % 2 else (True, False):
-                name = f"{'followed' if followed else 'alone'}-{pair}"
-                found[followed] = trained(folder, name, options, reference if followed else None)
-            alone, followed = found[False], found[True]
-            for each, own in zip(ratios.values(), range(2), strict=True):
-                each.append(followed[own] / alone[own])
-            print(
-                f"pair {pair + 1}: alone {alone.updates_s:.2f} s ({alone.processor_s:.2f} s of a processor), followed "
-                f"{followed.updates_s:.2f} s ({followed.processor_s:.2f} s), {followed.measured} checkpoints measured",
-                flush=True,
-            )
-    for name, each in ratios.items():
-        print(told(f"followed to alone, {name}", each))
+        run, ended, reference = Path(place) / "run", Path(place) / "ended", Path(place) / "reference.safetensors"
+        assert training(options.recipe, ended, 20, *often).wait() == 0
+        words = ["reference", options.recipe, f"num_images={options.images}", "networks.inception=random"]
+        assert started(*words, f"out={reference}").wait() == 0
+        saves = f"checkpoint.every={a_round} steps"
+        train = training(options.recipe, run, (1 + options.rounds) * a_round, saves, *often, core=0)
+        follower = evaluation(run, reference, options.images, "follow=all", "every_seconds=1")
+        other = evaluation(ended, reference, 1000 * options.images)
+        turns = [TURNS[(turn + number) % 3] for number in range(options.rounds) for turn in range(3)]
+        try:
+            for turn, name in enumerate(turns):
+                while max(step_times(run), default=0) < a_round + turn * options.steps:
+                    assert train.poll() is None
+                    time.sleep(0.02)
+                only({"alone": None, "followed": follower, "beside another": other}[name], follower, other)
+            assert train.wait() == 0
+        finally:
+            for process in (train, follower, other):
+                process.kill()
+                process.wait()
+        times = step_times(run)
+    found: dict[str, list[float]] = {name: [] for name in TURNS}
+    for turn, name in enumerate(turns):
+        ends = a_round + (turn + 1) * options.steps
+        found[name].append(statistics.mean([times[ends - third], times[ends]]))
+    for number, row in enumerate(zip(*found.values(), strict=True), 1):
+        print(f"round {number}: " + ", ".join(f"{name} {1e3 * ms:.1f} ms" for name, ms in zip(TURNS, row, strict=True)))
+    for name, other_name in (("followed", "alone"), ("beside another", "alone"), ("followed", "beside another")):
+        ratios = [own / others for own, others in zip(found[name], found[other_name], strict=True)]
+        print(told(f"{name} to {other_name}", ratios))
 
 
 if __name__ == "__main__":
