@@ -108,6 +108,7 @@ def test_an_export_says_what_its_network_predicts(place, tmp_path, capsys):
     assert relearns in "".join(capsys.readouterr())
     copy = shutil.copytree(run / "pipeline", tmp_path / "copy")
     given = ["prompt=a fox", "num_inference_steps=2", "guidance_scale=3", "height=64", "width=64", "sampler=ddim"]
+    given += ["shift=2"]
     beside = [each for each in place.base if "effnet" in each or "previewer" in each]
     for source, more in ((run, []), (copy, beside)):
         generate(source, *given, *more, f"out={tmp_path / source.name}-images")
@@ -123,7 +124,7 @@ def test_an_export_is_opened_again(place, tmp_path):
     """As a pipeline's folder and as Stability's single file, by Daguerre and by diffusers: same weights, same image."""
     run, name = place.folder / "whole", place.denoiser
     given = ["prompt=a fox", "seed=3", "num_inference_steps=2", "guidance_scale=3", "height=64", "width=64"]
-    given += ["sampler=euler_ancestral"]
+    given += ["sampler=euler_ancestral", "shift=2"]
     generate(run, *given, f"out={tmp_path / 'run'}")
     beside = [each for each in place.base if "effnet" in each or "previewer" in each]
     copy = shutil.copytree(run / "pipeline", tmp_path / "copy")

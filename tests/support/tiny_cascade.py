@@ -26,7 +26,8 @@ from transformers import (
 )
 
 RECORDED = Path(__file__).parents[1] / "cascade"
-EFFNET, PREVIEWER = RECORDED / "effnet.safetensors", RECORDED / "previewer.safetensors"
+EFFNET, PREVIEWER = RECORDED / "effnet.safetensors", RECORDED / "previewer_bright.safetensors"
+"""The recorded previewer draws every latent black; this one, of write_previewer.py, shows them."""
 TEXT, POOLED, IMAGE, MAX_TOKENS = 24, 20, 12, 24
 TINY_C: dict[str, Any] = {
     "conditioning_dim": 16,
