@@ -76,7 +76,7 @@ STAGES += " width=64 model.decode.name=stages"
         (f"{TRAIN_B} model.effnet_scale=[1,0.5]", "must rise"),
         (f"{TRAIN_C} adapter.name=lora adapter.ranks.effnet=4", "effnet is not a component"),
         (f"{TRAIN_B} adapter.name=lora adapter.ranks.vqgan=4", "vqgan is not a component"),
-        (f"{STAGES} model.decoder=DIR/none model.vqgan={{B}}", "DIR/none"),
+        (f"{STAGES} model.decoder=DIR/none model.vqgan={{B}}", "model.decoder: there is no folder 'DIR/none'"),
         (f"{STAGES} model.decoder={{C}} model.vqgan={{B}}", "decoder"),
         (f"{DRAW} height=100 width=64", "multiples of 8"),
         (f"{DRAW} training.mixed_precision=fp16", "bf16"),

@@ -67,7 +67,10 @@ class ComponentLoader:
         value = getattr(self.settings, name)
         if value == BASE:
             return self.base / name
-        root = resolve.locate(value, {"": _at_either(name, needed)}, self.elsewhere)
+        try:
+            root = resolve.locate(value, {"": _at_either(name, needed)}, self.elsewhere)
+        except UserError as error:
+            raise type(error)(f"model.{name}: {error}", code=error.code, setting=f"model.{name}") from error
         return root / name if (root / name / needed[0][0]).is_file() else root
 
     def config(self, name: str) -> dict[str, Any]:

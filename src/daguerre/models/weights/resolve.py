@@ -212,7 +212,7 @@ def _unreachable(name: str, repository: str, error: OSError) -> Absent:
     there = architectures.moved(repository)
     hint = f" Its publisher removed it; the hub keeps it as {there}." if there else ""
     return Absent(
-        f"{name!r} is not on this machine, and the hub could not provide {repository!r}: {reason}.{hint} Its files "
+        f"{name!r} is not on this machine, and the hub could not provide it: {reason}.{hint} Its files "
         f"are not in the local cache {huggingface_hub.constants.HF_HUB_CACHE}. Offline: on a machine with a "
         f"connection run `daguerre fetch {name.replace(repository, there or repository)} -o DIR`, copy DIR here and "
         f"give its path, or use a shipped one: {', '.join(shipped())}"
