@@ -141,6 +141,27 @@ def test_extract_gives_back_a_merged_lora(place, tmp_path, capsys):
     assert float(capsys.readouterr().out.rpartition("by ")[2].split("%")[0]) > 10
 
 
+def test_extract_of_a_model_in_16_bits_has_the_layers_that_changed_alone(place, tmp_path, capsys):
+    """Each addition is off by at most twice what bfloat16's rounding takes of its layer (Eckart and Young 1936: nothing
+    of that rank is nearer to the rounded change, and the true one has that rank)."""
+    tuned, out = tmp_path / "tuned", tmp_path / "found.safetensors"
+    assert convert("merge", place.base, f"use={{{place.lora}: 1}}", f"out={tuned}", "dtype=bfloat16") == errors.DONE
+    capsys.readouterr()
+    assert convert("extract", tuned, f"base={place.base}", f"rank={RANK}", f"out={out}") == errors.DONE
+    assert "tensors that differ" not in capsys.readouterr().out
+    networks = bases.networks(place.base)
+    true, found = ({a.layer: a for own in read(path, networks).values() for a in own} for path in (place.lora, out))
+    assert found.keys() == true.keys()
+    rounded, plain, exact = place.weights(tuned), place.fused(), place.fused(one=1.0)
+    changed = {name for name, value in exact.items() if not torch.equal(value, plain[name])}
+    assert len(changed) == len(true)
+    assert convert("merge", place.base, f"use={{{out}: 1}}", f"out={tmp_path / 'again'}") == errors.DONE
+    again = place.weights(tmp_path / "again")
+    for name in changed:
+        rounding = float((rounded[name].float() - exact[name]).norm())
+        assert 0 < float((again[name] - exact[name]).norm()) <= 2 * rounding
+
+
 def test_extract_tells_of_what_is_no_layer(place, tmp_path, capsys):
     assert convert("merge", place.base, f"use={{{place.lora}: 1}}", f"out={tmp_path / 'tuned'}") == errors.DONE
     (path,) = (tmp_path / "tuned" / "unet").glob("*.safetensors")

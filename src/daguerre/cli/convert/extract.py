@@ -36,7 +36,8 @@ values in float64, and says how much it differs. One layer is in memory at a tim
   out=PLACE          a new .safetensors file, of peft a new folder
   format=kohya       or diffusers, peft: as `daguerre convert lora` has them
 
-Layers that are equal in both are left out. Norms, biases and embeddings cannot be in a LoRA: it says how many differ.
+Layers that are equal in both, or differ by the rounding of a model in 16 bits alone, are left out. Norms, biases and
+embeddings cannot be in a LoRA: it says how many differ.
 """
 
 
@@ -81,8 +82,8 @@ def run(arguments: list[str]) -> int:
 
 
 def changes(base: Path, tuned: Path) -> Iterator[tuple[str, Tensor]]:
-    """Name and difference in float32 of each tensor of a network that is another one now. UserError for a network of
-    another shape."""
+    """Name and difference in float32 of each tensor of a network that is another one now, in the narrower type of the
+    two models. UserError for a network of another shape."""
     before, after = files.read(base), files.read(tuned)
     spelt = {with_wrapper(name): name for name in after} | {name: name for name in after}
     for name, old in before.items():
@@ -98,5 +99,6 @@ def changes(base: Path, tuned: Path) -> Iterator[tuple[str, Tensor]]:
         change = new.float() - old.float()
         if not torch.isfinite(change).all():
             raise UserError(f"{name} of {tuned} or of {base} has NaN or infinity in it", code="damaged")
-        if change.any():
+        narrow = min(old.dtype, new.dtype, key=lambda dtype: dtype.itemsize)
+        if not torch.equal(new.to(narrow), old.to(narrow)):
             yield name, change
