@@ -84,12 +84,34 @@ def test_stage_b_and_stage_a_decode_the_latents(held_out):
     assert all(shares[name] >= mark for name, mark in MARKS.items()), shares
 
 
+def trained(name, folder, seed=0):
+    """Shares of right images of a recipe, which it measures when it has trained."""
+    run_name = f"{name}-{seed}" if seed else name
+    given = [f"output_dir={folder}", f"run_name={run_name}", f"seed={seed}"]
+    assert main.run(["train", name, *given]) == errors.DONE
+    rows = json.loads((folder / run_name / "evaluation.json").read_text())["shapes"]["rows"]
+    return {row["name"]: row["value"] for row in rows}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Folder of a cascade that the recipe trained, and its shares."""
+    folder = tmp_path_factory.mktemp("runs")
+    return folder, trained("quickstart_cascade", folder)
+
+
 @pytest.mark.long
-def test_the_cascade_draws_what_prompts_ask_for(tmp_path):
-    assert main.run(["train", "quickstart_cascade", f"output_dir={tmp_path}"]) == errors.DONE
-    rows = json.loads((tmp_path / "quickstart_cascade" / "evaluation.json").read_text())["shapes"]["rows"]
-    shares = {row["name"]: row["value"] for row in rows}
+def test_the_cascade_draws_what_prompts_ask_for(whole):
+    shares = whole[1]
     assert all(shares[name] >= mark for name, mark in MARKS.items()), shares
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_controlnet_of_the_cascade_follows_outlines(whole, seed):
+    """Overlap at least .8 on average over 200 images."""
+    shares = trained("quickstart_cascade_controlnet", whole[0], seed)
+    assert shares["outline"] >= 0.8
 
 
 @pytest.mark.long
