@@ -115,6 +115,14 @@ def test_networks_files_and_data_are_told_without_any_of_them(name, offline, tmp
     assert list(tmp_path.glob("**/config.yaml")) == []
 
 
+@pytest.mark.parametrize(("place", "downloads"), [(["model.vqgan=base"], True), ([], False)])
+def test_a_base_that_nothing_is_read_of_is_not_named(place, downloads, offline, tmp_path, capsys):
+    shards(tmp_path / "shards", labelled=False)
+    given = ["data.path=shards", "training.global_batch_size=4", *place]
+    assert main.run(["train", "cascade_a", *given, "--dry-run"]) == errors.DONE
+    assert ("will be downloaded from the hub" in capsys.readouterr().out) == downloads
+
+
 COUNTS = re.compile(r"([\d,]+) parameters, +([\d,]+) trained")
 
 
