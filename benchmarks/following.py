@@ -26,18 +26,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from runs import started, told, training
+from runs import started, step_times, told, training
 
 TURNS = ("alone", "followed", "beside another")
 WARM = 72
 """Updates before the first turn, in which everything starts, and between saves, about."""
-
-
-def step_times(run: Path) -> dict[int, float]:
-    """Mean seconds of an update before a step, by that step."""
-    file = run / "metrics" / "metrics.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return {line["step"]: line["perf/step_time_seconds"] for line in lines if "perf/step_time_seconds" in line}
 
 
 def last_step(run: Path) -> int:

@@ -47,12 +47,16 @@ def training(recipe: str, run: Path, steps: int, *more: str, core: int | None = 
     )  # fmt: skip
 
 
+def step_times(run: Path) -> dict[int, float]:
+    """Mean seconds of an update before a step, by that step."""
+    lines = [json.loads(line) for line in (run / "metrics" / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["perf/step_time_seconds"] for line in lines if "perf/step_time_seconds" in line}
+
+
 def seconds_of_updates(run: Path) -> float:
     """Of all updates after the first line of metrics, by their measured means."""
-    lines = [json.loads(line) for line in (run / "metrics" / "metrics.jsonl").read_text().splitlines()]
-    means = [(line["step"], line["perf/step_time_seconds"]) for line in lines if "perf/step_time_seconds" in line]
-    counts = np.diff([step for step, _ in means])
-    return float(sum(count * mean for count, (_, mean) in zip(counts.tolist(), means[1:], strict=True)))
+    times = step_times(run)
+    return float(sum(count * mean for count, mean in zip(np.diff([*times]), [*times.values()][1:], strict=True)))
 
 
 def told(name: str, ratios: Sequence[float]) -> str:

@@ -206,9 +206,10 @@ def _resolution(family: type[PretrainedSettings], folder: Path) -> int:
 def _objective(target: str, scheduler: Mapping[str, Any]) -> dict[str, Any]:
     """The objective of a scheduler's config. UserError if there is none here."""
     prediction = scheduler.get("prediction_type", "epsilon")
-    if scheduler.get("_class_name") == "DDPMWuerstchenScheduler" and prediction in PREDICTIONS:
+    cosine = scheduler.get("_class_name") == "DDPMWuerstchenScheduler"
+    if cosine and prediction in PREDICTIONS:
         return {"name": PREDICTIONS[prediction], "schedule": {"name": "cosine"}}
-    betas = scheduler.get("beta_schedule", "linear")
+    betas = "cosine" if cosine else scheduler.get("beta_schedule", "linear")
     if prediction not in PREDICTIONS or betas != "scaled_linear" or scheduler.get("trained_betas") is not None:
         raise UserError(
             f"{target}: its scheduler predicts {prediction} on a {betas} schedule of its own, for which there is no "

@@ -150,11 +150,11 @@ class ComponentLoader:
 
     def wanted(self) -> list[Wanted]:
         """All files that the model is made of, by place: what `train` would read."""
-        idle = {name for unused in self.settings.unused_when if unused.when(self.settings) for name in unused.fields}
-        compares = self.settings.scheduler == BASE and "scheduler" not in idle and not self.settings.denoises_anew
+        settings, needed_of_base = self.settings, self.of_base()
+        compares = settings.scheduler == BASE and "scheduler" not in settings.unused() and not settings.denoises_anew
         found = list[Wanted]()
-        if self.of_base() or compares:
-            found.append(Wanted(self.settings.pretrained_model_name_or_path, self.of_base(), self.options))
+        if needed_of_base or compares:
+            found.append(Wanted(settings.pretrained_model_name_or_path, needed_of_base, self.options))
         for name, value in self.settings.places.items():
             if isinstance(value, str) and value != BASE:
                 needed = {} if _is_file(value) else {"": _at_either(name, self._needed(name))}
