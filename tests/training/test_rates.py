@@ -48,5 +48,18 @@ def test_the_best_of_several_tries_is_a_time_of_one_run(monkeypatch):
 
 def test_rates_of_this_machine(monkeypatch):
     monkeypatch.setattr(peak_rates, "_SECONDS_A_TRY", 0.01)
-    assert 1e8 < peak_rates.product_flops(CPU, torch.float32, size=256) < 1e14
+    assert 1e8 < peak_rates.product_flops(CPU, torch.float32, widest=256) < 1e14
     assert 1e8 < peak_rates.copy_bytes(CPU, megabytes=8) < 1e13
+
+
+def test_a_product_in_software_alone_is_not_measured_at_its_full_width(monkeypatch):
+    monkeypatch.setattr(peak_rates, "_SECONDS_A_TRY", 0.001)
+    widths = []
+
+    def slow(left, right):
+        widths.append(len(left))
+        time.sleep(len(left) / 256 * 0.03)
+
+    rate = peak_rates._product_flops(slow, CPU, torch.float32, widest=4096)
+    assert max(widths) == 512
+    assert 2 * 512**3 / 0.09 < rate < 2 * 512**3 / 0.06

@@ -7,12 +7,16 @@ than data does).
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 _TRIES = 5
 _SECONDS_A_TRY = 0.2
+_LONG = 0.05
+"""Seconds of a product from which on a wider one has no other rate."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +57,31 @@ def datasheet(name: str) -> Datasheet | None:
     return next((sheet for part, sheet in DATASHEETS.items() if f" {part} " in words or f" {part}-" in words), None)
 
 
-def product_flops(device: torch.device, dtype: torch.dtype, size: int | None = None) -> float:
-    """FLOP/s of a square matrix product of `dtype`, measured: 8192 wide on a GPU, 2048 on a CPU, where the faster of
-    torch's two libraries counts (kernels/products.py). The width is a multiple of 16."""
-    size = size or (8192 if device.type == "cuda" else 2048)
-    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    out = torch.empty_like(left)
-    ways: list[Callable[[], object]] = [lambda: torch.mm(left, right, out=out)]
+def product_flops(device: torch.device, dtype: torch.dtype, widest: int | None = None) -> float:
+    """FLOP/s of a square matrix product of `dtype`, measured: up to 8192 wide on a GPU and 2048 on a CPU, where the
+    faster of torch's two libraries counts (kernels/products.py). `widest` is 256 times a power of two."""
+    widest = widest or (8192 if device.type == "cuda" else 2048)
+    ways: list[Callable[[Tensor, Tensor], object]] = [torch.mm]
     if device.type == "cpu":
-        images, kernel = left.view(16, -1, 1, size).permute(0, 3, 1, 2), right[:, :, None, None]
-        ways.append(lambda: F.conv2d(images, kernel))
-    return 2.0 * size**3 / min(best_seconds(way, device) for way in ways)
+        ways.append(
+            lambda left, right: F.conv2d(left.view(16, -1, 1, len(left)).permute(0, 3, 1, 2), right[:, :, None, None])
+        )
+    return max(_product_flops(way, device, dtype, widest) for way in ways)
+
+
+def _product_flops(
+    product: Callable[[Tensor, Tensor], object], device: torch.device, dtype: torch.dtype, widest: int
+) -> float:
+    """Of one way to multiply. The product grows until it takes long: a CPU that has a type in software alone, bf16 on
+    most, would need minutes for the widest, at the same rate."""
+    width = 256
+    while True:
+        left, right = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
+        run = partial(product, left, right)
+        run()
+        if width >= widest or _seconds(run, device, 1) > _LONG:
+            return 2.0 * width**3 / best_seconds(run, device)
+        width *= 2
 
 
 def copy_bytes(device: torch.device, megabytes: int | None = None) -> float:
