@@ -8,7 +8,7 @@ others are there to be learnt later, from few images.
 import functools
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal, Self
 
@@ -194,7 +194,7 @@ class ShapesSource:
             "text": caption(chosen, int(phrasing * len(PHRASINGS)), own.look),
             "colours": colours(chosen, float(phrasing)),
         }
-        return Record(self.name(number), {IMAGE: image}, texts, asdict(chosen))
+        return Record(self.name(number), {IMAGE: image}, texts, dict(vars(chosen)))
 
     def report(self) -> SkipReport:
         return {}
@@ -256,12 +256,12 @@ def caption(combination: Combination, phrasing: int, look: Look | None = None) -
     if look is not None:
         for described in _LOOKS:
             text = text.replace(described, look.word)
-    return text.format_map(asdict(combination))
+    return text.format_map(vars(combination))
 
 
 def colours(combination: Combination, phrasing: float) -> str:
     """The colours in words, without shape and size; `phrasing` in [0, 1) chooses one of `COLOUR_PHRASINGS`."""
-    return COLOUR_PHRASINGS[int(phrasing * len(COLOUR_PHRASINGS))].format_map(asdict(combination))
+    return COLOUR_PHRASINGS[int(phrasing * len(COLOUR_PHRASINGS))].format_map(vars(combination))
 
 
 def prompts(

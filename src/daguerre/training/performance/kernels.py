@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from daguerre.errors import UserError, install
-from daguerre.kernels import attention, available, blocks, channels_last, narrow, products, swap
+from daguerre.kernels import attention, available, blocks, channels_last, narrow, products, response_norm, swap
 from daguerre.training.precision import dtypes
 from daguerre.training.settings import TrainingSettings
 
@@ -24,8 +24,10 @@ def apply(
     every = list({id(network): network for network in (net, *frozen)}.values())
     layout(every, fused, channels_are_last(settings, fused, device))
     for network in every:
-        if settings.kernels == "auto" and device.type == "cpu" and products.faster():
-            products.enable(network)
+        if settings.kernels == "auto" and device.type == "cpu":
+            response_norm.enable(network)
+            if products.faster():
+                products.enable(network)
         if settings.attention == "measured" or (
             settings.attention == "auto" and device.type == "cuda" and not settings.compile
         ):
