@@ -84,6 +84,11 @@ def test_stopped_and_killed_runs_end_equal_to_the_bit(place):
         assert place.numbers(name, "learning/loss") == place.numbers("whole", "learning/loss")
 
 
+@pytest.mark.long
+def test_killed_at_random_moments_it_ends_equal_to_the_bit(place):
+    place.assert_kills_change_nothing()
+
+
 def test_a_run_is_where_another_one_starts(place):
     """Also as a file; what the file tells is not asked for again."""
     for name, start in (("further", place.folder / "whole"), ("further_still", file(place, "whole"))):

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
-import subprocess
-import time
 
 import bases
 import forked_runs
 import numpy as np
 import pytest
-import tiny_runs
 import torch
 from adapter_runs import IMAGES, MESHES, Place, assert_equal
 from PIL import Image
@@ -114,36 +110,7 @@ def test_stopped_and_killed_runs_end_equal_to_the_bit(place):
 @pytest.mark.parametrize("own", ["init: pissa", "kind: dora, lora_fa: true, dropout: 0.2"])
 def test_killed_at_random_moments_it_ends_equal_to_the_bit(place, own):
     """By SIGKILL, six times a run; PiSSA's start is in the checkpoint and not computed again."""
-    given = [f"adapters.style={{name: lora, rank: 4, {own}, ranks: {{text_encoder: 2}}}}"]
-    given += ["training.duration=12 steps", "checkpoint.every=3 steps", "logging.every=1 steps"]
-    for name in ("hurt", "unhurt"):
-        shutil.rmtree(place.folder / name, ignore_errors=True)
-    began = time.monotonic()
-    process = place.start("unhurt", *given)
-    said, _ = process.communicate()
-    assert process.returncode == errors.DONE, said
-    seconds, moments, killed = time.monotonic() - began, random.Random(0), 0
-    while killed < 6:
-        process = place.start("hurt", *given)
-        try:
-            process.communicate(timeout=moments.uniform(0.4, 1.0) * seconds)
-            if killed:
-                break
-            shutil.rmtree(place.folder / "hurt")  # the machine was busier when it was measured
-            seconds /= 2
-        except subprocess.TimeoutExpired:
-            tiny_runs.kill(process)
-            killed += 1
-    assert killed
-    process = place.start("hurt", *given)
-    said, _ = process.communicate()
-    assert process.returncode == errors.DONE, said
-    for group in ("model", "ema", "optimizer"):
-        assert_equal(place.tensors("hurt", group, step=12), place.tensors("unhurt", group, step=12))
-    assert_equal(place.exported("hurt"), place.exported("unhurt"))
-    assert place.numbers("hurt", "learning/loss") == place.numbers("unhurt", "learning/loss")
-    for name in ("hurt", "unhurt"):
-        shutil.rmtree(place.folder / name)
+    place.assert_kills_change_nothing(f"adapters.style={{name: lora, rank: 4, {own}, ranks: {{text_encoder: 2}}}}")
 
 
 def test_generate_draws_what_the_run_drew(place, capsys):

@@ -62,6 +62,12 @@ def test_a_run_that_goes_on_ends_equal_to_the_bit_and_so_do_its_files(place):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("more", [(), (PIVOTAL,)], ids=["alone", "pivotal"])
+def test_killed_at_random_moments_it_ends_equal_to_the_bit(place, more):
+    place.assert_kills_change_nothing(*more)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("meshes", "more"),
     [

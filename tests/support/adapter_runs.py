@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import bases
 import forked_runs
 import numpy as np
+import tiny_runs
 import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from daguerre import errors
 from daguerre.checkpoint.store import Store
 from daguerre.cli import main
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE
@@ -63,6 +68,42 @@ class Place:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True, **pipes)
 
+    def finish(self, name: str, *more: str) -> None:
+        """In a process of its own, to the end."""
+        process = self.start(name, *more)
+        said, _ = process.communicate()
+        assert process.returncode == errors.DONE, said
+
+    def kill_at_random_moments(self, name: str, seconds: float, *more: str) -> None:
+        """Trains with six SIGKILLs and goes on after each. `seconds` is what the run takes alone."""
+        moments, killed = random.Random(0), 0
+        while killed < 6:
+            process = self.start(name, *more)
+            try:
+                process.communicate(timeout=moments.uniform(0.4, 1.0) * seconds)
+                if killed:
+                    break
+                shutil.rmtree(self.folder / name)  # the machine was busier when it was measured
+                seconds /= 2
+            except subprocess.TimeoutExpired:
+                tiny_runs.kill(process)
+                killed += 1
+        self.finish(name, *more)
+
+    def assert_kills_change_nothing(self, *more: str) -> None:
+        """Trains twelve updates, a save every three, undisturbed and killed at random moments: checkpoints, samples,
+        metrics and the tensors of exported files are equal to the bit."""
+        given = (*more, "training.duration=12 steps", "checkpoint.every=3 steps", "logging.every=1 steps")
+        began = time.monotonic()
+        self.finish("hurt", *given)
+        seconds, run = time.monotonic() - began, self.folder / "hurt"
+        expected, files = tiny_runs.outcome(run), tensors_of_files(run / "adapter")
+        shutil.rmtree(run)
+        self.kill_at_random_moments("hurt", seconds, *given)
+        tiny_runs.assert_equal(run, expected)
+        assert_equal(tensors_of_files(run / "adapter"), files)
+        shutil.rmtree(run)
+
     def on(self, name: str, mesh: tuple[int, int, int, int], *more: str) -> dict:
         """A run on a mesh, for `forked_runs.together`."""
         size, *degrees = mesh
@@ -82,6 +123,12 @@ class Place:
     def exported(self, name: str) -> dict[str, torch.Tensor]:
         """The file of a LoRA that diffusers would read."""
         return load_file(self.folder / name / "adapter" / DIFFUSERS_FILE)
+
+
+def tensors_of_files(folder: Path) -> dict[str, torch.Tensor]:
+    """Of all files in a folder and in those below. Their headers have the time of writing."""
+    files = sorted(folder.rglob("*.safetensors"))
+    return {f"{file.relative_to(folder)}: {name}": t for file in files for name, t in load_file(file).items()}
 
 
 def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:

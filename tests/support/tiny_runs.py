@@ -79,8 +79,8 @@ def outcome(run: Path) -> dict[str, Any]:
     """All that must be equal to the bit between two runs that trained the same."""
     newest = sorted((run / "checkpoints").glob("step-*"))[-1]
     kept = [*newest.glob("*.safetensors"), newest / "state.json", newest / "loading.json"]
-    kept += [*run.glob("samples/*/*"), *run.glob("pipeline/*/*"), run / "data.json", run / "evaluation.json"]
-    files = {path.relative_to(run).as_posix(): path.read_bytes() for path in kept if path.exists()}
+    kept += [*run.glob("samples/**/*"), *run.glob("pipeline/*/*"), run / "data.json", run / "evaluation.json"]
+    files = {path.relative_to(run).as_posix(): path.read_bytes() for path in kept if path.is_file()}
     found = lines(run)
     return {"files": files, "lines": found, "order": [list(line) for line in found]}
 

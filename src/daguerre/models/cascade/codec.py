@@ -130,7 +130,7 @@ class Generated:
     """Pixels of an image for each cell of the latent; diffusers' name."""
 
     def latent_shape(self, pixel_shape: tuple[int, ...]) -> tuple[int, ...]:
-        check_sides(pixel_shape, STEP_PX, "Stage B")
+        check_sides(pixel_shape, STEP_PX, "what decodes Stage C")
         _, height, width = pixel_shape
         channels = int(self.trained_on.effnet.config.latent_channels)
         return channels, ceil(height / self.resolution_multiple), ceil(width / self.resolution_multiple)
