@@ -10,11 +10,13 @@ import torch.nn.functional as F
 from diffusers.models.activations import GEGLU
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
+from diffusers.models.unets.unet_stable_cascade import GlobalResponseNorm
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from daguerre.kernels.geglu import geglu
 from daguerre.kernels.group_norm_silu import group_norm_silu
+from daguerre.kernels.response_norm import response_norm
 
 
 class Norm(nn.GroupNorm):
@@ -51,6 +53,14 @@ class Gated(GEGLU):
         return geglu(self.proj(hidden_states))
 
 
+class ResponseNorm(GlobalResponseNorm):
+    """GlobalResponseNorm in one operator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As there; by torch's own operators where several devices share the weights."""
+        return super().forward(x) if isinstance(self.gamma, DTensor) else response_norm(x, self.gamma, self.beta)
+
+
 def norms(net: nn.Module) -> int:
     """GroupNorm with the SiLU behind it becomes one kernel, and so does GroupNorm before a transformer; returns how
     many did."""
@@ -67,9 +77,18 @@ def norms(net: nn.Module) -> int:
 
 def gates(net: nn.Module) -> int:
     """GEGLU behind its matrix product becomes one kernel; returns how many did."""
-    found = [module for module in net.modules() if type(module) is GEGLU]
+    return _each(GEGLU, Gated, net)
+
+
+def responses(net: nn.Module) -> int:
+    """Stable Cascade's global response norm becomes one operator; returns how many did."""
+    return _each(GlobalResponseNorm, ResponseNorm, net)
+
+
+def _each(kind: type[nn.Module], ours: type[nn.Module], net: nn.Module) -> int:
+    found = [module for module in net.modules() if _is(kind, module)]
     for module in found:
-        module.__class__ = Gated
+        module.__class__ = ours
     return len(found)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from daguerre.errors import UserError, install
-from daguerre.kernels import attention, available, blocks, channels_last, narrow, products, response_norm, swap
+from daguerre.kernels import attention, available, blocks, channels_last, narrow, products, swap
 from daguerre.training.precision import dtypes
 from daguerre.training.settings import TrainingSettings
 
@@ -25,7 +25,7 @@ def apply(
     layout(every, fused, channels_are_last(settings, fused, device))
     for network in every:
         if settings.kernels == "auto" and device.type == "cpu":
-            response_norm.enable(network)
+            swap.responses(network)
             if products.faster():
                 products.enable(network)
         if settings.attention == "measured" or (
