@@ -39,7 +39,7 @@ FREE = {
         f"data.{name}"
         for name in ("cache_dir", "cache_gb", "checked_prompts", "control_dir", "mask_dir", "max_skipped", "path")
     ),
-    "data.kept_prompts",
+    *("data.kept_prompts", "data.marks"),
     *(f"data.generate.{name}" for name in ("count", "prompt", "seed")),
     *("distributed.dist_backend", "distributed.dist_url"),
     *(f"distributed.{name}_seconds" for name in ("rendezvous", "silent", "stuck", "timeout")),

@@ -205,7 +205,8 @@ def test_overlap_falls_with_the_distance_and_with_another_shape() -> None:
 
 def test_a_model_that_reads_control_images_is_asked_for_colours_and_compared_with_the_outlines() -> None:
     captions = CaptionSettings(fields=("colours",))
-    settings = source.Settings(captions=captions, jitter_px=20, checked_prompts=40)
+    marks = {"outline": 0.7, "colour": 0.8, "shape": None}
+    settings = source.Settings(captions=captions, jitter_px=20, checked_prompts=40, marks=marks)
     held_out = source.open_source(settings, "held_out")
 
     def redraw(texts: Sequence[str], originals: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -218,7 +219,10 @@ def test_a_model_that_reads_control_images_is_asked_for_colours_and_compared_wit
     assert result.count == 40
     assert result.values()["outline"] == pytest.approx(0.75)
     assert result.values()["colour"] == result.values()["shape"] == 0.75
-    assert {row.name: row.must for row in result.rows}["outline"] == 0.85
+    assert {row.name: row.must for row in result.rows if row.must is not None} == {"outline": 0.7, "colour": 0.8}
+    said = result.table("shapes")
+    assert [line.split()[0] for line in said if "missed" in line] == ["colour"]
+    assert "aim" not in said[0]
 
 
 def test_with_a_new_shape_the_quickstarts_own_prompts_are_measured_too() -> None:
@@ -236,6 +240,7 @@ def test_with_a_new_shape_the_quickstarts_own_prompts_are_measured_too() -> None
         "shapes": (100, 1.0),
         "kept": (200, 0.0),
     }
+    assert {row.name: (row.must, row.aim) for row in found["kept"].rows if row.must is not None} == shapes.MARKS
     assert [
         *shapes.evaluate(shapes.Settings(), DrawnInputs(settings.model_copy(update={"kept_prompts": 0}), draw))
     ] == ["shapes"]

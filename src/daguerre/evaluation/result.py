@@ -59,7 +59,8 @@ class Result:
     def table(self, name: str) -> list[str]:
         """Lines for the terminal."""
         if any(row.must is not None for row in self.rows):
-            head = f"{f'{name}: {self.count} images':19} {'measured':>6}{'must':>8}{'aim':>8}"
+            aim = "aim" if any(row.aim is not None for row in self.rows) else ""
+            head = f"{f'{name}: {self.count} images':19} {'measured':>6}{'must':>8}{aim:>8}".rstrip()
         else:
             head = f"{name}: {self.count:,} images"
         return [head, *(_line(row) for row in self.rows)]

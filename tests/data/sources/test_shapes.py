@@ -191,6 +191,9 @@ def test_a_shape_lies_about_its_centroid() -> None:
         ({"shapes": ["moon"], "num_images": 168}, "there are 168 combinations"),
         ({"num_images": 0}, "greater than or equal to 1"),
         ({"kept_prompts": 100}, "no effect without a shape that is new"),
+        ({"marks": {"shape": 85}}, "less than or equal to 1"),
+        ({"marks": {"hue": 0.5}}, "background"),
+        ({"marks": {"all": 0.9}, "checked_prompts": 0}, "no effect with data.checked_prompts=0"),
     ],
 )
 def test_shapes_and_numbers_that_make_no_sense_are_refused(given, said) -> None:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -65,6 +65,9 @@ _HELD_OUT_ID = 1 << 62  # held-out sample ids start here, so that no id belongs 
 _ACTING = {"source", "resolution", "random_flip", "captions", "caption_dropout", "loss_weight"}
 
 
+_Share = Annotated[float, Field(ge=0, le=1)] | None
+
+
 class Look(Section):
     """A shape, its colour and its size, and the word for all three."""
 
@@ -89,6 +92,7 @@ class Settings(SourceSettings):
             "no effect without a shape that is new",
         ),
         Unused(("shapes",), lambda own: own.look is not None, "look names the shape"),
+        Unused(("marks",), lambda own: not own.checked_prompts, "no effect with data.checked_prompts=0"),
     )
 
     source: Literal["shapes"] = "shapes"
@@ -112,6 +116,12 @@ class Settings(SourceSettings):
     nothing is checked, as for a source of which a model shall forget nothing."""
     kept_prompts: int = Field(200, ge=0, json_schema_extra=FREE)
     """With a new shape: the quickstart's prompts that are checked in the same way, for what the model has kept."""
+
+    marks: dict[Literal["background", "colour", "shape", "size", "all", "outline"], _Share] | None = Field(
+        None, exclude_if=lambda marks: marks is None, json_schema_extra=FREE
+    )
+    """Shares, from 0 to 1, below which the table of checked prompts says `missed`; null in place of a share: no mark.
+    null in place of all: those of the quickstart."""
 
     @model_validator(mode="after")
     def _some_are_held_out(self) -> Self:

@@ -29,9 +29,10 @@ from daguerre.evaluation.result import Result, Row
 
 NONE = "none"
 ATTRIBUTES = ("background", "colour", "shape", "size")
-MARKS = {"background": (0.95, 0.98), "colour": (0.95, 0.98), "shape": (0.80, 0.95), "size": (0.80, 0.90)}
-MARKS |= {"outline": (0.85, 0.90)}
-"""Shares that the quickstart must reach, and aims at."""
+Marks = Mapping[str, tuple[float | None, float | None]]
+"""By the names of rows: the share that must be reached, and the one to aim at."""
+MARKS: Marks = {"background": (0.95, 0.98), "colour": (0.95, 0.98), "shape": (0.80, 0.95), "size": (0.80, 0.90)}
+"""Those of the quickstart."""
 
 _BORDER_PX = 2
 _BORDER_SHARE = 0.7  # of the border must show one colour for it to be the background
@@ -125,15 +126,19 @@ def evaluate(settings: Settings, inputs: Inputs) -> dict[str, Result]:
     if inputs.redraw is not None:
         return {"shapes": _redrawn(source, inputs.redraw, named)}
     asked = prompts("held_out", source.checked_prompts, 0, source.shapes, source.num_images, source.look)
-    found = {"shapes": _drawn(asked, inputs.draw, named)}
+    found = {"shapes": _drawn(asked, inputs.draw, named, _marks(source))}
     if new and source.kept_prompts:
-        found["kept"] = _drawn(prompts("held_out", source.kept_prompts, 0), inputs.draw, QUICKSTART_SHAPES)
+        found["kept"] = _drawn(prompts("held_out", source.kept_prompts, 0), inputs.draw, QUICKSTART_SHAPES, MARKS)
     return found
 
 
-def _drawn(asked: Sequence[Prompt], draw: Draw, named: Sequence[Shape]) -> Result:
+def _marks(source: SourceSettings) -> Marks:
+    return MARKS if source.marks is None else {name: (share, None) for name, share in source.marks.items()}
+
+
+def _drawn(asked: Sequence[Prompt], draw: Draw, named: Sequence[Shape], marks: Marks) -> Result:
     images = list(draw([prompt.text for prompt in asked]))
-    return _result(len(asked), shares(asked, images, named))
+    return _result(shares(asked, images, named), len(asked), marks)
 
 
 def _redrawn(settings: SourceSettings, redraw: Redraw, named: Sequence[Shape]) -> Result:
@@ -144,11 +149,11 @@ def _redrawn(settings: SourceSettings, redraw: Redraw, named: Sequence[Shape]) -
     originals = [np.asarray(record.image) for record in records]
     images = list(redraw(texts, originals))
     outline = float(np.mean([overlap(*pair) for pair in zip(images, originals, strict=True)]))
-    return _result(len(asked), {"outline": outline, **shares(asked, images, named)})
+    return _result({"outline": outline, **shares(asked, images, named)}, len(asked), _marks(settings))
 
 
-def _result(count: int, found: Mapping[str, float]) -> Result:
-    return Result(count, tuple(Row(name, value, *MARKS.get(name, ())) for name, value in found.items()))
+def _result(found: Mapping[str, float], count: int, marks: Marks) -> Result:
+    return Result(count, tuple(Row(name, value, *marks.get(name, ())) for name, value in found.items()))
 
 
 def _nearest_colours(pixels: np.ndarray) -> np.ndarray:
