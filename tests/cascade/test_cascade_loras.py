@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from test_cascade_networks import loaded
 from tiny_cascade import stage_b, stage_c, write_decoder, write_prior
@@ -25,7 +26,8 @@ from daguerre.errors import UserError
 from daguerre.families import cascade_c
 from daguerre.models import new_tokens, token_files
 from daguerre.models.cascade import words
-from daguerre.models.lora_files import forms, read
+from daguerre.models.export.about import UNKNOWN
+from daguerre.models.lora_files import forms, header, read
 from daguerre.models.lora_files.addition import KOHYA_FILE
 
 HERE = Path(__file__).parent
@@ -206,6 +208,44 @@ def test_a_config_is_converted_with_its_words(worded, bases, tmp_path, capsys):
     assert [{name: own["text_encoder"].tolist() for name, own in each.items()} for each in again] == [
         {name: rows.tolist() for name, rows in each.items()} for each in (new, existing)
     ]
+    for written, kind in (("rex.safetensors", "lora"), ("rex-words/rex.safetensors", "textual-inversion")):
+        with safe_open(tmp_path / written, "pt") as file:
+            told = file.metadata()
+        assert told["modelspec.architecture"] == f"stable-cascade-v1-prior/{kind}"
+        assert told["modelspec.resolution"] == "1024x1024"
+        assert "ss_base_model_version" not in told
+    of_onetrainer = load_file(tmp_path / "rex-words" / "rex.safetensors")
+    assert [*of_onetrainer] == ["clip_g"]
+    assert token_files.read(tmp_path / "rex-words" / "rex.safetensors", [reader])[0].keys() == {"[rex]"}
+
+
+@pytest.mark.parametrize(("make", "said"), [(stage_c, "prior"), (stage_b, "stage-b")])
+def test_headers_name_the_stage(make, said):
+    with torch.device("meta"):
+        networks = {"network": make()}
+    assert header.modelspec(networks, UNKNOWN)["modelspec.architecture"] == f"stable-cascade-v1-{said}/lora"
+
+
+def test_tokens_in_the_file_of_a_lora_are_used_with_it(bases, tmp_path):
+    """As OneTrainer bundles them: the same images as of both from files of their own."""
+    width = new_tokens.table(_reader(bases)).shape[1]
+    rows = torch.randn(2, width, generator=torch.Generator().manual_seed(0))
+    base, lora = save_prior(bases, tmp_path), tmp_path / "lora.safetensors"
+    theirs = str(HERE / "lora_attn.safetensors")
+    assert main.run(["convert", "lora", theirs, "format=kohya", f"base={base}", f"out={lora}"]) == 0
+    save_file({"clip_g": rows}, tmp_path / "toy.safetensors")
+    save_file(load_file(lora) | {"bundle_emb.toy.clip_g": rows}, tmp_path / "both.safetensors")
+    model = bases["prior"]
+    asked = [f"model.effnet={model['effnet']}", f"model.previewer={model['previewer']}", "guidance_scale=20"]
+    command = ["generate", str(base), "prompt=a toy", *asked, "height=64", "width=64", "num_inference_steps=2"]
+    used = {"lora": f"{lora}: 0.7", "whole": f"{tmp_path / 'both.safetensors'}: 0.7"}
+    used["apart"] = f"{used['lora']}, {tmp_path / 'toy.safetensors'}: 1"
+    drawn = {}
+    for name, places in used.items():
+        assert main.run([*command, f"out={tmp_path / name}", f"use={{{places}}}"]) == 0
+        drawn[name] = np.asarray(Image.open(tmp_path / name / "000.png")).astype(int)
+    assert np.array_equal(drawn["apart"], drawn["whole"])
+    assert np.abs(drawn["apart"] - drawn["lora"]).max() > 2
 
 
 def save_prior(bases, folder: Path) -> Path:

@@ -2,7 +2,7 @@
 
     {NAME: [n, D]}                          diffusers, one file a text encoder (and one token a file)
     {"emb_params": [n, D]}                  A1111, ComfyUI and sd-scripts; the file's name is the token's
-    {"clip_l": [n, D], "clip_g": [n, D]}    the same of SDXL
+    {"clip_l": [n, D], "clip_g": [n, D]}    the same of SDXL; of one text encoder, such as Stable Cascade's, one of them
     {"string_to_param": {"*": [n, D]}}      A1111's older, pickled one, which is read as tensors alone
     {"bundle_emb.NAME.clip_l": [n, D]}      OneTrainer and A1111, in the file of a LoRA; `KEY` is any of the above
     a config of Stable Cascade's LoRA       whose file has offsets alone: models/cascade/words.py
@@ -44,7 +44,7 @@ _OF_LAYERS = re.compile(r"lora|hada_|lokr_|\.(weight|bias|alpha|diff|dora_scale|
 BUNDLED = "bundle_emb."
 """Start of the names of tokens in the file of a LoRA."""
 _PICKLED = (".pt", ".bin")
-_TRIGGER = "modelspec.trigger_phrase"
+_TRIGGER, _ARCHITECTURE = "modelspec.trigger_phrase", "modelspec.architecture"
 
 
 def write(folder: Path, new: Embeddings, existing: Embeddings, metadata: Mapping[str, str]) -> None:
@@ -54,12 +54,14 @@ def write(folder: Path, new: Embeddings, existing: Embeddings, metadata: Mapping
         metadata: of the model: modelspec's architecture and so on.
     """
     encoders = list(next(iter([*new.values(), *existing.values()])))
+    of_cascade = metadata.get(_ARCHITECTURE, "").startswith(header.CASCADE)
+    own_keys = _SDXL if len(encoders) == 2 else _SDXL[1:] if of_cascade else _ANY_NAME[:1]
     for start, tokens in ((LEARNED, new), (EXISTING, existing)):
         for encoder in encoders if tokens else ():
             _write(folder / _of_encoder(start, encoder), {name: own[encoder] for name, own in tokens.items()}, metadata)
     names = file_names(new)
     for name, own in new.items():
-        keys = dict(zip(_SDXL, encoders, strict=True)) if len(encoders) == 2 else {_ANY_NAME[0]: encoders[0]}
+        keys = dict(zip(own_keys, encoders, strict=True))
         told = {**metadata, "modelspec.title": names[name], _TRIGGER: name}
         _write(folder / f"{names[name]}.safetensors", {key: own[encoder] for key, encoder in keys.items()}, told)
 
@@ -213,7 +215,8 @@ def _read(
 ) -> Embeddings:
     if not tensors:
         raise UserError(f"{path} has no embeddings in it", code="empty")
-    if {*tensors} & {*_SDXL}:
+    keys = {*tensors} & {*_SDXL}
+    if keys and not len(keys) == len(tensors) == len(readers) == 1:
         if {*tensors} != {*_SDXL} or len(readers) != 2:
             raise UserError(
                 f"{path} has embeddings for {', '.join(sorted(tensors))}, which SDXL's two text encoders read; this "
@@ -232,14 +235,14 @@ def _read(
         raise UserError(f"{path} has {len(tensors)} tokens, which cannot all be called {name}: remove the name")
     found = {}
     for key, rows in tensors.items():
-        token = name or (metadata.get(_TRIGGER, path.stem) if key in _ANY_NAME else key)
+        token = name or (metadata.get(_TRIGGER, path.stem) if key in (*_ANY_NAME, *_SDXL) else key)
         found[token] = {readers[0].name: _checked(path, key, rows, readers[0])}
     return found
 
 
 def _check_model(path: Path, metadata: Mapping[str, str], readers: Sequence[TextEncoder]) -> None:
     """UserError for a file for another model by its header: SDXL's first text encoder is as wide as that of SD 1.x."""
-    made_for = metadata.get("modelspec.architecture", "").partition("/")[0]
+    made_for = metadata.get(_ARCHITECTURE, "").partition("/")[0]
     if made_for and made_for.startswith(_XL) != (len(readers) == len(_SDXL)):
         raise UserError(
             f"{path} was made for another model ({made_for}), and this one has "

@@ -1,7 +1,7 @@
 """Headers of files of LoRAs: kohya's `ss_*`, Stability's modelspec 1.0.1, and the base that a LoRA was trained on.
 
 Sources: kohya-ss/sd-scripts train_network.py, library/sai_model_spec.py and library/train_util.py;
-https://github.com/Stability-AI/ModelSpec.
+https://github.com/Stability-AI/ModelSpec; of Stable Cascade Nerogar/OneTrainer resources/sd_model_spec.
 """
 
 import hashlib
@@ -18,12 +18,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from daguerre.checkpoint.safetensors import encode
+from daguerre.models.cascade import lora_names
 from daguerre.models.export.about import About
 from daguerre.models.lora_files.addition import DOWN, Addition
 from daguerre.models.weights import file_digests
 
 BASE = "daguerre.base"
 """Key of a header: JSON of {component: {place, digest}} of the weights that were not trained."""
+CASCADE = "stable-cascade-v1"
+"""Start of modelspec's architectures of Stable Cascade."""
 _LEGACY = (0x100000, 0x110000)
 """Bytes of a file that its old, short hash is of."""
 _THUMBNAIL_PX = 256
@@ -38,6 +41,12 @@ def is_sdxl(networks: Mapping[str, nn.Module]) -> bool:
 def _is_v2(networks: Mapping[str, nn.Module]) -> bool:
     """True of 2.x, which 1.x differs from in the width of the text that its UNet reads."""
     return not is_sdxl(networks) and any(_config(each, "cross_attention_dim") == 1024 for each in networks.values())
+
+
+def _stage(networks: Mapping[str, nn.Module]) -> str:
+    """The stage of Stable Cascade that is among them; empty where none is."""
+    starts = [lora_names.prefix(network) for network in networks.values() if lora_names.is_one(network)]
+    return ("prior" if "lora_prior_unet" in starts else "stage-b") if starts else ""
 
 
 def _config(network: nn.Module, name: str) -> Any:
@@ -66,7 +75,9 @@ def of_model(networks: Mapping[str, nn.Module], about: About, kind: str) -> dict
     architecture = "stable-diffusion-xl-v1-base" if sdxl else "stable-diffusion-v1"
     if v2:
         architecture = "stable-diffusion-v2-768-v" if v else "stable-diffusion-v2-512"
-    height, width = about.size_px or ((1024, 1024) if sdxl else (768, 768) if v2 and v else (512, 512))
+    if stage := _stage(networks):
+        architecture = f"{CASCADE}-{stage}"
+    height, width = about.size_px or ((1024, 1024) if sdxl or stage else (768, 768) if v2 and v else (512, 512))
     found = {
         "modelspec.sai_model_spec": "1.0.1",
         "modelspec.architecture": f"{architecture}/{kind}",
@@ -146,8 +157,7 @@ def kohya(networks: Mapping[str, nn.Module], main: list[Addition], alpha: float,
         "ss_network_dim": str(ranks.pop()) if len(ranks) == 1 else "Dynamic",
         "ss_network_alpha": str(alpha),
         "ss_network_args": json.dumps(_arguments(main, alpha)),
-        "ss_base_model_version": "sdxl_base_v1-0" if is_sdxl(networks) else "sd_v2" if _is_v2(networks) else "sd_v1",
-        "ss_v2": str(_is_v2(networks)),
+        **_version(networks),
         "ss_output_name": about.title,
         "ss_sd_model_name": first.get("place", ""),
         "ss_resolution": str((about.size_px[1], about.size_px[0])) if about.size_px else "",
@@ -157,6 +167,14 @@ def kohya(networks: Mapping[str, nn.Module], main: list[Addition], alpha: float,
         **_of_base(next(iter(about.base.values()), {}).get("place", "")),
     }
     return {name: value for name, value in found.items() if value}
+
+
+def _version(networks: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Nothing of Stable Cascade, for which sd-scripts has no name."""
+    if _stage(networks):
+        return {}
+    named = "sdxl_base_v1-0" if is_sdxl(networks) else "sd_v2" if _is_v2(networks) else "sd_v1"
+    return {"ss_base_model_version": named, "ss_v2": str(_is_v2(networks))}
 
 
 def _of_base(place: str) -> dict[str, str]:
