@@ -38,6 +38,7 @@ class Place:
     def __init__(self, folder: Path, kind: str, recipe: str, *, captions: bool = True, controls: bool = False) -> None:
         self.folder, self.kind, self.denoiser = folder, kind, bases.DENOISERS[kind]
         self.networks = (self.denoiser, "text_encoder")
+        self.is_cascade = kind.startswith("cascade")
         self.base = bases.write(kind, folder / "base")
         (folder / "images").mkdir()
         noise = np.random.default_rng(0)
