@@ -61,6 +61,8 @@ def test_a_checkpoint_holds_the_adapter_alone(place):
     files = [file for part in place.networks for file in (place.folder / "base" / part).glob("*.safetensors")]
     base = sum(tensor.numel() for file in files for tensor in load_file(file).values())
     assert numbers < (0.06 if place.is_cascade else 0.03) * base, "the cascades' twins are the smallest"
+    ranks = {name.split(".")[0]: t.shape[0] for name, t in model.items() if ".lora_A." in name}
+    assert ranks == {place.denoiser: 4, "text_encoder": 2}
     sizes = {f.stem: f.stat().st_size for f in (place.folder / "whole/checkpoints/step-00000004").glob("*.safetensors")}
     header = 256 * len(model)
     assert 4 * numbers <= sizes["model"] <= 4 * numbers + header

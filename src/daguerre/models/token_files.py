@@ -215,8 +215,8 @@ def _read(
 ) -> Embeddings:
     if not tensors:
         raise UserError(f"{path} has no embeddings in it", code="empty")
-    keys = {*tensors} & {*_SDXL}
-    if keys and not len(keys) == len(tensors) == len(readers) == 1:
+    of_one_encoder = len(tensors) == len(readers) == 1
+    if {*tensors} & {*_SDXL} and not of_one_encoder:
         if {*tensors} != {*_SDXL} or len(readers) != 2:
             raise UserError(
                 f"{path} has embeddings for {', '.join(sorted(tensors))}, which SDXL's two text encoders read; this "

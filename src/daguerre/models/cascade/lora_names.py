@@ -78,17 +78,21 @@ def is_one(network: nn.Module) -> bool:
     return type(network).__name__ == CLASS
 
 
+def is_stage_c(network: nn.Module) -> bool:
+    """True of Stage C, of the two."""
+    return hasattr(network, "clip_txt_mapper")
+
+
 def prefix(network: nn.Module) -> str:
     """The start of the names of a stage's layers: ComfyUI has one of its own for Stage C, and its usual one for B."""
-    return "lora_prior_unet" if hasattr(network, "clip_txt_mapper") else "lora_unet"
+    return "lora_prior_unet" if is_stage_c(network) else "lora_unet"
 
 
 def path(network: nn.Module, layer: str) -> str:
     """Name of a layer in ComfyUI and OneTrainer, with dots."""
     named = re.sub(r"\.attention\.(to_[qkv])$", r".attention.attn.\1", layer)
     named = named.replace(".attention.to_out.0", ".attention.attn.out_proj")
-    of_b = not hasattr(network, "clip_txt_mapper")
-    return named.replace("clip_txt_pooled_mapper", "clip_mapper") if of_b else named
+    return named if is_stage_c(network) else named.replace("clip_txt_pooled_mapper", "clip_mapper")
 
 
 def is_numbered(names: Iterable[str]) -> bool:

@@ -45,8 +45,8 @@ def _is_v2(networks: Mapping[str, nn.Module]) -> bool:
 
 def _stage(networks: Mapping[str, nn.Module]) -> str:
     """The stage of Stable Cascade that is among them; empty where none is."""
-    starts = [lora_names.prefix(network) for network in networks.values() if lora_names.is_one(network)]
-    return ("prior" if "lora_prior_unet" in starts else "stage-b") if starts else ""
+    stages = [network for network in networks.values() if lora_names.is_one(network)]
+    return ("prior" if any(map(lora_names.is_stage_c, stages)) else "stage-b") if stages else ""
 
 
 def _config(network: nn.Module, name: str) -> Any:
