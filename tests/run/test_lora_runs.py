@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import bases
 import forked_runs
@@ -38,6 +39,12 @@ checkpoint: {every: "2 steps", keep: 9}
 sampling: {num_images: 1, num_inference_steps: 2, prompts: [a dog]}
 validation: {every: "2 steps", num_samples: 3, num_levels: 2}
 """
+
+
+def asked_for(sample: Path) -> list[str]:
+    """What `generate` is asked for to draw a run's sample again: Stage B makes an image again."""
+    image = sample.with_suffix(".image.png")
+    return ["prompt=a dog", *([f"image={image}"] if image.exists() else [])]
 
 
 @pytest.fixture(
@@ -117,10 +124,10 @@ def test_killed_at_random_moments_it_ends_equal_to_the_bit(place, own):
 
 def test_generate_draws_what_the_run_drew(place, capsys):
     run = place.folder / "whole"
-    given = ["prompt=a dog", "seed=0", f"out={place.folder / 'drawn'}", "num_images=1"]
+    sample = run / "samples/step-00000004/000.png"
+    given = [*asked_for(sample), "seed=0", f"out={place.folder / 'drawn'}", "num_images=1"]
     assert main.run(["generate", str(run), *given]) == errors.DONE, capsys.readouterr()
     (drawn,) = (place.folder / "drawn").glob("*.png")
-    (sample,) = (run / "samples/step-00000004").glob("*.png")
     assert np.array_equal(np.asarray(Image.open(drawn)), np.asarray(Image.open(sample)))
 
 
@@ -253,9 +260,9 @@ def test_the_page_shows_the_first_images_at_several_strengths(place, tmp_path):
     listed = {path.parent.name: json.loads(path.read_text()) for path in run.glob("samples/strengths/*/samples.json")}
     assert {name: own[0]["strength"] for name, own in listed.items()} == {"0": 0.0, "0.5": 0.5, "1": 1.0}
     images = {name: np.asarray(Image.open(run / "samples" / "strengths" / name / "000.png")) for name in listed}
-    newest = np.asarray(Image.open(run / "samples" / "step-00000004" / "000.png"))
-    assert np.array_equal(images["1"], newest)
-    given = ["base=true", "prompt=a dog", f"out={tmp_path / 'base'}", f"seed={listed['0'][0]['seed']}"]
+    newest = run / "samples" / "step-00000004" / "000.png"
+    assert np.array_equal(images["1"], np.asarray(Image.open(newest)))
+    given = ["base=true", *asked_for(newest), f"out={tmp_path / 'base'}", f"seed={listed['0'][0]['seed']}"]
     assert main.run(["generate", str(run), *given]) == errors.DONE
     (base,) = (tmp_path / "base").glob("*.png")
     assert np.array_equal(images["0"], np.asarray(Image.open(base)))
