@@ -75,8 +75,12 @@ ALLOWED = [
     ("sd15", [], None),
     ("sd21", [], None),
     ("sdxl", ["training.weights_dtype=float16"], None),
-    ("sd15", ["objective.name=v"], "the pretrained UNet predicts epsilon (objective.name=eps), this recipe trains v"),
-    ("sd21", ["objective.name=eps"], "the pretrained UNet predicts v_prediction (objective.name=v), this recipe"),
+    (
+        "sd15",
+        ["objective.name=v"],
+        "the pretrained network predicts epsilon (objective.name=eps), this recipe trains v",
+    ),
+    ("sd21", ["objective.name=eps"], "the pretrained network predicts v_prediction (objective.name=v), this recipe"),
     ("sd15", ["objective.name=flow"], "was trained with the noise levels of a beta schedule, not linear_flow"),
     ("sd15", ["objective.schedule.beta_end=0.02"], "was trained with beta_end 0.012, this recipe has 0.02"),
     ("sdxl_edm", [], "takes timesteps from 0 to 999 as input, but EDM gives it ln(sigma)/4"),
@@ -105,4 +109,4 @@ ALLOWED = [
 def test_it_is_allowed_and_what_pretrained_weights_know_otherwise_is_said(name, given, said, capsys):
     assert main.run(["train", name, *given, "--dry-run"]) == errors.DONE
     out = " ".join(capsys.readouterr().out.split())
-    assert said in out if said else "the pretrained UNet" not in out
+    assert said in out if said else "the pretrained network" not in out

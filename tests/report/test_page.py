@@ -264,7 +264,13 @@ def test_must_and_aim_are_explained_where_there_are_any(tmp_path: Path) -> None:
     said = Page(page.write(folder).read_text(encoding="utf-8")).words()
     assert explained in said
     assert "Aim is what a good run reaches" in said
-    fake_run.document(folder, "evaluation.json", {"mine": {"rows": [{"name": "right", "value": 0.5}]}})
+    row = {"name": "right", "value": 0.5}
+    fake_run.document(folder, "evaluation.json", {"mine": {"rows": [{**row, "must": 0.4}]}})
+    said = Page(page.write(folder).read_text(encoding="utf-8")).words()
+    assert explained in said
+    assert "must reached" in said
+    assert "Aim" not in said
+    fake_run.document(folder, "evaluation.json", {"mine": {"rows": [row]}})
     assert explained not in Page(page.write(folder).read_text(encoding="utf-8")).words()
 
 

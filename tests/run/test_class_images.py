@@ -207,7 +207,7 @@ def test_images_that_were_drawn_otherwise_are_not_taken_for_these(given, more, t
         (["model.unet=null"], r"class images cannot be generated: model\.unet starts from random weights"),
         (
             ["objective.schedule.beta_end=0.02"],
-            r"differs from the one of the pretrained weights \(the pretrained UNet was",
+            r"differs from the one of the pretrained weights \(the pretrained network was",
         ),
     ],
 )

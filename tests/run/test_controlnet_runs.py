@@ -8,6 +8,7 @@ import shutil
 import forked_runs
 import numpy as np
 import pytest
+import tiny_feature_networks
 import torch
 from adapter_runs import MESHES, Place, assert_equal
 from diffusers import ControlNetModel
@@ -120,6 +121,15 @@ def test_other_meshes_learn_what_one_process_does(place):
         for key, value in found.items():
             assert (value - expected[key]).norm() <= 1e-3 * expected[key].norm() + 1e-6, (name, key)
         assert load_file(place.folder / name / "adapter" / "controlnet.safetensors").keys()
+
+
+def test_evaluate_says_that_it_has_no_control_images(place, capsys):
+    (place.folder / "prompts.txt").write_text("a dog\n")
+    network = tiny_feature_networks.clip(place.folder / "clip")
+    given = [f"prompts_file={place.folder / 'prompts.txt'}", "metrics=[clip_score]", f"networks.clip={network}"]
+    assert main.run(["evaluate", str(place.folder / "whole"), *given]) == errors.REFUSED
+    said = "reads control beside the prompt, and `daguerre evaluate RUN` generates from prompts alone"
+    assert said in capsys.readouterr().err
 
 
 def test_generate_reads_control_images(place, tmp_path, capsys):

@@ -105,6 +105,13 @@ class GeneratedImages:
     def _generate(self, left: int) -> None:
         parts, sampling = self.parts(), self.requests.sampling
         generate.generative(parts)
+        if read := {*parts.attached.images}:
+            raise UserError(
+                f"this model reads {', '.join(sorted(read))} beside the prompt, and `daguerre evaluate RUN` generates "
+                "from prompts alone: generate images with control=FOLDER out=IMAGES (docs/controlnet.md), then measure "
+                "them: `daguerre evaluate IMAGES metrics=[...]`",
+                code="unsupported",
+            )
         parts.family.latent_shape((3, *self.requests.size_px))
         with Counter("generating", left, unit="images") as counter:
             counter.add(0)

@@ -31,7 +31,7 @@ def compatibility_warnings(components: ComponentLoader, trained: Collection[str]
 
 
 def prediction_warning(components: ComponentLoader, objective: Objective) -> str | None:
-    """A message if the pretrained UNet predicts something else than is trained; None also where nobody compares."""
+    """A message if the pretrained network predicts something else than is trained; None also where nobody compares."""
     config = None if components.settings.denoises_anew else components.scheduler()
     return None if config is None or not isinstance(objective, Diffusion) else _predicts(config, objective)
 
@@ -45,7 +45,7 @@ def _predicts(config: dict[str, Any], objective: Diffusion) -> str | None:
         return None
     ours = {theirs: name for name, theirs in PREDICTIONS.items()}.get(was, was)
     return (
-        f"the pretrained UNet predicts {was} (objective.name={ours}), this recipe trains {objective.settings.name}: "
+        f"the pretrained network predicts {was} (objective.name={ours}), this recipe trains {objective.settings.name}: "
         "it has to relearn the meaning of its output"
     )
 
@@ -62,23 +62,26 @@ def _differences(config: dict[str, Any], objective: Diffusion) -> list[str]:
     if settings.schedule.name != "scaled_linear":
         return [
             *warnings,
-            f"the pretrained UNet was trained with the noise levels of a beta schedule, not {settings.schedule.name}",
+            "the pretrained network was trained with the noise levels of a beta schedule, not "
+            f"{settings.schedule.name}",
         ]
     for theirs, name in (("beta_start", "beta_start"), ("beta_end", "beta_end"), ("num_train_timesteps",) * 2):
         if theirs in config and config[theirs] != getattr(settings.schedule, name):
             ours = getattr(settings.schedule, name)
-            warnings.append(f"the pretrained UNet was trained with {theirs} {config[theirs]}, this recipe has {ours}")
+            warnings.append(
+                f"the pretrained network was trained with {theirs} {config[theirs]}, this recipe has {ours}"
+            )
     if settings.schedule.shift != 1 and told == "auto":
         warnings.append(_SHIFTED)
     if bool(config.get("rescale_betas_zero_snr")) and not settings.schedule.zero_terminal_snr:
         warnings.append(
-            "the pretrained UNet was trained with zero terminal SNR: set objective.schedule.zero_terminal_snr"
+            "the pretrained network was trained with zero terminal SNR: set objective.schedule.zero_terminal_snr"
         )
     return warnings
 
 
 _OTHER_CONDITIONING = (
-    "the pretrained UNet takes timesteps from 0 to 999 as input, but EDM gives it ln(sigma)/4, so it has to relearn "
+    "the pretrained network takes timesteps from 0 to 999 as input, but EDM gives it ln(sigma)/4, so it has to relearn "
     "the noise levels; model.noise_conditioning=timestep gives it the timestep of each level"
 )
 _SHIFTED = (

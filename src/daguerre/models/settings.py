@@ -139,8 +139,8 @@ class PretrainedSettings(FamilySettings):
     pickled_weights: bool = Field(False, json_schema_extra=FREE)
     """Also take old pickled files (.bin, .ckpt) where there are no others: read as tensors alone, converted once."""
     scheduler: Annotated[str | None, ADDRESS] = Field(BASE, json_schema_extra=FREE)
-    """Place of the scheduler's config that the pretrained UNet was trained with: where the objective differs from it,
-    a line says so. null: no comparison."""
+    """Place of the scheduler's config that the pretrained network was trained with: where the objective differs, a line
+    says so. null: no comparison."""
 
     pipeline_class: ClassVar[str]
     """The class of diffusers' pipelines that an export is opened with."""

@@ -9,11 +9,11 @@ from typing import Any
 from daguerre.report.html import Html, element, join
 from daguerre.report.run import Run
 
-_MARKS = (
-    "Measured is the share of the images in which this is right. Must is the least that a run of this recipe has to "
-    "reach: below it, something went wrong. Aim is what a good run reaches. The lines in a bar stand where Must and "
-    "Aim are."
-)
+_NOTES = {
+    "must": "Must is the least that a run of this recipe has to reach: below it, something went wrong.",
+    "aim": "Aim is what a good run reaches.",
+}
+"""What each kind of mark means, by its key in a row."""
 
 
 def results(run: Run) -> Html | None:
@@ -21,9 +21,14 @@ def results(run: Run) -> Html | None:
     documents = {name: body for name, body in run.evaluation.items() if isinstance(body, dict) and _rows(body)}
     if not documents:
         return _from_metrics(run)
-    has_marks = any(_has_marks(row) for body in documents.values() for row in _rows(body))
-    note = element("p", _MARKS, class_="note") if has_marks else None
+    kinds = _kinds([row for body in documents.values() for row in _rows(body)])
+    note = element("p", _note(kinds), class_="note") if kinds else None
     return join(*(_table(name, body) for name, body in documents.items()), note)
+
+
+def _note(kinds: list[str]) -> str:
+    first, last = "Measured is the share of the images in which this is right.", "Lines in a bar stand at these marks."
+    return " ".join([first, *(_NOTES[kind] for kind in kinds), last])
 
 
 def _from_metrics(run: Run) -> Html | None:
@@ -43,35 +48,37 @@ def _rows(body: dict[str, Any]) -> list[dict[str, Any]]:
     )
 
 
-def _has_marks(row: dict[str, Any]) -> bool:
-    return _is_share(row.get("must")) or _is_share(row.get("aim"))
+def _kinds(rows: list[dict[str, Any]]) -> list[str]:
+    """The kinds of marks that some row has."""
+    return [kind for kind in _NOTES if any(_is_share(row.get(kind)) for row in rows)]
 
 
 def _table(name: str, body: dict[str, Any]) -> Html:
     rows = _rows(body)
     notes = [f"{body['count']:,} images"] if isinstance(body.get("count"), int) else []
     notes += [f"step {body['step']:,}"] if isinstance(body.get("step"), int) else []
-    has_marks = any(map(_has_marks, rows))
-    head = ["", "", "Measured"] + (["Must", "Aim", ""] if has_marks else [])
+    kinds = _kinds(rows)
+    head = ["", "", "Measured", *map(str.capitalize, kinds), *([""] if kinds else [])]
     header = element("thead", element("tr", *(element("th", cell, scope="col") for cell in head)))
-    values = element("tbody", *(_row(row, has_marks) for row in rows))
+    values = element("tbody", *(_row(row, kinds) for row in rows))
     caption = element("caption", element("b", name), " ", ", ".join(notes))
     return element("div", element("table", caption, header, values, class_="results"), class_="scroll")
 
 
-def _row(row: dict[str, Any], has_marks: bool) -> Html:
-    value, must, aim = row["value"], row.get("must"), row.get("aim")
-    shown = {name: row[name] for name in ("must", "aim") if _is_share(row.get(name))}
+def _row(row: dict[str, Any], kinds: list[str]) -> Html:
+    value = row["value"]
+    shown = {kind: row[kind] for kind in kinds if _is_share(row.get(kind))}
     marks = (element("i", class_=f"mark {name}", style=f"left:{100 * at:.1f}%") for name, at in shown.items())
-    verdict, kind = _verdict(value, must, aim)
+    verdict, kind = _verdict(value, row.get("must"), row.get("aim"))
     fill = element("i", class_=f"fill {kind}", style=f"width:{100 * value:.1f}%")
     cells = [
         element("td", row.get("name", ""), class_="name"),
         element("td", element("div", fill, *marks, class_="bar"), class_="share"),
         element("td", element("b", _percent(value))),
     ]
-    if has_marks:
-        cells += [element("td", _percent(must)), element("td", _percent(aim)), element("td", verdict, class_=kind)]
+    if kinds:
+        cells += [element("td", _percent(row.get(each))) for each in kinds]
+        cells += [element("td", verdict, class_=kind)]
     return element("tr", *cells)
 
 
