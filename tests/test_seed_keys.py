@@ -427,6 +427,7 @@ CASCADE = [
     alias(
         "controlnet_checkpoint_path=x.safetensors", adapters__controlnet__controlnet_model_name_or_path="x.safetensors"
     ),
+    alias("controlnet_model_name_or_path=x", adapters__controlnet__controlnet_model_name_or_path="x"),
     alias("module_filters=['.attn']", adapters__lora__targets=["*.to_*"], adapters__lora__alpha=1.0),
     alias("rank=4", "module_filters=['.attn']", adapters__lora__rank=4, adapters__lora__alpha=1.0),
     alias("train_tokens=[['^snail', null]]", adapters__tokens__existing=["^snail"]),

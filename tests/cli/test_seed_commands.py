@@ -213,12 +213,18 @@ def test_maxdiffusions_cached_latents(run):
     assert (steps("out/my_run"), value("out/my_run", "cache.path")) == (2, "auto")
 
 
-@pytest.mark.long
-def test_trackers_and_profilers_of_the_guides(run, monkeypatch):
-    """Offline, by the package that stands for wandb."""
+@pytest.fixture
+def wandb(monkeypatch):
+    """The package that stands for wandb, offline."""
     monkeypatch.syspath_prepend(str(Path(foreign_configs.__file__).parent / "fake_wandb"))
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
+    yield
+    sys.modules.pop("wandb", None)
+
+
+@pytest.mark.long
+def test_trackers_and_profilers_of_the_guides(run, wandb):
     for words, entity, project in (
         ("wandb.entity=us experiment.project=diffusion", "us", "diffusion"),
         ("wandb_project=StableCascade wandb_entity=wandb_username", "wandb_username", "StableCascade"),
@@ -227,7 +233,6 @@ def test_trackers_and_profilers_of_the_guides(run, monkeypatch):
         assert code == errors.DONE, said
         told = sys.modules["wandb"].RUNS[-1].arguments
         assert (told["name"], told["entity"], told["project"]) == (entity, entity, project)
-    sys.modules.pop("wandb", None)
     code, said = run("daguerre train sd14 run_name=x output_dir=out wandb.api_key=0123456789")
     assert code == errors.REFUSED
     assert "WANDB_API_KEY" in said
@@ -247,7 +252,7 @@ def images(path: Path) -> None:
 
 
 @pytest.mark.long
-def test_open_diffusions_config_is_converted_and_trained(run, hub, tmp_path):
+def test_open_diffusions_config_is_converted_and_trained(run, hub, tmp_path, wandb):
     """Its two launches, `python -u train.py config=...` and `torchrun -m train config=...`, are one command here."""
     shards(tmp_path / "shards", labelled=False)
     text = foreign_configs.OPEN_DIFFUSION.replace("[320, 640, 1280, 1280]", "[32, 64, 64, 64]")

@@ -307,6 +307,8 @@ OTHERS: dict[str, list[Any]] = {
 NOT_ALIKE = {
     "num_train_epochs": "the length of a run on the command line, where MaxDiffusion's code reads it nowhere",
     "cache_dir": "data.cache_dir on the command line",
+    "controlnet_model_name_or_path": "on the command line what a ControlNet starts from, as in diffusers' script; "
+    "MaxDiffusion's training reads none",
 }
 BESIDE = {
     "learning_rate_schedule_steps": ["warmup_steps_fraction=0.1"],
