@@ -3,6 +3,7 @@
 import pytest
 import tiny_drawings
 import tiny_runs
+from safetensors.torch import load_file, save_file
 
 from daguerre import errors
 from daguerre.cli import main
@@ -70,6 +71,17 @@ def test_generate_says_it(run, tmp_path, capsys):
     assert "these words are in none of the training captions: blurry (as in 'blurry blue')" in capsys.readouterr().out
     assert main.run(["generate", str(run), "prompt=a red star", f"out={tmp_path / 'known'}"]) == errors.DONE
     assert "in none of the training captions" not in capsys.readouterr().out
+
+
+def test_nothing_is_said_of_words_that_a_file_of_tokens_brings(run, tiny_sd, tmp_path, capsys):
+    network = load_file(next((tiny_sd / "text_encoder").glob("*.safetensors")))
+    (words,) = (rows for name, rows in network.items() if name.endswith("token_embedding.weight"))
+    save_file({"<dog>": words[:1].contiguous()}, tmp_path / "dog.safetensors")
+    given = [f"use={{{tmp_path / 'dog.safetensors'}: 1}}", f"out={tmp_path / 'out'}"]
+    assert main.run(["generate", str(run), "prompt=a <dog> on blue", *given]) == errors.DONE
+    out = capsys.readouterr().out
+    assert "<dog>, 1 vector" in out
+    assert "in none of the training captions" not in out
 
 
 def test_a_run_says_it_of_its_sampling_prompts_when_it_starts(tmp_path, capsys):

@@ -221,8 +221,9 @@ def ready(job: Job) -> Components:
     print(f"generating with {job.loading.description}")
     texts = (row.prompt for row in job.requests.prompts.rows())
     negative = job.arguments.config.sampling.negative_prompt
-    for line in known_words.notices(job.arguments.config, chain(texts, [negative])):
-        print(line)
+    if not job.arguments.options.use:  # what is used may teach words
+        for line in known_words.notices(job.arguments.config, chain(texts, [negative])):
+            print(line)
     parts = job.loading.parts()
     for line in used.unprompted(parts, (row.prompt for row in job.requests.prompts.rows())):
         print(line)
