@@ -201,6 +201,7 @@ def test_a_value_that_means_nothing_is_an_error(table):
     any_text |= {"lora_layers", "module_filters", "rank", "lora_rank", "lora_dim", "lora_alpha", "lora_dropout"}
     any_text |= {"network_dropout", "instance_data_path", "clip_text_model_name"}
     any_text |= {"controlnet_blocks", "controlnet_bottleneck_mode", "controlnet_checkpoint_path"}
+    any_text |= {"controlnet_model_name_or_path"}
     any_text |= {"validation_prompt", "validation_prompts", "sample_prompts"}
     refused = r"got 'nonsense'|train the instance set alone|not a Daguerre setting|rename the nonsense"
     refused += r"|nonsense is not available|nonsense is not known here|is accepted|is not supported yet"
