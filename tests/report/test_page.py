@@ -266,10 +266,12 @@ def test_must_and_aim_are_explained_where_there_are_any(tmp_path: Path) -> None:
     assert "Aim is what a good run reaches" in said
     row = {"name": "right", "value": 0.5}
     fake_run.document(folder, "evaluation.json", {"mine": {"rows": [{**row, "must": 0.4}]}})
-    said = Page(page.write(folder).read_text(encoding="utf-8")).words()
+    written = page.write(folder).read_text(encoding="utf-8")
+    said = Page(written).words()
     assert explained in said
     assert "must reached" in said
     assert "Aim" not in said
+    assert '<td class="good">must reached' in written, "there is nothing more to reach"
     fake_run.document(folder, "evaluation.json", {"mine": {"rows": [row]}})
     assert explained not in Page(page.write(folder).read_text(encoding="utf-8")).words()
 

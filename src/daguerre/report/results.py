@@ -85,8 +85,10 @@ def _row(row: dict[str, Any], kinds: list[str]) -> Html:
 def _verdict(value: float, must: Any, aim: Any) -> tuple[str, str]:
     if _is_share(aim) and value >= aim:
         return "aim reached", "good"
+    if _is_share(must) and value < must:
+        return "below must", "poor"
     if _is_share(must):
-        return ("must reached", "fair") if value >= must else ("below must", "poor")
+        return "must reached", "fair" if _is_share(aim) else "good"
     return ("below aim", "fair") if _is_share(aim) else ("", "good")
 
 
