@@ -144,8 +144,9 @@ class Twins:
         """Tiny networks for conditions that ask for some."""
         changes: dict[str, Any] = {}
         for adapter, own in said.get("adapters", {}).items():
-            condition = own.get("condition") or {}
-            wanted = [path.rpartition("path")[0] for path, value in recipe.paths(condition) if value == "???"]
+            condition = own.get("condition")
+            settings = condition if isinstance(condition, dict) else {}  # a name alone asks for none
+            wanted = [path.rpartition("path")[0] for path, value in recipe.paths(settings) if value == "???"]
             for place in wanted:
                 made = self._network(condition["name"], place.strip("."))
                 changes |= {f"adapters.{adapter}.condition.{place}{key}": value for key, value in made.items()}
