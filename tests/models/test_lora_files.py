@@ -324,3 +324,19 @@ def test_the_file_of_a_run_is_found(tmp_path):
     (tmp_path / "adapter" / "two" / "kohya.safetensors").unlink()
     (tmp_path / "adapter" / "one" / "kohya.safetensors").unlink()
     assert find(tmp_path) == tmp_path / "adapter" / "kohya.safetensors"
+
+
+def test_the_file_of_a_run_is_found_beside_the_folders_of_its_components(tmp_path):
+    """Runs of loha and lokr have both, those of boft the folders alone."""
+    for name in ("unet", "text_encoder"):
+        (tmp_path / "adapter" / name).mkdir(parents=True)
+        (tmp_path / "adapter" / name / "adapter_model.safetensors").touch()
+    assert find(tmp_path) == tmp_path / "adapter"
+    assert find(tmp_path / "adapter" / "unet") == tmp_path / "adapter" / "unet"
+    (tmp_path / "adapter" / "kohya.safetensors").touch()
+    assert find(tmp_path) == tmp_path / "adapter" / "kohya.safetensors"
+    for name in ("one", "two"):
+        (tmp_path / "other" / "adapter" / name / "unet").mkdir(parents=True)
+        (tmp_path / "other" / "adapter" / name / "unet" / "adapter_model.safetensors").touch()
+    with pytest.raises(UserError, match=r"several LoRAs: give one of .*adapter/one, .*adapter/two"):
+        find(tmp_path / "other")

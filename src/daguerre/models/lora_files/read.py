@@ -155,12 +155,11 @@ def find(path: Path) -> Path:
         return path
     for place in (path, path / "adapter", path / "pipeline"):  # runs of older versions have it in pipeline/
         inner = sorted(each for each in place.iterdir() if each.is_dir()) if place.is_dir() and place != path else []
-        found = [file for folder in (place, *inner) if (file := _in(folder))]
+        own = _in(place)  # beside it folders hold the same for peft
+        found = [own] if own else [file for folder in inner if (file := _in(folder))]
         if len(found) > 1:
-            raise UserError(
-                f"{path} holds several LoRAs: give one of {', '.join(str(file.parent) for file in found)}",
-                code="conflict",
-            )
+            folders = ", ".join(str(each if each.is_dir() else each.parent) for each in found)
+            raise UserError(f"{path} holds several LoRAs: give one of {folders}", code="conflict")
         if found:
             return found[0]
     raise UserError(f"{path} holds no LoRA: {_instead(path)}", code="missing")
