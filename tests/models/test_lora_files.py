@@ -11,7 +11,7 @@ import foreign_loras
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
-from peft import LoHaConfig, get_peft_model
+from peft import LoHaConfig, LoKrConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_sd_folder, write_sdxl
 from torch import Tensor, nn
@@ -96,12 +96,23 @@ def test_every_form_holds_what_it_was_given(form, theirs, plain, tmp_path):
         assert all(each.agrees(by_layer[each.layer]) for each in own)
 
 
-def test_a_folder_of_pefts_own(base, plain, tmp_path):
-    """LoHa of `save_pretrained`: the config's alpha counts."""
-    network = get_peft_model(opened(base).unet, LoHaConfig(r=2, alpha=5, target_modules=["to_q"], init_weights=False))
+PEFTS = {
+    "loha": LoHaConfig(r=2, alpha=5, target_modules=["to_q"], init_weights=False),
+    "lokr": LoKrConfig(r=2, alpha=5, target_modules=["to_q"], init_weights=False),
+    "lokr of whole matrices": LoKrConfig(
+        r=32, alpha=80, rank_pattern={"attn1.to_q": 16}, target_modules=["to_q", "to_k"], init_weights=False
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PEFTS)
+def test_a_folder_of_pefts_own(kind, base, plain, tmp_path):
+    """Of `save_pretrained`: the config's alpha counts, and its rank where the factors show none."""
+    network = get_peft_model(opened(base).unet, PEFTS[kind])
     network.save_pretrained(tmp_path / "unet")
     (found,) = read(tmp_path, plain).values()
-    assert {each.scale for each in found} == {2.5}
+    assert {each.scale for each in found} == ({2.5, 5} if "whole" in kind else {2.5})
+    assert all((each.rank is None) == ("whole" in kind) for each in found)
     merged = network.merge_and_unload()
     for each in found:
         expected, before = (m.get_submodule(each.layer).weight.detach() for m in (merged, plain["unet"]))

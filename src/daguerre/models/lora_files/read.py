@@ -290,19 +290,34 @@ class _Scales:
         own = {key.removeprefix(f"{component}."): v for key, v in numbers.items() if key.startswith(f"{component}.")}
         self.is_rslora = bool(own.get("use_rslora"))
         try:
-            alpha = own.get("lora_alpha", own.get("alpha"))
-            self.alpha = None if alpha is None else float(alpha)
-            given = (own.get("alpha_pattern") or {}).items()
-            self.patterns = [(re.compile(rf"(.*\.)?({pattern})"), float(alpha)) for pattern, alpha in given]
+            self.alpha, self.alphas = _of_config(own, "lora_alpha" if "lora_alpha" in own else "alpha", "alpha_pattern")
+            self.rank, self.ranks = _of_config(own, "r", "rank_pattern")
         except (re.error, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{path}: peft's config of {component} cannot be read: {error}", code="damaged") from error
 
-    def of(self, layer: str, rank: int) -> float:
-        """alpha / rank, or alpha / sqrt(rank)."""
-        names = (layer, with_wrapper(layer))
-        by_pattern = (alpha for pattern, alpha in self.patterns if any(map(pattern.fullmatch, names)))
-        alpha = next(by_pattern, self.alpha)
-        return 1.0 if alpha is None else alpha / (rank**0.5 if self.is_rslora else rank)
+    def of(self, layer: str, rank: int | None) -> float:
+        """alpha / rank, or alpha / sqrt(rank); by the config's rank for factors that show none. 1 without a config."""
+        alpha = _of_layer(layer, self.alpha, self.alphas)
+        rank_or_config = rank or _of_layer(layer, self.rank, self.ranks)
+        if alpha is None or rank_or_config is None:
+            return 1.0
+        return alpha / (rank_or_config**0.5 if self.is_rslora else rank_or_config)
+
+
+_Patterns = list[tuple[re.Pattern[str], float]]
+
+
+def _of_config(config: Mapping[str, Any], key: str, patterns: str) -> tuple[float | None, _Patterns]:
+    """A number of peft's config, and those of layers by patterns of their names."""
+    usual, given = config.get(key), (config.get(patterns) or {}).items()
+    by_pattern = [(re.compile(rf"(.*\.)?({pattern})"), float(number)) for pattern, number in given]
+    return None if usual is None else float(usual), by_pattern
+
+
+def _of_layer(layer: str, usual: float | None, patterns: _Patterns) -> float | None:
+    """The number of the first pattern that fits a layer, else the usual one."""
+    names = (layer, with_wrapper(layer))
+    return next((number for pattern, number in patterns if any(map(pattern.fullmatch, names))), usual)
 
 
 def _addition(path: Path, component: str, layer: str, factors: dict[str, Tensor], scales: _Scales) -> Addition:
@@ -316,10 +331,10 @@ def _addition(path: Path, component: str, layer: str, factors: dict[str, Tensor]
     if names not in _WHOLE and not has_kronecker:
         parts = ", ".join(sorted(names)) or "an alpha"
         raise UserError(f"{path}: {component}.{layer} has only {parts}: parts are missing", code="damaged")
-    plain = Addition(layer, factors, 1.0)
-    if not plain.rank:
-        return plain
-    return Addition(layer, factors, scales.of(layer, plain.rank) if given is None else float(given) / plain.rank)
+    rank = Addition(layer, factors, 1.0).rank
+    if given is None:
+        return Addition(layer, factors, scales.of(layer, rank))
+    return Addition(layer, factors, float(given) / rank if rank else 1.0)  # LyCORIS: of two whole matrices it is 1
 
 
 def _axis(path: Path, layer: str, lengths: Tensor) -> str:
