@@ -228,6 +228,8 @@ class LoRA(Trainable):
             else:  # peft's own config has what makes the shapes of the factors
                 for component, (tensors, config) in both.items():
                     peft.write_component(fresh / component, tensors, config)
+                if additions:
+                    forms.compare(fresh, self.components, additions)
             if self.kind in IN_KOHYA and all(map(kohya.has_names, self.networks.values())):
                 forms.write("kohya", fresh / KOHYA_FILE, self.components, additions, about)
             card = _CARD if self.for_diffusers else _PEFT_CARD.replace("COMPONENT", next(iter(both)))

@@ -33,6 +33,11 @@ def write(form: Form, path: Path, networks: Networks, additions: Additions, abou
         RuntimeError: if something else was written than was given.
     """
     _WRITE[form](path, networks, additions, about)
+    compare(path, networks, additions)
+
+
+def compare(path: Path, networks: Networks, additions: Additions) -> None:
+    """Reads a file or folder. RuntimeError if what is applied of it is not what these additions are."""
     found = read(path, networks)
     given = {(component, each.layer): each for component, own in additions.items() for each in own}
     there = {(component, each.layer): each for component, own in found.items() for each in own}
