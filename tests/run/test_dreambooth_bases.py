@@ -108,6 +108,19 @@ def test_other_recipes_are_left_alone(tmp_path):
         config.load(str(trained), SETS)
 
 
+@pytest.mark.parametrize("name", ["sd15_lora", "sdxl_lora"])
+def test_a_lora_keeps_what_it_is_trained_with(name):
+    """The learning rate of all weights would teach it nothing, and its base need not be stored in 32 bits."""
+    loaded = config.load(name, SETS)
+    own, plain = loaded.config, config.load(name).config
+    assert own.adapters == plain.adapters
+    assert own.optimizer.learning_rate == plain.optimizer.learning_rate == 1e-4
+    for setting in ("weights_dtype", "frozen_precision", "per_device_batch_size"):
+        assert getattr(own.training, setting) == getattr(plain.training, setting)
+    assert (own.training.duration, own.training.global_batch_size) == ("800 steps", 2)
+    assert any("the adapters, their learning rate and the resolution of" in line for line in loaded.notices)
+
+
 def test_a_recipe_of_ones_own_says_base_and_name(tmp_path):
     mine = {"extends": "sd21", "run_name": "mine", "seed": 7, "optimizer": {"learning_rate": 1}}
     (tmp_path / "my.yaml").write_text(json.dumps(mine))

@@ -29,6 +29,13 @@ MAPPINGS = {"adapters": "name", "data.sources": "source", "logging.trackers": "n
 """Settings that map names of the recipe's own to sections of plug-ins, and the key that says of which."""
 _INSTANCE = "data.sources.instance."
 _OF_THE_BASE = ("output_dir", "seed", "model", "objective", "adapter", "adapters", "logging", "mesh", "distributed")
+_OF_ADDITIONS = (
+    *("optimizer.learning_rate", "optimizer.learning_rates", "optimizer.learning_rate_factors"),
+    *("training.weights_dtype", "training.frozen_precision", "training.base_precision"),
+    "training.per_device_batch_size",
+)
+"""Settings that it takes, too, from a recipe that trains no whole component: the learning rate of full training would
+teach a LoRA nothing."""
 _OF_A_RUN = "config.yaml"
 _CLASS_FOLDER = (
     "${{output_dir}}/class_images/{name}/${{data.sources.class.captions.text}}/${{data.sources.class.generate.count}}"
@@ -52,9 +59,13 @@ def of_recipe(name: str, given: Sequence[str], notices: list[str]) -> list[recip
     for template in (path for shipped, path in recipe.shipped().items() if shipped.endswith("_dreambooth")):
         below = recipe.layers(template.stem)
         if recipe.get(below[-1].tree, "model.family") == family:
+            ours, theirs = "the model, the objective", "class images, learning rate, duration and batch"
+            if _trains_no_whole(tree):
+                ours = "the model, the objective, the adapters, their learning rate"
+                theirs = "class images, duration and batch"
             notices.append(
-                f"{asked}: this is DreamBooth, so the recipe {template.stem} is used with the model, the objective "
-                f"and the resolution of {name}; class images, learning rate, duration and batch are {template.stem}'s"
+                f"{asked}: this is DreamBooth, so the recipe {template.stem} is used with {ours} and the resolution of "
+                f"{name}; {theirs} are {template.stem}'s"
             )
             return [*below, recipe.Layer(own[-1].path, _as_base(tree, own[-1].path.stem))]
     return own
@@ -89,13 +100,22 @@ def _denoises_anew(tree: Tree) -> bool:
 def _as_base(tree: Tree, name: str) -> Tree:
     """The settings that DreamBooth takes from the recipe of a base."""
     sources = {"class": {"path": _CLASS_FOLDER.format(name=name)}}
-    resolution = recipe.get(tree, "data.resolution")
-    return {
+    taken: Tree = {
         **{key: tree[key] for key in _OF_THE_BASE if key in tree},
         "run_name": f"{tree['run_name']}_dreambooth" if tree.get("run_name", "???") != "???" else "???",
         "description": f"{name}, DreamBooth",
-        "data": {"sources": sources} | ({} if resolution is recipe.ABSENT else {"resolution": resolution}),
+        "data": {"sources": sources},
     }
+    for path in ("data.resolution", *(_OF_ADDITIONS if _trains_no_whole(tree) else ())):
+        if (value := recipe.get(tree, path)) is not recipe.ABSENT:
+            taken = recipe.merge(taken, overrides.nested(path, value))
+    return taken
+
+
+def _trains_no_whole(tree: Tree) -> bool:
+    """True of a recipe without the adapter `full`."""
+    adapters = adapter_forms.members(adapter_forms.mapped({}, tree)).items()
+    return all(own.get("name", name) != adapter_forms.FULL for name, own in adapters)
 
 
 def from_overrides(
