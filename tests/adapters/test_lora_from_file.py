@@ -79,5 +79,5 @@ def test_what_does_not_fit_is_refused(given, said, base, file):
 
 
 def test_full_training_starts_from_no_file(base, file):
-    with pytest.raises(UserError, match="no adapter of this recipe starts from a file"):
+    with pytest.raises(UserError, match=r"no adapter of this recipe starts from a file .*init_file: FILE"):
         plain(base).attached.start_from(file)

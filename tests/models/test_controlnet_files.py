@@ -215,7 +215,12 @@ def test_places_that_cannot_be_read_are_refused(tiny, tmp_path):
     base, folder = tiny
     whole = (folder / places.SINGLE_FILE).read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
+    for name in ("run", "empty"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
     for place, message in {
+        "run": "run holds no ControlNet: this run has trained none",
+        "empty": "empty holds no ControlNet: it has no config.json of one",
         "cut.safetensors": "cannot be read as safetensors",
         "absent.safetensors": "there is no file",
         "old.pth": "can run code",

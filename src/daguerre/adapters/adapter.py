@@ -172,8 +172,9 @@ class Attached:
             if (said := each.start_from(path)) is not None:
                 return said
         raise UserError(
-            f"init_from={path}: there is no run, and no adapter of this recipe starts from a file: adapter.name=lora "
-            "does, and a whole model is model.pretrained_model_name_or_path",
+            f"init_from={path}: there is no run, and no adapter of this recipe starts from a file in this way: a LoRA "
+            "does (adapter.name=lora). A ControlNet is adapter.controlnet_model_name_or_path, a new token "
+            "adapter.tokens='{<toy>: {init_file: FILE}}', a whole model model.pretrained_model_name_or_path",
             code="unsupported",
             setting="init_from",
         )

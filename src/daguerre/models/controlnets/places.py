@@ -16,8 +16,16 @@ def find(place: str) -> Path:
     """The folder in diffusers' layout, or the file, that a place means. UserError if there is none."""
     folder = _exported(Path(place).expanduser())
     if folder.is_dir():
-        whole = (folder / "config.json").is_file() or not (folder / SINGLE_FILE).is_file()
-        return folder if whole else folder / SINGLE_FILE
+        if (folder / "config.json").is_file():
+            return folder
+        if (folder / SINGLE_FILE).is_file():
+            return folder / SINGLE_FILE
+        trained = "this run has trained none" if (folder / "config.yaml").is_file() else "it has no config.json of one"
+        raise UserError(
+            f"{place} holds no ControlNet: {trained}. Give the run of a ControlNet, a folder of diffusers or a "
+            ".safetensors file",
+            code="missing",
+        )
     if place.endswith(_PICKLED):
         raise UserError(
             f"{place} is pickled, and such a file can run code when it is opened: give a .safetensors file",
