@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,16 @@ def test_merge_is_what_diffusers_fuses(out, place, tmp_path, capsys):
     found = {name: value for name, value in place.weights(made).items() if name in before}
     assert off(found, place.fused(one=0.7, two=-0.5), before) <= 2e-6
     assert len(list(made.iterdir())) >= len(list(place.base.iterdir())) - 1, "tokenizers and scheduler are there"
+
+
+def test_new_tokens_beside_a_lora_are_told(place, tmp_path, capsys):
+    for name in ("style", "tokens"):
+        (tmp_path / "run" / "adapter" / name).mkdir(parents=True)
+    shutil.copy(place.lora, tmp_path / "run" / "adapter" / "style")
+    save_file({"<toy>": torch.zeros(1, 48)}, tmp_path / "run" / "adapter" / "tokens" / "learned_embeds.safetensors")
+    assert convert("merge", place.base, f"use={{{tmp_path / 'run'}: 1}}", f"out={tmp_path / 'out'}") == errors.DONE
+    said = capsys.readouterr().out
+    assert f"its new tokens are left out, as they are files of their own: {tmp_path / 'run/adapter/tokens'}" in said
 
 
 def test_merge_in_16_bits_says_what_rounding_takes(place, tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import data_sets
@@ -121,6 +122,16 @@ def test_a_notice_names_the_base_that_a_lora_was_trained_on(place, run, tmp_path
     (write_sdxl if kind == "sd" else write_sd)(tmp_path / "base")
     assert generate(tmp_path / "base", *GIVEN, f"use={{{run}: 1}}", f"out={tmp_path / 'refused'}") == errors.REFUSED
     assert "it is applied" not in capsys.readouterr().out
+
+
+def test_a_run_that_trained_whole_networks_beside_its_lora_is_told(place, tmp_path, capsys):
+    _, folder = place
+    for name in ("adapter", "pipeline"):
+        (tmp_path / "both" / name).mkdir(parents=True)
+    (tmp_path / "both" / "pipeline" / "model_index.json").touch()
+    shutil.copy(folder / "one" / foreign_loras.FILE, tmp_path / "both" / "adapter")
+    ours(folder, tmp_path / "out", f"{{{tmp_path / 'both'}: 1}}")
+    assert "its LoRA alone is added, and not the networks that it has trained as a whole" in capsys.readouterr().out
 
 
 def test_each_image_says_what_was_used(place, tmp_path, capsys):

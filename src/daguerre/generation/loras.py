@@ -6,7 +6,7 @@ does not matter, and negative strengths take away.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -30,7 +30,13 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
         return loading
     for place, strength in use.items():
         check_strength("use", place, strength)
-    files = {place: read.find(located(place)) for place in use}
+    folders = {place: located(place) for place in use}
+    files = {place: read.find(folder) for place, folder in folders.items()}
+    notices = [
+        f"{place}: its LoRA alone is added, and not the networks that it has trained as a whole (pipeline/)"
+        for place, folder in folders.items()
+        if (folder / "pipeline" / "model_index.json").is_file()
+    ]
     digests = {place: _digest(file) for place, file in files.items()}
     described = " and ".join(f"{place} x {use[place]:g}" for place in use)
     provenance: dict[str, Any] = {"use": {place: [use[place], digests[place]] for place in use}}
@@ -38,7 +44,7 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
         loading,
         description=f"{loading.description}, with {described}",
         provenance={**loading.provenance, **provenance},
-        parts=lambda: _merged(loading.parts(), {files[place]: strength for place, strength in use.items()}),
+        parts=lambda: _merged(loading.parts(), {files[place]: strength for place, strength in use.items()}, notices),
     )
 
 
@@ -67,11 +73,13 @@ def _digest(file: Path) -> str:
 
 
 @torch.no_grad()
-def _merged(parts: Components, files: Mapping[Path, float]) -> Components:
-    """Adds to the weights of the networks, with a LoRA of the run itself already in them."""
+def _merged(parts: Components, files: Mapping[Path, float], told: Iterable[str]) -> Components:
+    """Adds to the weights of the networks, with a LoRA of the run itself already in them, and prints these lines."""
     asked: dict[tuple[str, str], list[tuple[Addition, float]]] = {}
     digests = {name: cache(partial(base_digests.of_network, own)) for name, own in parts.family.components.items()}
     notices = {file: [*_other_base(file, digests)] for file in files}  # of the base before anything is merged into it
+    for line in told:
+        print(line)
     with parts.attached.merged():
         for file, strength in files.items():
             found = read.read(file, parts.family.components, tokens_apart=True)

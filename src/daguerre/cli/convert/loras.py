@@ -23,7 +23,11 @@ def source(target: str) -> Path:
     """The file of a LoRA that a bare word means: itself, or that of a run. UserError if there is none."""
     if not target:
         raise UserError("no LoRA given: give a .safetensors file, or the folder of a run", code="missing")
-    return find(local_copy.located(target))
+    place = local_copy.located(target)
+    found = find(place)
+    if place.is_dir() and (tokens := token_files.find(place)) is not None:
+        print(f"{target}: its new tokens are left out, as they are files of their own: {tokens}")
+    return found
 
 
 def place(out: str | None, form: Form) -> Path:
