@@ -84,6 +84,25 @@ def test_every_way_to_write_a_condition(tmp_path):
         assert load("adapter.condition=null", recipe=str(path)).config.adapters["hinted"].condition is None
 
 
+def test_stored_images_take_the_place_of_a_recipes_condition():
+    """Also by the names of others: sd15_controlnet computes edges, and whoever has control images names them."""
+
+    def chosen(*given: str):
+        loaded = configs.load("sd15_controlnet", ["data.source=folder", "data.path=x", *given])
+        return loaded.config.adapters["controlnet"].condition, "dropped out" in " ".join(
+            line for line in loaded.notices if "condition" in line
+        )
+
+    for name in ("data.control_dir=y", "conditioning_data_dir=y", "data.control_dir={control: y}"):
+        assert chosen(name) == (None, True), name
+    for other in ([], ["data.control_dir={control_2: y}"], ["data.control_dir=null"]):
+        condition, told = chosen(*other)
+        assert (condition.name, told) == ("canny", False)
+    assert chosen("data.control_dir=y", "adapter.condition=blur")[0].name == "blur"
+    table = configs.load("sd15_controlnet", ["conditioning_image_column=edges"]).config
+    assert table.adapters["controlnet"].condition is None
+
+
 def test_a_condition_is_dumped_read_back_and_compared(tmp_path):
     own = ["adapter.name=hinted", "logging.tensorboard=true"]
     stored, computed = load(*own), load(*own, "adapter.condition=grey")

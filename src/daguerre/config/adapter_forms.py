@@ -21,7 +21,9 @@ from daguerre.config.recipe import Tree
 FULL, TOKENS = "full", "tokens"
 _OF_TOKENS = ("placeholder_token", "initializer_token", "num_vectors", "tokens", "existing")
 """Settings of the adapter `tokens` that have other trainers' names."""
-_FLAT = "adapter"
+_FLAT, MAPPING = "adapter", "adapters"
+_STORED = re.compile(r"^data\.(?:.*\.)?control_(?:column|dir)(?:\.(\w+))?$")
+"""Settings of a data source that say where a control image is, and its name."""
 SWITCH = re.compile(r"(?:model\.)?train_(unet|text_encoder(?:_\d)?)")
 """Settings by which one component is trained, or not."""
 
@@ -43,6 +45,22 @@ def trains(adapters: Any, component: str) -> bool:
 def mapped(base: Tree, over: Tree) -> Tree:
     """A layer over `base`, which holds the mapping: now it holds it, too."""
     return _with_names(_from_switches(base, _from_flat(base, over)))
+
+
+def with_stored_images(base: Tree, over: Tree, notices: list[str]) -> Tree:
+    """`over` without the condition of an adapter of `base` where it says where the control image is stored that this
+    adapter reads; each is one notice."""
+    found = [(path, _STORED.search(path)) for path, value in recipe.paths(over) if value is not None]
+    stored = {match[1] or "control": path for path, match in found if match}
+    for name, own in members(base).items() if stored else ():
+        setting, image = f"{MAPPING}.{name}", own.get("image", "control")
+        is_open = recipe.get(over, setting) is not None and recipe.get(over, f"{setting}.condition") is recipe.ABSENT
+        if image in stored and own.get("condition") and is_open:
+            over = recipe.merge(over, overrides.nested(f"{setting}.condition", None))
+            notices.append(
+                f"{stored[image]} says where control images are stored, so the recipe's {setting}.condition dropped out"
+            )
+    return over
 
 
 def pairs(given: Sequence[Pair], tree: Tree) -> tuple[list[Pair], list[Pair]]:
