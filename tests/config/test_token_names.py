@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from daguerre.config import config, recipe
-from daguerre.config.errors import ConfigError
+from daguerre.config.errors import ConfigError, is_secret
 from daguerre.data.caption_templates import TEMPLATES
 
 DATA = "data.path=somewhere"
@@ -71,3 +71,10 @@ def test_tokens_of_stable_cascade():
     assert adapters("sdxl_pivotal", DATA, "adapter.rank=8")["lora"]["rank"] == 8
     with pytest.raises(ConfigError, match="expected pairs"):
         config.load("sdxl_lora", ["train_tokens=[dog]"])
+
+
+def test_names_of_new_tokens_are_no_secrets():
+    for name in ("placeholder_token", "initializer_token", "num_vectors_per_token"):
+        assert not is_secret(f"adapters.tokens.{name}")
+    assert is_secret("hub_token")
+    assert is_secret("logging.token")

@@ -21,7 +21,10 @@ from daguerre.errors import UserError
 NOTHING = object()
 """Stands for "nothing was given" in a problem."""
 
-_SECRET = re.compile(r"api_?key|secret|passw(or)?d|(^|[._])token$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"api_?key|secret|passw(or)?d|(^|[._])(?<!placeholder_)(?<!initializer_)(?<!vectors_per_)token$", re.IGNORECASE
+)
+"""Names of secrets: not those of a new token of a text encoder."""
 
 
 @dataclass(frozen=True)
