@@ -55,6 +55,12 @@ def test_a_file_of_templates_is_read(tmp_path):
     tree = config.load("sd15_textual_inversion", [DATA, f"template_file={file}"]).config.model_dump(mode="json")
     (source,) = recipe.get(tree, "data.sources").values()
     assert source["captions"]["templates"] == ["a photo of {}", "{}, at night"]
+    other = ["placeholder_token=<toy>", "learnable_property=face"]  # MindOne's third property has sentences in a file
+    tree = config.load("sd15_textual_inversion", [DATA, *other, f"template_file={file}"]).config.model_dump(mode="json")
+    (source,) = recipe.get(tree, "data.sources").values()
+    assert source["captions"]["templates"] == ["a photo of {}", "{}, at night"]
+    with pytest.raises(ConfigError, match="allowed: object, style"):
+        config.load("sd15_textual_inversion", [DATA, *other])
     with pytest.raises(ConfigError, match="cannot be read"):
         config.load("sd15_textual_inversion", [DATA, f"template_file={tmp_path / 'none.txt'}"])
 

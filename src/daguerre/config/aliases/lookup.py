@@ -73,6 +73,8 @@ def idle_beside(key: str, given: Sequence[tuple[str, str]]) -> str | None:
     """The notice for a name that has no effect beside these other names; None where it has one."""
     name, needed, why = BESIDE.get(key, ("", "", ""))
     for other, text in given:
-        if other == name and (text == needed if needed else text.lower() not in ("0", "-1", "none", "null", "")):
+        if other == name and (
+            text.lower() == needed if needed else text.lower() not in ("0", "-1", "none", "null", "")
+        ):
             return f"{key} has no effect with {name}={text}: {why}"
     return None

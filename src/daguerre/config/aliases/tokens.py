@@ -18,6 +18,8 @@ def templates(key: str, text: str, look: Callable[[str], str | None]) -> Meaning
     name = key.removeprefix("use_").removesuffix("_template") if key.startswith("use_") else text.lower()
     if key.startswith("use_") and text.lower() != "true":
         return Meaning()
+    if name not in TEMPLATES and look("template_file") is not None:
+        return Meaning()  # the file has the sentences
     if name not in TEMPLATES:
         known = ", ".join(TEMPLATES)
         raise UserError(f"allowed: {known}; template_file=FILE takes sentences of your own, one a line, with {{}}")
