@@ -109,6 +109,24 @@ def test_the_lora_of_a_run_is_taken_away_again(place, run, tmp_path):
     assert np.abs(images[0] - without).mean() > 2
 
 
+def test_the_base_of_a_run_may_have_moved(place, run, tmp_path, capsys):
+    """The same weights in another folder are read from there; others are refused."""
+    kind, folder = place
+    size = [f"height={PX}", f"width={PX}", "training.device=cpu"]
+    shutil.copytree(folder / "base", tmp_path / "same")
+    (write_sd if kind == "sd" else write_sdxl)(tmp_path / "other", seed=1)
+    for name, base in {"here": [], "moved": [f"pretrained_model_name_or_path={tmp_path / 'same'}"]}.items():
+        assert generate(run, *GIVEN, *size, *base, f"out={tmp_path / name}") == errors.DONE
+    assert "ignored" not in capsys.readouterr().out
+    assert np.array_equal(drawn(tmp_path / "here"), drawn(tmp_path / "moved"))
+    other = f"model.pretrained_model_name_or_path={tmp_path / 'other'}"
+    assert generate(run, *GIVEN, *size, other, f"out={tmp_path / 'no'}") == errors.REFUSED
+    export = ["convert", "export", str(run), "format=adapters", f"out={tmp_path / 'adapters'}"]
+    assert main.run([*export, other]) == errors.REFUSED
+    assert capsys.readouterr().err.count("was trained on another") == 2
+    assert main.run([*export, f"model.pretrained_model_name_or_path={tmp_path / 'same'}"]) == errors.DONE
+
+
 def test_a_notice_names_the_base_that_a_lora_was_trained_on(place, run, tmp_path, capsys):
     """On its own base there is none; another one is usual, and gets the LoRA in full."""
     kind, folder = place

@@ -36,6 +36,8 @@ MAY_CHANGE = (
     "resume_from_checkpoint",
 )
 """Settings that may differ from those of a trained run; those of its networks are fixed."""
+_PLACES = ("model.pretrained_model_name_or_path", "model.revision", "model.variant")
+"""The place of a run's base, which may have moved: its weights are compared with those that the run recorded."""
 _OF_BASE = ("model.", "objective.")
 _BATCH = "training.per_device_batch_size"
 EXAMPLES = {"prompt_file": "prompts_file", "out_dir": "out"}
@@ -217,7 +219,7 @@ def _allowed(model: Model) -> tuple[str, ...]:
     """Beginnings of the settings that the command may change."""
     if model.trained is None:
         return *MAY_CHANGE, *_OF_BASE
-    return *MAY_CHANGE, *(f"model.{name}" for name in model.trained.model.decoding)
+    return *MAY_CHANGE, *_PLACES, *(f"model.{name}" for name in model.trained.model.decoding)
 
 
 def check_changes(model: Model, plain: Config, config: Config) -> None:

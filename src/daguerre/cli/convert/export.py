@@ -47,15 +47,18 @@ Writes the newest checkpoint of a run, or a pipeline in diffusers' layout, in an
   variant=NAME         of a pipeline, such as fp16: its files of that name
   component=NAME       of Stable Cascade with single_file: effnet, vqgan or another network in place of the stage
   training.device=cpu  of a run: where its networks are put together
+  model.pretrained_model_name_or_path=PLACE    of a run: its base, if that has moved; other weights are refused
 
 docs/export.md says what each form holds, and what programs that read one file take for granted.
 """
 
-_OF_RUN = ("weights", "checkpoint", "training.device")
+_SETTINGS = ("training.device", "model.pretrained_model_name_or_path")
+"""Settings of a run's recipe that may be others here."""
+_OF_RUN = ("weights", "checkpoint", *_SETTINGS)
 
 
 class Options(Settings):
-    """Options of `convert export`, beside training.device."""
+    """Options of `convert export`, beside settings of a run's recipe."""
 
     format: Literal["single_file", "diffusers", "unet", "adapters"]
     out: str | None = None
@@ -96,7 +99,7 @@ def run(arguments: list[str]) -> int:
 
 def read(arguments: Sequence[str]) -> Request:
     """The source, the form and the place. UserError for what has no effect or cannot be."""
-    target, options, settings = given.read(arguments, "convert export", Options, ("training.device",))
+    target, options, settings = given.read(arguments, "convert export", Options, _SETTINGS)
     source, is_run = _source(target)
     named = {*options.model_fields_set, *(each.partition("=")[0] for each in settings)}
     if idle := [name for name in (("variant",) if is_run else _OF_RUN) if name in named]:

@@ -83,8 +83,9 @@ def locate(name: str, needed: Needed, options: Options = Options()) -> Path:
     elif _HUB_ID.fullmatch(name):
         folder = _from_hub(name, needed, options)
     else:
+        seen_from = "" if Path(name).is_absolute() else f" (seen from {Path.cwd()})"
         raise UserError(
-            f"there is no folder {name!r}, and it is not a hub id (OWNER/NAME); shipped models are: "
+            f"there is no folder {name!r}{seen_from}, and it is not a hub id (OWNER/NAME); shipped models are: "
             f"{', '.join(shipped())}. Give one of these, a folder in diffusers' layout, a hub id, or a .safetensors "
             "file",
             code="missing",
