@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 from base64 import b64decode
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,17 @@ def test_kohyas_file(tmp_path):
     assert not {"modelspec.thumbnail", "ss_sd_model_hash", "ss_new_sd_model_hash"} & found.keys(), "nothing is known"
     assert json.loads(found["daguerre.base"])["unet"] == {"place": "sd15", "digest": "ab"}, "no folder of this machine"
     assert json.loads(found["daguerre.base"])["vae"]["place"] == "owner/name"
+
+
+def test_the_rank_is_that_of_the_layers_that_have_one():
+    """A Kronecker product of two whole matrices has none."""
+    whole = Addition(LAYER, {"lokr_w1": torch.ones(2, 2), "lokr_w2": torch.ones(16, 16)}, 1.0)
+    one = replace(
+        whole, factors={"lokr_w1": torch.ones(2, 2), "lokr_w2_a": torch.ones(16, 4), "lokr_w2_b": torch.ones(4, 16)}
+    )
+    two = replace(one, factors={**one.factors, "lokr_w2_a": torch.ones(16, 2), "lokr_w2_b": torch.ones(2, 16)})
+    for main, dim in (([whole], None), ([whole, one], "4"), ([one, two], "Dynamic")):
+        assert header.kohya(unet(), main, 1.0, UNKNOWN).get("ss_network_dim") == dim
 
 
 @pytest.mark.parametrize("form", ["kohya", "diffusers"])

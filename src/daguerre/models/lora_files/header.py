@@ -149,12 +149,12 @@ def kohya(networks: Mapping[str, nn.Module], main: list[Addition], alpha: float,
         alpha: of all modules of the file.
         about: facts of the run.
     """
-    ranks = {each.rank for each in main}
+    ranks = {each.rank for each in main if each.rank}
     is_lora = DOWN in main[0].factors
     first = next(iter(public(about.base).values()), {})
     found = {
         "ss_network_module": "networks.lora" if is_lora else "lycoris.kohya",
-        "ss_network_dim": str(ranks.pop()) if len(ranks) == 1 else "Dynamic",
+        "ss_network_dim": "Dynamic" if len(ranks) > 1 else "".join(map(str, ranks)),
         "ss_network_alpha": str(alpha),
         "ss_network_args": json.dumps(_arguments(main, alpha)),
         **_version(networks),
