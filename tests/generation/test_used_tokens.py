@@ -106,8 +106,11 @@ def test_tokens_in_the_file_of_a_lora_are_used_with_it(place, tmp_path, capsys):
         assert np.array_equal(ours(folder, tmp_path / "older", f'{{"{both}": 0.7}}'), images)
     capsys.readouterr()
     given = ["format=kohya", f"out={tmp_path / 'x.safetensors'}", f"base={folder / 'base'}"]
-    assert main.run(["convert", "lora", str(both), *given]) == errors.REFUSED
-    assert "a LoRA with new tokens in it" in " ".join(capsys.readouterr().err.split())
+    assert main.run(["convert", "lora", str(both), *given]) == errors.DONE
+    assert "the new tokens in it are left out: `daguerre convert tokens` writes" in capsys.readouterr().out
+    assert main.run(["convert", "tokens", str(both), f"out={tmp_path / 'x'}", given[-1]]) == errors.DONE
+    apart = f'{{"{tmp_path / "x.safetensors"}": 0.7, "{tmp_path / "x"}": 1}}'
+    assert np.abs(ours(folder, tmp_path / "parts", apart) - images).max() <= 1
     save_file(lora | {"bundle_emb.<toy>.clip_l_out": rows[""]}, both)
     size = [f"height={PX}", f"width={PX}", "training.device=cpu", f"out={tmp_path / 'no'}", "prompt=a"]
     assert generate(folder / "base", *GIVEN, *size, f"use={{{both}: 1}}") == errors.REFUSED

@@ -179,6 +179,7 @@ def _of_encoder(start: str, encoder: str) -> str:
 
 def _read_file(path: Path, readers: Sequence[TextEncoder], name: str | None) -> Embeddings:
     tensors, metadata = _tensors(path)
+    _check_model(path, metadata, readers)
     found: Embeddings = {}
     if not (bundled := _bundled(path, tensors, len(readers))):
         return _read(path, tensors, metadata, readers, name)

@@ -11,6 +11,7 @@ usage: daguerre convert VERB ...
   merge    LoRAs put into the weights of a model, each with its strength
   extract  a LoRA of the difference between a fine-tuned model and its base
   resize   a LoRA of lower rank, and a LoRA of a LoHa or LoKr
+  tokens   new tokens (textual inversion) for diffusers, A1111, ComfyUI and kohya's scripts
   config   a recipe from a config of another trainer: kohya's TOML, OneTrainer, MaxDiffusion, MindOne ...
 
   daguerre convert export runs/my-run format=single_file out=my-model.safetensors dtype=float16

@@ -27,6 +27,8 @@ def source(target: str) -> Path:
     found = find(place)
     if place.is_dir() and (tokens := token_files.find(place)) is not None:
         print(f"{target}: its new tokens are left out, as they are files of their own: {tokens}")
+    elif place.is_file() and token_files.beside_a_lora(place) and token_files.find(place) is not None:
+        print(f"{target}: the new tokens in it are left out: `daguerre convert tokens` writes them")
     return found
 
 

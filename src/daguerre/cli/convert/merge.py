@@ -98,7 +98,7 @@ def read_all(model: Path, use: Mapping[str, float]) -> Merging:
     asked: dict[tuple[str, str], list[tuple[Addition, float]]] = {}
     for name, strength in use.items():
         check_strength("use", name, strength)
-        for component, own in read(loras.source(name), networks).items():
+        for component, own in read(loras.source(name), networks, tokens_apart=True).items():
             for each in own:
                 asked.setdefault((component, each.layer), []).append((each, strength))
             print(f"{name} x {strength:g}: {len(own):,} layers of {component}")

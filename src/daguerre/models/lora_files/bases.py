@@ -1,17 +1,25 @@
 """Models that files of LoRAs are converted for: their networks without memory, and their weights layer by layer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
+from daguerre.models import token_files
 from daguerre.models.lora_files.addition import Addition
 from daguerre.models.lora_files.read import read
 from daguerre.models.single_file import configs, load
 from daguerre.models.single_file.keys import with_wrapper
+from daguerre.models.text_encoder import TextEncoder
+from daguerre.models.token_files import Embeddings
+from daguerre.models.tokenizers import AbsentTokenizer
 from daguerre.models.weights import architectures
 from daguerre.models.weights.files import read_json
+
+Networks = dict[str, nn.Module]
+Found = TypeVar("Found")
 
 _EXTENDED = ("unet", "prior", "decoder", "text_encoder", "text_encoder_2")
 """Components that LoRAs are for."""
@@ -44,12 +52,39 @@ def fitting(path: Path, base: str | None) -> tuple[dict[str, nn.Module], dict[st
     has all of its layers. UserError if it is for none."""
     if base is not None:
         made = networks(folder(base))
-        return made, read(path, made)
+        return made, read(path, made, tokens_apart=True)
+    return _first(path, lambda made: (made, read(path, made, tokens_apart=True)))
+
+
+def fitting_tokens(path: Path, base: str | None, name: str | None) -> tuple[Networks, Embeddings, Embeddings]:
+    """The networks that new tokens are for, as `fitting` finds them; the tokens, and trained ones of the vocabulary.
+
+    Args:
+        path: a file, or the folder of an export.
+        base: the model that they are for.
+        name: the token's name, in place of the one that the file has.
+    """
+
+    def taken(made: Networks) -> tuple[Networks, Embeddings, Embeddings]:
+        readers = [
+            TextEncoder(component, network, AbsentTokenizer.of(network), {})
+            for component, network in made.items()
+            if component.startswith("text_encoder")
+        ]
+        files = {file.name for file in path.glob(f"{token_files.LEARNED}*.safetensors")} if path.is_dir() else set()
+        if files and len(files) != len(readers):
+            raise UserError(f"{path} has tokens for {len(files)} text encoders", code="unsupported")
+        return made, *token_files.read(path, readers, name)
+
+    return taken(networks(folder(base))) if base is not None else _first(path, taken)
+
+
+def _first(path: Path, taken: Callable[[Networks], Found]) -> Found:
+    """The first of the published architectures that a file is for. UserError if it is for none."""
     refused: dict[str, UserError] = {}
     for name in architectures.names():
-        made = networks(architectures.FOLDER / name)
         try:
-            return made, read(path, made)
+            return taken(networks(architectures.FOLDER / name))
         except UserError as error:
             if error.code not in ("unknown", "unsupported"):
                 raise

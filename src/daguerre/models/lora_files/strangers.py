@@ -20,7 +20,10 @@ _KINDS = (
         "a LoRA for Flux or a like transformer, which this model is not",
     ),
     (r"lora_prior_.*", "a LoRA for Stable Cascade, which this model is not"),
-    (r"bundle_emb\..*", "a LoRA with new tokens in it, which only use= of `daguerre generate` takes"),
+    (
+        r"bundle_emb\..*",
+        "a LoRA with new tokens in it: `daguerre convert lora` and `daguerre convert tokens` write each apart",
+    ),
 )
 """Names of tensors, and what a file with one of them is."""
 _FACTOR = re.compile(r".*(lora|hada|lokr|alpha).*")
