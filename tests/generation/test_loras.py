@@ -203,6 +203,7 @@ def test_a_lora_config_that_is_none(given, said, place, capsys):
     [
         ("{nowhere.safetensors: 1}", "there is no such file"),
         ("{ONE: .inf}", "give a number"),
+        ("{ONE: 1, ONE/: 0.5}", "are the same file"),
         ("{ONE: strong}", "use"),
         ("ONE", "use"),
     ],

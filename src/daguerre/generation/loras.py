@@ -32,6 +32,7 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
         check_strength("use", place, strength)
     folders = {place: located(place) for place in use}
     files = {place: read.find(folder) for place, folder in folders.items()}
+    _check_apart(files)
     notices = [
         f"{place}: its LoRA alone is added, and not the networks that it has trained as a whole (pipeline/)"
         for place, folder in folders.items()
@@ -46,6 +47,18 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
         provenance={**loading.provenance, **provenance},
         parts=lambda: _merged(loading.parts(), {files[place]: strength for place, strength in use.items()}, notices),
     )
+
+
+def _check_apart(files: Mapping[str, Path]) -> None:
+    """UserError for two places that are one file."""
+    first: dict[Path, str] = {}
+    for place, file in files.items():
+        if (other := first.setdefault(file.resolve(), place)) != place:
+            raise UserError(
+                f"use: {other} and {place} are the same file, {file}: give it once, with the sum of both strengths",
+                code="conflict",
+                setting="use",
+            )
 
 
 def check_strength(setting: str, place: str, strength: float, least: float = -math.inf) -> None:
