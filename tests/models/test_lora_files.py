@@ -199,7 +199,7 @@ WRONG: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
         lambda t: {**kohyas(t), f"{KOHYA}.dora_scale": torch.ones(4)},
         "does not say whether outputs or inputs are scaled",
     ),
-    "whole weights": (lambda t: {f"{KOHYA}.diff": ONE}, "differences of whole weights"),
+    "whole weights": (lambda t: {f"{KOHYA}.diff": ONE}, "a difference of a whole weight"),
     "a bias": (lambda t: {**t, f"{TO_Q}.lora_B.bias": ONE}, "a bias"),
     "BOFT": (lambda t: {f"{TO_Q}.boft_R": ONE}, "a BOFT"),
     "a tensor that is no LoRA's": (lambda t: {**t, "unet.conv_in.bias": ONE}, "is no part of a LoRA"),

@@ -59,9 +59,9 @@ _SPELLINGS = {
 _ENDINGS = sorted(_SPELLINGS, key=len, reverse=True)
 _WHOLE = ({DOWN, UP}, {"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"})
 _REFUSED = {
-    ".diff": "differences of whole weights (LyCORIS full)",
-    ".diff_b": "differences of whole biases (LyCORIS full)",
-    ".lora_B.bias": "a bias (peft's lora_bias)",
+    ".diff": "a difference of a whole weight (LyCORIS full), which is not supported",
+    ".diff_b": "a difference of a whole bias (LyCORIS full), which is not supported",
+    ".lora_B.bias": "a bias (peft's lora_bias), which is not supported",
     ".oft_blocks": "an OFT, which is not supported",
     ".boft_R": "a BOFT: merge it with peft, or `daguerre convert export RUN format=diffusers`",
 }
