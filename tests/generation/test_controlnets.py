@@ -176,6 +176,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["controlnets={FOLDER/one: 1}", "control_from=FOLDER/one.png"],
         "say which, such as condition=canny",
     ),
+    "a condition without a photo": (
+        ["controlnets={FOLDER/one: 1}", "control=FOLDER/one.png", "condition=canny"],
+        "condition has no effect: without control_from=PHOTO",
+    ),
     "numbers for two": (
         ["controlnets={FOLDER/one: 1}", "control=FOLDER/one.png", "control_guidance_end=[0.5, 1]"],
         "control_guidance_end has 2 numbers and there are 1 ControlNets",

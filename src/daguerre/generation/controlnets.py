@@ -179,6 +179,10 @@ def _check_images(parts: Components, inputs: Mapping[str, int], condition: Condi
                 code="missing",
                 setting="condition",
             )
+    photo = inputs.get(CONTROL_FROM)
+    if condition is not None and not (photo and any(own is None for own in read.values())):
+        why = "every ControlNet here has the condition of its training" if photo else f"without {CONTROL_FROM}=PHOTO"
+        raise UserError(f"condition has no effect: {why}; remove it", code="unused", setting="condition")
 
 
 def with_computed(parts: Components, prompt: Prompt, seed: int, condition: ConditionSettings | None) -> Prompt:
