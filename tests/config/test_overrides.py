@@ -194,7 +194,7 @@ def test_a_value_that_means_nothing_is_an_error(table):
     counted |= {"warmup_length", "backup_every", "total_step", "num_train_epochs", "max_train_epochs", "lr_decay_steps"}
     counted |= {"checkpointing_steps", "checkpoint_step_interval", "save_every_n_steps", "save_every_n_epochs"}
     counted |= {"checkpoint_epoch_interval", "checkpoints_total_limit", "lr_warmup_steps", "resolution"}
-    counted |= {"save_ckpt_interval", "log_interval", "max_num_ckpt"}
+    counted |= {"save_ckpt_interval", "save_steps", "log_interval", "max_num_ckpt"}
     any_text = {"webdataset_path", "path", "data_path", "dataset_name", "weight", "resume_from_checkpoint"}
     any_text |= {"instance_data_dir", "prompt", "train_data_dir", "caption_prefix"}
     any_text |= {"unet_checkpoint", "dataset_save_location", "timestep_spacing"}  # what they set checks the text

@@ -26,6 +26,8 @@ CARRIED = [
     ("train_batch_size=4", {"training.global_batch_size": None}),
     ("validation_prompt=a cat: at night", {"sampling.prompts": ["a cat: at night"]}),
     ('validation_prompts=["a", "b"]', {"sampling.prompts": ["a", "b"]}),
+    ("save_steps=500", {"checkpoint.every": "500 steps"}),
+    ("network_weights=style.safetensors", {"init_from": "style.safetensors"}),
     ("num_validation_images=3", {"sampling.num_images": 3}),
     ("num_train_epochs=3", {"training.duration": "3 epochs"}),
     ("num_train_epochs=0", {"training.duration": "4k steps"}),
@@ -430,3 +432,14 @@ def test_the_names_on_the_page_are_tested(head):
     said = " ".join(COMMANDS)
     assert len(named) > 20
     assert not [name for name in sorted(named) if name not in tested and f"--{name}" not in said], named - tested
+
+
+def test_a_command_of_diffusers_controlnet_script_is_split_into_its_options():
+    words = ["sd15_controlnet", "--validation_image", "1.png", "2.png", "--validation_prompt", "red circle", "cyan one"]
+    given = overrides.split([*words, "--max_train_steps=3"])
+    loaded = config.load(given.recipe, given.overrides)
+    assert loaded.config.sampling.prompts == ["red circle", "cyan one"]
+    assert loaded.config.training.duration == "3 steps"
+    assert any(line.startswith("validation_image is ignored") for line in loaded.notices)
+    one = overrides.split(["sd15", "--validation_prompt", "a cat: at night"])
+    assert config.load("sd15", one.overrides).config.sampling.prompts == ["a cat: at night"]
