@@ -443,3 +443,19 @@ def test_a_command_of_diffusers_controlnet_script_is_split_into_its_options():
     assert any(line.startswith("validation_image is ignored") for line in loaded.notices)
     one = overrides.split(["sd15", "--validation_prompt", "a cat: at night"])
     assert config.load("sd15", one.overrides).config.sampling.prompts == ["a cat: at night"]
+
+
+@pytest.mark.parametrize("given", ["rank=4", "lora_rank=4", "adapter.rank=4", "adapters.lora.rank=4"])
+def test_another_rank_beside_the_alpha_of_a_recipe_is_told(given):
+    """diffusers' `--rank` is alpha, too; sdxl_lora has alpha 16 for rank 32."""
+
+    def told(*more):
+        notices = config.load("sdxl_lora", ["data.source=folder", "data.path=x", *more]).notices
+        return [line for line in notices if "alpha" in line]
+
+    (line,) = told(given)
+    assert line.startswith("adapters.lora.rank=4 keeps the recipe's alpha 16, which was for rank 32")
+    for more in (["adapter.rank=32"], [given, "adapter.alpha=4"], [given, "adapter.alpha=null"]):
+        assert not told(*more)
+    with pytest.raises(ConfigError, match="greater than or equal to 1|at least 1|from 1"):
+        told("rank=0")

@@ -63,6 +63,21 @@ def with_stored_images(base: Tree, over: Tree, notices: list[str]) -> Tree:
     return over
 
 
+def strength_notices(base: Tree, over: Tree) -> list[str]:
+    """A line for each LoRA of `base` to which `over` gives another rank and no alpha, where the recipe has one: in
+    diffusers' scripts `rank` is alpha, too."""
+    lines: list[str] = []
+    for name, own in members(base).items():
+        setting = f"{MAPPING}.{name}"
+        new, rank, alpha = recipe.get(over, setting), own.get("rank"), own.get("alpha")
+        if alpha is not None and isinstance(new, Mapping) and "alpha" not in new and new.get("rank", rank) != rank:
+            lines.append(
+                f"{setting}.rank={new['rank']} keeps the recipe's alpha {alpha:g}, which was for rank {rank}: additions "
+                f"have another strength. {setting}.alpha=null multiplies them by 1, as diffusers' scripts do"
+            )
+    return lines
+
+
 def pairs(given: Sequence[Pair], tree: Tree) -> tuple[list[Pair], list[Pair]]:
     """Overrides with paths of the mapping, those that choose adapters first; and (override, why, text) of those that
     cannot be."""

@@ -272,6 +272,7 @@ def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -
             over = recipe.without(over, section)
     over = tracker_forms.mapped(base, source_forms.mapped(base, adapter_forms.mapped(base, over)))
     over = adapter_forms.with_stored_images(base, over, notices)
+    notices += adapter_forms.strength_notices(base, over)
     over = plugin_forms.mapped(root, base, over)
     over = source_forms.without_nameless(base, over)
     base, over = _without_taken_out(base, over, notices)
