@@ -48,7 +48,7 @@ class Settings(CascadeSettings):
     decode: DecodingSettings = DecodingSettings()
     """What makes images of latents."""
     previewer: Component = Field(f"{STABILITY}/previewer.safetensors", json_schema_extra=FREE)
-    """The previewer: small and quick, images at an eighth of their detail."""
+    """The previewer: small and quick, with a quarter of the detail of what is trained on."""
     decoder: Component = STABILITY
     """Stage B, for decode=stages: a folder or hub id with `decoder`, such as the pipeline of a run of cascade_b, or a
     single file."""

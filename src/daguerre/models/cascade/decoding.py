@@ -25,7 +25,7 @@ class DecodingSettings(Choice):
     acts_with: ClassVar[dict[str, tuple[str, ...]]] = dict.fromkeys(_OF_STAGES, ("stages",))
 
     name: Literal["previewer", "stages"] = Field("previewer", json_schema_extra=FREE)
-    """previewer: at once, with an eighth of the detail; stages: by Stage B and Stage A."""
+    """previewer: at once, with a quarter of the detail of what is trained on; stages: by Stage B and Stage A."""
     num_inference_steps: int = Field(10, ge=1, json_schema_extra=FREE)
     """Stage B's steps."""
     guidance_scale: float = Field(1.1, ge=1, allow_inf_nan=False, json_schema_extra=FREE)
