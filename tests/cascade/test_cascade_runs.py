@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -153,6 +155,22 @@ def test_an_export_is_opened_again(place, tmp_path):
         pipe.set_progress_bar_config(disable=True)
         found = pipe("a fox", num_inference_steps=2, height=128, width=128).image_embeddings
         assert found.shape == (1, 16, 3, 3)
+
+
+def test_its_page_has_the_options_by_which_the_folder_alone_draws_as_the_run(place, tmp_path):
+    """Without them it draws by the published shift and guidance."""
+    run, drawings = place.folder / "whole", {}
+    page = (run / "pipeline" / "README.md").read_text()
+    options = shlex.split(re.findall(r"^    (sampler=.*)$", page, re.MULTILINE)[0])
+    assert "shift=1.0" in options
+    copy = shutil.copytree(run / "pipeline", tmp_path / "copy")
+    beside = [each for each in place.base if "effnet" in each or "previewer" in each]
+    for name, source, more in (("run", run, []), ("told", copy, [*beside, *options]), ("alone", copy, beside)):
+        out = tmp_path / f"{name}-images"
+        generate(source, "prompt=a fox", "height=64", "width=64", *more, f"out={out}")
+        drawings[name] = drawn(out)["000.png"]
+    assert np.array_equal(drawings["run"], drawings["told"])
+    assert not np.array_equal(drawings["run"], drawings["alone"])
 
 
 @pytest.mark.long

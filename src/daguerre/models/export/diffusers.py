@@ -4,6 +4,7 @@ The networks save themselves, in the names that every version of their libraries
 checkpoint/export.py.
 """
 
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -111,18 +112,18 @@ def _card(
     notices: Sequence[str],
 ) -> str:
     """README.md: how to generate with this pipeline what the run generates, and where that is not possible."""
-    call = f"num_inference_steps={sampling.num_inference_steps}, guidance_scale={sampling.guidance_scale}"
-    for name in ("guidance_rescale", "negative_prompt", "eta"):
-        if value := getattr(sampling, name):
-            call += f", {name}={value!r}"
+    given = {name: getattr(sampling, name) for name in ("num_inference_steps", "guidance_scale")}
+    given |= {name: own for name in ("guidance_rescale", "negative_prompt", "eta") if (own := getattr(sampling, name))}
+    levels = objective.sampled(sampling.shift).schedule.settings
+    ours = {"sampler": sampling.sampler, **given} | ({"shift": levels.shift} if levels.acts("shift") else {})
     return _CARD.format(
         class_name=class_name,
         result=result,
-        call=call,
+        call=", ".join(f"{name}={own!r}" for name, own in given.items()),
         scheduler=scheduler_class,
         objective=objective.settings.name,
         schedule=objective.settings.schedule.name,
-        sampler=sampling.sampler,
+        options=shlex.join(f"{name}={own}" for name, own in ours.items()),
         differs="".join(f"* {notice}\n" for notice in notices) or "* by less than 2/255 a pixel, in float32\n",
         version=version("daguerre"),
     )
@@ -143,8 +144,12 @@ pipe = {class_name}.from_pretrained("path/to/this/folder")
 image = pipe("a prompt", {call}).{result}
 ```
 
-Daguerre generated its own images of this model with the sampler `{sampler}` in these steps; the nearest scheduler of
-diffusers is `{scheduler}`, which is in this folder. For the same initial noise its images differ from Daguerre's:
+Daguerre generated its own images of this model with the options
+
+    {options}
+
+which `daguerre generate` needs where it is given this folder without its run. The nearest scheduler of diffusers is
+`{scheduler}`, which is in this folder. For the same initial noise its images differ from Daguerre's:
 
 {differs}
 Another scheduler must be told the same prediction type and noise levels: make it with
