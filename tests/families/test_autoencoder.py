@@ -59,6 +59,23 @@ def test_the_loss_is_error_and_kl_of_one_draw(family: Family) -> None:
     torch.testing.assert_close(terms.metrics["kl"], kl.detach(), rtol=1e-4, atol=1e-5)
 
 
+def test_without_its_kl_latents_stray_further_from_a_normal_law() -> None:
+    """After 20 updates at a rate at which both move."""
+    found = {}
+    for weight in (0.1, 0.0):
+        own = autoencoder.load(autoencoder.Settings(vae=NUMBERS), seed=5)
+        x, cond = own.encode(batch(own))
+        made = objective.build(objective.Settings(kl_weight=weight))
+        optimizer = torch.optim.Adam(own.net.parameters(), 3e-3)
+        for _ in range(20):
+            optimizer.zero_grad()
+            made.loss(own.net, x, cond, {}).loss_B.mean().backward()
+            optimizer.step()
+        with torch.no_grad():
+            found[weight] = float(made.loss(own.net, x, cond, {}).metrics["kl"].mean())
+    assert found[0.0] > 2 * found[0.1], found
+
+
 @pytest.mark.long
 def test_the_export_gives_latents_of_unit_variance(family: Family, tmp_path: Path) -> None:
     x, cond = family.encode(batch(family))
