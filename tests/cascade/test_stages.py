@@ -194,6 +194,17 @@ class TestConditioning:
         assert torch.equal(again, kept_c[1000:])
 
     @torch.no_grad()
+    def test_a_lower_range_of_scales_is_a_higher_compression(self, pipelines):
+        """At a quarter Stage B is told one cell of 128 px, a 128th of the sides, which the usual range never gives."""
+        made = family(pipelines, "b", effnet_scale=(0.25, 0.25), effnet_dropout=0.0)
+        given = batch(made, 128)
+        small = functional.interpolate(given.pixels_BCHW / 255, (32, 32), mode="nearest")
+        told = made.encode(given)[1]["effnet"]
+        torch.testing.assert_close(told, compressed(made.components["effnet"], small).expand_as(told))
+        usual = family(pipelines, "b", effnet_dropout=0.0).encode(given)[1]["effnet"]
+        assert all((usual[row] - told[row]).abs().max() > 1e-3 for row in range(3))
+
+    @torch.no_grad()
     def test_padding_is_masked(self, pipelines):
         """Without the mask, as in other families, the features of padding are others."""
         made = family(pipelines, "c")
