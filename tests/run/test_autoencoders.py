@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import forked_runs
+import numpy as np
 import pytest
 import torch
 import yaml
 from diffusers import AutoencoderKL
 from diffusers.pipelines.deprecated.wuerstchen.modeling_paella_vq_model import PaellaVQModel
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_cascade import EFFNET, PREVIEWER, TINY_B, VQGAN, write_decoder
 
@@ -22,6 +24,7 @@ from daguerre.build.parts import BatchSizes
 from daguerre.checkpoint.store import Store
 from daguerre.cli import main
 from daguerre.config import config as configs
+from daguerre.data.sources import shapes
 from daguerre.errors import UserError
 from daguerre.memory import static
 from daguerre.models.cascade.batch_norms import KeptBatchNorm2d
@@ -139,6 +142,26 @@ def test_an_effnet_learns_with_stage_b(tmp_path: Path) -> None:
     for run, learns in (("cascade_b", True), ("alone", False)):
         after = load_file(tmp_path / run / "pipeline" / "effnet" / "diffusion_pytorch_model.safetensors")
         assert any(not torch.equal(after[name], value) for name, value in before.items()) == learns
+    assert "outline" in (tmp_path / "alone" / "evaluation.json").read_text(), "of images that it makes again"
+    _evaluate_measures_what_generate_makes_again(tmp_path / "cascade_b", tmp_path)
+
+
+def _evaluate_measures_what_generate_makes_again(run: Path, folder: Path) -> None:
+    """Of a run of Stage B: the same PSNR, from the same captions and noise."""
+    source, told = shapes.open_source(shapes.Settings(), "held_out"), []
+    for number in range(3):
+        record, picture, out = source.record(number), folder / f"{number}.png", folder / f"again-{number}"
+        Image.fromarray(record.image).save(picture)
+        asked = [f"prompt={record.texts['text']}", f"seed={number}", f"image={picture}", f"out={out}"]
+        assert main.run(["generate", str(run), *asked]) == errors.DONE
+        told.append(json.loads((out / "000.json").read_text())["psnr"])
+    assert main.run(["evaluate", str(run), "num_images=3"]) == errors.DONE
+    (result,) = (run / "evaluations").rglob("result.json")
+    found = json.loads(result.read_text())["tables"]
+    assert found.keys() == {"psnr", "ssim"}
+    assert found["psnr"]["rows"][0]["value"] == pytest.approx(np.mean(told), rel=1e-3)
+    assert main.run(["evaluate", str(run), "num_images=3", "num_inference_steps=2"]) == errors.DONE
+    assert len([*(run / "evaluations").rglob("result.json")]) == 2, "another protocol"
 
 
 def test_a_decoder_is_fine_tuned_alone_and_opened_by_diffusers(tmp_path: Path) -> None:

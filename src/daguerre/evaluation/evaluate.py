@@ -65,19 +65,18 @@ class ModelEvaluation:
     @cached_property
     def protocol(self) -> dict[str, Any]:
         """Everything that decides the images: results of one folder share it."""
+        provenance = dict(recipe.paths(self.loading.provenance))
         if self.reconstructs:
-            total = self._reconstructions.total
-            return {**dict(recipe.paths(self.loading.provenance)), "reconstructions": total, **self._precision}
-        sampling, survey = self.config.sampling, self.requests.survey()
+            drawn = self._sampled if self.config.model.reconstructs else {}
+            return {**provenance, "reconstructions": self._reconstructions.total, **drawn, **self._precision}
+        survey = self.requests.survey()
         height, width = self.requests.size_px
         return {
-            **dict(recipe.paths(self.loading.provenance)),
+            **provenance,
             "prompts": self.requests.prompts.name,
             "prompts_sha256": self.requests.prompts.digest,
             "images": survey.images,
-            **{name: getattr(sampling, name) for name in (*_SAMPLING, "timestep_spacing", "batch_size")},
-            **sampling.churn,
-            **({} if sampling.shift is None else {"shift": sampling.shift}),
+            **self._sampled,
             "height": height,
             "width": width,
             **self._precision,
@@ -85,8 +84,16 @@ class ModelEvaluation:
 
     @property
     def reconstructs(self) -> bool:
-        """True for the run of an autoencoder, whose images are held-out ones made again."""
-        return self.model.run is not None and self.config.objective.reconstructs
+        """True for the run of an autoencoder or of Stage B, whose images are held-out ones made again."""
+        trained = self.config.objective.reconstructs or self.config.model.reconstructs
+        return self.model.run is not None and trained
+
+    @property
+    def _sampled(self) -> dict[str, Any]:
+        sampling = self.config.sampling
+        shift = {} if sampling.shift is None else {"shift": sampling.shift}
+        names = (*_SAMPLING, "timestep_spacing", "batch_size")
+        return {**{name: getattr(sampling, name) for name in names}, **sampling.churn, **shift}
 
     @property
     def _precision(self) -> dict[str, str]:
@@ -172,7 +179,8 @@ class ModelEvaluation:
 
     @cached_property
     def _reconstructions(self) -> Reconstructions:
-        return Reconstructions(self._held_out, self.settings.num_images, lambda: self._parts)
+        sampling = self.config.sampling
+        return Reconstructions(self._held_out, self.settings.num_images, lambda: self._parts, sampling, self.stop)
 
     @cached_property
     def _held_out(self) -> Dataset:

@@ -1,6 +1,6 @@
-"""Held-out images beside what a trained autoencoder makes of them: pairs for PSNR, SSIM and LPIPS, images for FID."""
+"""Held-out images beside what an autoencoder or Stage B makes of them: pairs for PSNR, SSIM, LPIPS, images for FID."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -10,8 +10,11 @@ import torch
 from daguerre.build.parts import Components
 from daguerre.data.dataset import Dataset
 from daguerre.data.loading import loader
+from daguerre.generation import generate
 from daguerre.models.pixel_codec import levels
+from daguerre.samplers.settings import SamplingSettings
 from daguerre.training import device
+from daguerre.types import IMAGE, Batch, Prompt
 
 _BATCH = 8
 
@@ -19,11 +22,14 @@ _BATCH = 8
 @dataclass(eq=False)
 class Reconstructions:
     """The first held-out images at the size that is trained on, and the images again. A latent that is drawn, is drawn
-    by the sample's key."""
+    by the sample's key; a diffusion that makes image i again starts from the noise of its seed + i."""
 
     dataset: Dataset
     most: int
     parts: Callable[[], Components]
+    sampling: SamplingSettings
+    """Of a diffusion."""
+    stop: Callable[[], bool]
 
     @cached_property
     def total(self) -> int:
@@ -46,9 +52,23 @@ class Reconstructions:
     def _pairs(self) -> list[tuple[np.ndarray, np.ndarray]]:
         parts, found = self.parts(), list[tuple[np.ndarray, np.ndarray]]()
         for batch in loader.fixed_batches(self.dataset, self.most, lambda _: _BATCH):
-            given = device.on(parts.device, replace(batch, draws=parts.draws(batch)))
-            x0_BCHW, cond = parts.encode(given)
-            with parts.autocast():
-                again = parts.net(x0_BCHW, x0_BCHW.new_zeros(len(x0_BCHW)), cond).images_BCHW
-            found += zip(levels(x0_BCHW), levels(again.float()), strict=True)
+            found += self._drawn(parts, batch, len(found)) if parts.family.generates else _decoded(parts, batch)
         return found
+
+    def _drawn(self, parts: Components, batch: Batch, first: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """By a diffusion that is told the compressed image; the first image has this number."""
+        own, originals = self.sampling, [*batch.pixels_BCHW.permute(0, 2, 3, 1).contiguous().numpy()]
+        texts = zip(batch.texts, originals, strict=True)
+        told = [Prompt(text, own.negative_prompt, {IMAGE: image}) for text, image in texts]
+        seeds = range(own.seed + first, own.seed + first + len(told))
+        again = generate.generate_images(parts, batch.pixel_shape[1:], own, told, seeds, self.stop)
+        return zip(originals, again, strict=True)
+
+
+def _decoded(parts: Components, batch: Batch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """By an autoencoder."""
+    given = device.on(parts.device, replace(batch, draws=parts.draws(batch)))
+    x0_BCHW, cond = parts.encode(given)
+    with parts.autocast():
+        again = parts.net(x0_BCHW, x0_BCHW.new_zeros(len(x0_BCHW)), cond).images_BCHW
+    return zip(levels(x0_BCHW), levels(again.float()), strict=True)
