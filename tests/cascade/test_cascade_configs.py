@@ -59,8 +59,9 @@ def converted(tmp_path: Path) -> Any:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_is_converted_whole(name, converted, capsys):
     tree, said = recipe.read(converted(name)), CONFIGS[name]
-    assert "not carried over" not in capsys.readouterr().out
-    stage = "decoder" if "_b_" in name else "prior"
+    stage, printed = "decoder" if "_b_" in name else "prior", capsys.readouterr().out
+    assert "not carried over" not in printed
+    assert printed.count(f"model.{stage}: ") == 1, "told once, of the key that decides"
     assert tree["model"][stage] == said["generator_checkpoint_path"], "not the published one of that size"
     assert tree["objective"]["name"] == ("v" if name.endswith("_v") else "eps")
     assert tree["objective"]["weighting"]["name"] == ("adaptive" if "adaptive_loss_weight" in said else "p2")
@@ -74,6 +75,20 @@ def test_it_is_converted_whole(name, converted, capsys):
     else:
         assert adapters["lora"] == {"name": "lora", "rank": 4, "targets": ["*.to_*"], "alpha": 1.0}
         assert adapters["tokens"] == {"name": "tokens", "tokens": {"[fernando]": {"init_pattern": "^dog</w>"}}}
+
+
+@pytest.mark.parametrize("left", [{}, {"generator_checkpoint_path": None}])
+@pytest.mark.parametrize(("name", "size"), [("finetune_c_1b", "1B"), ("finetune_b_3b", "3B")])
+def test_one_without_weights_trains_from_random_ones(name, size, left, tmp_path, capsys):
+    """As there, not from the published ones of that size."""
+    said = {key: value for key, value in CONFIGS[name].items() if key != "generator_checkpoint_path"}
+    theirs, ours = tmp_path / "theirs.yaml", tmp_path / "ours.yml"
+    theirs.write_text(yaml.safe_dump(COMMON | said | left))
+    assert main.run(["convert", "config", str(theirs), f"out={ours}"]) == errors.DONE
+    model = recipe.read(ours)["model"]
+    stage = "decoder" if "_b_" in name else "prior"
+    assert (model["family"], model[stage], model["size"]) == (f"cascade_{name[9]}", None, size)
+    assert ("starts from random weights" in capsys.readouterr().out) == bool(left)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,10 @@ def convert(reading: Reading) -> None:
     is_b = str(reading.get("model_version")) in _OF_B
     trains = any(key in reading.whole for key in ("updates", "lr", "experiment_id"))
     reading.take(TABLES["first"] if trains else TABLES["generating"])
+    if reading.get("generator_checkpoint_path"):
+        reading.take(TABLES["given"])
+    elif trains:
+        reading.take(TABLES["fresh"])
     reading.alias("model_version")
     if is_b:
         reading.take(TABLES["of_b"])
