@@ -146,7 +146,8 @@ def test_a_config_that_generates_becomes_a_recipe_that_draws(name, twins, tmp_pa
     assert main.run(["convert", "config", str(theirs), f"out={ours}"]) == errors.DONE
     printed = capsys.readouterr().out
     assert "not carried over" not in printed
-    assert "daguerre generate" in printed
+    wanted = {"stage_b_3b": "image=PICTURE", "lora_c_3b": f"prompt=TEXT use='{{{theirs}: 1}}'"}.get(name, "prompt=TEXT")
+    assert f"daguerre generate {ours} {wanted}\n" in printed
     tree, is_b = recipe.read(ours), "_b_" in name
     assert (tree["sampling"]["num_inference_steps"], tree["sampling"]["guidance_scale"]) == (
         (10, 1.1) if is_b else (20, 4.0)

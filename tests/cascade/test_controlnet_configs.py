@@ -141,19 +141,25 @@ def test_a_tiny_twin_trains_two_steps(name, tmp_path):
     assert (tmp_path / "twin" / "adapter" / "controlnet.safetensors").exists()
 
 
-def test_one_for_generating_is_a_recipe_that_generates(tmp_path, capsys):
+FILES = {"canny": "grey", "inpainting": "holes", "sr": "latent"}
+"""By config for generating: the recorded file of its ControlNet."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == QUICK else [pytest.mark.long]) for n in FILES])
+def test_one_for_generating_is_a_recipe_that_generates(name, tmp_path, capsys):
     """With the ControlNet of its file, and the condition that its filter is."""
-    said = {name: value for name, value in OF_ALL.items() if name.endswith("_path") or name == "model_version"}
-    said |= {"dtype": "bfloat16", "effnet_checkpoint_path": "models/effnet_encoder.safetensors", **CONFIGS["canny"]}
-    said |= {
-        "controlnet_blocks": [0, 1, 2, 3],
-        "controlnet_checkpoint_path": str(RECORDED / "controlnet_grey.safetensors"),
-    }
-    ours = converted(tmp_path, said)
-    assert "not carried over" not in capsys.readouterr().out
+    said = {key: value for key, value in OF_ALL.items() if key.endswith("_path") or key == "model_version"}
+    said |= {"dtype": "bfloat16", "effnet_checkpoint_path": "models/effnet_encoder.safetensors"}
+    said |= {key: value for key, value in CONFIGS[name].items() if key.startswith("controlnet_")}
+    said |= {"controlnet_blocks": [0, 1, 2, 3], "controlnet_checkpoint_path": "models/controlnet.safetensors"}
+    ours, printed = converted(tmp_path, said), capsys.readouterr().out
+    assert "not carried over" not in printed
+    assert f"daguerre generate {ours} prompt=TEXT control_from=PHOTO\n" in printed
     base = Twins(tmp_path).pipeline("cascade_c")
     given = BESIDE["cascade_c"] | {"model.pretrained_model_name_or_path": base, "model.prior": base / "prior"}
     given |= {"model.decode.name": "previewer", "sampling.num_inference_steps": 2}
+    file = RECORDED / f"controlnet_{FILES[name]}.safetensors"
+    given |= {"adapters.controlnet.controlnet_model_name_or_path": file}
     given = {path: value for path, value in given.items() if not path.startswith(("data.", "training."))}
     photo = tmp_path / "photo.png"
     Image.fromarray(scenes.scene(96, 96)).save(photo)
@@ -161,6 +167,17 @@ def test_one_for_generating_is_a_recipe_that_generates(tmp_path, capsys):
     ask = ["generate", str(ours), "prompt=x", f"out={tmp_path / 'out'}", *texts]
     assert main.run([*ask, f"control_from={photo}"]) == errors.DONE
     document = json.loads((tmp_path / "out" / "000.json").read_text())
-    assert document["adapters"]["controlnet"]["condition"]["side_px"] == 224
+    assert WANTED[name]["condition"].items() <= document["adapters"]["controlnet"]["condition"].items()
     assert main.run([*ask[:3], *texts, f"out={tmp_path / 'none'}"]) == errors.REFUSED
     assert "control_from=PHOTO" in capsys.readouterr().err
+
+
+def test_that_of_identity_names_no_controlnet_and_draws_without(tmp_path, capsys):
+    """Stability has published none."""
+    said = {key: value for key, value in OF_ALL.items() if key.endswith("_path") or key == "model_version"}
+    said |= {key: value for key, value in CONFIGS["identity"].items() if key.startswith("controlnet_")}
+    said |= {"effnet_checkpoint_path": "models/effnet_encoder.safetensors", "controlnet_checkpoint_path": None}
+    ours, printed = converted(tmp_path, said), capsys.readouterr().out
+    assert printed.count("Stage C draws alone") == 7
+    assert f"daguerre generate {ours} prompt=TEXT\n" in printed
+    assert "adapters" not in recipe.read(ours)

@@ -208,29 +208,31 @@ def changes_of(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], no
                     raise UserError(f"there is no option {key}; did you mean {near[0]}?", code="unknown")
             if full == _BATCH:
                 changes.append(f"sampling.batch_size={value}")
-            elif found and (path != key or "." not in key) and not full.startswith(_allowed(model)):
+            elif found and (path != key or "." not in key) and not full.startswith(_allowed(model, plain)):
                 notices.append(f"{key} only affects training, not generation: ignored")
             else:
                 changes.append(f"{full}={value}")
     return changes
 
 
-def _allowed(model: Model) -> tuple[str, ...]:
+def _allowed(model: Model, plain: Config) -> tuple[str, ...]:
     """Beginnings of the settings that the command may change."""
     if model.trained is None:
-        return *MAY_CHANGE, *_OF_BASE
+        used = plain.adapters if plain.training.duration.number == 0 else {}
+        return *MAY_CHANGE, *_OF_BASE, *(f"adapters.{name}." for name in used)
     return *MAY_CHANGE, *_PLACES, *(f"model.{name}" for name in model.trained.model.decoding)
 
 
 def check_changes(model: Model, plain: Config, config: Config) -> None:
     """UserError for settings that are fixed by the run, or have no effect on images."""
-    paths = [change.path for change in configs.diff(plain, config) if not change.path.startswith(_allowed(model))]
+    allowed = _allowed(model, plain)
+    paths = [change.path for change in configs.diff(plain, config) if not change.path.startswith(allowed)]
     if not paths:
         return
     fixed = f"fixed when {model.run.path} was trained, or " if model.run else ""
     known = [name for name in Options.model_fields if name != "base"]
     raise UserError(
         f"{', '.join(paths)}: {fixed}no effect on images; `generate` accepts "
-        f"{', '.join([*known, *SAMPLING, *(name.rstrip('.') for name in _allowed(model)[1:])])}",
+        f"{', '.join([*known, *SAMPLING, *(name.rstrip('.') for name in allowed[1:])])}",
         code="unused",
     )

@@ -22,7 +22,9 @@ def convert(reading: Reading) -> None:
     if is_b:
         reading.take(TABLES["of_b"])
     if not trains:
-        _controlnet(reading)
+        if reading.get("controlnet_checkpoint_path"):
+            _controlnet(reading)
+        reading.note(["controlnet_*"], "controlnet_checkpoint_path names no ControlNet: Stage C draws alone")
         reading.aliases()
         reading.assume(TABLES["generating_by_b" if is_b else "generating_by_c"])
         reading.assume(TABLES["unasked_of_generating"])

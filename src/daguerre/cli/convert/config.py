@@ -15,6 +15,7 @@ from daguerre.config_import import files, trainers
 from daguerre.config_import.reader import REQUIRED, Reading, references
 from daguerre.config_import.trainers import CONVERT
 from daguerre.errors import UserError
+from daguerre.families import catalogue
 from daguerre.settings import Settings
 
 SUMMARY = "a recipe from a config of another trainer: kohya's TOML, OneTrainer, MaxDiffusion, MindOne ..."
@@ -75,7 +76,9 @@ def run(arguments: list[str]) -> int:
         print(f"given twice ({trainer} uses the last one): {', '.join(twice)}")
     print(f"\n{out}: a recipe from this config of {trainer}")
     if values["training"].get("duration") == "0 steps":
-        print(f"it is for generating, not for training: daguerre generate {out} prompt=TEXT, or image=PICTURE")
+        print(
+            f"it is for generating, not for training: daguerre generate {out} {' '.join(asked(values, path, reading))}"
+        )
     if required:
         print(f"must be given on the command line: {', '.join(f'{name}=...' for name in required)}")
     if later:
@@ -117,6 +120,15 @@ def check(values: Tree, source: str, later: bool) -> list[str]:
             raise ConfigError(wrong, f"{source}, as a recipe") from error
         return [problem.path for problem in error.problems if problem.text.startswith("must be given")]
     return []
+
+
+def asked(values: Tree, path: Path, reading: Reading) -> list[str]:
+    """Options that generating with a recipe needs that trains nothing."""
+    again = catalogue.pretrained()[values["model"]["family"]].reconstructs
+    controlled = any(own["name"] == "controlnet" for own in values.get("adapters", {}).values())
+    found = ["image=PICTURE" if again else "prompt=TEXT"]
+    found += ["control_from=PHOTO"] if controlled else []
+    return found + ([f"use='{{{path}: 1}}'"] if reading.get("lora_checkpoint_path") else [])
 
 
 def waits(problem: Problem, values: Tree) -> bool:
