@@ -77,6 +77,17 @@ def test_it_is_converted_whole(name, converted, capsys):
         assert adapters["tokens"] == {"name": "tokens", "tokens": {"[fernando]": {"init_pattern": "^dog</w>"}}}
 
 
+def test_captions_are_those_of_its_getter(tmp_path):
+    """Of a few lines that its files have as remarks."""
+    said = {"captions_getter": ["json", "captions_getter"], "dataset_filters": [["score", "lambda s: s > 9.0"]]}
+    theirs, ours = tmp_path / "theirs.yaml", tmp_path / "ours.yml"
+    theirs.write_text(yaml.safe_dump(COMMON | CONFIGS["finetune_c_3b_lowres"] | said))
+    assert main.run(["convert", "config", str(theirs), f"out={ours}"]) == errors.DONE
+    data = recipe.read(ours)["data"]
+    assert data["captions"] == {"fields": ["og_caption", "caption"], "weights": [0.05, 0.95]}
+    assert data["filters"] == said["dataset_filters"]
+
+
 @pytest.mark.parametrize("left", [{}, {"generator_checkpoint_path": None}])
 @pytest.mark.parametrize(("name", "size"), [("finetune_c_1b", "1B"), ("finetune_b_3b", "3B")])
 def test_one_without_weights_trains_from_random_ones(name, size, left, tmp_path, capsys):

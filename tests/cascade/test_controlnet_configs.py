@@ -50,6 +50,7 @@ OF_ALL = {"model_version": "3.6B", "image_size": 768, "batch_size": 256, "save_e
 OF_ALL |= {"generator_checkpoint_path": "models/stage_c_bf16.safetensors"}
 OF_ALL |= {"previewer_checkpoint_path": "models/previewer.safetensors"}
 OF_ALL |= {"dataset_filters": [["width", "lambda w: w >= 768"], ["height", "lambda h: h >= 768"]]}
+OF_ALL |= {"captions_getter": ["txt", "identity"]}
 WANTED: dict[str, dict[str, Any]] = {
     "canny": {"reads": "grey", "condition": {"name": "canny", "side_px": 224}},
     "inpainting": {"reads": "holes", "condition": {"name": "inpaint", "inverted": 0.4}},
@@ -81,6 +82,7 @@ def test_it_is_converted_whole(name, tmp_path, capsys):
     assert tree["objective"]["weighting"]["name"] == "p2"
     assert tree["objective"].get("noise", {}).get("offset") == CONFIGS[name].get("offset_noise")
     assert tree["data"]["filters"] == OF_ALL["dataset_filters"]
+    assert tree["data"]["captions"] == {"fields": ["text"]}
     if name == "identity":
         condition = adapter["condition"]
         assert (condition["name"], condition["dropout"], condition["everywhere"]) == ("faces", 0.05, 0.3)

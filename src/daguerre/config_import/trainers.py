@@ -66,7 +66,7 @@ def typed(values: Mapping[str, Any]) -> Tree:
     mapped = source_forms.mapped({}, tree)
     known, only = merge.known(Config, mapped), source_forms.only(mapped)
     for path, value in values.items():
-        leaf = known.get(source_forms.long(path, only) if only else path)
+        leaf = known.get(path) or (known.get(source_forms.long(path, only)) if only else None)
         if isinstance(value, str) and value != REQUIRED and leaf is not None:
             tree = recipe.merge(tree, overrides.nested(path, overrides.typed(value, leaf.field.annotation)))
     assert tree.keys() <= {*ORDER}, "a short form, such as adapter: it would be left out"
