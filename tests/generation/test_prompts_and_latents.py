@@ -114,5 +114,5 @@ def test_images_of_a_prompt_reach_the_network_by_name_on_the_side_that_reads_the
 
 
 def test_an_image_that_nobody_reads_is_refused_by_its_name(built):
-    with pytest.raises(UserError, match="cannot use: pose; it uses none"):
+    with pytest.raises(UserError, match=r"does not read pose with a prompt: .* text alone"):
         drawn(built, [Prompt("red", images={"pose": np.zeros((8, 8, 3), np.uint8)})])

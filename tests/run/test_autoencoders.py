@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import data_sets
 import forked_runs
 import numpy as np
 import pytest
@@ -205,6 +206,19 @@ class TestWhatCannotBe:
         assert any(
             isinstance(module, KeptBatchNorm2d) and not module.training for module in kept[1].net.train().modules()
         )
+
+    def test_without_held_out_images_nothing_is_made_again(self, tmp_path: Path, capsys) -> None:
+        data_sets.folder(tmp_path / "images", 4)
+        own = [
+            f"data.path={tmp_path / 'images'}",
+            "data.source=folder",
+            "data.held_out_fraction=0",
+            "data.resolution=64",
+        ]
+        short = ["training.duration=1 steps", "validation.every=null", "checkpoint.every=1 steps"]
+        assert main.run(["train", recipe(tmp_path, "stage_a"), *own, *short]) == errors.DONE
+        assert main.run(["evaluate", str(tmp_path / "stage_a")]) == errors.REFUSED
+        assert "no images to make again: a run with data.held_out_fraction above 0" in capsys.readouterr().err
 
     def test_networks_of_a_loss_are_not_split(self, tmp_path: Path) -> None:
         loaded = configs.load(recipe(tmp_path, "autoencoder", JUDGED), [])

@@ -276,9 +276,9 @@ class Family:
         UserError for an image that this family does not read."""
         assert self.text is not None, "only families that generate are asked"
         if odd := sorted({name for prompt in prompts for name in prompt.images} - {*self.prompt_images}):
-            known = ", ".join(sorted(self.prompt_images)) or "none"
+            known = ", ".join(sorted(self.prompt_images)) or "text alone"
             raise UserError(
-                f"the prompt has images that this family cannot use: {', '.join(odd)}; it uses {known}",
+                f"this model does not read {', '.join(odd)} with a prompt: remove it (it reads {known})",
                 code="unsupported",
             )
         texts = [prompt.text for prompt in prompts] + [prompt.negative for prompt in prompts] * guided
