@@ -13,7 +13,9 @@ from tiny_cascade import RECORDED, write_decoder, write_prior
 
 from daguerre import errors
 from daguerre.cli import main
+from daguerre.families import cascade_c
 from daguerre.models.cascade import sizes
+from daguerre.models.weights import resolve
 
 PRIOR, STAGES = "stabilityai/stable-cascade-prior", "stabilityai/stable-cascade"
 OF = {
@@ -89,6 +91,19 @@ def test_pipelines_come_with_their_clips(hub, tmp_path, capsys):
     assert wanted <= found
     assert not {name for name in found if "stage_" in name}, "files beside the pipeline are asked for by name"
     assert json.loads((tmp_path / "c" / "fetched.json").read_text())["complete"] is True
+
+
+def test_a_file_that_is_nowhere_is_named_with_its_setting_and_asked_for_once(hub, repositories, capsys):
+    """And one that is there is asked for once: what is in the cache is taken from there."""
+    settings = {"pretrained_model_name_or_path": str(repositories[PRIOR]), "effnet": f"{STAGES}/none.safetensors"}
+    with pytest.raises(errors.UserError, match=r"^model\.effnet: .* it has no none\.safetensors") as raised:
+        cascade_c.load(cascade_c.Settings.model_validate(settings), 0)
+    assert "copy the file here and give its path" in str(raised.value)
+    place = f"{STAGES}/effnet_encoder.safetensors"
+    first = resolve.file(place, resolve.Options())
+    hub.answers.clear()
+    assert resolve.file(place, resolve.Options()) == first
+    assert not hub.answers
 
 
 @pytest.mark.long

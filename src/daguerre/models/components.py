@@ -5,7 +5,8 @@ Families decide which classes there are and whether they fit together.
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,11 +68,14 @@ class ComponentLoader:
         value = getattr(self.settings, name)
         if value == BASE:
             return self.base / name
-        try:
+        with _named(name):
             root = resolve.locate(value, {"": _at_either(name, needed)}, self.elsewhere)
-        except UserError as error:
-            raise type(error)(f"model.{name}: {error}", code=error.code, setting=f"model.{name}") from error
         return root / name if (root / name / needed[0][0]).is_file() else root
+
+    def file(self, name: str) -> Path:
+        """The single file of a component that has one of its own."""
+        with _named(name):
+            return resolve.file(getattr(self.settings, name), self.elsewhere)
 
     def config(self, name: str) -> dict[str, Any]:
         """config.json of a component: the one of its place, or of the base where it has only numbers."""
@@ -109,7 +113,7 @@ class ComponentLoader:
         if resolve.without_weights():
             return load.load(kind, self.base / name)
         net = self._random(name, kind, load.config(kind, self.base / name))
-        path = resolve.file(value, self.elsewhere)
+        path = self.file(name)
         load.fill(net, single_file_load.network_tensors(path, name, net.state_dict(), self.elsewhere.pickled), path)
         return net
 
@@ -122,7 +126,7 @@ class ComponentLoader:
         if self.is_random(name):
             return told | {"seed": self.seed}
         if _is_file(value):
-            return told | {"file": digest(resolve.file(value, self.elsewhere))}
+            return told | {"file": digest(self.file(name))}
         folder = self.folder(name, self._needed(name))
         found = weight_files(folder, self.settings.variant if value == BASE else None)
         return told | {"files": {path.name: digest(path) for path in found}}
@@ -179,6 +183,15 @@ _NO_NUMBERS = frozenset({"transformers_version", "torch_dtype", "dtype"})
 def _at_either(name: str, needed: resolve.Files) -> resolve.Files:
     """The files of a component in a pipeline's subfolder, or at the root of a place that is the component itself."""
     return tuple(tuple(file for file in names for file in (f"{name}/{file}", file)) for names in needed)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Errors of a component's place say whose it is."""
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(f"model.{name}: {error}", code=error.code, setting=f"model.{name}") from error
 
 
 def _is_file(value: Any) -> bool:

@@ -61,7 +61,7 @@ def _of_file(components: ComponentLoader, name: str, value: str) -> Any:
     known = sizes.named(Path(value).name)
     if resolve.without_weights() and known is not None and not Path(value).is_file():
         return _KINDS[name](**known)
-    path = resolve.file(value, components.elsewhere)
+    path = components.file(name)
     numbers = _TOLD[name](files.shapes(path, name))
     found = weights_load.seeded(lambda: _KINDS[name](**numbers), components.seed, f"model.{name}")
     if not resolve.without_weights():

@@ -6,6 +6,7 @@ Says which files are missing there and how to get them; reads no weights (models
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,10 +104,16 @@ def file(name: str, options: Options) -> Path:
             f"there is no file {name!r}, and it is not a file of the hub (OWNER/NAME/FILE.safetensors)", code="missing"
         )
     repository, path = match.groups()
-    try:
-        return Path(huggingface_hub.hf_hub_download(repository, path, revision=options.revision))
+    with suppress(OSError):
+        if (cached := _cached(repository, options) / path).is_file():
+            return cached
+    try:  # a whole snapshot of one file: where the hub cannot be reached, it is not asked six times
+        folder = huggingface_hub.snapshot_download(repository, revision=options.revision, allow_patterns=[path])
     except OSError as error:
         raise _unreachable(name, repository, error) from error
+    if not (found := Path(folder) / path).is_file():
+        raise _unreachable(name, repository, FileNotFoundError(f"it has no {path}, or could not be asked"))
+    return found
 
 
 def missing_files(folder: Path, needed: Needed) -> list[str]:
@@ -212,9 +219,10 @@ def _unreachable(name: str, repository: str, error: OSError) -> Absent:
     reason = str(error.__cause__ or error).strip().splitlines()[0]
     there = architectures.moved(repository)
     hint = f" Its publisher removed it; the hub keeps it as {there}." if there else ""
+    own = f"copy DIR here and give its path, or use a shipped one: {', '.join(shipped())}"
     return Absent(
-        f"{name!r} is not on this machine, and the hub could not provide it: {reason}.{hint} Its files "
-        f"are not in the local cache {huggingface_hub.constants.HF_HUB_CACHE}. Offline: on a machine with a "
-        f"connection run `daguerre fetch {name.replace(repository, there or repository)} -o DIR`, copy DIR here and "
-        f"give its path, or use a shipped one: {', '.join(shipped())}"
+        f"{name!r} is not on this machine, and the hub could not provide it: {reason}.{hint} It is not in the local "
+        f"cache {huggingface_hub.constants.HF_HUB_CACHE}. Offline: on a machine with a connection run `daguerre fetch "
+        f"{name.replace(repository, there or repository)} -o DIR`, "
+        + (own if name == repository else "copy the file here and give its path")
     )
