@@ -159,10 +159,16 @@ def test_an_export_is_opened_again(place, tmp_path):
 
 def test_its_page_has_the_options_by_which_the_folder_alone_draws_as_the_run(place, tmp_path):
     """Without them it draws by the published shift and guidance."""
-    run, drawings = place.folder / "whole", {}
+    short = ["training.duration=1 steps", "validation.every=null", "checkpoint.every=1 steps", "ema.enabled=false"]
+    assert place.train("paged", "sampling.guidance_rescale=0.7", *short) == errors.DONE
+    run, drawings = place.folder / "paged", {}
     page = (run / "pipeline" / "README.md").read_text()
+    example = re.findall("```python\\n(.*?)```", page, re.DOTALL)[0].replace("path/to/this/folder", f"{run}/pipeline")
+    told: dict[str, Any] = {"image_embeddings": torch.zeros(1, 16, 3, 3)}
+    exec(compile(example, "README.md", "exec"), told)  # noqa: S102
+    assert told["image"] is not None
     options = shlex.split(re.findall(r"^    (sampler=.*)$", page, re.MULTILINE)[0])
-    assert "shift=1.0" in options
+    assert {"shift=1.0", "guidance_rescale=0.7"} <= {*options}
     copy = shutil.copytree(run / "pipeline", tmp_path / "copy")
     beside = [each for each in place.base if "effnet" in each or "previewer" in each]
     for name, source, more in (("run", run, []), ("told", copy, [*beside, *options]), ("alone", copy, beside)):

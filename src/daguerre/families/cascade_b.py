@@ -92,6 +92,8 @@ def load(settings: Settings, seed: int) -> Family:
         {},
         choose_scheduler=export.scheduler,
         unlisted=("effnet",),
+        example=export.OF_STAGE_B,
+        unknown=export.UNKNOWN,
     )
     return net.family(
         components, "decoder", networks,

@@ -130,4 +130,5 @@ def _exporter(settings: Settings, prompts: ImagePrompts) -> PipelineExporter:
     return PipelineExporter(
         settings.pipeline_class, index, {}, choose_scheduler=export.scheduler, documents=documents,
         unlisted=("effnet", "previewer"), left_out=("decoder", "vqgan"), result="image_embeddings",
+        unknown=export.UNKNOWN,
     )  # fmt: skip

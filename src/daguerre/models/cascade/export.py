@@ -9,6 +9,21 @@ from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.settings import SamplingSettings
 
 WUERSTCHEN = "DDPMWuerstchenScheduler"
+UNKNOWN = ("guidance_rescale", "eta")
+"""Settings of sampling that diffusers' pipelines of Stable Cascade do not take."""
+OF_STAGE_B = """\
+# diffusers 0.42 cannot open such a folder by itself, nor one that it has written: it has moved the class of Stage A.
+from diffusers import DDPMWuerstchenScheduler, StableCascadeDecoderPipeline, StableCascadeUNet
+from diffusers.pipelines.deprecated.wuerstchen.modeling_paella_vq_model import PaellaVQModel
+from transformers import CLIPTextModelWithProjection, CLIPTokenizer
+
+kinds = {{"decoder": StableCascadeUNet, "vqgan": PaellaVQModel, "scheduler": DDPMWuerstchenScheduler}}
+kinds |= {{"text_encoder": CLIPTextModelWithProjection, "tokenizer": CLIPTokenizer}}
+parts = {{name: kind.from_pretrained("path/to/this/folder", subfolder=name) for name, kind in kinds.items()}}
+pipe = StableCascadeDecoderPipeline(**parts)
+image = pipe(image_embeddings, "a prompt", {call}).{result}  # with those of a StableCascadePriorPipeline
+"""
+"""How Stage B is opened by diffusers."""
 
 
 def scheduler(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:

@@ -24,6 +24,14 @@ from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
 from daguerre.samplers.settings import SamplingSettings
 
+_EXAMPLE = """\
+from diffusers import {class_name}
+
+pipe = {class_name}.from_pretrained("path/to/this/folder")
+image = pipe("a prompt", {call}).{result}
+"""
+_ALWAYS, _AT_TIMES = ("num_inference_steps", "guidance_scale"), ("guidance_rescale", "negative_prompt", "eta")
+"""Settings that a call of a pipeline is given, and those that it is given where they are not the usual ones."""
 _ABSENT: dict[str, Any] = {"feature_extractor": [None, None], "image_encoder": [None, None]}
 
 
@@ -49,6 +57,10 @@ class PipelineExporter:
     """Networks that are not written."""
     result: str = "images[0]"
     """What a call of the pipeline returns, for the page."""
+    example: str = _EXAMPLE
+    """How to call it with `{call}`, for the page."""
+    unknown: Collection[str] = ()
+    """Settings of sampling that its calls do not take."""
 
     def __call__(self, family: Family, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
         """Puts the pipeline in place of `folder`. Returns messages for the user: `notices`, and where the scheduler
@@ -82,7 +94,7 @@ class PipelineExporter:
             for path, document in self.documents.items():
                 (fresh / path).parent.mkdir(exist_ok=True)
                 write_json(fresh / path, document)
-            card = _card(self.class_name, self.result, objective, sampling, plan.class_name, notices)
+            card = _card(self, objective, sampling, plan.class_name, notices)
             (fresh / "README.md").write_text(card, encoding="utf-8")
         return notices
 
@@ -104,26 +116,25 @@ def save(network: Any, folder: Path) -> None:
 
 
 def _card(
-    class_name: str,
-    result: str,
+    own: PipelineExporter,
     objective: Diffusion,
     sampling: SamplingSettings,
     scheduler_class: str,
     notices: Sequence[str],
 ) -> str:
     """README.md: how to generate with this pipeline what the run generates, and where that is not possible."""
-    given = {name: getattr(sampling, name) for name in ("num_inference_steps", "guidance_scale")}
-    given |= {name: own for name in ("guidance_rescale", "negative_prompt", "eta") if (own := getattr(sampling, name))}
+    given = {name: getattr(sampling, name) for name in (*_ALWAYS, *_AT_TIMES)}
+    given = {name: value for name, value in given.items() if name in _ALWAYS or value}
+    call = ", ".join(f"{name}={value!r}" for name, value in given.items() if name not in own.unknown)
     levels = objective.sampled(sampling.shift).schedule.settings
     ours = {"sampler": sampling.sampler, **given} | ({"shift": levels.shift} if levels.acts("shift") else {})
     return _CARD.format(
-        class_name=class_name,
-        result=result,
-        call=", ".join(f"{name}={own!r}" for name, own in given.items()),
+        class_name=own.class_name,
+        example=own.example.format(class_name=own.class_name, call=call, result=own.result),
         scheduler=scheduler_class,
         objective=objective.settings.name,
         schedule=objective.settings.schedule.name,
-        options=shlex.join(f"{name}={own}" for name, own in ours.items()),
+        options=shlex.join(f"{name}={value}" for name, value in ours.items()),
         differs="".join(f"* {notice}\n" for notice in notices) or "* by less than 2/255 a pixel, in float32\n",
         version=version("daguerre"),
     )
@@ -138,11 +149,7 @@ pipeline_tag: text-to-image
 A `{class_name}` trained with Daguerre {version}: objective `{objective}` on the schedule `{schedule}`.
 
 ```python
-from diffusers import {class_name}
-
-pipe = {class_name}.from_pretrained("path/to/this/folder")
-image = pipe("a prompt", {call}).{result}
-```
+{example}```
 
 Daguerre generated its own images of this model with the options
 
