@@ -83,6 +83,8 @@ STAGES += " width=64 model.decode.name=stages"
         (f"{DRAW} image_prompt=DIR/none.png", "none.png"),
         (f"{DRAW} model.decode.num_inference_steps=5", "decode"),
         (f"{DRAW} model.prior=null", "random"),
+        (f"{TRAIN_C} model.size=1B", "the size is that of model.prior, unless that is null: remove it"),
+        ("generate RECORDED/prior.safetensors prompt=x", "for model.prior of the recipe cascade_c"),
         ("generate cascade_b base=true BBASE prompt=x height=64 width=64 image_prompt=x.png", "image_prompt"),
     ],
 )  # fmt: skip

@@ -63,7 +63,9 @@ class Settings(CascadeSettings):
     }
     unused_when: ClassVar[tuple[Unused, ...]] = (
         *CascadeSettings.unused_when,
-        Unused(("size",), lambda own: own.decoder is not None, "the size is that of model.decoder; set decoder=null"),
+        Unused(
+            ("size",), lambda own: own.decoder is not None, "the size is that of model.decoder, unless that is null"
+        ),
     )
 
     @field_validator("effnet_scale")

@@ -72,7 +72,7 @@ class Settings(CascadeSettings):
     }
     unused_when: ClassVar[tuple[Unused, ...]] = (
         *CascadeSettings.unused_when,
-        Unused(("size",), lambda own: own.prior is not None, "the size is that of model.prior; set prior=null"),
+        Unused(("size",), lambda own: own.prior is not None, "the size is that of model.prior, unless that is null"),
         Unused(("image_encoder", "image_embedding_dropout"), lambda own: not own.image_prompts, "image_prompts is off"),
         Unused(("previewer",), lambda own: own.decode.name == "stages", "decode is stages"),
         Unused(("decoder", "vqgan"), lambda own: own.decode.name == "previewer", "decode is previewer"),

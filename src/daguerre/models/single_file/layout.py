@@ -54,7 +54,10 @@ _OTHERS = (
     (r"(control_model\.|controlnet_|input_hint_block)", "a ControlNet"),
     (r"(model\.diffusion_model\.)?joint_blocks\.", "Stable Diffusion 3"),
     (r"(model\.diffusion_model\.)?(double_blocks|double_layers|single_blocks)\.", "Flux or another transformer"),
-    (r"(clip_txt_mapper|effnet_mapper|down_blocks\.\d+\.\d+\.channelwise)", "a stage of Stable Cascade"),
+    (
+        r"(clip_txt_mapper|effnet_mapper|down_blocks\.\d+\.\d+\.channelwise)",
+        "a stage of Stable Cascade, for model.prior of the recipe cascade_c or model.decoder of cascade_b",
+    ),
     (r"(noise_augmentor|embedder\.model\.visual)", "Stable unCLIP"),
     (r"down_blocks\.\d+\.motion_modules\.", "an AnimateDiff motion module"),
     (r"(string_to_param|emb_params|clip_l$|clip_g$|<.*>$)", "a textual-inversion embedding"),
