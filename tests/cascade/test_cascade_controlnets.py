@@ -236,7 +236,10 @@ class TestRefused:
 
     def test_a_file_without_blocks(self, family: OfStageC, tmp_path: Path):
         """Of four residuals and six blocks."""
-        with pytest.raises(UserError, match=r"has 4 residuals .* which of the 6 blocks .* adapter.blocks"):
+        with pytest.raises(
+            UserError,
+            match=r"has 4 residuals .* which of the 6 blocks .* adapter.blocks.* takes that config as a recipe",
+        ):
             family.read(path("grey"), Wanted())
         tensors = load_file(path("grey"))
         last = {name: value for name, value in tensors.items() if name.startswith("projections.3.")}

@@ -37,13 +37,14 @@ goes on where it was stopped, and checks every byte.
   daguerre fetch stable-diffusion-v1-5/stable-diffusion-v1-5 -o models/sd15
   daguerre fetch stabilityai/stable-diffusion-xl-base-1.0 -o models/sdxl variant=fp16
   daguerre fetch stabilityai/sd-vae-ft-mse -o models/vae
+  daguerre fetch stabilityai/stable-cascade/effnet_encoder.safetensors -o models
   daguerre fetch OWNER/NAME/FILE.safetensors -o models
 
   MODEL, -m MODEL   OWNER/NAME of the hub, or one of its files, OWNER/NAME/FILE
   -o DIR            a folder; without it the hub's own cache, where recipes look for OWNER/NAME
   revision=NAME     a branch, tag or commit (default: main)
   variant=NAME      weights of that name, such as fp16 or non_ema
-  components=A,B    only these of unet, vae, text_encoder, text_encoder_2, tokenizer, tokenizer_2, scheduler
+  components=A,B    only these, such as unet, vae, text_encoder, tokenizer, scheduler; of Stable Cascade prior, decoder
 
 Models whose licence must be accepted need a token of yours in the environment: HF_TOKEN. HF_ENDPOINT names a mirror.
 """

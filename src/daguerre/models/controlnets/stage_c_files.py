@@ -108,7 +108,7 @@ def _named(path: Path, metadata: Mapping[str, str], count: int, every: int) -> t
             return blocks
     raise UserError(
         f"{path} has {count} residuals and does not say before which of the {every} blocks they are added: set "
-        "adapter.blocks, as controlnet_blocks of its config has it",
+        "adapter.blocks, as controlnet_blocks of its config has it; `daguerre generate` takes that config as a recipe",
         code="missing",
         setting="adapter.blocks",
     )
