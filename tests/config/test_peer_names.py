@@ -457,5 +457,5 @@ def test_another_rank_beside_the_alpha_of_a_recipe_is_told(given):
     assert line.startswith("adapters.lora.rank=4 keeps the recipe's alpha 16, which was for rank 32")
     for more in (["adapter.rank=32"], [given, "adapter.alpha=4"], [given, "adapter.alpha=null"]):
         assert not told(*more)
-    with pytest.raises(ConfigError, match="greater than or equal to 1|at least 1|from 1"):
+    with pytest.raises(ConfigError, match=r"adapters\.lora\.rank"):
         told("rank=0")

@@ -72,8 +72,8 @@ def strength_notices(base: Tree, over: Tree) -> list[str]:
         new, rank, alpha = recipe.get(over, setting), own.get("rank"), own.get("alpha")
         if alpha is not None and isinstance(new, Mapping) and "alpha" not in new and new.get("rank", rank) != rank:
             lines.append(
-                f"{setting}.rank={new['rank']} keeps the recipe's alpha {alpha:g}, which was for rank {rank}: additions "
-                f"have another strength. {setting}.alpha=null multiplies them by 1, as diffusers' scripts do"
+                f"{setting}.rank={new['rank']} keeps the recipe's alpha {alpha:g}, which was for rank {rank}: "
+                f"additions have another strength. {setting}.alpha=null multiplies them by 1, as diffusers' scripts do"
             )
     return lines
 
