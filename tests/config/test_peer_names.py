@@ -459,3 +459,16 @@ def test_another_rank_beside_the_alpha_of_a_recipe_is_told(given):
         assert not told(*more)
     with pytest.raises(ConfigError, match=r"adapters\.lora\.rank"):
         told("rank=0")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("sd15_lora", "train_text_encoder=true", "adapters.lora.ranks.text_encoder=RANK extends it"),
+        ("sd15_lora", "train_unet=false", "adapters.lora.ranks.unet=null keeps it off"),
+        ("sd15_controlnet", "train_text_encoder=true", "controlnet, which trains no component"),
+    ],
+)
+def test_a_switch_of_full_says_what_the_recipe_has_in_its_place(name, given, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        config.load(name, ["data.source=folder", "data.path=x", given])

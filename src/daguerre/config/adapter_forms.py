@@ -229,10 +229,10 @@ def _switch(path: str, text: str, there: dict[str, dict[str, Any]], family: Any)
         return why
     full = next((name for name, own in there.items() if _kind(name, own) == FULL), None)
     if full is None:
-        name = next(iter(there))
-        return (
-            f"belongs to the adapter `full`, but the recipe has {name}: adapters.{name}.ranks.{component} sets "
-            f"whether it covers the {component}"
+        lora = next((name for name, own in there.items() if _kind(name, own) == "lora"), None)
+        way = "RANK extends it to" if text.lower() == "true" else "null keeps it off"
+        return f"belongs to the adapter `full`, but the recipe has {', '.join(there)}" + (
+            f": adapters.{lora}.ranks.{component}={way} the {component}" if lora else ", which trains no component"
         )
     there[full]["train"] = _switched(_train(there[full], family), path, text.lower() == "true", family)
     return ""
