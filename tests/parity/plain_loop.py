@@ -123,8 +123,7 @@ class Models:
     def by_formula(self, batch: Any, conditioning: Mapping[str, Any]) -> Tensor:
         """x_t = a x0 + s eps, v = a eps - s x0, w = min(SNR, gamma) / (SNR + 1) or / SNR; a, s and w from float64."""
         x0, eps, t_B = self.latents(batch), batch.draws["noise"], batch.draws["c_noise"].long()
-        acp_B = self.alphas_cumprod[t_B]
-        a, s = (c.sqrt().float().view(-1, 1, 1, 1) for c in (acp_B, 1 - acp_B))
+        acp_B, (a, s) = self.alphas_cumprod[t_B], self._coefficients(t_B)
         seen = eps + batch.draws.get("perturbation", 0.0)  # Ning et al. 2023: of the input, not of the target
         y = self.predicted(a * x0 + s * seen, t_B, conditioning)
         target = -s * x0 + a * eps if self.predicts_v else eps
@@ -135,10 +134,22 @@ class Models:
         """The same by DDPMScheduler's add_noise and get_velocity, compute_snr and mse_loss, as diffusers' trainers."""
         x0, eps, t_B = self.latents(batch), batch.draws["noise"], batch.draws["c_noise"].long()
         seen = eps + batch.draws.get("perturbation", 0.0)
-        y = self.predicted(self.scheduler.add_noise(x0, seen, t_B), t_B, conditioning)
+        x = self.scheduler.add_noise(x0, seen, t_B)
         target = self.scheduler.get_velocity(x0, eps, t_B) if self.predicts_v else eps
+        if not self.bf16:
+            y = self.predicted(x, t_B, conditioning)
+        else:  # what enters the network, and the gradient at its end
+            a, s = self._coefficients(t_B)
+            y = self.predicted(_rounded_alike(x, a * x0 + s * seen, 0.0), t_B, conditioning)
+            target = _rounded_alike(target, -s * x0 + a * eps if self.predicts_v else eps, y.detach())
         losses_B = nn.functional.mse_loss(y, target, reduction="none").mean(dim=(1, 2, 3))
         return losses_B * self._weight(compute_snr(self.scheduler, t_B))
+
+    def _coefficients(self, t_B: Tensor) -> tuple[Tensor, Tensor]:
+        """a and s, each [B, 1, 1, 1], rounded once from float64."""
+        acp_B = self.alphas_cumprod[t_B]
+        a, s = (c.sqrt().float().view(-1, 1, 1, 1) for c in (acp_B, 1 - acp_B))
+        return a, s
 
     def by_edm(self, batch: Any, conditioning: Mapping[str, Any]) -> Tensor:
         """Karras et al. 2022, eq. 8, by the preconditioning of diffusers' EDMEulerScheduler in float64."""
@@ -163,6 +174,14 @@ class Models:
         if self.snr_gamma is None:
             return torch.ones_like(snr_B)
         return snr_B.clamp(max=self.snr_gamma) / (snr_B + 1 if self.predicts_v else snr_B)
+
+
+def _rounded_alike(found: Tensor, exact: Tensor, start: Tensor | float) -> Tensor:
+    """`found`, float32 numbers of diffusers that are as near to the exact ones as its float32 tables are. But for those
+    whose distance from `start` lies so near an edge between two numbers of bf16 that these last bits choose one: there
+    they are the exact ones, as else a rounding of 1e-7 would become one of 4e-3."""
+    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
+    return torch.where((found - start).bfloat16() == (exact - start).bfloat16(), found, exact)
 
 
 def train(

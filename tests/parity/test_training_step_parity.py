@@ -131,7 +131,8 @@ def replayed(case: Case, folder: Path, recorded: Recorded, *, by_formula: bool) 
         getattr(models, case.reads or case.model["family"]),
         {"unet": models.unet} | {name: encoders[name] for name in case.text_rates},
         {"unet": LEARNING_RATE} | dict(case.text_rates),
-        fused=by_formula,
+        fused=by_formula
+        or case.bf16,  # there last bits of weights, too, would choose a number of bf16 in the next update
     )
 
 
