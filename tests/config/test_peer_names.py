@@ -461,6 +461,19 @@ def test_another_rank_beside_the_alpha_of_a_recipe_is_told(given):
         told("rank=0")
 
 
+def test_an_alpha_that_is_no_number_and_a_rank_that_is_left_out(tmp_path):
+    """The first is the user's error, of the second the usual rank counts."""
+    for alpha, rank, lines in ((16, 4, 1), (16, 16, 0), ("much", 4, None)):
+        tree = {"extends": "sd15_lora", "adapters": {"lora": {"alpha": alpha}}}
+        (tmp_path / "own.yaml").write_text(json.dumps(tree | {"run_name": "x"}))
+        given = [str(tmp_path / "own.yaml"), ["data.source=folder", "data.path=x", f"adapter.rank={rank}"]]
+        if lines is None:
+            with pytest.raises(ConfigError, match=r"adapters\.lora\.alpha"):
+                config.load(*given)
+        else:
+            assert len([line for line in config.load(*given).notices if "keeps the recipe's alpha" in line]) == lines
+
+
 @pytest.mark.parametrize(
     ("name", "given", "said"),
     [

@@ -18,7 +18,7 @@ from daguerre.config import overrides, recipe
 from daguerre.config.overrides import Pair
 from daguerre.config.recipe import Tree
 
-FULL, TOKENS = "full", "tokens"
+FULL, TOKENS, _LORA = "full", "tokens", "lora"
 _OF_TOKENS = ("placeholder_token", "initializer_token", "num_vectors", "tokens", "existing")
 """Settings of the adapter `tokens` that have other trainers' names."""
 _FLAT, MAPPING = "adapter", "adapters"
@@ -69,11 +69,16 @@ def strength_notices(base: Tree, over: Tree) -> list[str]:
     lines: list[str] = []
     for name, own in members(base).items():
         setting = f"{MAPPING}.{name}"
-        new, rank, alpha = recipe.get(over, setting), own.get("rank"), own.get("alpha")
-        if alpha is not None and isinstance(new, Mapping) and "alpha" not in new and new.get("rank", rank) != rank:
+        new, alpha = recipe.get(over, setting), own.get("alpha")
+        if alpha is None or not isinstance(new, Mapping) or "rank" not in new or "alpha" in new:
+            continue
+        if _kind(name, {**own, **new}) != _LORA:
+            continue
+        usual = plugins.find("adapters", _LORA).Settings.model_fields["rank"].default
+        if new["rank"] != (rank := own.get("rank", usual)):
             lines.append(
-                f"{setting}.rank={new['rank']} keeps the recipe's alpha {alpha:g}, which was for rank {rank}: "
-                f"additions have another strength. {setting}.alpha=null multiplies them by 1, as diffusers' scripts do"
+                f"{setting}.rank={new['rank']} keeps the recipe's alpha {alpha}, which was for rank {rank}: additions "
+                f"have another strength. {setting}.alpha=null multiplies them by 1, as diffusers' scripts do"
             )
     return lines
 
@@ -229,7 +234,7 @@ def _switch(path: str, text: str, there: dict[str, dict[str, Any]], family: Any)
         return why
     full = next((name for name, own in there.items() if _kind(name, own) == FULL), None)
     if full is None:
-        lora = next((name for name, own in there.items() if _kind(name, own) == "lora"), None)
+        lora = next((name for name, own in there.items() if _kind(name, own) == _LORA), None)
         way = "RANK extends it to" if text.lower() == "true" else "null keeps it off"
         return f"belongs to the adapter `full`, but the recipe has {', '.join(there)}" + (
             f": adapters.{lora}.ranks.{component}={way} the {component}" if lora else ", which trains no component"

@@ -189,19 +189,12 @@ class ModelEvaluation:
     def _opened(self, wanted: Mapping[str, Any]) -> Dataset:
         """The held-out samples, with these images beside."""
         (held_out,) = open_datasets(self.config.data, ["held_out"], wanted)
-        if held_out.size == 0 and self.reconstructs:
-            raise UserError(
-                "this run holds out no samples, so there are no images to make again: a run with "
-                "data.held_out_fraction above 0 has some",
-                code="missing",
-                setting="data.held_out_fraction",
-            )
         if held_out.size == 0:
-            raise UserError(
-                "this run holds out no samples, so there are no captions to evaluate with: give prompts_file=FILE",
-                code="missing",
-                setting="prompts_file",
-            )
+            lack, setting = "captions to evaluate with: give prompts_file=FILE", "prompts_file"
+            if self.reconstructs:
+                setting = "data.held_out_fraction"
+                lack = f"images to make again: a run with {setting} above 0 has some"
+            raise UserError(f"this run holds out no samples, so there are no {lack}", code="missing", setting=setting)
         return held_out
 
     @property

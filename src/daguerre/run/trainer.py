@@ -343,7 +343,7 @@ def finish(run: Run, stop: StopSignals) -> int:
 def evaluate(run: Run, measured: Member, stop: Callable[[], bool]) -> None:
     """Measures the metric of a source on images of its held-out prompts, by the averaged weights."""
     control, sampling = run.parts.attached.images, run.config.sampling
-    compressed = IMAGE in run.parts.family.prompt_images
+    shown = {IMAGE} & {*run.parts.family.prompt_images}
 
     def generated(prompts: Sequence[Prompt]) -> Iterator[Any]:
         size_px, seeds = generate.image_size(run.config, "evaluation"), list(range(len(prompts)))
@@ -353,16 +353,17 @@ def evaluate(run: Run, measured: Member, stop: Callable[[], bool]) -> None:
         return generated([Prompt(text, sampling.negative_prompt) for text in texts])
 
     def redraw(texts: Sequence[str], originals: Sequence[Any]) -> Iterator[Any]:
-        images = [samples.control_images(control, pixels, i) for i, pixels in enumerate(originals)]
-        if compressed:
-            images = [own | {IMAGE: pixels} for own, pixels in zip(images, originals, strict=True)]
+        images = [
+            samples.control_images(control, pixels, i) | dict.fromkeys(shown, pixels)
+            for i, pixels in enumerate(originals)
+        ]
         asked = zip(texts, images, strict=True)
         return generated([Prompt(text, sampling.negative_prompt, own) for text, own in asked])
 
     what = f"evaluating ({measured.source.metric})"
     with run.terminal.busy(what), evaluating(run.state), encoders.present(run.parts.family):
         metric = plugins.find("metrics", str(measured.source.metric))
-        inputs = DrawnInputs(measured.settings, draw, redraw if control or compressed else None)
+        inputs = DrawnInputs(measured.settings, draw, redraw if control or shown else None)
         found = metric.evaluate(metric.Settings(), inputs)
     if not run.processes.leads:
         return

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from daguerre.checkpoint.atomic import write_durably
-from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
 from daguerre.models.cascade import keys, sizes
 from daguerre.models.controlnets import places
@@ -22,7 +20,7 @@ from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header
 from daguerre.models.weights import load as weights_load
 from daguerre.models.weights import resolve
-from daguerre.models.weights.files import opened, read_file, read_json
+from daguerre.models.weights.files import opened, read_file, read_json, write_compared
 
 _BLOCKS, _FACTOR = "daguerre.blocks", "daguerre.latent_factor"
 _ARCHITECTURE = "stable-cascade-v1-stage-c/controlnet"
@@ -159,8 +157,4 @@ def write(folder: Path, network: Any, about: About = UNKNOWN) -> None:
     if network.config.reads == "latent":
         metadata[_FACTOR] = str(network.config.latent_factor)
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
-    path = folder / places.SINGLE_FILE
-    write_durably(path, encode(own, metadata))
-    found = read_file(path)
-    if lost := [name for name, tensor in own.items() if not torch.equal(found[name], tensor)]:
-        raise OSError(f"{path} holds other weights than were written: {', '.join(lost[:3])}")
+    write_compared(folder / places.SINGLE_FILE, own, metadata)

@@ -15,8 +15,6 @@ import torch
 from diffusers import ControlNetModel
 from torch import Tensor, nn
 
-from daguerre.checkpoint.atomic import write_durably
-from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
 from daguerre.models.controlnets import controlled
 from daguerre.models.controlnets import unet as controlnet
@@ -26,7 +24,7 @@ from daguerre.models.lora_files import header
 from daguerre.models.single_file import keys
 from daguerre.models.weights import load as weights_load
 from daguerre.models.weights import resolve
-from daguerre.models.weights.files import read_file, read_json
+from daguerre.models.weights.files import read_file, read_json, write_compared
 
 PREFIX = "control_model."
 _DIFFERENCE = "difference"
@@ -216,7 +214,4 @@ def write(folder: Path, network: Any, about: About = UNKNOWN) -> None:
         ("diffusion_pytorch_model.safetensors", {name: name for name in own}),
         (SINGLE_FILE, originals),
     ):
-        write_durably(folder / file, encode({names[name]: tensor for name, tensor in own.items()}, metadata))
-        found = read_file(folder / file)
-        if lost := [name for name, tensor in own.items() if not torch.equal(found[names[name]], tensor)]:
-            raise OSError(f"{folder / file} holds other weights than were written: {', '.join(lost[:3])}")
+        write_compared(folder / file, {names[name]: tensor for name, tensor in own.items()}, metadata)

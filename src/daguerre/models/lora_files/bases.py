@@ -41,19 +41,16 @@ def folder(place: str) -> Path:
     return path
 
 
-def networks(model: Path) -> dict[str, nn.Module]:
+def networks(model: Path) -> Networks:
     """UNet and text encoders of a folder in diffusers' layout, on the meta device."""
     there = [name for name in _EXTENDED if (model / name / "config.json").is_file()]
     return {name: configs.outline(name, read_json(model / name / "config.json")) for name in there}
 
 
-def fitting(path: Path, base: str | None) -> tuple[dict[str, nn.Module], dict[str, list[Addition]]]:
+def fitting(path: Path, base: str | None) -> tuple[Networks, dict[str, list[Addition]]]:
     """The networks that a LoRA is for, and its additions: those of `base`, or of the first published architecture that
     has all of its layers. UserError if it is for none."""
-    if base is not None:
-        made = networks(folder(base))
-        return made, read(path, made, tokens_apart=True)
-    return _first(path, lambda made: (made, read(path, made, tokens_apart=True)))
+    return _fitting(path, base, lambda made: (made, read(path, made, tokens_apart=True)))
 
 
 def fitting_tokens(path: Path, base: str | None, name: str | None) -> tuple[Networks, Embeddings, Embeddings]:
@@ -76,11 +73,14 @@ def fitting_tokens(path: Path, base: str | None, name: str | None) -> tuple[Netw
             raise UserError(f"{path} has tokens for {len(files)} text encoders", code="unsupported")
         return made, *token_files.read(path, readers, name)
 
-    return taken(networks(folder(base))) if base is not None else _first(path, taken)
+    return _fitting(path, base, taken)
 
 
-def _first(path: Path, taken: Callable[[Networks], Found]) -> Found:
-    """The first of the published architectures that a file is for. UserError if it is for none."""
+def _fitting(path: Path, base: str | None, taken: Callable[[Networks], Found]) -> Found:
+    """Takes a file for the networks of `base`, or for the first published architecture that it is for. UserError if it
+    is for none."""
+    if base is not None:
+        return taken(networks(folder(base)))
     refused: dict[str, UserError] = {}
     for name in architectures.names():
         try:

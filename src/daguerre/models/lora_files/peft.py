@@ -5,14 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from daguerre.checkpoint.atomic import make_folder, write_durably
-from daguerre.checkpoint.safetensors import encode
+from daguerre.checkpoint.atomic import make_folder
 from daguerre.models.lora_files import peft_config
 from daguerre.models.lora_files.addition import Addition
-from daguerre.models.weights.files import read_file
+from daguerre.models.weights.files import write_compared
 
 WEIGHTS, CONFIG, STEM = "adapter_model.safetensors", "adapter_config.json", "base_model.model."
 
@@ -27,10 +25,6 @@ def write(folder: Path, additions: Mapping[str, list[Addition]]) -> None:
 def write_component(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
     """Writes tensors in the names of a component and peft's config of them. OSError if the file holds others."""
     make_folder(folder)
-    named = {f"{STEM}{name}": value.detach().cpu() for name, value in tensors.items()}
-    write_durably(folder / WEIGHTS, encode(named))
-    found = read_file(folder / WEIGHTS)
-    if lost := [name for name, value in named.items() if not torch.equal(found[name], value)]:
-        raise OSError(f"{folder / WEIGHTS} holds other weights than were written: {', '.join(lost[:3])}")
+    write_compared(folder / WEIGHTS, {f"{STEM}{name}": value.detach().cpu() for name, value in tensors.items()})
     text = json.dumps(config, indent=2, sort_keys=True)
     (folder / CONFIG).write_text(text, encoding="utf-8")

@@ -52,6 +52,14 @@ def read_file(path: Path) -> dict[str, Tensor]:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
+def write_compared(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Writes tensors on the CPU and a header, and reads them back. OSError where the file holds others, to the bit."""
+    write_durably(path, encode(tensors, metadata))
+    found = read_file(path)
+    if lost := [name for name, tensor in tensors.items() if not torch.equal(found[name], tensor)]:
+        raise OSError(f"{path} holds other weights than were written: {', '.join(lost[:3])}")
+
+
 def read(folder: Path, variant: str | None = None) -> dict[str, Tensor]:
     """All weights of one network by name, mapped from its file or its shards."""
     found = weight_files(folder, variant)
