@@ -25,7 +25,8 @@ def plain(x: Tensor) -> Tensor:
 
 def geglu(x: Tensor) -> Tensor:
     """[..., D] from [..., 2 D], in the type of `x`; computed in float32 at least. RuntimeError for an odd width."""
-    torch._check(x.shape[-1] % 2 == 0, lambda: f"{x.shape[-1]} features do not halve")
+    if x.shape[-1] % 2:  # not torch._check, whose message torch.compile cannot trace: each call would break the graph
+        raise RuntimeError(f"{x.shape[-1]} features do not halve")
     return _forward(x)
 
 

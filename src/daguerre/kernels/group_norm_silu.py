@@ -36,10 +36,11 @@ def group_norm_silu(
     Under autocast torch would compute and return float32, which the next convolution rounds to its own type; here the
     one rounding is at the end. RuntimeError for what is no image or does not divide into groups.
     """
-    torch._check(x_BCHW.ndim == 4, lambda: f"an image has 4 dims, B C H W; got {list(x_BCHW.shape)}")
-    torch._check(
-        x_BCHW.shape[1] % groups == 0, lambda: f"{x_BCHW.shape[1]} channels do not divide into {groups} groups"
-    )
+    # Not torch._check, whose message torch.compile cannot trace: each call would break the graph.
+    if x_BCHW.ndim != 4:
+        raise RuntimeError(f"an image has 4 dims, B C H W; got {list(x_BCHW.shape)}")
+    if x_BCHW.shape[1] % groups:
+        raise RuntimeError(f"{x_BCHW.shape[1]} channels do not divide into {groups} groups")
     return _forward(x_BCHW, weight_C, bias_C, groups, epsilon, silu)[0]
 
 

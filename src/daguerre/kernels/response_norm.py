@@ -24,7 +24,8 @@ def response_norm(x_BHWC: Tensor, gamma_C: Tensor, beta_C: Tensor) -> Tensor:
     Under autocast torch would return float32, which the next product rounds to its own type; here the one rounding is
     at the end.
     """
-    torch._check(x_BHWC.ndim == 4, lambda: f"an image has 4 dims, B H W C; got {list(x_BHWC.shape)}")
+    if x_BHWC.ndim != 4:  # not torch._check, whose message torch.compile cannot trace: each call would break the graph
+        raise RuntimeError(f"an image has 4 dims, B H W C; got {list(x_BHWC.shape)}")
     return _forward(x_BHWC, gamma_C, beta_C)
 
 
