@@ -37,6 +37,7 @@ LEAVES = {
     "plugins",
     "ranks",
     "settings",
+    "threads",
     "types",
     "unicode",
     "user_cache",

@@ -266,8 +266,10 @@ def test_the_region_is_asked_for_where_no_setting_says_it(s3, monkeypatch):  # n
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     west = {"LocationConstraint": "us-west-2"}
     s3.boto().create_bucket(Bucket="west", CreateBucketConfiguration=west)
-    real = clients.boto3.client
-    monkeypatch.setattr(clients.boto3, "client", lambda *a, **more: real(*a, endpoint_url=s3.proxy.url, **more))
+    real = clients.boto3.Session.client
+    monkeypatch.setattr(
+        clients.boto3.Session, "client", lambda own, *a, **more: real(own, *a, endpoint_url=s3.proxy.url, **more)
+    )
     assert "region us-west-2" in clients.client(Location("s3://west/x")).access
     assert "region us-east-1" in clients.client(Location("s3://nobucket/x")).access
     s3.proxy.faults = Faults(1.0, ("error",))

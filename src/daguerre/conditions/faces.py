@@ -6,7 +6,6 @@ gives boxes and five points, a face is turned upright by the points, and a recog
 upper half, the same inverted in the lower half. models/controlnets/faces.py reads that.
 """
 
-from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +15,7 @@ from daguerre.conditions import filters, network
 from daguerre.conditions.condition import ConditionSettings, Draw
 from daguerre.conditions.network import NetworkFile
 from daguerre.errors import install
+from daguerre.threads import made_once
 
 CELL_PX, WIDTH = 32, 512
 _DETECTED_PX = 320
@@ -162,7 +162,7 @@ def _predicted(session: Any, pixels_HWC: np.ndarray) -> list[np.ndarray]:
     return found
 
 
-@lru_cache(maxsize=4)
+@made_once(4)
 def _opened(path: str, digest: str | None, name: str) -> Any:
     """The network of a file, on one thread of the CPU. UserError where it cannot be used."""
     file = network.file(path, digest, name, (".onnx",))

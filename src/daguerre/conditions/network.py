@@ -8,7 +8,6 @@ may hold is run.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ from daguerre import digests
 from daguerre.conditions.condition import ConditionSettings
 from daguerre.errors import Code, UserError
 from daguerre.settings import ADDRESS, FREE, Settings
+from daguerre.threads import made_once
 
 _IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
 
@@ -87,7 +87,7 @@ def opened(place: NetworkFolder, name: str, model_class: str, types: Sequence[st
     return _opened(place.path, place.digest, name, model_class, tuple(types))
 
 
-@lru_cache(maxsize=4)
+@made_once(4)
 def _opened(path: str, digest: str | None, name: str, model_class: str, types: tuple[str, ...]) -> Network:
     folder = _checked(path, digest, name, types)
     import transformers
@@ -142,7 +142,7 @@ def tensors(place: NetworkFile, name: str, wanted: Sequence[str]) -> dict[str, A
     return _tensors(place.path, place.digest, name, tuple(wanted))
 
 
-@lru_cache(maxsize=4)
+@made_once(4)
 def _tensors(path: str, digest: str | None, name: str, wanted: tuple[str, ...]) -> dict[str, Any]:
     opened_file = file(path, digest, name)
     import torch

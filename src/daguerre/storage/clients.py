@@ -11,7 +11,6 @@ import re
 from base64 import b64encode
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import lru_cache
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from obstore.store import GCSStore, HTTPStore, S3Store
 
 from daguerre.storage.errors import StoreError
 from daguerre.storage.location import STORES, WEB, Location, redacted
+from daguerre.threads import made_once
 
 if TYPE_CHECKING:
     from obstore.store import GCSConfig, S3Config
@@ -107,7 +107,7 @@ def forget() -> None:
     _opened.cache_clear()
 
 
-@lru_cache(maxsize=64)
+@made_once(64)
 def _opened(root: str, writing: bool) -> Client:
     location = Location(root)
     if location.scheme not in STORES:
@@ -169,7 +169,8 @@ def _region(settings: botocore.session.Session, bucket: str, endpoint: str | Non
         return _USUAL_REGION
     once = Config(signature_version=UNSIGNED, connect_timeout=1, read_timeout=3, retries={"total_max_attempts": 1})
     try:
-        answer = boto3.client("s3", region_name=_USUAL_REGION, config=once).head_bucket(Bucket=bucket)
+        # A session of its own: boto3's usual one is made by the first call, and two threads break it.
+        answer = boto3.Session().client("s3", region_name=_USUAL_REGION, config=once).head_bucket(Bucket=bucket)
     except ClientError as error:
         answer = error.response
     except BotoCoreError:

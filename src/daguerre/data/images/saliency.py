@@ -6,7 +6,6 @@ the centroid of the cells whose colour is more than twice as far from the image'
 (Achanta et al. 2009, CVPR). Shape letters: C channels, H and W height and width.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from daguerre.errors import UserError
+from daguerre.threads import made_once
 
 _REFUSED: Any = torch.serialization.pickle.UnpicklingError
 _TEMPERATURE, _SHARE_OF_MOST = 0.03, 0.75
@@ -72,7 +72,7 @@ def _lab(x_CHW: Tensor) -> Tensor:
     return torch.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-@lru_cache(maxsize=4)
+@made_once(4)
 def _network(weights: str) -> nn.Module:
     network = Saliency().eval().requires_grad_(False)
     try:

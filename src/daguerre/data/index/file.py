@@ -6,7 +6,7 @@ making and joining the indexes of a data set is `data/index/cache.py`.
 
 import json
 import math
-import os
+import secrets
 import struct
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -86,8 +86,9 @@ class ShardIndex:
     def column(self, name: str) -> pa.Array:
         """One column. BadIndex where its bytes are not those that were written."""
         array = _array(self.table[name])
-        if name in self.digests:
-            if _digest(array) != self.digests[name]:
+        # One look: threads share an index, and another may take the digest away at any time.
+        if (expected := self.digests.get(name)) is not None:
+            if _digest(array) != expected:
                 raise BadIndex(f"{self.file}: this index is damaged (column {name}): delete it, and it is made again")
             array.validate(full=True)
             self.digests.pop(name, None)  # type: ignore[attr-defined]
@@ -189,7 +190,8 @@ def save(index: ShardIndex, to: Path | str) -> None:
     """Writes an index file at once or not at all. Equal indexes give equal files."""
     path = Path(to)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    # Not by the process's number: threads have one, and so may machines that share a folder.
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         part.write_bytes(encoded(index))
         part.replace(path)

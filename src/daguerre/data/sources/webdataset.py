@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -90,7 +90,8 @@ class WebdatasetSource:
         return replace(index, captioned={**index.captioned, "text": usual})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in {"index", "files"}}
+        # Of the fields alone: threads add what is made late while this goes through them.
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def stamps(self) -> np.ndarray:
         """Of the sample's digest, and size and version of its shard."""
