@@ -94,21 +94,22 @@ class Captions:
     tokenizer: Any
     """CLIPTokenizer."""
     tokenizer_files: Mapping[str, bytes]
-    """As they were before the tokenizer was used, which leaves its padding behind."""
+    """As the text encoder's users read them."""
     net: TextImage
 
     def tokens(self, texts: Sequence[str]) -> Cond:
         """`ids` [B, T]. The encoder is causal and pools at the first end token: padding beyond the longest text changes
-        nothing."""
-        rows = self.tokenizer(list(texts), padding="longest", truncation=True, return_tensors="pt")
-        return {"ids": rows.input_ids.to(self.net.log_scale.device)}
+        nothing, and is left out."""
+        ids_BKT, counts_BK = tokenizers.windows(self.tokenizer, texts, most=1)
+        longest = int(counts_BK.max()) + self.tokenizer.model_max_length - tokenizers.room(self.tokenizer)
+        return {"ids": ids_BKT[:, 0, :longest].to(self.net.log_scale.device)}
 
     def features(self, tokens: Cond, trained: Collection[str] = ()) -> Cond:
         """`pooled` [B, D]: what similarities are taken of."""
         return {"pooled": self.net.pooled(tokens["ids"])}
 
     def truncated(self, texts: Sequence[str]) -> dict[int, str]:
-        return text_encoder.truncated(self.tokenizer, texts)
+        return tokenizers.truncated(self.tokenizer, texts)
 
     def files(self) -> dict[str, bytes]:
         return {f"tokenizer/{name}": content for name, content in self.tokenizer_files.items()}

@@ -148,7 +148,7 @@ def ids_of_text(reader: TextEncoder, text: str) -> list[int]:
     """Ids of the tokens of a text. UserError if it has none."""
     if isinstance(reader.tokenizer, AbsentTokenizer):
         return [0]
-    found: list[int] = reader.tokenizer(text, add_special_tokens=False).input_ids
+    found = tokenizers.read(reader.tokenizer, [text])[0]
     if not found:
         raise UserError(f"{text!r} has no tokens: give a word that the text encoder knows", code="empty")
     return found

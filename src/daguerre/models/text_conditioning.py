@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 
-from daguerre.models.text_encoder import TextEncoder, Tokens, unread
+from daguerre.models.text_encoder import TextEncoder, unread
+from daguerre.models.tokenizers import Tokens
 from daguerre.types import Cond
 
 _KERNELS = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
@@ -17,22 +17,14 @@ from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTokenizer, T5Tokenizer
 
 from daguerre.errors import UserError
+from daguerre.models import tokenizers
 from daguerre.models.components import ComponentLoader
 from daguerre.models.settings import BASE, CaptionedSettings
-from daguerre.models.tokenizers import AbsentTokenizer
+from daguerre.models.tokenizers import AbsentTokenizer, Tokens
 from daguerre.models.weights import resolve
 
 _MOST_TOKENS = 1 << 16
 """A T5 without a limit of its own has 1e30 in transformers, and captions would be padded to that."""
-
-
-class Tokens(NamedTuple):
-    """Texts as numbers."""
-
-    ids_BKT: Tensor
-    """int64, special tokens and padding included."""
-    counts_BK: Tensor
-    """int64: tokens of the text in each window; a window that only pads the batch has -1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +38,7 @@ class TextEncoder:
     tokenizer: Any
     """transformers' CLIPTokenizer or T5Tokenizer; an AbsentTokenizer where networks are built without weights."""
     files: dict[str, bytes]
-    """The tokenizer's, as they were loaded; saving one that was used writes its last padding and truncation, too."""
+    """The tokenizer's, as they were loaded."""
     layer: int = -1
     """Hidden state that is read, from the end."""
     final_norm: bool = True
@@ -84,15 +76,8 @@ class TextEncoder:
 
     def tokens(self, texts: Sequence[str]) -> Tokens:
         """The tokens of texts, on the encoder's device."""
-        texts = self._spelled(texts)
-        if self.long:
-            ids, counts = self._windows(texts)
-        else:
-            limit = self.tokenizer.model_max_length
-            options = {"padding": "max_length", "truncation": True, "max_length": limit, "return_tensors": "pt"}
-            ids = self.tokenizer(list(texts), **options).input_ids[:, None]
-            counts = torch.ones(len(texts), 1, dtype=torch.int64)
-        return Tokens(ids.to(self.encoder.device), counts.to(self.encoder.device))
+        found = tokenizers.windows(self.tokenizer, self._spelled(texts), None if self.long else 1)
+        return Tokens(*(tensor.to(self.encoder.device) for tensor in found))
 
     def features(self, ids_BKT: Tensor) -> tuple[Tensor, Tensor | None]:
         """Hidden states [B, K T, D], as diffusers' pipelines take them, and the pooled and projected ones [B, K, P] of
@@ -110,7 +95,7 @@ class TextEncoder:
 
     def truncated(self, texts: Sequence[str]) -> dict[int, str]:
         """Texts that are longer than the encoder reads, by index."""
-        return {} if self.long else truncated(self.tokenizer, self._spelled(texts))
+        return {} if self.long else tokenizers.truncated(self.tokenizer, self._spelled(texts))
 
     def _spelled(self, texts: Sequence[str]) -> Sequence[str]:
         """The texts with each new token of several vectors as one token a vector."""
@@ -119,39 +104,11 @@ class TextEncoder:
             texts = [found.sub(spelling.replace("\\", r"\\"), text) for text in texts]
         return texts
 
-    def _windows(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        tokenizer = self.tokenizer
-        room = tokenizer.model_max_length - 2
-        bodies = tokenizer(list(texts), add_special_tokens=False).input_ids
-        n_windows = max(1, *(-(-len(body) // room) for body in bodies))
-        ids = torch.full((len(texts), n_windows, room + 2), tokenizer.pad_token_id, dtype=torch.int64)
-        counts = torch.full((len(texts), n_windows), -1, dtype=torch.int64)
-        for row, body in enumerate(bodies):
-            for k in range(n_windows):
-                part = body[k * room : (k + 1) * room]
-                window = [tokenizer.bos_token_id, *part, tokenizer.eos_token_id]
-                ids[row, k, : len(window)] = torch.tensor(window)
-                if part or k == 0:
-                    counts[row, k] = len(part)
-        return ids, counts
-
 
 def _up_to_end(ids_BT: Tensor, eos_token_id: int) -> Tensor:
     """1 for each token of a text and its end, 0 for the padding behind."""
     is_end_BT = ids_BT == eos_token_id
     return (is_end_BT.cumsum(1) - is_end_BT.long() == 0).long()
-
-
-def truncated(tokenizer: Any, texts: Sequence[str]) -> dict[int, str]:
-    """The texts that a tokenizer truncates: {index: "cut to 77 tokens"}."""
-    limit = tokenizer.model_max_length
-    # A token holds a byte at least, and start and end take two: only texts of more bytes need a look.
-    suspects = [i for i, text in enumerate(texts) if len(text.encode()) + 2 > limit]
-    if not suspects:
-        return {}
-    options = {"truncation": True, "max_length": limit, "return_overflowing_tokens": True}
-    owners = list(tokenizer([texts[i] for i in suspects], **options)["overflow_to_sample_mapping"])
-    return {i: f"cut to {limit} tokens" for n, i in enumerate(suspects) if owners.count(n) > 1}
 
 
 def _final_norm(encoder: Any) -> Any:
@@ -285,7 +242,7 @@ def _tokenizer(components: ComponentLoader, name: str) -> tuple[Any, dict[str, b
     }
     kind = T5Tokenizer if b'"T5Tokenizer' in files["tokenizer_config.json"] else CLIPTokenizer
     try:
-        return kind.from_pretrained(folder, local_files_only=True), files
+        return tokenizers.stateless(kind.from_pretrained(folder, local_files_only=True)), files
     except (OSError, ValueError) as error:
         raise UserError(
             f"{folder} cannot be read as a {kind.__name__}: {error}", code="damaged", setting=f"model.{name}"
@@ -326,6 +283,11 @@ def _check_pair(reader: TextEncoder) -> None:
         problem = (
             f"sets model_max_length to {tokenizer.model_max_length}, but the text encoder reads "
             f"{config.max_position_embeddings} tokens: correct model_max_length in tokenizer_config.json"
+        )
+    elif "left" in (tokenizer.padding_side, tokenizer.truncation_side):
+        problem = (
+            "cuts or fills texts on the left, which no text encoder here was trained with: remove padding_side and "
+            "truncation_side from tokenizer_config.json"
         )
     else:
         return

@@ -1,13 +1,20 @@
 """Tokenizers of CLIP's form: OpenAI's own, one learnt from a list of words, and a stand-in that only counts tokens.
 
-Vocabularies alone are made here; splitting text and adding the start and end tokens are transformers' own. OpenAI's
-vocabulary (MIT licence, beside it in assets) is what every Stable Diffusion reads with and no single file holds.
+Vocabularies alone are made here; splitting text into tokens is transformers' own. OpenAI's vocabulary (MIT licence,
+beside it in assets) is what every Stable Diffusion reads with and no single file holds.
+
+Texts are read by several threads with one tokenizer. transformers keeps the padding and the truncation of the last call
+in the tokenizer, where another thread's call would change them meanwhile, and ids be wrong without an error. So no
+call asks for either (`read`): windows are cut and filled here.
+
+Shape letters: B texts, K windows, T tokens of a window.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +23,12 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from tokenizers import pre_tokenizers
+from torch import Tensor
 from transformers import CLIPTokenizer
 
 WORD_END = "</w>"
@@ -44,8 +53,70 @@ def clip(pad: str) -> Any:
     return _tokenizer(_clip_merges(), _CLIP_WINDOW, pad)
 
 
+class Tokens(NamedTuple):
+    """Texts as numbers."""
+
+    ids_BKT: Tensor
+    """int64, special tokens and padding included."""
+    counts_BK: Tensor
+    """int64: tokens of the text in each window; a window that only pads the batch has -1."""
+
+
+def stateless(tokenizer: Any) -> Any:
+    """The tokenizer without the padding and truncation that its files may hold, so that no call changes it."""
+    tokenizer.backend_tokenizer.no_padding()
+    tokenizer.backend_tokenizer.no_truncation()
+    return tokenizer
+
+
+def read(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """The ids of each text, whole, without start and end. By any number of threads at once."""
+    found: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids
+    return found
+
+
+def room(tokenizer: Any) -> int:
+    """Tokens of a text that one window holds."""
+    return int(tokenizer.model_max_length) - sum(map(len, _ends(tokenizer)))
+
+
+def windows(tokenizer: Any, texts: Sequence[str], most: int | None) -> Tokens:
+    """Texts in windows of as many tokens as are read at once, each with start and end, in as many windows as the
+    longest text has, or in the `most` that are allowed: what does not fit is cut off."""
+    start, end = _ends(tokenizer)
+    size = room(tokenizer)
+    bodies = read(tokenizer, texts)
+    n_windows = min(max(1, *(-(-len(body) // size) for body in bodies)), most or sys.maxsize)
+    ids = np.full((len(texts), n_windows, tokenizer.model_max_length), tokenizer.pad_token_id, dtype=np.int64)
+    counts = np.full((len(texts), n_windows), -1, dtype=np.int64)
+    for row, body in enumerate(bodies):
+        for k in range(n_windows):
+            part = body[k * size : (k + 1) * size]
+            window = [*start, *part, *end]
+            ids[row, k, : len(window)] = window
+            if part or k == 0:
+                counts[row, k] = len(part)
+    return Tokens(torch.from_numpy(ids), torch.from_numpy(counts))
+
+
+def truncated(tokenizer: Any, texts: Sequence[str]) -> dict[int, str]:
+    """The texts that are longer than one window: {index: "cut to 77 tokens"}."""
+    size = room(tokenizer)
+    # A token holds a byte at least: only texts of more bytes need a look.
+    suspects = [i for i, text in enumerate(texts) if len(text.encode()) > size]
+    bodies = read(tokenizer, [texts[i] for i in suspects]) if suspects else []
+    long = (i for i, body in zip(suspects, bodies, strict=True) if len(body) > size)
+    return dict.fromkeys(long, f"cut to {tokenizer.model_max_length} tokens")
+
+
+def _ends(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The ids before a text and those behind it: CLIP has a start and an end, T5 an end alone."""
+    both: list[int] = tokenizer([""]).input_ids[0]
+    return both[:-1], both[-1:]
+
+
 def files(tokenizer: Any) -> dict[str, bytes]:
-    """The tokenizer's files by name. Save one that was not used yet: use leaves its padding and truncation behind."""
+    """The tokenizer's files by name."""
     with TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
@@ -99,7 +170,7 @@ def _tokenizer(merges: Any, max_tokens: int, pad: str) -> Any:
     vocabulary = _vocabulary(merges)
     made = CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=max_tokens, pad_token=pad)
     assert len(made) == len(vocabulary), "transformers silently ignores what it does not expect"
-    return made
+    return stateless(made)
 
 
 @cache
@@ -134,8 +205,8 @@ def _joined(symbols: Sequence[str], pair: tuple[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class AbsentTokenizer:
-    """Stands for a tokenizer whose files are not here, where networks are built without weights: every text has as many
-    tokens as the encoder reads, and none of them means anything. For counting, never for training."""
+    """Stands for a tokenizer whose files are not here, where networks are built without weights: every text is one
+    window, of which no token means anything. For counting, never for training."""
 
     model_max_length: int
     pad_token_id: int = 0
@@ -147,8 +218,6 @@ class AbsentTokenizer:
         """One for texts as long as this encoder reads."""
         return cls(int(getattr(encoder.config, "max_position_embeddings", None) or _T5_WINDOW))
 
-    def __call__(self, texts: Sequence[str], return_tensors: str | None = None, **options: Any) -> SimpleNamespace:
-        """Full windows where tensors are wanted, and nothing but start and end where lists are."""
-        if return_tensors is None:
-            return SimpleNamespace(input_ids=[[] for _ in texts])
-        return SimpleNamespace(input_ids=torch.zeros(len(texts), self.model_max_length, dtype=torch.int64))
+    def __call__(self, texts: Sequence[str], **options: Any) -> SimpleNamespace:
+        """Nothing between start and end."""
+        return SimpleNamespace(input_ids=[[] for _ in texts])
