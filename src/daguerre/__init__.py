@@ -1,3 +1,3 @@
 """Daguerre: one YAML recipe and one loop that trains, samples and evaluates diffusion models. Imports nothing."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

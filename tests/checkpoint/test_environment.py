@@ -51,4 +51,4 @@ def test_a_checkout_that_is_not_installed(monkeypatch):
         raise module.PackageNotFoundError(name)
 
     monkeypatch.setattr(module, "requires", nobody)
-    assert set(environment()["packages"]) == {"torch", "diffusers"}
+    assert set(environment()["packages"]) == {"daguerre", "torch", "diffusers"}

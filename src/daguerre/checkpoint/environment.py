@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from daguerre import __version__
 from daguerre.credentials import scrub
 
 
@@ -36,7 +37,7 @@ def _packages() -> dict[str, str]:
     used without being installed nothing declares what it needs: the two that decide about numbers."""
     found = {}
     try:
-        needed = ["daguerre", *(requires("daguerre") or [])]
+        needed = requires("daguerre") or []
     except PackageNotFoundError:
         needed = ["torch", "diffusers"]
     for requirement in needed:
@@ -45,7 +46,8 @@ def _packages() -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found | {"torch": str(torch.__version__)}  # with its build, which the metadata of some wheels leave out
+    # torch with its build, which the metadata of some wheels leave out; a checkout's metadata are of when it was installed
+    return found | {"daguerre": __version__, "torch": str(torch.__version__)}
 
 
 def _code() -> dict[str, Any] | None:

@@ -31,7 +31,7 @@ from daguerre.errors import UserError
 from daguerre.models.single_file import load as single_file
 from daguerre.models.weights import files
 from daguerre.remote import local_copy
-from daguerre.run import state_io
+from daguerre.run import known_faults, state_io
 from daguerre.run.storage import LocalStorage, RunStorage
 from daguerre.tracking.sinks import truncate_after
 from daguerre.training.guard import misfits
@@ -43,6 +43,7 @@ _RECORDED = (_BATCH, "lr_scheduler.stages")
 """Settings that a run decides once: a command that leaves them out means those of the run."""
 _NEWEST = ("latest", "never")
 """resume_from_checkpoint: `never` is refused if there is a run, so that a fresh one is all that it finds."""
+_DOCUMENTS = ("state", "loading", "base", "config", "code")
 _WRAPPER = "text_model."
 """Stands before the names of text encoders in files of older versions of transformers."""
 
@@ -54,7 +55,7 @@ class StartPoint:
     checkpoint: Path | None
     """Verified; None for a fresh run."""
     documents: Mapping[str, Any]
-    """Of the checkpoint: `state`, `loading` and `base`."""
+    """Of the checkpoint, by name: `_DOCUMENTS`."""
     global_batch_size: int | None
     """The global batch of the run's first start, which holds for good; None for a fresh run."""
     notices: list[str]
@@ -100,8 +101,8 @@ def _start(found: Found, known: Mapping[str, Any]) -> StartPoint:
     documents = {}
     if found.path is not None:
         with opened(found.path) as reader:
-            documents = {name: reader.document(name) for name in ("state", "loading", "base") if reader.has(name)}
-    notices = [*found.notices, *known["allowed"]]
+            documents = {name: reader.document(name) for name in _DOCUMENTS if reader.has(name)}
+    notices = [*found.notices, *known_faults.notices(documents), *known["allowed"]]
     return StartPoint(found.path, documents, known["global_batch_size"], notices, known["schedule"])
 
 

@@ -1,0 +1,42 @@
+"""Faults of earlier versions that have changed what runs learnt: a run that is continued says so.
+
+A checkpoint says which version wrote it, and the first one that this version saves ends the message. Whoever mends such
+a fault adds an entry here and a line to CHANGELOG.md, and raises `daguerre.__version__` if the fault was in it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Documents = Mapping[str, Any]
+"""Of a checkpoint, as it was saved: `code`, `config` (settings without effect are left out), `state`, `loading`."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault, and the runs that it concerns."""
+
+    versions: frozenset[str]
+    """Versions of this program that had it."""
+    concerns: Callable[[Documents], bool]
+    """True for a run whose numbers it may have changed."""
+    sentence: str
+    """What the run learnt, and what to do about it."""
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        frozenset({"0.1.0"}),
+        lambda run: run["config"]["model"]["family"] == "autoencoder",
+        "if this run was stopped and continued before, each time the moments of its 3x3 convolutions were mixed up, so "
+        "that it learnt a little worse for some thousand updates. Go on if its reconstructions satisfy you, or train "
+        "it anew under another run_name; this start restores the moments as they were saved",
+    ),
+)
+
+
+def notices(documents: Documents) -> list[str]:
+    """A line for each fault that concerns a run, by the documents of the checkpoint that it is continued from."""
+    version = documents.get("code", {}).get("version")
+    found = [fault for fault in FAULTS if version in fault.versions and fault.concerns(documents)]
+    return [f"a fault of version {version} that is mended now: {fault.sentence}" for fault in found]
