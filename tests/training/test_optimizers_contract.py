@@ -4,9 +4,13 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from layouts import misplaced
 
 from daguerre import plugins
 from daguerre.training import step
+from daguerre.training.optimizers import adamw_8bit
+from daguerre.training.optimizers.optimizer import Optimizer
+from daguerre.training.precision.dtypes import Precision
 from daguerre.training.settings import EMASettings
 from daguerre.training.state import adopt, evaluating
 
@@ -89,6 +93,56 @@ def test_stopped_and_restored_it_goes_on_equal_to_the_bit(toy, name, stop_at):
     assert expected.keys() == found.keys()
     for key, tensor in expected.items():
         assert torch.equal(tensor, found[key]), key
+
+
+class Convolutions(torch.nn.Module):
+    """Weights with their channels last, as on a GPU and in autoencoders; large enough for moments of 8 bits."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = torch.nn.Conv2d(3, 160, 3, padding=1), torch.nn.Conv2d(160, 3, 3, padding=1)
+        self.point = torch.nn.Conv2d(160, 160, 1)
+        self.matrix = torch.nn.Linear(3, 3)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x_BD):
+        x_BCHW = self.matrix(x_BD)[:, :, None, None] * torch.linspace(-1, 1, 9, dtype=x_BD.dtype).view(3, 3)
+        return self.out(torch.tanh(self.point(torch.tanh(self.inner(x_BCHW))))).mean((2, 3))
+
+
+@pytest.mark.parametrize("narrow", [False, True], ids=["32 bits", "16 bits"])
+@pytest.mark.parametrize("name", [*NAMES, "adamw_8bit"])
+def test_whatever_the_layout_of_weights_it_goes_on_equal_to_the_bit(toy, name, narrow):
+    """Checkpoints hold all tensors contiguous: moments are laid out anew as their weights are."""
+    own = EMASettings(enabled=False) if name == "schedule_free" else EMASettings(decay=0.9, post_hoc=[0.1])
+
+    def made(seed):
+        torch.manual_seed(seed)
+        precision = Precision(weights=torch.bfloat16) if narrow else Precision()
+        settings = plugins.find("optimizers", name).Settings(learning_rate=RATES.get(name, 0.01))
+        stand_in = plugins.find("optimizers", "adamw").Settings() if name == "adamw_8bit" else settings
+        state = toy.TrainState.start(Convolutions(), toy.NothingLearnt(), stand_in, own, precision)
+        if name == "adamw_8bit":  # it is refused on a CPU, where it works
+            pytest.importorskip("bitsandbytes", reason="to be installed: pip install -c constraints.txt bitsandbytes")
+            state.optimizer = Optimizer((adamw_8bit.part(settings, state.trained),), state.optimizer.rounding)
+        return state
+
+    whole, first, second = made(0), made(0), made(1)
+    for number in range(7):
+        update(toy, whole, toy.batch(number))
+    for number in range(3):
+        update(toy, first, toy.batch(number))
+    saved = {f: {k: t.clone().contiguous() for k, t in entries.items()} for f, entries in first.tensors().items()}
+    second.load(saved, first.document())
+    assert not misplaced(second)
+    for number in range(3, 7):
+        update(toy, second, toy.batch(number))
+    assert not misplaced(whole)
+    assert not misplaced(second)
+    assert whole.net.inner.weight.is_contiguous(memory_format=torch.channels_last)
+    expected, found = snapshot(whole), snapshot(second)
+    assert expected.keys() == found.keys()
+    assert not [key for key, tensor in expected.items() if not torch.equal(tensor, found[key])]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,7 +1,9 @@
 """AdamW with moments of 8 bits (Dettmers et al. 2022, arXiv 2110.02861), by bitsandbytes."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
+
+from torch import nn
 
 from daguerre.errors import UserError
 from daguerre.training.optimizers.groups import Parameters, decay_groups
@@ -36,8 +38,24 @@ def part(settings: Settings, trained: Parameters) -> OptimizerPart:
         import bitsandbytes
     except ImportError:
         raise not_installed("adamw_8bit", "bitsandbytes") from None
+
+    class Contiguous(bitsandbytes.optim.AdamW8bit):
+        """Moments in the order of a contiguous tensor, whatever the layout of the parameter, which keeps its own: 256
+        numbers that follow one another in memory share a scale, so that a checkpoint would fit no other layout."""
+
+        def init_state(self, group: Any, p: nn.Parameter, *place: int) -> None:
+            super().init_state(group, p, *place)
+            state = self.state[p]
+            state |= {name: state[name].contiguous() for name in ("state1", "state2")}
+
+        def update_step(self, group: Any, p: nn.Parameter, *place: int) -> None:
+            stored = p.data
+            super().update_step(group, p, *place)
+            if p.data_ptr() != stored.data_ptr():  # it has put a contiguous copy in the parameter's place
+                p.data = stored.copy_(p.data)
+
     groups, betas = decay_groups(settings, trained), (settings.beta1, settings.beta2)
-    optimizer = bitsandbytes.optim.AdamW8bit(groups, betas=betas, eps=settings.epsilon)
+    optimizer = Contiguous(groups, betas=betas, eps=settings.epsilon)
     return OptimizerPart(optimizer, "restored", constants=("qmap1", "qmap2"))
 
 

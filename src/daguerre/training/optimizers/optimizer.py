@@ -21,7 +21,7 @@ from daguerre.training.settings import OptimizerSettings
 
 _NUMBER = ".number"
 """Ends the name of a saved tensor that is a Python number while training."""
-_MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+_MOMENTS = (".exp_avg", ".exp_avg_sq", ".momentum", ".momentum_buffer", ".z")
 """Entries that have the shape of their parameter."""
 _UNTOUCHED = "untouched"
 """Saved for a parameter that no gradient ever reached, such as a layer behind the one that is read."""
@@ -216,11 +216,29 @@ class Optimizer:
         for part in self.parts:
             self._begin(part)
         given = self._given(tensors)
-        check_finite("the optimizer state", {key: each for key, each in tensors.items() if key.endswith(_MOMENTS)})
-        device = self.parts[0].parameters[0].device
+        check_finite("the optimizer state", tensors)
+        parameters = dict(enumerate(self.parameters))
         for prefix, entry, _ in self._entries():
-            new = given.get(prefix, {})
-            entry |= {name: v.to(device) if isinstance(v, Tensor) else v for name, v in new.items()}
+            p = parameters[int(prefix)] if prefix.isdecimal() else None
+            for name, value in given.get(prefix, {}).items():
+                saved = p is not None and isinstance(value, Tensor)
+                entry[name] = self._arranged(f"{prefix}.{name}", value, entry.get(name), p) if saved else value
+
+    def _arranged(self, key: str, value: Tensor, held: Any, p: nn.Parameter) -> Tensor:
+        """A saved tensor of a parameter on its device, in the memory layout in which the optimizer makes it (`held` if
+        it has made it already): fused kernels walk weights, gradients and moments as they lie, and checkpoints hold
+        everything contiguous. UserError for moments of another shape."""
+        if key.endswith(_MOMENTS) and value.shape != p.shape:
+            raise UserError(f"the optimizer state does not match: {key} is {list(value.shape)}, unlike its parameter")
+        like = held if isinstance(held, Tensor) and held.shape == value.shape else p
+        if like.shape != value.shape:
+            return value.to(p.device)
+        # Weights that are rounded are widened to contiguous ones for an update.
+        layout = torch.preserve_format if self.rounding is None else torch.contiguous_format
+        strides = torch.empty_like(like, device="meta", memory_format=layout).stride()
+        if value.stride() == strides:
+            return value.to(p.device)
+        return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=p.device).copy_(value)
 
     def _begin(self, part: OptimizerPart) -> None:
         """State of each parameter of a part, for saved values to be put into."""
@@ -239,10 +257,6 @@ class Optimizer:
             prefix, _, name = key.removesuffix(_NUMBER).rpartition(".")
             if name == _UNTOUCHED:
                 continue
-            if name in _MOMENTS and value.shape != self.parameters[int(prefix)].shape:
-                raise UserError(
-                    f"the optimizer state does not match: {key} is {list(value.shape)}, unlike its parameter"
-                )
             given.setdefault(prefix, {})[name] = value.item() if key.endswith(_NUMBER) else value
         return given
 
