@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 from diffusers import DiffusionPipeline
+from tiny_runs import assert_equal, outcome
 from twins import Twins, base, begun_from, left_to_users, tree
 
 from daguerre import errors
 from daguerre.cli import main
 from daguerre.config import config, recipe
+from daguerre.training import step as updates
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,41 @@ def test_a_recipe_trains_goes_on_exports_and_draws(name, twins, tmp_path, capsys
             DiffusionPipeline.from_pretrained(run / "pipeline", local_files_only=True)
         assert main.run(["generate", str(run), "prompt=a circle", f"out={tmp_path / 'drawn'}"]) == errors.DONE
         assert list((tmp_path / "drawn").glob("*.png"))
+
+
+KILLED = ("vae_finetune", "cascade_previewer", "cascade_b", "quickstart_text")
+"""Recipes of `make test` whose kinds no other quick test kills: autoencoders, a decoder, a text encoder."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in KILLED else [pytest.mark.long])
+        for name in recipe.shipped()
+        if tree(name)["training"]["duration"] != "0 steps"
+    ],
+)
+def test_a_recipe_whose_run_is_killed_ends_equal_to_the_bit(name, twins, tmp_path, monkeypatch):
+    class Killed(BaseException):
+        """Stands for SIGKILL: nothing catches it."""
+
+    first = begun_from(name)
+    if first:
+        assert train(first, twins, tmp_path) == errors.DONE
+    given = ["training.duration=4 steps", "sampling.num_images=0", "validation.every=4 steps"]
+    assert train(name, twins, tmp_path, "run_name=whole", *given) == errors.DONE
+    original, count = updates.update, iter(range(4))
+
+    def killed(*arguments, **named):
+        if next(count) == 3:
+            raise Killed
+        return original(*arguments, **named)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(updates, "update", killed)
+        train(name, twins, tmp_path, "run_name=whole", f"output_dir={tmp_path / 'other'}", *given)
+    assert train(name, twins, tmp_path, "run_name=whole", f"output_dir={tmp_path / 'other'}", *given) == errors.DONE
+    assert_equal(tmp_path / "other" / "whole", outcome(tmp_path / "whole"))
 
 
 def draws_only(name):

@@ -28,9 +28,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         frozenset({"0.1.0"}),
         lambda run: run["config"]["model"]["family"] == "autoencoder",
-        "if this run was stopped and continued before, each time the moments of its 3x3 convolutions were mixed up, so "
-        "that it learnt a little worse for some thousand updates. Go on if its reconstructions satisfy you, or train "
-        "it anew under another run_name; this start restores the moments as they were saved",
+        "if this run was stopped and continued before, the moments of its 3x3 convolutions were mixed up each time, so "
+        "that it learnt a little worse for some thousand updates. Go on if its reconstructions are good enough, or "
+        "train it anew under another run_name",
     ),
 )
 
