@@ -92,9 +92,10 @@ def test_a_recipe_whose_run_is_killed_ends_equal_to_the_bit(name, twins, tmp_pat
             raise Killed
         return original(*arguments, **named)
 
-    with monkeypatch.context() as patched, pytest.raises(Killed):
+    with monkeypatch.context() as patched:
         patched.setattr(updates, "update", killed)
-        train(name, twins, tmp_path, "run_name=whole", f"output_dir={tmp_path / 'other'}", *given)
+        with pytest.raises(Killed):
+            train(name, twins, tmp_path, "run_name=whole", f"output_dir={tmp_path / 'other'}", *given)
     assert train(name, twins, tmp_path, "run_name=whole", f"output_dir={tmp_path / 'other'}", *given) == errors.DONE
     assert_equal(tmp_path / "other" / "whole", outcome(tmp_path / "whole"))
 

@@ -21,8 +21,10 @@ def misplaced(state: TrainState) -> list[str]:
             like += [(f"profile {width}", every[names[p]], p.stride()) for width, every in state.ema.profiles.items()]
             like += [(name, value, moments) for name, value in part.optimizer.state.get(p, {}).items()]
             found += [
-                f"{names[p]}: {kind} has strides {value.stride()}, not {strides}"
+                f"{names[p]}: {kind} has strides {value.stride()}, not {strides or 'contiguous ones'}"
                 for kind, value, strides in like
-                if isinstance(value, Tensor) and value.shape == p.shape and (value.stride() != strides if strides else not value.is_contiguous())
+                if isinstance(value, Tensor)
+                and value.shape == p.shape
+                and (value.stride() != strides if strides else not value.is_contiguous())
             ]
     return found

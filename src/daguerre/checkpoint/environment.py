@@ -46,7 +46,7 @@ def _packages() -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    # torch with its build, which the metadata of some wheels leave out; a checkout's metadata are of when it was installed
+    # torch with its build, which metadata of some wheels leave out; a checkout's metadata are of when it was installed.
     return found | {"daguerre": __version__, "torch": str(torch.__version__)}
 
 
