@@ -221,8 +221,10 @@ class Optimizer:
         for prefix, entry, _ in self._entries():
             p = parameters[int(prefix)] if prefix.isdecimal() else None
             for name, value in given.get(prefix, {}).items():
-                saved = p is not None and isinstance(value, Tensor)
-                entry[name] = self._arranged(f"{prefix}.{name}", value, entry.get(name), p) if saved else value
+                if p is not None and isinstance(value, Tensor):
+                    entry[name] = self._arranged(f"{prefix}.{name}", value, entry.get(name), p)
+                else:
+                    entry[name] = value
 
     def _arranged(self, key: str, value: Tensor, held: Any, p: nn.Parameter) -> Tensor:
         """A saved tensor of a parameter on its device, in the memory layout in which the optimizer makes it (`held` if
