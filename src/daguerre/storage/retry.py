@@ -25,7 +25,7 @@ class Stat:
 
     bytes: int
     version: str
-    """Changes when the file does: the store's entity tag, or the time of the last change."""
+    """Changes when the file does: the store's entity tag, or `local_files.version`."""
 
 
 def with_retries(location: Location, request: Callable[[Store, str], T], done: str = "read") -> T:
@@ -78,8 +78,7 @@ def ranged(location: Location, start: int, length: int, version: str = "") -> by
 def size(location: Location) -> Stat:
     """Size and version. StoreError (`Missing` where there is nothing), or OSError of the local disk."""
     if location.local is not None:
-        found = os.stat(location.local)
-        return Stat(found.st_size, str(found.st_mtime_ns))
+        return Stat(os.stat(location.local).st_size, local_files.version(location.local))
     try:
         return _stat(with_retries(location, lambda store, path: store.head(path)))
     except StoreError as error:

@@ -2,6 +2,7 @@
 
 import csv as library
 import io
+import os
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from reading import chosen_records
 from daguerre.data.dataset import open_dataset
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.sources import csv
+from daguerre.data.table import source as table_source
 from daguerre.data.table.csv import QUOTES, CsvTables
 from daguerre.data.table.files import Damage, Row, file_now
+from daguerre.data.table.index import Builder
 from daguerre.errors import UserError
 
 
@@ -227,6 +230,21 @@ def test_an_edited_table_is_read_anew(folder):
     path = write(folder, "path,text\na.png,one\n")
     assert texts(opened(path)) == ["one"]
     write(folder, "path,text\na.png,ONE\n")
+    assert texts(opened(path)) == ["ONE"]
+
+
+def test_a_table_that_was_edited_in_place_is_read_anew_and_one_that_was_touched_is_not(folder, monkeypatch):
+    path = write(folder, "path,text\na.png,one\n")
+    before, stat = opened(path).index.ids.tolist(), path.stat()
+    path.chmod(0o600)
+    monkeypatch.setattr(Builder, "__call__", lambda *given: pytest.fail("it was only touched"))
+    touched = opened(path)
+    assert (texts(touched), touched.index.ids.tolist()) == (["one"], before)
+    monkeypatch.setattr(table_source.index_cache, "file_digest", lambda path: pytest.fail("it was compared before"))
+    assert texts(opened(path)) == ["one"]
+    monkeypatch.undo()
+    write(folder, "path,text\na.png,ONE\n")
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert texts(opened(path)) == ["ONE"]
 
 

@@ -476,6 +476,25 @@ def test_only_what_changed_is_read_again(image_folder, headers_read):
     assert before.record(0).texts["text"] == "image 0"  # a run that goes on is not disturbed
 
 
+def test_a_caption_edited_in_place_is_seen(image_folder, headers_read):
+    before = opened(image_folder)
+    headers_read.clear()
+    caption, image = image_folder / "000.txt", image_folder / "001.png"
+    stats = {path: path.stat() for path in (caption, image)}
+    assert caption.read_text() == "image 0\n"
+    caption.write_text("egami 0\n")
+    image.chmod(0o600)
+    for path, stat in stats.items():
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    after = opened(image_folder)
+    assert sorted(headers_read) == ["000.jpg", "001.png"]
+    assert after.record(0).texts["text"] == "egami 0"
+    assert after.index.ids.tolist() == before.index.ids.tolist()
+    headers_read.clear()
+    assert opened(image_folder).index_path == after.index_path
+    assert headers_read == []
+
+
 def test_a_changed_line_of_metadata_is_seen(tmp_path):
     write_image(tmp_path / "a.png")
     for text in ("one", "two"):

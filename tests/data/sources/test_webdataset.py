@@ -1,6 +1,7 @@
 """Tar shards as a source: what is read of them, as by the webdataset library, and what is lost of damaged ones."""
 
 import json
+import os
 import pickle
 import random
 import shutil
@@ -466,3 +467,17 @@ def test_a_far_shard_that_was_replaced_is_counted_sample_by_sample(tmp_path, ope
         equal, counted = checked(told, tars.truth(0))
         assert equal + counted == 5
         assert equal < 4
+
+
+def test_the_stamps_of_a_shard_tell_an_edit_that_size_and_time_hide(tmp_path):
+    """So a cache of features reads its samples again, and finds that they are not what was indexed."""
+    path = tars.write(tmp_path / "a.tar", [*tars.sample("a", 0, "one"), *tars.sample("b", 1, "two")])
+    settings = Settings(path=str(path), cache_dir=str(tmp_path / "cache"))
+    before, stat = open_source(settings, "train").stamps(), path.stat()
+    path.write_bytes(path.read_bytes().replace(b"two", b"owt"))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    source = open_source(settings, "train")
+    assert (source.stamps() != before).all()
+    assert source.record(0).texts["text"] == "one"
+    with pytest.raises(Undecodable, match="bytes differ from the index"):
+        source.record(1)

@@ -18,6 +18,7 @@ import xxhash
 from daguerre.data import skipped
 from daguerre.data.class_labels import Classes, plain
 from daguerre.errors import UserError
+from daguerre.storage import local_files
 from daguerre.unicode import NO_TEXT, is_text, mended, printable
 
 METADATA = "metadata.jsonl"
@@ -154,8 +155,7 @@ def spoken(stem: str) -> str:
 
 
 def _stamp(path: Path) -> bytes:
-    stat = path.stat()
-    return f" {stat.st_size} {stat.st_mtime_ns}".encode()
+    return f" {path.stat().st_size} {local_files.version(path)}".encode()
 
 
 def _text(folder: Path, path: str) -> str:

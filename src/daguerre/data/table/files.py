@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from daguerre.data.images.headers import Undecodable
 from daguerre.formatting import first_line
+from daguerre.storage import local_files
 from daguerre.storage.errors import StoreError
 from daguerre.storage.location import Location
 
@@ -71,8 +72,7 @@ class File(NamedTuple):
     """A file as it is now: what is kept of it is not taken for another one's of that name."""
 
     path: str
-    inode: int
-    mtime_ns: int
+    version: str
     size_bytes: int
 
     @property
@@ -82,13 +82,12 @@ class File(NamedTuple):
 
 def remote_file(location: Location, size_bytes: int) -> File:
     """A file in a store that is read by ranges."""
-    return File(location.url, 0, 0, size_bytes)
+    return File(location.url, "", size_bytes)
 
 
 def file_now(path: Path) -> File:
     """OSError where there is none."""
-    stat = path.stat()
-    return File(str(path), stat.st_ino, stat.st_mtime_ns, stat.st_size)
+    return File(str(path), local_files.version(path), path.stat().st_size)
 
 
 class Unreadable(Exception):

@@ -28,6 +28,7 @@ from daguerre.data.table.metadata import Gathered, text_of
 from daguerre.data.table.parquet import ParquetTables
 from daguerre.data.table.verbatim import Finder
 from daguerre.errors import UserError
+from daguerre.storage import local_files
 from daguerre.storage.file_cache import ShardCache
 from daguerre.storage.location import WEB, Location
 
@@ -134,8 +135,8 @@ def unreadable(location: Location, error: Unreadable) -> UserError:
 
 
 def version(location: Location, file: Path) -> str:
-    """Tells whether a table here was changed; "" for one that is far away."""
-    return str(file.stat().st_mtime_ns) if location.local else ""
+    """Tells whether a table here was touched; "" for one that is far away."""
+    return local_files.version(file) if location.local else ""
 
 
 def base_of(location: Location) -> str:

@@ -19,6 +19,7 @@ from daguerre.data.images import kinds
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.index import cache as index_cache
 from daguerre.data.index.cache import BadIndex
+from daguerre.data.index.file import save
 from daguerre.data.index.index import Index
 from daguerre.data.skipped import SkipReport
 from daguerre.data.source import WHOLE_SHARE, Files, cache_of
@@ -27,7 +28,7 @@ from daguerre.data.table import images as table_images
 from daguerre.data.table import verbatim
 from daguerre.data.table.columns import Columns, TableSettings
 from daguerre.data.table.files import CHANGED, File, Row, Tables, Unreadable, file_now, remote_file
-from daguerre.data.table.index import Builder, base_of, digest_of, images_of, read_schema, texts_of
+from daguerre.data.table.index import Builder, base_of, digest_of, images_of, read_schema, texts_of, version
 from daguerre.data.table.metadata import metadata_of
 from daguerre.errors import UserError
 from daguerre.storage.errors import Mismatch, StoreError
@@ -214,13 +215,27 @@ def _opened(settings: TableSettings, tables: Tables, locations: Sequence[Locatio
 
 
 def _forget_changed(locations: Sequence[Location], kind: str, cache_dir: Path) -> None:
-    """Removes indexes in the cache whose tables here are no longer what they were: people edit tables."""
+    """Removes indexes in the cache whose tables here are no longer what they were: people edit tables. One that was
+    only touched (copied, given other rights) keeps its index, which notes that."""
     for location in locations:
         path = index_cache.home(location, kind, cache_dir)
-        with suppress(FileNotFoundError, BadIndex):
-            about, stat = index_cache.head(path).about, location.local.stat() if location.local else None
-            if stat and (stat.st_size, str(stat.st_mtime_ns)) != (about.shard_bytes, about.version):
-                path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            try:
+                _note_touched(location, path)
+            except BadIndex:
+                path.unlink()
+
+
+def _note_touched(location: Location, path: Path) -> None:
+    """Compares a table that was touched with its index at `path`, which is removed or notes it. BadIndex."""
+    about, local = index_cache.head(path).about, location.local
+    if local is None or version(location, local) == about.version:
+        return
+    before, now = index_cache.load(path), version(location, local)
+    before.whole()
+    path.unlink()
+    if index_cache.file_digest(local) == about.shard_digest:
+        save(replace(before, about=replace(about, version=now)), path)
 
 
 def _said(columns: Columns, locations: Sequence[Location]) -> SkipReport:
