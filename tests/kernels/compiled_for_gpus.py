@@ -1,49 +1,158 @@
-"""Compiles every Triton kernel for a GPU of compute capability 9.0 with Triton's own tools; needs no GPU. Run by
-test_compiled.py in a process of its own: within the interpreter's nothing is compiled."""
+"""Compiles Triton kernels ahead of time with Triton's own tools, which need no GPU, and looks at the machine code.
 
+    python tests/kernels/compiled_for_gpus.py 90 adamw_ema     # capabilities, modules of kernels; default: all
+
+The kernels' own modules launch them, on tensors without memory in the shapes of Stable Diffusion and SDXL; a launch is
+caught, and compiled for what it was given: whole numbers that are 1, or multiples of 16, are known to the compiler, as
+when it is run. Run by test_compiled.py in a process of its own: within the interpreter's nothing is compiled.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from daguerre.kernels import adamw_ema_triton, geglu_triton, group_norm_silu_triton
+from daguerre.kernels import adamw_ema, adamw_ema_triton, geglu_triton, group_norm_silu_triton
 
-TARGET = GPUTarget("cuda", 90, 32)
-POINTERS = {"addresses": "*i64", "pieces": "*i32", "sizes": "*i64", "skips": "*i32"}
-FLOATS = {"found", "mean", "rstd", "whole", "of_group", "corrections", "factors"}
-WHOLE = {"B", "S", "C", "D", "groups", "size", "parts", "count"}
-IMAGES = {"x", "y", "dy", "dx"}
-CONSTANTS = {
-    "ROWS": 32, "COLUMNS": 128, "ROUNDS": 4, "SPAN": 128, "TOGETHER": 32, "SIZE": 16, "DOUBLE": False, "SILU": True,
-    "CLIPS": True, "AVERAGES": True, "ALIGNED": True, "BLOCK": 1024,
-}  # fmt: skip
-
-
-def kind(name, image):
-    if name in IMAGES:
-        return image
-    if name in ("weight", "bias") or name in FLOATS:
-        return "*fp32"
-    return POINTERS.get(name) or ("i32" if name in WHOLE else "fp32")
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+CAPABILITIES = (80, 89, 90, 100)
+MOST_REGISTERS = {"adamw_ema": 64, "geglu": 168, "group_norm_silu": 168}
+"""A thread. Of 64, half of a GPU's threads have room at once; what is more than 168 leaves one in six."""
+KINDS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64"}
+KINDS |= {torch.int32: "*i32"}
+WIDE = {"_sums": (1, 0), "_write": (1, 1), "_sums_back": (2, 0), "_write_back": (2, 1), "_meet": (0, 0)}
+WIDE |= {"_meet_back": (0, 0), "_geglu": (2, 1), "_geglu_back": (3, 2), "_kernel": (4, 3)}
+"""Fewest loads and stores of 16 bytes in each: one for each image, or tensor of numbers, that it reads and writes."""
 
 
-def compile_for(function, image, ones):
-    constants = {name: CONSTANTS[name] for name in function.arg_names if name in CONSTANTS}
-    constants |= {name: 1 for name in function.arg_names if name in ones}  # as Triton treats whole numbers that are 1
-    signature = {name: "constexpr" if name in constants else kind(name, image) for name in function.arg_names}
-    places = {(function.arg_names.index(name),): value for name, value in constants.items()}
-    made = triton.compile(ASTSource(fn=function, signature=signature, constexprs=places), target=TARGET)
-    assert made.asm["cubin"], function.__name__
+class Caught:
+    """In the place of a kernel: keeps what it is launched with."""
+
+    def __init__(self, function, launches):
+        self.function, self.launches = function, launches
+
+    def __getitem__(self, grid):
+        return self
+
+    def __call__(self, *values, num_warps=4, **constants):
+        signature, places, attributes = {}, {}, {}
+        for i, (name, value) in enumerate(zip(self.function.arg_names, (*values, *constants.values()), strict=True)):
+            if name in constants or (isinstance(value, int) and value == 1):
+                signature[name], places[i,] = "constexpr", value
+                continue
+            signature[name] = KINDS[value.dtype] if isinstance(value, torch.Tensor) else kind(value)
+            if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+                attributes[i,] = [["tt.divisibility", 16]]
+        self.launches[repr((self.function.__name__, signature, places, attributes, num_warps))] = (
+            self.function, signature, places, attributes, num_warps,
+        )  # fmt: skip
 
 
-GROUP_NORM = ("_sums", "_meet", "_write", "_sums_back", "_meet_back", "_write_back")
-FUNCTIONS = [getattr(group_norm_silu_triton, name) for name in GROUP_NORM]
-FUNCTIONS += [geglu_triton._geglu, geglu_triton._geglu_back]
+def kind(value):
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def caught(module, launch):
+    """The different launches that `launch` makes of a module's kernels."""
+    launches, own = {}, dict(vars(module))
+    for name, function in own.items():
+        if isinstance(function, triton.JITFunction):
+            setattr(module, name, Caught(function, launches))
+    launch()
+    vars(module).update(own)
+    return list(launches.values())
+
+
+# Batch, channels and size of images: the levels of SD at 512 px, of SDXL at 1024, and of their autoencoder.
+IMAGES = [(64, c, 64) for c in (320, 640, 960)] + [(64, c, 32) for c in (640, 1280, 1920)]
+IMAGES += [(64, c, 8) for c in (1280, 2560)] + [
+    (8, 320, 128),
+    (8, 960, 128),
+    (1, 1280, 1),
+    (32, 128, 512),
+    (32, 512, 64),
+]
+
+
+def norms():
+    for B, C, size in IMAGES:
+        for dtype in (torch.bfloat16, torch.float16, torch.float32) if (B, C, size) == IMAGES[0] else (torch.bfloat16,):
+            for silu in (True, False):
+                x = torch.empty(B, C, size, size, dtype=dtype, device="meta").to(memory_format=torch.channels_last)
+                weight = torch.empty(C, device="meta")
+                _, mean, rstd = group_norm_silu_triton.forward(x, weight, weight, 32, 1e-5, silu)
+                group_norm_silu_triton.backward(x, x, weight, weight, mean, rstd, silu)
+
+
+def gates():
+    for D in (1280, 2560, 5120):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            x = torch.empty(64, 2 * D, dtype=dtype, device="meta")
+            geglu_triton.backward(geglu_triton.forward(x), x)
+
+
+def updates():
+    for factor in (None, torch.empty((), device="meta")):
+        for share in (0.0, 0.1):
+            for tensors in (1, 686):
+                column = [torch.empty(4097, device="meta") for _ in range(tensors)]
+                step = torch.empty((), device="meta")
+                given = adamw_ema.Tensors(column, column, column, column, step, column)
+                rule = adamw_ema.Rule(1e-4, 0.01, 0.9, 0.999, 1e-8, share)
+                adamw_ema_triton.move(given, rule, step > 0, factor)
+
+
+MODULES = {
+    "adamw_ema": (adamw_ema_triton, updates),
+    "geglu": (geglu_triton, gates),
+    "group_norm_silu": (group_norm_silu_triton, norms),
+}
+
+
+def machine_code(capability, function, signature, places, attributes, warps):
+    """Registers a thread, and how often each instruction that moves memory stands in the code."""
+    source = ASTSource(fn=function, signature=signature, constexprs=places, attrs=attributes)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        used, code = (
+            subprocess.run([TOOLS / tool[0], *tool[1:], file.name], capture_output=True, text=True, check=True).stdout
+            for tool in (["cuobjdump", "-res-usage"], ["nvdisasm"])
+        )
+    return int(re.search(r"REG:(\d+)", used)[1]), re.findall(r"\b(?:LDG|STG|LDL|STL)\.?[A-Z0-9.]*", code)
+
+
+def check(name, capability, launch):
+    function, signature, places, _, warps = launch
+    constants = {function.arg_names[i]: value for (i,), value in places.items()}
+    registers, moves = machine_code(capability, *launch)
+    loads, stores = (sum(m.startswith(op) and ".128" in m for m in moves) for op in ("LDG", "STG"))
+    said = f"{capability} {function.__name__} {[*signature.values()]} {constants}: {registers} registers, wide loads "
+    said += f"{loads}, stores {stores}"
+    assert registers <= MOST_REGISTERS[name], said
+    assert not [m for m in moves if m.startswith(("LDL", "STL"))], f"spills: {said}"
+    held = constants.get("BLOCK") or constants.get("ROWS", 0) * constants.get("COLUMNS", 0)
+    if held >= 8 * 32 * warps or name == "adamw_ema":  # else a program has not 16 bytes of bf16 for each thread
+        read, written = (n + constants.get("AVERAGES", False) for n in WIDE[function.__name__])
+        assert loads >= read, said
+        assert stores >= written, said
+    print(said)
+
 
 if __name__ == "__main__":
-    for function in FUNCTIONS:
-        for image in ("*bf16", "*fp16", "*fp32"):
-            for ones in ((), ("B",), ("S", "parts"), ("size",)):
-                compile_for(function, image, ones)
-    for ones in ((), ("count",)):
-        compile_for(adamw_ema_triton._kernel, "*fp32", ones)
+    capabilities = [int(word) for word in sys.argv[1:] if word.isdigit()] or CAPABILITIES
+    names = [word for word in sys.argv[1:] if not word.isdigit()] or list(MODULES)
+    for name in names:
+        launches = caught(*MODULES[name])
+        assert launches
+        for capability in capabilities:
+            for launch in launches:
+                check(name, capability, launch)
     print("compiled")

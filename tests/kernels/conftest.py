@@ -1,11 +1,12 @@
-"""Triton's interpreter, by which a CPU computes the kernels of the GPU, slowly; tests that need it skip without it."""
+"""Triton's interpreter, by which a CPU computes the kernels of the GPU, slowly: its tests are long, and skipped without
+Triton."""
 
 import pytest
 import torch
 
 from daguerre.kernels import available
 
-HOW = "Triton is not installed, so its kernels are NOT tested: .venv/bin/pip install -c constraints.txt triton"
+HOW = "Triton is not installed (it is made for Linux alone), so its kernels are NOT tested"
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def interpreter(monkeypatch):
     assert available.triton(torch.device("cpu"))
 
 
-@pytest.fixture(params=["plain", "triton"])
+@pytest.fixture(params=["plain", pytest.param("triton", marks=pytest.mark.long)])
 def computed_by(request):
     """Each test twice: by the form for CPUs, and by the kernel through the interpreter."""
     if request.param == "triton":

@@ -98,6 +98,7 @@ def test_any_dense_layout_gives_the_same(computed_by):
     assert all(torch.equal(a, b) for a, b in zip(usual.averages, last.averages, strict=True))
 
 
+@pytest.mark.long
 def test_layouts_that_differ_are_left_to_torch(interpreter):
     tensors = start()
     assert adamw_ema._triton(tensors) is not None
@@ -106,3 +107,55 @@ def test_layouts_that_differ_are_left_to_torch(interpreter):
     assert adamw_ema._triton(odd) is None
     moved(odd)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(odd.parameters, moved(start()).parameters, strict=True))
+
+
+STRIDED = [((16, 8, 1, 1), (8, 1, 8, 8)), ((16, 1, 3, 3), (9, 1, 3, 1)), ((1, 5), (1, 1))]
+"""A convolution of size 1, a depthwise one: under autocast their gradients are strided so on images with channels last.
+The weights' own strides differ, the places of their numbers do not."""
+
+
+def strided(shape, of_gradient):
+    torch.manual_seed(0)
+    row = [torch.rand(shape) for _ in range(4)]
+    row[1] = torch.empty_strided(shape, of_gradient).copy_(row[1])
+    assert row[1].stride() != row[0].stride()
+    return row
+
+
+@pytest.mark.parametrize(("shape", "of_gradient"), STRIDED)
+def test_strides_of_dims_of_size_1_are_none(shape, of_gradient):
+    assert adamw_ema._one_layout(strided(shape, of_gradient))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("shape", "of_gradient"), STRIDED)
+def test_tensors_so_strided_go_by_the_kernel(shape, of_gradient, interpreter):
+    ours, theirs = ([[t] for t in strided(shape, of_gradient)] for _ in range(2))
+    assert adamw_ema._triton(Tensors(*ours, torch.zeros(()))) is not None
+    move(Tensors(*ours, torch.zeros(())), rule(1), torch.tensor(False), None)
+    adamw_ema._by_torch(Tensors(*theirs, torch.zeros(())), rule(1), torch.tensor(False), None)
+    assert all(torch.allclose(a[0], b[0], rtol=1e-6, atol=1e-6) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("other", [(1, 8), (16, 1)])
+def test_another_order_of_elements_or_a_gap_is_no_equal_layout(other):
+    weight, wide = torch.zeros(8, 8), torch.empty_strided((8, 8), other)
+    assert not adamw_ema._one_layout([weight, wide])
+    assert not adamw_ema._one_layout([wide, weight])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("size", [1, 255, 1024, 1025, 3072, 4095])
+def test_any_size_at_any_address(size, offset, interpreter):
+    """Whole pieces and the last one, by wide loads and by narrow ones; what lies behind a tensor stays."""
+    torch.manual_seed(0)
+    memory = torch.rand(5, size + 8)
+    theirs = memory.clone()
+    for rows, computed in ((memory, move), (theirs, adamw_ema._by_torch)):
+        weight, gradient, first, second, average = ([row[offset : offset + size]] for row in rows)
+        tensors = Tensors(weight, gradient, first, second, torch.zeros(()), average)
+        computed(tensors, rule(2), torch.tensor(False), torch.tensor(0.5))
+    inside = torch.tensor([0, 2, 3, 4])  # gradients are spent
+    assert torch.allclose(memory[inside], theirs[inside], rtol=1e-6, atol=1e-6)
+    assert torch.equal(memory[:, offset + size :], theirs[:, offset + size :])

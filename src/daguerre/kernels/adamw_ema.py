@@ -68,7 +68,15 @@ def _one_layout(row: Sequence[Tensor]) -> bool:
     """True if number i in memory belongs to the same element in each of these, without gaps."""
     first = row[0]
     dense = first.is_contiguous() or first.is_contiguous(memory_format=torch.channels_last)
-    return dense and all(t.dtype == torch.float32 and t.stride() == first.stride() for t in row)
+    return dense and all(t.dtype == torch.float32 and _strides_alike(t, first) for t in row)
+
+
+def _strides_alike(a: Tensor, b: Tensor) -> bool:
+    """Leaves out dims of size 1, which move nothing: gradients of convolutions of size 1 and depthwise ones have
+    strides there that their weights do not have."""
+    if a.stride() == b.stride():
+        return True
+    return all(x == y for x, y, size in zip(a.stride(), b.stride(), b.shape, strict=True) if size != 1)
 
 
 def _by_torch(tensors: Tensors, rule: Rule, skip: Tensor, factor: Tensor | None) -> None:

@@ -18,10 +18,10 @@ from torch import Tensor
 if TYPE_CHECKING:
     from daguerre.kernels.adamw_ema import Rule, Tensors
 
-BLOCK = 4096
+BLOCK = 1024
 """Numbers that one program computes."""
-_WARPS = 8
-_ALIGNED_BYTES = 16
+_WARPS = 8  # 4 numbers a thread: the widest load, 16 bytes; of more the registers are the limit
+_THREADS = 32 * _WARPS
 
 
 def move(tensors: Tensors, rule: Rule, skip: Tensor, factor: Tensor | None) -> None:
@@ -51,8 +51,8 @@ def move(tensors: Tensors, rule: Rule, skip: Tensor, factor: Tensor | None) -> N
         rule.average,
         CLIPS=factor is not None,
         AVERAGES=bool(averages),
-        ALIGNED=all(address % _ALIGNED_BYTES == 0 for address in addresses),
         BLOCK=BLOCK,
+        NARROW=_THREADS,
         num_warps=_WARPS,
     )
     tensors.step.add_(1.0 - skip.float())
@@ -75,49 +75,75 @@ def _pieces(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tenso
 
 
 @triton.jit
-def _place(addresses, column, count, tensor, ALIGNED: tl.constexpr):
-    """Pointer to the start of a tensor of a column."""
-    address = tl.load(addresses + column * count + tensor)
-    if ALIGNED:
-        address = tl.multiple_of(address, 16)
-    return address.to(tl.pointer_type(tl.float32))
-
-
-@triton.jit
 def _kernel(
     addresses, pieces, sizes, count, corrections, skips, factors,
     learning_rate, decay, beta1, rest1, beta2, rest2, epsilon, average,
-    CLIPS: tl.constexpr, AVERAGES: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    CLIPS: tl.constexpr, AVERAGES: tl.constexpr, BLOCK: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     tensor = tl.load(pieces + 2 * program).to(tl.int64)
-    piece = tl.load(pieces + 2 * program + 1).to(tl.int64)
-    at = piece * BLOCK + tl.arange(0, BLOCK)
-    there = at < tl.load(sizes + tensor)
-    weights = _place(addresses, 0, count, tensor, ALIGNED) + at
-    first = _place(addresses, 2, count, tensor, ALIGNED) + at
-    second = _place(addresses, 3, count, tensor, ALIGNED) + at
+    start = tl.load(pieces + 2 * program + 1).to(tl.int64) * BLOCK
+    size = tl.load(sizes + tensor)
+    weights = tl.load(addresses + tensor)
+    gradients = tl.load(addresses + count + tensor)
+    first = tl.load(addresses + 2 * count + tensor)
+    second = tl.load(addresses + 3 * count + tensor)
+    averages = tl.load(addresses + 4 * count + tensor) if AVERAGES else weights
     skip = tl.load(skips) != 0
-    p = tl.load(weights, mask=there, other=0.0)
-    g = tl.load(_place(addresses, 1, count, tensor, ALIGNED) + at, mask=there, other=0.0)
-    m = tl.load(first, mask=there, other=0.0)
-    v = tl.load(second, mask=there, other=0.0)
+    factor = tl.load(factors) if CLIPS else 1.0
+    rate = learning_rate / tl.load(corrections)
+    root = tl.sqrt_rn(tl.load(corrections + 1))
+    # A mask that ends at any number makes each load and store 4 bytes wide, and so does an address of any number. Of
+    # most tensors only the last piece takes that way, a number a thread at a time, which leaves registers to the other.
+    if (start + BLOCK <= size) & (((weights | gradients | first | second | averages) & 15) == 0):
+        _update(
+            weights, gradients, first, second, averages, start + tl.arange(0, BLOCK), None, 16,
+            skip, factor, rate, root, decay, beta1, rest1, beta2, rest2, epsilon, average, CLIPS, AVERAGES,
+        )  # fmt: skip
+    else:
+        for done in range(0, BLOCK, NARROW):
+            at = start + done + tl.arange(0, NARROW)
+            _update(
+                weights, gradients, first, second, averages, at, at < size, 4,
+                skip, factor, rate, root, decay, beta1, rest1, beta2, rest2, epsilon, average, CLIPS, AVERAGES,
+            )  # fmt: skip
+
+
+@triton.jit
+def _update(
+    weights, gradients, first, second, averages, at, there, BYTES: tl.constexpr,
+    skip, factor, rate, root, decay, beta1, rest1, beta2, rest2, epsilon, average,
+    CLIPS: tl.constexpr, AVERAGES: tl.constexpr,
+):  # fmt: skip
+    """Loshchilov and Hutter 2019, algorithm 2, in the order in which torch computes it, of the numbers `at` that are
+    `there` (None: all) of tensors whose addresses are multiples of so many bytes."""
+    weights = _pointer(weights, BYTES) + at
+    first = _pointer(first, BYTES) + at
+    second = _pointer(second, BYTES) + at
+    averages = _pointer(averages, BYTES) + at
+    p = tl.load(weights, mask=there)
+    g = tl.load(_pointer(gradients, BYTES) + at, mask=there)
+    m = tl.load(first, mask=there)
+    v = tl.load(second, mask=there)
+    a = tl.load(averages, mask=there) if AVERAGES else p
     if CLIPS:
-        g = g * tl.load(factors)
-    # Loshchilov and Hutter 2019, algorithm 2, in the order in which torch computes it.
+        g = g * factor
     moved_m = beta1 * m + rest1 * g
     moved_v = beta2 * v + rest2 * g * g
-    root = tl.sqrt_rn(moved_v) / tl.sqrt_rn(tl.load(corrections + 1))
     moved = p - decay * p
-    moved = moved - (learning_rate / tl.load(corrections)) * moved_m / (root + epsilon)
+    moved = moved - rate * moved_m / (tl.sqrt_rn(moved_v) / root + epsilon)
     moved = tl.where(skip, p, moved)
-    tl.store(weights, moved, mask=there)
-    tl.store(first, tl.where(skip, m, moved_m), mask=there)
-    tl.store(second, tl.where(skip, v, moved_v), mask=there)
     if AVERAGES:
-        averages = _place(addresses, 4, count, tensor, ALIGNED) + at
-        a = tl.load(averages, mask=there, other=0.0)
         # As torch.lerp: exact at both ends.
         near = a + average * (moved - a)
         far = moved - (moved - a) * (1.0 - average)
         tl.store(averages, tl.where(average < 0.5, near, far), mask=there)
+    tl.store(weights, moved, mask=there)
+    tl.store(first, tl.where(skip, m, moved_m), mask=there)
+    tl.store(second, tl.where(skip, v, moved_v), mask=there)
+
+
+@triton.jit
+def _pointer(address, BYTES: tl.constexpr):
+    # The hint is the pointer's: a number's would be lost on the way.
+    return tl.multiple_of(address.to(tl.pointer_type(tl.float32)), BYTES)
