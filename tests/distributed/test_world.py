@@ -46,6 +46,38 @@ def test_a_step_of_a_larger_job():
     assert (world.size, world.nodes, world.address, world.port) == (2, 1, "gpu008", 12000 + (123456 + 291) % 16000)
 
 
+MPI = {
+    "mpirun of Open MPI": {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"},
+    "MPICH, Intel MPI": {"PMI_SIZE": "2", "PMI_RANK": "0"},
+    "MVAPICH": {"MV2_COMM_WORLD_SIZE": "2"},
+    "MVAPICH 3": {"MVP_COMM_WORLD_SIZE": "2"},
+    "jsrun": {"JSM_NAMESPACE_SIZE": "6"},
+    "prterun": {"PMIX_RANK": "1"},
+}
+
+
+@pytest.mark.parametrize("launcher", MPI)
+def test_ranks_of_mpi_are_refused_where_they_would_train_alone(launcher):
+    variables = MPI[launcher]
+    name = next(iter(variables))
+    with pytest.raises(
+        UserError, match=rf"{name}={variables[name]}: MPI.*each would train alone.*torchrun.*WORLD_SIZE=1"
+    ):
+        read(variables)
+    assert read({**variables, **TORCHRUN}).size == 8  # a script has set them for each rank
+    assert read({**variables, "WORLD_SIZE": "1"}).size == 1
+    if "PMIX_RANK" not in name:
+        assert read({name: "1", "PMIX_RANK": "0"}).size == 1
+        assert read({**SRUN, name: "16", "PMIX_RANK": "13"}).size == 16  # srun --mpi=pmi2 or pmix
+        with pytest.raises(UserError, match=f"{name}=32: MPI"):  # mpirun's daemons are srun's tasks
+            read({**SRUN, name: "32"})
+
+
+def test_a_shell_of_srun_with_pmix_is_one_process():
+    assert read({"PMIX_RANK": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "4294967290", "SLURM_NTASKS": "1"}).size == 1
+    assert read({**SRUN, "PMIX_RANK": "13", "PMI_SIZE": "1"}).size == 16
+
+
 @pytest.mark.parametrize(
     "shell",
     [

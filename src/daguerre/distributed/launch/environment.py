@@ -1,8 +1,8 @@
 """The launcher's variables: which of how many processes this one is, and where they meet.
 
 A function of the environment alone: torchrun's variables, those of SLURM's srun, or none for a process on its own.
-What is partial or does not fit together is refused by the names of the variables. No torch here;
-distributed/process_group.py makes the process group.
+What is partial or does not fit together is refused by the names of the variables, and so are ranks of MPI. No torch
+here; distributed/process_group.py makes the process group.
 """
 
 import os
@@ -21,6 +21,10 @@ _STEP_COUNTS = {"SLURM_NTASKS": "SLURM_STEP_NUM_TASKS", "SLURM_NNODES": "SLURM_S
 """The step's counts go before the job's."""
 _NO_TASK_OF_SRUN = {"4294967290": "an interactive shell", "4294967291": "the batch script"}
 """Ids of steps that srun did not start for a program."""
+_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MVP_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE")
+"""Counts of processes, as MPI's launchers set them: Open MPI, all with PMI (MPICH, Intel MPI, Cray), MVAPICH, jsrun."""
+_PMIX_RANK = "PMIX_RANK"
+"""All that a launcher sets which speaks PMIx and nothing else."""
 _NODES = re.compile(r"(?:[^\[\],]|\[(?:\d+-\d+|\w+)(?:,(?:\d+-\d+|\w+))*\])+")
 """Each name in a list of nodes."""
 FIRST_PORT, PORTS = 12000, 16000
@@ -56,6 +60,8 @@ def read(environ: Mapping[str, str] = os.environ) -> World:
     """Reads the launcher's variables. UserError, by their names, for sets that are partial or do not fit."""
     own = {name: _number(environ, name) for name in _TORCHRUN if environ.get(name)}
     slurm = _slurm(environ)
+    if "WORLD_SIZE" not in own:
+        _refuse_ranks_of_mpi(environ, 1 if slurm is None else slurm.size)
     if slurm is None and not own:
         _refuse_job_without_srun(environ)
         return World()
@@ -180,6 +186,22 @@ def _refuse_job_without_srun(environ: Mapping[str, str]) -> None:
         "command to use all tasks of the job, or SLURM_NTASKS=1 for one process",
         code="conflict",
     )
+
+
+def _refuse_ranks_of_mpi(environ: Mapping[str, str], known: int) -> None:
+    """UserError for a process that MPI's launcher started as one of several, where the other variables tell of `known`
+    processes: each would train alone. Those of srun's tasks have the same count, or are what srun sets for each."""
+    several = [name for name in _MPI if _number(environ, name, known) not in (1, known)]
+    if not several and known == 1 and not any(environ.get(name) for name in _MPI):
+        several = [_PMIX_RANK] if _number(environ, _PMIX_RANK, 0) else []
+    if several:
+        raise UserError(
+            f"{_told(environ, tuple(several))}: MPI's launcher (mpirun, mpiexec, prterun) started this process as one "
+            "of several. Daguerre does not read its variables, so each would train alone, in one folder. Start with "
+            "torchrun, srun or `daguerre launch`; or set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR "
+            "and MASTER_PORT for each process as torchrun does (WORLD_SIZE=1 for processes that share no run)",
+            code="unsupported",
+        )
 
 
 def _number(environ: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
