@@ -6,6 +6,8 @@ a fault of the program or of the machine: its traceback goes into a file.
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -95,6 +97,16 @@ class ReportedElsewhere(UserError):
     def __init__(self, error: UserError) -> None:
         super().__init__(str(error), code=error.code, setting=error.setting)
         self.exit_code = error.exit_code
+
+
+@contextmanager
+def named(place: str) -> Iterator[None]:
+    """Within the block a UserError begins with the file, folder or checkpoint that it is about."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (scrub(f"{place}: {error}"),)
+        raise
 
 
 def install(*packages: str) -> str:

@@ -345,6 +345,23 @@ def test_statistics_of_a_folder(setup, tmp_path, capsys):
     assert "of paths all images are read" in capsys.readouterr().err
 
 
+def test_an_image_whose_features_are_not_finite_is_named(setup, tmp_path, capsys, monkeypatch):
+    (tmp_path / "images").mkdir()
+    for i in range(5):
+        Image.new("RGB", (40, 40), (50 * i, 0, 0)).save(tmp_path / "images" / f"{i}.png")
+    compute = clip.Network.compute
+
+    def damaged(self, images):
+        found = compute(self, images)
+        found[3, 1] = np.nan
+        return found
+
+    monkeypatch.setattr(clip.Network, "compute", damaged)
+    command = ["reference", str(tmp_path / "images"), *setup.options[:1], f"out={tmp_path / 'reference.safetensors'}"]
+    assert main.run(command) == errors.REFUSED
+    assert "3.png: the features of clip" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

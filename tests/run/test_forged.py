@@ -55,7 +55,9 @@ def test_a_forged_checkpoint_is_refused(begun, tmp_path, capsys, forged):
     store.save(found.name, tensors, held.documents, held.files)
     assert store.newest_verified().path == found  # its manifest is sound
     assert tiny_runs.train(tmp_path, "training.duration=4 steps") == errors.REFUSED
-    assert said in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert said in message
+    assert f"{found.name}: the" in message
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x.safetensors", 3, None])

@@ -81,6 +81,21 @@ def test_too_many_in_a_row_stop_the_run_and_name_the_samples(toy):
         run(toy, toy.state(), toy.plan(), batches())
 
 
+def test_of_a_large_batch_the_samples_whose_own_loss_is_not_finite_are_named(toy):
+    """Not the first eight of the batch. Slots without a sample have no loss."""
+
+    def batches():
+        for index in range(20):
+            first, second = toy.batch(index, 20, valid=[1.0] * 19 + [0.0]), toy.batch(index + 100, 20)
+            if index >= 5:
+                first.draws["scale"][[17, 19]] = second.draws["scale"][3] = float("inf")
+            yield [first, second]
+
+    said = r"(?s)step 6: sample 117, sample 2103 \(of 40 the loss of these\)\n"
+    with pytest.raises(NonFiniteError, match=said):
+        run(toy, toy.state(), toy.plan(), batches())
+
+
 @pytest.mark.parametrize(("every", "stopped"), [(10**10, READ_EVERY), (7, 35)])
 def test_a_run_that_seldom_logs_is_stopped_as_well(toy, every, stopped):
     """The guard is asked every so many updates, whether numbers are read or not."""

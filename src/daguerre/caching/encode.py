@@ -9,12 +9,18 @@ from torch import Tensor
 from daguerre.build.parts import Components
 from daguerre.data.cached.rows import Row
 from daguerre.data.cached.settings import CacheSettings
-from daguerre.errors import UserError
+from daguerre.errors import Code, UserError
+
+_SHOWN = 60
+"""Letters of a caption that a message has."""
 
 
 @torch.no_grad()
-def encode_images(parts: Components, settings: CacheSettings, crops: Sequence[Tensor]) -> list[Row]:
-    """Moments of crops [3, H, W] uint8 of one shape, a row each, in the types in which they are kept."""
+def encode_images(
+    parts: Components, settings: CacheSettings, crops: Sequence[Tensor], names: Sequence[str]
+) -> list[Row]:
+    """Moments of crops [3, H, W] uint8 of one shape, a row each, in the types in which they are kept. UserError with
+    the name of the image for a number that is not finite."""
     _, height, width = crops[0].shape
     pixels_BHWC = np.empty((len(crops), height, width, 3), np.uint8)  # as batches are in memory
     for row, crop_CHW in enumerate(crops):
@@ -22,32 +28,47 @@ def encode_images(parts: Components, settings: CacheSettings, crops: Sequence[Te
     pixels_BCHW = torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2).to(parts.device)
     with parts.numerics.frozen(), torch.autocast(parts.device.type, enabled=False):
         moments = parts.family.images.encode(pixels_BCHW)
-    return _rows(moments, len(crops), settings, lambda name: name == "logvar")
+    return _rows(moments, names, settings, lambda name: name == "logvar")
 
 
 @torch.no_grad()
-def encode_texts(parts: Components, settings: CacheSettings, texts: Sequence[str]) -> list[Row]:
-    """Features of texts, likewise. One that is read in several windows is encoded alone, so that nothing pads it."""
+def encode_texts(
+    parts: Components, settings: CacheSettings, texts: Sequence[str], names: Sequence[str] = ()
+) -> list[Row]:
+    """Features of texts, likewise; a text is its own name. One that is read in several windows is encoded alone, so
+    that nothing pads it."""
     assert parts.family.text is not None
     with parts.numerics.frozen(), torch.autocast(parts.device.type, enabled=False):
         features = parts.family.text.features(parts.family.text.tokens(texts))
     if len(texts) > 1 and any(name.endswith("_mask") for name in features):
         return [row for text in texts for row in encode_texts(parts, settings, [text])]
-    return _rows(features, len(texts), settings, lambda name: True)
+    return _rows(features, [f"the caption {_shortened(text)!r}" for text in texts], settings, lambda name: True)
 
 
 def _rows(
-    tensors: Mapping[str, Tensor], count: int, settings: CacheSettings, narrow: Callable[[str], bool]
+    tensors: Mapping[str, Tensor], names: Sequence[str], settings: CacheSettings, narrow: Callable[[str], bool]
 ) -> list[Row]:
-    """Rows of tensors [count, ...]; in float16 those that are `narrow`. UserError for a number that is not finite."""
+    """Rows of tensors [B, ...], each of a sample of these names; in float16 those that are `narrow`."""
     kept = {}
     for name, tensor in tensors.items():
-        if not tensor.isfinite().all():
-            raise UserError(f"an encoder gave {name} that is not finite: its weights are damaged", code="damaged")
+        _check_finite(tensor, names, f"gives {name} that is not finite: the encoder's weights are damaged")
         if tensor.is_floating_point() and narrow(name) and settings.dtype == "auto":
             tensor = tensor.half()
-            if not tensor.isfinite().all():
-                what = f"{name} has values above float16's limit: set cache.dtype=float32"
-                raise UserError(what, code="conflict", setting="cache.dtype")
+            what = f"gives {name} with values above float16's limit: set cache.dtype=float32"
+            _check_finite(tensor, names, what, code="conflict", setting="cache.dtype")
         kept[name] = tensor.cpu().numpy()
-    return [{name: array[row] for name, array in kept.items()} for row in range(count)]
+    return [{name: array[row] for name, array in kept.items()} for row in range(len(names))]
+
+
+def _check_finite(
+    tensor: Tensor, names: Sequence[str], what: str, code: Code = "damaged", setting: str | None = None
+) -> None:
+    """UserError with the first row [B, ...] that has a number that is not finite."""
+    odd = (~tensor.isfinite()).reshape(len(names), -1).any(1).nonzero().flatten().tolist()
+    if odd:
+        more = f" (and {len(odd) - 1} more of {len(names)} that were encoded with it)" if len(odd) > 1 else ""
+        raise UserError(f"{names[odd[0]]}{more} {what}", code=code, setting=setting)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -161,8 +161,8 @@ class Filling:
 
     def _encoded_images(
         self, todo: Mapping[tuple[int, int], list[Wanted]], images: Rows | None, known: Known
-    ) -> Iterator[list[tuple[bytes, Tensor]]]:
-        """The crops to encode of one sample after the other, with their keys; notes what was found of it."""
+    ) -> Iterator[list[tuple[bytes, Tensor, str]]]:
+        """The crops to encode of one sample after the other, with their keys and its name; notes what was found."""
         facts, made, since = Facts(self.cache.url), set[bytes](), time.monotonic()
 
         def read(ones: list[Wanted]) -> tuple[Fact, dict[bytes, Tensor]]:
@@ -174,7 +174,8 @@ class Filling:
                 if of not in known and stamps is not None:
                     facts.add(todo[of][0].sample_id, int(stamps[of[1]]), fact)
                 known[of] = fact
-                yield [(key, crop) for key, crop in crops.items() if key not in made]
+                name = self.members[of[0]].source.name(of[1]) if crops else ""
+                yield [(key, crop, name) for key, crop in crops.items() if key not in made]
                 made.update(crops)
                 if time.monotonic() - since > _NOTE_SECONDS:
                     facts.flush()
@@ -213,24 +214,24 @@ class Filling:
         has = dict(zip(keys, texts.has([*keys]).tolist(), strict=True))
         todo = [key for key in keys if not has[key] and int.from_bytes(key[:8], "little") % self.ranks == self.rank]
         if todo:
-            self._work("texts", ([(key, keys[key])] for key in todo), len(todo))
+            self._work("texts", ([(key, keys[key], "")] for key in todo), len(todo))
 
-    def _work(self, name: str, groups: Iterator[list[tuple[bytes, Any]]], count: int) -> None:
+    def _work(self, name: str, groups: Iterator[list[tuple[bytes, Any, str]]], count: int) -> None:
         """Encodes what comes in groups, one a sample, and writes it."""
         half = self.cache.halves.get(name)
         act: Any = encode.encode_images if name == "images" else encode.encode_texts
         settings = self.config.cache
         folder = "" if half is None else f"{self.cache.url}/{half.folder}"
         writer, started = Writer(folder, settings.shard_mb * 1e6), time.monotonic()
-        waiting: dict[Any, list[tuple[bytes, Any]]] = {}
+        waiting: dict[Any, list[tuple[bytes, Any, str]]] = {}
         with self.present() if half else nullcontext():
             if half is not None:
                 self._describe(half)
             spoken = started
             for done, group in enumerate(groups, 1):
-                for key, value in group:
-                    alike = waiting.setdefault(getattr(value, "shape", None), [])
-                    alike.append((key, value))
+                for one in group:
+                    alike = waiting.setdefault(getattr(one[1], "shape", None), [])
+                    alike.append(one)
                     if len(alike) == settings.batch_size:
                         self._write(writer, act, alike)
                 if (now := time.monotonic()) - spoken > _SPEAK_SECONDS:
@@ -254,11 +255,10 @@ class Filling:
         document = {"half": half.name, "key": half.key, "told": half.told}
         storage_io.write(f"{self.cache.url}/{half.folder}/{ABOUT}", to_json(json.loads(json.dumps(document))))
 
-    def _write(self, writer: Writer, act: Callable[..., list[rows.Row]], alike: list[tuple[bytes, Any]]) -> None:
+    def _write(self, writer: Writer, act: Callable[..., list[rows.Row]], alike: list[tuple[bytes, Any, str]]) -> None:
         if alike:
-            for (key, _), row in zip(
-                alike, act(self.parts, self.config.cache, [value for _, value in alike]), strict=True
-            ):
+            keys, values, names = zip(*alike, strict=True)
+            for key, row in zip(keys, act(self.parts, self.config.cache, values, names), strict=True):
                 writer.add(key, row)
             alike.clear()
 

@@ -80,7 +80,7 @@ def _verify_sample(filling: Filling, one: Wanted, known: Known, found: Verified)
     pixels_HWC, size = decode.sized(image, one.settings, one.bucket)
     frames = decode.frames(size, one.settings, one.bucket, filling.config.seed, one.key)
     for frame, key in zip(frames, filling.keys(one, fact), strict=True):
-        made = encode.encode_images(filling.parts, filling.config.cache, [frame.apply(pixels_HWC)])[0]
+        made = encode.encode_images(filling.parts, filling.config.cache, [frame.apply(pixels_HWC)], [name])[0]
         _compare(images, key, made, name, found)
 
 

@@ -5,16 +5,12 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
-
 from daguerre.cli import evaluate, evaluate_options
 from daguerre.cli.evaluate_options import Options
 from daguerre.errors import UserError
 from daguerre.evaluation import blocks, reference
 from daguerre.evaluation.evaluate import FolderEvaluation
-from daguerre.evaluation.images import SourceImages
-from daguerre.evaluation.inputs import network
-from daguerre.evaluation.metric import FeatureNetwork
+from daguerre.evaluation.inputs import features_of, network
 from daguerre.evaluation.networks.dinov2 import Resize
 from daguerre.evaluation.networks.resize import Policy
 from daguerre.generation import jobs
@@ -44,10 +40,6 @@ _ACTING = {"networks", "num_images", "crop_px", "sample_seed", "out"}
 _CROPS = ("shorter_side", "square_first")
 _POLICIES: dict[str, tuple[str, ...]] = {"inception": get_args(Policy), "dinov2": get_args(Resize)}
 """Of networks: the policies of `resize`; the first is taken if none is asked for."""
-
-
-def _rows(one: FeatureNetwork, images: SourceImages, ids: range) -> np.ndarray:
-    return one.compute(images.of(ids))
 
 
 def _options(network: str, resize: str | None) -> list[dict[str, str]]:
@@ -85,7 +77,7 @@ def run(arguments: list[str]) -> int:
     data = FolderEvaluation(", ".join(asked.words), images, asked.options, out.parent).protocol
     folder = out.parent / f".{out.stem}-{data['images_sha256'][:8]}"
     kept = blocks.Blocks(folder, images.total, jobs.TaskShard())
-    features = {one.label: kept.array(one.label, partial(_rows, one, images)) for one in used}
+    features = {one.label: kept.array(one.label, partial(features_of, one, images)) for one in used}
     reference.write(out, data, {one.label: one.about for one in used}, features)
     shutil.rmtree(folder, ignore_errors=True)
     print(f"{out}: {images.total:,} images by {', '.join(features)}")

@@ -192,6 +192,11 @@ class SourceImages:
             raise UserError(f"there is {len(found)} image to measure, and statistics need two or more", code="empty")
         return found[: self.most]
 
+    def place(self, i: int) -> str:
+        """The place of an image, for people."""
+        member, number = self.places[i]
+        return member.source.name(number)
+
     @cached_property
     def names(self) -> list[str]:
         """The name of each image without folders and suffix."""

@@ -64,7 +64,7 @@ class MeasuredInputs:
 
     def features(self, network: FeatureNetwork) -> np.ndarray:
         self._check_only()
-        return self.blocks.array(f"features-{network.label}", lambda ids: network.compute(self.images.of(ids)))
+        return self.blocks.array(f"features-{network.label}", lambda ids: features_of(network, self.images, ids))
 
     def text_features(self, network: TextNetwork) -> np.ndarray:
         # Quick beside images, so one process does all of them: the one that finds the images complete.
@@ -134,6 +134,22 @@ class MeasuredInputs:
     def _check_only(self) -> None:
         if self.checking:
             raise Incomplete
+
+
+def features_of(network: FeatureNetwork, images: ImageSet, ids: range) -> np.ndarray:
+    """[len(ids), d]: features of a block. UserError with the image for numbers that are not finite: one of them would
+    make every number of its metrics NaN."""
+    rows = network.compute(images.of(ids))
+    odd = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+    if odd.size:
+        i = ids[int(odd[0])]
+        name = images.place(i) if isinstance(images, SourceImages) else f"image {i} ({images.texts[i]!r})"
+        raise UserError(
+            f"{name}: the features of {network.label} are not finite, so its weights are damaged: give other files in "
+            "networks",
+            code="damaged",
+        )
+    return rows
 
 
 def network(settings: EvaluationSettings, name: str, device: torch.device, **options: Any) -> Any:

@@ -21,7 +21,7 @@ from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
 from daguerre.config_import import in_memory
 from daguerre.config_import.base_models import PREDICTIONS
-from daguerre.errors import UserError
+from daguerre.errors import UserError, named
 from daguerre.families import catalogue
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.single_file import load as single_file_load
@@ -340,6 +340,7 @@ def load(config: Config, checkpoint: Checkpoint, raw: bool = False) -> Component
     if recorded is not None:
         recorded = {name: own for name, own in recorded.items() if name not in config.objective.beside}
     base_digests.check_same_base(recorded, base, checkpoint.name)
-    load_weights(parts.net, checkpoint.tensors["model"] | averages, saved=parts.attached.names)
-    parts.objective.learnt.load_state(checkpoint.tensors.get("objective", {}))
+    with named(checkpoint.name):
+        load_weights(parts.net, checkpoint.tensors["model"] | averages, saved=parts.attached.names)
+        parts.objective.learnt.load_state(checkpoint.tensors.get("objective", {}))
     return parts

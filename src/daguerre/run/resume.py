@@ -27,14 +27,14 @@ from daguerre.config.errors import shown
 from daguerre.data.loading.loader import Loading
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.process_group import Processes
-from daguerre.errors import UserError
+from daguerre.errors import UserError, named
 from daguerre.models.single_file import load as single_file
 from daguerre.models.weights import files
 from daguerre.remote import local_copy
 from daguerre.run import known_faults, state_io
 from daguerre.run.storage import LocalStorage, RunStorage
 from daguerre.tracking.sinks import truncate_after
-from daguerre.training.guard import misfits
+from daguerre.training.guard import check_finite, misfits
 from daguerre.training.settings import largest_divisor
 from daguerre.training.state import TrainState, adopt
 
@@ -195,7 +195,8 @@ def first_weights(attached: Attached, start: StartPoint, config: Config) -> list
             setting="init_from",
         )
     notices += [*found.notices, f"starting from the weights of {place}/{found.path.name}"]
-    return [*notices, *adopt(attached.net, Store(other.checkpoints).load(found.path).tensors, attached.names)]
+    with named(f"{place}/{found.path.name}"):
+        return [*notices, *adopt(attached.net, Store(other.checkpoints).load(found.path).tensors, attached.names)]
 
 
 def first_averages(attached: Attached, start: StartPoint, config: Config) -> dict[str, Tensor] | None:
@@ -271,6 +272,7 @@ def read_averages(path: Path, net: nn.Module, saved: Collection[str] | None = No
             code="conflict",
             setting="ema.path",
         )
+    check_finite(f"ema.path={path}: the weights", {name: found[name] for name in trained})
     return {name: found[name] for name in trained}
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from daguerre.checkpoint.shard_reader import ShardReader, opened
 from daguerre.checkpoint.sharded import ShardedStore
 from daguerre.checkpoint.shards import Groups, Shard, ShardedTensor, in_order
+from daguerre.errors import named
 from daguerre.ranks import Ranks
 from daguerre.remote.checkpoint_store import RemoteStore
 from daguerre.run.storage import LocalStorage, RunStorage
@@ -32,10 +33,10 @@ def groups(state: TrainState) -> Groups:
 
 def restore(state: TrainState, folder: Path) -> None:
     """Takes over a verified checkpoint, whatever devices saved it. UserError if it does not fit."""
-    with opened(folder) as reader:
+    with named(folder.name), opened(folder) as reader:
         found = {
-            file: {name: _read(reader, state, file, name, stored.shape) for name, stored in named.items()}
-            for file, named in reader.index.items()
+            file: {name: _read(reader, state, file, name, stored.shape) for name, stored in own.items()}
+            for file, own in reader.index.items()
         }
         state.load(found, reader.document("state"))
 

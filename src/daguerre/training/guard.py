@@ -28,24 +28,32 @@ class Guard:
 
     def __init__(self, steps: int = 0, in_a_row: int = 0) -> None:
         self._steps, self._in_a_row, self._longest = steps, in_a_row, in_a_row
-        self._unread: list[tuple[int, Tensor, list[str]]] = []
-        self._culprits: deque[tuple[int, list[str]]] = deque(maxlen=100)
+        self._seen: list[Tensor] = []
+        self._unread: list[tuple[int, Tensor, list[str], list[Tensor]]] = []
+        self._culprits: deque[tuple[int, list[str], list[str]]] = deque(maxlen=100)
+
+    def see(self, loss_B: Tensor, valid_B: Tensor) -> None:
+        """Remembers which samples of a micro-batch have a loss that is not finite, until its update is noted."""
+        self._seen.append(torch.isfinite(loss_B.detach()) | (valid_B <= 0))
 
     def note(self, step: int, finite: Tensor, micro_batches: Sequence[Batch]) -> None:
         """Remembers whether update `step` was finite (0-dim bool on the device), and its samples."""
-        self._unread.append((step, finite, [name for batch in micro_batches for name in batch.names]))
+        names = [name for batch in micro_batches for name in batch.names]
+        self._unread.append((step, finite, names, self._seen))
+        self._seen = []
 
     def counts(self) -> tuple[int, int]:
         """Non-finite updates of the run so far, and in a row up to now. Reads the device."""
-        flags = torch.stack([finite for _, finite, _ in self._unread]).tolist() if self._unread else []
-        for finite, (step, _, names) in zip(flags, self._unread, strict=True):
+        flags = torch.stack([finite for _, finite, *_ in self._unread]).tolist() if self._unread else []
+        for finite, (step, _, names, seen) in zip(flags, self._unread, strict=True):
             if finite:
                 self._in_a_row = 0
                 continue
             self._steps += 1
             self._in_a_row += 1
             self._longest = max(self._longest, self._in_a_row)
-            self._culprits.append((step, names))
+            in_order = torch.cat(seen).tolist() if seen else []
+            self._culprits.append((step, names, [name for name, own in zip(names, in_order, strict=False) if not own]))
         self._unread.clear()
         return self._steps, self._in_a_row
 
@@ -57,8 +65,9 @@ class Guard:
         everyone = sharding.gather(list(self._culprits)[-limit:])
         lines = []
         for alike in zip(*everyone, strict=True):
-            step, names = alike[0][0], [name for _, own in alike for name in own]
-            lines.append(f"  step {step}: {', '.join(names[:_NAMES_SHOWN])}" + (" ..." if names[_NAMES_SHOWN:] else ""))
+            every, odd = ([name for each in alike for name in each[kind]] for kind in (1, 2))
+            shown = ", ".join((odd or every)[:_NAMES_SHOWN]) + (" ..." if (odd or every)[_NAMES_SHOWN:] else "")
+            lines.append(f"  step {alike[0][0]}: {shown}" + (f" (of {len(every)} the loss of these)" if odd else ""))
         raise NonFiniteError(
             f"the loss or a gradient was NaN or infinite in {limit} updates in a row, so the run was stopped; its "
             "weights are those before these updates. Samples of these updates:\n" + "\n".join(lines) + "\n"
@@ -67,13 +76,14 @@ class Guard:
 
 
 def check_finite(what: str, tensors: Mapping[str, Tensor]) -> None:
-    """UserError naming the first saved tensors with NaN or infinity: the file is damaged or forged."""
+    """UserError naming the first saved tensors with NaN or infinity: the file, which the caller names, is damaged or
+    forged."""
     odd = sorted(name for name, each in tensors.items() if each.is_floating_point() and not torch.isfinite(each).all())
     if odd:
         shown = ", ".join(odd[:3]) + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")
         raise UserError(
-            f"{what} have NaN or infinity in {shown}, which is never saved by a run. Go back to another checkpoint "
-            "(resume_from_checkpoint=step-...), or start a new run",
+            f"{what} have NaN or infinity in {shown}, which no run ever saves. Use another checkpoint (a run goes on "
+            "from it with resume_from_checkpoint=step-...), or start a new run",
             code="damaged",
         )
 

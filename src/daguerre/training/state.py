@@ -98,8 +98,9 @@ class TrainState:
         )
 
     def see(self, terms: LossTerms, valid_B: Tensor) -> None:
-        """Notes the losses of a micro-batch, for the means that are logged and for the objective."""
+        """Notes the losses of a micro-batch, for the means that are logged, the guard and the objective."""
         self.meter.add_terms(terms, valid_B)
+        self.guard.see(terms.loss_B, valid_B)
         self.objective.observe(terms, valid_B)
 
     def move(self, learning_rate: float, skip: Tensor, factor: Tensor | None) -> None:
