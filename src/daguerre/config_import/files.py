@@ -91,13 +91,13 @@ def _variables(text: str) -> Tree:
                 raise UserError(f"the line {line.strip()!r} cannot be read: {error}", code="damaged") from error
             value = words[0] if words else ""
             found[match[1]] = re.sub(r"\$\{?(\w+)\}?", lambda name: found.get(name[1], ""), value)
-    extra = _options(" ".join(value for name, value in found.items() if name.endswith("EXTRA_ARGS")))
-    options = tables("simpletuner")["variables"]
-    named = {options.get(name, name.lower()): value for name, value in found.items() if not name.endswith("EXTRA_ARGS")}
-    return {name: _plain(value) for name, value in (named | extra).items()}
+    extra = options(" ".join(value for name, value in found.items() if name.endswith("EXTRA_ARGS")))
+    names = tables("simpletuner")["variables"]
+    named = {names.get(name, name.lower()): value for name, value in found.items() if not name.endswith("EXTRA_ARGS")}
+    return {name: plain(value) for name, value in (named | extra).items()}
 
 
-def _options(text: str) -> dict[str, str]:
+def options(text: str) -> dict[str, str]:
     """The options of a piece of a command line."""
     found, words = {}, shlex.split(text)
     for number, word in enumerate(words):
@@ -108,7 +108,7 @@ def _options(text: str) -> dict[str, str]:
     return found
 
 
-def _plain(text: str) -> Any:
+def plain(text: str) -> Any:
     """Text of a shell variable as a number, a switch, or text."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
@@ -125,15 +125,29 @@ def _kohya(tree: Tree, folder: Path) -> Tree:
     flat = {name: value for name, value in tree.items() if not isinstance(value, dict) or name == "general"}
     for name, value in tree.items():
         flat |= value if isinstance(value, dict) and name != "general" else {}
+    return flat | _data_sets(flat, folder)
+
+
+def _data_sets(flat: Tree, folder: Path) -> Tree:
+    """The data sets that arguments of kohya's scripts name, in a file or by folders."""
     place = flat.get("dataset_config")
-    if isinstance(place, str) and "datasets" not in flat:
+    if "datasets" in flat:
+        return {}
+    if isinstance(place, str) and place:
         found = _beside(place, folder)
         given = _parsed(found) if found else {}
-        flat |= {name: given[name] for name in ("general", "datasets") if name in given}
-    if "datasets" not in flat:
-        subsets = _subsets(flat)
-        flat |= {"datasets": [{"subsets": subsets}]} if subsets else {}
-    return flat
+        if given:
+            return {name: given[name] for name in ("general", "datasets") if name in given}
+    subsets = _subsets(flat)
+    return {"datasets": [{"subsets": subsets}]} if subsets else {}
+
+
+def _kohya_gui(tree: Tree, folder: Path) -> Tree:
+    """With the data sets of its folders or its `dataset_config`; an empty name is none."""
+    plain = tree.get("image_folder")  # of its tab for fine-tuning
+    if isinstance(plain, str) and plain and not tree.get("dataset_config") and Path(plain).expanduser().is_dir():
+        return tree | {"datasets": [{"subsets": [{"image_dir": plain}]}]}
+    return tree | _data_sets({name: value for name, value in tree.items() if value != ""}, folder)
 
 
 def _subsets(flat: Tree) -> list[Tree]:
@@ -186,6 +200,7 @@ def _list(path: Path) -> list[Any]:
 
 BESIDE = {
     "kohya's sd-scripts": _kohya,
+    "kohya's GUI": _kohya_gui,
     "SimpleTuner": _simpletuner,
     "OneTrainer": _onetrainer,
 }

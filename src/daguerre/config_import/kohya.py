@@ -1,7 +1,7 @@
 """kohya's configs: what several keys mean together. Each by itself is in kohya.yaml."""
 
-import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from daguerre.config.aliases import lora
@@ -12,23 +12,29 @@ from daguerre.config_import.reader import REQUIRED, Reading, tables
 
 TRAINER = "kohya's sd-scripts"
 TABLES = tables("kohya")
+RATE = "optimizer.learning_rate"
+OTHERS_RATE = "a factor of the rate that D-Adaptation finds: give a rate for another optimizer"
+ONE_RATE = "this optimizer has one rate for all parameters"
 
 
-def convert(reading: Reading) -> None:
+def convert(reading: Reading, family: str = "") -> None:
+    """Reads the arguments of a program of sd-scripts; `family` where the program, and not the base, says which."""
     for key, what in TABLES["others"].items():
         if peers.asks(reading.get(key)):
             raise peers.not_there(what, TRAINER)
     reading.assume({"run_name": REQUIRED, "output_dir": REQUIRED})
-    _model(reading)
+    _model(reading, family)
     pictures = _conditions(reading)
     _tokens(reading)
     folders = _folders(reading)
     peers.lay(reading, folders)
     _sources(reading, folders, pictures)
     _datasets(reading)
-    _schedule(reading)
     batches = [key for key in reading.whole if key.rpartition(".")[2] in ("batch_size", "train_batch_size")]
     sizes = (reading.get(batches[0]) if batches else 1, reading.get("gradient_accumulation_steps"))
+    _schedule(reading, folders, sizes)
+    _optimizer(reading)
+    _without_effect(reading)
     for key, path in {"max_train_epochs": "training.duration", "save_every_n_epochs": "checkpoint.every"}.items():
         if peers.asks(reading.get(key)):
             peers.length(reading, key, path, folders, sizes)
@@ -42,6 +48,8 @@ def convert(reading: Reading) -> None:
         reading.notice(key, "the data sets of that file are read with this one")
     peers.carry_known(reading, list(reading.rest))
     reading.assume(TABLES["unasked"])
+    optimizer = reading.values.get("optimizer.name")
+    reading.assume({"optimizer.weight_decay": TABLES["decays"][optimizer]} if optimizer in TABLES["decays"] else {})
 
 
 def _conditions(reading: Reading) -> str:
@@ -83,9 +91,10 @@ def _tokens(reading: Reading) -> None:
     reading.take({key: row for key, row in TABLES["tokens"].items() if peers.asks(reading.get(key))})
 
 
-def _model(reading: Reading) -> None:
+def _model(reading: Reading, family: str) -> None:
     place = reading.get("pretrained_model_name_or_path", REQUIRED)
     found = models.base(place)
+    found = replace(found, family=family or found.family)
     v = reading.get("v_parameterization") is True or (reading.get("v2") is True and "768" in str(place))
     reading.assume({"model.family": found.family, "model.pretrained_model_name_or_path": place})
     reading.carry("pretrained_model_name_or_path", "model.pretrained_model_name_or_path", why=found.doubt)
@@ -102,12 +111,11 @@ def _network(reading: Reading, family: str) -> None:
     """The LoRA, and the rates of its parts; it is added to text encoders, too, unless they are left out."""
     rank, alpha = (reading.get(key, usual) for key, usual in (("network_dim", lora.KOHYA_RANK), ("network_alpha", 1)))
     rank, alpha = (float(value or usual) for value, usual in ((rank, lora.KOHYA_RANK), (alpha, rank)))
-    given = reading.get("network_args") or []
-    words = shlex.split(given) if isinstance(given, str) else [str(each) for each in given]
+    words = peers.words(reading.get("network_args"))
     found = lora.kohya(str(reading.get("network_module")), words, int(rank), alpha)
     encoders = () if reading.get("network_train_unet_only") is True else peers.encoders(family)
     found |= {f"adapter.ranks.{name}": int(rank) for name in encoders}
-    if reading.get("network_train_text_encoder_only") is True:
+    if not _unet_is_trained(reading):
         found["adapter.ranks.unet"] = None
     ours = {path.replace("adapter.", "adapters.lora."): value for path, value in found.items()}
     reading.carry_all("network_module", {"adapters.lora.name": "lora", **ours})
@@ -120,14 +128,63 @@ def _network(reading: Reading, family: str) -> None:
 
 def _rates(reading: Reading, encoders: Sequence[str]) -> None:
     """Learning rates of the UNet and of text encoders: one for all, or one each."""
-    texts = reading.get("text_encoder_lr")
+    texts, usual = reading.get("text_encoder_lr"), reading.get("learning_rate", TABLES["unasked"][RATE])
     each = texts if isinstance(texts, list) else [texts] * len(encoders)
     rates = {f"{name}.*": rate for name, rate in zip(encoders, each, strict=False)} | {"unet.*": reading.get("unet_lr")}
+    rates = {pattern: rate for pattern, rate in rates.items() if pattern != "unet.*" or _unet_is_trained(reading)}
     given = {pattern: float(rate) for pattern, rate in rates.items() if peers.asks(rate)}
+    alike = {float(given.get(pattern, usual)) for pattern in rates}
+    one = bool(given) and len(alike) == 1 and (len(rates) > 1 or _finds_rate(reading))
     for key in ("unet_lr", "text_encoder_lr"):
-        if given and (key == "unet_lr" or encoders):
+        if _optimizer_of(reading).startswith("dadapt") and peers.asks(reading.get(key)):
+            reading.refuse(key, OTHERS_RATE)
+        elif one:
+            reading.carry(key, RATE, next(iter(alike)), "the rate of all that is trained")
+        elif given and _finds_rate(reading):
+            reading.refuse(key, ONE_RATE)
+        elif given and (key == "unet_lr" or encoders):
             reading.carry(key, "optimizer.learning_rates", given)
-        reading.notice(key, "no text encoder is trained")
+        reading.notice(key, "no text encoder is trained" if key != "unet_lr" else "learning_rate is the UNet's")
+    if one and {usual} != alike:
+        reading.notice("learning_rate", "unet_lr and text_encoder_lr are the rates of all that is trained")
+
+
+def _finds_rate(reading: Reading) -> bool:
+    """True with an optimizer that has one rate for all, which it finds."""
+    return _optimizer_of(reading).startswith(("prodigy", "dadapt"))
+
+
+def _optimizer_of(reading: Reading) -> str:
+    return str(reading.get("optimizer_type", "")).lower()
+
+
+def _unet_is_trained(reading: Reading) -> bool:
+    return reading.get("network_train_text_encoder_only") is not True
+
+
+def _optimizer(reading: Reading) -> None:
+    """Names whose meaning an optimizer changes that finds its rate itself."""
+    name = _optimizer_of(reading)
+    args = " ".join(peers.words(reading.get("optimizer_args"))).replace(" ", "").lower()
+    if name.startswith("dadapt"):
+        reading.refuse("learning_rate", OTHERS_RATE)
+        reading.refuse("optimizer_args", "of D-Adaptation, which is not supported")
+        reading.assume({RATE: REQUIRED})
+    if name == "adafactor" and "relative_step=false" not in args:
+        why = "its own rate of relative_step is not supported: optimizer.learning_rate is the rate"
+        reading.carry("optimizer_type", "optimizer.name", "adafactor", why)
+
+
+def _without_effect(reading: Reading) -> None:
+    """Names that nothing reads beside the values of others."""
+    for names, other in TABLES["of_others"].items():
+        if not peers.asks(reading.get(other)):
+            reading.note(names.split(", "), f"no effect without {other}")
+    if str(reading.get("loss_type", "l2")) == "l2":
+        reading.note(["huber_c", "huber_scale", "huber_schedule"], "no effect with loss_type=l2")
+    for name in ("sample_prompts", "vae", "lr_scheduler_args", "optimizer_args", "reg_data_dir", "dataset_config"):
+        if not peers.asks(reading.get(name)):
+            reading.notice(name, "nothing is given")
 
 
 def _text_encoders(reading: Reading, family: str) -> None:
@@ -137,14 +194,19 @@ def _text_encoders(reading: Reading, family: str) -> None:
         reading.carry_all("clip_skip", values, "counted from 1 there")
     reading.notice("clip_skip", "SDXL always reads the layer before the last")
     trained = reading.get("train_text_encoder") is True
-    reading.carry_all("train_text_encoder", {f"model.train_{name}": trained for name in peers.encoders(family)})
     rates = {"learning_rate_te": "text_encoder.*", "learning_rate_te1": "text_encoder.*"}
     rates |= {"learning_rate_te2": "text_encoder_2.*"} if family == "sdxl" else {}
+    frozen = {rates[key].removesuffix(".*") for key in rates if reading.get(key) == 0}  # a rate of 0 freezes there
+    on = {f"model.train_{name}": trained and name not in frozen for name in peers.encoders(family)}
+    reading.carry_all("train_text_encoder", on)
     given = {rates[key]: reading.get(key) for key in rates if peers.asks(reading.get(key))}
     for key in rates:
-        if trained and given:
+        alike = reading.get(key) == reading.get("learning_rate")
+        if trained and rates[key] in given and _finds_rate(reading):
+            reading.notice(key, "learning_rate is the same") if alike else reading.refuse(key, ONE_RATE)
+        elif trained and rates[key] in given:
             reading.carry(key, "optimizer.learning_rates", given)
-        reading.notice(key, "no text encoder is trained")
+        reading.notice(key, "this text encoder is not trained")
 
 
 def _folders(reading: Reading) -> list[Folder]:
@@ -196,8 +258,9 @@ def _sources(reading: Reading, folders: list[Folder], pictures: str) -> None:
             reading.assume_over({f"{folder.place}.captions.prefix": f"{prefix} "})
         if folder.regular and weight != 1 and len(folders) > 1:
             reading.assume_over({f"{folder.place}.loss_weight": weight})
-    if folders:
-        reading.notice("prior_loss_weight", "the loss_weight of class images")
+    regular = len(folders) > 1 and any(folder.regular for folder in folders)
+    no_effect = "no effect: there are no class images"
+    reading.notice("prior_loss_weight", "the loss_weight of class images" if regular else no_effect)
 
 
 def _datasets(reading: Reading) -> None:
@@ -256,15 +319,25 @@ def _side(value: Any) -> int | None:
     return round((sides[0] * sides[-1]) ** 0.5) if len(sides) in (1, 2) and min(sides) > 0 else None
 
 
-def _schedule(reading: Reading) -> None:
-    steps, warmup = reading.get("max_train_steps", 1600), reading.get("lr_warmup_steps")
-    if str(reading.get("lr_scheduler")) == "constant":
+def _schedule(reading: Reading, folders: Sequence[Folder], sizes: tuple[Any, Any]) -> None:
+    """Lengths of the schedule, which may be shares of the run; names that its kind does not read."""
+    kind, epochs = str(reading.get("lr_scheduler", "constant")), reading.get("max_train_epochs")
+    steps = reading.get("max_train_steps", 1600)
+    for key, kinds in TABLES["of_schedules"].items():
+        if kind not in kinds:
+            reading.notice(key, f"no effect with lr_scheduler={kind}")
+    if kind == "constant":
         reading.notice("lr_warmup_steps", "lr_scheduler=constant has no warm-up")
     for key, path in {"lr_warmup_steps": "lr_scheduler.warmup", "lr_decay_steps": "lr_scheduler.decay"}.items():
         share = reading.get(key)
-        if isinstance(share, float) and 0 < share < 1 and isinstance(steps, int):
-            if peers.asks(reading.get("max_train_epochs")):
-                reading.refuse(key, "a share of a run whose length is given in epochs: give lr_scheduler.warmup")
+        if not isinstance(share, float) or not 0 < share <= 1:
+            continue
+        if peers.asks(epochs):
+            length = peers.updates_of(folders, epochs * share, *sizes) if isinstance(epochs, int | float) else None
+            why = f"a share of {epochs} epochs of these folders, on one device"
+            reading.carry(key, path, length, why) if length else reading.refuse(key, f"a share of {epochs} epochs, "
+                f"whose images cannot be counted from here: set {path}")  # fmt: skip
+        elif isinstance(steps, int):
             reading.carry(key, path, f"{int(share * steps)} steps", f"a share of {steps} updates")
-    if warmup in (None, 0, 0.0):
+    if reading.get("lr_warmup_steps") in (None, 0, 0.0):
         reading.carry("lr_warmup_steps", "lr_scheduler.warmup", "0 steps")

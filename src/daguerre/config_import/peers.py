@@ -4,6 +4,7 @@ Keys that mean what they mean on the command line are read by its tables; folder
 """
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -32,6 +33,11 @@ def carry_known(reading: Reading, keys: Iterable[str]) -> None:
 def asks(value: Any) -> bool:
     """True for a value that asks for anything."""
     return value not in (None, "", 0, False, "none", "None", "null", "false", "False") and value not in ([], {})
+
+
+def words(given: Any) -> list[str]:
+    """The words of a list of arguments, which may be written as a text."""
+    return shlex.split(given) if isinstance(given, str) else [str(each) for each in given or []]
 
 
 def not_there(what: str, trainer: str) -> UserError:

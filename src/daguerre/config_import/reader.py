@@ -108,6 +108,11 @@ class Reading:
         if key in self.rest:
             self._say(key, "refused", text)
 
+    def echo(self, key: str, line: Line) -> None:
+        """The outcome of another key, in which this one was read."""
+        if key in self.rest:
+            self._say(key, line.kind, line.text)
+
     def take(self, table: Mapping[str, Any], prefix: str = "") -> None:
         """Reads the keys that a table names, below a prefix."""
         for names, meanings in table.items():

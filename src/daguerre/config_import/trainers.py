@@ -10,6 +10,7 @@ from daguerre.config.recipe import Tree
 from daguerre.config_import import (
     ai_toolkit,
     kohya,
+    kohya_gui,
     maxdiffusion,
     mindone,
     onetrainer,
@@ -25,6 +26,7 @@ CONVERT = {
     "MindOne": mindone.convert,
     "open-diffusion": open_diffusion.convert,
     "Stable Cascade": stable_cascade.convert,
+    "kohya's GUI": kohya_gui.convert,
     "kohya's sd-scripts": kohya.convert,
     "OneTrainer": onetrainer.convert,
     "ai-toolkit": ai_toolkit.convert,
@@ -41,7 +43,18 @@ def converted(trainer: str, tree: Tree, source: str) -> Reading:
     except UserError as error:
         raise UserError(f"{source}: {error}", code=error.code, setting=error.setting) from error
     reading.finish()
+    _without_decay(reading)
     return reading
+
+
+def _without_decay(reading: Reading) -> None:
+    """Takes away what is spared by a weight decay of 0, which is refused as a setting without effect."""
+    name = str(reading.values.get("optimizer.name", "adamw"))
+    fields = plugins.find("optimizers", name).Settings.model_fields if name in plugins.names("optimizers") else {}
+    usual = fields["weight_decay"].default if "weight_decay" in fields else None
+    if str(reading.values.get("optimizer.weight_decay", usual)) in ("0", "0.0"):
+        for values in (reading.values, reading.assumed):
+            values.pop("optimizer.weight_decay_exclude", None)
 
 
 def is_later(values: Tree) -> bool:

@@ -1,8 +1,9 @@
 """LoRAs as other trainers name them, in our settings: for the tables of names, and for configs."""
 
 import json
+import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from daguerre.config.aliases.values import NOTHING_ASKED, Meaning, number, one
@@ -12,11 +13,16 @@ _KINDS = {"lora": "lora", "locon": "lora", "loha": "loha", "lokr": "lokr"}
 """LyCORIS' algorithms, and kinds of ours."""
 _PRESETS = {"full": "attention+ff+conv", "attn-mlp": "attention+ff", "attn-only": "attention"}
 """LyCORIS' presets, and the layers that they are."""
+_LYCORIS = "lycoris.kohya"
 _WITH_KERNEL = ("conv[12]", "*samplers.*.conv")
 """The convolutions of 3 x 3, which have numbers of their own there."""
 _OFF = {"rank_dropout": "0", "module_dropout": "0", "train_norm": "false", "use_tucker": "false", "use_cp": "false"}
-_OFF |= {"factor": "-1", "decompose_both": "false", "use_scalar": "false", "bypass_mode": "false"}
+_OFF |= {"factor": "-1", "decompose_both": "false", "use_scalar": "false", "rank_dropout_scale": "false"}
 """Arguments of a network that are not here, and the value with which they ask for nothing."""
+_MODULES: dict[str, dict[str, Any]] = {"networks.lora": {}, "networks.lora_fa": {"adapter.lora_fa": True}, _LYCORIS: {}}
+"""Networks of kohya's scripts, and settings that they have beside others."""
+_SAME = ("bypass_mode",)
+"""Arguments that choose how the same product is computed."""
 KOHYA_RANK, KOHYA_ALPHA = 4, 1
 """Of kohya's scripts, where nothing is said."""
 
@@ -26,17 +32,20 @@ def kohya(module: str, arguments: Sequence[str], rank: int, alpha: float) -> dic
 
     UserError for a network or an argument that is not here.
     """
-    given = {name.strip(): value.strip() for name, _, value in (each.partition("=") for each in arguments)}
-    is_lycoris = module.startswith("lycoris")
-    if module not in ("networks.lora", "lycoris.kohya"):
-        raise UserError(f"network_module={module}: there are networks.lora and lycoris.kohya", code="unsupported")
+    given = parted(arguments)
+    is_lycoris = module == _LYCORIS
+    if module not in _MODULES:
+        there = "networks.lora and lycoris.kohya, and networks.lora_fa"
+        raise UserError(f"network_module={module}: there are {there}", code="unsupported")
     algorithm, preset = given.pop("algo", "lora").lower(), given.pop("preset", "full" if is_lycoris else "attn-mlp")
     if algorithm not in _KINDS or preset not in _PRESETS:
         allowed = f"algo={'|'.join(_KINDS)} and preset={'|'.join(_PRESETS)}"
         raise UserError(f"network_args: algo={algorithm} preset={preset}: there are {allowed}", code="unsupported")
     kind = "dora" if _is_on(given.pop("dora_wd", "")) else _KINDS[algorithm]
     kind = "rslora" if _is_on(given.pop("rs_lora", "")) else kind
-    found: dict[str, Any] = {"adapter.rank": rank, "adapter.alpha": alpha, "adapter.kind": kind}
+    found: dict[str, Any] = {"adapter.rank": rank, "adapter.alpha": alpha, "adapter.kind": kind} | _MODULES[module]
+    if not number("network_args: conv_dim", given.get("conv_dim", "1")):  # LyCORIS then takes the network's own rank
+        given = {name: value for name, value in given.items() if name not in ("conv_dim", "conv_alpha")}
     found["adapter.targets"] = "attention+ff+conv" if "conv_dim" in given else _PRESETS[preset]
     of_conv = given.pop("conv_dim", str(rank)), given.pop("conv_alpha", str(alpha if is_lycoris else KOHYA_ALPHA))
     for name, text, usual in zip(("rank", "alpha"), of_conv, (rank, alpha), strict=True):
@@ -47,16 +56,34 @@ def kohya(module: str, arguments: Sequence[str], rank: int, alpha: float) -> dic
         found["adapter.dropout"] = dropout
     for name in [name for name in given if name in _RATIOS]:
         found |= {path: json.loads(text) for path, text in ratio(name, given.pop(name), _RATIOS[name]).values}
-    for name, value in given.items():
-        if value.lower() not in (_OFF.get(name), "none"):
-            raise UserError(f"network_args: {name}={value} is not supported", code="unsupported")
+    for name, value in lost(given).items():
+        raise UserError(f"network_args: {name}={value} is not supported", code="unsupported")
     return found
+
+
+def parted(arguments: Sequence[str]) -> dict[str, str]:
+    """Arguments of a network, such as `conv_dim=4`, by name."""
+    return {name.strip(): value.strip() for name, _, value in (each.partition("=") for each in arguments)}
+
+
+def lost(given: Mapping[str, str]) -> dict[str, str]:
+    """The arguments of a network that ask for what is not here."""
+    others = {name: value for name, value in given.items() if name not in (*_KNOWN, *_RATIOS, *_SAME)}
+    return {name: value for name, value in others.items() if not _is_off(name, value.lower())}
+
+
+def _is_off(name: str, text: str) -> bool:
+    """True for a value that asks for nothing, such as 0.0 for 0."""
+    off = _OFF.get(name)
+    numbers = re.fullmatch(r"-?\d+(\.0*)?", text) and off and re.fullmatch(r"-?\d+", off)
+    return text in (off, "none", "") or bool(numbers and float(text) == float(off or 0))
 
 
 def _is_on(text: str) -> bool:
     return text.lower() in ("true", "1")
 
 
+_KNOWN = ("algo", "preset", "dora_wd", "rs_lora", "conv_dim", "conv_alpha", "dropout")
 _RATIOS = {
     "loraplus_lr_ratio": "*.lora_B.*",
     "loraplus_unet_lr_ratio": "unet.*.lora_B.*",
