@@ -14,7 +14,8 @@ from daguerre.config import recipe
 from daguerre.config.aliases import foreign
 from daguerre.config_import.reader import UNKNOWN
 
-KEYS = json.loads((Path(__file__).parents[1] / "support/trainer_keys/kohya_gui.json").read_text(encoding="utf-8"))["keys"]
+RECORDED = Path(__file__).parents[1] / "support/trainer_keys/kohya_gui.json"
+KEYS = json.loads(RECORDED.read_text(encoding="utf-8"))["keys"]
 LORA: dict[str, Any] = {
     "LoRA_type": "Standard", "network_dim": 32, "network_alpha": 16, "pretrained_model_name_or_path": "m.safetensors",
     "train_data_dir": "sets", "max_resolution": "512,512", "epoch": 10, "train_batch_size": 2, "learning_rate": 1e-4,
@@ -54,7 +55,7 @@ def convert(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("tab", TABS)
 def test_every_field_of_every_tab_is_told(convert, tab):
-    empty = {key: "" for key in KEYS[tab]}
+    empty = dict.fromkeys(KEYS[tab], "")
     assert foreign.trainer(empty) == "kohya's GUI"
     _, lines = convert(empty | TABS[tab])
     assert {key for key in lines if not key.startswith("datasets.")} >= {*KEYS[tab], *TABS[tab]}
@@ -106,7 +107,7 @@ def test_lengths_are_those_that_the_gui_counts(convert):
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"LoRA_type": "Kohya LoCon", "conv_dim": 8, "conv_alpha": 4}, {"kind": "lora", "targets": "attention+ff+conv"}),
+        ({"LoRA_type": "Kohya LoCon", "conv_dim": 8, "conv_alpha": 4}, {"targets": "attention+ff+conv"}),
         ({"LoRA_type": "Kohya LoCon", "conv_dim": 0, "conv_alpha": 1}, {"kind": "lora", "targets": "attention+ff"}),
         ({"LoRA_type": "LyCORIS/LoCon", "LyCORIS_preset": "full", "conv_dim": 0}, {"targets": "attention+ff+conv"}),
         ({"LoRA_type": "LyCORIS/LoHa", "LyCORIS_preset": "attn-mlp"}, {"kind": "loha", "targets": "attention+ff"}),
@@ -133,9 +134,10 @@ def test_what_no_network_here_has_is_lost_by_its_field(convert):
 
 def test_values_without_effect_do_not_stop_it(convert):
     idle = {
-        "lr_scheduler_power": 1, "lr_scheduler_num_cycles": 3, "prior_loss_weight": 0.5, "sample_prompts": "", "vae": "",
+        "lr_scheduler_power": 1, "lr_scheduler_num_cycles": 3, "prior_loss_weight": 0.5, "vae": "",
         "huber_c": 0.1, "huber_schedule": "snr", "loss_type": "l2", "multires_noise_discount": 0.3, "reg_data_dir": "",
         "noise_offset": 0, "noise_offset_random_strength": True, "adaptive_noise_scale": 0.1, "optimizer_args": "",
+        "sample_prompts": "",
         "optimizer": "Prodigy", "learning_rate": 1, "unet_lr": 1, "text_encoder_lr": 1, "max_train_epochs": "",
     }  # fmt: skip
     values, lines = convert(LORA | idle)

@@ -187,14 +187,14 @@ def _network(fields: _Fields) -> dict[str, str]:
     found = TABLES["network"].get(TABLES["older"].get(name, name))
     if found is None:
         raise peers.not_there(f"a network of LoRA_type {name}", TRAINER)
-    called = {field: TABLES["arguments_of_network"].get(field, field) for field in found["fields"]}
-    given = {called[field]: str(fields.get(field)) for field in called if fields.get(field) not in OFF}
-    ratios = [key for key in fields.reading.whole if key.startswith("loraplus_")]
-    given |= {key: str(fields.get(key)) for key in ratios if fields.get(key)} | ({"algo": found["algo"]} if "algo" in found else {})
+    called = {key: TABLES["arguments_of_network"].get(key, key) for key in found["fields"]}
+    called |= {key: key for key in fields.reading.whole if key.startswith("loraplus_")}
+    given = {name: str(fields.get(key)) for key, name in called.items() if fields.get(key) not in OFF}
+    given |= {"algo": found["algo"]} if "algo" in found else {}
     lost = lora.lost(given)
     fields.put("network_module", found["module"], "LoRA_type")
-    fields.put("network_args", [f"{key}={value}" for key, value in given.items() if key not in lost], *called, *ratios)
-    for key in {field for each in TABLES["network"].values() for field in each["fields"]} - set(called):
+    fields.put("network_args", [f"{key}={value}" for key, value in given.items() if key not in lost], *called)
+    for key in {key for each in TABLES["network"].values() for key in each["fields"]} - set(called):
         fields.reading.notice(key, f"not of LoRA_type {name}")
     for key in ("train_on_input", "constrain", "rescaled", "unit"):
         fields.reading.notice(key, f"not of LoRA_type {name}")
@@ -205,7 +205,7 @@ def _network(fields: _Fields) -> dict[str, str]:
     fields.put("network_train_text_encoder_only", bool(text and not unet), "unet_lr")
     older = fields.reading.get("lora_network_weights")
     fields.put("network_weights", older or fields.get("network_weights"), "lora_network_weights")
-    return {field: lost[called[field]] for field in called if called[field] in lost}
+    return {key: lost[name] for key, name in called.items() if name in lost}
 
 
 def _samples(fields: _Fields) -> None:

@@ -33,8 +33,8 @@ Reads a config of another trainer, detects which one, writes a recipe, and lists
 
 Understood are MaxDiffusion's flat files (base14.yml, base_xl.yml ...), MindOne SDXL's trees of target and params,
 open-diffusion's groups with ??? and interpolation, Stable Cascade's configs; and kohya's TOML (with its
-dataset_config) and the JSON of its GUI, OneTrainer's JSON, ai-toolkit's YAML and JSON, SimpleTuner's JSON and config.env. What must be given
-there must be given here, and is named at the end. Refused keys do not stop it.
+dataset_config) and the JSON of its GUI, OneTrainer's JSON, ai-toolkit's YAML and JSON, SimpleTuner's JSON and
+config.env. What must be given there must be given here, and is named at the end. Refused keys do not stop it.
 
 Exit code 0: the recipe is written and passes the check (but for what must be given). 2: it cannot be trained, because
 its family is not supported yet, in which case it is still written; or because a value of the
