@@ -169,7 +169,9 @@ def _lengths(fields: _Fields) -> None:
 
 def _noise(fields: _Fields) -> None:
     """One kind of noise of two, in the tab of networks."""
-    kinds = {"Original": ("noise_offset", "noise_offset_random_strength", "adaptive_noise_scale")}
+    kinds: dict[str, tuple[str, ...]] = {
+        "Original": ("noise_offset", "noise_offset_random_strength", "adaptive_noise_scale")
+    }
     kinds |= {"Multires": ("multires_noise_iterations", "multires_noise_discount")}
     chosen = fields.get("noise_offset_type") or "Original"
     for kind, names in kinds.items() if fields.tab == "lora" else ():
