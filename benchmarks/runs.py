@@ -26,7 +26,6 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-
 from daguerre.evaluation.formulas.bootstrap import interval
 
 

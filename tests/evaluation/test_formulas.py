@@ -12,7 +12,7 @@ from outside_inputs import pair, vectors
 from recorded_metrics import recorded
 
 from daguerre import keys
-from daguerre.evaluation.formulas import bootstrap, frechet, kernels, neighbours, pairs
+from daguerre.evaluation.formulas import frechet, kernels, neighbours, pairs
 from daguerre.evaluation.formulas.frechet import Moments
 
 OUTSIDE = recorded()
@@ -138,13 +138,6 @@ def test_psnr_and_ssim_against_torchmetrics():
 def test_psnr_of_a_known_difference():
     assert pairs.psnr(BLACK, BLACK + np.uint8(255)) == 0
     assert pairs.psnr(BLACK, BLACK + np.uint8(1)) == pytest.approx(20 * np.log10(255))
-
-
-def test_bootstrap_interval_of_a_mean_is_that_of_the_normal_law():
-    x = normal(400, 1)[:, 0]
-    low, high = bootstrap.interval(lambda rows: float(x[rows].mean()), len(x), 2000)
-    assert high - low == pytest.approx(2 * 1.96 * x.std() / 20, rel=0.06)
-    assert low < x.mean() < high
 
 
 def test_the_numbers_of_the_page_are_these():

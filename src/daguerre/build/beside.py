@@ -55,11 +55,10 @@ def _network(name: str, own: Any, seed: int) -> nn.Module:
             code="missing",
             setting=f"{setting}.path",
         )
-    tensors, digest = found
-    if own.digest is not None and not digest.startswith(own.digest):
+    if own.digest is not None and not found.digest.startswith(own.digest):
         raise UserError(
-            f"{own.path} has the weights {digest}, and {setting}.digest={own.digest} asks for others",
+            f"{own.path} has the weights {found.digest}, and {setting}.digest={own.digest} asks for others",
             code="changed",
             setting=f"{setting}.digest",
         )
-    return lpips.filled(tensors)
+    return lpips.filled(found.tensors)

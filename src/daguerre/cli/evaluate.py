@@ -53,7 +53,6 @@ what was not measured before. Nothing is downloaded: say where the weights of th
   protocol=coco30k         a shipped protocol or a YAML file of these settings
   --follow                 measures the checkpoints of a run as they come, in this process; follow=all takes every one
   keep_images=false        removes the images when they are measured
-  bootstrap=200            of A B: times that samples are drawn again for the intervals
   shard=I/N                part I of N; under torchrun or srun each process its own part
   out=FOLDER               default: RUN/evaluations; of A B: a page to write, such as out=comparison.html
 
@@ -67,13 +66,12 @@ def run(arguments: list[str]) -> int:
     """Measures what the command line asks for. Returns 0 or the code of a signal; UserError."""
     asked = evaluate_options.read(arguments)
     if len(asked.words) == 2:
-        asked.refuse({*Options.model_fields} - {"bootstrap", "out"}, "a comparison of results that are there")
+        asked.refuse({*Options.model_fields} - {"out"}, "a comparison of results that are there")
         if asked.rest:
             raise UserError(f"{asked.rest[0]} has no effect on a comparison: remove it", code="conflict")
-        return compare.run(*asked.words, times=asked.options.bootstrap, out=asked.options.out)
+        return compare.run(*asked.words, out=asked.options.out)
     if len(asked.words) != 1:
         raise UserError("give one run, pipeline or folder of images; or two runs to compare", code="missing")
-    asked.refuse(["bootstrap"], "an evaluation: it is for the comparison of two")
     if asked.options.follow is None:
         asked.refuse(["every_seconds", "patience_seconds"], "an evaluation without --follow")
     part = jobs.task_shard(asked.options.shard)
@@ -104,8 +102,12 @@ def _evaluate(asked: Arguments, part: TaskShard, stop: Callable[[], bool]) -> in
             jobs_of = evaluations(asked, model, root, part, stop)
             follow.follow(jobs_of, followed, policy, every_seconds, asked.options.patience_seconds)
     else:
-        for one in evaluations(asked, model, root, part, stop):
-            show(one.run(), one.folder.path)
+        several = evaluations(asked, model, root, part, stop)
+        for one in several:
+            found = one.run()
+            if len(several) > 1:
+                print(f"guidance {one.config.sampling.guidance_scale:g}")
+            show(found, one.folder.path)
             follow.refresh_page(one)
     if model.run is not None and model.trained is not None and local_copy.origin(model.run.path) is None:
         trackers.send_late(model.trained, model.run, print)

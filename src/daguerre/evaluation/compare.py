@@ -1,7 +1,7 @@
-"""Compares two evaluations of one protocol, with confidence intervals by the bootstrap over samples.
+"""Compares two evaluations of one protocol, with confidence intervals by the jackknife over samples.
 
-Only equal numbers of images are compared: most metrics change with it. Where both saw the same prompts and seeds, both
-are drawn again with the same samples, so that what they share does not blur the difference.
+Only equal numbers of images are compared: most metrics change with it. Both saw the same prompts and seeds, and the
+same samples are left out of both, so that what they share does not blur the difference.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from daguerre import keys, plugins
+from daguerre import plugins
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.errors import UserError
 from daguerre.evaluation import losses, reference, results
-from daguerre.evaluation.formulas import bootstrap
+from daguerre.evaluation.formulas import jackknife
 from daguerre.evaluation.reference import Statistics
 from daguerre.evaluation.result import Row
 from daguerre.remote import local_copy
@@ -69,91 +69,113 @@ class Difference:
     row: Row
     """Of the first."""
     other: float
-    low: float
-    high: float
-    """Interval of `other` - `row.value`."""
+    interval: tuple[float, float] | None
+    """Of `other` - `row.value`, at 95 %; None where there is none that holds what it says."""
+    warning: str = ""
+    """Why the numbers may mislead, if they may."""
 
     def shown(self) -> Compared:
         """For people."""
         factor, unit, digits = (100.0, " %", 4) if self.row.share else (1.0, "", 6)
-        a, b, low, high = (factor * value for value in (self.row.value, self.other, self.low, self.high))
+        a, b = factor * self.row.value, factor * self.other
+        first, second, difference = f"{a:.{digits}g}{unit}", f"{b:.{digits}g}{unit}", f"{b - a:+.4g}"
+        if self.interval is None:
+            return Compared(self.row.name, first, second, difference, "no interval", None, None)
+        low, high = (factor * value for value in self.interval)
         sign = {"higher": 1, "lower": -1}.get(self.row.better, 0)
         verdict = "no clear difference"
         if sign and (low > 0 or high < 0):
             verdict = "B is better" if sign * (b - a) > 0 else "A is better"
-        difference = f"{b - a:+.4g} ({low:+.4g} to {high:+.4g})"
-        return Compared(self.row.name, f"{a:.{digits}g}{unit}", f"{b:.{digits}g}{unit}", difference, verdict, low, high)
+            verdict = "differ, and too few images to say which is better" if self.warning else verdict
+        difference += f" ({low:+.4g} to {high:+.4g})"
+        return Compared(self.row.name, first, second, difference, verdict, low, high)
 
 
-def run(first: str, second: str, times: int, out: str | None = None) -> int:
+def run(first: str, second: str, out: str | None = None) -> int:
     """Prints the comparison of two runs, or of two folders of results, and writes it as a page if `out` names one.
     UserError where they cannot be compared."""
     a, b = _chosen(_found(first), _found(second), (first, second))
     what = f"{a.protocol['images']:,} images each"
-    note = f"95 % intervals of the difference, samples drawn again {times} times"
+    note = "in brackets: 95 % intervals of the difference, by leaving out samples"
     print(f"A: {a.folder}\nB: {b.folder}\n{what}; {note}")
     tables: dict[str, list[Compared]] = {}
-    for found in differences(a, b, times):
+    warnings: dict[str, str] = {}
+    for found in differences(a, b):
         if found.table not in tables:
             print(found.table)
         one = found.shown()
         tables.setdefault(found.table, []).append(one)
         print(f"  {one.name:22}A {one.first}, B {one.second}, B - A {one.difference}: {one.verdict}")
+        if found.warning and found.table not in warnings:
+            warnings[found.table] = found.warning
+            print(f"  warning: {found.warning}")
     if left := [name for name in a.tables if name in b.tables and name not in tables]:
         print(f"not compared, as the settings, the reference or the numbers of images differ: {', '.join(left)}")
     if not tables:
         raise UserError("no metric was measured in the same way for both (networks, digests, reference)", code="empty")
     if out is not None:
         names = (str(a.folder), str(b.folder))
-        write_bytes_atomically(Path(out).expanduser(), comparison.render(names, what, tables, note).encode())
+        page = comparison.render(names, what, tables, warnings, note)
+        write_bytes_atomically(Path(out).expanduser(), page.encode())
         print(f"page: {out}")
     return 0
 
 
-def differences(a: Evaluation, b: Evaluation, times: int) -> Iterator[Difference]:
+def differences(a: Evaluation, b: Evaluation) -> Iterator[Difference]:
     """Each number of the tables that both have, measured with the same settings, networks and reference."""
     for table, document in a.tables.items():
         other = b.tables.get(table)
         if other is None or any(document[each] != other[each] for each in ("count", "made_with")):
             continue
         others = {row["name"]: row["value"] for row in other["rows"]}
-        drawn = _drawn(a, b, table, times)
-        for each in document["rows"]:
-            row = Row(**each)
-            low, high = np.quantile([one[row.name] for one in drawn], [0.025, 0.975])
-            yield Difference(table, row, others[row.name], float(low), float(high))
+        rows = [Row(**each) for each in document["rows"] if each["name"] in others]
+        intervals = _intervals(a, b, table, {row.name: (row.value, others[row.name]) for row in rows})
+        for row in rows:
+            yield Difference(table, row, others[row.name], intervals.get(row.name), document.get("warning", ""))
 
 
-def _drawn(a: Evaluation, b: Evaluation, table: str, times: int) -> list[dict[str, float]]:
-    """The differences of a table's numbers, each time on samples that are drawn again."""
-    own = a.tables[table]["made_with"]["settings"]
+def _intervals(
+    a: Evaluation, b: Evaluation, table: str, values: Mapping[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    """The interval of each difference of a table that has one."""
+    count = a.tables[table]["count"]
+    if count < jackknife.FEWEST:
+        return {}
+    group_N = jackknife.groups(count)
+    try:
+        one, two = (_of_groups(each, table, group_N) for each in (a, b))
+        with Counter(f"intervals of {table}", jackknife.EVALUATIONS, unit="times") as counter:
+
+            def difference(kept_G: np.ndarray) -> dict[str, float]:
+                first, second = one(kept_G), two(kept_G)
+                counter.add(1)
+                return {name: second[name] - first[name] for name in first}
+
+            widths = jackknife.half_widths(difference)
+    except _NoSamples:
+        return {name: jackknife.share_interval(*pair, count) for name, pair in values.items()}
+    return {
+        name: (pair[1] - pair[0] - widths[name], pair[1] - pair[0] + widths[name])
+        for name, pair in values.items()
+        if name in widths
+    }
+
+
+def _of_groups(one: Evaluation, table: str, group_N: np.ndarray) -> jackknife.Statistic:
+    """The numbers of a table by the samples of some groups."""
+    own = one.tables[table]["made_with"]["settings"]
     metric = plugins.find("metrics", own["name"])
     settings = metric.Settings.model_validate(own)
-
-    def at(one: Evaluation, rows: np.ndarray) -> dict[str, float]:
-        found: dict[str, float] = metric.evaluate(settings, StoredInputs(one, table, rows))[table].values()
+    if hasattr(metric, "of_groups"):
+        found: jackknife.Statistic = metric.of_groups(settings, StoredInputs(one, table, slice(None)), group_N)
         return found
 
-    found = []
-    with Counter(f"bootstrap of {table}", times, unit="draws") as counter:
-        for rows in bootstrap.draws(a.tables[table]["count"], times):
-            try:
-                one, two = at(a, rows), at(b, rows)
-            except _NoSamples:
-                return [_binomial(a, b, table, number) for number in range(times)]
-            found.append({name: two[name] - one[name] for name in one})
-            counter.add(1)
-    return found
+    def at(kept_G: np.ndarray) -> Mapping[str, float]:
+        rows = np.flatnonzero(kept_G[group_N])
+        values: dict[str, float] = metric.evaluate(settings, StoredInputs(one, table, rows))[table].values()
+        return values
 
-
-def _binomial(a: Evaluation, b: Evaluation, table: str, number: int) -> dict[str, float]:
-    """One draw of the differences of shares, of which only the shares were kept."""
-    values = []
-    for side, one in enumerate((a, b)):
-        document = one.tables[table]
-        uniforms = keys.uniforms(side, "bootstrap of shares", number, count=document["count"])
-        values.append({row["name"]: float((uniforms < row["value"]).mean()) for row in document["rows"]})
-    return {name: values[1][name] - values[0][name] for name in values[0]}
+    return at
 
 
 class _NoSamples(Exception):
@@ -174,7 +196,7 @@ class StoredInputs:
 
     one: Evaluation
     table: str
-    rows: np.ndarray
+    rows: np.ndarray | slice
     redraw: None = None
 
     @property

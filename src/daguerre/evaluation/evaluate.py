@@ -277,7 +277,11 @@ def measure(settings: EvaluationSettings, inputs: MeasuredInputs) -> dict[str, R
             waits = True
             continue
         own_settings = {"settings": own.model_dump(mode="json")}
-        found |= {table: replace(one, made_with={**one.made_with, **own_settings}) for table, one in tables.items()}
+        asked = None if own.own_samples or inputs.images.total >= settings.num_images else settings.num_images
+        found |= {
+            table: replace(one, made_with={**one.made_with, **own_settings}, asked=asked)
+            for table, one in tables.items()
+        }
     return None if waits else found
 
 

@@ -109,7 +109,7 @@ def _measured(jobs: Sequence[ModelEvaluation], followed: Followed, names: Sequen
         try:
             checkpoint = load.read(Store(followed.path(name).parent), followed.path(name))
             for job in jobs:
-                _measure(replace(job, checkpoint=checkpoint))
+                _measure(replace(job, checkpoint=checkpoint), len(jobs) > 1)
         except Held:
             continue
         except (CheckpointError, FileNotFoundError) as error:
@@ -120,7 +120,7 @@ def _measured(jobs: Sequence[ModelEvaluation], followed: Followed, names: Sequen
     return None
 
 
-def _measure(job: ModelEvaluation) -> None:
+def _measure(job: ModelEvaluation, one_of_several: bool) -> None:
     assert job.checkpoint is not None
     if results.has(job.folder.path, job.settings):
         return
@@ -129,7 +129,9 @@ def _measure(job: ModelEvaluation) -> None:
     for name, result in (found or {}).items():
         numbers = ", ".join(f"{row.name} {100 * row.value:.1f} %" if row.share else f"{row.name} {row.value:.6g}"
                             for row in result.rows)  # fmt: skip
-        print(f"step {step:,}, {name}: {numbers}", flush=True)
+        guidance = f", guidance {job.config.sampling.guidance_scale:g}" if one_of_several else ""
+        warning = f" (warning: {result.warning})" if result.warning else ""
+        print(f"step {step:,}{guidance}, {name}: {numbers}{warning}", flush=True)
     refresh_page(job)
 
 

@@ -83,6 +83,13 @@ class MeasuredInputs:
                 code="missing",
                 setting="reference",
             )
+        if self.images.total < 2:
+            raise UserError(
+                "there is 1 image to measure, and statistics of a set need two or more: a run that holds out more "
+                "samples (data.held_out_fraction), or prompts_file=FILE with more prompts",
+                code="empty",
+                setting="num_images",
+            )
         return reference.of_file(self.settings.reference, network.label)
 
     def pairs(self, name: str, score: Callable[[np.ndarray, np.ndarray], float]) -> np.ndarray:

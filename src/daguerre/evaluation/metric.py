@@ -3,9 +3,11 @@
     class Settings(MetricSettings)                                     # `name` narrowed to the file's name
     def evaluate(settings: Settings, inputs: Inputs) -> dict[str, Result]
 
-and returns tables by their names. What a metric asks of its `inputs` is made block by block of sample ids, kept, and
-shared by all metrics; numbers are then computed from whole arrays, in the order of sample ids, by one process. So they
-do not depend on how many processes worked, or where one was killed.
+and returns tables by their names. One over all pairs of images may define `of_groups` besides, which gives its numbers
+without some of the images more quickly than `evaluate` on the others would (`metrics/kid.py`). What a metric asks of
+its `inputs` is made block by block of sample ids, kept, and shared by all metrics; numbers are then computed from whole
+arrays, in the order of sample ids, by one process. So they do not depend on how many processes worked, or where one was
+killed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +32,8 @@ class MetricSettings(Settings):
 
     reads_texts: ClassVar[bool] = False
     """It needs the prompts or captions of the images."""
+    own_samples: ClassVar[bool] = False
+    """It measures samples of its own settings, not the images that the protocol names."""
 
     name: str
 

@@ -45,11 +45,15 @@ class Result:
     """What the numbers mean, for people."""
     made_with: Mapping[str, Any] = field(default_factory=dict)
     """What else the numbers depend on: networks and their digests, the reference, settings of the metric."""
+    warning: str = ""
+    """Why the numbers may mislead, if they may."""
+    asked: int | None = None
+    """Images that were asked for, where there were fewer."""
 
     def document(self) -> dict[str, Any]:
         """As evaluation.json and result.json hold it, for the report."""
         found: dict[str, Any] = {"count": self.count, "rows": [row.document() for row in self.rows]}
-        found |= {"note": self.note} if self.note else {}
+        found |= {name: value for name in ("note", "warning", "asked") if (value := getattr(self, name))}
         return found | ({"made_with": dict(self.made_with)} if self.made_with else {})
 
     def values(self) -> dict[str, float]:
@@ -63,7 +67,8 @@ class Result:
             head = f"{f'{name}: {self.count} images':19} {'measured':>6}{'must':>8}{aim:>8}".rstrip()
         else:
             head = f"{name}: {self.count:,} images"
-        return [head, *(_line(row) for row in self.rows)]
+        head += f" (asked for: {self.asked:,})" if self.asked else ""
+        return [head, *(_line(row) for row in self.rows), *([f"  warning: {self.warning}"] if self.warning else [])]
 
 
 def _line(row: Row) -> str:

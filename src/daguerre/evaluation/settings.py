@@ -47,8 +47,6 @@ class EvaluationSettings(Settings):
     """Weights of a checkpoint; null: the averaged ones, if it has them."""
     keep_images: bool = True
     """Keeps the generated images, for metrics that are asked for later. Their features are kept in any case."""
-    bootstrap: int = Field(200, ge=2)
-    """Times that samples are drawn again for the intervals of `daguerre evaluate A B`."""
 
     @field_validator("metrics", mode="before")
     @classmethod

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,10 @@ CHANNELS = (64, 128, 256, 512, 512)
 CONVOLUTIONS = ((0, 2), (5, 7), (10, 12, 14), (17, 19, 21), (24, 26, 28))
 """Numbers of its convolutions among torchvision's `features`, by level."""
 PUBLISHED = "vgg.pth of the package lpips and vgg16-397923af.pth of torchvision"
+_TRUNK_SHA256 = "397923af"
+"""First digits of torchvision's file, which its name has."""
+_LIN_SHA256 = "05bddf2a99783f1974778be82de9f9a2832bc90e839809e74ba5cf44339c028a"
+"""`digests.of_tensors` of the weights of version 0.1."""
 _SHIFT, _SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 
 
@@ -55,14 +60,26 @@ class Lpips(nn.Module):
         return found
 
 
-def read(place: str) -> tuple[dict[str, Tensor], str] | None:
-    """The weights of a folder or file in float32 by our names, and their SHA-256; None where there is no file.
-    UserError where it holds something else."""
+class Weights(NamedTuple):
+    """The weights of a place."""
+
+    tensors: dict[str, Tensor]
+    """float32, by our names."""
+    digest: str
+    """SHA-256 of them."""
+    published: bool
+    """They are known to be the published ones: of the trunk by the digest of torchvision's own file. In a file of
+    another form they may be, too."""
+
+
+def read(place: str) -> Weights | None:
+    """The weights of a folder or file; None where there is no file. UserError where it holds something else."""
     path = Path(place).expanduser()
     found = sorted(path.glob("*.pth")) + sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not found or not found[0].is_file():
         return None
     tensors: dict[str, Tensor] = {}
+    trunk = any(digests.sha256([each]).startswith(_TRUNK_SHA256) for each in found)
     for each in found:
         opened = files.read_file if each.suffix == ".safetensors" else pickled.tensors
         tensors |= named(opened(each))
@@ -73,7 +90,8 @@ def read(place: str) -> tuple[dict[str, Tensor], str] | None:
             f"{place} lacks {len(lacking)} weights, such as {lacking[0]}: it needs {PUBLISHED}", code="missing"
         )
     wanted = {name: tensors[name].float() for name in names}
-    return wanted, digests.of_tensors(wanted)
+    lin = digests.of_tensors({name: tensor for name, tensor in wanted.items() if name.startswith("lin.")})
+    return Weights(wanted, digests.of_tensors(wanted), trunk and lin == _LIN_SHA256)
 
 
 def filled(tensors: Mapping[str, Tensor]) -> Lpips:

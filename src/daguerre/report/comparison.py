@@ -19,13 +19,19 @@ class Compared(NamedTuple):
     second: str
     difference: str
     verdict: str
-    low: float
-    """Interval of the difference."""
-    high: float
+    low: float | None
+    """Interval of the difference, where there is one."""
+    high: float | None
 
 
-def render(names: tuple[str, str], what: str, tables: Mapping[str, Sequence[Compared]], note: str) -> str:
-    """The page; `tables` by their names."""
+def render(
+    names: tuple[str, str],
+    what: str,
+    tables: Mapping[str, Sequence[Compared]],
+    warnings: Mapping[str, str],
+    note: str,
+) -> str:
+    """The page; `tables` and `warnings` about their numbers by the names of the tables."""
     header = join(
         element("p", "Daguerre · comparison of evaluations", class_="kicker"),
         element("h1", "A and B"),
@@ -33,7 +39,12 @@ def render(names: tuple[str, str], what: str, tables: Mapping[str, Sequence[Comp
         table([], [["A", element("code", names[0])], ["B", element("code", names[1])]], "plain"),
     )
     sections = (
-        element("section", element("h2", name), table(_HEAD, [_row(one) for one in rows], "counts compared"))
+        element(
+            "section",
+            element("h2", name),
+            table(_HEAD, [_row(one) for one in rows], "counts compared"),
+            element("p", warnings[name], class_="note") if name in warnings else None,
+        )
         for name, rows in tables.items()
     )
     body = join(*sections, element("p", note, class_="note"))
@@ -47,8 +58,10 @@ def _row(one: Compared) -> list[object]:
     return [one.name, one.first, one.second, one.difference, _bar(one.low, one.high), one.verdict]
 
 
-def _bar(low: float, high: float) -> Html:
-    """The interval beside a line at 0."""
+def _bar(low: float | None, high: float | None) -> Html | str:
+    """The interval beside a line at 0; nothing where there is none."""
+    if low is None or high is None:
+        return ""
     middle, reach = _WIDTH_PX / 2, max(abs(low), abs(high), 1e-300)
     ends = [middle + 0.95 * middle * value / reach for value in (low, high)]
     zero = element("line", x1=middle, x2=middle, y1=0, y2=_HEIGHT_PX, stroke="currentColor", stroke_opacity=0.4)

@@ -119,21 +119,29 @@ def _points(run: Run) -> Iterator[Point]:
 def _table(name: str, points: list[Point]) -> Html:
     names = list(dict.fromkeys(str(row.get("name")) for point in points for row in point.rows))
     scales = {point.protocol.get("guidance_scale") for point in points}
+    protocols = {protocol_name(point.protocol) for point in points}
     rows: list[list[object]] = []
     for point in points:
         values = {str(row.get("name")): _value(row) for row in point.rows}
-        guidance = [_guidance(point.protocol)] if len(scales) > 1 else []
-        count = point.body.get("count")
-        images = f"{count:,}" if isinstance(count, int) else ""
-        rows.append([f"{point.step:,}", *guidance, images, *(values.get(each, "") for each in names)])
+        # Numbers of two protocols are of different things; where they stand in one table, each says which.
+        own = [protocol_name(point.protocol)] if len(protocols) > 1 else []
+        own += [_guidance(point.protocol)] if len(scales) > 1 else []
+        rows.append([f"{point.step:,}", *own, _images(point.body), *(values.get(each, "") for each in names)])
     shown = (each.replace("_", " ") for each in names)
-    head = ["Step", *(["Guidance"] if len(scales) > 1 else []), "Images", *shown]
-    notes = dict.fromkeys(str(point.body.get("note") or "") for point in points)
+    head = ["Step", *(["Protocol"] * (len(protocols) > 1)), *(["Guidance"] * (len(scales) > 1)), "Images", *shown]
+    notes = dict.fromkeys(str(point.body.get(kind) or "") for kind in ("note", "warning") for point in points)
     return join(
         element("h3", name),
         table(head, rows, "numbers"),
         *(element("p", note, class_="note") for note in notes if note),
     )
+
+
+def _images(body: Mapping[str, Any]) -> str:
+    count, asked = body.get("count"), body.get("asked")
+    if not isinstance(count, int):
+        return ""
+    return f"{count:,} (asked: {asked:,})" if isinstance(asked, int) else f"{count:,}"
 
 
 def _guidance(protocol: Mapping[str, Any]) -> str:

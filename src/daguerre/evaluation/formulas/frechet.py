@@ -53,3 +53,15 @@ def distance(first: Moments, second: Moments) -> float:
         shared = np.linalg.eigvalsh(across @ across.T)
     traces = np.trace(first.covariance) + np.trace(second.covariance)
     return float(apart @ apart + traces - 2.0 * np.sqrt(np.maximum(shared, 0.0)).sum())
+
+
+def warning(first: Moments, second: Moments) -> str:
+    """The sentence about sets with fewer samples than dimensions, of which the distance says little; else empty."""
+    width = len(first.mean)
+    if min(first.count, second.count) > width:
+        return ""
+    return (
+        f"{first.count:,} images and {second.count:,} of the reference, for {width:,} features: with fewer images than "
+        "features the distance is mostly made by their number, and a worse set may have the lower one. Measure more "
+        "(num_images), or take a metric without such a range (kid, cmmd)."
+    )

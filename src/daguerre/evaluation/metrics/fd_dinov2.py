@@ -21,7 +21,8 @@ def evaluate(settings: Settings, inputs: Inputs) -> dict[str, Result]:
     """The distance of the images to the reference. It falls with the number of images: compare equal numbers."""
     network = inputs.network("dinov2", resize=settings.resize)
     reference, features = inputs.reference(network), inputs.features(network)
-    row = number("fd_dinov2", frechet.distance(frechet.moments(features), reference.moments()), "lower")
+    own, other = frechet.moments(features), reference.moments()
+    row = number("fd_dinov2", frechet.distance(own, other), "lower")
     note = f"Fréchet distance by {network.label}; lower is better. Compare only equal numbers of images."
     made_with = {**network.about, "reference": reference.about}
-    return {f"fd_dinov2-{network.label}": Result(len(features), (row,), note, made_with)}
+    return {f"fd_dinov2-{network.label}": Result(len(features), (row,), note, made_with, frechet.warning(own, other))}

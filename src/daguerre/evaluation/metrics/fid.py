@@ -22,7 +22,8 @@ def evaluate(settings: Settings, inputs: Inputs) -> dict[str, Result]:
     """FID of the images to the reference. It falls with the number of images: compare equal numbers."""
     network = inputs.network("inception", resize=settings.resize)
     reference, features = inputs.reference(network), inputs.features(network)
-    row = number("fid", frechet.distance(frechet.moments(features), reference.moments()), "lower")
+    own, other = frechet.moments(features), reference.moments()
+    row = number("fid", frechet.distance(own, other), "lower")
     note = f"FID by {network.label}; lower is better. Compare only equal numbers of images."
     made_with = {**network.about, "reference": reference.about}
-    return {f"fid-{network.label}": Result(len(features), (row,), note, made_with)}
+    return {f"fid-{network.label}": Result(len(features), (row,), note, made_with, frechet.warning(own, other))}

@@ -6,7 +6,7 @@ The images and their facts (palette, radii, outlines) are `daguerre.data.sources
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -48,6 +48,8 @@ _SIZE_FACTOR = 1.25  # a radius farther than this factor from each size is no si
 
 class Settings(MetricSettings):
     """The checker of the `shapes` source."""
+
+    own_samples: ClassVar[bool] = True
 
     name: Literal["shapes"] = "shapes"
     """Reads background, colour, shape and size off the images; prompts and their number are those of the source."""

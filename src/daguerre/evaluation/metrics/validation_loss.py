@@ -1,6 +1,6 @@
 """Validation loss by noise level: the loss on held-out samples at fixed quantiles of the law of times."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -10,6 +10,8 @@ from daguerre.evaluation.result import Result, number
 
 class Settings(MetricSettings):
     """Loss on held-out samples; lower is better. Noise is a function of sample and quantile alone."""
+
+    own_samples: ClassVar[bool] = True
 
     name: Literal["validation_loss"] = "validation_loss"
     """Loss on held-out samples by noise level, by raw and averaged weights."""

@@ -25,6 +25,8 @@ SIDE_PX = 299
 FEATURES = 2048
 PUBLISHED = "pt_inception-2015-12-05-6726825d.pth"
 SIZE_BYTES = 96_000_000
+_SHA256 = "6726825d"
+"""First digits of the published file, which its name has."""
 _RANDOM_SEED = 0
 
 Steps = Sequence[Any]
@@ -182,8 +184,9 @@ class Network:
 
     @property
     def about(self) -> dict[str, Any]:
+        weights = "" if self.digest.startswith(_SHA256) else ", weights that are not the published file's"
         return {
-            "network": "inception-2015-12-05" if not self.random else "inception-2015-12-05, random weights",
+            "network": f"inception-2015-12-05{', random weights' if self.random else weights}",
             "digest": self.digest,
             "resize": self.resize,
         }

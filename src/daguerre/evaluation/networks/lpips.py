@@ -17,15 +17,17 @@ class Network:
 
     net: Lpips
     digest: str
+    published: bool
     device: torch.device
 
     @property
     def label(self) -> str:
-        return f"vgg-{short(self.digest)}"
+        return f"{'' if self.published else 'other-'}vgg-{short(self.digest)}"
 
     @property
     def about(self) -> dict[str, Any]:
-        return {"network": "LPIPS 0.1, VGG16", "digest": self.digest, "resize": "none"}
+        weights = "" if self.published else ", weights that are not known to be the published ones"
+        return {"network": f"LPIPS 0.1, VGG16{weights}", "digest": self.digest, "resize": "none"}
 
     @torch.inference_mode()
     def distance(self, first_HWC: np.ndarray, second_HWC: np.ndarray) -> float:
@@ -38,5 +40,4 @@ def load(place: NetworkPlace, device: torch.device) -> Network:
     """LPIPS of a place. UserError where a file is missing or holds something else."""
     if (found := lpips.read(place.path)) is None:
         raise missing(place, "lpips", f"a folder with {PUBLISHED}")
-    tensors, digest = found
-    return Network(lpips.filled(tensors).to(device), place.checked(digest), device)
+    return Network(lpips.filled(found.tensors).to(device), place.checked(found.digest), found.published, device)
