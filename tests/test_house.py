@@ -30,6 +30,7 @@ LEAVES = {
     "__version__",
     "credentials",
     "digests",
+    "documents",
     "errors",
     "faults",
     "formatting",

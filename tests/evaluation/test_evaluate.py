@@ -26,12 +26,13 @@ from transformers import CLIPModel
 from daguerre import errors, plugins
 from daguerre.cli import main
 from daguerre.errors import UserError
-from daguerre.evaluation import compare
+from daguerre.evaluation import blocks, compare, results
 from daguerre.evaluation.formulas import frechet, kernels, pairs
 from daguerre.evaluation.metric import MetricSettings
 from daguerre.evaluation.networks import clip
 from daguerre.evaluation.networks.place import NetworkPlace
 from daguerre.evaluation.settings import EvaluationSettings
+from daguerre.generation.jobs import WHOLE
 from daguerre.report import page
 
 
@@ -393,3 +394,61 @@ def test_clip_vectors_are_those_of_the_model(tmp_path):
     ours = network.compute([image.astype(np.uint8)])[0], network.compute_texts(["a red circle"])[0]
     for vector, expected in zip(ours, (found.image_embeds[0], found.text_embeds[0]), strict=True):
         assert np.allclose(vector / np.linalg.norm(vector), expected.numpy(), atol=1e-5)
+
+
+FORGED = ["[]", "1", "null", '"a"', "{", '{"tables": []}', '{"protocol": {}, "tables": {"fid": 1}}', "[" * 100_000,
+          '{"protocol": {}, "tables": {"fid": {"count": 2, "rows": [1], "made_with": {}, "places": {}}}}',
+          '{"protocol": {"images": []}, "tables": {}}', '{"protocol": {"step": {}}, "tables": {}}']  # fmt: skip
+
+
+@pytest.mark.parametrize("text", FORGED)
+def test_a_result_of_another_form_is_damaged(tmp_path, text):
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(UserError, match=r"result\.json is damaged .*remove it, and evaluate again"):
+        results.read(tmp_path)
+    with pytest.raises(UserError, match="is damaged"):
+        compare.run(str(tmp_path), str(tmp_path))
+
+
+def test_every_bit_of_an_array_counts(tmp_path, capsys):
+    """A cut, a flipped bit, and a file of an earlier version, which has no digest."""
+    path, array = tmp_path / "a.npy", np.arange(12, dtype=np.float32).reshape(3, 4)
+    blocks.save(path, array)
+    whole = path.read_bytes()
+    assert (blocks.read(path) == array).all()
+    assert (np.load(path) == array).all()
+    for i in range(0, 8 * len(whole), 37):
+        flipped = bytearray(whole)
+        flipped[i // 8] ^= 1 << i % 8
+        path.write_bytes(bytes(flipped))
+        try:
+            assert (blocks.read(path) == array).all()  # only where the mark of the digest itself was hit
+        except ValueError:
+            continue
+        assert len(whole) - 24 <= i // 8 < len(whole) - 16
+    for end in range(len(whole) - 25):
+        path.write_bytes(whole[:end])
+        with pytest.raises(ValueError, match=r"."):
+            blocks.read(path)
+    assert blocks.sound(path) is None
+    assert "is damaged" in capsys.readouterr().out
+    assert not path.exists()
+    np.save(path, array)
+    assert (blocks.read(path) == array).all()
+
+
+def test_damaged_arrays_are_made_again(tmp_path, capsys):
+    part = blocks.Blocks(tmp_path, 70, WHOLE)
+    made = []
+
+    def make(ids: range) -> np.ndarray:
+        made.append(ids)
+        return np.arange(ids.start, ids.stop, dtype=np.float32)[:, None]
+
+    first = part.array("a", make)
+    assert len(made) == 3
+    path = tmp_path / "a.npy"
+    path.write_bytes(path.read_bytes()[:-60])
+    assert (part.array("a", make) == first).all()
+    assert len(made) == 6
+    assert "a.npy is damaged" in capsys.readouterr().out

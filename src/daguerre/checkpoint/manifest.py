@@ -4,13 +4,13 @@ A folder with a sound manifest is complete, because the manifest is written last
 No torch here.
 """
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from daguerre import documents
 from daguerre.checkpoint.atomic import to_json, write_durably
 from daguerre.errors import Code, UserError
 
@@ -76,7 +76,7 @@ def from_bytes(data: bytes, name: str) -> tuple[dict[str, Entry], dict[str, Any]
     """The entries by path and `stored` as `to_bytes` had it; `name` is the checkpoint's, for errors."""
     where = f"{name}/{NAME}"
     try:
-        content = json.loads(data)
+        content = documents.parse(data)
         sound = content["sha256"] == _own_digest(content)
     except (ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{where} is damaged: {type(error).__name__}: {error}") from None

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from daguerre import documents
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 from daguerre.errors import HELD, UserError
 
@@ -165,8 +166,12 @@ class RunFolder:
             )
 
     def read_status(self) -> dict[str, Any] | None:
-        """The last status, or None before the first. `running` that nobody holds (`lock_holder`) means: was killed."""
-        return json.loads(self.status.read_bytes()) if self.status.exists() else None
+        """The last status; None before the first, and for a damaged file, which the next start writes anew. `running`
+        that nobody holds (`lock_holder`) means: was killed."""
+        try:
+            return documents.read_object(self.status)
+        except (FileNotFoundError, ValueError):
+            return None
 
 
 def lock_holder(path: Path) -> Holder | None:

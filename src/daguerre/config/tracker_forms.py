@@ -64,8 +64,7 @@ def pairs(given: Sequence[Pair], tree: Tree) -> list[Pair]:
     label = (whole or inside or [("", "", "")])[-1][0]
     chosen: list[Pair] = []
     for name, own in wanted.items():
-        texts = (
-            {f".{key}": v if isinstance(v, str) else json.dumps(v) for key, v in own.items()} if own else {"": "null"}
-        )
+        parts = {f".{key}": value for key, value in own.items()} if own and isinstance(own, dict) else {"": own or None}
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in parts.items()}
         chosen += [(label, f"{_PATH}.{name}{key}", text) for key, text in texts.items()]
     return [*chosen, *rest]

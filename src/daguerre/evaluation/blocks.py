@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from daguerre.checkpoint.atomic import locked, make_folder, write_bytes_atomically
 from daguerre.evaluation.metric import Incomplete
@@ -20,6 +21,8 @@ from daguerre.tracking.progress import Counter
 
 BLOCK = 32
 """Samples of a block."""
+_MARK, _DIGEST_BYTES = b"xxh3_128", 16
+_TRAILER_BYTES = len(_MARK) + _DIGEST_BYTES
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,12 @@ class Blocks:
         """[total, ...]: the array of this name; `make` gives the rows of the blocks that are not there yet. Incomplete
         if other processes still have some to make."""
         whole = self.folder / f"{name}.npy"
-        if whole.is_file():
-            return read(whole)
+        if (known := sound(whole)) is not None:
+            return known
         folder = self.folder / name
         make_folder(folder)
         numbers = range(-(-self.total // BLOCK))
-        mine = [number for number in numbers if number in self.part and not _file(folder, number).is_file()]
+        mine = [number for number in numbers if number in self.part and sound(_file(folder, number)) is None]
         with Counter(name, sum(len(self._ids(number)) for number in mine), unit="images") as counter:
             for number in mine:
                 rows = make(self._ids(number))
@@ -54,13 +57,16 @@ class Blocks:
     def _joined(self, name: str, folder: Path, whole: Path, numbers: range) -> np.ndarray:
         """All blocks as one file. Of several processes that find them complete, one writes it."""
         with locked(self.folder):
-            if not whole.is_file():
-                if not all(_file(folder, number).is_file() for number in numbers):
-                    raise Incomplete(name)
-                save(whole, np.concatenate([read(_file(folder, n)) for n in numbers]))
-                with suppress(OSError):
-                    shutil.rmtree(folder)
-        return read(whole)
+            if (known := sound(whole)) is not None:  # another process was first
+                return known
+            parts = [sound(_file(folder, number)) for number in numbers]
+            if any(part is None for part in parts):
+                raise Incomplete(name)
+            joined = np.concatenate([part for part in parts if part is not None])
+            save(whole, joined)
+            with suppress(OSError):
+                shutil.rmtree(folder)
+        return joined
 
 
 def _file(folder: Path, number: int) -> Path:
@@ -68,13 +74,36 @@ def _file(folder: Path, number: int) -> Path:
 
 
 def save(path: Path, array: np.ndarray) -> None:
-    """Writes an array, whole or not at all. OSError."""
+    """Writes an array, whole or not at all, with a digest behind it, where numpy reads past it. OSError."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
-    write_bytes_atomically(path, buffer.getvalue())
+    data = buffer.getvalue()
+    write_bytes_atomically(path, data + _MARK + xxhash.xxh3_128_digest(data))
 
 
 def read(path: Path) -> np.ndarray:
-    """The array of a file. OSError."""
-    found: np.ndarray = np.load(path, allow_pickle=False)
+    """The array of a file. OSError; ValueError for one that differs from what was written. Files of versions before 0.2
+    have no digest, and are checked for their length alone."""
+    data = path.read_bytes()
+    if data[-_TRAILER_BYTES:-_DIGEST_BYTES] == _MARK:
+        data, digest = data[:-_TRAILER_BYTES], data[-_DIGEST_BYTES:]
+        if xxhash.xxh3_128_digest(data) != digest:
+            raise ValueError("it is not as it was written")
+    # A header that is cut gives numpy any of these.
+    try:
+        found: np.ndarray = np.load(io.BytesIO(data), allow_pickle=False)
+    except (EOFError, SyntaxError, KeyError, TypeError) as error:
+        raise ValueError(str(error)) from error
     return found
+
+
+def sound(path: Path) -> np.ndarray | None:
+    """The array of a file; None where there is none. A damaged one is removed, which is said: it is made again."""
+    try:
+        return read(path)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        print(f"{path} is damaged ({error}): it is made again", flush=True)
+        path.unlink(missing_ok=True)
+        return None

@@ -6,7 +6,7 @@ same samples are left out of both, so that what they share does not blur the dif
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from daguerre import plugins
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.errors import UserError
-from daguerre.evaluation import losses, reference, results
+from daguerre.evaluation import blocks, losses, reference, results
 from daguerre.evaluation.formulas import jackknife
 from daguerre.evaluation.reference import Statistics
 from daguerre.evaluation.result import Row
@@ -60,6 +60,11 @@ class Evaluation:
     def step(self) -> int:
         return int(self.protocol.get("step", 0))
 
+    @property
+    def images(self) -> int:
+        """Images that were measured, or that an autoencoder made again."""
+        return int(self.protocol.get("images", self.protocol.get("reconstructions", 0)))
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -95,7 +100,7 @@ def run(first: str, second: str, out: str | None = None) -> int:
     """Prints the comparison of two runs, or of two folders of results, and writes it as a page if `out` names one.
     UserError where they cannot be compared."""
     a, b = _chosen(_found(first), _found(second), (first, second))
-    what = f"{a.protocol['images']:,} images each"
+    what = f"{a.images:,} images each"
     note = "in brackets: 95 % intervals of the difference, by leaving out samples"
     print(f"A: {a.folder}\nB: {b.folder}\n{what}; {note}")
     tables: dict[str, list[Compared]] = {}
@@ -152,6 +157,8 @@ def _intervals(
                 return {name: second[name] - first[name] for name in first}
 
             widths = jackknife.half_widths(difference)
+    except _Gone:
+        return {}
     except _NoSamples:
         return {name: jackknife.share_interval(*pair, count) for name, pair in values.items()}
     return {
@@ -180,6 +187,10 @@ def _of_groups(one: Evaluation, table: str, group_N: np.ndarray) -> jackknife.St
 
 class _NoSamples(Exception):
     """A metric keeps no numbers by sample."""
+
+
+class _Gone(Exception):
+    """Numbers by sample were kept, and their file is gone."""
 
 
 @dataclass(frozen=True)
@@ -230,11 +241,20 @@ class StoredInputs:
         raise _NoSamples
 
     def _array(self, name: str) -> np.ndarray:
-        path = self.one.folder / f"{name}.npy"
-        if not path.is_file():
-            raise _NoSamples
-        found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)[self.rows]
+        found: np.ndarray = _array(self.one.folder / f"{name}.npy")[self.rows]
         return found
+
+
+@lru_cache(maxsize=4)
+def _array(path: Path) -> np.ndarray:
+    try:
+        return blocks.read(path)
+    except FileNotFoundError:
+        raise _Gone from None
+    except ValueError as error:
+        raise UserError(
+            f"{path} is damaged ({error}): delete it, and repeat the evaluation that wrote it", code="damaged"
+        ) from error
 
 
 @cache
@@ -270,11 +290,11 @@ def _chosen(
         if all(a.protocol.get(name) == b.protocol.get(name) for name in _SHARED if name != "prompts_sha256")
         and a.folder != b.folder
     ]  # fmt: skip
-    equal = [pair for pair in pairs if pair[0].protocol["images"] == pair[1].protocol["images"]]
+    equal = [pair for pair in pairs if pair[0].images == pair[1].images]
     if not equal and pairs:
         a, b = pairs[-1]
         raise UserError(
-            f"{names[0]} was measured on {a.protocol['images']:,} images and {names[1]} on {b.protocol['images']:,}: "
+            f"{names[0]} was measured on {a.images:,} images and {names[1]} on {b.images:,}: "
             "most metrics change with the number, so only equal numbers are compared; evaluate with one num_images",
             code="conflict",
             setting="num_images",

@@ -37,12 +37,14 @@ def kept(
     for weights, load in parts_by.items():
         name = array_name(weights, quantiles, num_samples)
         path = folder / f"{name}.npy"
-        if not path.is_file():
+        known = blocks.sound(path)
+        if known is None:
             if part.index:
                 raise Incomplete(name)
             parts = load()
-            blocks.save(path, by_sample(parts, held_out(parts), quantiles, num_samples))
-        found[weights] = blocks.read(path)
+            known = by_sample(parts, held_out(parts), quantiles, num_samples)
+            blocks.save(path, known)
+        found[weights] = known
     return found
 
 

@@ -1,16 +1,16 @@
 """The files of an evaluation: result.json in a folder for each checkpoint and protocol, which reports read."""
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ValidationError
 
-from daguerre import __version__
+from daguerre import __version__, documents
 from daguerre.checkpoint.atomic import locked, write_json_atomically
 from daguerre.errors import UserError
 from daguerre.evaluation.metric import MetricSettings
@@ -19,6 +19,48 @@ from daguerre.evaluation.settings import EvaluationSettings
 from daguerre.models.weights.file_digests import sha256
 
 NAME = "result.json"
+
+
+class _Row(BaseModel, extra="forbid"):
+    """`result.Row.document`."""
+
+    name: str
+    value: float
+    must: float | None = None
+    aim: float | None = None
+    share: bool = True
+    better: Literal["higher", "lower", ""] = ""
+    low: float | None = None
+    high: float | None = None
+
+
+class _Settings(BaseModel):
+    name: str
+
+
+class _MadeWith(BaseModel):
+    settings: _Settings
+
+
+class _Table(BaseModel):
+    count: int
+    rows: list[_Row]
+    made_with: _MadeWith
+    places: dict[str, str]
+    warning: str = ""
+
+
+class _Protocol(BaseModel):
+    images: int = 0
+    reconstructions: int = 0
+    step: int = 0
+
+
+class _Document(BaseModel):
+    """The form of a result; entries that nothing here reads may be of any kind."""
+
+    protocol: _Protocol
+    tables: dict[str, _Table]
 
 
 def write(
@@ -72,7 +114,14 @@ def read(folder: Path) -> dict[str, Any]:
     """The result of a folder; empty if there is none yet. UserError for a damaged one."""
     path = folder / NAME
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
+        found = documents.read_object(path)
+        _Document.model_validate(found)
         return found
+    except FileNotFoundError:
+        return {}
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
     except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): remove it, and evaluate again", code="damaged") from error
+        reason = str(error)
+    raise UserError(f"{path} is damaged ({reason}): remove it, and evaluate again", code="damaged")

@@ -4,7 +4,6 @@ The JSON is written last and holds size and digest of the image, which tell whet
 """
 
 import io
-import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +17,7 @@ import numpy as np
 import xxhash
 from PIL import Image
 
+from daguerre import documents
 from daguerre.checkpoint.atomic import make_folder, to_json, write_bytes_atomically
 from daguerre.generation.contact_sheet import Example
 from daguerre.generation.generate import GeneratedImage, ImageRequest, numbered
@@ -83,7 +83,7 @@ class Files:
         """True if an image is there, every byte as it was written, and is the one that is requested."""
         path = self.image(request)
         try:
-            known = json.loads(path.with_name(f"{path.stem}.json").read_bytes())
+            known = documents.read_object(path.with_name(f"{path.stem}.json"))
             if (known["prompt"], known["seed"]) != (request.prompt.text, request.seed):
                 return False
             return bool(known["bytes"] == path.stat().st_size and known["xxh3_128"] == _digest(path.read_bytes()))

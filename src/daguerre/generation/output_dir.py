@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daguerre import __version__
+from daguerre import __version__, documents
 from daguerre.checkpoint.atomic import make_folder, sync_folder, to_json
 from daguerre.errors import Held, UserError
 from daguerre.generation.jobs import TaskShard
@@ -30,7 +30,9 @@ class Folder:
         if not self.path.exists():
             return None
         try:
-            found: dict[str, Any] = json.loads((self.path / NAME).read_bytes())["asked"]
+            found = documents.read_object(self.path / NAME)["asked"]
+            if not isinstance(found, dict):
+                raise TypeError("asked is no JSON object")
             return found
         except FileNotFoundError:
             # A request that another process is about to begin does not count.

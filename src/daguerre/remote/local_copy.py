@@ -4,13 +4,13 @@ The small files come at once, a checkpoint or the export when it is needed. The 
 works in: a run of this machine is never touched by its readers.
 """
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from daguerre import documents
 from daguerre.checkpoint.atomic import locked, make_folder, write_json_atomically
 from daguerre.checkpoint.manifest import Damaged
 from daguerre.checkpoint.run_dir import ELSEWHERE, EXPORTS, RunFolder
@@ -62,7 +62,7 @@ def copy(run: Prefix) -> Path:
 def origin(folder: Path) -> Prefix | None:
     """The run that a copy is of; None for any other folder."""
     try:
-        return Prefix(json.loads((folder / _ORIGIN).read_bytes())["url"])
+        return Prefix(_address(folder / _ORIGIN))
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -71,8 +71,15 @@ def display_name(folder: Path) -> str:
     """Names a run folder for people: a copy, and the one that a remote run works in, by the address of the run."""
     for name in (_ORIGIN, WORKS_FOR):
         if (folder / name).is_file():
-            return Prefix(json.loads((folder / name).read_bytes())["url"]).name
+            return Prefix(_address(folder / name)).name
     return str(folder)
+
+
+def _address(path: Path) -> str:
+    try:
+        return str(documents.read_object(path)["url"])
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{path} is damaged ({error}): delete its folder, which is a copy", code="damaged") from error
 
 
 def names(text: str) -> list[str]:

@@ -4,7 +4,6 @@ Every file may be missing: a run has just begun, or it never evaluates. A file t
 that the page shows.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from daguerre import documents
 from daguerre.checkpoint.run_dir import RunFolder, lock_holder
 from daguerre.errors import UserError
 from daguerre.tracking.sinks import read_metrics
@@ -160,7 +160,7 @@ def _strength(sample: Sample) -> float | None:
 
 
 def _listed(listing: Path, step: int, problems: list[str]) -> list[Sample]:
-    entries, found = _try(listing, lambda path: json.loads(path.read_bytes()), problems), []
+    entries, found = _try(listing, lambda path: documents.parse(path.read_bytes()), problems), []
     for entry in entries if isinstance(entries, list) else []:
         own = entry if isinstance(entry, dict) else {}
         beside = own.get("control_files")
@@ -177,7 +177,7 @@ def _listed(listing: Path, step: int, problems: list[str]) -> list[Sample]:
 
 
 def _document(path: Path, problems: list[str]) -> dict[str, Any]:
-    document = _try(path, lambda p: json.loads(p.read_bytes()), problems)
+    document = _try(path, lambda p: documents.parse(p.read_bytes()), problems)
     if document is not None and not isinstance(document, dict):
         problems.append(f"{path.name}: holds no JSON object")
     return document if isinstance(document, dict) else {}

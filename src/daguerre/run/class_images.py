@@ -4,7 +4,6 @@ They are generated once, by the model that training starts from. Images that are
 each missing one is written whole or not at all.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from daguerre import documents
 from daguerre.build.parts import Components
 from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically
 from daguerre.config.config import Config
@@ -223,13 +223,22 @@ def _made_with(config: Config) -> dict[str, Any]:
     }
 
 
+def _facts(path: Path) -> dict[str, Any]:
+    try:
+        return documents.read_object(path)
+    except ValueError as error:
+        raise UserError(
+            f"{path} is damaged ({error}): delete it and its image, which is then generated again", code="damaged"
+        ) from error
+
+
 def _check_same(each: ClassImageRequest, config: Config, provenance: Mapping[str, Any]) -> None:
     """UserError if the folder's generated images are of other prompts, another size or model."""
     # With the image after the last prompt, so that the end of a longer list is noticed, too.
     for i, prompt in enumerate([*each.prompts, each.prompts[0]]):
         path = each.folder / f"drawn-{i:05d}.json"
         if path.is_file():
-            _check_image(each, config, {"prompt": prompt, **provenance}, json.loads(path.read_bytes()))
+            _check_image(each, config, {"prompt": prompt, **provenance}, _facts(path))
 
 
 def _check_image(

@@ -1,6 +1,5 @@
 """The sinks of a run's numbers: its metrics file and the recipe's trackers, each of these in a thread of its own."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -8,7 +7,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
-from daguerre import plugins
+from daguerre import documents, plugins
 from daguerre.checkpoint.atomic import locked, to_json, write_json_atomically
 from daguerre.checkpoint.run_dir import RunFolder, lock_holder
 from daguerre.config.config import Config
@@ -118,7 +117,10 @@ def send_late(config: Config, folder: RunFolder, say: Callable[[str], None]) -> 
 def _evaluations(folder: RunFolder, tracker: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The results that a tracker has taken, and those that it has not, oldest step first."""
     file = folder.evaluations / _SENT.format(tracker)
-    times = json.loads(file.read_bytes()) if file.is_file() else {}
+    try:
+        times = documents.read_object(file)
+    except (FileNotFoundError, ValueError):  # a damaged list: the tracker gets everything again, under the same names
+        times = {}
     taken: list[dict[str, Any]] = []
     new: list[dict[str, Any]] = []
     for one in reported.evaluations(folder.evaluations, []):

@@ -4,7 +4,6 @@ Order of a save: the numbers of the step, the checkpoint, then sample images, ex
 between makes on restart what is missing.
 """
 
-import json
 import resource
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from daguerre import __version__, plugins
+from daguerre import __version__, documents, plugins
 from daguerre.adapters.adapter import Attached
 from daguerre.build import about
 from daguerre.checkpoint.atomic import write_json_atomically
@@ -190,8 +189,10 @@ def publish_if_missing(run: Run) -> None:
     """After a restart: publishes a state that was killed right after its save."""
 
     def published() -> int:
-        known = json.loads(run.folder.data.read_bytes()) if run.folder.data.exists() else {}
-        return int(known.get("step", 0))
+        try:
+            return int(documents.read_object(run.folder.data).get("step", 0))
+        except (FileNotFoundError, ValueError, TypeError):  # of a damaged file nothing is known: all is written again
+            return 0
 
     if run.state.step and run.processes.agreement.run_on_rank0(published) != run.state.step:
         publish(run, again=True)

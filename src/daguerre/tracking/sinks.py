@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from daguerre import documents
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.errors import UserError
 
@@ -111,7 +112,7 @@ def _lines(path: Path) -> list[tuple[dict[str, Any], bytes]]:
 
 def _parse(raw: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
-        line = json.loads(raw)
+        line = documents.parse(raw)
     except ValueError:  # of JSON or of UTF-8
         line = None
     if not isinstance(line, dict) or not all(isinstance(line.get(key), int) for key in ("step", "samples")):

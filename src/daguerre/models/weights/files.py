@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from daguerre import documents
 from daguerre.checkpoint.atomic import write_durably
 from daguerre.checkpoint.safetensors import Later, encode
 from daguerre.errors import UserError
@@ -24,7 +25,7 @@ _TEXTS = (".json", ".txt", ".md", ".model")
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. UserError for a file that is not there or damaged."""
     try:
-        return dict(json.loads(path.read_bytes()))
+        return documents.read_object(path)
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path} cannot be read: {error}. Copy the whole folder again", code="damaged") from error
 
@@ -83,7 +84,7 @@ def weight_files(folder: Path, variant: str | None) -> list[Path]:
 def shards(index: Path) -> list[Path]:
     """The files beside an index of weights that it names. UserError for an index that is damaged or leads elsewhere."""
     try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        names = sorted(set(documents.read_object(index)["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{index} cannot be read as an index of weights: {error!r}. Copy the file again", code="damaged"

@@ -1,6 +1,5 @@
 """Weights & Biases, by its own package."""
 
-import json
 import math
 import netrc
 import os
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from daguerre import documents
 from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.errors import UserError, install
@@ -203,7 +203,14 @@ def _identity(folder: Path) -> str:
     path = folder / IDENTITY
     if not path.exists():
         write_json_atomically(path, {"id": secrets.token_hex(4)})
-    return str(json.loads(path.read_bytes())["id"])
+    try:
+        return str(documents.read_object(path)["id"])
+    except (ValueError, KeyError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}): it holds the id of this run at Weights & Biases. Write "
+            '{"id": "THE-ID"} into it, or delete it to begin a new run there',
+            code="damaged",
+        ) from error
 
 
 def start(settings: Settings, run: TrackedRun) -> Wandb:

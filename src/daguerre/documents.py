@@ -1,0 +1,22 @@
+"""JSON of files: a file that was damaged or forged never ends in anything but ValueError."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def parse(text: bytes | str) -> Any:
+    """What a JSON text holds. ValueError for a text that is none, also for one that is nested so deeply that Python's
+    parser gives up (with a RecursionError, which nobody would expect of a file)."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object of a file. OSError; ValueError for a file that holds anything else."""
+    found = parse(path.read_bytes())
+    if not isinstance(found, dict):
+        raise ValueError(f"it holds a {type(found).__name__}, not a JSON object")
+    return found
