@@ -6,7 +6,7 @@ from typing import Any
 
 
 def parse(text: bytes | str) -> Any:
-    """What a JSON text holds. ValueError for a text that is none, also for one that is nested so deeply that Python's
+    """The content of a JSON text. ValueError for a text that is none, also for one that is nested so deeply that Python's
     parser gives up (with a RecursionError, which nobody would expect of a file)."""
     try:
         return json.loads(text)
