@@ -6,8 +6,8 @@ from typing import Any
 
 
 def parse(text: bytes | str) -> Any:
-    """The content of a JSON text. ValueError for a text that is none, also for one that is nested so deeply that Python's
-    parser gives up (with a RecursionError, which nobody would expect of a file)."""
+    """The content of a JSON text. ValueError for a text that is none, also for one that is nested so deeply that
+    Python's parser gives up (with a RecursionError, which nobody would expect of a file)."""
     try:
         return json.loads(text)
     except RecursionError as error:

@@ -30,10 +30,7 @@ class Folder:
         if not self.path.exists():
             return None
         try:
-            found = documents.read_object(self.path / NAME)["asked"]
-            if not isinstance(found, dict):
-                raise TypeError("asked is no JSON object")
-            return found
+            return dict(documents.read_object(self.path / NAME)["asked"])
         except FileNotFoundError:
             # A request that another process is about to begin does not count.
             if self.path.is_dir() and all(path.name.startswith(f".{NAME}.") for path in self.path.iterdir()):
