@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from daguerre.data.cached import rows
-from daguerre.data.cached.rows import Rows, Writer, key
+from daguerre.data.cached.rows import Lost, Rows, Writer, key
 from daguerre.data.cached.samples import Fact, Facts
-from daguerre.errors import UserError
 from daguerre.storage import io as storage_io
 
 KEYS = [b"\0" * 16, b"a" + b"\0" * 15, b"\0" + b"a" * 15, b"ab" + b"\0" * 14, *(key(bytes([i])) for i in range(9))]
@@ -36,8 +35,41 @@ def test_what_was_written_is_read_whatever_the_key_ends_with(tmp_path):
             assert found[name].dtype == array.dtype
             np.testing.assert_array_equal(found[name], array, strict=True)
     assert not held.has([key(b"other")]).any()
-    with pytest.raises(UserError, match="a row is missing"):
+    with pytest.raises(Lost, match="damaged or gone"):
         held.read(key(b"other"))
+
+
+def test_a_row_that_is_damaged_is_told_and_another_of_its_key_is_read(tmp_path):
+    writer = Writer(str(tmp_path), shard_bytes=1e9)
+    for number, each in enumerate(KEYS):
+        writer.add(each, row(number % 3))
+    writer.flush()
+    hurt = KEYS[4]
+    (shard, place), *_ = Rows.found(str(tmp_path))._found(hurt)
+    head = Rows.found(str(tmp_path)).heads[shard]
+    data = bytearray((tmp_path / shard).read_bytes())
+    data[head.start + place * head.dtype.itemsize + 3] ^= 4
+    (tmp_path / shard).write_bytes(data)
+    held = Rows.found(str(tmp_path))
+    assert held.damaged == []
+    assert held.has(KEYS).all()
+    assert (~held.sound(KEYS)).nonzero()[0].tolist() == [4]
+    assert held.lost() == {hurt}
+    assert held.shapes(hurt)["mean"] == ((2, 3, 4), "<f4")
+    with pytest.raises(Lost):
+        held.read(hurt)
+    for number in range(2):  # whichever name comes first
+        writer = Writer(str(tmp_path), shard_bytes=1)
+        writer.add(hurt, row(1))
+        writer.add(key(bytes([number])), row(1))
+        writer.flush()
+    held = Rows.found(str(tmp_path))
+    np.testing.assert_array_equal(held.read(hurt)["mean"], row(1)["mean"])
+    assert held.sound(KEYS).all()
+    assert not held.lost()
+    (tmp_path / shard).unlink()
+    with pytest.raises(Lost):
+        held.read(KEYS[7])
 
 
 def test_facts_are_found_by_sample_and_stamp(tmp_path):

@@ -66,6 +66,8 @@ class Filling:
     ranks: int = 1
     again: bool = False
     """Reads every sample, whatever is noted of it."""
+    examines: bool = False
+    """Compares rows with their digests, which reads them all; else a row is there if its key is."""
     encoded: int = 0
     """Rows that were made."""
 
@@ -113,7 +115,7 @@ class Filling:
 
     def _images(self, each: Sequence[Wanted], known: Known) -> None:
         """Reads samples that are new, and encodes what is missing of images; adds to what is known."""
-        images = self.cache.rows("images")
+        images = self._rows("images")
         lacking = self._lacking(images, each, known) if images else set()
         todo: dict[tuple[int, int], list[Wanted]] = {}
         for one in each:
@@ -140,8 +142,19 @@ class Filling:
 
     def _lacking(self, images: Rows, each: Sequence[Wanted], known: Known) -> set[Wanted]:
         keys = [(one, key) for one in each for key in self.keys(one, known.get((one.member, one.number)))]
-        has = images.has([key for _, key in keys])
+        has = self._there(images, [key for _, key in keys])
         return {one for (one, _), there in zip(keys, has.tolist(), strict=True) if not there}
+
+    def _rows(self, name: str) -> Rows | None:
+        """The rows of a half as they are now; what is damaged of them is said where they are examined."""
+        held = self.cache.rows(name)
+        if held is not None and self.examines and (lost := len(held.lost())) and self.rank == 0:
+            self.say(f"damaged rows of {name}: {lost:,}; those that this recipe reads are encoded again")
+        return held
+
+    def _there(self, held: Rows, keys: Sequence[bytes]) -> np.ndarray:
+        """[n] bool: whether there is a row of each key; one that is damaged is none, where rows are examined."""
+        return held.sound(keys) if self.examines else held.has(keys)
 
     def keys(self, one: Wanted, fact: Fact | None) -> list[bytes]:
         if fact is None or fact.broken:
@@ -201,17 +214,17 @@ class Filling:
             fact = fact._replace(height=size[0], width=size[1])
             if images is not None and self._mine(one):
                 frames = {image_key(digest, frame, one.settings): frame for frame in self._frames(one, fact)}
-                has = images.has([*frames])
+                has = self._there(images, [*frames])
                 absent = [key for key, there in zip(frames, has.tolist(), strict=True) if not there]
                 crops |= {key: frames[key].apply(pixels_HWC) for key in absent}
         return fact, crops
 
     def _texts(self, each: Sequence[Wanted], known: Known) -> None:
         """Encodes the captions that are missing, each once."""
-        if (texts := self.cache.rows("texts")) is None:
+        if (texts := self._rows("texts")) is None:
             return
         keys = {text_key(text): text for text in possible(each, known)}
-        has = dict(zip(keys, texts.has([*keys]).tolist(), strict=True))
+        has = dict(zip(keys, self._there(texts, [*keys]).tolist(), strict=True))
         todo = [key for key in keys if not has[key] and int.from_bytes(key[:8], "little") % self.ranks == self.rank]
         if todo:
             self._work("texts", ([(key, keys[key], "")] for key in todo), len(todo))
@@ -295,8 +308,9 @@ class Filled:
     """Rows that this process made."""
     shapes: tuple[tuple[tuple[int, int], source.Shapes], ...]
 
-    def of(self, dataset: Dataset, images: Images = NO_IMAGES) -> Dataset:
-        """The data set with cached features, in place of what they are made of; `images` are those beside."""
+    def of(self, dataset: Dataset, images: Images = NO_IMAGES, mend: source.Mend | None = None) -> Dataset:
+        """The data set with cached features, in place of what they are made of; `images` are those beside. `mend`
+        encodes rows again that are damaged when they are read."""
         stored = [name for name, condition in images.items() if condition is None]
         computes = any(condition is not None for condition in images.values())
         reads = ([IMAGE] if computes or "images" not in self.cache.halves else []) + stored
@@ -311,7 +325,7 @@ class Filled:
                 )
             made = CachedSource(
                 inner, self._table(number, own), own.settings, self.cache.rows("images"), self.cache.rows("texts"),
-                tuple(reads), self.shapes,
+                tuple(reads), self.shapes, mend,
             )  # fmt: skip
             members.append(own._replace(source=made, remote=own.remote if reads else None))
         return replace(dataset, members=tuple(members))
@@ -364,5 +378,4 @@ def _shapes(
 
 
 def _fields(held: Rows, key: bytes | None, half: str) -> source.Shapes:
-    row = {} if key is None else held.read(key)
-    return {half + name: (array.shape, array.dtype.str) for name, array in row.items()}
+    return {} if key is None else {half + name: told for name, told in held.shapes(key).items()}

@@ -13,11 +13,10 @@ from daguerre.caching import encode
 from daguerre.caching.cache import Cache, Wanted
 from daguerre.caching.fill import ABOUT, Filling, Known, possible
 from daguerre.data.cached import rows
-from daguerre.data.cached.rows import Rows, Writer
+from daguerre.data.cached.rows import Lost, Rows, Writer
 from daguerre.data.cached.source import image_digest, text_key
 from daguerre.data.images import decode
 from daguerre.data.images.headers import Undecodable
-from daguerre.errors import UserError
 from daguerre.models import encoders
 from daguerre.storage import io as storage_io
 from daguerre.storage.location import Location
@@ -49,6 +48,10 @@ def verify(filling: Filling, each: Sequence[Wanted], known: Known, count: int, s
                 found.wrong.append(f"{component}: its files changed, but neither their sizes nor times of change did")
         held = cache.rows(name)
         found.wrong += [f"{cache.name}/{shard}: a damaged file" for shard in ([] if held is None else held.damaged)]
+    for name, own in used(filling, each, known).items():
+        held = Rows.found(f"{cache.url}/{name}")
+        if damaged := len(own & held.lost()):
+            found.wrong.append(f"{cache.name}/{name}: {damaged:,} damaged rows")
     with filling.present():
         for one in _drawn([one for one in each if (one.member, one.number) in known], count, seed):
             _verify_sample(filling, one, known, found)
@@ -88,8 +91,8 @@ def _compare(held: Rows, key: bytes, made: rows.Row, name: str, found: Verified)
     found.rows += 1
     try:
         row = held.read(key)
-    except UserError as error:
-        found.wrong.append(f"{name}: {error}")
+    except Lost as lost:
+        found.wrong.append(f"{name}: {lost}")
         return
     if row.keys() != made.keys() or any(row[each].shape != made[each].shape for each in row):
         found.wrong.append(f"{name}: has other features than are encoded now")
@@ -146,8 +149,8 @@ def used(filling: Filling, each: Iterable[Wanted], known: Known) -> dict[str, se
 
 
 def purge(cache: Cache, used: dict[str, set[bytes]], shard_bytes: float) -> None:
-    """Removes all rows that are not in `used`. A file with rows of both kinds is written anew without the others, and
-    then removed, so that a kill loses nothing."""
+    """Removes all rows that are not in `used`, and those that are damaged. A file with rows of both kinds is written
+    anew without the others, and then removed, so that a kill loses nothing."""
     for name in _folders(cache.url):
         folder = f"{cache.url}/{name}"
         held, own = Rows.found(folder), used.get(name)
@@ -158,7 +161,9 @@ def purge(cache: Cache, used: dict[str, set[bytes]], shard_bytes: float) -> None
             continue
         seen: set[bytes] = set()
         for shard, head in held.heads.items():
-            kept = [(row, key) for row, key in enumerate(map(_whole, head.keys)) if key in own and key not in seen]
+            bad = held.damaged_rows[shard]
+            whole = ((row, key) for row, key in enumerate(map(_whole, head.keys)) if not bad[row])
+            kept = [(row, key) for row, key in whole if key in own and key not in seen]
             seen.update(key for _, key in kept)
             if len(kept) == len(head.keys):
                 continue
@@ -178,5 +183,8 @@ def _whole(key: np.bytes_) -> bytes:
 def about(cache: Cache, name: str) -> str:
     """The networks that a folder of rows is of, for people."""
     location = Location(f"{cache.url}/{name}/{ABOUT}")
-    told = json.loads(storage_io.read(location, 0, storage_io.size(location).bytes, twice=True))["told"]
-    return f"{', '.join(told['networks'])}, cache.dtype={told['dtype']}"
+    try:
+        told = json.loads(storage_io.read(location, 0, storage_io.size(location).bytes, twice=True))["told"]
+        return f"{', '.join(told['networks'])}, cache.dtype={told['dtype']}"
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return f"what its {ABOUT} no longer says, as that is damaged"

@@ -8,15 +8,19 @@ Filters, splits, order, buckets, decoding, cropping and captions are the same be
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 
 from daguerre.data.index.index import Index
+from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import SourceSettings
 from daguerre.data.skipped import SkipReport
 from daguerre.storage.file_cache import ShardCache, default_folder
 from daguerre.types import Record
+
+if TYPE_CHECKING:
+    from daguerre.data.images.decode import Frame  # imports torch, which a source does without
 
 Split = Literal["train", "held_out"]
 """`held_out` is for the validation loss and sample prompts; training never sees it."""
@@ -58,6 +62,15 @@ class FeatureSource(Source, Protocol):
 
     def features(self, height_px: int, width_px: int) -> Mapping[str, np.ndarray]:
         """A feature of each name for images of this shape, for its own shape and type."""
+
+
+@runtime_checkable
+class MendingSource(Protocol):
+    """A source that can make features of a sample anew; its record raises `rows.Lost` where they are damaged."""
+
+    def mended(self, number: int, frame: "Frame", bucket: Bucket, text: str) -> Self:
+        """The source, once what is damaged or gone of a sample's features is encoded again, in this process. UserError
+        where it cannot be."""
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from daguerre.build.parts import Components, build, load
-from daguerre.caching import cache, fill
+from daguerre.caching import cache, fill, mend
 from daguerre.caching.cache import Wanted
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.config.config import Config, Loaded
@@ -40,13 +40,13 @@ def filled(config: Config, parts: Components, dataset: Dataset, held_out: Datase
     encoders.restored(parts.family, unused)
     if not opened.halves:
         return Cached(notices=opened.notices)
-    found = _fill(
-        _filling(opened, config, parts, dataset, processes), cache.wanted(config, dataset, held_out), processes
-    )
+    filling = _filling(opened, config, parts, dataset, processes)
+    found = _fill(filling, cache.wanted(config, dataset, held_out), processes)
+    mender = mend.Mender(filling, processes.watch.doing)
     halves = " and ".join(opened.halves)
     about = {"cache": {"place": opened.name, **{name: half.folder for name, half in opened.halves.items()}}}
     notices = (*opened.notices, f"cache of {halves}: {opened.name}")
-    return Cached(lambda data: found.of(data, parts.images), notices, about)
+    return Cached(lambda data: found.of(data, parts.images, mender), notices, about)
 
 
 def _filling(
@@ -91,7 +91,7 @@ def opened(loaded: Loaded, storage: RunStorage, anew: bool = False) -> Iterator[
             if processes.leads:
                 print(line, flush=True)
         filling = _filling(found, config, parts, dataset, processes)
-        filling.again = anew
+        filling.again, filling.examines = anew, True
         yield Opened(filling, cache.wanted(config, dataset, held_out), processes)
 
 

@@ -7,7 +7,7 @@ that stands before the rows; so the name proves the digests, and these prove the
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,15 +16,18 @@ import numpy as np
 import xxhash
 from safetensors.numpy import save
 
-from daguerre.errors import UserError
+from daguerre.data.images.headers import Undecodable
 from daguerre.storage import bucket
 from daguerre.storage import io as storage_io
 from daguerre.storage.location import Location
 
 SUFFIX = ".safetensors"
 KEY_BYTES = 16
+LOST = "cached row that is damaged or gone"
+MENDED = "cached row that was damaged or gone, and was encoded again"
 _OPEN_SECONDS = 60.0
 _LENGTH_BYTES = 8
+_READ_BYTES = 1 << 25
 
 Row = Mapping[str, np.ndarray]
 """Features by name, without a leading dim."""
@@ -50,6 +53,13 @@ class Head(NamedTuple):
     """Byte at which the rows start."""
     dtype: np.dtype
     """Of a row: its fields one after the other."""
+
+
+class Lost(Undecodable):
+    """A row that is not there, or is not what was written: it has to be encoded again."""
+
+    def __init__(self) -> None:
+        super().__init__(LOST)
 
 
 def key(*parts: bytes) -> bytes:
@@ -141,25 +151,76 @@ class Rows:
         return self._places[0]
 
     def has(self, wanted: Sequence[bytes]) -> np.ndarray:
-        """[n] bool: whether there is a row of each key."""
+        """[n] bool: whether there is a row of each key. Its bytes are not looked at: see `sound`."""
         asked = np.array(wanted, dtype=f"S{KEY_BYTES}")
         if not len(self.keys):
             return np.zeros(len(asked), dtype=bool)
         place = np.minimum(np.searchsorted(self.keys, asked), len(self.keys) - 1)
         return self.keys[place] == asked
 
+    def sound(self, wanted: Sequence[bytes]) -> np.ndarray:
+        """[n] bool: whether there is a row of each key that is what was written. The first call reads all rows."""
+        return np.isin(np.array(wanted, dtype=f"S{KEY_BYTES}"), self._keys_of(damaged=False))
+
+    def lost(self) -> set[bytes]:
+        """The keys of which every row is damaged. The first call reads all rows."""
+        damaged = self._keys_of(damaged=True)
+        return {bytes(key).ljust(KEY_BYTES, b"\0") for key in np.setdiff1d(damaged, self._keys_of(damaged=False))}
+
+    def _keys_of(self, damaged: bool) -> np.ndarray:
+        each = [head.keys[self.damaged_rows[shard] == damaged] for shard, head in self.heads.items()]
+        return np.concatenate([np.empty(0, f"S{KEY_BYTES}"), *each])
+
+    @cached_property
+    def damaged_rows(self) -> dict[str, np.ndarray]:
+        """[n] bool of each whole file: the rows that are not what was written. Reads them all."""
+        return {shard: self._damaged_rows(shard, head) for shard, head in self.heads.items()}
+
+    def _damaged_rows(self, shard: str, head: Head) -> np.ndarray:
+        damaged, stride = np.zeros(len(head.keys), dtype=bool), head.dtype.itemsize
+        each = max(1, _READ_BYTES // max(1, stride))
+        for first in range(0, len(damaged), each):
+            count = min(each, len(damaged) - first)
+            data = memoryview(storage_io.read(self.location(shard), head.start + first * stride, count * stride))
+            for row in range(count):
+                if xxhash.xxh3_64_intdigest(data[row * stride : (row + 1) * stride]) != head.digests[first + row]:
+                    damaged[first + row] = not self._is_whole(shard, first + row)
+        return damaged
+
+    def _is_whole(self, shard: str, row: int) -> bool:
+        try:
+            self.row(shard, row)
+        except Lost:
+            return False
+        return True  # it was damaged in transit alone
+
+    def shapes(self, key: bytes) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and type of each feature of a key, as its file says; the row itself is not read. `Lost` where there is
+        none."""
+        for shard, _ in self._found(key):
+            told = self.heads[shard].dtype
+            return {name: (told[name].shape, told[name].base.str) for name in told.names or ()}
+        raise Lost
+
     def read(self, key: bytes) -> Row:
-        """The row of a key. OSError for a fault that may pass; UserError where there is none, or it is damaged."""
+        """The row of a key. OSError for a fault that may pass; `Lost` where there is none that is whole."""
+        for shard, row in self._found(key):
+            try:
+                return self.row(shard, row)
+            except Lost:
+                continue  # one that was encoded again may be in another file
+        raise Lost
+
+    def _found(self, key: bytes) -> Iterator[tuple[str, int]]:
+        """The files and rows of a key."""
         keys, where = self._places
         asked = np.array(key, f"S{KEY_BYTES}")  # as those are, without zeros at its end
-        place = int(np.searchsorted(keys, asked))
-        if place == len(keys) or keys[place] != asked:
-            raise UserError(f"{Location(self.folder).name}: a row is missing, {ADVICE}", code="missing")
-        shard, row = where[place].tolist()
-        return self.row(self._names[shard], row)
+        for place in range(int(np.searchsorted(keys, asked)), int(np.searchsorted(keys, asked, side="right"))):
+            shard, row = where[place].tolist()
+            yield self._names[shard], row
 
     def row(self, shard: str, row: int) -> Row:
-        """A row of a file, likewise."""
+        """A row of a file. OSError; `Lost` where it is damaged, or its file is gone."""
         head = self.heads[shard]
         digest, stride = int(head.digests[row]), head.dtype.itemsize
         try:
@@ -169,12 +230,9 @@ class Rows:
                 stride,
                 lambda data: xxhash.xxh3_64_intdigest(data) == digest,
             )
-        except storage_io.Mismatch as error:
-            raise UserError(f"{self.location(shard).name}: row {row} is damaged, {ADVICE}", code="damaged") from error
+        except (storage_io.Mismatch, storage_io.Missing, FileNotFoundError) as error:
+            raise Lost from error
         return unpacked(data, head.dtype)
-
-
-ADVICE = "or was removed: run `daguerre cache RECIPE` again, which encodes what is not there"
 
 
 def parsed(data: bytes) -> Head:

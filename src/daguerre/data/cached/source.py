@@ -1,8 +1,8 @@
 """A source whose samples have cached features: in place of the images and captions that were encoded."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from daguerre.data.index import file as index_file
 from daguerre.data.index import join
 from daguerre.data.index.file import About, ShardIndex
 from daguerre.data.index.index import Index
+from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import SharedSettings
 from daguerre.data.skipped import SkipReport
 from daguerre.data.source import Source
@@ -48,6 +49,10 @@ def image_key(image: bytes, frame: "Frame", settings: SharedSettings) -> bytes:
 
 def text_key(text: str) -> bytes:
     return rows.key(text.encode())
+
+
+Mend = Callable[["CachedSource", int, "Frame", Bucket, str], "CachedSource"]
+"""What `CachedSource.mended` does."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,11 @@ class CachedSource:
     """Images that are read beside what is cached."""
     shapes: tuple[tuple[tuple[int, int], Shapes], ...] = ()
     """Features of images of each height and width."""
+    mend: Mend | None = field(default=None, compare=False, repr=False)
+    """Encodes rows again, in the process that has the encoders: it stays there."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"mend": None}
 
     @cached_property
     def _rows(self) -> ShardIndex:
@@ -138,6 +145,10 @@ class CachedSource:
     def features(self, height_px: int, width_px: int) -> dict[str, np.ndarray]:
         told = dict(self.shapes).get((height_px, width_px), {})
         return {name: np.zeros(shape, dtype) for name, (shape, dtype) in told.items()}
+
+    def mended(self, number: int, frame: "Frame", bucket: Bucket, text: str) -> "CachedSource":
+        assert self.mend is not None, "it is another process that has the encoders"
+        return self.mend(self, number, frame, bucket, text)
 
     def report(self) -> SkipReport:
         return {} if self.inner is None else self.inner.report()

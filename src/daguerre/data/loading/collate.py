@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from daguerre.conditions.condition import Images
 from daguerre.data import captions
+from daguerre.data.cached import rows
 from daguerre.data.dataset import Member, ReadRequest
 from daguerre.data.images import decode
 from daguerre.data.images.decode import Frame
@@ -19,9 +20,9 @@ from daguerre.data.images.headers import Undecodable
 from daguerre.data.images.kinds import KINDS
 from daguerre.data.plan.buckets import Bucket
 from daguerre.data.skipped import Failure
-from daguerre.data.source import FeatureSource
+from daguerre.data.source import FeatureSource, MendingSource
 from daguerre.errors import UserError
-from daguerre.types import IMAGE, OF_IMAGES, Batch, Features
+from daguerre.types import IMAGE, OF_IMAGES, Batch, Features, Record
 
 Read = TypeVar("Read")
 _MASK = "_mask"
@@ -77,14 +78,13 @@ class Collator:
         texts, names, failures = [""] * size, [], []
         for row in range(size):
             settings, source, _ = self.members[reads.members[row]]
-            number, key = int(reads.numbers[row]), reads.keys[row]
+            number = int(reads.numbers[row])
             with _Named(f"number {number} of {settings.source}"):
                 names.append(retrying(source.name, number))
             try:
                 with _Named(names[row]):
-                    record = retrying(source.record, number)
-                    texts[row] = captions.choose(record, settings, self.seed, key)
-                    frame, cut = decode.cut(record.images, settings, bucket, self.seed, key, self.images, record.size)
+                    record, texts[row] = self._said(task, row)
+                    frame, cut = self._cut(task, row, record)
                     if record.features is not None:
                         features[row] = _read(record.features, frame, texts[row])
             except Undecodable as error:
@@ -96,6 +96,37 @@ class Collator:
         cached = {name: torch.from_numpy(array) for name, array in stacked(features, lacking).items()}
         valid, weights_B = valid_B(size, failures), self.weights_B(reads)
         return Batch(reads.keys, tensors, texts, valid, names, sizes, {}, weights_B, cached), failures
+
+    def _said(self, task: Task, row: int) -> tuple[Record, str]:
+        """A sample of a micro-batch, and its caption. `Undecodable`."""
+        settings, source, _ = self.members[task.reads.members[row]]
+        record = retrying(source.record, int(task.reads.numbers[row]))
+        return record, captions.choose(record, settings, self.seed, task.reads.keys[row])
+
+    def _cut(self, task: Task, row: int, record: Record) -> tuple[Frame, dict[str, Tensor]]:
+        """The part of its images that is taken, and these. `Undecodable`."""
+        settings = self.members[task.reads.members[row]].settings
+        key = task.reads.keys[row]
+        return decode.cut(record.images, settings, task.bucket, self.seed, key, self.images, record.size)
+
+    def mended(self, task: Task, collated: Collated) -> Collated:
+        """The same micro-batch, once cached rows that it lacks are encoded again. In the process that has the encoders.
+        UserError where they cannot be."""
+        lost = [failure for failure in collated[1] if failure.reason == rows.LOST]
+        if not lost:
+            return collated
+        members = [*self.members]
+        for failure in lost:
+            which = int(task.reads.members[failure.row])
+            source, (record, text) = members[which].source, self._said(task, failure.row)
+            frame, _ = self._cut(task, failure.row, record)
+            assert isinstance(source, MendingSource)
+            whole = source.mended(int(task.reads.numbers[failure.row]), frame, task.bucket, text)
+            members[which] = members[which]._replace(source=whole)
+        batch, failures = replace(self, members=tuple(members)).collate(task)
+        left = {failure.row for failure in failures}
+        told = [failure._replace(reason=rows.MENDED, kept=True) for failure in lost if failure.row not in left]
+        return batch, [*failures, *told]
 
     def _features(self, bucket: Bucket) -> Mapping[str, np.ndarray]:
         """A feature of each name, for its shape and type. UserError if the sources do not have the same ones."""

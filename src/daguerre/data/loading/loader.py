@@ -17,6 +17,7 @@ from torch import Tensor
 
 from daguerre.conditions.condition import NO_IMAGES, Images
 from daguerre.data import captions, skipped
+from daguerre.data.cached.rows import LOST
 from daguerre.data.dataset import Dataset, Member
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.loading.collate import Collated, Collator, Task, retrying
@@ -78,7 +79,7 @@ class Loading:
         Workers end with the block. UserError after an epoch (or `EMPTY_LIMIT` slots) in a row without one sample that
         can be decoded.
         """
-        locations: deque[_Location] = deque()
+        locations: deque[tuple[Task, _Location]] = deque()
         with ExitStack() as stack:
             thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
             stack.callback(thread.shutdown, cancel_futures=True)
@@ -127,10 +128,10 @@ class Loading:
             )
         return min(self.micro_batch_size, self.loader.max_pixels // bucket.area_px)
 
-    def _noted(self, position: int, locations: deque[_Location]) -> Iterator[Task]:
-        for task, location in self.tasks(position):
-            locations.append(location)
-            yield task
+    def _noted(self, position: int, locations: deque[tuple[Task, _Location]]) -> Iterator[Task]:
+        for asked in self.tasks(position):
+            locations.append(asked)
+            yield asked[0]
 
     def _collated(self, stack: ExitStack, tasks: Iterator[Task]) -> Iterator[Collated]:
         if not self.loader.num_workers:
@@ -144,12 +145,14 @@ class Loading:
         return batch.map(Tensor.pin_memory) if self.pinned else batch, failures
 
     def _grouped(
-        self, ready: Iterator[Collated], locations: deque[_Location], reached: Callable[[int], None]
+        self, ready: Iterator[Collated], locations: deque[tuple[Task, _Location]], reached: Callable[[int], None]
     ) -> Iterator[list[Batch]]:
         empty, limit = 0, min(EMPTY_LIMIT, self.dataset.count or EMPTY_LIMIT)
         update: list[Batch] = []
         for batch, failures in ready:
-            location = locations.popleft()
+            task, location = locations.popleft()
+            if any(failure.reason == LOST for failure in failures):  # here, as this thread alone uses the encoders
+                batch, failures = self._ready(self._collator.mended(task, (batch, failures)))
             cut = [
                 Failure(i, batch.names[i], f"caption {how}", kept=True)
                 for i, how in self.cut(batch.texts).items()
@@ -185,7 +188,7 @@ class Loading:
     def first(self, position: int) -> Batch:
         """The micro-batch at a position, with its draws, made here and now; nothing is counted."""
         task, _ = next(self.tasks(position))
-        return self._ready(self._collator.collate(task))[0]
+        return self._ready(self._collator.mended(task, self._collator.collate(task)))[0]
 
     def report(self) -> dict[str, Any]:
         """The source and the samples left out, for data.json."""
@@ -229,7 +232,8 @@ def fixed_batches(
         size = min(size_of(bucket), -(-count // ranks))
         tasks += [Task(reads.part(start, start + size), bucket) for start in range(0, count, size)]
     for index in range(rank, -(-len(tasks) // ranks) * ranks, ranks):
-        batch = collator.collate(tasks[min(index, len(tasks) - 1)])[0]
+        task = tasks[min(index, len(tasks) - 1)]
+        batch = collator.mended(task, collator.collate(task))[0]
         yield batch if index < len(tasks) else replace(batch, valid_B=torch.zeros_like(batch.valid_B))
 
 
