@@ -476,7 +476,7 @@ TEXTS = {
     "placeholder_token", "initializer_token", "tokens", "init", "init_pattern", "existing", "text_encoders", "word",
     "adapters", "train", "targets", "ranks", "rank_pattern", "alpha_pattern", "dropout_pattern", "trigger_phrase",
     "adamw_for", "learning_rates", "learning_rate_factors", "weight_decay_exclude", "max_device_memory", "variants",
-    "shard", "card", "control_column", "trackers", "project", "entity", "set", "metrics",
+    "shard", "card", "control_column", "trackers", "project", "entity", "set", "metrics", "ignore_tensors",
     "networks",
 }  # fmt: skip
 

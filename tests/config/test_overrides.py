@@ -55,6 +55,8 @@ def test_arguments_that_make_no_sense(arguments, word):
         ("null", Duration | None, None),
         ("[32, 64]", tuple[int, ...], [32, 64]),
         ("[001, no, a b]", list[str] | None, ["001", "no", "a b"]),
+        ("['*.scale', b]", list[str], ["*.scale", "b"]),
+        ("[*.scale, b]", list[str], ["*.scale", "b"]),
         ("{a: 1e-4}", dict[str, Any] | None, {"a": 1e-4}),
         ("[1", list[int], "[1"),
         ("fast", float, "fast"),

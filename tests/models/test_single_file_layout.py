@@ -173,11 +173,11 @@ def test_old_names_and_things_beside_the_networks(tiny, tmp_path):
     tensors = {re.sub("^(cond_stage_model.transformer.)text_model.", r"\1", n): t for n, t in load_file(file).items()}
     averaged = {layout.averaged_name(n): t + 1 for n, t in tensors.items() if n.startswith("model.diff")}
     beside = {"betas": torch.ones(4), "sqrt_alphas_cumprod": torch.ones(4), "first_stage_model.loss.a": torch.ones(1)}
-    save_file(tensors | averaged | beside | {"stranger": torch.ones(1)}, tmp_path / "b.safetensors", metadata(file))
+    save_file(tensors | averaged | beside | {"a.stranger": torch.ones(2)}, tmp_path / "b.safetensors", metadata(file))
     (tmp_path / "raw").mkdir()
     notices = load.convert(tmp_path / "b.safetensors", tmp_path / "raw")
     assert "it also has averaged weights; the trained ones are used" in notices[0]
-    assert "1 tensors belong to none of its networks and are ignored: stranger" in notices[1]
+    assert "1 tensors belong to none of its networks and are ignored: a.stranger" in notices[1]
     (tmp_path / "ema").mkdir()
     load.convert(tmp_path / "b.safetensors", tmp_path / "ema", weights="ema")
     unet = "unet/diffusion_pytorch_model.safetensors"

@@ -94,7 +94,7 @@ def _evaluate(asked: Arguments, part: TaskShard, stop: Callable[[], bool]) -> in
     if folder.is_dir() and not any((folder / name).is_file() for name in ("config.yaml", "model_index.json")):
         return _of_folder(asked, word, part)
     asked.refuse(_OF_FOLDERS, "a model, whose images are generated for prompts")
-    model = load.find(word, [], asked.options.base)
+    model = load.find(word, [], asked.options.base, asked.rest)
     root = Path(asked.options.out).expanduser() if asked.options.out else _root(model)
     policy, every_seconds = asked.options.follow, asked.options.every_seconds
     if policy is not None:

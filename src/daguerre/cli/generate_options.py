@@ -136,7 +136,7 @@ def read(arguments: Sequence[str]) -> Arguments:
         of_place = [(path, value) for path, value in of_place if path in PLACE]
         place += [f"{path}={value}" for path, value in of_place]
         pairs += [] if of_place else [(key, text)]
-    model = load.find(given.recipe, place, options.base)
+    model = load.find(given.recipe, place, options.base, rest)
     plain = model.trained or model.config(()).config
     changes = changes_of(model, plain, pairs, notices)
     set_now = {change.partition("=")[0] for change in changes}

@@ -155,11 +155,13 @@ def typed(text: str, annotation: Any) -> Any:
 
 
 def _texts(text: str) -> Any:
-    """A flow list whose members stay text: `[001, no]` is "001" and "no"."""
+    """A flow list whose members stay text: `[001, no]` is "001" and "no", and `[*.scale]`, which is no YAML (a shell
+    took its quotes away), is "*.scale"."""
     try:
         return yaml.load(text, Loader=yaml.BaseLoader)  # builds text, lists and mappings only
     except (yaml.YAMLError, RecursionError):
-        return text
+        plain = re.fullmatch(r"\[([^\[\]{}'\"]*\*[^\[\]{}'\"]*)\]", text.strip())
+        return text if plain is None else [part.strip() for part in plain[1].split(",")]
 
 
 def yaml_value(text: str) -> Any:

@@ -16,7 +16,7 @@ from daguerre.build.parts import Components, build
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.checkpoint.store import Checkpoint, Found, Store
 from daguerre.config import config as configs
-from daguerre.config import recipe
+from daguerre.config import overrides, recipe
 from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
 from daguerre.config_import import in_memory
@@ -26,6 +26,7 @@ from daguerre.families import catalogue
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.single_file import load as single_file_load
 from daguerre.models.weights.files import read_json
+from daguerre.models.weights.resolve import Options
 from daguerre.remote import local_copy
 from daguerre.storage import address
 from daguerre.training.state import load_weights
@@ -73,8 +74,9 @@ class Loading:
     parts: Callable[[], Components]
 
 
-def find(target: str, place: Sequence[str], base: bool) -> Model:
-    """The model that the command's bare word means. UserError if there is none."""
+def find(target: str, place: Sequence[str], base: bool, given: Sequence[str] = ()) -> Model:
+    """The model that the command's bare word means. UserError if there is none. Of the overrides that are `given`, it
+    reads how a single file is to be opened."""
     if not target:
         known = ", ".join(recipe.shipped())
         raise UserError(
@@ -82,7 +84,7 @@ def find(target: str, place: Sequence[str], base: bool) -> Model:
         )
     folder = local_copy.located(target)
     if folder.is_file() and folder.suffix in SINGLE_FILES:
-        return _of_file(target, folder, place)
+        return _of_file(target, folder, place, _opening(given))
     if not folder.is_dir() or target in recipe.shipped():
         return _of_recipe(target, place, base)
     _check_unplaced(target, place, "folder")
@@ -152,10 +154,21 @@ def _base(target: str, source: str, folder: Path, defaults: tuple[str, ...] = ()
     return Model("base", target, source, folder.parent / "generated" / folder.name, defaults)
 
 
-def _of_file(target: str, file: Path, place: Sequence[str]) -> Model:
-    """A single-file checkpoint, converted to a pipeline once; a pickled one needs a recipe's model.pickled_weights."""
+def _opening(given: Sequence[str]) -> Options:
+    """The way that overrides say to open files of weights."""
+    texts = {key.removeprefix("model."): text for key, text in map(overrides.pair, given)}
+    fields = {name: PretrainedSettings.model_fields[name].annotation for name in ("pickled_weights", "ignore_tensors")}
+    told = {name: overrides.typed(texts[name], kind) for name, kind in fields.items() if name in texts}
+    ignored = told.get("ignore_tensors")
+    return Options(
+        pickled=told.get("pickled_weights") is True, ignored=tuple(ignored) if isinstance(ignored, list) else ()
+    )
+
+
+def _of_file(target: str, file: Path, place: Sequence[str], options: Options) -> Model:
+    """A single-file checkpoint, converted to a pipeline once."""
     _check_unplaced(target, place, "file")
-    folder = single_file_load.folder(file, pickled=False)
+    folder = single_file_load.folder(file, options.pickled, options.ignored)
     if not (folder / "model_index.json").is_file():
         held = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
         raise UserError(

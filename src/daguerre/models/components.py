@@ -7,6 +7,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,9 +37,9 @@ class ComponentLoader:
 
     def __init__(self, settings: PretrainedSettings, seed: int) -> None:
         self.settings, self.seed = settings, seed
-        self.options = Options(settings.revision, settings.variant, settings.pickled_weights)
-        self.elsewhere = Options(pickled=settings.pickled_weights)
+        self.elsewhere = Options(pickled=settings.pickled_weights, ignored=tuple(settings.ignore_tensors))
         """Revision and variant are the base's; other places have their own."""
+        self.options = replace(self.elsewhere, revision=settings.revision, variant=settings.variant)
         self.left_out: dict[str, Callable[[], Any]] = {}
         """Loads each network that was left out of memory (models/encoders.py)."""
 
@@ -109,12 +110,14 @@ class ComponentLoader:
             return self._random(name, kind, load.config(kind, self.base / name))
         variant = self.settings.variant if value == BASE else None
         if not _is_file(value):
-            return load.load(kind, self.folder(name, self._needed(name)), variant)
+            return load.load(kind, self.folder(name, self._needed(name)), variant, self.options.ignored)
         if resolve.without_weights():
             return load.load(kind, self.base / name)
         net = self._random(name, kind, load.config(kind, self.base / name))
         path = self.file(name)
-        load.fill(net, single_file_load.network_tensors(path, name, net.state_dict(), self.elsewhere.pickled), path)
+        options = self.elsewhere
+        found = single_file_load.network_tensors(path, name, net.state_dict(), options.pickled, options.ignored)
+        load.fill(net, found, path)
         return net
 
     def origin(self, name: str, digest: Callable[[Path], str]) -> dict[str, Any]:

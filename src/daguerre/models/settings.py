@@ -138,6 +138,9 @@ class PretrainedSettings(FamilySettings):
     """Weights of the base in another form, such as `fp16`: files named diffusion_pytorch_model.fp16.safetensors."""
     pickled_weights: bool = Field(False, json_schema_extra=FREE)
     """Also take old pickled files (.bin, .ckpt) where there are no others: read as tensors alone, converted once."""
+    ignore_tensors: list[str] = Field([], json_schema_extra=FREE)
+    """Patterns of tensors' names (`*` and `?`) that are left out of files of weights. What belongs to weights in a way
+    that is not known here, or marks how they are used, is refused unless it is named here."""
     scheduler: Annotated[str | None, ADDRESS] = Field(BASE, json_schema_extra=FREE)
     """Place of the scheduler's config that the pretrained network was trained with: where the objective differs, a line
     says so. null: no comparison."""

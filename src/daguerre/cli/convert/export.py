@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 import torch
+from pydantic import Field
 
 from daguerre.build import about
 from daguerre.checkpoint.atomic import make_folder
@@ -45,6 +46,7 @@ Writes the newest checkpoint of a run, or a pipeline in diffusers' layout, in an
   weights=ema          or raw: of a run, the averaged weights (default where it keeps them) or the trained ones
   checkpoint=NAME      of a run, such as step-00010000 (default: the newest)
   variant=NAME         of a pipeline, such as fp16: its files of that name
+  ignore_tensors=[X]   of a pipeline: leaves out tensors that are refused as unknown, by patterns of names
   component=NAME       of Stable Cascade with single_file: effnet, vqgan or another network in place of the stage
   training.device=cpu  of a run: where its networks are put together
   model.pretrained_model_name_or_path=PLACE    of a run: its base, if that has moved; other weights are refused
@@ -67,6 +69,7 @@ class Options(Settings):
     checkpoint: str | None = None
     variant: str | None = None
     component: str | None = None
+    ignore_tensors: list[str] = Field([])
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def read(arguments: Sequence[str]) -> Request:
     target, options, settings = given.read(arguments, "convert export", Options, _SETTINGS)
     source, is_run = _source(target)
     named = {*options.model_fields_set, *(each.partition("=")[0] for each in settings)}
-    if idle := [name for name in (("variant",) if is_run else _OF_RUN) if name in named]:
+    if idle := [name for name in (("variant", "ignore_tensors") if is_run else _OF_RUN) if name in named]:
         why = "it applies to a pipeline, not to a run" if is_run else "it applies to a run only"
         raise UserError(f"{', '.join(idle)}: {why}; remove it", code="unused", setting=idle[0])
     out = given.new_place(options.out, "my-model.safetensors" if options.format == "single_file" else "FOLDER")
@@ -188,13 +191,14 @@ def exported(request: Request) -> Iterator[Path]:
 def write(request: Request, folder: Path) -> list[str]:
     """Puts the form that is asked for in its place; returns messages for the user."""
     form, variant, dtype = request.options.format, request.options.variant, request.dtype
+    ignored = request.options.ignore_tensors
     if form == "single_file":
-        return save.write(request.out, folder, dtype, variant, request.options.component)
+        return save.write(request.out, folder, dtype, variant, request.options.component, ignored)
     if form == "unet" and request.out.suffix == ".safetensors":
-        save.write_unet(request.out, folder, dtype, variant)
+        save.write_unet(request.out, folder, dtype, variant, ignored)
     elif form == "adapters":
         os.rename(folder, request.out)
     else:
         with replaced(request.out) as fresh:
-            files.recast(folder / "unet" if form == "unet" else folder, fresh, dtype, variant)
+            files.recast(folder / "unet" if form == "unet" else folder, fresh, dtype, variant, ignored=ignored)
     return []

@@ -39,6 +39,7 @@ time.
   use='{FILE: 0.8}'   LoRAs with their strengths: 1 as it was trained, 0 nothing, below 0 the opposite
   out=PLACE           a new folder in diffusers' layout, or a single file if it ends with .safetensors
   dtype=float16       or bfloat16, float32 (default: as the model's weights are)
+  ignore_tensors=[X]  leaves out tensors that are refused as unknown, by patterns of names such as '*.scale'
 
 A run with a LoRA of its own is merged by `daguerre convert export`.
 """
@@ -50,6 +51,7 @@ class Options(Settings):
     use: dict[Annotated[str, ADDRESS], float] = Field({})
     out: str | None = None
     dtype: Dtype | None = None
+    ignore_tensors: list[str] = Field([])
 
 
 @dataclass(frozen=True)
@@ -73,19 +75,19 @@ def run(arguments: list[str]) -> int:
     if not target or not options.use:
         raise UserError("give a model and use='{FILE: 0.8}'", code="missing", setting="use")
     out = given.new_place(options.out, "merged.safetensors")
-    model = bases.folder(target)
+    model = bases.folder(target, options.ignore_tensors)
     merging = read_all(model, options.use)
     dtype = files.DTYPES[options.dtype] if options.dtype else None
     make_folder(out.parent)
     if out.suffix == ".safetensors":
         with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
-            files.recast(model, Path(temporary), dtype, change=merging.of)
+            files.recast(model, Path(temporary), dtype, change=merging.of, ignored=options.ignore_tensors)
             held = kept(model, Path(temporary), merging)
             notices = save.write(out, Path(temporary))
             print("".join(f"{line}\n" for line in notices), end="")
     else:
         with replaced(out) as fresh:
-            files.recast(model, fresh, dtype, change=merging.of)
+            files.recast(model, fresh, dtype, change=merging.of, ignored=options.ignore_tensors)
             held = kept(model, fresh, merging)
     exact = f"to within {held:.1e} of it" if held else "exactly"
     print(f"{out}: {given.size_of(out)}; read back, it has what was added {exact}")

@@ -4,6 +4,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
+from pydantic import Field
+
 from daguerre.checkpoint.atomic import make_folder
 from daguerre.checkpoint.export import replaced
 from daguerre.cli.convert import options as given
@@ -29,6 +31,7 @@ folder in diffusers' layout. Recipes take such files as they are; this is for ke
   weights=ema            of a file that holds averaged weights beside the plain ones (default: raw, to train on)
   prediction_type=...    epsilon or v_prediction, for the scheduler's config where the file does not say it
   dtype=float16          or bfloat16, float32 (default: as they are)
+  ignore_tensors=[X]     leaves out tensors that are refused as unknown, by patterns of names such as '*.scale'
 """
 
 
@@ -40,6 +43,7 @@ class Options(Settings):
     weights: Literal["ema", "raw"] | None = None
     prediction_type: Literal["epsilon", "v_prediction"] | None = None
     dtype: Dtype | None = None
+    ignore_tensors: list[str] = Field([])
 
 
 def run(arguments: list[str]) -> int:
@@ -68,7 +72,7 @@ def checked(target: str, options: Options) -> Path:
             "download a file from the hub: `daguerre fetch OWNER/NAME/FILE.safetensors -o DIR`",
             code="missing",
         )
-    idle = sorted({"weights", "prediction_type"} & options.model_fields_set)
+    idle = sorted({"weights", "prediction_type", "ignore_tensors"} & options.model_fields_set)
     if source.is_dir() and idle:
         raise UserError(
             f"{', '.join(idle)}: only for a single-file checkpoint; remove it", code="unused", setting=idle[0]
@@ -93,4 +97,4 @@ def write(source: Path, options: Options, fresh: Path) -> list[str]:
     if source.is_dir():
         pickled.convert(source, fresh)
         return []
-    return load.convert(source, fresh, options.weights or "raw", options.prediction_type)
+    return load.convert(source, fresh, options.weights or "raw", options.prediction_type, options.ignore_tensors)

@@ -1,6 +1,6 @@
 """Models that files of LoRAs are converted for: their networks without memory, and their weights layer by layer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,12 +25,12 @@ _EXTENDED = ("unet", "prior", "decoder", "text_encoder", "text_encoder_2")
 """Components that LoRAs are for."""
 
 
-def folder(place: str) -> Path:
-    """A model in diffusers' layout: the folder itself, or a single file converted to one, once. UserError if there is
-    none."""
+def folder(place: str, ignored: Sequence[str] = ()) -> Path:
+    """A model in diffusers' layout: the folder itself, or a single file converted to one, once, without the tensors
+    whose names fit `ignored`. UserError if there is none."""
     path = Path(place).expanduser()
     if path.is_file():
-        return load.folder(path, pickled=False)
+        return load.folder(path, pickled=False, ignored=ignored)
     if not (path / "model_index.json").is_file():
         missing = "there is no such place" if not path.exists() else "it has no model_index.json"
         raise UserError(

@@ -96,16 +96,24 @@ def _renamed(name: str) -> str:
 def components(names: Iterable[str]) -> tuple[str, ...]:
     """The networks that normalized names hold; () where none has a name of the original layout."""
     names = list(names)
-    places = {(name, place.prefix) for layout in LAYOUTS.values() for name, place in layout.items()}
+    own = layout_of(names)
+    layouts = [LAYOUTS[own]] if own else LAYOUTS.values()
+    places = {(name, place.prefix) for layout in layouts for name, place in layout.items()}
     found = {component for component, prefix in places if any(name.startswith(prefix) for name in names)}
     return tuple(name for name in LAYOUTS["sdxl"] if name in found)
 
 
 def layout_of(names: Iterable[str]) -> str | None:
-    """The layout of normalized names; None where the networks in it look the same in several."""
+    """The layout of normalized names; None where the networks in it look the same in several.
+
+    Merges carry names of other layouts along, so a UNet says whether it is SDXL's, whatever lies beside it.
+    """
     names = list(names)
+    if any(name.startswith(f"{UNET}label_emb.") for name in names):
+        return "sdxl"
+    has_unet = any(name.startswith(f"{UNET}input_blocks.") for name in names)
     marks: dict[str, tuple[str, ...]] = {name: (places["text_encoder"].prefix,) for name, places in LAYOUTS.items()}
-    marks["sdxl"] += (LAYOUTS["sdxl"]["text_encoder_2"].prefix, f"{UNET}label_emb.")
+    marks["sdxl"] = () if has_unet else (*marks["sdxl"], LAYOUTS["sdxl"]["text_encoder_2"].prefix)
     return next((layout for layout, mark in marks.items() if any(name.startswith(mark) for name in names)), None)
 
 

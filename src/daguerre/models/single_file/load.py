@@ -4,8 +4,9 @@
 diffusers' layout once and kept in the user's cache, its dtype unchanged. Other models are refused by name.
 """
 
+import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,46 +19,55 @@ from daguerre.models import tokenizers
 from daguerre.models.single_file import configs, layout
 from daguerre.models.single_file.configs import PipelineConfigs, squeezed
 from daguerre.models.single_file.keys import Link, with_wrapper
-from daguerre.models.single_file.layout import LAYOUTS
-from daguerre.models.weights import conversion_cache, pickled
+from daguerre.models.single_file.layout import LAYOUTS, Place
+from daguerre.models.weights import beside, conversion_cache, pickled
 from daguerre.models.weights.files import opened, write_json
 
 PICKLED = (".ckpt", ".bin", ".pt", ".pth")
 
 
-def folder(path: Path, pickled: bool) -> Path:
+def folder(path: Path, pickled: bool, ignored: Sequence[str] = ()) -> Path:
     """The same model in diffusers' layout, made once and kept in the user's cache.
 
-    It holds the networks that the file holds; a UNet alone gives a folder with `unet`. UserError says why not.
+    It holds the networks that the file holds; a UNet alone gives a folder with `unet`. `ignored` are patterns of
+    tensors that are left out. UserError says why not.
     """
     _check_suffix(path, pickled)
 
     def make(fresh: Path) -> None:
         print(f"converting {path} to diffusers' layout in {conversion_cache.root()}, once", file=sys.stderr, flush=True)
-        for notice in convert(path, fresh):
+        for notice in convert(path, fresh, ignored=ignored):
             print(f"{path.name}: {notice}", file=sys.stderr, flush=True)
 
-    return conversion_cache.once([path], make)
+    return conversion_cache.once([path], make, json.dumps([*ignored]) if ignored else "")
 
 
-def network_tensors(path: Path, component: str, names: Iterable[str], pickled: bool) -> dict[str, Tensor]:
+def network_tensors(
+    path: Path, component: str, names: Iterable[str], pickled: bool, ignored: Sequence[str] = ()
+) -> dict[str, Tensor]:
     """One network's weights in its own `names`, from a file in the original layout or in those names.
 
-    What is not there is left out; the dtype is the file's. UserError for a file without such a network.
+    What is not there is left out; the dtype is the file's. UserError for a file without such a network, or with tensors
+    that change what its weights mean.
     """
     _check_suffix(path, pickled)
-    tensors, _ = _read(path)
+    tensors, _, _ = _read(path, ignored)
     if not (found := layout.components(tensors)):
         # With or without the wrapper that text encoders lost in transformers 5.6.
-        both = {with_wrapper(name): tensor for name, tensor in tensors.items()} | tensors
-        own = {name: both.get(name, both.get(with_wrapper(name))) for name in names}
-        return {name: tensor for name, tensor in own.items() if tensor is not None}
+        spelt = {with_wrapper(name): name for name in tensors} | {name: name for name in tensors}
+        own = {name: of for name in names if (of := spelt.get(name, spelt.get(with_wrapper(name)))) is not None}
+        beside.check(path, tensors, {*own.values()}, layout.unused(tensors, {*own.values()}))
+        return {name: tensors[of] for name, of in own.items()}
     if component not in found:
         raise UserError(
             f"{path} has no {component}; it has: {', '.join(found)}", code="missing", setting=f"model.{component}"
         )
     place = LAYOUTS[layout.layout_of(tensors) or "sd1"][component]
     links = [link for link in place.links(names) if place.prefix + link.original in tensors]
+    used = {place.prefix + link.original for link in links}
+    others = tuple(own.prefix for name, own in LAYOUTS[layout.layout_of(tensors) or "sd1"].items() if name != component)
+    rest = [name for name in layout.unused(tensors, used) if not name.startswith(others)]
+    beside.check(path, tensors, used, rest, [place.prefix])
     return {name: part for link in links for name, part in _unpacked(link, tensors[place.prefix + link.original])}
 
 
@@ -76,13 +86,19 @@ def _check_suffix(path: Path, pickled_weights: bool) -> None:
         )
 
 
-def convert(path: Path, fresh: Path, weights: str = "raw", prediction_type: str | None = None) -> list[str]:
+def convert(
+    path: Path,
+    fresh: Path,
+    weights: str = "raw",
+    prediction_type: str | None = None,
+    ignored: Sequence[str] = (),
+) -> list[str]:
     """Fills the empty folder `fresh`; returns messages for the user.
 
     `weights`: `ema` takes the averaged ones of a file that holds both. `prediction_type` goes into the scheduler's
-    config, whatever the file says.
+    config, whatever the file says. `ignored` are patterns of tensors that are left out.
     """
-    tensors, metadata = _read(path)
+    tensors, metadata, left_out = _read(path, ignored)
     if (other := layout.other_model({name: tuple(tensor.shape) for name, tensor in tensors.items()})) is not None:
         raise UserError(
             f"{path} is {other}: only Stable Diffusion 1.x, 2.x and SDXL base models can be read from a single file",
@@ -100,23 +116,44 @@ def convert(path: Path, fresh: Path, weights: str = "raw", prediction_type: str 
         pipeline, more = configs.of_file(tensors, metadata, prediction_type)
     except UserError as error:
         raise UserError(f"{path}: {error}", code=error.code, setting=error.setting) from None
-    used = _write_networks(fresh, tensors, pipeline)
+    used = _used(pipeline)
+    rest = layout.unused(tensors, used)
+    beside.check(path, tensors, used, rest, [place.prefix for place in _places(pipeline).values()])
+    _write_networks(fresh, tensors, pipeline)
     if missing := [name for name in LAYOUTS[pipeline.layout] if name not in pipeline.configs]:
         more.append(
             f"it has no {', '.join(missing)}: set it as model.unet or model.vae together with a complete base model"
         )
-    if rest := layout.unused(tensors, used):
-        more.append(f"{len(rest)} tensors belong to none of its networks and are ignored: {', '.join(rest[:3])} ...")
-    return [*notices, *more, *_write_texts(fresh, pipeline)]
+    if rest:
+        dots = " ..." if len(rest) > 3 else ""
+        more.append(f"{len(rest)} tensors belong to none of its networks and are ignored: {', '.join(rest[:3])}{dots}")
+    return [*left_out, *notices, *more, *_write_texts(fresh, pipeline)]
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors by normalized names, mapped from the file, and its metadata."""
+def _read(path: Path, ignored: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, str], list[str]]:
+    """Tensors by normalized names, mapped from the file but for those that a scale is multiplied into; its metadata;
+    and messages of tensors that are left out."""
     if path.suffix in PICKLED:
-        return layout.normalized(pickled.tensors(path)), {}
-    with opened(path) as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return layout.normalized(tensors), file.metadata() or {}
+        found, metadata = pickled.tensors(path), dict[str, str]()
+    else:
+        with opened(path) as file:
+            found, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    kept, left_out = beside.without(found, ignored)
+    return layout.normalized(beside.multiplied(kept, metadata)), metadata, left_out
+
+
+def _places(pipeline: PipelineConfigs) -> dict[str, Place]:
+    """The places of the networks that a file holds."""
+    return {component: LAYOUTS[pipeline.layout][component] for component in pipeline.configs}
+
+
+def _used(pipeline: PipelineConfigs) -> set[str]:
+    """The names of all tensors that the networks are made of."""
+    return {
+        place.prefix + link.original
+        for component, place in _places(pipeline).items()
+        for link in place.links(configs.shapes(component, pipeline.configs[component]))
+    }
 
 
 def _chosen(tensors: dict[str, Tensor], weights: str, path: Path) -> tuple[dict[str, Tensor], list[str]]:
@@ -139,16 +176,15 @@ def _chosen(tensors: dict[str, Tensor], weights: str, path: Path) -> tuple[dict[
     return tensors | averages, []
 
 
-def _write_networks(fresh: Path, tensors: Mapping[str, Tensor], pipeline: PipelineConfigs) -> set[str]:
-    """Writes every network with its config; returns the names that were used."""
-    used = set[str]()
-    for component, config in pipeline.configs.items():
-        place, shapes = LAYOUTS[pipeline.layout][component], configs.shapes(component, config)
+def _write_networks(fresh: Path, tensors: Mapping[str, Tensor], pipeline: PipelineConfigs) -> None:
+    """Writes every network with its config."""
+    for component, place in _places(pipeline).items():
+        config = pipeline.configs[component]
+        shapes = configs.shapes(component, config)
         found: dict[str, Tensor] = {}
         for link in place.links(shapes):
-            name = place.prefix + link.original
-            used.add(name)
-            found |= {own: part.reshape(shapes[own]) for own, part in _unpacked(link, tensors[name])}
+            parts = _unpacked(link, tensors[place.prefix + link.original])
+            found |= {own: part.reshape(shapes[own]) for own, part in parts}
         is_text = component.startswith("text_encoder")
         if is_text:  # as the hub's files name them, whatever transformers' version
             found = {with_wrapper(name): tensor for name, tensor in found.items()}
@@ -156,7 +192,6 @@ def _write_networks(fresh: Path, tensors: Mapping[str, Tensor], pipeline: Pipeli
         write_json(fresh / component / "config.json", config)
         file = "model.safetensors" if is_text else "diffusion_pytorch_model.safetensors"
         write_durably(fresh / component / file, encode(found))
-    return used
 
 
 def _unpacked(link: Link, tensor: Tensor) -> list[tuple[str, Tensor]]:

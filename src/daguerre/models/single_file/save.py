@@ -5,7 +5,7 @@ from which models/single_file/load.py makes the same folder again. Messages say 
 and SDXL alone would compute something else than the model does.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -36,14 +36,16 @@ def write(
     dtype: torch.dtype | None = None,
     variant: str | None = None,
     component: str | None = None,
+    ignored: Sequence[str] = (),
 ) -> list[str]:
     """Writes the pipeline in `folder` as one file; returns messages for the user. `dtype` None keeps every dtype.
-    `component` is the network of Stable Cascade that the file holds.
+    `component` is the network of Stable Cascade that the file holds; `ignored` are patterns of tensors that are left
+    out.
 
     A kill leaves nothing under `path`. UserError for what the layout has no place for.
     """
     if (stage := cascade_files.chosen(folder, component)) is not None:
-        cascade_files.write(path, weights_files.read(folder / stage, variant), dtype)
+        cascade_files.write(path, weights_files.read(folder / stage, variant, ignored), dtype)
         return [
             f"{path.name} holds the {stage} alone, as Stability's files do; the other networks are files of their own "
             "(component=NAME)",
@@ -58,7 +60,7 @@ def write(
             setting="format",
         )
     pipeline = _read_configs(folder)
-    networks = {name: weights_files.read(folder / name, variant) for name in pipeline.configs}
+    networks = {name: weights_files.read(folder / name, variant, ignored) for name in pipeline.configs}
     notices = [*compatibility.differences(pipeline), *compatibility.misread_prediction(pipeline, networks["unet"])]
     if (readers_vae := compatibility.scaled_vae(pipeline, networks["vae"])) is not None:
         networks["vae"], config = readers_vae
@@ -79,9 +81,15 @@ def write(
     return notices
 
 
-def write_unet(path: Path, folder: Path, dtype: torch.dtype | None = None, variant: str | None = None) -> None:
+def write_unet(
+    path: Path,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    variant: str | None = None,
+    ignored: Sequence[str] = (),
+) -> None:
     """Writes the UNet of a pipeline alone as one file, in diffusers' names."""
-    network = weights_files.read(folder / "unet", variant)
+    network = weights_files.read(folder / "unet", variant, ignored)
     weights_files.check_range(network, dtype, f"unet of {folder}")
     _write(path, {name: weights_files.cast(tensor, dtype) for name, tensor in network.items()}, {})
 

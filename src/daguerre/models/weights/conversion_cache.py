@@ -15,7 +15,7 @@ from daguerre.checkpoint.atomic import locked, make_folder
 from daguerre.checkpoint.export import replaced
 from daguerre.models.weights import file_digests
 
-VERSION = 1
+VERSION = 2
 """Raise it when what is made of a file changes."""
 
 

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from daguerre import documents
 from daguerre.checkpoint.atomic import write_durably
 from daguerre.checkpoint.safetensors import Later, encode
 from daguerre.errors import UserError
+from daguerre.models.weights import beside
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _STEMS = ("diffusion_pytorch_model", "model")
@@ -61,13 +62,31 @@ def write_compared(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[
         raise OSError(f"{path} holds other weights than were written: {', '.join(lost[:3])}")
 
 
-def read(folder: Path, variant: str | None = None) -> dict[str, Tensor]:
-    """All weights of one network by name, mapped from its file or its shards."""
+def read(folder: Path, variant: str | None = None, ignored: Sequence[str] = ()) -> dict[str, Tensor]:
+    """All weights of one network by name, mapped from its file or its shards. `ignored` are patterns of tensors that
+    are left out. UserError where there are none, or where a quantiser left others beside them."""
     found = weight_files(folder, variant)
     if not found:
         of_variant = f" of the variant {variant!r}" if variant else ""
         raise UserError(f"{folder} has no weights in safetensors{of_variant}", code="missing")
-    return {name: tensor for path in found for name, tensor in read_file(path).items()}
+    check_whole(folder)
+    tensors = {name: tensor for path in found for name, tensor in read_file(path).items()}
+    kept, _ = beside.without(tensors, ignored)
+    beside.check_names(folder, kept)
+    return kept
+
+
+def check_whole(folder: Path) -> None:
+    """UserError for a network whose config says that its weights are quantised."""
+    path = folder / "config.json"
+    form = read_json(path).get("quantization_config") if path.is_file() else None
+    if form is not None:
+        name = form.get("quant_method") if isinstance(form, dict) else None
+        raise UserError(
+            f"{folder} has quantised weights ({name or 'quantization_config in its config.json'}), which cannot be "
+            "read here: use a copy with whole weights, such as float16 or bfloat16",
+            code="unsupported",
+        )
 
 
 def weight_files(folder: Path, variant: str | None) -> list[Path]:
@@ -131,6 +150,7 @@ def recast(
     dtype: torch.dtype | None,
     variant: str | None = None,
     change: Change = lambda component, name, weight: None,
+    ignored: Sequence[str] = (),
 ) -> None:
     """Fills the empty folder `fresh` with a pipeline or a network: one file of weights each, in another dtype, and with
     other weights where `change` makes some; one is in memory at a time."""
@@ -141,7 +161,7 @@ def recast(
             if ".safetensors.index" not in path.name:
                 shutil.copyfile(path, made / path.name)
         if any(weight_files(folder, which) for which in (None, variant)):
-            tensors = read(folder, variant)
+            tensors = read(folder, variant, ignored)
             check_range(tensors, dtype, folder)
             name = f"{weight_files(folder, variant)[0].name.partition('.')[0].partition('-')[0]}.safetensors"
             written = {key: _changed(change(folder.name, key, own), own, dtype) for key, own in tensors.items()}

@@ -15,6 +15,8 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
+from daguerre.models.single_file import layout
+from daguerre.models.weights import beside, files
 from daguerre.models.weights.resolve import without_weights
 
 # Their bars and notices would tear our progress line, and what they warn of is an error here.
@@ -50,8 +52,10 @@ def build(kind: Any, numbers: dict[str, Any]) -> Any:
     return kind(kind.config_class(**{key: value for key, value in numbers.items() if "attn_impl" not in key}))
 
 
-def load(kind: Any, folder: Path, variant: str | None = None) -> Any:
-    """The network of class `kind` in `folder`, on the CPU in float32. UserError if a weight is missing."""
+def load(kind: Any, folder: Path, variant: str | None = None, ignored: Sequence[str] = ()) -> Any:
+    """The network of class `kind` in `folder`, on the CPU in float32. UserError if a weight is missing, or others
+    change what it means; patterns of those that are left out are `ignored`."""
+    files.check_whole(folder)
     if without_weights():
         return build(kind, config(kind, folder))
     try:
@@ -81,6 +85,8 @@ def load(kind: Any, folder: Path, variant: str | None = None) -> Any:
             f"of another shape: {_first(wrong)}. Copy the folder again",
             code="damaged",
         )
+    stray, _ = beside.without(dict.fromkeys(info["unexpected_keys"]), ignored)
+    beside.check(folder, {}, {*net.state_dict()}, layout.unused(stray, set()), prefixes=[""])
     return net
 
 

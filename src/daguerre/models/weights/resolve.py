@@ -40,6 +40,8 @@ class Options:
     variant: str | None = None
     pickled: bool = False
     """Pickled weights will do where there are no others."""
+    ignored: tuple[str, ...] = ()
+    """Patterns of tensors that are left out."""
 
 
 def network(component: str, options: Options) -> Files:
@@ -80,7 +82,9 @@ def locate(name: str, needed: Needed, options: Options = Options()) -> Path:
     elif Path(name).is_dir():
         folder = Path(name)
     elif name.endswith(SINGLE_FILES):
-        folder = load.folder(file(name, options), options.pickled)
+        folder = load.folder(file(name, options), options.pickled, options.ignored)
+    elif Path(name).is_file():  # of a form that is not read, such as .gguf
+        folder = load.folder(Path(name), options.pickled)
     elif _HUB_ID.fullmatch(name):
         folder = _from_hub(name, needed, options)
     else:

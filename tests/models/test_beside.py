@@ -1,0 +1,204 @@
+"""Tensors beside weights: plain scales of 8-bit floats are multiplied out, others are refused, named or left out."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import write_sd, write_sdxl
+
+from daguerre.cli.convert import export, extract, model
+from daguerre.errors import UserError
+from daguerre.models.single_file import layout, load, save
+from daguerre.models.weights import beside, files
+from daguerre.models.weights import load as weights_load
+
+UNET, QUERY = layout.UNET, "middle_block.1.transformer_blocks.0.attn1.to_q"
+
+
+@pytest.fixture(scope="module")
+def xl(tmp_path_factory):
+    """A tiny pipeline, and the tensors and the header of the file that it makes."""
+    place = tmp_path_factory.mktemp("xl")
+    folder = write_sdxl(place / "folder")
+    save.write(place / "model.safetensors", folder)
+    with files.opened(place / "model.safetensors") as file:
+        return folder, load_file(place / "model.safetensors"), file.metadata()
+
+
+def written(tmp_path, xl, more, header=None):
+    path = tmp_path / "model.safetensors"
+    save_file({**xl[1], **more}, path, {**xl[2], **(header or {})})
+    return path
+
+
+def converted(tmp_path, xl, more, header=None, ignored=()):
+    (tmp_path / "made").mkdir()
+    notices = load.convert(written(tmp_path, xl, more, header), tmp_path / "made", ignored=ignored)
+    return load_file(tmp_path / "made" / "unet" / "diffusion_pytorch_model.safetensors"), notices
+
+
+def quantised(xl, dtype=torch.float8_e4m3fn, rows=False, scale="scale_weight"):
+    """Matrices of the UNet as 8-bit floats with scales, and what they stand for, by their own names."""
+    stored, meant = {}, {}
+    for name, tensor in xl[1].items():
+        if name.startswith(UNET) and name.endswith("attn1.to_q.weight"):
+            largest = tensor.abs().amax(1, keepdim=True) if rows else tensor.abs().max()
+            factor = (largest / torch.finfo(dtype).max).float()
+            stored |= {name: (tensor / factor).to(dtype), name.replace(".weight", f".{scale}"): factor}
+            meant[name] = stored[name].float() * factor
+    return stored, meant
+
+
+FORM = {"format": "float8_e4m3fn"}
+
+
+@pytest.mark.parametrize("form", ["scaled_fp8", "comfy_quant", "header", "rows", "e5m2"])
+def test_scaled_8_bit_weights_are_what_they_stand_for(tmp_path, xl, form):
+    dtype = torch.float8_e5m2 if form == "e5m2" else torch.float8_e4m3fn
+    scale = "scale_weight" if form in ("scaled_fp8", "e5m2") else "weight_scale"
+    stored, meant = quantised(xl, dtype, form == "rows", scale)
+    layers = [name.removesuffix(".weight") for name in meant]
+    header = {}
+    if form == "scaled_fp8":
+        stored |= {f"{UNET}scaled_fp8": torch.empty(2, dtype=dtype)}
+        stored |= {f"{layer}.scale_input": torch.tensor(0.7) for layer in layers}
+    if form == "comfy_quant":
+        text = torch.tensor(list(json.dumps(FORM).encode()), dtype=torch.uint8)
+        stored |= {f"{layer}.comfy_quant": text.clone() for layer in layers}
+        stored |= {f"{layer}.input_scale": torch.tensor(0.7) for layer in layers}
+    if form == "header":
+        header = {beside.METADATA: json.dumps({"layers": dict.fromkeys(layers, FORM)})}
+    found, notices = converted(tmp_path, xl, stored, header)
+    expected = load_file(xl[0] / "unet" / "diffusion_pytorch_model.safetensors")
+    assert notices == []
+    assert len(meant) == 8
+    own = {tuple(tensor.flatten()[:3].tolist()): tensor for tensor in meant.values()}
+    for name, tensor in expected.items():
+        if name.endswith("attn1.to_q.weight"):
+            assert torch.equal(found[name], own[tuple(found[name].flatten()[:3].tolist())])
+            assert torch.allclose(found[name], tensor, atol=float(tensor.abs().max()) / 8)
+        else:
+            assert torch.equal(found[name], tensor)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({f"{UNET}{QUERY}.scale_weight": torch.tensor(3.0)}, r"beside weights.*ignore_tensors=\['\*.scale_weight'\]"),
+        ({f"{UNET}{QUERY}.weight.absmax": torch.ones(4)}, r"beside weights.*ignore_tensors=\['\*.absmax'\]"),
+        ({f"{UNET}{QUERY}.bias": torch.ones(4)}, "beside weights"),
+        ({f"{layout.VAE}decoder.conv_in.weight_scale": torch.tensor(2.0)}, "beside weights"),
+        (
+            {"conditioner.embedders.1.model.transformer.resblocks.0.attn.in_proj_weight_scale": torch.ones(3)},
+            "beside weights",
+        ),
+        ({"flow_pred": torch.empty(0)}, r"has the mark flow_pred.*ignore_tensors=\['flow_pred'\]"),
+        ({"rectified.shift": torch.tensor(3.0)}, "has the mark rectified.shift"),
+        ({f"{UNET}is_flow": torch.tensor(1.0)}, "has the mark model.diffusion_model.is_flow"),
+        ({f"{UNET}{QUERY}.weight": None}, r"has weights of int8 \(.*which are quantised"),
+    ],
+)
+def test_what_changes_used_weights_is_refused(tmp_path, xl, more, said):
+    more = {name: xl[1][name].to(torch.int8) if value is None else value for name, value in more.items()}
+    with pytest.raises(UserError, match=said):
+        converted(tmp_path, xl, more)
+
+
+def test_forms_that_are_not_plain_are_refused(tmp_path, xl):
+    stored, meant = quantised(xl, scale="weight_scale")
+    turned = {name.removesuffix(".weight"): {**FORM, "convrot": True} for name in meant}
+    with pytest.raises(UserError, match="beside weights"):
+        converted(tmp_path, xl, stored, {beside.METADATA: json.dumps({"layers": turned})})
+    blocks = {name: torch.ones(2, 2) if name.endswith("scale") else tensor for name, tensor in stored.items()}
+    with pytest.raises(UserError, match="beside weights"):
+        load.convert(written(tmp_path, xl, blocks), tmp_path / "made")
+
+
+def test_strangers_and_what_other_layouts_leave_are_named(tmp_path, xl):
+    sd = write_sd(tmp_path / "sd")
+    save.write(tmp_path / "sd.safetensors", sd)
+    old = {name: tensor for name, tensor in load_file(tmp_path / "sd.safetensors").items() if "cond_stage" in name}
+    more = {"some.net.weight": torch.ones(3, 3), "some.net.scale": torch.tensor(1.0), "global_step": torch.tensor(3)}
+    found, notices = converted(tmp_path, xl, {**old, **more})
+    assert "tensors belong to none of its networks and are ignored: " in notices[-1]
+    expected = load_file(xl[0] / "unet" / "diffusion_pytorch_model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+MEANT = {f"{UNET}{QUERY}.scale_weight": torch.tensor(3.0), "flow_pred": torch.empty(0)}
+
+
+def test_tensors_are_left_out_by_patterns(tmp_path, xl, monkeypatch, capsys):
+    _, notices = converted(tmp_path, xl, MEANT, ignored=["*.scale_weight", "flow_*", "none*"])
+    assert notices[:3] == [
+        "ignore_tensors: 1 tensors fit '*.scale_weight'",
+        "ignore_tensors: 1 tensors fit 'flow_*'",
+        "ignore_tensors: 0 tensors fit 'none*'",
+    ]
+    path = written(tmp_path, xl, MEANT)
+    with pytest.raises(UserError, match="ignore_tensors="):
+        load.folder(path, pickled=False)
+    out = ["ignore_tensors=[*.scale_weight, flow_pred]", f"out={tmp_path / 'out'}"]
+    assert model.run([str(path), *out]) == 0
+    with pytest.raises(UserError, match="there is nothing to extract"):
+        extract.run([str(path), f"base={xl[0]}", "rank=1", out[0], f"out={tmp_path / 'x.safetensors'}"])
+
+
+@pytest.fixture
+def scaled_folder(tmp_path, xl):
+    """A folder in diffusers' layout with a scale beside a weight."""
+    folder = shutil.copytree(xl[0], tmp_path / "folder")
+    path = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    layer = next(name.removesuffix(".weight") for name in load_file(path) if name.endswith("attn1.to_q.weight"))
+    save_file({**load_file(path), f"{layer}.weight_scale": torch.tensor(3.0)}, path)
+    return folder
+
+
+def test_folders_are_held_to_the_same(tmp_path, scaled_folder):
+    from diffusers import UNet2DConditionModel
+
+    with pytest.raises(UserError, match=r"beside weights.*ignore_tensors=\['\*.weight_scale'\]"):
+        weights_load.load(UNet2DConditionModel, scaled_folder / "unet")
+    weights_load.load(UNet2DConditionModel, scaled_folder / "unet", ignored=["*.weight_scale"])
+    out = [f"out={tmp_path / 'x.safetensors'}"]
+    for verb, arguments in (
+        (export, ["format=single_file", *out]),
+        (export, ["format=unet", *out]),
+        (export, ["format=diffusers", "dtype=float16", f"out={tmp_path / 'x'}"]),
+    ):
+        with pytest.raises(UserError, match="beside weights"):
+            verb.run([str(scaled_folder), *arguments])
+    assert export.run([str(scaled_folder), "format=unet", "ignore_tensors=[*.weight_scale]", *out]) == 0
+    assert not any("scale" in name for name in load_file(tmp_path / "x.safetensors"))
+    config = files.read_json(scaled_folder / "unet" / "config.json")
+    files.write_json(
+        scaled_folder / "unet" / "config.json", {**config, "quantization_config": {"quant_method": "bitsandbytes"}}
+    )
+    with pytest.raises(UserError, match=r"quantised weights \(bitsandbytes\)"):
+        weights_load.load(UNet2DConditionModel, scaled_folder / "unet")
+    with pytest.raises(UserError, match=r"quantised weights \(bitsandbytes\)"):
+        export.run([str(scaled_folder), "format=diffusers", "dtype=float16", f"out={tmp_path / 'y'}"])
+
+
+def test_one_network_out_of_a_file_is_held_to_the_same(tmp_path, xl):
+    names = list(load_file(xl[0] / "unet" / "diffusion_pytorch_model.safetensors"))
+    for own in (xl[1], load_file(xl[0] / "unet" / "diffusion_pytorch_model.safetensors")):
+        weight = next(
+            name for name in own if "diffusion_model" in name or name in names if name.endswith("to_q.weight")
+        )
+        path = tmp_path / "one.safetensors"
+        save_file({**own, weight.replace(".weight", ".scale_weight"): torch.tensor(2.0)}, path)
+        with pytest.raises(UserError, match="beside weights"):
+            load.network_tensors(path, "unet", names, pickled=False)
+        found = load.network_tensors(path, "unet", names, pickled=False, ignored=["*.scale_weight"])
+        assert found.keys() == set(names)
+
+
+def test_other_kinds_of_files_are_refused_by_their_suffix(tmp_path):
+    from daguerre.models.weights import resolve
+
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UserError, match=r"a single-file checkpoint ends with .safetensors"):
+        resolve.locate(str(tmp_path / "model.gguf"), {})
