@@ -199,8 +199,15 @@ WRONG: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
         lambda t: {**kohyas(t), f"{KOHYA}.dora_scale": torch.ones(4)},
         "does not say whether outputs or inputs are scaled",
     ),
-    "whole weights": (lambda t: {f"{KOHYA}.diff": ONE}, "a difference of a whole weight"),
-    "a bias": (lambda t: {**t, f"{TO_Q}.lora_B.bias": ONE}, "a bias"),
+    "a whole weight of another": (lambda t: {f"{KOHYA}.diff": ONE}, r"diff is \[1\], where \[32, 32\] goes with"),
+    "a whole weight and a LoRA": (
+        lambda t: {**kohyas(t), f"{KOHYA}.diff": torch.ones(32, 32)},
+        "of which one part alone can be",
+    ),
+    "a bias that is not there": (
+        lambda t: {**t, f"{TO_Q}.lora_B.bias": ONE},
+        "changes the bias of .*, which that layer does not have here",
+    ),
     "BOFT": (lambda t: {f"{TO_Q}.boft_R": ONE}, "a BOFT"),
     "a tensor that is no LoRA's": (lambda t: {**t, "unet.conv_in.bias": ONE}, "is no part of a LoRA"),
     "alpha 0": (lambda t: kohyas(t, 0.0), "takes for the rank and others for no addition"),

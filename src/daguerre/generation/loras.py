@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from daguerre.build import base_digests
 from daguerre.build.parts import Components
 from daguerre.errors import UserError
 from daguerre.generation.load import Loading
-from daguerre.models.lora_files import header, read
+from daguerre.models.lora_files import contents, header, read
 from daguerre.models.lora_files.addition import Addition, merged
 from daguerre.remote import local_copy
 
@@ -31,7 +30,7 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
     for place, strength in use.items():
         check_strength("use", place, strength)
     folders = {place: located(place) for place in use}
-    files = {place: read.find(folder) for place, folder in folders.items()}
+    files = {place: contents.find(folder) for place, folder in folders.items()}
     _check_apart(files)
     notices = [
         f"{place}: its LoRA alone is added, and not the networks that it has trained as a whole (pipeline/)"
@@ -80,7 +79,7 @@ def located(place: str) -> Path:
 
 def _digest(file: Path) -> str:
     found = hashlib.sha256()
-    for each in read.files_of(file):
+    for each in contents.files_of(file):
         found.update(each.read_bytes())
     return found.hexdigest()
 
@@ -90,7 +89,9 @@ def _merged(parts: Components, files: Mapping[Path, float], told: Iterable[str])
     """Adds to the weights of the networks, with a LoRA of the run itself already in them, and prints these lines."""
     asked: dict[tuple[str, str], list[tuple[Addition, float]]] = {}
     digests = {name: cache(partial(base_digests.of_network, own)) for name, own in parts.family.components.items()}
-    notices = {file: [*_other_base(file, digests)] for file in files}  # of the base before anything is merged into it
+    notices = {  # of the base before anything is merged into it
+        file: [*contents.notices(file), *_other_base(file, digests)] for file in files
+    }
     for line in told:
         print(line)
     with parts.attached.merged():
@@ -98,28 +99,22 @@ def _merged(parts: Components, files: Mapping[Path, float], told: Iterable[str])
             found = read.read(file, parts.family.components, tokens_apart=True)
             for component, additions in found.items():
                 for each in additions:
-                    asked.setdefault((component, each.layer), []).append((each, strength))
+                    asked.setdefault((component, each.name), []).append((each, strength))
             for notice in notices[file]:
                 print(notice)
             counts = ", ".join(f"{len(additions):,} layers of {component}" for component, additions in found.items())
             print(f"{file} x {strength:g}: {counts}")
-        for (component, layer), own in asked.items():
-            weight = _weight(parts, component, layer)
-            weight.copy_(merged(weight, own))
+        for (component, name), own in asked.items():
+            weight = parts.family.components[component].get_parameter(name)
+            weight.copy_(merged(weight, own, component))
     return parts
 
 
 def _other_base(file: Path, digests: Mapping[str, Callable[[], str]]) -> Iterator[str]:
     """A notice for each component that a LoRA was trained on with other weights: usual for fine-tunes of one model."""
-    for component, base in header.base(read.contents_of(file).metadata).items():
+    for component, base in header.base(contents.contents_of(file).metadata).items():
         if component in digests and base.get("digest") != digests[component]():
             yield (
                 f"{file} was trained on another {component}, that of {base.get('place')}: it is applied in full, and "
                 "its effect may differ"
             )
-
-
-def _weight(parts: Components, component: str, layer: str) -> Tensor:
-    weight = parts.family.components[component].get_submodule(layer).weight
-    assert isinstance(weight, Tensor)
-    return weight

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from daguerre.adapters.lora_parts.inits import ADAPTER
 from daguerre.adapters.lora_parts.layers import wrapped
 from daguerre.errors import UserError
+from daguerre.models.lora_files import shapes
 from daguerre.models.lora_files.addition import Addition
 
 _SETTING = "init_from"
@@ -56,7 +57,7 @@ def _own(layer: nn.Module) -> dict[str, Tensor]:
 
 def _check(path: Path, name: str, addition: Addition, own: Mapping[str, Tensor]) -> None:
     """UserError for an addition of another kind or rank."""
-    theirs = {factor: value.numel() for factor, value in addition.factors.items()}
+    theirs = {factor: _sizes(value) for factor, value in addition.factors.items()}
     if theirs.keys() != own.keys():
         raise UserError(
             f"{_SETTING}={path}: {name} has {', '.join(sorted(theirs))} in the file, and this recipe trains "
@@ -64,10 +65,18 @@ def _check(path: Path, name: str, addition: Addition, own: Mapping[str, Tensor])
             code="conflict",
             setting=_SETTING,
         )
-    if any(theirs[factor] != value.numel() for factor, value in own.items()):
+    if any(theirs[factor] != _sizes(value) for factor, value in own.items()):
+        what = f"rank {addition.rank}" if addition.rank else f"factors of {[*theirs.values()]}"
         raise UserError(
-            f"{_SETTING}={path}: {name} has rank {addition.rank} in the file, and another one here: set adapter.rank, "
+            f"{_SETTING}={path}: {name} has {what} in the file, and another one here: set adapter.rank, "
             "ranks or rank_pattern to it, or change the file's with `daguerre convert resize`",
             code="conflict",
             setting=_SETTING,
         )
+
+
+def _sizes(value: Tensor) -> list[int]:
+    """Of a factor, without the sizes of 1 that programs write or leave out: around lengths, and behind two others."""
+    if value.numel() == max(value.shape):
+        return [value.numel()] if value.dim() != 2 else [*value.shape]
+    return [*shapes.plain(value.shape)]

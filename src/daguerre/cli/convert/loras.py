@@ -14,8 +14,8 @@ from daguerre.models.cascade import words
 from daguerre.models.export.about import About
 from daguerre.models.lora_files import bases, forms, header
 from daguerre.models.lora_files.addition import Addition
+from daguerre.models.lora_files.contents import contents_of, find, notices
 from daguerre.models.lora_files.forms import Form
-from daguerre.models.lora_files.read import contents_of, find
 from daguerre.remote import local_copy
 
 
@@ -25,6 +25,8 @@ def source(target: str) -> Path:
         raise UserError("no LoRA given: give a .safetensors file, or the folder of a run", code="missing")
     place = local_copy.located(target)
     found = find(place)
+    for notice in notices(found):
+        print(notice)
     if place.is_dir() and (tokens := token_files.find(place)) is not None:
         print(f"{target}: its new tokens are left out, as they are files of their own: {tokens}")
     elif place.is_file() and token_files.beside_a_lora(place) and token_files.find(place) is not None:
@@ -72,7 +74,8 @@ def write(
     """Writes a LoRA, which is read back and compared, and says what it holds."""
     make_folder(out.parent)
     forms.write(form, out, networks, additions, told)
-    counts = " and ".join(f"{len(own):,} layers of {component}" for component, own in additions.items())
+    layers = {component: {each.layer for each in own} for component, own in additions.items()}
+    counts = " and ".join(f"{len(own):,} layers of {component}" for component, own in layers.items())
     ranks = sorted({each.rank for own in additions.values() for each in own if each.rank})
     shown = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "no rank"
     print(f"{out}: {counts}, {shown}, {given.size_of(out)}; read back, with the strength that it was given")

@@ -59,14 +59,14 @@ class Merging:
     """The additions to each weight of a model."""
 
     asked: Mapping[tuple[str, str], list[tuple[Addition, float]]]
-    """With their strengths, by component and name in its file, without the wrapper of text encoders."""
-    layers: Mapping[str, Mapping[str, str]]
-    """Layers by component and name in the file."""
+    """With their strengths, by component and name in the network."""
+    names: Mapping[str, Mapping[str, str]]
+    """Weights and biases by component and name in the file."""
 
     def of(self, component: str, name: str, weight: Tensor) -> Callable[[], Tensor] | None:
         """Makes the merged weight [out, in, ...] in float32; None for a weight that stays."""
-        own = self.asked.get((component, self.layers.get(component, {}).get(name, "")))
-        return None if own is None else partial(merged, weight, own)
+        own = self.asked.get((component, self.names.get(component, {}).get(name, "")))
+        return None if own is None else partial(merged, weight, own, component)
 
 
 def run(arguments: list[str]) -> int:
@@ -102,9 +102,9 @@ def read_all(model: Path, use: Mapping[str, float]) -> Merging:
         check_strength("use", name, strength)
         for component, own in read(loras.source(name), networks, tokens_apart=True).items():
             for each in own:
-                asked.setdefault((component, each.layer), []).append((each, strength))
+                asked.setdefault((component, each.name), []).append((each, strength))
             print(f"{name} x {strength:g}: {len(own):,} layers of {component}")
-    return Merging(asked, {component: bases.file_names(network) for component, network in networks.items()})
+    return Merging(asked, {component: bases.tensor_names(network) for component, network in networks.items()})
 
 
 def kept(model: Path, made: Path, merging: Merging) -> float:

@@ -52,8 +52,7 @@ def run(arguments: list[str]) -> int:
     found: dict[str, list[Addition]] = {}
     for component, own in additions.items():
         for each in own:
-            shape = bases.shape(networks[component], each.layer)
-            fitted = resized(each, shape, keep)
+            fitted = resized(each, tuple(networks[component].get_parameter(each.name).shape), keep)
             found.setdefault(component, []).append(fitted.addition)
             lost, whole = lost + fitted.lost**2, whole + fitted.norm**2
     loras.write(options.format, out, networks, found, loras.about(source))
@@ -63,13 +62,16 @@ def run(arguments: list[str]) -> int:
 
 
 def resized(addition: Addition, shape: tuple[int, ...], keep: Keep) -> Fitted:
-    """The nearest LoRA of an addition. UserError for DoRA, whose effect depends on the weights of its base."""
+    """The nearest LoRA of an addition, or itself where it is no matrix. UserError for DoRA, whose effect depends on the
+    weights of its base."""
     if {MAGNITUDE, COLUMNS} & addition.factors.keys():
         raise UserError(
             "DoRA cannot be resized: what it adds depends on the base. Merge it into a model (`daguerre convert "
             "merge`), and extract a LoRA from that (`daguerre convert extract`)",
             code="unsupported",
         )
+    if len(shape) < 2:  # a norm or a bias is no matrix, and stays as it is
+        return Fitted(addition, 0.0, float(addition.change(shape).norm()))
     if UP in addition.factors and MIDDLE not in addition.factors:
         return low_rank.of_product(addition, shape, keep)
     return low_rank.of_weight(addition.layer, addition.change(shape), keep)

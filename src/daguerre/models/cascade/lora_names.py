@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
@@ -24,13 +23,14 @@ CONFIGS = (".yaml", ".yml")
 OFFSETS, IDS = "embeddings.embeddings", "embeddings.indices"
 """Trained words in Stability's files: what is added to the embeddings of these numbers of the vocabulary."""
 _NUMBERED = re.compile(r"weights\.(\d+)\.lora_(down|up)")
-_KINDS = {
-    "attn": (r"attention\.to_(q|k|v|out\.0)",),
-    "kv_mapper": (r"kv_mapper\.1",),
-    "channelwise": (r"channelwise\.[04]",),
-    "mapper": (r"mapper(_sca|_crp)?",),
-}
-"""Kinds of linear layers in the blocks, by parts of their names that `module_filters` chooses them by."""
+_FILTERS = (".attn", ".kv_mapper", ".channelwise", ".mapper", ".depthwise")
+"""Kinds of layers in the blocks, as `module_filters` chooses them: by a part of their names."""
+_ORDER = (
+    *("clip_txt_mapper", "clip_txt_pooled_mapper", "clip_img_mapper", "embedding", "down_blocks", "down_downscalers"),
+    *("down_repeat_mappers", "up_blocks", "up_upscalers", "up_repeat_mappers", "clf"),
+)
+"""Parts of Stage C in the order of Stability's modules."""
+_PLACES = {part: place for place, part in enumerate(_ORDER)}
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Config:
     """The LoRA's numbered file."""
     words: tuple[tuple[str, str | None], ...]
     """Each word that is trained beside it, and the pattern of what it starts from: `train_tokens`."""
+    filters: tuple[str, ...] | None = None
+    """`module_filters`: parts of the names of the layers that have an addition; None: all have one."""
 
 
 def config(path: Path) -> Config | None:
@@ -65,7 +67,11 @@ def config(path: Path) -> Config | None:
     words = said.get("train_tokens") or []
     if not all(isinstance(each, list) and len(each) == 2 for each in words):
         raise UserError(f"{path}: train_tokens must be pairs such as ['[rex]', '^dog</w>']", code="damaged")
-    return Config(file, tuple((str(name), start) for name, start in words))
+    filters = said["module_filters"]
+    if filters is not None and not (isinstance(filters, list) and all(isinstance(each, str) for each in filters)):
+        raise UserError(f"{path}: module_filters must be a list of parts of names, such as ['.attn']", code="damaged")
+    pairs = tuple((str(name), start) for name, start in words)
+    return Config(file, pairs, None if filters is None else tuple(filters))
 
 
 def is_new(word: str) -> bool:
@@ -101,15 +107,18 @@ def is_numbered(names: Iterable[str]) -> bool:
 
 
 def named(
-    file: Path, tensors: Mapping[str, Tensor], component: str, network: nn.Module, words_are_named: bool = False
+    file: Path, tensors: Mapping[str, Tensor], component: str, network: nn.Module, said: Config | None = None
 ) -> dict[str, Tensor]:
     """A numbered file's tensors by layer: attention's fused products have one factor A, which q, k and v share.
+
+    Args:
+        said: the config that trained it, if that is known: it says which layers there are, and names the words.
 
     Raises:
         UserError: if the layers cannot be told by their shapes, and for trained words whose names nothing says.
     """
     offsets = tensors.get(OFFSETS)
-    if not words_are_named and offsets is not None and offsets.numel() and bool(offsets.ne(0).any()):
+    if said is None and offsets is not None and offsets.numel() and bool(offsets.ne(0).any()):
         numbers = ", ".join(str(int(each)) for each in tensors.get(IDS, torch.zeros(0)))
         raise UserError(
             f"{file} has trained words beside its layers (numbers {numbers} of the vocabulary), whose names and starts "
@@ -117,15 +126,20 @@ def named(
             f"{file} in it",
             code="unsupported",
         )
+    if strange := [name for name in tensors if name not in (OFFSETS, IDS) and not _NUMBERED.fullmatch(name)]:
+        raise UserError(f"{file} has {strange[0]}, which is no part of a LoRA of Stability's code", code="unknown")
     pairs: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         if match := _NUMBERED.fullmatch(name):
             pairs.setdefault(int(match[1]), {})[match[2]] = value
-    if sorted(pairs) != list(range(len(pairs))) or any(len(pair) != 2 for pair in pairs.values()):
-        raise UserError(f"{file}: some of its numbered layers are missing", code="damaged")
+    whole = all(len(pair) == 2 and all(each.dim() == 2 for each in pair.values()) for pair in pairs.values())
+    if sorted(pairs) != list(range(len(pairs))) or not whole:
+        raise UserError(f"{file}: some of its numbered layers are missing, or no pairs of matrices", code="damaged")
     found: dict[str, Tensor] = {}
-    for number, layers in enumerate(_chosen(file, pairs, network)):
+    for number, layers in enumerate(_chosen(file, pairs, network, said)):
         down, up = pairs[number]["down"], pairs[number]["up"]
+        kernel = _weight(network, layers[0]).shape[2:]  # the same is added at each place of a kernel
+        down = down.reshape(*down.shape, *(1 for _ in kernel)).expand(*down.shape, *kernel).contiguous()
         for layer, part in zip(layers, up.chunk(len(layers)), strict=True):
             stem = f"{component}.{layer}"
             own = {"lora_A.weight": down, "lora_B.weight": part.contiguous(), "alpha": torch.tensor(1.0)}
@@ -133,40 +147,60 @@ def named(
     return found
 
 
-def _chosen(file: Path, pairs: Mapping[int, Mapping[str, Tensor]], network: nn.Module) -> list[tuple[str, ...]]:
-    """The layers of each number: those of the one choice of kinds whose shapes are the file's."""
+def _chosen(
+    file: Path, pairs: Mapping[int, Mapping[str, Tensor]], network: nn.Module, said: Config | None
+) -> list[tuple[str, ...]]:
+    """The layers of each number: those that the config chooses, else of the one choice of kinds whose shapes are the
+    file's."""
     given = [(len(pairs[number]["up"]), pairs[number]["down"].shape[1]) for number in range(len(pairs))]
+    every = _in_order(network)
+    if said is not None:
+        layers = [own for name, own in every if said.filters is None or any(part in name for part in said.filters)]
+        if [_shape(network, each) for each in layers] == given:
+            return layers
+        raise UserError(
+            f"{file} has {len(pairs)} numbered layers, and module_filters={list(said.filters or [])} means "
+            f"{len(layers)} in this model, or layers of other shapes: give the config and the model that trained it",
+            code="unsupported",
+        )
     fits = []
-    for count in range(1, len(_KINDS) + 1):
-        for kinds in combinations(_KINDS, count):
-            layers = _in_order(network, [pattern for kind in kinds for pattern in _KINDS[kind]])
-            if [_shape(network, each) for each in layers] == given:
-                fits.append((kinds, layers))
+    for count in range(1, len(_FILTERS) + 1):
+        for filters in combinations(_FILTERS, count):
+            layers = [own for name, own in every if "_blocks." in name and any(part in name for part in filters)]
+            if layers and [_shape(network, each) for each in layers] == given and layers not in fits:
+                fits.append(layers)
     if len(fits) == 1:
-        return fits[0][1]
+        return fits[0]
     raise UserError(
-        f"{file} numbers its {len(pairs)} layers without their names, and they are not those of {', '.join(_KINDS)}, "
-        "or of several of these, in this model: give the model that it was trained on, or convert it where it was made",
+        f"{file} numbers its {len(pairs)} layers without their names, and they are not those of "
+        f"{', '.join(_FILTERS)}, or of several of these, in this model: give the model that it was trained on, or the "
+        "YAML that trained it in place of the file (its module_filters says which layers)",
         code="unsupported",
     )
 
 
-def _in_order(network: nn.Module, patterns: list[str]) -> list[tuple[str, ...]]:
-    """The chosen layers as Stability's modules follow each other: attention's output before its fused product."""
-    found: list[tuple[str, ...]] = []
-    for name, module in network.named_modules():
-        last = re.search(r"(?:down|up)_blocks\.\d+\.\d+\.(.+)", name)
-        if not isinstance(module, nn.Linear) or last is None or not any(re.fullmatch(p, last[1]) for p in patterns):
-            continue
+def _in_order(network: nn.Module) -> list[tuple[str, tuple[str, ...]]]:
+    """Stability's name and the layers of each module that can have an addition there, as its modules follow each other:
+    attention's output before its fused product."""
+    found: list[tuple[str, tuple[str, ...]]] = []
+    own = [name for name, module in network.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    for name in sorted(own, key=lambda name: _PLACES.get(name.partition(".")[0], len(_PLACES))):
         stem, _, product = name.rpartition(".to_")
         if not stem:
-            found.append((name,))
+            found.append((name, (name,)))
         elif product == "out.0":
-            found += [(name,), tuple(f"{stem}.to_{part}" for part in "qkv")]
+            fused = tuple(f"{stem}.to_{part}" for part in "qkv")
+            found += [(f"{stem}.attn.out_proj", (name,)), (f"{stem}.attn", fused)]
     return found
+
+
+def _weight(network: nn.Module, layer: str) -> Tensor:
+    weight = network.get_submodule(layer).weight
+    assert isinstance(weight, Tensor)
+    return weight
 
 
 def _shape(network: nn.Module, layers: tuple[str, ...]) -> tuple[int, int]:
     """Rows of these layers in all, and columns."""
-    weights: list[Any] = [network.get_submodule(layer).weight for layer in layers]
+    weights = [_weight(network, layer) for layer in layers]
     return sum(len(weight) for weight in weights), weights[0].shape[1]

@@ -6,10 +6,13 @@ Factors have peft's names. `Addition.weight` computes in float32 what `adapters/
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+from daguerre.errors import UserError
 
 DIFFUSERS_FILE, KOHYA_FILE = "pytorch_lora_weights.safetensors", "kohya.safetensors"
 METADATA = "lora_adapter_metadata"
@@ -17,9 +20,11 @@ METADATA = "lora_adapter_metadata"
 MAGNITUDE = "lora_magnitude_vector"
 DOWN, UP, MIDDLE = "lora_A.weight", "lora_B.weight", "lora_mid.weight"
 ALPHA = "alpha"
+DIFF = "diff"
+"""What is added as it is: LyCORIS' full and norm, and biases."""
 COLUMNS = "dora_scale"
 """LyCORIS' and OneTrainer's DoRA over the inputs of a weight; over its outputs it is MAGNITUDE."""
-_STRONG = (UP, "hada_w1_a", "lokr_w1", "lokr_w1_a")
+_STRONG = (UP, "hada_w1_a", "lokr_w1", "lokr_w1_a", DIFF)
 """Factors into which a strength can be multiplied."""
 _MOST_OFF = 1e-6
 """Of a factor's norm: more than a multiplication in float32 rounds."""
@@ -29,7 +34,7 @@ _RANKED = (DOWN, "hada_w1_b", "lokr_w1_b", "lokr_w2_b")
 
 @dataclass(frozen=True)
 class Addition:
-    """Addition to the weight of one layer."""
+    """Addition to the weight or the bias of one layer."""
 
     layer: str
     """Name of the layer in its component."""
@@ -38,10 +43,20 @@ class Addition:
     so on, lokr_w1 and so on; of DoRA lora_magnitude_vector [out], or dora_scale [in], which peft does not have."""
     scale: float
     """The product of the factors is multiplied by it."""
+    tensor: Literal["weight", "bias"] = "weight"
+    """What of the layer it is added to. Norms and biases have `DIFF` alone."""
+    origin: str = field(default="", compare=False)
+    """The file that it is from, for messages."""
+
+    @property
+    def name(self) -> str:
+        """Of the tensor in its component that it is added to."""
+        return f"{self.layer}.{self.tensor}"
 
     @property
     def rank(self) -> int | None:
-        """The rank that programs read off the factors; None of a Kronecker product of two whole matrices."""
+        """The rank that programs read off the factors; None of a Kronecker product of two whole matrices, and of what
+        is no product."""
         return next((len(self.factors[name]) for name in _RANKED if name in self.factors), None)
 
     @property
@@ -51,7 +66,7 @@ class Addition:
 
     def agrees(self, other: Addition) -> bool:
         """Compares: True if both have the same factors, the strength counted in one of them, to float32's rounding."""
-        if (self.layer, self.factors.keys()) != (other.layer, other.factors.keys()):
+        if (self.name, self.factors.keys()) != (other.name, other.factors.keys()):
             return False
         for name, value in self.factors.items():
             scales = (self.scale, other.scale) if name == self.strong else (1.0, 1.0)
@@ -89,6 +104,8 @@ class Addition:
 
     def _product(self) -> Tensor:
         t = {name: value.float() for name, value in self.factors.items()}
+        if DIFF in t:
+            return t[DIFF]
         if DOWN in t:
             if MIDDLE in t:
                 return torch.einsum("or,rshw,si->oihw", t[UP].flatten(1), t[MIDDLE], t[DOWN].flatten(1))
@@ -110,9 +127,19 @@ def _half(t: Mapping[str, Tensor], number: str) -> Tensor:
     return a @ b if middle is None else torch.einsum("rshw,ro,si->oihw", middle, a, b)
 
 
-def merged(weight: Tensor, own: Sequence[tuple[Addition, float]]) -> Tensor:
+def merged(weight: Tensor, own: Sequence[tuple[Addition, float]], component: str) -> Tensor:
     """A weight in float32 with the sum of all differences from it, each with its strength: their order does not
-    matter."""
+    matter. UserError where the sum is no number, such as of a DoRA that takes away what it is a length of."""
     before = weight.float()
     changes = [each.to(weight.device).weight(before, strength) - before for each, strength in own]
-    return before + sum(changes[1:], changes[0])
+    found = before + sum(changes[1:], changes[0])
+    if not torch.isfinite(found).all():
+        wrong = [each for (each, _), change in zip(own, changes, strict=True) if not torch.isfinite(change).all()]
+        sources = " and ".join(dict.fromkeys(each.origin or "the LoRA" for each in wrong or [each for each, _ in own]))
+        why = "" if torch.isfinite(before).all() else ", where the model itself has NaN or infinity"
+        raise UserError(
+            f"{sources}: with it {component}.{own[0][0].name} has NaN or infinity in it{why}: nothing is written. "
+            "Leave it out, or use another copy",
+            code="damaged",
+        )
+    return found

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from daguerre.errors import UserError
 from daguerre.models import token_files
@@ -99,11 +99,10 @@ def _fitting(path: Path, base: str | None, taken: Callable[[Networks], Found]) -
     )
 
 
-def shape(network: nn.Module, layer: str) -> tuple[int, ...]:
-    """Of a layer's weight."""
-    weight = network.get_submodule(layer).weight
-    assert isinstance(weight, Tensor)
-    return tuple(weight.shape)
+def tensor_names(network: nn.Module) -> Mapping[str, str]:
+    """The weight or bias by each name that a file may have for it."""
+    own = [name for name, _ in network.named_parameters()]
+    return {spelt: name for name in own for spelt in (with_wrapper(name), name.removeprefix("text_model."), name)}
 
 
 def file_names(network: nn.Module) -> Mapping[str, str]:

@@ -1,11 +1,15 @@
 """The forms in which LoRAs are written, each read back as it is written."""
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from torch import nn
 
+from daguerre.checkpoint.atomic import sync_folder
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import diffusers, kohya, peft
 from daguerre.models.lora_files.addition import Addition
@@ -32,15 +36,27 @@ def write(form: Form, path: Path, networks: Networks, additions: Additions, abou
         UserError: for additions that this form cannot hold.
         RuntimeError: if something else was written than was given.
     """
-    _WRITE[form](path, networks, additions, about)
-    compare(path, networks, additions)
+    with beside(path) as fresh:
+        _WRITE[form](fresh, networks, additions, about)
+        compare(fresh, networks, additions)
+
+
+@contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """A new name beside a file or folder; what the block has written there stands at the end, safe on disk, as `path`.
+    If the block raises, nothing is left."""
+    with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as temporary:
+        fresh = Path(temporary) / path.name
+        yield fresh
+        os.replace(fresh, path)
+    sync_folder(path.parent)
 
 
 def compare(path: Path, networks: Networks, additions: Additions) -> None:
     """Reads a file or folder. RuntimeError if what is applied of it is not what these additions are."""
     found = read(path, networks)
-    given = {(component, each.layer): each for component, own in additions.items() for each in own}
-    there = {(component, each.layer): each for component, own in found.items() for each in own}
+    given = {(component, each.name): each for component, own in additions.items() for each in own}
+    there = {(component, each.name): each for component, own in found.items() for each in own}
     wrong = [place for place in given.keys() | there.keys() if place not in there or place not in given]
     if wrong or (wrong := [place for place, each in given.items() if not each.agrees(there[place])]):
         raise RuntimeError(f"{path.name} does not hold {'.'.join(wrong[0])} with the strength that it has")

@@ -20,11 +20,14 @@ from torch import Tensor, nn
 from daguerre.checkpoint.safetensors import encode
 from daguerre.models.cascade import lora_names
 from daguerre.models.export.about import About
-from daguerre.models.lora_files.addition import DOWN, Addition
+from daguerre.models.lora_files.addition import DIFF, DOWN, Addition
 from daguerre.models.weights import file_digests
 
 BASE = "daguerre.base"
 """Key of a header: JSON of {component: {place, digest}} of the weights that were not trained."""
+VERSION = "daguerre.version"
+"""Key of a header of a file that this program wrote."""
+KOHYA_DIGEST, _DIGEST = "sshs_model_hash", "modelspec.hash_sha256"
 CASCADE = "stable-cascade-v1"
 """Start of modelspec's architectures of Stable Cascade."""
 _LEGACY = (0x100000, 0x110000)
@@ -63,7 +66,7 @@ def modelspec(networks: Mapping[str, nn.Module], about: About, kind: str = "lora
         "modelspec.title": about.title or {"lora": "LoRA", "controlnet": "ControlNet"}[kind],
         "modelspec.date": datetime.now(UTC).isoformat(timespec="seconds"),
         "modelspec.trigger_phrase": about.trigger_phrase,
-        "daguerre.version": version("daguerre"),
+        VERSION: version("daguerre"),
         BASE: json.dumps(public(about.base)) if about.base else "",
     }
     return {name: value for name, value in found.items() if value}
@@ -119,10 +122,16 @@ def base(metadata: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """The base that a header names, by component; empty where it names none that can be read."""
     try:
         found = json.loads(metadata.get(BASE, "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    known = isinstance(found, dict) and all(isinstance(own, dict) for own in found.values())
+    owns = [*found.values()] if isinstance(found, dict) else [None]
+    known = all(isinstance(own, dict) and all(isinstance(each, str) for each in own.values()) for own in owns)
     return found if known else {}
+
+
+def digests(metadata: Mapping[str, str]) -> set[str]:
+    """The digests of its tensors that a header has, as `hashes` counts them."""
+    return {metadata[key].lower().removeprefix("0x") for key in (KOHYA_DIGEST, _DIGEST) if metadata.get(key)}
 
 
 def about(metadata: Mapping[str, str], title: str) -> About:
@@ -150,7 +159,8 @@ def kohya(networks: Mapping[str, nn.Module], main: list[Addition], alpha: float,
         about: facts of the run.
     """
     ranks = {each.rank for each in main if each.rank}
-    is_lora = DOWN in main[0].factors
+    main = sorted(main, key=lambda each: DIFF in each.factors)  # what tells the kind comes first
+    is_lora = all(DOWN in each.factors for each in main)
     first = next(iter(public(about.base).values()), {})
     found = {
         "ss_network_module": "networks.lora" if is_lora else "lycoris.kohya",
@@ -190,12 +200,20 @@ def _of_base(place: str) -> dict[str, str]:
 
 def _arguments(main: list[Addition], alpha: float) -> dict[str, str]:
     """Of the network module: LyCORIS' algorithm, or the rank of convolutions."""
+    if DIFF in main[0].factors:
+        return {"algo": "full"}
     if "hada_w1_a" in main[0].factors:
         return {"algo": "loha"}
     if DOWN not in main[0].factors:
         return {"algo": "lokr"}
-    ranks = {each.rank for each in main if each.factors[DOWN].ndim == 4 and each.factors[DOWN].shape[-1] > 1}
+    downs = [each.factors[DOWN] for each in main if DOWN in each.factors]
+    ranks = {len(down) for down in downs if down.ndim == 4 and down.shape[-1] > 1}
     return {"conv_dim": str(ranks.pop()), "conv_alpha": str(alpha)} if len(ranks) == 1 else {}
+
+
+def sealed(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The least that a header has of a file that this program wrote: by it the tensors are checked when it is read."""
+    return {VERSION: version("daguerre"), _DIGEST: hashes(tensors, {})[_DIGEST]}
 
 
 def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
@@ -212,7 +230,7 @@ def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[s
         short.update(chunk[begin:end])
         at += len(chunk)
     return {
-        "sshs_model_hash": whole.hexdigest(),
+        KOHYA_DIGEST: whole.hexdigest(),
         "sshs_legacy_hash": short.hexdigest()[:8],
-        "modelspec.hash_sha256": f"0x{whole.hexdigest()}",
+        _DIGEST: f"0x{whole.hexdigest()}",
     }

@@ -19,9 +19,11 @@ from daguerre.errors import UserError
 from daguerre.models.cascade import lora_names
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header
-from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DOWN, MAGNITUDE, UP, Addition
+from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DIFF, DOWN, MAGNITUDE, UP, Addition
 from daguerre.models.single_file import keys
 
+PROJECTION = "text_projection"
+"""The layer of a text encoder that stands beside its transformer, and so has no `text_model` in its name."""
 NAMES = {DOWN: "lora_down.weight", UP: "lora_up.weight"}
 """Factors that sd-scripts calls otherwise than peft."""
 
@@ -47,7 +49,8 @@ def write(
         _check(component, networks[component], own)
         names = module_names(component, networks, [each.layer for each in own])
         for each in own:
-            for name, value in _named(each, alpha).items():
+            is_norm = not isinstance(networks[component].get_submodule(each.layer), nn.Linear | nn.Conv2d)
+            for name, value in _named(each, alpha, is_norm).items():
                 tensors[f"{names[each.layer]}.{name}"] = value.detach().to("cpu", torch.float32)
     metadata = header.kohya(networks, main, alpha, about) | header.modelspec(networks, about)
     write_durably(path, encode(tensors, metadata | header.hashes(tensors, metadata)))
@@ -70,7 +73,7 @@ def module_names(component: str, networks: Mapping[str, nn.Module], layers: Iter
     if component in texts:
         cascade = any(map(lora_names.is_one, networks.values()))
         prefix = f"te{texts.index(component) + 1}" if len(texts) > 1 else "prior_te" if cascade else "te"
-        paths = {layer: keys.with_wrapper(layer) for layer in layers}
+        paths = {layer: layer if layer == PROJECTION else keys.with_wrapper(layer) for layer in layers}
     elif lora_names.is_one(networks[component]):
         prefix = lora_names.prefix(networks[component]).removeprefix("lora_")
         paths = {layer: lora_names.path(networks[component], layer) for layer in layers}
@@ -84,13 +87,18 @@ def module_names(component: str, networks: Mapping[str, nn.Module], layers: Iter
 
 def original_names(unet: nn.Module) -> dict[str, str]:
     """Names of a UNet's layers in the original layout (SGM's)."""
-    weights = [f"{name}.weight" for name, layer in unet.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    kinds = nn.Linear | nn.Conv2d | nn.LayerNorm | nn.GroupNorm
+    weights = [f"{name}.weight" for name, layer in unet.named_modules() if isinstance(layer, kinds)]
     links = keys.unet(weights)
     return {link.names[0].removesuffix(".weight"): link.original.removesuffix(".weight") for link in links}
 
 
-def _named(addition: Addition, alpha: float) -> dict[str, Tensor]:
-    """Factors by kohya's names, such that alpha / rank times their product is what is added."""
+def _named(addition: Addition, alpha: float, is_norm: bool) -> dict[str, Tensor]:
+    """Factors by kohya's names, such that alpha / rank times their product is what is added; sums by LyCORIS' names."""
+    if DIFF in addition.factors:
+        of_norm = "w_norm" if addition.tensor == "weight" else "b_norm"
+        of_layer = "diff" if addition.tensor == "weight" else "diff_b"
+        return {of_norm if is_norm else of_layer: addition.factors[DIFF] * addition.scale}
     given = addition.scale * addition.rank / alpha if addition.rank else addition.scale
     found = {name: value * given if name == addition.strong else value for name, value in addition.factors.items()}
     return {NAMES.get(name, name): value for name, value in found.items()} | {ALPHA: torch.tensor(alpha)}

@@ -7,7 +7,7 @@ from typing import Any
 from peft import LoHaConfig, LoraConfig
 
 from daguerre.errors import UserError
-from daguerre.models.lora_files.addition import COLUMNS, DOWN, MAGNITUDE, MIDDLE, Addition
+from daguerre.models.lora_files.addition import COLUMNS, DIFF, DOWN, MAGNITUDE, MIDDLE, Addition
 
 
 def of(additions: list[Addition]) -> dict[str, Any]:
@@ -33,6 +33,8 @@ def of(additions: list[Addition]) -> dict[str, Any]:
 
 
 def _kind(addition: Addition) -> str:
+    if DIFF in addition.factors:
+        return "a sum of a whole weight or bias"
     if MIDDLE in addition.factors or any(name in addition.factors for name in ("hada_t1", "lokr_t2")):
         return "a Tucker decomposition"
     if COLUMNS in addition.factors or (MAGNITUDE in addition.factors and DOWN not in addition.factors):

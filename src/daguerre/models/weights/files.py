@@ -124,7 +124,19 @@ def _changed(make: Callable[[], Tensor] | None, tensor: Tensor, dtype: torch.dty
     if make is None:
         return cast(tensor, dtype)
     to = dtype or tensor.dtype
-    return Later(to, tuple(tensor.shape), lambda: make().to(to))
+    return Later(to, tuple(tensor.shape), lambda: _in_range(make(), to))
+
+
+def _in_range(made: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in another dtype. UserError where that makes a number infinite."""
+    found = made.to(dtype)
+    if torch.isfinite(made).all() and not torch.isfinite(found.float()).all():
+        raise UserError(
+            f"a changed weight has values up to {made.abs().max():.3g}, above the limit of "
+            f"{str(dtype).removeprefix('torch.')}: choose another dtype, such as bfloat16, or less strength",
+            setting="dtype",
+        )
+    return found
 
 
 def check_range(tensors: Mapping[str, Tensor], dtype: torch.dtype | None, what: object) -> None:

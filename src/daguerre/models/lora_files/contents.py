@@ -1,0 +1,142 @@
+"""Places and files of LoRAs: the file that a folder means, its tensors and header, and the digest that it carries."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from daguerre.errors import UserError
+from daguerre.models.cascade import lora_names
+from daguerre.models.lora_files import header, peft
+from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE, METADATA
+from daguerre.models.weights.files import opened, read_json
+
+
+class Contents(NamedTuple):
+    """Tensors and header of a file, or of a folder of peft's."""
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+    numbers: dict[str, Any]
+    """peft's configs, by component and key joined by a dot; empty where there are none."""
+
+
+def find(path: Path) -> Path:
+    """The file of a LoRA: itself, or the one in a run's folder or in what it exports; a folder of peft's, and a config
+    of Stability's code that names the file, as they are. UserError if there is none."""
+    if not path.is_dir():
+        if not path.is_file():
+            raise UserError(f"{path}: there is no such file", code="missing")
+        return path
+    for place in (path, path / "adapter", path / "pipeline"):  # runs of older versions have it in pipeline/
+        inner = sorted(each for each in place.iterdir() if each.is_dir()) if place.is_dir() and place != path else []
+        own = _in(place)  # beside it folders hold the same for peft
+        found = [own] if own else [file for folder in inner if (file := _in(folder))]
+        if len(found) > 1:
+            folders = ", ".join(str(each if each.is_dir() else each.parent) for each in found)
+            raise UserError(f"{path} holds several LoRAs: give one of {folders}", code="conflict")
+        if found:
+            return found[0]
+    raise UserError(f"{path} holds no LoRA: {_instead(path)}", code="missing")
+
+
+def _in(folder: Path) -> Path | None:
+    """The file of a LoRA in a folder; kohya's first, whose strength every program reads alike."""
+    named = next((folder / name for name in (KOHYA_FILE, DIFFUSERS_FILE) if (folder / name).is_file()), None)
+    return named or (folder if peft_folders(folder) else None)
+
+
+def _instead(path: Path) -> str:
+    """The use of a folder without a LoRA, as a part of a message."""
+    for place in (path, path / "adapter", path / "pipeline"):
+        if (place / "model_index.json").is_file():
+            return "it is a whole model, and `daguerre convert extract` makes a LoRA of its difference from a base"
+        if (config := place / "config.json").is_file() and b"ControlNetModel" in config.read_bytes():
+            return f"it is a ControlNet, which `daguerre generate` takes as controlnets='{{{path}: 1}}'"
+    return "give a .safetensors file, or the folder of a LoRA's run"
+
+
+def peft_folders(folder: Path) -> list[Path]:
+    """The folders of components in peft's layout: below a folder, or itself."""
+    inner = sorted(path.parent for path in folder.glob(f"*/{peft.WEIGHTS}"))
+    return inner or ([folder] if (folder / peft.WEIGHTS).is_file() else [])
+
+
+def files_of(place: Path) -> list[Path]:
+    """The files of tensors of what `find` gives."""
+    if (config := lora_names.config(place)) is not None:
+        return [config.file]
+    return [folder / peft.WEIGHTS for folder in peft_folders(place)] if place.is_dir() else [place]
+
+
+def contents_of(place: Path) -> Contents:
+    """All of a file, mapped from it, or of a folder of peft's. UserError for one that is damaged, or pickled."""
+    if place.is_dir():
+        tensors, numbers = dict[str, Tensor](), dict[str, Any]()
+        for folder in peft_folders(place):
+            own = _file(folder / peft.WEIGHTS).tensors
+            tensors |= {f"{folder.name}.{name.removeprefix(peft.STEM)}": value for name, value in own.items()}
+            numbers |= {f"{folder.name}.{key}": v for key, v in read_json(folder / peft.CONFIG).items()}
+        return Contents(tensors, {}, numbers)
+    return _file(*files_of(place))
+
+
+def _file(path: Path) -> Contents:
+    if path.suffix != ".safetensors":
+        raise UserError(f"{path}: only .safetensors files are read: others can run code when they are opened")
+    with opened(path) as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    _check_own_digest(path, metadata)
+    try:
+        numbers = json.loads(metadata.get(METADATA, "{}"))
+    except (ValueError, RecursionError):
+        numbers = None
+    if not isinstance(numbers, dict):
+        raise UserError(f"{path}: {METADATA} in its header is not a JSON object", code="damaged")
+    return Contents(tensors, metadata, numbers)
+
+
+def _check_own_digest(path: Path, metadata: Mapping[str, str]) -> None:
+    """UserError for a file of this program whose tensors are not those that its header has the digest of. A program
+    that changes such a file and counts anew leaves one of the two digests right."""
+    told = header.digests(metadata)
+    if header.VERSION in metadata and told and _payload(path) not in told:
+        raise UserError(
+            f"{path} is damaged: its tensors are not those that its header has the SHA-256 of. Copy the file again, or "
+            "make it anew where it came from",
+            code="damaged",
+        )
+
+
+def notices(place: Path) -> list[str]:
+    """A line for each file of another program whose header has the digest of other tensors. It is used: programs that
+    merge or rename tensors often copy the header as it is. Of their digests sd-scripts' alone is that of the file's
+    bytes: OneTrainer's `modelspec.hash_sha256` is of tensors in another order."""
+    found = []
+    for path in files_of(place):
+        with opened(path) as file:
+            metadata = file.metadata() or {}
+        told = metadata.get(header.KOHYA_DIGEST)
+        if told and header.VERSION not in metadata and _payload(path) != told.lower():
+            found.append(
+                f"{path}: its tensors are not those that its header has the SHA-256 of ({header.KOHYA_DIGEST}): a "
+                "program has changed it and kept the header, or it is damaged"
+            )
+    return found
+
+
+def _payload(path: Path) -> str:
+    stat = path.stat()
+    return _payload_of(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+
+
+@lru_cache(maxsize=64)
+def _payload_of(path: Path, stamp: tuple[int, ...]) -> str:
+    """SHA-256 of what follows the header. `stamp` says when it must be read again."""
+    with path.open("rb") as file:
+        file.seek(8 + int.from_bytes(file.read(8), "little"))
+        return hashlib.file_digest(file, "sha256").hexdigest()

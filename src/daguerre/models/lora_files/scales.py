@@ -1,0 +1,65 @@
+"""The strength that peft's config in a header gives the layers of a component: alpha and rank, and patterns of them."""
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from daguerre.errors import UserError
+from daguerre.models.single_file.keys import with_wrapper
+
+_Patterns = list[tuple[re.Pattern[str], float]]
+_SAID = {"true": True, "false": False, "none": False}
+
+
+class Scales:
+    """The scales that peft's config gives the layers of a component."""
+
+    def __init__(self, path: Path, component: str, numbers: Mapping[str, Any]) -> None:
+        own = {key.removeprefix(f"{component}."): v for key, v in numbers.items() if key.startswith(f"{component}.")}
+        try:
+            self.is_rslora = _truth(own.get("use_rslora"))
+            self.alpha, self.alphas = _of_config(own, "lora_alpha" if "lora_alpha" in own else "alpha", "alpha_pattern")
+            self.rank, self.ranks = _of_config(own, "r", "rank_pattern")
+        except (re.error, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise UserError(f"{path}: peft's config of {component} cannot be read: {error}", code="damaged") from error
+
+    def of(self, layer: str, rank: int | None) -> float:
+        """alpha / rank, or alpha / sqrt(rank); by the config's rank for factors that show none. 1 without a config."""
+        alpha = _of_layer(layer, self.alpha, self.alphas)
+        rank_or_config = rank or _of_layer(layer, self.rank, self.ranks)
+        if alpha is None or rank_or_config is None:
+            return 1.0
+        return alpha / (rank_or_config**0.5 if self.is_rslora else rank_or_config)
+
+
+def _truth(given: Any) -> bool:
+    """A bool, also as text, which is true of any word in Python."""
+    found = _SAID.get(str(given).lower())
+    if found is None:
+        raise ValueError(f"use_rslora is {given!r}, and neither true nor false")
+    return found
+
+
+def _number(key: str, given: Any) -> float:
+    """ValueError for what is no number by which an addition can be strong, 0 among it: a file without effect."""
+    found = math.nan if isinstance(given, bool) else float(given)
+    if not math.isfinite(found) or found == 0:
+        raise ValueError(f"{key} is {given!r}: it must be a number other than 0")
+    if found < 0 and key in ("r", "rank_pattern"):
+        raise ValueError(f"{key} is {given!r}: a rank is above 0")
+    return found
+
+
+def _of_config(config: Mapping[str, Any], key: str, patterns: str) -> tuple[float | None, _Patterns]:
+    """A number of peft's config, and those of layers by patterns of their names."""
+    usual, given = config.get(key), (config.get(patterns) or {}).items()
+    by_pattern = [(re.compile(rf"(.*\.)?({pattern})"), _number(patterns, number)) for pattern, number in given]
+    return None if usual is None else _number(key, usual), by_pattern
+
+
+def _of_layer(layer: str, usual: float | None, patterns: _Patterns) -> float | None:
+    """The number of the first pattern that fits a layer, else the usual one."""
+    names = (layer, with_wrapper(layer))
+    return next((number for pattern, number in patterns if any(map(pattern.fullmatch, names))), usual)
