@@ -201,13 +201,13 @@ NUMBERS: dict[str, tuple[dict[str, Tensor], dict[str, Any] | None, str]] = {
     "factors of 1e30": (times(1e30), None, "what it adds to net.linear.weight has NaN or infinity"),
     "complex factors": ({k: v.to(torch.complex64) for k, v in times(1).items()}, None, "is complex64, and not a real"),
     "whole numbers": ({k: v.to(torch.int8) for k, v in times(1).items()}, None, "is int8, and not a real"),
-    **{f"{key} {value!r} in the header": (times(1), {"r": RANK, key: value}, f"peft's config of net .*{key} is")
+    **{f"{key} {value!r} in the header": (times(1), {"r": RANK, key: value}, f"config of net has {key}=.*: it must")
        for key in ("lora_alpha", "alpha") for value in (0, math.nan, math.inf, -math.inf, True)},
     "alpha 1e300 in the header": (times(1), {"r": 4, "lora_alpha": 1e300}, "NaN or infinity in it .its alpha multipl"),
     "alpha of 400 digits": (times(1), {"r": 4, "lora_alpha": 10**400}, "peft's config of net cannot be read"),
-    "alpha 0 by pattern": (times(1), {"r": 4, "lora_alpha": 4, "alpha_pattern": {"linear": 0}}, "alpha_pattern is 0"),
-    "rank 0": (times(1), {"r": 0, "lora_alpha": 4}, "r is 0"),
-    "rank below 0": (times(1), {"r": -4, "lora_alpha": 4}, "a rank is above 0"),
+    "alpha 0 by pattern": (times(1), {"r": 4, "lora_alpha": 4, "alpha_pattern": {"linear": 0}}, "alpha_pattern=0: it"),
+    "rank 0": (times(1), {"r": 0, "lora_alpha": 4}, "r=0: it must be a number above 0"),
+    "rank below 0": (times(1), {"r": -4, "lora_alpha": 4}, "r=-4: it must be a number above 0"),
     "neither true nor false": (times(1), {"r": 4, "lora_alpha": 4, "use_rslora": "often"}, "neither true nor false"),
 }  # fmt: skip
 

@@ -14,7 +14,6 @@ from daguerre.errors import UserError
 from daguerre.models.cascade import lora_names
 from daguerre.models.lora_files import kohya
 from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DIFF, DOWN, MAGNITUDE, MIDDLE, UP
-from daguerre.models.lora_files.strangers import check_kind
 from daguerre.models.single_file.keys import with_wrapper
 
 Place = tuple[str, str]
@@ -61,11 +60,10 @@ _ORIGINALS = ("diffusion_model.", "model.diffusion_model.", "unet.", "")
 
 def parted(name: str, path: Path) -> tuple[str, str]:
     """Name of the module, as the file has it but for levels that wrap it, and the factor that a tensor is. UserError
-    for a tensor of another kind of adapter, with its name."""
+    for what is no factor."""
     plain = _ADAPTER.sub(r".\1\2", name)
     ending = next((each for each in _ENDINGS if plain.endswith(each)), None)
     if ending is None:
-        check_kind(path, name)
         raise UserError(f"{path} has {name}, which is no part of a LoRA, LoHa or LoKr", code="unknown")
     stem = _WRAPPERS.sub("", plain.removesuffix(ending))
     return _PROCESSOR.sub(_today, stem).replace("unet.unet.", "unet.", 1), _SPELLINGS[ending]

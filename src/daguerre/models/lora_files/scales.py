@@ -18,12 +18,13 @@ class Scales:
 
     def __init__(self, path: Path, component: str, numbers: Mapping[str, Any]) -> None:
         own = {key.removeprefix(f"{component}."): v for key, v in numbers.items() if key.startswith(f"{component}.")}
+        self.whose = f"{path}: peft's config of {component}"
         try:
-            self.is_rslora = _truth(own.get("use_rslora"))
-            self.alpha, self.alphas = _of_config(own, "lora_alpha" if "lora_alpha" in own else "alpha", "alpha_pattern")
-            self.rank, self.ranks = _of_config(own, "r", "rank_pattern")
+            self.is_rslora = self._truth(own.get("use_rslora"))
+            self.alpha, self.alphas = self._of(own, "lora_alpha" if "lora_alpha" in own else "alpha", "alpha_pattern")
+            self.rank, self.ranks = self._of(own, "r", "rank_pattern")
         except (re.error, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise UserError(f"{path}: peft's config of {component} cannot be read: {error}", code="damaged") from error
+            raise UserError(f"{self.whose} cannot be read: {error}", code="damaged") from error
 
     def of(self, layer: str, rank: int | None) -> float:
         """alpha / rank, or alpha / sqrt(rank); by the config's rank for factors that show none. 1 without a config."""
@@ -33,30 +34,26 @@ class Scales:
             return 1.0
         return alpha / (rank_or_config**0.5 if self.is_rslora else rank_or_config)
 
+    def _of(self, config: Mapping[str, Any], key: str, patterns: str) -> tuple[float | None, _Patterns]:
+        """A number of peft's config, and those of layers by patterns of their names."""
+        usual, given = config.get(key), (config.get(patterns) or {}).items()
+        by_pattern = [(re.compile(rf"(.*\.)?({pattern})"), self._number(patterns, number)) for pattern, number in given]
+        return None if usual is None else self._number(key, usual), by_pattern
 
-def _truth(given: Any) -> bool:
-    """A bool, also as text, which is true of any word in Python."""
-    found = _SAID.get(str(given).lower())
-    if found is None:
-        raise ValueError(f"use_rslora is {given!r}, and neither true nor false")
-    return found
+    def _number(self, key: str, given: Any) -> float:
+        """UserError for what is no number by which an addition can be strong, 0 among it: a file without effect."""
+        found = math.nan if isinstance(given, bool) else float(given)
+        least = "above" if key in ("r", "rank_pattern") else "other than"
+        if not math.isfinite(found) or found == 0 or (found < 0 and least == "above"):
+            raise UserError(f"{self.whose} has {key}={given!r}: it must be a number {least} 0", code="damaged")
+        return found
 
-
-def _number(key: str, given: Any) -> float:
-    """ValueError for what is no number by which an addition can be strong, 0 among it: a file without effect."""
-    found = math.nan if isinstance(given, bool) else float(given)
-    if not math.isfinite(found) or found == 0:
-        raise ValueError(f"{key} is {given!r}: it must be a number other than 0")
-    if found < 0 and key in ("r", "rank_pattern"):
-        raise ValueError(f"{key} is {given!r}: a rank is above 0")
-    return found
-
-
-def _of_config(config: Mapping[str, Any], key: str, patterns: str) -> tuple[float | None, _Patterns]:
-    """A number of peft's config, and those of layers by patterns of their names."""
-    usual, given = config.get(key), (config.get(patterns) or {}).items()
-    by_pattern = [(re.compile(rf"(.*\.)?({pattern})"), _number(patterns, number)) for pattern, number in given]
-    return None if usual is None else _number(key, usual), by_pattern
+    def _truth(self, given: Any) -> bool:
+        """A bool, also as text, which is true of any word in Python."""
+        found = _SAID.get(str(given).lower())
+        if found is None:
+            raise UserError(f"{self.whose} has use_rslora={given!r}, neither true nor false", code="damaged")
+        return found
 
 
 def _of_layer(layer: str, usual: float | None, patterns: _Patterns) -> float | None:

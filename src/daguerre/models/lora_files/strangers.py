@@ -9,6 +9,7 @@ from daguerre.errors import UserError
 _KINDS = (
     (r"(emb_params|clip_[lg]|string_to_param.*|<.*>)", "an embedding (textual inversion), not a LoRA"),
     (r"lora_controlnet", "a Control-LoRA, which is not supported"),
+    (r"lllite_.*", "a ControlNet-LLLite, which sd-scripts and its nodes for ComfyUI read, and is not supported here"),
     (r"(control_model\..*|input_hint_block\..*|controlnet_cond_embedding\..*)", "a ControlNet, not a LoRA"),
     (
         r"(model\.diffusion_model\..*|first_stage_model\..*|(down_blocks|input_blocks)\..*\.(weight|bias))",
@@ -28,39 +29,36 @@ _KINDS = (
 """Names of tensors, and what a file with one of them is."""
 _FACTOR = re.compile(r".*(lora|hada|lokr|alpha).*")
 _OTHERS = (
-    (r"lllite_.*", "a ControlNet-LLLite of sd-scripts, which only it and its nodes for ComfyUI read"),
-    (r".*\.(a1|a2|b1|b2|bm)\.weight", "a GLoRA (LyCORIS)"),
-    (r".*\.(on_input|ia3_l(\..+)?)", "an (IA)^3"),
-    (r".*\.(oft_blocks|oft_diag|oft_R\..+|oft_R|oft_r|oft_s|constraint)", "an OFT"),
-    (r".*\.(boft_R|boft_s|boft_m|rescale|boft_lambda.*)", "a BOFT"),
-    (r".*\.(vera_lambda_[bd]|vera_[AB](\..+)?)", "a VeRA"),
-    (r".*\.(lora_E|ranknum)", "an AdaLoRA"),
-    (r".*\.lora_embedding_[AB]", "a LoRA of an embedding, whose words `daguerre convert tokens` cannot read either"),
-    (r".*\.(hra_u|c3a_kernel|fourierft_spectrum|waveft_spectrum|miss_block|bone_block|delora_\w+|randlora_\w+|"
-     r"vblora_\w+|shira_weight|road_\w+|loraga_\w+)(\..+)?", "an adapter of peft of another kind"),
-    (r".*\.(p_layer|q_layer|lambda_layer|base_[pq])(\..+)?", "a T-LoRA (LyCORIS)"),
-    (r".*\.(scale_weight|weight_scale|input_scale)", "a file of scaled numbers of few bits, whose scales no program "
-     "applies to a LoRA"),
-    (r".*\.(set_weight|set_bias|reshape_weight)", "a patch of ComfyUI that replaces or reshapes weights"),
+    (r"(a1|a2|b1|b2|bm)\.weight", "a GLoRA (LyCORIS)"),
+    (r"(on_input|ia3_l)", "an (IA)^3"),
+    (r"(oft_blocks|oft_diag|rescale)", "an OFT or a BOFT (LyCORIS, sd-scripts)"),
+    (r"(oft_R|oft_r|oft_s)(\..+)?", "an OFT"),
+    (r"boft_\w+", "a BOFT"),
+    (r"vera_(lambda_[bd]|[AB])", "a VeRA"),
+    (r"(lora_E|ranknum)", "an AdaLoRA"),
+    (r"lora_embedding_[AB]", "a LoRA of an embedding"),
+    (r"(p_layer|q_layer|lambda_layer|base_[pq])(\..+)?", "a T-LoRA (LyCORIS)"),
+    (r"(hra_u|c3a_kernel|fourierft_spectrum|waveft_spectrum|miss_block|bone_block|shira_weight|loraga_\w+|road_\w+|"
+     r"delora_\w+|randlora_\w+|vblora_\w+)(\..+)?", "an adapter of peft of another kind"),
+    (r"(set_weight|set_bias|reshape_weight)", "a patch of ComfyUI that replaces or reshapes weights"),
+    (r"(.+\.)?(scale_weight|weight_scale|input_scale)", "a file of scaled numbers of few bits"),
 )  # fmt: skip
-"""Names of tensors of other kinds of adapters, and what a file with one of them is."""
+"""Ends of tensors' names of other kinds of adapters, and what a file with one of them is."""
 _ADVICE = (
-    "Merge it into a model with the program that made it, and make a LoRA of that (`daguerre convert extract MERGED "
-    "base=BASE rank=64 out=style.safetensors`)"
+    "Merge it into a model with the program that made it, and make a LoRA of that: `daguerre convert extract MERGED "
+    "base=BASE rank=64 out=style.safetensors`"
 )
 
 
-def check_kind(path: Path, name: str) -> None:
-    """UserError for a tensor of a kind of adapter that is not read, by the kind's name and with what to do."""
-    kind = next((kind for pattern, kind in _OTHERS if re.fullmatch(pattern, name)), "")
-    if kind:
-        raise UserError(f"{path} is {kind}, which is not supported: it has {name}. {_ADVICE}", code="unsupported")
-
-
 def check_is_lora(path: Path, names: Iterable[str]) -> None:
-    """UserError for a file of another kind, with its name."""
+    """UserError for a file of another kind, with its name; of an adapter that is not read with what to do."""
+    names = [*names]
     if (kind := _kind(names)) is not None:
         raise UserError(f"{path} is {kind}", code="unsupported")
+    for pattern, kind in _OTHERS:
+        marked = re.compile(rf"(.*\.)?{pattern}(\.default)?")
+        if (name := next(filter(marked.fullmatch, names), None)) is not None:
+            raise UserError(f"{path} is {kind}, which is not supported: it has {name}. {_ADVICE}", code="unsupported")
 
 
 def _kind(names: Iterable[str]) -> str | None:
