@@ -106,6 +106,8 @@ def layers(recipe: str) -> list[Layer]:
                 f"{path} is a config of {theirs}: `daguerre convert config {path}` turns it into a recipe and lists "
                 "what could not be converted"
             )
+        if what := foreign.unread(tree):
+            raise UserError(f"{path} is {what}", code="unsupported")
         base = tree.pop("extends", None)
         found.append(Layer(path, tree))
         if base is None:

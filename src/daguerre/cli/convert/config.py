@@ -57,6 +57,8 @@ def run(arguments: list[str]) -> int:
     path, out = read(arguments)
     tree, twice = files.read(path)
     trainer = foreign.trainer(tree)
+    if trainer is None and (what := foreign.unread(tree)):
+        raise UserError(f"{path} is {what}", code="unsupported")
     if trainer is None:
         raise UserError(
             f"{path} is no config of {', '.join(CONVERT)}"

@@ -3,7 +3,7 @@
 Only what tells them apart, from foreign.yaml; `config_import` reads them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import Any
@@ -14,6 +14,8 @@ _TABLES = names.read("foreign.yaml")
 RECIPES: dict[str, str] = _TABLES["recipes"]
 LATER: dict[str, str] = _TABLES["later"]
 TRAINERS: dict[str, list[list[str]]] = _TABLES["signs"]
+NEVER: dict[str, list[str]] = _TABLES["never"]
+UNREAD: dict[str, dict[str, Any]] = _TABLES["unread"]
 FORMATS = (".toml", ".env", ".sh")
 """Formats of files in which recipes are never written."""
 
@@ -33,15 +35,46 @@ def later(name: str) -> str | None:
 
 def trainer(tree: Mapping[str, Any]) -> str | None:
     """The trainer whose config a mapping is; None for a recipe of ours and for what is nobody's."""
-    inner = {name: value for name, value in tree.items() if isinstance(value, Mapping)}
-    dotted = {*tree, *(f"{name}.{key}" for name, value in inner.items() for key in value)}
-    plain = {str(name).lstrip("-").replace("-", "_") for name in tree}  # SimpleTuner's options
-    sections = plain | {key for value in inner.values() for key in value}  # of kohya's TOML
-    for name, groups in TRAINERS.items():
-        known = {"SimpleTuner": plain, "kohya's sd-scripts": sections}.get(name, dotted)
-        if any(known.issuperset(group) for group in groups):
-            return name
-    return None
+    return next(iter(signed(tree)), None)
+
+
+def signed(tree: Mapping[str, Any]) -> list[str]:
+    """The trainers whose signs a mapping has."""
+    values = _values(tree)
+    inner = [value for value in tree.values() if isinstance(value, Mapping)]
+    plain = {str(name).lstrip("-").replace("-", "_"): value for name, value in tree.items()}  # SimpleTuner's options
+    sections = values | {key: value for each in inner for key, value in each.items()}  # of kohya's TOML
+    own = {"SimpleTuner": plain, "kohya's sd-scripts": sections}
+    shown = [name for name, groups in TRAINERS.items() if _shows(own.get(name, values), groups)]
+    return [name for name in shown if tree.keys().isdisjoint(NEVER.get(name, ()))]
+
+
+def unread(tree: Mapping[str, Any]) -> str | None:
+    """What a mapping of another program is that no converter reads, and what to give instead; None for any other."""
+    values = _values(tree)
+    return next((f"{what}: {row['instead']}" for what, row in UNREAD.items() if _shows(values, row["signs"])), None)
+
+
+def _values(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Values at the top, and by dotted names those in sections and in members of lists."""
+    below = {
+        f"{name}.{key}": inner
+        for name, value in tree.items()
+        for section in (value if isinstance(value, list) else [value])
+        if isinstance(section, Mapping)
+        for key, inner in section.items()
+    }
+    return {str(name): value for name, value in tree.items()} | below
+
+
+def _shows(values: Mapping[str, Any], groups: Sequence[Sequence[str]]) -> bool:
+    """True where all of a group are there, with the values that it names."""
+
+    def is_there(sign: str) -> bool:
+        key, _, pattern = sign.partition("=")
+        return key in values and fnmatchcase(str(values[key]), pattern or "*")
+
+    return any(all(map(is_there, group)) for group in groups)
 
 
 def is_format(path: Path) -> bool:
