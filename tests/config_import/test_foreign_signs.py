@@ -1,4 +1,4 @@
-"""Whose config a file is: a sign of one trainer is in no other trainer's files, and what nobody reads is named."""
+"""Signs of whose config a file is: one of a trainer is in no other trainer's files, and what nobody reads is named."""
 
 from __future__ import annotations
 
