@@ -50,7 +50,7 @@ def signed(tree: Mapping[str, Any]) -> list[str]:
 
 
 def unread(tree: Mapping[str, Any]) -> str | None:
-    """What a mapping of another program is that no converter reads, and what to give instead; None for any other."""
+    """A mapping of another program that no converter reads: what it is, and what to give instead; None for others."""
     values = _values(tree)
     return next((f"{what}: {row['instead']}" for what, row in UNREAD.items() if _shows(values, row["signs"])), None)
 
