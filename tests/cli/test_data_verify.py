@@ -1,5 +1,6 @@
 """`daguerre data verify`: what is whole, what is damaged and where, and what cannot be known."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -9,9 +10,11 @@ import masked
 import numpy as np
 import pytest
 
+from daguerre import errors
 from daguerre.cli import main
 from daguerre.cli.data import verify as data_verify
 from daguerre.data.index.index import Index
+from daguerre.data.tools import manifest
 
 
 @pytest.fixture
@@ -104,9 +107,52 @@ def test_some_of_the_shards_may_be_asked_for(packed, capsys):
 
 def test_a_packing_that_was_not_finished(packed, capsys):
     path = packed / "dataset.json"
-    path.write_text(path.read_text().replace('"complete": true', '"complete": false'), encoding="utf-8")
+    path.write_text(json.dumps(manifest.signed(json.loads(path.read_text()) | {"complete": False})), encoding="utf-8")
     assert verify("packed") == 1
     assert "unfinished packing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("where", [0.01, 0.3, 0.6, 0.99])
+@pytest.mark.parametrize("bit", [0, 3])
+def test_one_bit_of_the_list_of_shards_is_found(packed, capsys, where, bit):
+    data = bytearray((packed / "dataset.json").read_bytes())
+    data[int(where * len(data))] ^= 1 << bit
+    (packed / "dataset.json").write_bytes(data)
+    assert verify("packed") == 1
+    assert "damaged dataset.json" in capsys.readouterr().out
+    assert main.run(["data", "pack", "raw", "-o", "packed", "shard_samples=10"]) == errors.REFUSED
+    assert "dataset.json is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "[[[[", '{"shards": []}', "null", '{"made_by": "daguerre 0.1"}'])
+def test_a_damaged_list_hides_no_missing_shard(packed, capsys, content):
+    (packed / "dataset.json").write_text(content)
+    (packed / "shard-00001.tar").unlink()
+    assert verify("packed") == 1
+    said = capsys.readouterr().out
+    assert "damaged dataset.json" in said
+    assert "index of a shard that does not exist: " in said
+    assert "shard-00001.tar.index" in said
+
+
+def test_a_list_of_an_earlier_version_has_no_digest(packed, capsys):
+    path = packed / "dataset.json"
+    listed = json.loads(path.read_text())
+    del listed["digest"]
+    path.write_text(json.dumps(listed))
+    assert verify("packed") == 0
+    listed["shards"][0]["digest"] = "0" * 32
+    path.write_text(json.dumps(listed))
+    assert verify("packed") == 1
+    listed["shards"][0] = 7
+    path.write_text(json.dumps(listed))
+    assert verify("packed") == 1
+
+
+def test_a_dataset_json_of_another_program_is_said(packed, capsys):
+    (packed / "dataset.json").write_text('{"features": []}')
+    assert verify("packed") == 0
+    assert "dataset.json that another program wrote: shards are not compared with it" in capsys.readouterr().out
 
 
 def test_a_damaged_image_that_was_packed_is_found_by_decoding(place, capsys):

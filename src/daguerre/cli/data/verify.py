@@ -59,7 +59,7 @@ _REMOTE_SHARE = 0.01
 _LITTLE_BYTES, _LITTLE_SAMPLES = 300e6, 300
 """Read, and decoded, before worker processes have started."""
 _DAMAGE: tuple[str, ...] = ("broken", "truncated", "cut", "empty file", "not an image", cache.DAMAGED, MISSING)
-_DAMAGE += (manifest.ABSENT, manifest.UNFINISHED)
+_DAMAGE += (manifest.ABSENT, manifest.UNFINISHED, manifest.DAMAGED, manifest.WITHOUT_SHARD)
 """Starts of the reasons that mean damage, among those for which a source leaves samples out."""
 
 
@@ -170,6 +170,8 @@ def _report(subject: Subject, found: Sequence[Found], seconds: float) -> bool:
     for title, report in (("found when the data was opened:", before), ("damaged:", faults)):
         if report:
             print(f"{title}\n{skipped.table(report)}")
+    for other in subject.left_out.get(manifest.NOT_OURS, {"examples": ()})["examples"]:
+        print(f"not compared: {other}: {manifest.NOT_OURS}")
     if unknown := _unknown(subject, found):
         print(unknown)
     sound = not faults and not any(reason.startswith(_DAMAGE) for reason in before)

@@ -3,14 +3,17 @@
 import json
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from daguerre import __version__
 from daguerre.checkpoint.atomic import to_json, write_bytes_atomically
 from daguerre.data import skipped
+from daguerre.data.index.cache import SUFFIX
 from daguerre.data.settings import SourceSettings
 from daguerre.data.skipped import SkipReport
 from daguerre.data.tools.pack import Packed
@@ -19,9 +22,13 @@ from daguerre.storage import io as storage_io
 from daguerre.storage.location import WEB, Location
 
 NAME = "dataset.json"
-NOT_OURS = "dataset.json that is damaged or was not written by `data pack`: not checked"
+NOT_OURS = "dataset.json that another program wrote: shards are not compared with it"
+DAMAGED = "damaged dataset.json: which shards there should be is not known"
 ABSENT = "shard that is listed in dataset.json but does not exist"
+WITHOUT_SHARD = "index of a shard that does not exist"
 UNFINISHED = "unfinished packing: run the same command (`data pack` or `generate`) to continue it"
+_MADE_BY, _DIGEST = "daguerre", "digest"
+_KEYS = {"fingerprint", "complete", "shards"}
 _SAVE_SECONDS = 2.0
 
 
@@ -67,33 +74,64 @@ class Listing:
     def document(self, complete: bool) -> dict[str, Any]:
         shards = [self.done[name] for name in sorted(self.done)]
         counts = {"samples": sum(s.samples for s in shards), "bytes": sum(s.bytes for s in shards)}
-        return {
-            "made_by": f"daguerre {__version__}",
-            "complete": complete,
-            **counts,
-            **{key: value for key, value in self.about.items() if key != "left_out"},
-            "left_out": self.left_out(),
-            "shards": [asdict(shard) for shard in shards],
-        }
+        return signed(
+            {
+                "made_by": f"{_MADE_BY} {__version__}",
+                "complete": complete,
+                **counts,
+                **{key: value for key, value in self.about.items() if key != "left_out"},
+                "left_out": self.left_out(),
+                "shards": [asdict(shard) for shard in shards],
+            }
+        )
 
     def left_out(self) -> SkipReport:
         """Left out by the source, the filters and while packing."""
         return skipped.merged(self.about["left_out"], *(packed.left_out for packed in self.done.values()))
 
 
+def signed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A document with a digest of all else in it."""
+    content = {key: value for key, value in document.items() if key != _DIGEST}
+    return {**content, _DIGEST: xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())}
+
+
 def _read(folder: str) -> dict[str, Any] | None:
-    """The dataset.json of a folder; None if there is none. UserError if `data pack` did not write it."""
+    """The dataset.json of a folder; None if there is none. UserError if `data pack` did not write it, or it is
+    damaged."""
     location = Location(f"{folder}/{NAME}")
     try:
         document = json.loads(storage_io.read(location, 0, storage_io.size(location).bytes, twice=True))
     except FileNotFoundError:
         return None
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
-    if not isinstance(document, dict) or not {"fingerprint", "complete", "shards"} <= document.keys():
-        what = f"{location.name} is damaged, or was not written by `data pack`: choose another folder, or delete it"
+    if isinstance(document, dict) and not _is_ours(document):
+        what = f"{location.name} was not written by `data pack`: choose another folder, or delete it"
+        raise UserError(what, code="conflict")
+    if not isinstance(document, dict) or not _is_whole(document):
+        what = f"{location.name} is damaged: choose another folder, or delete it and all shards, and pack anew"
         raise UserError(what, code="damaged")
     return document
+
+
+def _is_ours(document: Mapping[str, Any]) -> bool:
+    return bool(_KEYS & document.keys()) or str(document.get("made_by", "")).startswith(_MADE_BY)
+
+
+def _is_whole(document: Mapping[str, Any]) -> bool:
+    """False where it is not what was written; of one without a digest (versions before 0.2), where its form is not."""
+    if _DIGEST in document:
+        return bool(signed(document) == document)
+    shards = document.get("shards")
+    names = {each.name for each in fields(Packed)}
+    if not document.keys() >= _KEYS or not isinstance(shards, list):
+        return False
+    return all(
+        isinstance(one, dict) and {"name", "digest", "samples", "bytes"} <= one.keys() <= names
+        and isinstance(one["name"], str) and os.path.basename(one["name"]) == one["name"]
+        for one in shards
+    )  # fmt: skip
 
 
 def shards_in_folder(locations: Sequence[Location]) -> tuple[dict[str, str], SkipReport]:
@@ -107,8 +145,11 @@ def shards_in_folder(locations: Sequence[Location]) -> tuple[dict[str, str], Ski
         try:
             document = _read(folder)
         except UserError as error:
-            skipped.add(missing, NOT_OURS, str(error), kept=True)
-            continue
+            damaged = error.code == "damaged"
+            skipped.add(missing, DAMAGED if damaged else NOT_OURS, Location(f"{folder}/{NAME}").name, kept=not damaged)
+            document = None
+        for name in _without_shard(folder):
+            skipped.add(missing, WITHOUT_SHARD, name)
         if document is None:
             continue
         listed = {f"{folder}/{entry['name']}": entry["digest"] for entry in document["shards"]}
@@ -119,6 +160,14 @@ def shards_in_folder(locations: Sequence[Location]) -> tuple[dict[str, str], Ski
             if not storage_io.exists(Location(url)):
                 skipped.add(missing, ABSENT, Location(url).name)
     return digests, missing
+
+
+def _without_shard(folder: str) -> list[str]:
+    """Indexes in a folder of this machine that lie beside no shard: somebody took that away."""
+    if (local := Location(folder).local) is None:
+        return []
+    found = sorted(local.glob(f"*.tar{SUFFIX}"))
+    return [str(path) for path in found if not path.with_name(path.name.removesuffix(SUFFIX)).exists()]
 
 
 def _check_no_others(to: str) -> None:
