@@ -219,7 +219,7 @@ def test_content_that_cannot_be_saved_is_raised_at_once(tmp_path):
 
 def test_ranks_save_keep_and_fail_alike(tmp_path, disk):
     def one(rank):
-        saving = Saver(ShardedStore(tmp_path / "c", rank), RetentionPolicy(2, backup_every=4))
+        saving = Saver(ShardedStore(tmp_path / "c", rank), RetentionPolicy(2, lambda step: step // 4))
         told = []
         for number in range(1, 9):
             if rank.rank == 0:

@@ -201,7 +201,7 @@ def test_purging_keeps_the_newest_that_are_whole(run, tmp_path):  # noqa: F811
         save(store, number)
     flip(run, files(run, "step-00000005", "state.json")[0])
     run.delete([files(run, "step-00000004", "state.json")[0]])
-    notices = store.purge(RetentionPolicy(2, backup_every=None))
+    notices = store.purge(RetentionPolicy(2, interval=None))
     assert store.names() == ["step-00000002", "step-00000003"]
     assert len(notices) == 2
     assert files(run, "step-00000001") == []

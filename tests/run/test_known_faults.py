@@ -27,11 +27,20 @@ def test_a_run_of_that_version_says_it_until_this_one_has_saved(tmp_path, monkey
     assert "fault" not in goes_on(4)
 
 
-def documents(version="0.1.0", **config):
+def documents(version="0.1.0", family="sd", batch=4, duration="8 steps"):
+    config = {"model": {"family": family}, "training": {"global_batch_size": batch, "duration": duration}}
     return {"code": {"version": version}, "config": config, "state": {"step": 8, "slots": 32}}
 
 
 @pytest.mark.parametrize("family", ["autoencoder", "sd"])
 def test_a_kl_autoencoder_that_0_1_0_wrote_is_told_about_its_moments(family):
-    assert ("moments" in str(known_faults.notices(documents(model={"family": family})))) == (family == "autoencoder")
-    assert not known_faults.notices(documents("0.2.0", model={"family": family}))
+    assert ("moments" in str(known_faults.notices(documents(family=family)))) == (family == "autoencoder")
+    assert not known_faults.notices(documents("0.2.0", family))
+
+
+@pytest.mark.parametrize(
+    ("batch", "duration", "told"),
+    [(4, "2 epochs", False), (8, "2 epochs", True), (8, "90 samples", True), (8, "20 steps", False)],
+)
+def test_a_run_whose_batch_changed_is_told_about_its_lengths(batch, duration, told):
+    assert ("global batch was changed" in str(known_faults.notices(documents(batch=batch, duration=duration)))) is told

@@ -16,6 +16,7 @@ from daguerre.errors import UserError
 from daguerre.run import schedule
 from daguerre.run.resume import StartPoint
 from daguerre.training import step
+from daguerre.training.pace import Pace
 
 SIZES = BatchSizes(16, 16)
 RUN = ["training.duration=60 steps", "lr_scheduler.warmup=10 steps"]
@@ -29,15 +30,16 @@ def beginning(config, done):
     """What the folder of a run holds that did so many updates by this config."""
     schedule = {"duration": config.training.duration, "lr_scheduler": config.lr_scheduler.model_dump(mode="json")}
     checkpoint = None if done is None else Path(f"step-{done:08d}")
-    return StartPoint(checkpoint, {"state": {"step": done}}, 16, [], schedule)
+    state = {"step": done, "slots": 16 * (done or 0)}
+    return StartPoint(checkpoint, {"state": state}, 16, [], schedule)
 
 
 def settled(old, new, done):
-    return schedule.settled(new, beginning(old, done), SIZES, None)
+    return schedule.settled(new, beginning(old, done), SIZES, Pace.of(16, None))
 
 
 def rates(config):
-    found = schedule.loop_config(config, SIZES, None)
+    found = schedule.loop_config(config, SIZES, Pace.of(16, None))
     return [found.share_at(step) for step in range(found.total_steps)]
 
 

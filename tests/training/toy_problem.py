@@ -69,6 +69,6 @@ def plan(**changes) -> LoopConfig:
         "lr_scheduler": LRSchedulerSettings(name="cosine"),
         "max_grad_norm": 0.5,
         "max_nonfinite_steps": 3,
-        "log_every": 4,
     }
-    return LoopConfig(**{**facts, **changes})
+    every = changes.pop("log_every", 4)
+    return LoopConfig(**{**facts, "logs": lambda step: step % every == 0, **changes})

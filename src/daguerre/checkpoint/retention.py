@@ -10,23 +10,22 @@ class RetentionPolicy:
 
     newest: int = 2
     """Count of the newest verified ones; at least 2, so that one is left if the other is damaged."""
-    backup_every: int | None = None
-    """In each stretch of so many updates after the first, the oldest is kept for good; None for no such backups. The
-    first one at or after 1 x, 2 x, 3 x this number of updates, then, also where the saves do not fall on it."""
+    interval: Callable[[int], int] | None = None
+    """How many intervals of backups have gone by after so many updates; None for no backups. In each one after the
+    first, the oldest is kept for good: the first one at or after 1 x, 2 x, 3 x its length, then, also where the saves
+    do not fall on it."""
 
     def __post_init__(self) -> None:
         if self.newest < 2:
             raise ValueError(f"keep is {self.newest}: at least 2 are kept, so that one is left if the other is damaged")
-        if self.backup_every is not None and self.backup_every < 1:
-            raise ValueError(f"backup_every is {self.backup_every}: give 1 or more, or null for no backups")
 
     def backups(self, steps: Sequence[int]) -> set[int]:
         """Those that are kept for good."""
-        if self.backup_every is None:
+        if self.interval is None:
             return set()
         first: dict[int, int] = {}
         for step in sorted(steps):
-            first.setdefault(step // self.backup_every, step)
+            first.setdefault(self.interval(step), step)
         return {step for stretch, step in first.items() if stretch > 0}
 
     def deletable(self, steps: Sequence[int], is_verified: Callable[[int], bool]) -> list[int]:

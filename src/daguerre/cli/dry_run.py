@@ -48,18 +48,19 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
         data = [
             part for line in data for part in textwrap.wrap(line, 116, break_on_hyphens=False, break_long_words=False)
         ]
-        in_steps = config.training.duration.unit != "epochs"
-        total = config.training.duration.steps(sizes.whole, None) if in_steps else None
+        in_epochs = config.training.duration.unit == "epochs"
+        total = None if in_epochs else schedule.pace_of(start, sizes, None).steps(config.training.duration)
     else:
         dataset.check_present(parts.images)
         dataset.plan(config.seed, sizes.whole)
         data = summary.describe_source(dataset, config, sizes.whole, parts.images)
-        config, changed = schedule.settled(config, start, sizes, dataset.count)
+        pace = schedule.pace_of(start, sizes, dataset.count)
+        config, changed = schedule.settled(config, start, sizes, pace)
         if start.checkpoint is not None:
             sized = sizes.whole, sizes.micro
             loading = Loading(dataset, config.loader, config.seed, *sized, parts.draws, parts.family.truncated)
             resume.restore_loading(loading, start, config)
-        every = schedule.intervals(config, sizes, dataset.count)
+        every = schedule.intervals(config, pace)
         total = every.total
         notices += [*changed, *summary.describe_warmup(every)]
     notices += [*quantized_base.describe(parts.family.components), *samples.unknown_words(config)]

@@ -24,6 +24,17 @@ class Fault:
     """What the run learnt, and what to do about it."""
 
 
+def _changed_batch(run: Documents) -> bool:
+    batch = run["config"]["training"].get("global_batch_size")  # null: as the devices have it, and never changed
+    return bool(batch) and run["state"]["slots"] != run["state"]["step"] * batch
+
+
+def _counts_samples(config: Mapping[str, Any]) -> bool:
+    lengths = [config["training"]["duration"], config.get("lr_scheduler", {}).get("warmup")]
+    lengths += [config.get(section, {}).get("every") for section in ("checkpoint", "validation")]
+    return any("sample" in str(length) or "epoch" in str(length) for length in lengths)
+
+
 FAULTS: tuple[Fault, ...] = (
     Fault(
         frozenset({"0.1.0"}),
@@ -31,6 +42,13 @@ FAULTS: tuple[Fault, ...] = (
         "if this run was stopped and continued before, the moments of its 3x3 convolutions were mixed up each time, so "
         "that it learnt a little worse for some thousand updates. Go on if its reconstructions are good enough, or "
         "train it anew under another run_name",
+    ),
+    Fault(
+        frozenset({"0.1.0"}),
+        lambda run: _changed_batch(run) and _counts_samples(run["config"]),
+        "its global batch was changed on the way, and lengths in samples and epochs (duration, warm-up, decay, "
+        "intervals) were counted as if the new one had been there from the start. Now they are counted in what was "
+        "trained on: give the training.duration that you mean",
     ),
 )
 

@@ -43,7 +43,7 @@ _RECORDED = (_BATCH, "lr_scheduler.stages")
 """Settings that a run decides once: a command that leaves them out means those of the run."""
 _NEWEST = ("latest", "never")
 """resume_from_checkpoint: `never` is refused if there is a run, so that a fresh one is all that it finds."""
-_DOCUMENTS = ("state", "loading", "base", "config", "code")
+_DOCUMENTS = ("state", "pace", "loading", "base", "config", "code")
 _WRAPPER = "text_model."
 """Stands before the names of text encoders in files of older versions of transformers."""
 

@@ -4,7 +4,10 @@ The learning rate is a function of recorded settings alone: a choice of lr_sched
 lr_scheduler.stages, so that a run that is killed after the change goes on with the same rates.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
 
 from daguerre.build.parts import BatchSizes
 from daguerre.config.config import Config
@@ -13,39 +16,69 @@ from daguerre.run.resume import StartPoint
 from daguerre.settings import Duration
 from daguerre.training import schedules
 from daguerre.training.loop import LoopConfig
+from daguerre.training.pace import Pace
 from daguerre.training.settings import LRSchedulerSettings, Stage
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """Durations of a recipe in updates; None is never."""
+    """Durations of a recipe in updates. Those that come again say after which updates; None is never."""
 
     total: int
     warmup: int
     decay: int
-    log: int
-    checkpoint: int | None
-    backup: int | None
-    validation: int | None
+    log: Callable[[int], bool] | None
+    checkpoint: Callable[[int], bool] | None
+    backup: Callable[[int], int] | None
+    """How many intervals have gone by after so many updates."""
+    validation: Callable[[int], bool] | None
 
 
-def intervals(config: Config, sizes: BatchSizes, samples_per_epoch: int | None) -> Intervals:
-    """Converts durations in samples and epochs to updates of the global batch, rounded up."""
+def pace_of(start: StartPoint, sizes: BatchSizes, samples_per_epoch: int | None) -> Pace:
+    """The pace of a run from its start point on: what was trained on before keeps its batch and the size of its
+    epochs."""
+    if start.step is None:
+        return Pace.of(sizes.whole, samples_per_epoch)
+    if "pace" in start.documents:
+        before = Pace.read(start.documents["pace"])
+    else:  # versions up to 0.1.0 counted samples alone
+        state = start.documents["state"]
+        mean = Fraction(state["slots"], state["step"]) if state["step"] else sizes.whole
+        before = Pace.of(mean, samples_per_epoch)
+    return before.then(start.step, sizes.whole, samples_per_epoch)
 
-    def steps(duration: Duration) -> int:
-        return duration.steps(sizes.whole, samples_per_epoch)
 
-    total, decay, stages = steps(config.training.duration), config.lr_scheduler.decay, config.lr_scheduler.stages
-    first = stages[0].planned if stages else total
+def intervals(config: Config, pace: Pace) -> Intervals:
+    """Converts durations in samples and epochs to updates, rounded up."""
+    checkpoint, every = config.checkpoint, config.validation.every
+    total, first = pace.steps(config.training.duration), _resolved(config.lr_scheduler.stages, pace)
     return Intervals(
         total=total,
-        warmup=steps(config.lr_scheduler.warmup),
-        decay=-(-first // 10) if decay is None else steps(decay),
-        log=max(1, total if config.logging.every is None else steps(config.logging.every)),
-        checkpoint=None if config.checkpoint.every is None else max(1, steps(config.checkpoint.every)),
-        backup=None if config.checkpoint.backup_every is None else max(1, steps(config.checkpoint.backup_every)),
-        validation=None if config.validation.every is None else max(1, steps(config.validation.every)),
+        warmup=pace.steps(config.lr_scheduler.warmup),
+        decay=_decay_steps(config, pace, first[0].planned if first else total),
+        log=None if config.logging.every is None else pace.due(config.logging.every),
+        checkpoint=None if checkpoint.every is None else pace.due(checkpoint.every),
+        backup=None if checkpoint.backup_every is None else pace.number(checkpoint.backup_every),
+        validation=None if every is None else pace.due(every),
     )
+
+
+def _decay_steps(config: Config, pace: Pace, end: int) -> int:
+    """Updates of the fall of warmup_stable_decay, by default the last tenth of the run."""
+    decay, unit = config.lr_scheduler.decay, config.training.duration.unit
+    if decay is not None:
+        return pace.steps_before(end, decay.number, decay.unit)
+    return pace.steps_before(end, Fraction(pace.position(end, unit)) / 10, unit)
+
+
+def _resolved(stages: Sequence[Stage], pace: Pace) -> list[Stage]:
+    """The stages in updates of this pace."""
+    found = []
+    for stage in stages:
+        planned = stage.planned if stage.ends is None else pace.steps(stage.ends)
+        start = planned if stage.name == "hold" else stage.start
+        found.append(stage.model_copy(update={"start": start, "planned": planned}))
+    return found
 
 
 def peak_learning_rate(config: Config, sizes: BatchSizes) -> float:
@@ -53,23 +86,24 @@ def peak_learning_rate(config: Config, sizes: BatchSizes) -> float:
     return config.optimizer.learning_rate * (sizes.whole if config.optimizer.scale_lr else 1)
 
 
-def loop_config(config: Config, sizes: BatchSizes, samples_per_epoch: int | None) -> LoopConfig:
-    every = intervals(config, sizes, samples_per_epoch)
+def loop_config(config: Config, sizes: BatchSizes, pace: Pace) -> LoopConfig:
+    every, settings = intervals(config, pace), config.lr_scheduler
+    stages = {"stages": _resolved(settings.stages, pace)}
     return LoopConfig(
         total_steps=every.total,
         learning_rate=peak_learning_rate(config, sizes),
         warmup_steps=every.warmup,
-        lr_scheduler=config.lr_scheduler,
+        lr_scheduler=settings.model_copy(update=stages),
         max_grad_norm=config.training.max_grad_norm,
         max_nonfinite_steps=config.training.max_nonfinite_steps,
-        log_every=every.log,
+        logs=every.log or (lambda step: False),
         decay_steps=every.decay,
+        rise=partial(pace.position, unit=settings.warmup.unit),
+        fall=partial(pace.position, unit=config.training.duration.unit),
     )
 
 
-def settled(
-    config: Config, start: StartPoint, sizes: BatchSizes, samples_per_epoch: int | None
-) -> tuple[Config, list[str]]:
+def settled(config: Config, start: StartPoint, sizes: BatchSizes, pace: Pace) -> tuple[Config, list[str]]:
     """The config with the stages of its learning rate, and notices of a change. UserError if the duration is not the
     run's, the updates that are done would have had other rates, and lr_scheduler.on_new_duration does not choose."""
     done, known = start.step, start.schedule
@@ -82,7 +116,7 @@ def settled(
         config = _with_stages(config, settings.stages)
     training = config.training.model_copy(update={"duration": Duration(known["duration"])})
     before = config.model_copy(update={"training": training, "lr_scheduler": settings})
-    old, new = (loop_config(one, sizes, samples_per_epoch) for one in (before, config))
+    old, new = (loop_config(one, sizes, pace) for one in (before, config))
     same = old.share_at(done - 1) == new.share_at(done - 1)
     if same or new.total_steps == old.total_steps or new.total_steps <= done:
         return config, []
@@ -91,9 +125,13 @@ def settled(
         raise UserError(_choices(config, old, new, done), code="changed", setting="lr_scheduler.on_new_duration")
     if choice != "stretch":
         # Stages that were still to come are dropped.
-        begun = [stage for stage in old.lr_scheduler.stages if stage.start < done]
-        config = _with_stages(config, [*begun, _stage(config, old, done)])
-        new = loop_config(config, sizes, samples_per_epoch)
+        begun = [
+            stage
+            for stage, resolved in zip(settings.stages, old.lr_scheduler.stages, strict=True)
+            if resolved.start < done
+        ]
+        config = _with_stages(config, [*begun, _stage(before, config, old, done)])
+        new = loop_config(config, sizes, pace)
     last, following, final = (
         _percent(rate) for rate in (old.share_at(done - 1), new.share_at(done), new.share_at(new.total_steps - 1))
     )
@@ -108,9 +146,11 @@ def _with_stages(config: Config, stages: list[Stage]) -> Config:
     return config.model_copy(update={"lr_scheduler": config.lr_scheduler.model_copy(update={"stages": stages})})
 
 
-def _stage(config: Config, old: LoopConfig, done: int) -> Stage:
+def _stage(before: Config, config: Config, old: LoopConfig, done: int) -> Stage:
     """The stage of `hold` or `decay` after so many updates. UserError if nothing would be learnt."""
     _, planned = schedules.under_way(old.lr_scheduler, done - 1, old.total_steps)
+    number = sum(stage.start <= done - 1 for stage in old.lr_scheduler.stages)
+    ends = [*(stage.ends for stage in before.lr_scheduler.stages), before.training.duration][number]
     name = config.lr_scheduler.on_new_duration
     assert name in ("hold", "decay")
     start = planned if name == "hold" else done
@@ -123,7 +163,8 @@ def _stage(config: Config, old: LoopConfig, done: int) -> Stage:
             code="missing",
             setting="lr_scheduler.restart_from",
         )
-    return Stage(start=start, planned=planned, name=name, share=share)
+    told = {} if ends is None or ends.unit == "steps" else {"ends": ends}
+    return Stage(start=start, planned=planned, name=name, share=share, **told)
 
 
 def _choices(config: Config, old: LoopConfig, new: LoopConfig, done: int) -> str:

@@ -52,6 +52,7 @@ from daguerre.run.storage import RunStorage
 from daguerre.tracking.console import Progress
 from daguerre.tracking.sinks import Sink, read_metrics
 from daguerre.training import device, oom
+from daguerre.training.pace import Pace
 from daguerre.training.state import TrainState
 from daguerre.types import Batch
 
@@ -66,6 +67,8 @@ class Run:
     saver: Saver
     parts: Components
     sizes: BatchSizes
+    pace: Pace
+    """By which lengths are counted."""
     every: Intervals
     dataset: Dataset
     held_out: Dataset
@@ -179,8 +182,9 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     state, of_state = _state(config, parts, point, mesh, processes, stop)
     dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images)
     caches = cached.filled(config, parts, dataset, held_out, processes)
-    config, of_duration = schedule.settled(config, point, sizes, dataset.count)
-    every = intervals(config, sizes, dataset.count)
+    pace = schedule.pace_of(point, sizes, dataset.count)
+    config, of_duration = schedule.settled(config, point, sizes, pace)
+    every = intervals(config, pace)
     unseen = parts.attached.unseen(partial(loader.fixed_captions, dataset))
     notices += [*unseen, *of_state, *of_duration, *caches.notices]
     notices += [*summary.describe_learning_rate(config, sizes), *summary.describe_warmup(every)]
@@ -199,7 +203,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     own, keep = config.checkpoint, RetentionPolicy(config.checkpoint.keep, every.backup)
     run = Run(
         config, folder, processes, Saver(store, keep, FailedSaves(own.max_failed_saves), own.background), parts, sizes,
-        every, dataset, held_out, caches.wrap(held_out), state, loading, terminal,
+        pace, every, dataset, held_out, caches.wrap(held_out), state, loading, terminal,
         trackers.sinks(config, folder, point.step, terminal.message, stack) if processes.leads else [],
         distribute.GatheredModel(config, processes.leads), base,
     )  # fmt: skip

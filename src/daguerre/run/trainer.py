@@ -55,7 +55,7 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
             return 0
         run.status("running")
         publish_if_missing(run)
-        plan = loop_config(run.config, run.sizes, run.dataset.count)
+        plan = loop_config(run.config, run.sizes, run.pace)
         updates = loop.train(run.state, batches(run, stack), run.parts.loss, plan, run.parts.autocast)
         updates = stack.enter_context(closing(profiled(run, updates)))
         signal = None
@@ -119,9 +119,9 @@ def after(run: Run, update: loop.Update, stopping: bool) -> None:
         run.loading.share(run.state.sharding.gather)
         run.log({**update.values, **hardware_numbers(run, update.values["perf/step_time_seconds"])})
     last = update.step == run.every.total
-    if run.every.validation is not None and (last or update.step % run.every.validation == 0):
+    if run.every.validation is not None and (last or run.every.validation(update.step)):
         validate(run)
-    if stopping or last or (run.every.checkpoint is not None and update.step % run.every.checkpoint == 0):
+    if stopping or last or (run.every.checkpoint is not None and run.every.checkpoint(update.step)):
         save(run)
     elif run.saver.finished():
         run.saved(run.saver.settle())
@@ -174,6 +174,7 @@ def save(run: Run) -> None:
     run.loading.share(run.state.sharding.gather)
     documents = {
         "state": run.state.document(),
+        "pace": run.pace.document(),
         "loading": run.loading.document(),
         "config": run.config.model_dump(mode="json"),
         "code": {"version": __version__},
@@ -226,7 +227,7 @@ def publish(run: Run, again: bool = False) -> None:
 
 def export(run: Run, attached: Attached) -> None:
     """Writes `pipeline/`, and of adapters that add to the model `adapter/`."""
-    epoch = run.state.samples / run.dataset.count if run.dataset.count else None
+    epoch = float(run.pace.position(run.state.step, "epochs")) if run.dataset.count else None
     image = samples.first(run.folder.samples_of(run.state.step)) if run.config.sampling.num_images else None
     tags = run.tags if any(not own.whole for own in attached.trainables.values()) else {}
     told = about.of(run.config, run.base, run.state.step, epoch, image, tags)

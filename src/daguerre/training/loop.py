@@ -5,7 +5,7 @@ each update, and its caller saves, samples, validates and logs.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from daguerre.training import schedules, step
@@ -26,14 +26,20 @@ class LoopConfig:
     lr_scheduler: LRSchedulerSettings
     max_grad_norm: float | None
     max_nonfinite_steps: int
-    log_every: int
-    """Updates between readings of the device."""
+    logs: Callable[[int], bool]
+    """True after the updates at which the device is read for numbers."""
     decay_steps: int = 0
     """Updates of the fall of warmup_stable_decay."""
+    rise: schedules.Axis = int
+    """Progress of the warm-up after so many updates, in its unit."""
+    fall: schedules.Axis = int
+    """Progress of the run, in the unit of its length."""
 
     def share_at(self, step: int) -> float:
         """Share of the peak learning rate in update `step`, from 0."""
-        return schedules.factor(self.lr_scheduler, step, self.warmup_steps, self.total_steps, self.decay_steps)
+        return schedules.factor(
+            self.lr_scheduler, step, self.warmup_steps, self.total_steps, self.decay_steps, self.rise, self.fall
+        )
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ def train(
             state, micro_batches, loss_fn, learning_rate=rate, max_grad_norm=config.max_grad_norm, autocast=autocast
         )
         state.guard.note(state.step, finite, micro_batches)
-        logs = state.step % config.log_every == 0 or state.step == config.total_steps
+        logs = config.logs(state.step) or state.step == config.total_steps
         if logs or state.step % READ_EVERY == 0:
             state.guard.check(config.max_nonfinite_steps, state.sharding)
         values = _numbers(state, rate) if logs else None

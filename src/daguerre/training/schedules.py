@@ -1,26 +1,52 @@
 """Learning rate as a function of the update: a linear warm-up, then the shape that is chosen. No state, no torch."""
 
 import math
+from collections.abc import Callable
+from fractions import Fraction
 
 from daguerre.training.settings import LRSchedulerSettings, Stage
 
+Axis = Callable[[int], int | Fraction]
+"""How far a run has come after so many updates; never less after more."""
+
 
 def factor(
-    settings: LRSchedulerSettings, step: int, warmup_steps: int, total_steps: int, decay_steps: int = 0
+    settings: LRSchedulerSettings,
+    step: int,
+    warmup_steps: int,
+    total_steps: int,
+    decay_steps: int = 0,
+    rise: Axis = int,
+    fall: Axis = int,
 ) -> float:
     """Share of the peak learning rate at update `step` (from 0), in [0, 1]; equals diffusers' `get_scheduler`.
 
     All but constant reach `settings.final` at `total_steps`, which may have been changed on the way (`stages`).
     `decay_steps` is the fall of warmup_stable_decay; one that does not fit begins right after the warm-up. A warm-up
-    longer than the run is allowed and never peaks.
+    longer than the run is allowed and never peaks. `rise` and `fall` say how far the run has come after so many
+    updates, in the units of the warm-up and of the run's length.
     """
     begun, ends = under_way(settings, step, total_steps)
     if begun is None:
-        return _first(settings, step, warmup_steps, ends, decay_steps)
+        if step < warmup_steps:
+            return float(_share(rise, 0, step, warmup_steps))
+        if settings.name == "constant":
+            return 1.0
+        begin = warmup_steps
+        if settings.name == "warmup_stable_decay":
+            begin = max(warmup_steps, ends - decay_steps)
+        progress = min(1.0, max(0.0, _share(fall, begin, step, ends)))
+        return settings.final + (1.0 - settings.final) * _remaining(settings, progress)
     if begun.name == "hold":
         return begun.share
-    progress = min(1.0, (step - begun.start) / max(1, ends - begun.start))
+    progress = min(1.0, _share(fall, begun.start, step, ends))
     return settings.final + (begun.share - settings.final) * _remaining(settings, progress)
+
+
+def _share(along: Axis, start: int, step: int, end: int) -> float:
+    """The part of the way from `start` to `end` that is done."""
+    whole = along(max(end, start + 1)) - along(start)
+    return float((along(step) - along(start)) / whole) if whole else 1.0
 
 
 def under_way(settings: LRSchedulerSettings, step: int, total_steps: int) -> tuple[Stage | None, int]:
@@ -28,19 +54,6 @@ def under_way(settings: LRSchedulerSettings, step: int, total_steps: int) -> tup
     begun = [stage for stage in settings.stages if stage.start <= step]
     ends = [*(stage.planned for stage in settings.stages), total_steps]
     return begun[-1] if begun else None, ends[len(begun)]
-
-
-def _first(settings: LRSchedulerSettings, step: int, warmup_steps: int, total_steps: int, decay_steps: int) -> float:
-    """The schedule of a run whose duration is what it was from the start."""
-    if step < warmup_steps:
-        return step / warmup_steps
-    if settings.name == "constant":
-        return 1.0
-    begin = warmup_steps
-    if settings.name == "warmup_stable_decay":
-        begin = max(warmup_steps, total_steps - decay_steps)
-    progress = min(1.0, max(0, step - begin) / max(1, total_steps - begin))
-    return settings.final + (1.0 - settings.final) * _remaining(settings, progress)
 
 
 def _remaining(settings: LRSchedulerSettings, progress: float) -> float:

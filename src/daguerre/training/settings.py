@@ -177,10 +177,17 @@ class AdamSettings(OptimizerSettings):
 class Stage(Settings):
     """A falling learning rate after training.duration of a run was changed. Written by the program."""
 
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(("ends",), lambda own: own.ends is None, "the updates in planned say it"),
+    )
+
     start: int = Field(ge=0)
     """Updates that are done when it begins."""
     planned: int = Field(ge=0)
     """Updates after which what it takes the place of would have ended."""
+    ends: Duration | None = None
+    """The same where the run's length was given in samples or epochs: it goes before `planned`, and before `start` of
+    hold, as their updates change with the global batch."""
     name: Literal["hold", "decay"]
     """The rate stays as it is, or falls from there until the run's end."""
     share: float = Field(gt=0, le=1)

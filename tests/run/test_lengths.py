@@ -1,0 +1,141 @@
+"""Lengths in samples and epochs of a run that goes on with another batch or another data set: all are counted in what
+was trained on. The arithmetic: tests/training/test_pace.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import data_sets
+import pytest
+from tiny_runs import lines
+
+from daguerre import errors
+from daguerre.build.parts import BatchSizes
+from daguerre.cli import main
+from daguerre.config import config as configs
+from daguerre.run import schedule
+from daguerre.run.resume import StartPoint
+from daguerre.training.pace import Pace
+
+RECIPE = """
+extends: quickstart
+run_name: run
+model:
+  unet:
+    block_out_channels: [16, 16]
+    down_block_types: [DownBlock2D, CrossAttnDownBlock2D]
+    up_block_types: [CrossAttnUpBlock2D, UpBlock2D]
+    attention_head_dim: 1
+data: {source: folder, resolution: 16, held_out_fraction: 0.2}
+training: {global_batch_size: 4}
+lr_scheduler: {name: constant}
+optimizer: {learning_rate: 1.0e-3}
+validation: {every: 1 epochs, num_samples: 1, num_levels: 1}
+checkpoint: {every: 1 epochs, keep: 9, export: false}
+sampling: {num_images: 0}
+logging: {every: 20 samples, tensorboard: false}
+"""
+
+
+class Place:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.run = folder, folder / "run"
+        (folder / "mine.yaml").write_text(RECIPE)
+        data_sets.folder(folder / "images", 40)
+        data_sets.folder(folder / "fewer", 20)
+
+    def train(self, duration: str, *given: str, data: str = "images") -> int:
+        place = [f"output_dir={self.folder}", f"data.path={self.folder / data}", f"training.duration={duration}"]
+        return main.run(["train", str(self.folder / "mine.yaml"), *place, *given])
+
+    @property
+    def steps(self) -> list[int]:
+        return [int(path.name.removeprefix("step-")) for path in sorted((self.run / "checkpoints").glob("step-*"))]
+
+    def logged(self, name: str) -> list[int]:
+        return [line["step"] for line in lines(self.run) if name in line]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+BATCH = ["training.global_batch_size=8", "allow_change=[training.global_batch_size]"]
+
+
+def test_after_another_batch_all_lengths_are_counted_in_samples(place, capsys):
+    warm = ["data.held_out_fraction=0", "lr_scheduler.warmup=60 samples"]
+    assert place.train("1 epochs", *warm) == errors.DONE
+    assert place.steps == [10]
+    assert place.train("2 epochs", *warm, *BATCH) == errors.DONE
+    state = json.loads((place.run / "status.json").read_text())
+    assert (state["step"], state["samples"]) == (15, 80)
+    assert place.steps == [10, 15]
+    assert place.logged("learning/loss") == [5, 10, 13, 15], "20, 40, 60 and 80 samples, at the first update after each"
+    # The warm-up ends with a whole update: after 60 samples at first, then after 64.
+    rates = {
+        line["step"]: line["learning/current_learning_rate"] for line in lines(place.run) if "learning/loss" in line
+    }
+    assert rates == pytest.approx({5: 16 / 60 * 1e-3, 10: 36 / 60 * 1e-3, 13: 56 / 64 * 1e-3, 15: 1e-3})
+    capsys.readouterr()
+    assert place.train("2 epochs", *warm, "training.global_batch_size=8") == errors.DONE
+    assert "this run is finished: 15 updates" in capsys.readouterr().out
+
+
+def test_after_another_data_set_epochs_are_of_the_size_of_their_time(place):
+    assert place.train("1 epochs") == errors.DONE
+    (first,) = place.steps
+    sizes = [len(list((place.folder / name).glob("*.jpg"))) for name in ("images", "fewer")]
+    assert place.train("3 epochs", "allow_change=[data]", data="fewer") == errors.DONE
+    held = json.loads((place.run / "data.json").read_text())["count"]
+    assert 0 < held < sizes[1]
+    expected = [first, first + -(-held // 4), first + -(-2 * held // 4)]
+    assert place.steps == expected
+    assert place.logged("validation/loss") == expected
+
+
+def load(*given: str):
+    return configs.load("quickstart", ["lr_scheduler.warmup=0 steps", *given]).config
+
+
+def beginning(config, done, pace):
+    known = {"duration": config.training.duration, "lr_scheduler": config.lr_scheduler.model_dump(mode="json")}
+    documents = {"state": {"step": done, "slots": int(pace.position(done, "samples"))}, "pace": pace.document()}
+    return StartPoint(Path(f"step-{done:08d}"), documents, 8, [], known)
+
+
+@pytest.mark.parametrize("choice", ["hold", "decay"])
+def test_a_stage_ends_where_its_samples_do(choice):
+    """First the length changes, then the batch: what was planned for 400 samples ends there, and no rate jumps."""
+    falls = ["lr_scheduler.name=linear", "lr_scheduler.final=0.1"]
+    old, pace = load(*falls, "training.duration=400 samples"), Pace.of(4, None)
+    longer = load(*falls, "training.duration=800 samples", f"lr_scheduler.on_new_duration={choice}")
+    chosen, _ = schedule.settled(longer, beginning(old, 50, pace), BatchSizes(4, 4), pace)
+    steady = schedule.loop_config(chosen, BatchSizes(4, 4), pace)
+    assert chosen.lr_scheduler.stages[0].ends == "400 samples"
+    again = load(*falls, "training.duration=800 samples")
+    for _ in range(2):  # as if the first start had been killed before it saved
+        start = beginning(chosen, 60, pace)
+        after = schedule.pace_of(start, BatchSizes(8, 8), None)
+        found, told = schedule.settled(again, start, BatchSizes(8, 8), after)
+        assert not told
+        changed = schedule.loop_config(found, BatchSizes(8, 8), after)
+        assert changed.total_steps == 60 + (800 - 240) // 8
+        for step in range(61):
+            assert changed.share_at(step) == pytest.approx(steady.share_at(step))
+        for step in range(60, changed.total_steps):
+            assert changed.share_at(step) == pytest.approx(steady.share_at(60 + 2 * (step - 60)))
+        chosen = chosen.model_copy(update={"lr_scheduler": found.lr_scheduler})
+
+
+def test_a_checkpoint_that_says_no_pace_has_its_samples(tmp_path):
+    """As versions up to 0.1.0 saved it."""
+    start = StartPoint(Path("step-00000010"), {"state": {"step": 10, "slots": 60}}, 8, [], {})
+    pace = schedule.pace_of(start, BatchSizes(8, 8), 40)
+    config = load("training.duration=100 samples")
+    assert schedule.intervals(config, pace).total == 15
+    assert pace.position(10, "epochs") == 1.5
+    same = StartPoint(Path("step-00000010"), {"state": {"step": 10, "slots": 80}}, 8, [], {})
+    assert schedule.pace_of(same, BatchSizes(8, 8), 40) == Pace.of(8, 40)
