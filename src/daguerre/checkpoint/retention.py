@@ -11,7 +11,7 @@ class RetentionPolicy:
     newest: int = 2
     """Count of the newest verified ones; at least 2, so that one is left if the other is damaged."""
     interval: Callable[[int], int] | None = None
-    """How many intervals of backups have gone by after so many updates; None for no backups. In each one after the
+    """Counts the intervals of backups that are over after so many updates; None for no backups. In each one after the
     first, the oldest is kept for good: the first one at or after 1 x, 2 x, 3 x its length, then, also where the saves
     do not fall on it."""
 

@@ -30,7 +30,7 @@ class Intervals:
     log: Callable[[int], bool] | None
     checkpoint: Callable[[int], bool] | None
     backup: Callable[[int], int] | None
-    """How many intervals have gone by after so many updates."""
+    """Counts the intervals that have gone by after so many updates."""
     validation: Callable[[int], bool] | None
 
 

@@ -32,7 +32,7 @@ class Stretch:
     """Samples of an epoch; None where there are no epochs, so that none go by."""
 
     def position(self, step: int, unit: str) -> Position:
-        """What is done after `step` updates, at or after its beginning."""
+        """Progress after `step` updates, at or after its beginning."""
         if unit == "steps":
             return step
         samples = (step - self.step) * self.batch
@@ -73,7 +73,7 @@ class Pace:
         return Pace((*before, Stretch(step, samples, epochs, batch, epoch)))
 
     def position(self, step: int, unit: str) -> Position:
-        """What is done after so many updates, past or to come, in steps, samples or epochs."""
+        """Progress after so many updates, past or to come, in steps, samples or epochs."""
         return next(each for each in reversed(self.stretches) if each.step <= step).position(step, unit)
 
     def steps(self, duration: Duration) -> int:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from daguerre.training.settings import LRSchedulerSettings, Stage
 
 Axis = Callable[[int], int | Fraction]
-"""How far a run has come after so many updates; never less after more."""
+"""Progress of a run after so many updates; never less after more."""
 
 
 def factor(
