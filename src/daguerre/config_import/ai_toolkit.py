@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from daguerre.config.aliases import lora
 from daguerre.config.aliases.values import OPTIMIZERS
 from daguerre.config_import import base_models as models
-from daguerre.config_import import peers
+from daguerre.config_import import loss_weights, peers
 from daguerre.config_import.peers import Folder
 from daguerre.config_import.reader import REQUIRED, Reading, tables
 from daguerre.plugins import names
@@ -163,6 +163,7 @@ def _shape(reading: Reading, prefix: str) -> None:
 
 
 def _training(reading: Reading) -> None:
+    loss_weights.ai_toolkit(reading, f"{ROOT}train.")
     for key, path in TABLES["steps"].items():
         if key == "train.steps" or peers.asks(reading.get(f"{ROOT}{key}")):
             reading.carry(f"{ROOT}{key}", path, f"{reading.get(f'{ROOT}{key}')} steps")

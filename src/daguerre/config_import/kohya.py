@@ -6,7 +6,7 @@ from typing import Any
 
 from daguerre.config.aliases import lora
 from daguerre.config_import import base_models as models
-from daguerre.config_import import peers
+from daguerre.config_import import loss_weights, peers
 from daguerre.config_import.peers import Folder
 from daguerre.config_import.reader import REQUIRED, Reading, tables
 
@@ -24,6 +24,7 @@ def convert(reading: Reading, family: str = "") -> None:
             raise peers.not_there(what, TRAINER)
     reading.assume({"run_name": REQUIRED, "output_dir": REQUIRED})
     _model(reading, family)
+    loss_weights.kohya(reading)
     pictures = _conditions(reading)
     _tokens(reading)
     folders = _folders(reading)
@@ -94,13 +95,13 @@ def _tokens(reading: Reading) -> None:
 def _model(reading: Reading, family: str) -> None:
     place = reading.get("pretrained_model_name_or_path", REQUIRED)
     found = models.base(place)
-    found = replace(found, family=family or found.family)
     v = reading.get("v_parameterization") is True or (reading.get("v2") is True and "768" in str(place))
+    found = replace(found, family=family or found.family, objective="v" if v else found.objective)
     reading.assume({"model.family": found.family, "model.pretrained_model_name_or_path": place})
     reading.carry("pretrained_model_name_or_path", "model.pretrained_model_name_or_path", why=found.doubt)
     if reading.get("v_parameterization") is False:
         reading.notice("v_parameterization", "the base's own")
-    reading.assume({"objective.name": "v" if v else found.objective})
+    reading.assume({"objective.name": found.objective})
     if peers.asks(reading.get("network_module")):
         _network(reading, found.family)
     reading.take(TABLES["no_network"])

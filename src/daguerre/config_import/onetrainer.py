@@ -4,7 +4,7 @@ from typing import Any
 
 from daguerre.config.aliases.values import OPTIMIZERS
 from daguerre.config_import import base_models as models
-from daguerre.config_import import peers
+from daguerre.config_import import loss_weights, peers
 from daguerre.config_import.peers import Folder
 from daguerre.config_import.reader import REQUIRED, Reading, tables
 
@@ -235,23 +235,10 @@ def _learning(reading: Reading) -> None:
         reading.take({key: path for key, path in TABLES["optimizer"].items() if key in given}, "optimizer.")
     known = ", ".join(sorted(set(OPTIMIZERS.values())))
     reading.refuse("optimizer.optimizer", f"the optimizer {name} is not available: {known}")
-    _weighting(reading)
+    loss_weights.onetrainer(reading)
     if reading.values.get("ema.enabled"):
         reading.carry("ema_decay", "ema.decay")
         reading.expect("ema_update_step_interval", 1, "the average is updated in every update")
-
-
-def _weighting(reading: Reading) -> None:
-    strength, law = reading.get("loss_weight_strength", 5.0), "objective.weighting"
-    laws: dict[str, dict[str, Any]] = {
-        "CONSTANT": {f"{law}.name": "none"},
-        "DEBIASED_ESTIMATION": {f"{law}.name": "debiased"},
-        "MIN_SNR_GAMMA": {f"{law}.name": "min_snr", f"{law}.snr_gamma": strength},
-        "P2": {f"{law}.name": "p2", f"{law}.p2_gamma": strength},
-    }
-    if str(reading.get("loss_weight_fn")) in laws:
-        reading.carry_all("loss_weight_fn", laws[str(reading.get("loss_weight_fn"))])
-        reading.notice("loss_weight_strength", "in objective.weighting, where it has an effect")
 
 
 def _masks(reading: Reading) -> None:
