@@ -67,7 +67,7 @@ def onetrainer(reading: Reading) -> None:
 
 
 def ai_toolkit(reading: Reading, prefix: str) -> None:
-    """`train.min_snr_gamma`, which is that of eps whatever is predicted, and `train.snr_gamma`, which knows no least."""
+    """`train.min_snr_gamma`, which is that of eps whatever is predicted, and `train.snr_gamma`, which has no bound."""
     gamma, plain = (_number(reading.get(f"{prefix}{name}")) for name in ("min_snr_gamma", "snr_gamma"))
     if plain:
         reading.refuse(f"{prefix}snr_gamma", f"a weight of {plain:g} / SNR; min_snr_gamma has one, its least with 1")
