@@ -11,11 +11,12 @@ from typing import Any
 
 from daguerre.config.aliases.values import NOTHING_ASKED
 from daguerre.config_import.reader import Reading
-from daguerre.objectives.settings import ScheduleSettings
 
 Weight = Callable[[float], float]
 
 STEPS = 1000
+BETAS = 0.00085, 0.012
+"""The first and the last beta of Stable Diffusion's schedule."""
 LAW = "objective.weighting"
 CUT = 1000.0
 """SNR above this counts as this in the debiased weights of kohya's scripts and OneTrainer."""
@@ -124,8 +125,7 @@ def of(values: Mapping[str, Any], v: bool) -> Weight:
 
 def snrs(fixed: bool) -> list[float]:
     """SNR at each timestep of Stable Diffusion's schedule; with zero terminal SNR (arXiv 2305.08891) if it is fixed."""
-    schedule = ScheduleSettings()
-    first, last = sqrt(schedule.beta_start), sqrt(schedule.beta_end)
+    first, last = map(sqrt, BETAS)
     kept = [1 - (first + (last - first) * t / (STEPS - 1)) ** 2 for t in range(STEPS)]
     roots = [sqrt(share) for share in accumulate(kept, lambda product, share: product * share)]
     if fixed:
