@@ -79,9 +79,14 @@ def test_flow_path_and_shift(shift: float):
     torch.testing.assert_close(mixed(flow.path(grid.t_N[rows])), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_edm_scalings_and_grid():
-    scheduler = EDMEulerScheduler(sigma_min=0.002, sigma_max=80.0, sigma_data=0.5)
-    edm, sigma = built("edm"), torch.tensor(1.7, dtype=torch.float64)
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [({}, "epsilon"), ({"prediction": "v"}, "v_prediction"), ({"prediction": "v", "sigma_data": 1.0}, "v_prediction")],
+)
+def test_edm_scalings_and_grid(values, kind):
+    sigma_data = values.get("sigma_data", 0.5)
+    scheduler = EDMEulerScheduler(sigma_min=0.002, sigma_max=80.0, sigma_data=sigma_data, prediction_type=kind)
+    edm, sigma = built("edm", **values), torch.tensor(1.7, dtype=torch.float64)
     x0, _ = edm.solve(X0, EPS, *edm.path(sigma))
     torch.testing.assert_close(x0, scheduler.precondition_outputs(X0, EPS, sigma.float()))
     assert edm.input_scale(*edm.path(sigma)).item() == pytest.approx(scheduler._get_conditioning_c_in(1.7))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from data_sets import folder as image_folder
-from diffusers import DiffusionPipeline, EulerDiscreteScheduler, UNet2DConditionModel
+from diffusers import DiffusionPipeline, EDMEulerScheduler, EulerDiscreteScheduler, UNet2DConditionModel
 from PIL import Image
 from safetensors.torch import load_file
 from tiny_models import TEXT_WIDTH, write_sd, write_sdxl
@@ -229,6 +229,21 @@ def test_a_pipeline_drawn_with_as_it_is(tmp_path):
     pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="trailing")
     difference = int(np.abs(drawn - called(pipe, PROMPTS, num_inference_steps=5, guidance_scale=4.0)).max())
     print("a folder", difference)
+    assert difference <= 2
+
+
+def test_a_pipeline_of_cosxl_drawn_with_as_it_is(tmp_path):
+    """EDM with v in and out: the scheduler says it."""
+    folder = write_sdxl(tmp_path / "model")
+    told = EDMEulerScheduler(sigma_min=0.002, sigma_max=120.0, sigma_data=1.0, prediction_type="v_prediction")
+    told.save_pretrained(folder / "scheduler")
+    index = json.loads((folder / "model_index.json").read_text())
+    index["scheduler"] = ["diffusers", "EDMEulerScheduler"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    drawn = ours(folder, tmp_path / "drawn", PROMPTS, "num_inference_steps=6", "guidance_scale=4", "sampler=euler")
+    expected = theirs(folder, PROMPTS, num_inference_steps=6, guidance_scale=4.0)
+    difference = int(np.abs(drawn - expected).max())
+    print("CosXL", difference)
     assert difference <= 2
 
 

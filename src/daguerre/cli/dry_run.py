@@ -33,7 +33,8 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
     else:
         sizes = batch_sizes(config, start.global_batch_size, held=held(loaded))
     check_uncut_batches(config, couples_samples(parts.objective, parts.net), sizes)
-    class_images.check_prediction(config, parts)
+    if start.checkpoint is None:
+        class_images.check_prediction(config, parts)
     data = class_images.planned(config) if start.checkpoint is None else []
     dataset, notices = None, [*loaded.notices, *start.notices, *sizes.notices]
     try:

@@ -23,6 +23,7 @@ from daguerre.config_import import in_memory
 from daguerre.config_import.base_models import PREDICTIONS
 from daguerre.errors import UserError, named
 from daguerre.families import catalogue
+from daguerre.models.compatibility import of_edm
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.single_file import load as single_file_load
 from daguerre.models.weights.files import read_json
@@ -219,6 +220,9 @@ def _resolution(family: type[PretrainedSettings], folder: Path) -> int:
 def _objective(target: str, scheduler: Mapping[str, Any]) -> dict[str, Any]:
     """The objective of a scheduler's config. UserError if there is none here."""
     prediction = scheduler.get("prediction_type", "epsilon")
+    named = str(scheduler.get("_class_name"))
+    if named.startswith("EDM") and (edm := of_edm(scheduler)) is not None:
+        return edm
     cosine = scheduler.get("_class_name") == "DDPMWuerstchenScheduler"
     if cosine and prediction in PREDICTIONS:
         return {"name": PREDICTIONS[prediction], "schedule": {"name": "cosine"}}

@@ -1,10 +1,11 @@
 """Warnings where an objective and pretrained weights do not agree, by the scheduler's config of the weights."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from daguerre.models.components import ComponentLoader
-from daguerre.models.export.scheduler import PREDICTIONS
+from daguerre.models.export.scheduler import EDM_PREDICTIONS, PREDICTIONS
+from daguerre.objectives import edm
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
 
@@ -38,9 +39,10 @@ def prediction_warning(components: ComponentLoader, objective: Objective) -> str
 
 def _predicts(config: dict[str, Any], objective: Diffusion) -> str | None:
     was, now = config.get("prediction_type", "epsilon"), PREDICTIONS.get(objective.settings.name)
-    is_edm = "EDM" in config.get("_class_name", "")
-    if objective.settings.schedule.name == "edm" and (is_edm or objective.noise_conditioning.name != "timestep"):
-        return None if is_edm else _OTHER_CONDITIONING
+    if str(config.get("_class_name")).startswith("EDM"):
+        return _predicts_edm(config, objective)
+    if objective.settings.schedule.name == "edm" and objective.noise_conditioning.name != "timestep":
+        return _OTHER_CONDITIONING
     if was == now:
         return None
     ours = {theirs: name for name, theirs in PREDICTIONS.items()}.get(was, was)
@@ -50,9 +52,40 @@ def _predicts(config: dict[str, Any], objective: Diffusion) -> str | None:
     )
 
 
+def of_edm(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The objective of a scheduler of EDM; None for what it cannot predict."""
+    kinds = {theirs: ours for ours, theirs in EDM_PREDICTIONS.items()}
+    if (prediction := config.get("prediction_type", "epsilon")) not in kinds:
+        return None
+    usual = {"sigma_min": 0.002, "sigma_max": 80.0, "rho": 7.0}
+    schedule = {"name": "edm", **{name: config.get(name, value) for name, value in usual.items()}}
+    own = {"prediction": kinds[prediction], "sigma_data": config.get("sigma_data", 0.5)}
+    return {"name": "edm", **own, "schedule": schedule}
+
+
+def _predicts_edm(config: dict[str, Any], objective: Diffusion) -> str | None:
+    """A message if the network is EDM's, of Playground v2.5 or CosXL, and is trained otherwise."""
+    was, now = of_edm(config), objective.settings
+    if was is None:
+        return f"the pretrained network predicts {config.get('prediction_type')} with EDM's scaling, which is not known"
+    told = f"objective.prediction={was['prediction']} objective.sigma_data={was['sigma_data']:g}"
+    if not isinstance(now, edm.Settings):
+        return (
+            f"the pretrained network was trained with EDM's scaling and noise levels (objective.name=edm {told} "
+            f"objective.schedule.sigma_max={was['schedule']['sigma_max']:g}), this recipe trains {now.name}: it has to "
+            "relearn the meaning of its input and output"
+        )
+    if (was["prediction"], was["sigma_data"]) != (now.prediction, now.sigma_data):
+        ours = f"objective.prediction={now.prediction} objective.sigma_data={now.sigma_data:g}"
+        return f"the pretrained network was trained with {told}, this recipe trains {ours}"
+    return None
+
+
 def _differences(config: dict[str, Any], objective: Diffusion) -> list[str]:
     settings = objective.settings
     warnings = [text for text in [_predicts(config, objective)] if text is not None]
+    if str(config.get("_class_name")).startswith("EDM"):
+        return warnings
     told = objective.noise_conditioning.name
     if config.get("_class_name") == "DDPMWuerstchenScheduler":
         own = "the pretrained network was trained with the noise levels of schedule cosine, not"

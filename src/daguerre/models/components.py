@@ -147,6 +147,24 @@ class ComponentLoader:
         value = self.settings.scheduler
         if value is None:
             return None
+        told = self._told_by_denoiser() if value == BASE else {}
+        if "_class_name" in told:
+            return told
+        found = self._scheduler(value)
+        return {**(found or {}), **told} if found or told else None
+
+    def _told_by_denoiser(self) -> dict[str, Any]:
+        """The scheduler's config, or a part of it, that the place of the denoiser tells where it is not the base."""
+        places = [self.settings.places.get(name) for name in self.settings.networks("denoiser")]
+        place = next((Path(each) for each in places if isinstance(each, str) and each != BASE), None)
+        if place is None:
+            return {}
+        if _is_file(str(place)):
+            return single_file_load.scheduler(place) if place.is_file() and not self.settings.files_tell_numbers else {}
+        own = place / "scheduler" / "scheduler_config.json"
+        return read_json(own) if own.is_file() else {}
+
+    def _scheduler(self, value: str) -> dict[str, Any] | None:
         folder = self.base if value == BASE else resolve.locate(value, {}, self.elsewhere)
         for path in (folder / "scheduler" / "scheduler_config.json", folder / "scheduler_config.json"):
             if path.is_file():

@@ -102,13 +102,16 @@ def generate_missing(config: Config, parts: Components, stop: Callable[[], int])
 
 
 def check_prediction(config: Config, parts: Components) -> None:
-    """UserError if DreamBooth starts from a UNet that predicts something else: its few updates teach one thing."""
+    """UserError if DreamBooth starts from a UNet that predicts something else: its few updates teach one thing.
+    Or if an adapter does, whose few weights teach it little, and which is of no use on a base that predicts another."""
     asked, pretrained = requests(config), parts.family.pretrained
-    if not asked or config.init_from is not None or pretrained is None:
+    few = [f"adapters.{name}" for name, own in config.adapters.items() if own.part != "all" or own.separate]
+    if not (asked or few) or config.init_from is not None or pretrained is None:
         return
     if why := compatibility.prediction_warning(pretrained, parts.objective):
+        what = f"{asked[0].setting}: a DreamBooth run is too short" if asked else f"{few[0]}: an adapter is too small"
         raise UserError(
-            f"{asked[0].setting}: a DreamBooth run is too short for this: {why}. Use the objective of the base "
+            f"{what} for this: {why}. Use the objective of the base "
             "model, or set model.scheduler=null to train with another one without this check",
             code="conflict",
             setting="objective.name",

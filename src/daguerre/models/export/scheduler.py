@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from daguerre.objectives import edm
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.settings import SamplingSettings
 
 PREDICTIONS = {"eps": "epsilon", "x0": "sample", "v": "v_prediction", "flow": "flow_prediction"}
 """diffusers' names of what an objective predicts."""
+EDM_PREDICTIONS = {"F": "epsilon", "v": "v_prediction"}
+"""The same of what `edm` predicts, where "epsilon" means EDM's F and "v_prediction" its negative."""
 FIRST_ORDER = ("ddim", "euler", "euler_ancestral")
 """Samplers that are DPM-Solver++ of order 1."""
 SECOND_ORDER = ("dpmpp_2m", "dpmpp_2m_sde")
@@ -102,14 +105,15 @@ def _other_levels(wanted: Diffusion, shift: float, sampling: SamplingSettings) -
 
 
 def _edm(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
-    schedule = objective.schedule.settings
+    schedule, own = objective.schedule.settings, objective.settings
+    assert isinstance(own, edm.Settings)
     config = {
         "sigma_min": schedule.sigma_min,
         "sigma_max": schedule.sigma_max,
         "rho": schedule.rho,
-        "sigma_data": objective.settings.sigma_data,  # type: ignore[attr-defined]
+        "sigma_data": own.sigma_data,
         "sigma_schedule": "karras",
-        "prediction_type": "epsilon",  # means EDM's F there; v_prediction is -F
+        "prediction_type": EDM_PREDICTIONS[own.prediction],
         "final_sigmas_type": "zero",
     }
     class_name = "EDMEulerScheduler" if sampling.sampler in ("ddim", "euler") else "EDMDPMSolverMultistepScheduler"

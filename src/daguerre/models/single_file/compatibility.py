@@ -20,7 +20,7 @@ from daguerre.models.single_file.configs import (
     of_architecture,
     shapes,
 )
-from daguerre.models.single_file.layout import PLAYGROUND, V_PREDICTION, ZERO_TERMINAL_SNR
+from daguerre.models.single_file.layout import EDM_V, PLAYGROUND, V_PREDICTION, ZERO_TERMINAL_SNR
 
 SCALING_FACTORS = {"sd1": 0.18215, "sd2": 0.18215, "sdxl": 0.13025}
 PLAYGROUND_MEAN = (-1.6574, 1.886, -1.383, 2.5155)
@@ -108,8 +108,8 @@ def _is_equivalent(component: str, name: str, value: Any, other: Any) -> bool:
 def _of_scheduler(pipeline: PipelineConfigs) -> list[str]:
     """Differences in noise levels and prediction. Marks are read in SDXL's files alone; elsewhere users set it."""
     scheduler, prediction = pipeline.scheduler, _prediction(pipeline)
-    is_edm = str(scheduler.get("_class_name")).startswith("EDM")
-    if _is_playground(pipeline):
+    is_edm = _is_edm(pipeline)
+    if _is_playground(pipeline) or _is_cosxl(pipeline):
         return []
     if is_edm or prediction not in ("epsilon", "v_prediction"):
         return [
@@ -156,10 +156,22 @@ def marks(pipeline: PipelineConfigs) -> dict[str, Tensor]:
     if _is_playground(pipeline):
         lists = (pipeline.configs["vae"]["latents_mean"], pipeline.configs["vae"]["latents_std"])
         return {name: torch.tensor(of).reshape(1, -1, 1, 1) for name, of in zip(PLAYGROUND, lists, strict=True)}
-    if _prediction(pipeline) != "v_prediction":
+    if _is_cosxl(pipeline):
+        return {name: torch.tensor(pipeline.scheduler[name.rpartition(".")[2]]) for name in EDM_V}
+    if _prediction(pipeline) != "v_prediction" or _is_edm(pipeline):
         return {}
     snr = [ZERO_TERMINAL_SNR] if pipeline.scheduler.get("rescale_betas_zero_snr") else []
     return {name: torch.empty(0) for name in (V_PREDICTION, *snr)}
+
+
+def _is_edm(pipeline: PipelineConfigs) -> bool:
+    return str(pipeline.scheduler.get("_class_name")).startswith("EDM")
+
+
+def _is_cosxl(pipeline: PipelineConfigs) -> bool:
+    """CosXL's form: the negative of EDM's F with sigma_data 1 on SDXL's networks."""
+    told = pipeline.scheduler.get("sigma_data"), _prediction(pipeline)
+    return pipeline.layout == "sdxl" and _is_edm(pipeline) and told == (1.0, "v_prediction")
 
 
 def _is_playground(pipeline: PipelineConfigs) -> bool:
@@ -168,7 +180,7 @@ def _is_playground(pipeline: PipelineConfigs) -> bool:
     lists = tuple(tuple(config.get(name) or ()) for name in ("latents_mean", "latents_std"))
     return (
         pipeline.layout == "sdxl"
-        and str(scheduler.get("_class_name")).startswith("EDM")
+        and _is_edm(pipeline)
         and (scheduler.get("sigma_data"), _prediction(pipeline)) == (0.5, "epsilon")
         and (config.get("scaling_factor"), lists) == (0.5, (PLAYGROUND_MEAN, PLAYGROUND_STD))
     )

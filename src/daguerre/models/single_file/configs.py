@@ -5,9 +5,10 @@ shapes. The only guess is whether an SD 2.x file without any mark predicts v.
 """
 
 import json
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +24,7 @@ from daguerre.errors import UserError
 from daguerre.models import tokenizers
 from daguerre.models.single_file.keys import Form
 from daguerre.models.single_file.layout import (
+    EDM_V,
     LAYOUTS,
     PLAYGROUND,
     UNET,
@@ -94,12 +96,15 @@ def of_file(
         if difference := _difference(found, pipeline):
             raise UserError(f"{difference}: it is incomplete or was changed; use another copy", code="damaged")
         if prediction_type is not None:
+            _refuse_edm(str(pipeline.scheduler.get("_class_name")).startswith("EDM"))
             pipeline.scheduler["prediction_type"] = prediction_type
         return pipeline, []
+    edm = edm_marks(tensors)
+    _refuse_edm(bool(edm) and prediction_type is not None)
     prediction, notices = (prediction_type, []) if prediction_type else _prediction(tensors, metadata)
     pipeline = of_architecture(_architecture(found, prediction), components(tensors))
-    if prediction == "edm":
-        return _as_playground(pipeline, tensors), notices
+    if edm:
+        return _as_edm(pipeline, tensors), []
     pipeline.scheduler["prediction_type"] = prediction
     if ZERO_TERMINAL_SNR in tensors:
         pipeline.scheduler.update(rescale_betas_zero_snr=True, timestep_spacing="trailing")
@@ -238,11 +243,22 @@ def squeezed(shape: Shape) -> Shape:
     return shape
 
 
+def told(names: Collection[str], marks: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The scheduler's config, or a part of it, that a file's marks and header tell; {} where they tell nothing."""
+    if METADATA in metadata:
+        return _of_metadata(metadata[METADATA]).scheduler
+    if marks:
+        return edm_scheduler(marks)
+    named = metadata.get("modelspec.prediction_type") or metadata.get("modelspec.predict_key")
+    if V_PREDICTION in names or named in ("v", "v_prediction"):
+        snr = {"rescale_betas_zero_snr": True} if ZERO_TERMINAL_SNR in names else {}
+        return {"prediction_type": "v_prediction", **snr}
+    return {"prediction_type": "epsilon"} if named else {}
+
+
 def _prediction(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[str, list[str]]:
-    """`epsilon`, `v_prediction` or `edm`, as the file says; and a message where it is guessed, for 2.x alone."""
+    """`epsilon` or `v_prediction`, as the file says; and a message where it is guessed, for 2.x alone."""
     named = metadata.get("modelspec.prediction_type") or metadata.get("modelspec.predict_key") or ""
-    if PLAYGROUND[0] in tensors:
-        return "edm", []
     if V_PREDICTION in tensors or named in ("v", "v_prediction"):
         return "v_prediction", []
     if named or layout_of(tensors) != "sd2" or _LAST_NORM not in tensors:
@@ -259,26 +275,54 @@ def guessed_prediction(bias: Tensor) -> str:
     return "v_prediction" if bias.float().std(correction=0) > 0.09 else "epsilon"
 
 
-def _as_playground(pipeline: PipelineConfigs, tensors: Mapping[str, Tensor]) -> PipelineConfigs:
-    """Playground v2.5: SDXL's networks, statistics of the latents, and EDM."""
-    for name, key in zip(PLAYGROUND, ("latents_mean", "latents_std"), strict=True):
-        pipeline.configs["vae"][key] = [round(number, 6) for number in tensors[name].float().flatten().tolist()]
-    pipeline.configs["vae"]["scaling_factor"] = 0.5
-    scheduler = {
+def _refuse_edm(is_edm: bool) -> None:
+    if is_edm:
+        raise UserError(
+            "it is marked as a model of EDM (Playground v2.5, CosXL), which is told as such: remove prediction_type",
+            code="conflict",
+            setting="prediction_type",
+        )
+
+
+def edm_marks(names: Collection[str]) -> tuple[str, ...]:
+    """The marks of a file whose UNet is EDM's, in normalized names: of Playground v2.5 or of CosXL; () of others."""
+    if all(name in names for name in PLAYGROUND):
+        return PLAYGROUND
+    return tuple(name for name in EDM_V if name in names) if EDM_V[0] in names else ()
+
+
+def edm_scheduler(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The scheduler's config of a file with such marks."""
+    playground = edm_marks(tensors) == PLAYGROUND
+    usual = dict(zip(EDM_V, (80.0, 0.002), strict=True))
+    high, low = (usual[name] if playground or name not in tensors else float(tensors[name]) for name in EDM_V)
+    if not 0 < low < high < math.inf:
+        raise UserError(
+            f"its marks {', '.join(EDM_V)} say {high:g} and {low:g}, which are no noise levels", code="damaged"
+        )
+    return {
         "_class_name": "EDMDPMSolverMultistepScheduler",
-        "sigma_min": 0.002,
-        "sigma_max": 80.0,
-        "sigma_data": 0.5,
+        "sigma_min": round(low, 7),
+        "sigma_max": round(high, 4),
+        "sigma_data": 0.5 if playground else 1.0,
         "sigma_schedule": "karras",
-        "prediction_type": "epsilon",
+        "prediction_type": "epsilon" if playground else "v_prediction",
         "rho": 7.0,
         "solver_order": 2,
         "algorithm_type": "dpmsolver++",
         "solver_type": "midpoint",
         "final_sigmas_type": "zero",
     }
+
+
+def _as_edm(pipeline: PipelineConfigs, tensors: Mapping[str, Tensor]) -> PipelineConfigs:
+    """Playground v2.5, which has statistics of the latents, or CosXL: SDXL's networks, and EDM."""
+    for name, key in zip(PLAYGROUND, ("latents_mean", "latents_std"), strict=True):
+        if edm_marks(tensors) == PLAYGROUND and "vae" in pipeline.configs:
+            pipeline.configs["vae"][key] = [round(number, 6) for number in tensors[name].float().flatten().tolist()]
+            pipeline.configs["vae"]["scaling_factor"] = 0.5
     index = pipeline.index | {"scheduler": ["diffusers", "EDMDPMSolverMultistepScheduler"]}
-    return PipelineConfigs(pipeline.layout, pipeline.configs, scheduler, index, pipeline.tokenizers)
+    return replace(pipeline, scheduler=edm_scheduler(tensors), index=index)
 
 
 def tokenizer_files(kept: Mapping[str, str]) -> dict[str, bytes]:

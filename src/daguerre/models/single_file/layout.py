@@ -41,10 +41,14 @@ ZERO_TERMINAL_SNR = "ztsnr"
 PLAYGROUND = ("edm_mean", "edm_std")
 """Statistics of the latents, in files of Playground v2.5: those are EDM's F."""
 
+EDM_V = ("edm_vpred.sigma_max", "edm_vpred.sigma_min")
+"""Noise levels between which CosXL is sampled: such files predict v as EDM does, with sigma_data 1. The second may be
+missing."""
+
 _BESIDE = re.compile(
     r"model_ema\..*|first_stage_model\.loss\..*|.*\.position_ids|.*logit_scale|.*\.attn_mask|alphas_cumprod.*|betas"
-    r"|(sqrt|log)_\w+|posterior_\w+|lvlb_weights|logvar|scale_factor|denoiser\..*|v_pred|ztsnr|edm_(mean|std)"
-    r"|edm_vpred\..*|embedding_manager\..*|cond_stage_model\.model\.(text_projection|transformer\.resblocks\.\d+\..*)"
+    r"|(sqrt|log)_\w+|posterior_\w+|lvlb_weights|logvar|scale_factor|denoiser\..*|v_pred|ztsnr"
+    r"|embedding_manager\..*|cond_stage_model\.model\.(text_projection|transformer\.resblocks\.\d+\..*)"
     r"|cond_stage_model\.transformer\.text_model\.encoder\.layers\.\d+\..*"
     r"|cond_stage_model\.transformer\.text_projection\.weight|conditioner\.embedders\.0\.transformer\.text_projection\..*"
 )

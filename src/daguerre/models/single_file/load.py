@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -66,9 +67,22 @@ def network_tensors(
     links = [link for link in place.links(names) if place.prefix + link.original in tensors]
     used = {place.prefix + link.original for link in links}
     others = tuple(own.prefix for name, own in LAYOUTS[layout.layout_of(tensors) or "sd1"].items() if name != component)
-    rest = [name for name in layout.unused(tensors, used) if not name.startswith(others)]
+    # Playground's marks are also statistics of the latents, which only its whole file tells.
+    marks = [name for name in configs.edm_marks(tensors) if component != "vae" or name not in layout.PLAYGROUND]
+    rest = [name for name in layout.unused(tensors, {*used, *marks}) if not name.startswith(others)]
     beside.check(path, tensors, used, rest, [place.prefix])
     return {name: part for link in links for name, part in _unpacked(link, tensors[place.prefix + link.original])}
+
+
+def scheduler(path: Path) -> dict[str, Any]:
+    """The prediction and noise levels that a file tells of its UNet, as a scheduler's config has them; {} for one that
+    tells nothing."""
+    if path.suffix in PICKLED:
+        return {}
+    with opened(path) as file:
+        names, metadata = file.keys(), file.metadata() or {}
+        marks = {name: file.get_tensor(name) for name in configs.edm_marks(names)}
+    return configs.told(names, marks, metadata)
 
 
 def _check_suffix(path: Path, pickled_weights: bool) -> None:
@@ -117,7 +131,7 @@ def convert(
     except UserError as error:
         raise UserError(f"{path}: {error}", code=error.code, setting=error.setting) from None
     used = _used(pipeline)
-    rest = layout.unused(tensors, used)
+    rest = layout.unused(tensors, {*used, *configs.edm_marks(tensors)})
     beside.check(path, tensors, used, rest, [place.prefix for place in _places(pipeline).values()])
     _write_networks(fresh, tensors, pipeline)
     if missing := [name for name in LAYOUTS[pipeline.layout] if name not in pipeline.configs]:
