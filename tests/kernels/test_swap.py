@@ -7,6 +7,7 @@ import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from diffusers.models.activations import GEGLU
 from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.unets.unet_stable_cascade import SDCascadeLayerNorm
 from tiny_models import SDXL_UNET, TEXT_WIDTH, TINY_UNET, tiny_vae
 from torch import nn
 
@@ -48,6 +49,8 @@ def assert_alike(ours, theirs, tolerance=1e-5):
 def everything(net):
     swap.norms(net)
     swap.gates(net)
+    swap.rows(net)
+    swap.divisors(net)
     channels_last.enable(net)
     products.enable(net)
 
@@ -189,3 +192,74 @@ def test_large_products_are_those_of_linear(monkeypatch, shape, bias):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
     assert len(called) == 1, "small products and those of other types stay"
+
+
+def in_bf16(net):
+    """Prediction and gradients under autocast, and how often a LayerNorm gave float32."""
+    wide = []
+    hooks = [
+        m.register_forward_hook(lambda module, given, y: wide.append(y.dtype == torch.float32))
+        for m in net.modules()
+        if isinstance(m, nn.LayerNorm)
+    ]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = computed(net)
+    for hook in hooks:
+        hook.remove()
+    return {name: t.float() for name, t in found.items()}, wide
+
+
+def away(found, expected):
+    norm = sum(float(t.double().square().sum()) for t in expected.values())
+    return (sum(float((found[n] - t).double().square().sum()) for n, t in expected.items()) / norm) ** 0.5
+
+
+@pytest.mark.parametrize("name", ["SD", "SDXL"])
+def test_layer_norms_of_autocast_keep_16_bits_and_lose_nothing_by_it(name, monkeypatch):
+    """Beside float32, prediction and gradients in bf16 are as near as they are with float32 norms, which a GPU's
+    autocast has and a CPU's has not."""
+    net = unet(name)
+    ours = copy.deepcopy(net)
+    assert swap.rows(ours) == sum(type(m) is nn.LayerNorm for m in net.modules()) > 0
+    expected = computed(net)
+    assert all(torch.equal(a, b) for a, b in zip(computed(ours).values(), expected.values(), strict=True))
+    net.zero_grad(), ours.zero_grad()
+    wide_norm = nn.LayerNorm.forward
+
+    def as_on_a_gpu(self, x):
+        with torch.autocast("cpu", enabled=False):
+            return wide_norm(self, x.float())
+
+    monkeypatch.setattr(nn.LayerNorm, "forward", as_on_a_gpu)
+    widened, wide = in_bf16(net)
+    assert all(wide)
+    kept, wide = in_bf16(ours)
+    assert not any(wide)
+    assert away(kept, expected) < 1.1 * away(widened, expected) < 0.05
+    for n, gradient in expected.items():
+        if "norm" in n and "transformer_blocks" in n:
+            assert away({n: kept[n]}, {n: gradient}) < 1.5 * away({n: widened[n]}, {n: gradient}) + 0.02, n
+
+
+def test_the_norm_of_images_is_taken_too():
+    norm = SDCascadeLayerNorm(8, elementwise_affine=False, eps=1e-6)
+    image = torch.randn(2, 8, 3, 5, dtype=torch.bfloat16)
+    expected = norm(image.float())
+    assert swap.rows(nn.Sequential(norm)) == 1
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = norm(image)
+    assert found.dtype == torch.bfloat16
+    assert torch.allclose(found.float(), expected, rtol=2**-8, atol=0)
+    assert norm(image.float()).dtype == torch.float32
+
+
+def test_nothing_is_divided_by_one():
+    net, scaled = (UNet2DConditionModel(**UNETS["SD"], mid_block_scale_factor=s).train() for s in (1, 2))
+    divisions = sum(isinstance(m, ResnetBlock2D) + (type(m).__name__ == "Attention") for m in net.modules())
+    expected = computed(net)
+    assert swap.divisors(net) == divisions
+    assert swap.divisors(net) == 0
+    net.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(computed(net).values(), expected.values(), strict=True))
+    assert swap.divisors(scaled) < divisions, "a block that divides by 2 goes on to"
+    assert any(getattr(m, "output_scale_factor", None) == 2 for m in scaled.modules())

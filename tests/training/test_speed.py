@@ -70,6 +70,30 @@ def test_a_gpu_has_kernels_and_channels_last_by_default(monkeypatch):
     assert kernels.channels_are_last(settings(channels_last=True), False, gpu)
 
 
+def strides(monkeypatch, **given):
+    """Of the weights of 3x3 convolutions, on a GPU that nothing asks for numbers; the network, and one beside it."""
+    monkeypatch.setattr(available, "triton", lambda device: device.type == "cuda")
+    net, like = (UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH) for _ in range(2))
+    like.load_state_dict(net.state_dict())
+    kernels.apply(settings(attention="fused", **given), net, [], BLOCKS, torch.device("cuda"))
+    return {p.stride()[1] for p in net.parameters() if p.ndim == 4 and p.shape[2] > 1}, net, like
+
+
+def test_weights_of_convolutions_lie_as_the_images_of_a_gpu(monkeypatch):
+    found, net, like = strides(monkeypatch)
+    assert found == {1}
+    ours, theirs = net.state_dict(), like.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    given = torch.randn(2, 4, 8, 8), torch.tensor([3.0, 7.0]), torch.randn(2, 5, TEXT_WIDTH)
+    assert torch.allclose(net(*given).sample, like(*given).sample, atol=1e-5)
+
+
+def test_weights_stay_where_images_have_their_channels_first(monkeypatch):
+    assert strides(monkeypatch, kernels="plain")[0] == {9}
+    assert strides(monkeypatch, channels_last=False)[0] == {9}
+
+
 @pytest.mark.parametrize(
     ("there", "why"), [(False, "not installed"), (True, "a CPU can run Triton kernels only for tests")]
 )

@@ -1,8 +1,8 @@
 """Lets the images inside networks of diffusers keep their channels last in memory, as convolutions want them.
 
 The networks take any layout, but lose this one on the way: where a transformer gives its rows back as an image, and
-before the short cut of a residual block. What is done here is said from outside, by the types of modules; weights keep
-their own layout, which costs a convolution less than what it gains, so that shards and checkpoints see nothing of it.
+before the short cut of a residual block. What is done here is said from outside, by the types of modules. On a CPU
+weights keep their own layout, which costs a convolution less than what it gains; on a GPU they may have it, too.
 """
 
 from types import MethodType
@@ -42,6 +42,15 @@ class Centred(nn.GroupNorm):
 def enable(net: nn.Module) -> int:
     """Images have their channels last from the first convolution on; returns how many places were changed."""
     return sum(_change(module) for module in list(net.modules()))
+
+
+def weights(net: nn.Module) -> int:
+    """Weights of convolutions lie as their images do; returns how many. cuDNN otherwise converts each of them forward
+    and backward, and its gradient is copied into the weight's layout. Numbers, and what is saved of them, stay."""
+    found = [module.weight for module in net.modules() if isinstance(module, nn.Conv2d)]
+    for weight in found:
+        weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+    return len(found)
 
 
 def _change(module: Any) -> int:

@@ -22,6 +22,8 @@ _COLUMNS, _FEWEST_COLUMNS = 128, 32
 """Channels that a program holds: 64 to 256 bytes that lie together."""
 _TOGETHER = 32
 """Parts that the second step reads at a time."""
+_WARPS_BACK = 8
+"""Of programs that hold two images: of 4 warps each thread would need 168 registers, and a GPU has too few."""
 
 
 def forward(
@@ -63,7 +65,7 @@ def backward(
     across = triton.cdiv(C, columns)
     _sums_back[(parts, across, B)](
         dy_BCHW, x_BCHW, found_2BPC, weight_C, bias_C, mean_BG, rstd_BG, B, S, C, groups, size,
-        SILU=silu, ROWS=rows, COLUMNS=columns, ROUNDS=_ROUNDS, DOUBLE=double,
+        SILU=silu, ROWS=rows, COLUMNS=columns, ROUNDS=_ROUNDS, DOUBLE=double, num_warps=_WARPS_BACK,
     )  # fmt: skip
     _meet_back[(groups, B)](
         found_2BPC, whole_2BC, of_group_2BG, weight_C, B, C, groups, size, parts,
@@ -71,7 +73,7 @@ def backward(
     )  # fmt: skip
     _write_back[(triton.cdiv(S, rows), across, B)](
         dy_BCHW, x_BCHW, dx_BCHW, weight_C, bias_C, mean_BG, rstd_BG, of_group_2BG, B, S, C, groups, size,
-        SILU=silu, ROWS=rows, COLUMNS=columns, DOUBLE=double,
+        SILU=silu, ROWS=rows, COLUMNS=columns, DOUBLE=double, num_warps=_WARPS_BACK,
     )  # fmt: skip
     return dx_BCHW, whole_2BC[1].sum(0).to(weight_C.dtype), whole_2BC[0].sum(0).to(bias_C.dtype)
 

@@ -6,17 +6,21 @@ optimizers see nothing of it. Only what is known by its exact type is touched; a
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from diffusers.models.activations import GEGLU
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
-from diffusers.models.unets.unet_stable_cascade import GlobalResponseNorm
+from diffusers.models.unets.unet_stable_cascade import GlobalResponseNorm, SDCascadeLayerNorm
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from daguerre.kernels.geglu import geglu
 from daguerre.kernels.group_norm_silu import group_norm_silu
 from daguerre.kernels.response_norm import response_norm
+
+_DIVISORS = ("output_scale_factor", "rescale_output_factor")
+"""Of diffusers' residual and attention blocks."""
 
 
 class Norm(nn.GroupNorm):
@@ -53,6 +57,34 @@ class Gated(GEGLU):
         return geglu(self.proj(hidden_states))
 
 
+class RowNorm(nn.LayerNorm):
+    """A LayerNorm that autocast does not widen: it is computed in float32 from rows of 16 bits and gives such rows,
+    which is what each product behind it makes of the float32 rows that autocast gives it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As nn.LayerNorm, of the type of `input` under autocast; weights that several devices share, as there."""
+        kind = input.device.type
+        if not torch.is_autocast_enabled(kind) or isinstance(self.weight, DTensor):
+            return super().forward(input)
+        with torch.autocast(kind, enabled=False):
+            # The operator of a GPU wants one type.
+            weight, bias = (None if p is None else p.to(input.dtype) for p in (self.weight, self.bias))
+            return F.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
+
+
+class ImageNorm(SDCascadeLayerNorm, RowNorm):
+    """Stable Cascade's, of the channels of an image."""
+
+
+class One:
+    """The number by which networks divide what they do not scale: a division by it gives its own input, where torch
+    would copy it. By torch's protocol, which torch.compile traces, too."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        return args[0]
+
+
 class ResponseNorm(GlobalResponseNorm):
     """GlobalResponseNorm in one operator."""
 
@@ -78,6 +110,19 @@ def norms(net: nn.Module) -> int:
 def gates(net: nn.Module) -> int:
     """GEGLU behind its matrix product becomes one kernel; returns how many did."""
     return _each(GEGLU, Gated, net)
+
+
+def rows(net: nn.Module) -> int:
+    """LayerNorm under autocast keeps the type of its input; returns how many do."""
+    return _each(nn.LayerNorm, RowNorm, net) + _each(SDCascadeLayerNorm, ImageNorm, net)
+
+
+def divisors(net: nn.Module) -> int:
+    """Residual and attention blocks no longer divide by 1; returns how many did."""
+    found = [(m, name) for m in net.modules() for name in _DIVISORS if getattr(m, name, None) == 1]
+    for module, name in found:
+        setattr(module, name, One())
+    return len(found)
 
 
 def responses(net: nn.Module) -> int:

@@ -82,10 +82,12 @@ class TrainingSettings(Settings):
     `flash`, `efficient`, `cudnn`: this one or an error; `fused`: the best of these for the device and precision."""
     kernels: Literal["auto", "plain", "triton"] = Field("auto", json_schema_extra=ELASTIC)
     """Code for norms, gates and matrix products: `plain`: torch's own operators; `triton`: GroupNorm with SiLU,
-    and GEGLU, each as one kernel, or an error; `auto`: these on a GPU; on a CPU the faster library for each product."""
+    and GEGLU, each as one kernel, and LayerNorm in the type of its input, or an error; `auto`: these on a GPU; on a CPU
+    the faster library for each product."""
     channels_last: Literal["auto"] | bool = Field("auto", json_schema_extra=ELASTIC)
-    """Images inside the networks have their channels last in memory, which convolutions compute faster; `auto`: on a
-    CPU, and on a GPU with the norms of Triton (others put channels first again)."""
+    """Images inside the networks have their channels last in memory, which convolutions compute faster, and on a GPU
+    the convolutions' weights; `auto`: on a CPU, and on a GPU with the norms of Triton (others put channels first
+    again)."""
     compile: Literal[False, "blocks"] = Field(False, json_schema_extra=ELASTIC)
     """`blocks`: torch compiles each block of the trained networks for each shape; the first steps take minutes, later
     ones less time. On a CPU it needs a C++ compiler."""

@@ -22,8 +22,11 @@ def apply(
     `block_classes` are the names of blocks that may be compiled. UserError if the device cannot."""
     fused = uses_triton(settings, device)
     every = list({id(network): network for network in (net, *frozen)}.values())
-    layout(every, fused, channels_are_last(settings, fused, device))
+    last = channels_are_last(settings, fused, device)
+    layout(every, fused, last)
     for network in every:
+        if last and device.type == "cuda":
+            channels_last.weights(network)
         if settings.kernels == "auto" and device.type == "cpu":
             swap.responses(network)
             if products.faster():
@@ -51,12 +54,14 @@ def apply(
 
 
 def layout(networks: Iterable[nn.Module], fused: bool, last: bool) -> None:
-    """Sets norms and gates as one operator each (`fused`) and channels last, which decide the activations that are kept
-    for the backward pass. Asks no device."""
+    """Sets norms and gates as one operator each, and LayerNorm in the type of its input (`fused`), and channels last,
+    which decide the activations that are kept for the backward pass. Asks no device."""
     for network in networks:
         if fused:
             swap.norms(network)
             swap.gates(network)
+            swap.rows(network)
+            swap.divisors(network)
         if last:
             channels_last.enable(network)
 
