@@ -146,7 +146,7 @@ def read(arguments: Sequence[str]) -> Arguments:
     check_changes(model, plain, loaded.config)
     if "sampling.prompts_file" in set_now and options.prompt is not None:
         raise UserError("prompt and prompts_file were both given: choose one", code="conflict")
-    return Arguments(options, model, loaded.config, tuple(dict.fromkeys([*notices, *loaded.notices])))
+    return Arguments(options, model, loaded.config, tuple(dict.fromkeys([*model.notices, *notices, *loaded.notices])))
 
 
 def _of_examples(given: overrides.Arguments, notices: list[str]) -> overrides.Arguments:

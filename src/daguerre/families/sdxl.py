@@ -46,6 +46,7 @@ class Settings(UNetSettings):
     """The empty caption is zeros instead of what the encoders make of it, as SDXL's base model samples."""
 
     pipeline_class: ClassVar[str] = "StableDiffusionXLPipeline"
+    told_by_index: ClassVar[Mapping[str, str]] = {"force_zeros_for_empty_prompt": "zero_null_text"}
     components: ClassVar[Mapping[str, ComponentSpec]] = {
         **UNetSettings.components,
         "text_encoder_2": ComponentSpec("text_encoder", trainable=True),

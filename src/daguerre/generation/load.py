@@ -23,7 +23,7 @@ from daguerre.config_import import in_memory
 from daguerre.config_import.base_models import PREDICTIONS
 from daguerre.errors import UserError, named
 from daguerre.families import catalogue
-from daguerre.models.compatibility import of_edm
+from daguerre.models.compatibility import of_edm, other_sampling
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.single_file import load as single_file_load
 from daguerre.models.weights.files import read_json
@@ -50,6 +50,8 @@ class Model:
     run: RunFolder | None = None
     trained: Config | None = None
     """Of a run: its config, without the command's settings."""
+    notices: tuple[str, ...] = ()
+    """Messages of what its files ask for otherwise."""
 
     def config(self, given: Sequence[str]) -> configs.Loaded:
         """The config with the command's settings."""
@@ -189,25 +191,29 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
             "recipe says how to generate",
             code="conflict",
         )
-    class_name = read_json(folder / "model_index.json").get("_class_name")
+    index = read_json(folder / "model_index.json")
+    class_name = index.get("_class_name")
     families = catalogue.pipelines()
     if class_name not in families:
         raise UserError(
             f"{target} is a {class_name}; images can be generated with: {', '.join(families)}", code="unsupported"
         )
     family = catalogue.pretrained()[families[class_name]]
-    there = {part: BASE for part in family.networks() if (folder / part / "config.json").is_file()}
+    there: dict[str, Any] = {part: BASE for part in family.networks() if (folder / part / "config.json").is_file()}
+    there |= {ours: index[theirs] for theirs, ours in family.told_by_index.items() if theirs in index}
     usual = family.usual or {"data": {"resolution": _resolution(family, folder)}}
+    scheduler = read_json(folder / "scheduler" / "scheduler_config.json")
     tree = {
         "run_name": name,
         "model": {"family": families[class_name], "pretrained_model_name_or_path": str(folder.resolve()), **there},
-        "objective": _objective(target, read_json(folder / "scheduler" / "scheduler_config.json")),
+        "objective": _objective(target, scheduler),
         "training": {"duration": "0 steps", "global_batch_size": 1},
         "lr_scheduler": {"warmup": "0 steps"},
         **usual,
         "data": {"source": "folder", "path": str(folder), **usual["data"]},
     }
-    return Model("pipeline", target, tree, Path("runs") / "generated" / name)
+    notices = tuple(other_sampling(scheduler))
+    return Model("pipeline", target, tree, Path("runs") / "generated" / name, notices=notices)
 
 
 def _resolution(family: type[PretrainedSettings], folder: Path) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.scheduler import EDM_PREDICTIONS, PREDICTIONS
+from daguerre.models.weights.files import read_json
 from daguerre.objectives import edm
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
@@ -27,8 +28,50 @@ def compatibility_warnings(components: ComponentLoader, trained: Collection[str]
     ]
     if components.settings.denoises_anew or not isinstance(objective, Diffusion):
         return warnings
+    warnings += _told_by_index(components)
     config = components.scheduler()
-    return warnings + ([] if config is None else _differences(config, objective))
+    return warnings + ([] if config is None else [*_differences(config, objective), *other_sampling(config)])
+
+
+def _told_by_index(components: ComponentLoader) -> list[str]:
+    """A line for each setting that the base's index tells otherwise."""
+    settings = components.settings
+    if not settings.told_by_index or not components.of_base():
+        return []
+    path = components.base / "model_index.json"
+    index = read_json(path) if path.is_file() else {}
+    return [
+        f"the base's model_index.json says {theirs}: {str(index[theirs]).lower()}, and model.{ours} is "
+        f"{str(getattr(settings, ours)).lower()}: set model.{ours}={str(index[theirs]).lower()} to train it as it was"
+        for theirs, ours in settings.told_by_index.items()
+        if theirs in index and index[theirs] != getattr(settings, ours)
+    ]
+
+
+_SAMPLED_ALIKE = (
+    *("DDIM", "PNDM", "DDPM", "EulerDiscrete", "HeunDiscrete", "LMSDiscrete", "DPMSolverMultistep", "UniPCMultistep"),
+    *("DPMSolverSinglestep", "DEISMultistep", "EDMEuler", "EDMDPMSolverMultistep", "DDPMWuerstchen"),
+    "FlowMatchEulerDiscrete",
+)
+"""Schedulers for models that any sampler of the same noise levels serves."""
+_BY_SAMPLER = {
+    "LCM": "lcm, with few num_inference_steps and the guidance_scale of its page,",
+    "EulerAncestralDiscrete": "euler_ancestral",
+}
+
+
+def other_sampling(config: Mapping[str, Any]) -> list[str]:
+    """A line for a scheduler's config that asks for another kind of sampling than is used here unless it is chosen."""
+    named = str(config.get("_class_name")).removesuffix("Scheduler")
+    lines = []
+    if named in _BY_SAMPLER:
+        lines.append(f"its scheduler is {named}Scheduler: sampler={_BY_SAMPLER[named]} samples as it does")
+    elif named not in (*_SAMPLED_ALIKE, "None"):
+        lines.append(f"its scheduler is {named}Scheduler, which no sampler here is: images differ from diffusers'")
+    if named.startswith("EDM") and config.get("sigma_schedule", "karras") != "karras":
+        kind = config["sigma_schedule"]
+        lines.append(f"its scheduler lays its steps as {kind} says; here they are laid as karras says, by rho")
+    return lines
 
 
 def prediction_warning(components: ComponentLoader, objective: Objective) -> str | None:

@@ -149,6 +149,8 @@ class PretrainedSettings(FamilySettings):
     """The class of diffusers' pipelines that an export is opened with."""
     usual: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Sections of a recipe that generates with such a pipeline, where its configs do not tell the size of images."""
+    told_by_index: ClassVar[Mapping[str, str]] = {}
+    """Settings that the index of a base (model_index.json) tells, by their names there."""
     files_tell_numbers: ClassVar[bool] = False
     """Whether the numbers of a network are read off its single file; else they are the base's."""
     unused_when: ClassVar[tuple[Unused, ...]] = (

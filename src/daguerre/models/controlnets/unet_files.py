@@ -21,7 +21,7 @@ from daguerre.models.controlnets import unet as controlnet
 from daguerre.models.controlnets.places import SINGLE_FILE, find
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header
-from daguerre.models.single_file import keys
+from daguerre.models.single_file import keys, yaml_beside
 from daguerre.models.weights import load as weights_load
 from daguerre.models.weights import resolve
 from daguerre.models.weights.files import read_file, read_json, write_compared
@@ -140,7 +140,11 @@ def _of_file(path: Path, base: Base) -> Any:
     if not original and "controlnet_cond_embedding.conv_in.weight" not in own:
         raise UserError(f"{path} is no ControlNet: it has tensors such as {', '.join(sorted(own)[:3])}", code="unknown")
     is_difference = _DIFFERENCE in tensors
-    network = weights_load.build(ControlNetModel, _numbers(path, own, base, original, is_difference))
+    numbers = _numbers(path, own, base, original, is_difference)
+    if yaml_beside.pools(path):
+        print(f"{path.name} is a ControlNet of the kind shuffle: its residuals are averaged over the image")
+        numbers["global_pool_conditions"] = True
+    network = weights_load.build(ControlNetModel, numbers)
     if original:
         links = keys.controlnet(network.state_dict())
         own = {link.names[0]: own[link.original] for link in links if link.original in own}

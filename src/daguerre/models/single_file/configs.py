@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -84,11 +85,15 @@ class PipelineConfigs:
 
 
 def of_file(
-    tensors: Mapping[str, Tensor], metadata: Mapping[str, str], prediction_type: str | None = None
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    prediction_type: str | None = None,
+    beside: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[PipelineConfigs, list[str]]:
     """The configs for normalized tensors, and messages for the user. UserError says what was found instead.
 
-    `prediction_type`, if given, is what the UNet predicts, whatever the file says.
+    `prediction_type`, if given, is what the UNet predicts, whatever the file says. `beside` is what a .yaml beside it
+    tells of the scheduler: it counts where the file itself says nothing.
     """
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if METADATA in metadata:
@@ -101,11 +106,11 @@ def of_file(
         return pipeline, []
     edm = edm_marks(tensors)
     _refuse_edm(bool(edm) and prediction_type is not None)
-    prediction, notices = (prediction_type, []) if prediction_type else _prediction(tensors, metadata)
+    prediction, notices = (prediction_type, []) if prediction_type else _prediction(tensors, metadata, beside)
     pipeline = of_architecture(_architecture(found, prediction), components(tensors))
     if edm:
         return _as_edm(pipeline, tensors), []
-    pipeline.scheduler["prediction_type"] = prediction
+    pipeline.scheduler.update(beside, prediction_type=prediction)
     if ZERO_TERMINAL_SNR in tensors:
         pipeline.scheduler.update(rescale_betas_zero_snr=True, timestep_spacing="trailing")
     return pipeline, notices
@@ -256,11 +261,17 @@ def told(names: Collection[str], marks: Mapping[str, Tensor], metadata: Mapping[
     return {"prediction_type": "epsilon"} if named else {}
 
 
-def _prediction(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[str, list[str]]:
+def _prediction(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str], beside: Mapping[str, Any]
+) -> tuple[str, list[str]]:
     """`epsilon` or `v_prediction`, as the file says; and a message where it is guessed, for 2.x alone."""
     named = metadata.get("modelspec.prediction_type") or metadata.get("modelspec.predict_key") or ""
     if V_PREDICTION in tensors or named in ("v", "v_prediction"):
         return "v_prediction", []
+    if not named and "prediction_type" in beside:
+        return str(beside["prediction_type"]), [
+            f"the .yaml beside it says that it predicts {beside['prediction_type']}"
+        ]
     if named or layout_of(tensors) != "sd2" or _LAST_NORM not in tensors:
         return "epsilon", []
     guess = guessed_prediction(tensors[_LAST_NORM])

@@ -17,7 +17,7 @@ from daguerre.checkpoint.atomic import write_durably
 from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
 from daguerre.models import tokenizers
-from daguerre.models.single_file import configs, layout
+from daguerre.models.single_file import configs, layout, yaml_beside
 from daguerre.models.single_file.configs import PipelineConfigs, squeezed
 from daguerre.models.single_file.keys import Link, with_wrapper
 from daguerre.models.single_file.layout import LAYOUTS, Place
@@ -40,7 +40,8 @@ def folder(path: Path, pickled: bool, ignored: Sequence[str] = ()) -> Path:
         for notice in convert(path, fresh, ignored=ignored):
             print(f"{path.name}: {notice}", file=sys.stderr, flush=True)
 
-    return conversion_cache.once([path], make, json.dumps([*ignored]) if ignored else "")
+    beside_it = yaml_beside.told(path)
+    return conversion_cache.once([path], make, json.dumps([[*ignored], beside_it]) if ignored or beside_it else "")
 
 
 def network_tensors(
@@ -77,12 +78,13 @@ def network_tensors(
 def scheduler(path: Path) -> dict[str, Any]:
     """The prediction and noise levels that a file tells of its UNet, as a scheduler's config has them; {} for one that
     tells nothing."""
+    beside_it = yaml_beside.told(path)
     if path.suffix in PICKLED:
-        return {}
+        return beside_it
     with opened(path) as file:
         names, metadata = file.keys(), file.metadata() or {}
         marks = {name: file.get_tensor(name) for name in configs.edm_marks(names)}
-    return configs.told(names, marks, metadata)
+    return beside_it | configs.told(names, marks, metadata)
 
 
 def _check_suffix(path: Path, pickled_weights: bool) -> None:
@@ -127,7 +129,7 @@ def convert(
         )
     tensors, notices = _chosen(tensors, weights, path)
     try:
-        pipeline, more = configs.of_file(tensors, metadata, prediction_type)
+        pipeline, more = configs.of_file(tensors, metadata, prediction_type, yaml_beside.told(path))
     except UserError as error:
         raise UserError(f"{path}: {error}", code=error.code, setting=error.setting) from None
     used = _used(pipeline)
