@@ -1,5 +1,6 @@
 """Captions: which fields, templates, tags and prefix make one, and that it is dropped for a set share of keys."""
 
+import re
 from collections import Counter
 from itertools import islice
 
@@ -11,11 +12,13 @@ from PIL import Image
 from pydantic import ValidationError
 
 from daguerre.data import captions
+from daguerre.data.alternatives import SEVERAL_LINES
 from daguerre.data.dataset import open_dataset
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.loading.collate import Collator
 from daguerre.data.loading.loader import Loading
 from daguerre.data.settings import CaptionSettings, LoaderSettings, SourceSettings
+from daguerre.data.skipped import Skips
 from daguerre.data.sources import folder
 from daguerre.types import Record
 
@@ -180,7 +183,7 @@ def test_whatever_the_texts_are_one_of_them_is_chosen_or_the_slot_is_empty(texts
     rules = CaptionSettings(fields=("text", "long"), weights=None if weights is None else tuple(weights))
     found = SourceSettings(source="test", caption_dropout=0.0, captions=rules)
     usable = {
-        texts[name].strip()
+        " ".join(line.strip() for line in re.split(r"[\r\n]+", texts[name]) if line.strip())
         for name, weight in zip(rules.fields, weights or (1, 1), strict=True)
         if name in texts and texts[name].strip() and weight > 0
     }
@@ -232,3 +235,46 @@ def test_words_of_classes_are_dropped_like_any_caption(tmp_path):
     texts = Counter(text for batch in made for text in batch)
     assert set(texts) == {"", "a photo of a tench", "a photo of a goldfish"}
     assert 70 < texts[""] < 130
+
+
+LINES = Record("a", {}, {"text": "a red shape\r\n\r\n a blue thing \n", "tags": "one, two", "tags.1": "three"}, {})
+
+
+def test_a_caption_of_several_lines():
+    assert set(drawn({}, LINES)) == {"a red shape a blue thing"}
+    assert set(drawn({"lines": "joined"}, LINES)) == {"a red shape a blue thing"}
+    assert set(drawn({"lines": "first"}, LINES)) == {"a red shape"}
+    found = Counter(drawn({"lines": "drawn"}, LINES))
+    assert found.keys() == {"a red shape", "a blue thing"}
+    assert 240 < found["a red shape"] < 360
+
+
+def test_one_of_the_texts_of_a_field_is_drawn_and_shares_its_weight():
+    assert set(drawn({"fields": ["tags"]}, LINES)) == {"one, two", "three"}
+    found = Counter(drawn({"fields": ["text", "tags"], "weights": [2, 1]}, LINES))
+    assert 340 < found["a red shape a blue thing"] < 460
+    assert 60 < found["three"] < 140
+    joined = {"fields": ["text", "tags"], "join": "; ", "lines": "first"}
+    assert set(drawn(joined, LINES)) == {"a red shape; one, two", "a red shape; three"}
+
+
+@pytest.mark.parametrize("rules", [{}, {"lines": "drawn"}, {"lines": "first", "fields": ["text", "tags"]}])
+def test_what_may_be_drawn_of_lines_is_what_is_drawn(rules):
+    given = SourceSettings(source="x", captions=rules, caption_dropout=0.0)
+    assert set(captions.possible(LINES.texts, given)) == set(drawn(rules, LINES))
+
+
+@pytest.mark.parametrize("lines", [None, "first", "drawn", "joined"])
+def test_lines_are_noted_where_nobody_said_what_they_mean(tmp_path, lines):
+    for i in range(4):
+        Image.fromarray(np.full((20, 20, 3), i, dtype=np.uint8)).save(tmp_path / f"{i}.png")
+        (tmp_path / f"{i}.txt").write_text("one line" if i % 2 else "one\ntwo")
+    settings = folder.Settings(path=str(tmp_path), resolution=16, held_out_fraction=0, captions={"lines": lines})
+    dataset = open_dataset(settings, "train")
+    skips = Skips()
+    loading = Loading(dataset, LoaderSettings(), 0, 2, 2, lambda batch: {}, lambda texts: {}, skips)
+    with loading.updates(0) as updates:
+        batches = [batch for update in islice(updates, 4) for batch in update]
+    assert all(batch.valid_B.all() for batch in batches)
+    counts = {reason: (entry["count"], entry["kept"]) for reason, entry in skips.reasons.items()}
+    assert counts == ({SEVERAL_LINES: (2, True)} if lines is None else {})

@@ -20,7 +20,7 @@ from daguerre import plugins
 from daguerre.cli import main
 from daguerre.data.dataset import open_dataset
 from daguerre.data.images import decode
-from daguerre.data.loading.collate import Collator
+from daguerre.data.loading.collate import Collator, Task
 from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import SourceSettings
 from daguerre.errors import UserError
@@ -119,7 +119,7 @@ def opened(given: dict, wanted=WANTED, **more):
 def batches(dataset, wanted) -> list:
     """One of each bucket, of all its samples."""
     collator = Collator(dataset.members, 3, wanted)
-    made = [collator.collate((reads, dataset.buckets[bucket])) for bucket, reads in dataset.first(100)]
+    made = [collator.collate(Task(reads, dataset.buckets[bucket])) for bucket, reads in dataset.first(100)]
     assert not [failure for _, failures in made for failure in failures]
     return [batch for batch, _ in made]
 

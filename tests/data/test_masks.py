@@ -20,7 +20,7 @@ from PIL import Image
 from daguerre import plugins
 from daguerre.data.dataset import open_dataset
 from daguerre.data.images import decode, kinds
-from daguerre.data.loading.collate import Collator
+from daguerre.data.loading.collate import Collator, Task
 from daguerre.data.loading.loader import Loading, fixed_batches
 from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import LoaderSettings, SourceSettings
@@ -268,7 +268,7 @@ def test_tables_and_shards_leave_out_the_same(tmp_path, kind):
     for source in sources:
         dataset = opened(source, shuffle=False, max_skipped=1)
         reads = dataset.first(2)[0][1]
-        batch, failures = Collator(dataset.members, 0, MASKS).collate((reads, dataset.buckets[0]))
+        batch, failures = Collator(dataset.members, 0, MASKS).collate(Task(reads, dataset.buckets[0]))
         report = dict(dataset.members[0].source.report())
         seen = [failure.reason for failure in failures] + [r for r in report if not report[r].get("kept")]
         wanted = (

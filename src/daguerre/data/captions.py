@@ -1,15 +1,19 @@
 """Captions of samples: fields, templates, tags, prefix, and dropout to the empty string, which guidance needs."""
 
 from collections.abc import Mapping
-from itertools import accumulate
+from itertools import accumulate, islice, product
 
 import numpy as np
 
 from daguerre import keys
+from daguerre.data import alternatives
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.settings import CaptionSettings, SourceSettings
 from daguerre.types import Record
 from daguerre.unicode import NO_TEXT, is_text
+
+_JOINED = 4096
+"""Most ways in which fields of several texts are joined; those beyond are never drawn."""
 
 
 def choose(record: Record, settings: SourceSettings, seed: int, key: np.ndarray) -> str:
@@ -42,13 +46,22 @@ def possible(texts: Mapping[str, str], settings: SourceSettings) -> list[str]:
 
 
 def _candidates(texts: Mapping[str, str], rules: CaptionSettings) -> list[tuple[str, float]]:
-    """The texts of the fields that there are, or all joined, with their weights."""
+    """The texts of the fields that there are, or all joined, with their weights. The texts of one field share its
+    weight; of those that are joined, each may stand beside each of the other fields'."""
     weights = rules.weights or (1.0,) * len(rules.fields)
-    held = [texts.get(name, "").strip() for name in rules.fields]
-    there = [(text, weight) for text, weight in zip(held, weights, strict=True) if text and weight > 0]
+    held = [alternatives.chosen_of(texts, name, rules.lines) for name in rules.fields]
+    there = [(own, weight) for own, weight in zip(held, weights, strict=True) if own and weight > 0]
     if not there:
         raise Undecodable(f"no caption in the field{'s' * (len(held) > 1)} {', '.join(rules.fields)}")
-    return there if rules.join is None else [(rules.join.join(text for text, _ in there), 1.0)]
+    if rules.join is None:
+        return [(text, weight / len(own)) for own, weight in there for text in own]
+    return [(rules.join.join(each), 1.0) for each in islice(product(*(own for own, _ in there)), _JOINED)]
+
+
+def is_joined_of_lines(texts: Mapping[str, str], settings: SourceSettings) -> bool:
+    """True where the lines of a caption are joined although nobody said so."""
+    rules = settings.captions
+    return rules.text is None and rules.lines is None and any(alternatives.has_lines(texts, n) for n in rules.used)
 
 
 def _from_fields(record: Record, rules: CaptionSettings, seed: int, key: np.ndarray) -> str:

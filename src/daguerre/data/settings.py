@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from daguerre import plugins
+from daguerre.data.alternatives import Lines
 from daguerre.data.caption_templates import TEMPLATES
 from daguerre.data.filters.filter import Filters
 from daguerre.data.images.words import words
@@ -34,7 +35,11 @@ class CaptionSettings(Settings):
     unused_when: ClassVar[tuple[Unused, ...]] = (
         Unused(("tag_separator", "keep_tags"), lambda own: not own.shuffle_tags, "no effect without shuffle_tags=true"),
         Unused(("weights",), lambda own: own.join is not None, "weights draw one field, join takes all of them"),
-        Unused(("fields", "weights", "join"), lambda own: own.text is not None, "text is the caption of every image"),
+        Unused(
+            ("fields", "weights", "join", "lines"),
+            lambda own: own.text is not None,
+            "text is the caption of every image",
+        ),
     )
 
     text: str | None = Field(None, pattern=r"\S", exclude_if=lambda text: text is None)
@@ -48,6 +53,9 @@ class CaptionSettings(Settings):
     alike."""
     join: str | None = None
     """Joins the fields in their order with this text between, instead of drawing one."""
+    lines: Lines | None = Field(None, exclude_if=lambda lines: lines is None)
+    """What a caption of several lines means: `first` (as kohya's scripts take it), `drawn` (one of them for each sample
+    and epoch: OneTrainer) or `joined` with spaces. Default: joined, and a note says so."""
     prefix: str = ""
     """Stands before every caption that is not dropped."""
     templates: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import socket
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from daguerre.data.dataset import open_dataset
 from daguerre.data.folder import scan
 from daguerre.data.folder.scan import sample_id
 from daguerre.data.images import decode, headers
+from daguerre.data.leftovers import LEFTOVER
 from daguerre.data.sources import folder
 from daguerre.errors import UserError
 
@@ -79,7 +81,123 @@ def test_folders_inside_upper_case_and_hidden_files(tmp_path):
     (tmp_path / "README.md").write_text("about")
     source = opened(tmp_path)
     assert keys(source) == ["A.jpeg", "z.webp", "b/a.JPG", "b/c.png"]
+    assert counts(source) == {LEFTOVER: (3, [".hidden/", "b/._a.png", "b/._a.txt"])}
+
+
+LEFT = (
+    "__MACOSX/a/._x.png", "@eaDir/a.png/SYNOPHOTO_THUMB_XL.jpg", "#recycle/old.png", ".thumbnails/a.png", "Thumbs.db",
+    ".ipynb_checkpoints/a-checkpoint.png", "desktop.ini", ".DS_Store", "a.npz", "a_0016x0016_sd.npz",
+    "_latent_cache/a.safetensors", "a_te.safetensors", "._a.png", "$RECYCLE.BIN/x.png", ".aitk_size.json",
+)  # fmt: skip
+
+
+def test_what_programs_leave_beside_pictures_is_left_out(tmp_path):
+    captioned(tmp_path / "a.png")
+    for name in LEFT:
+        captioned(tmp_path / name) if name.endswith((".png", ".jpg")) else None
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    source = opened(tmp_path)
+    assert keys(source) == ["a.png"]
+    (reason,) = source.report()
+    assert reason == LEFTOVER
+    assert source.report()[reason]["damage"] is False
+
+
+def test_labels_of_onetrainer_are_no_pictures(tmp_path):
+    captioned(tmp_path / "a.png")
+    for name in ("a-masklabel.png", "a-condlabel.png"):
+        write_image(tmp_path / name)
+    source = opened(tmp_path)
+    assert keys(source) == ["a.png"]
+    assert source.record(0).images.keys() == {"image", "mask", "control"}
+
+
+def test_a_flat_folder(tmp_path):
+    for name in ("a.png", "rejected/b.png", "rejected/deep/c.png", "masks/a.png"):
+        captioned(tmp_path / name)
+    assert len(keys(opened(tmp_path))) == 4
+    source = opened(tmp_path, recursive=False, mask_dir=str(tmp_path / "masks"))
+    assert keys(source) == ["a.png"]
+    assert counts(source) == {"folder inside that is not read (data.recursive=false)": (1, ["rejected/"])}
+
+
+@pytest.mark.parametrize("name", ["a.TXT", "a.png.txt", "a.Caption", "a.tags", "a.png.tags"])
+def test_names_of_caption_files(tmp_path, name):
+    write_image(tmp_path / "a.png")
+    (tmp_path / name).write_text("words")
+    source = opened(tmp_path)
+    assert source.record(0).texts == {"text": "words"}
     assert source.report() == {}
+    before = source.index_path
+    (tmp_path / name).write_text("other words")
+    assert opened(tmp_path).record(0).texts == {"text": "other words"}
+    assert opened(tmp_path).index_path != before
+
+
+def test_a_second_caption_file_is_said_and_another_ending_may_be_asked_for(tmp_path):
+    write_image(tmp_path / "a.png")
+    for ending in ("txt", "caption", "wd14"):
+        (tmp_path / f"a.{ending}").write_text(ending)
+    source = opened(tmp_path)
+    assert source.record(0).texts["text"] == "txt"
+    assert counts(source) == {"kept, but a second text file of the image is not read": (1, ["a.caption"])}
+    source = opened(tmp_path, caption_extension=".wd14")
+    assert source.record(0).texts["text"] == "wd14"
+    (tmp_path / "a.wd14").unlink()
+    with pytest.raises(UserError, match=r"goes into a\.wd14(.|\n)*1 \.caption, 1 \.txt; captions in files"):
+        opened(tmp_path, caption_extension=".wd14")
+
+
+def test_a_metadata_jsonl_of_each_folder_in_other_peoples_words(tmp_path):
+    for name in ("train/a.png", "train/in/b.png", "c.png", "d.png"):
+        write_image(tmp_path / name)
+    beside(tmp_path / "train/metadata.jsonl", {"image": "a.png", "prompt": "an a"})
+    with (tmp_path / "train/metadata.jsonl").open("a") as file:
+        file.write("\n" + json.dumps({"file_name": "in\\b.png", "caption": "a b", "score": 2}))
+    beside(tmp_path / "metadata.jsonl", {"path": "c.png", "text": ["one c", "two c"]})
+    (tmp_path / "metadata.csv").write_text("file_name,text\nd.png,a d\n")
+    source = opened(tmp_path)
+    found = {record.key: (record.texts, record.metadata) for record in records(source)}
+    assert found["train/a.png"][0]["text"] == "an a"
+    assert found["train/in/b.png"] == ({"text": "a b", "caption": "a b"}, {"caption": "a b", "score": 2})
+    assert found["c.png"][0] == {"text": "one c", "text.1": "two c"}
+    assert counts(source) == {"image without a caption": (1, ["d.png"])}
+
+
+def test_lines_that_name_no_image_are_in_the_refusal(tmp_path):
+    write_image(tmp_path / "a.png")
+    beside(tmp_path / "metadata.jsonl", {"file_name": "b\\a.png", "text": "an a"})
+    (tmp_path / "captions.csv").write_text("file_name,text\na.png,an a\n")
+    with pytest.raises(UserError) as refused:
+        opened(tmp_path)
+    assert "1  image named in metadata.jsonl that is not in the folder: metadata.jsonl line 1: b\\a.png" in str(
+        refused.value
+    )
+    assert "Other files that are there: 1 .csv; a table such as captions.csv" in str(refused.value)
+
+
+def test_a_field_that_no_sample_has_is_refused(tmp_path):
+    write_image(tmp_path / "a.png")
+    write_image(tmp_path / "b.png")
+    lines = [{"file_name": "a.png", "text": "an a"}, {"file_name": "b.png", "text": "a b", "long": "a long b"}]
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(UserError, match=r"no sample has text in short\. Fields with text: long, text\."):
+        open_dataset(settings(tmp_path, captions={"fields": ("text", "short")}), "train")
+    assert open_dataset(settings(tmp_path, captions={"fields": ("text", "long")}), "train").size
+
+
+def test_no_pipe_of_a_folder_is_opened(tmp_path):
+    captioned(tmp_path / "a.png")
+    (tmp_path / "masks").mkdir()
+    for name in ("a.caption", "a.json", "metadata.jsonl", "masks/a.png", "b.png", "b.txt"):
+        os.mkfifo(tmp_path / name)
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(tmp_path / "c.png"))
+    source = opened(tmp_path, mask_dir=str(tmp_path / "masks"))
+    assert keys(source) == ["a.png"]
+    assert counts(source)["link that leads nowhere, or no regular file"][0] == 6
+    assert source.record(0).images.keys() == {"image"}
 
 
 def test_metadata_jsonl(tmp_path):

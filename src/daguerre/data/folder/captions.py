@@ -10,13 +10,15 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
 
-from daguerre.data import skipped
+from daguerre.data import alternatives, skipped
 from daguerre.data.class_labels import Classes, plain
+from daguerre.data.table.columns import CAPTION_NAMES, PATH_NAMES
 from daguerre.errors import UserError
 from daguerre.storage import local_files
 from daguerre.unicode import NO_TEXT, is_text, mended, printable
@@ -24,8 +26,11 @@ from daguerre.unicode import NO_TEXT, is_text, mended, printable
 METADATA = "metadata.jsonl"
 TEXT_BYTES = 1 << 20
 """Longest caption file, as in tar shards."""
-TEXT_FILES = (".txt", ".caption")
-"""Endings of files with a caption; of two the first counts."""
+TEXT_FILES = (".txt", ".caption", ".tags")
+"""Endings of files with a caption, in any case; of two the first counts."""
+_FILE_NAMES = ("file_name", *(name for name in PATH_NAMES if name != "file_name"))
+"""Keys of the image in a line of metadata.jsonl."""
+NOWHERE = "image named in metadata.jsonl that is not in the folder"
 CAPTION = "text"
 """The usual caption field."""
 _COPY = re.compile(r"(^|[\s_-]+)(\(\d+\)|\d+)$")
@@ -41,6 +46,10 @@ class Rules:
     """Caption fields that are in use: a sample needs text in one of them; () where it needs none."""
     classes: Classes | None = None
     """What folder names mean."""
+    recursive: bool = True
+    """Reads the folders inside it too."""
+    text_files: tuple[str, ...] = TEXT_FILES
+    """Endings of files with a caption."""
     folders: tuple[tuple[str, str], ...] = ()
     """(name, folder) of images beside the images that have folders of their own, absolute."""
 
@@ -64,14 +73,16 @@ class Words:
     others: set[str]
     """Files that are no images."""
     listed: Mapping[str, dict[str, Any]]
-    """{path: line} of metadata.jsonl."""
+    """{path: line} of metadata.jsonl, without the key of the image."""
     classes: Mapping[str, str] = field(default_factory=dict)
     """{folder name: text}."""
 
     @classmethod
     def of(cls, folder: Path, rules: Rules, images: Sequence[str], others: set[str], counts: skipped.Counts) -> Words:
         """Reads metadata.jsonl. UserError where folder names do not fit the classes' names."""
-        listed = _metadata(folder, rules, set(images), counts) if METADATA in others else {}
+        listed: dict[str, dict[str, Any]] = {}
+        for path in sorted(path for path in others if os.path.basename(path) == METADATA):
+            _read_metadata(folder, path, rules, set(images), counts, listed)
         names = {parent(path) for path in images} - {""} if rules.classes else set()
         return cls(folder, rules, others, listed, _of_folders(sorted(names), rules.classes) if rules.classes else {})
 
@@ -83,21 +94,20 @@ class Words:
             digest.update(f"{name} {image}".encode("utf-8", "surrogateescape") + _stamp(self.folder / image))
         if path in self.listed:
             digest.update(json.dumps(self.listed[path], sort_keys=True).encode())
-        for suffix in (*TEXT_FILES, ".json"):
-            if (text := os.path.splitext(path)[0] + suffix) in self.others:
-                digest.update(suffix.encode() + _stamp(self.folder / text))
+        for text in [*self.texts_of(path), *self._near(path, (".json",))]:
+            digest.update(os.fsencode(os.path.basename(text)) + _stamp(self.folder / text))
         digest.update(self.classes.get(parent(path), "").encode("utf-8", "surrogateescape"))
         return digest.intdigest()
 
     def said(self, path: str) -> tuple[dict[str, str], dict[str, Any]]:
         """Caption fields and metadata of an image. `NoCaption` where no field in use has text."""
         line = self.listed.get(path)
-        stem = os.path.splitext(path)[0]
-        about = dict(line) if line is not None else self._beside(stem + ".json")
-        about.pop("file_name", None)
-        texts = {mended(name): value.strip() for name, value in about.items() if _is_text(value)}
+        about = dict(line) if line is not None else self._beside(next(iter(self._near(path, (".json",))), ""))
+        texts: dict[str, str] = {}
+        for key, value in about.items():
+            texts |= alternatives.of_value(mended(key), value)
         if self.rules.captions_from == "files":
-            beside = next((stem + suffix for suffix in TEXT_FILES if stem + suffix in self.others), None)
+            beside = next(iter(self.texts_of(path)), None)
             texts = self._from_files(texts, beside, line is not None)
         else:
             texts[CAPTION] = self._from_name(path)
@@ -115,9 +125,8 @@ class Words:
             return texts
         if beside and CAPTION in self.rules.fields:
             return texts | {CAPTION: _text(self.folder, beside)}
-        if CAPTION not in texts and "caption" in texts:
-            return texts | {CAPTION: texts["caption"]}
-        return texts
+        other = next((name for name in CAPTION_NAMES if name in texts), CAPTION)
+        return texts | alternatives.renamed(texts, other, CAPTION)
 
     def _from_name(self, path: str) -> str:
         if self.rules.captions_from == "file_names":
@@ -130,9 +139,28 @@ class Words:
             raise NoCaption("image outside of the folders whose names are the captions")
         return self.classes.get(name) or printable(name).replace("_", " ").strip()
 
+    def texts_of(self, image: str) -> list[str]:
+        """The caption files of an image, the one that counts first."""
+        return self._near(image, self.rules.text_files)
+
+    def _near(self, image: str, suffixes: Sequence[str]) -> list[str]:
+        """The files beside an image with its name, and one of these endings instead of its own or behind it."""
+        stems = (os.path.splitext(image)[0], image)
+        each = (self._by_stem.get((stem, suffix), []) for stem in stems for suffix in suffixes)
+        return [path for paths in each for path in paths]
+
+    @cached_property
+    def _by_stem(self) -> Mapping[tuple[str, str], list[str]]:
+        """{(path without its ending, the ending in small letters): paths} of all files that are no images."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for path in sorted(self.others, reverse=True):  # small letters first
+            stem, suffix = os.path.splitext(path)
+            found.setdefault((stem, suffix.lower()), []).append(path)
+        return found
+
     def _beside(self, path: str) -> dict[str, Any]:
         """The object of a JSON file; {} where there is none."""
-        if path not in self.others:
+        if not path:
             return {}
         try:
             found = json.loads((self.folder / path).read_bytes().decode("utf-8-sig"))
@@ -189,28 +217,34 @@ def _of_folders(names: Sequence[str], classes: Classes) -> dict[str, str]:
     )
 
 
-def _metadata(folder: Path, rules: Rules, images: set[str], counts: skipped.Counts) -> dict[str, dict[str, Any]]:
-    """{path: line} of the lines of metadata.jsonl that name an image of the folder."""
-    listed: dict[str, dict[str, Any]] = {}
+def _read_metadata(
+    folder: Path,
+    file: str,
+    rules: Rules,
+    images: set[str],
+    counts: skipped.Counts,
+    listed: dict[str, dict[str, Any]],
+) -> None:
+    """Adds {path: line} of the lines of a metadata.jsonl that name an image; paths start at the file's folder."""
     wanted = rules.fields if rules.captions_from == "files" else ()
-    for number, raw in enumerate((folder / METADATA).read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines(), 1):
+    for number, raw in enumerate((folder / file).read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines(), 1):
         if not raw.strip():
             continue
-        where = f"{METADATA} line {number}"
+        where = f"{printable(file)} line {number}"
         line = _line(raw, wanted)
         if isinstance(line, str):
             skipped.add(counts, "line of metadata.jsonl that cannot be used", f"{where}: {line}")
             continue
-        path = os.path.normpath(line["file_name"])
-        if path not in images:
-            skipped.add(
-                counts, "image named in metadata.jsonl that is not in the folder", f"{where}: {line['file_name']}"
-            )
+        name = line.pop(next(key for key in _FILE_NAMES if _is_text(line.get(key))))
+        spellings = (name, name.replace("\\", "/"))  # as Windows writes it
+        inside = [os.path.normpath(os.path.join(os.path.dirname(file), spelling)) for spelling in spellings]
+        path = next((path for path in inside if path in images), None)
+        if path is None:
+            skipped.add(counts, NOWHERE, f"{where}: {name}")
         elif path in listed:
             skipped.add(counts, "duplicate: image named twice in metadata.jsonl", f"{where}: {path}", damage=False)
         else:
             listed[path] = line
-    return listed
 
 
 def _line(raw: bytes, fields: Sequence[str]) -> dict[str, Any] | str:
@@ -223,9 +257,10 @@ def _line(raw: bytes, fields: Sequence[str]) -> dict[str, Any] | str:
         return "no JSON"
     if not isinstance(line, dict):
         return 'no object such as {"file_name": "cat.jpg", "text": "a cat"}'
-    if not _is_text(line.get("file_name")):
+    if not any(_is_text(line.get(name)) for name in _FILE_NAMES):
         return "no file_name"
-    if fields and not any(_is_text(line.get(name)) for name in fields):
+    known = (*fields, *CAPTION_NAMES) if CAPTION in fields else fields
+    if known and not any(alternatives.of_value(name, line.get(name)) for name in known):
         return f"no {' or '.join(fields)}"
     return line
 

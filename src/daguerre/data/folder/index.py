@@ -39,7 +39,7 @@ KEPT_STATES = 4
 
 def indexed(folder: Path, rules: Rules, cache_dir: Path) -> tuple[Path, SkipReport]:
     """The index file of a folder as it is now, and what is left out of it. UserError where nothing can be used."""
-    made_by = repr((rules.formats, rules.captions_from, rules.fields, rules.classes, rules.folders)).encode()
+    made_by = repr(rules).encode()
     kind = f"folder {blake2b(made_by, digest_size=8).hexdigest()}"
     home = cache.home(Location(os.path.abspath(folder)), kind, cache_dir)
     before = _newest(home)
@@ -89,6 +89,7 @@ def _index(folder: Path, kind: str, samples: tuple[Sample | int, ...], before: p
         "digest": np.zeros(len(rows), dtype=np.uint64),
         **own,
         **kept,
+        **file.caption_columns([json.loads(row["texts"]).keys() for row in rows]),
         **file.image_columns([json.loads(row["images"]).keys() for row in rows]),
     }
     about = About(kind, folder.name, 0, "0" * 32, fields=fields, not_kept=not_kept)

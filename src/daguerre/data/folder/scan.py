@@ -8,15 +8,17 @@ file and folder is taken once. What was read before and has not changed since is
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
 from daguerre.data import skipped
-from daguerre.data.folder.captions import TEXT_FILES, NoCaption, Rules, Words
+from daguerre.data.folder.captions import METADATA, NoCaption, Rules, Words
 from daguerre.data.images import headers, kinds
 from daguerre.data.images.headers import Undecodable
+from daguerre.data.leftovers import LEFTOVER, is_leftover
 from daguerre.data.skipped import SkipReport
 from daguerre.data.tar import samples
 from daguerre.errors import UserError
@@ -36,7 +38,9 @@ or captions in the names: data.captions_from=file_names or folder_names
 or one caption for all images: data.captions.text='a photo of a cat'"""
 TWICE, CLOSED = "folder reached a second time by a link", "folder that may not be read"
 LONE_TEXT = "text file without an image of that name"
-NO_SAMPLES = frozenset({TWICE, CLOSED, LONE_TEXT})
+SECOND_TEXT = "kept, but a second text file of the image is not read"
+INSIDE = "folder inside that is not read (data.recursive=false)"
+NO_SAMPLES = frozenset({TWICE, CLOSED, LONE_TEXT, LEFTOVER, INSIDE})
 """Reasons that tell of something else than a sample."""
 _PROGRESS_SECONDS = 10.0
 
@@ -78,7 +82,7 @@ def scan(folder: Path, rules: Rules, known: Mapping[str, tuple[int, int]]) -> Fo
         raise UserError(text, code="missing", setting="data.path")
     counts: skipped.Counts = {}
     suffixes = tuple(suffix for name in rules.formats for suffix in SUFFIXES[name])
-    paths = list(_files(folder, suffixes, counts, [place for _, place in rules.folders]))
+    paths = list(_files(folder, suffixes, counts, rules))
     found = [path for path in paths if path.lower().endswith(suffixes)]
     beside = _beside(found, rules.folders, suffixes, counts)
     images = [path for path in found if path not in beside.files]
@@ -86,9 +90,9 @@ def scan(folder: Path, rules: Rules, known: Mapping[str, tuple[int, int]]) -> Fo
     words = Words.of(folder, rules, images, others, counts)
     looked = ((path, beside.of(path)) for path in _told(images))
     samples = tuple(s for path, own in looked if (s := _sample(folder, path, own, words, known, counts)) is not None)
-    _count_unused(others, images, suffixes, rules, counts)
+    _count_unused(words, images, suffixes, counts)
     if not samples:
-        raise UserError(_nothing(folder, images, rules, counts), code="empty", setting="data.path")
+        raise UserError(_nothing(folder, images, words, counts), code="empty", setting="data.path")
     return Found(samples, counts)
 
 
@@ -97,10 +101,11 @@ def sample_id(path: str) -> int:
     return int.from_bytes(blake2b(os.fsencode(path), digest_size=8).digest(), "little") >> 1
 
 
-def _files(folder: Path, suffixes: tuple[str, ...], counts: skipped.Counts, aside: Sequence[str] = ()) -> Iterator[str]:
-    """Paths inside `folder`, sorted within each folder, without hidden ones and those in the folders `aside`."""
+def _files(folder: Path, suffixes: tuple[str, ...], counts: skipped.Counts, rules: Rules) -> Iterator[str]:
+    """Paths inside `folder`, sorted within each folder, without what programs leave there and those in folders of
+    masks and control images."""
     seen: set[str] = set()
-    apart = {os.path.realpath(place) for place in aside}
+    apart = {os.path.realpath(place) for _, place in rules.folders}
     pending = [""]
     while pending:
         inside = pending.pop()
@@ -116,10 +121,18 @@ def _files(folder: Path, suffixes: tuple[str, ...], counts: skipped.Counts, asid
         except PermissionError:
             skipped.add(counts, CLOSED, printable(inside) or ".")
             continue
-        shown = [e for e in entries if not e.name.startswith(".")]
+        shown = [e for e in entries if not is_leftover(e.name)]
+        for entry in entries:
+            if is_leftover(entry.name):
+                path = os.path.join(inside, entry.name) + "/" * entry.is_dir()
+                skipped.add(counts, LEFTOVER, printable(path), damage=False)
         files = (e for e in shown if not e.is_dir())
         yield from _unseen(files, inside, real, seen, suffixes, counts)
-        pending.extend(os.path.join(inside, e.name) for e in reversed(shown) if e.is_dir())
+        folders = [os.path.join(inside, e.name) for e in reversed(shown) if e.is_dir()]
+        pending.extend(folders if rules.recursive else [])
+        for path in folders if not rules.recursive else ():
+            if os.path.realpath(folder / path) not in apart:
+                skipped.add(counts, INSIDE, f"{printable(path)}/", damage=False)
 
 
 def _unseen(
@@ -182,18 +195,20 @@ def _sample(
     return None
 
 
-def _count_unused(
-    others: set[str], images: Sequence[str], suffixes: tuple[str, ...], rules: Rules, counts: skipped.Counts
-) -> None:
-    stems = {os.path.splitext(path)[0] for path in images}
-    for path in sorted(others):
+def _count_unused(words: Words, images: Sequence[str], suffixes: tuple[str, ...], counts: skipped.Counts) -> None:
+    rules, stems = words.rules, {stem for path in images for stem in (os.path.splitext(path)[0], path)}
+    second = {text for path in images for text in words.texts_of(path)[1:]}
+    for path in sorted(words.others):
         stem, extension = os.path.splitext(path)
+        is_caption = extension.lower() in rules.text_files
         if extension.lower() in OTHER_IMAGES and extension.lower() not in suffixes:
             reason = f"image in a format that is not read ({_spoken(rules.formats, 'and')} are)"
             skipped.add(counts, reason, printable(path), damage=False)
-        elif extension in TEXT_FILES and stem not in stems:
+        elif is_caption and stem not in stems:
             skipped.add(counts, LONE_TEXT, printable(path), damage=False)
-        elif extension in TEXT_FILES and rules.captions_from != "files":
+        elif is_caption and rules.captions_from == "files" and path in second:
+            skipped.add(counts, SECOND_TEXT, printable(path), kept=True)
+        elif is_caption and rules.captions_from != "files":
             reason = f"kept, but its text file is ignored (data.captions_from={rules.captions_from})"
             skipped.add(counts, reason, printable(path), kept=True)
 
@@ -203,18 +218,33 @@ def _spoken(formats: Sequence[str], last: str) -> str:
     return f"{', '.join(names[:-1])} {last} {names[-1]}" if names[1:] else names[0]
 
 
-def _nothing(folder: Path, images: Sequence[str], rules: Rules, counts: skipped.Counts) -> str:
+def _nothing(folder: Path, images: Sequence[str], words: Words, counts: skipped.Counts) -> str:
+    rules = words.rules
     found = f"\nFound instead:\n{skipped.table(counts)}" if counts else ""
     if not images:
         formats = _spoken(rules.formats, "or")
         return f"data.path: there is no {formats} file in {str(folder)!r}.{found}\n{LAYOUT}"
     if counts.get("image without a caption", {"count": 0})["count"] == len(images):
+        name = printable(os.path.splitext(images[0])[0]) + rules.text_files[0]
         return (
             f"data.path: none of the {len(images):,} images in {str(folder)!r} has a caption. Write one beside each: "
-            f"the caption of {printable(images[0])} goes into {printable(os.path.splitext(images[0])[0])}.txt.\n"
-            + LAYOUT
+            f"the caption of {printable(images[0])} goes into {name}.{found}{_unread(words)}\n{LAYOUT}"
         )
     return f"data.path: none of the {len(images):,} images in {str(folder)!r} can be used.{found}\n{LAYOUT}"
+
+
+def _unread(words: Words) -> str:
+    """The other files that lie there, by their endings, in a line; they may hold the captions."""
+    others = sorted(path for path in words.others if os.path.basename(path) != METADATA)
+    endings = Counter(os.path.splitext(path)[1].lower() for path in others)
+    listed = [f"{count:,} {ending or 'without an ending'}" for ending, count in endings.most_common(5)]
+    if not listed:
+        return ""
+    table = next((path for path in others if path.lower().endswith((".csv", ".tsv", ".parquet", ".jsonl"))), None)
+    way = "captions in files of another ending are read with data.caption_extension=.ENDING"
+    if table is not None:
+        way = f"a table such as {printable(table)} is a source of its own (data.source=csv, jsonl or parquet)"
+    return f"\nOther files that are there: {', '.join(listed)}; {way}"
 
 
 @dataclass(frozen=True)
@@ -253,8 +283,8 @@ def _beside(
 def _inside(folder: str, suffixes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """(absolute path, path inside the folder without extension) of the images in a folder, sorted."""
     for inside, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not is_leftover(name))
         for name in sorted(files):
-            if name.lower().endswith(suffixes) and not name.startswith("."):
-                path = os.path.join(inside, name)
+            path = os.path.join(inside, name)
+            if name.lower().endswith(suffixes) and not is_leftover(name) and os.path.isfile(path):
                 yield path, os.path.splitext(os.path.relpath(path, folder))[0]

@@ -44,8 +44,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType({MASK: _MASK, **dict.fromkeys(CONTR
 """By name."""
 ControlName = Literal["control", "control_2", "control_3", "control_4"]
 """One of `CONTROLS`."""
-_SUFFIXES: Mapping[str, str] = {**{f".{name}": name for name in KINDS}, "-masklabel": MASK}
-"""Endings of their names in a folder; the last one is OneTrainer's."""
+_SUFFIXES: Mapping[str, str] = {**{f".{name}": name for name in KINDS}, "-masklabel": MASK, "-condlabel": CONTROLS[0]}
+"""Endings of their names in a folder; the last two are OneTrainer's."""
 
 
 def owner(stem: str) -> tuple[str, str] | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from daguerre.conditions.condition import Images
 from daguerre.data import captions
+from daguerre.data.alternatives import SEVERAL_LINES
 from daguerre.data.cached import rows
 from daguerre.data.dataset import Member, ReadRequest
 from daguerre.data.images import decode
@@ -75,7 +76,7 @@ class Collator:
         features: list[Mapping[str, np.ndarray]] = [{} for _ in range(size)]
         sizes = np.zeros((size, 6), dtype=np.int32)
         sizes[:, 4:] = bucket.height_px, bucket.width_px
-        texts, names, failures = [""] * size, [], []
+        texts, names, failures, notes = [""] * size, [], [], []
         for row in range(size):
             settings, source, _ = self.members[reads.members[row]]
             number = int(reads.numbers[row])
@@ -84,6 +85,8 @@ class Collator:
             try:
                 with _Named(names[row]):
                     record, texts[row] = self._said(task, row)
+                    if captions.is_joined_of_lines(record.texts, settings):
+                        notes.append(Failure(row, names[row], SEVERAL_LINES, kept=True))
                     frame, cut = self._cut(task, row, record)
                     if record.features is not None:
                         features[row] = _read(record.features, frame, texts[row])
@@ -95,7 +98,7 @@ class Collator:
             sizes[row] = frame.sizes
         cached = {name: torch.from_numpy(array) for name, array in stacked(features, lacking).items()}
         valid, weights_B = valid_B(size, failures), self.weights_B(reads)
-        return Batch(reads.keys, tensors, texts, valid, names, sizes, {}, weights_B, cached), failures
+        return Batch(reads.keys, tensors, texts, valid, names, sizes, {}, weights_B, cached), failures + notes
 
     def _said(self, task: Task, row: int) -> tuple[Record, str]:
         """A sample of a micro-batch, and its caption. `Undecodable`."""
@@ -124,7 +127,7 @@ class Collator:
             whole = source.mended(int(task.reads.numbers[failure.row]), frame, task.bucket, text)
             members[which] = members[which]._replace(source=whole)
         batch, failures = replace(self, members=tuple(members)).collate(task)
-        left = {failure.row for failure in failures}
+        left = {failure.row for failure in failures if not failure.kept}
         told = [failure._replace(reason=rows.MENDED, kept=True) for failure in lost if failure.row not in left]
         return batch, [*failures, *told]
 

@@ -52,6 +52,7 @@ def select(
     UserError if filters or buckets leave nothing, or no sample has one of the images.
     """
     check_fields(index, settings, name)
+    check_captions(index, settings, name)
     verdict = settings.filters.evaluate(index)
     captioned_N = captioned(index, settings)
     without = int((verdict.passes & ~captioned_N).sum())
@@ -115,6 +116,19 @@ def check_fields(index: Index, settings: SourceSettings, name: str = "") -> None
             "kept for filters.)",
             code="unknown",
             setting=f"data{name and '.sources.' + name}.filters",
+        )
+
+
+def check_captions(index: Index, settings: SourceSettings, name: str = "") -> None:
+    """UserError if no sample of the source `name` of a mix has text in one of several caption fields."""
+    used = settings.captions.used
+    held = {field for field in index.captioned if pc.any(index.captioned[field]).as_py()}
+    if held & {*used} and (absent := [field for field in used if field not in held]):
+        raise UserError(
+            f"data{name and '.sources.' + name}.captions.fields: no sample has text in {', '.join(absent)}. Fields "
+            f"with text: {', '.join(sorted(held))}. Name those that there are",
+            code="unknown",
+            setting=f"data{name and '.sources.' + name}.captions.fields",
         )
 
 

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from daguerre.data import class_labels
 from daguerre.data.class_labels import Labels
 from daguerre.data.folder import index as folder_index
-from daguerre.data.folder.captions import CAPTION, Rules
+from daguerre.data.folder.captions import CAPTION, TEXT_FILES, Rules
 from daguerre.data.images.kinds import ControlName, by_name
 from daguerre.data.index import cache
 from daguerre.data.index.cache import ShardIndex
@@ -37,6 +37,11 @@ class Settings(SourceSettings):
     unused_when: ClassVar[tuple[Unused, ...]] = (
         *SourceSettings.unused_when,
         Unused(("idx_to_prompt",), lambda own: own.captions_from != "folder_names", _NOT_FOLDER_NAMES),
+        Unused(
+            ("caption_extension",),
+            lambda own: own.captions_from != "files" or own.captions.text is not None,
+            "no effect where captions are not read from files",
+        ),
         Unused(("captions_from", "idx_to_prompt"), lambda own: own.captions.text is not None, _ONE_CAPTION),
         Unused(
             ("captions_from",),
@@ -48,11 +53,18 @@ class Settings(SourceSettings):
     source: Literal["folder"] = "folder"
     """Name of this source."""
     path: Annotated[str, ADDRESS] = Field(min_length=1, json_schema_extra=FREE)
-    """The folder; folders inside it are read too. It may move between two starts: samples are known by their path
-    inside it."""
+    """The folder; folders inside it are read too (see `recursive`). It may move between two starts: samples are known
+    by their path inside it."""
     captions_from: Literal["files", "file_names", "folder_names"] = "files"
     """Source of captions: `files` (metadata.jsonl, or .txt or .json beside each image), `file_names` (underscores are
     spaces, a number at the end is dropped) or `folder_names` (of the folder that each image is in: class names)."""
+    recursive: bool = Field(True, exclude_if=lambda recursive: recursive)
+    """Whether folders inside the folder are read too. kohya's, OneTrainer's and ai-toolkit's data sets are flat."""
+    caption_extension: Annotated[str, Field(pattern=r"^\.[^/\s]+$")] | None = Field(
+        None, exclude_if=lambda extension: extension is None
+    )
+    """Ending of the caption files beside images, such as .caption or .wd14. Default: .txt, else .caption, else .tags;
+    in any case, also behind the image's own ending (`cat.jpg.txt`)."""
     mask_dir: Annotated[str | None, ADDRESS] = Field(
         None, min_length=1, json_schema_extra=FREE, exclude_if=lambda folder: folder is None
     )
@@ -152,7 +164,11 @@ def open_source(settings: Settings, split: Split) -> FolderSource:
         )
     named = None if settings.idx_to_prompt is None else class_labels.opened(settings.idx_to_prompt)
     folders = _folders(settings)
-    rules = Rules(settings.formats, settings.captions_from, settings.captions.used, named, folders)
+    given = settings.caption_extension
+    rules = Rules(
+        settings.formats, settings.captions_from, settings.captions.used, named, settings.recursive,
+        TEXT_FILES if given is None else (given.lower(),), folders,
+    )  # fmt: skip
     index_path, found = folder_index.indexed(folder, rules, cache_of(settings).folder)
     return FolderSource(folder, index_path, found, folders)
 
