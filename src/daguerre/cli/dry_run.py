@@ -64,6 +64,6 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
         every = schedule.intervals(config, pace)
         total = every.total
         notices += [*changed, *summary.describe_warmup(every)]
-    notices += [*quantized_base.describe(parts.family.components), *samples.unknown_words(config)]
+    notices += [*quantized_base.describe(parts.family.components), *samples.prompt_notices(config)]
     print(summary.dry_run(config, parts, sizes, total, start, data, notices, full))
     return 0

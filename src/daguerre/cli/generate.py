@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -16,7 +15,17 @@ from daguerre.config import recipe
 from daguerre.errors import UserError
 from daguerre.evaluation.formulas import pairs
 from daguerre.formatting import counted, format_duration
-from daguerre.generation import contact_sheet, controlnets, generate, images, jobs, load, output_dir, used
+from daguerre.generation import (
+    contact_sheet,
+    controlnets,
+    generate,
+    images,
+    jobs,
+    load,
+    output_dir,
+    prompt_syntax,
+    used,
+)
 from daguerre.generation import prompts as generation_prompts
 from daguerre.generation.generate import GeneratedImage, ImageRequest
 from daguerre.generation.image_files import Encoding, FileOutput
@@ -219,13 +228,13 @@ def ready(job: Job) -> Components:
     """The networks. UserError if they cannot generate images of all the sizes that are asked for."""
     jobs.use_own_gpu(job.part)
     print(f"generating with {job.loading.description}")
-    texts = (row.prompt for row in job.requests.prompts.rows())
-    negative = job.arguments.config.sampling.negative_prompt
+    lines = prompt_syntax.notices(job.requests.texts())
     if not job.arguments.options.use:  # what is used may teach words
-        for line in known_words.notices(job.arguments.config, chain(texts, [negative])):
-            print(line)
+        lines += known_words.notices(job.arguments.config, job.requests.texts())
+    for line in lines:
+        print(line)
     parts = job.loading.parts()
-    for line in used.unprompted(parts, (row.prompt for row in job.requests.prompts.rows())):
+    for line in used.unprompted(parts, job.requests.texts()):
         print(line)
     family, _ = generate.generative(parts, job.survey.inputs)
     for height, width in job.survey.sizes_px:
@@ -246,7 +255,7 @@ def write_images(job: Job, parts: Components, total: int) -> int:
     sizes = ", ".join(f"{height}x{width}" for height, width in list(job.survey.sizes_px)[:4])
     sizes += ", ..." if len(job.survey.sizes_px) > 4 else ""
     print(f"generating {counted(total, 'image')} of {sizes} px (height x width) into {job.folder.path}")
-    truncated: dict[str, list[int]] = {}
+    truncated: dict[tuple[str, str], list[int]] = {}
 
     steering = steering_of(job, parts)
     measured: dict[int, dict[str, float]] = {}
@@ -259,8 +268,8 @@ def write_images(job: Job, parts: Components, total: int) -> int:
 
         def generated(requests: Iterable[ImageRequest]) -> Iterator[GeneratedImage]:
             for image in generate.generate(parts, sampling, requests, lambda: stop.requested, steering):
-                if image.truncated is not None:
-                    truncated.setdefault(image.truncated, []).append(image.request.number)
+                for cut in image.truncated.items():
+                    truncated.setdefault(cut, []).append(image.request.number)
                 if IMAGE in image.request.images and image.request.strength is None:
                     measured[image.request.number] = likeness(image)
                 counter.add(1)
@@ -270,9 +279,10 @@ def write_images(job: Job, parts: Components, total: int) -> int:
         with suppress(generate.Stopped):
             job.output.write(generated, describe)
         done, seconds = counter.done, counter.seconds
-    for how, numbers in truncated.items():
+    for (name, how), numbers in truncated.items():
         shown = ", ".join(str(number) for number in numbers[:5]) + ", ..." * (len(numbers) > 5)
-        many = f"{len(numbers):,} prompts are" if len(numbers) > 1 else "one prompt is"
+        noun = name.replace("_", " ")
+        many = f"{len(numbers):,} {noun}s are" if len(numbers) > 1 else f"one {noun} is"
         print(f"{many} too long, and {how}: image {shown}")
     if measured:
         psnr, ssim = (fmean(one[name] for one in measured.values()) for name in ("psnr", "ssim"))

@@ -84,8 +84,8 @@ class GeneratedImage:
     request: ImageRequest
     pixels_HWC: np.ndarray
     """[H, W, 3] uint8."""
-    truncated: str | None
-    """The truncation of a prompt that is longer than the family reads, in words."""
+    truncated: Mapping[str, str] = field(default_factory=dict)
+    """The truncation of a `prompt` or a `negative_prompt` that is longer than the family reads, in words."""
 
 
 class Stopped(Exception):
@@ -177,12 +177,15 @@ def generate_batch(
     with parts.autocast():
         x0 = draw(objective, parts.net, cond, null, shape, seeds, settings, parts.device, known)
     latents = Latents(x0, prompts, seeds, batch[0].size_px)
-    truncated = family.truncated([prompt.text for prompt in prompts])
+    told = {"prompt": [prompt.text for prompt in prompts]}
+    told |= {"negative_prompt": [prompt.negative for prompt in prompts]} if settings.guided else {}
+    truncated = {name: family.truncated(texts) for name, texts in told.items()}
     for rows in _cut(len(batch), batch[0].size_px):
         for i, pixels in enumerate(family.decode(latents[rows]), rows.start):
             if MASK in prompts[i].images and batch[i].keep_unmasked:
                 pixels = np.where(prompts[i].images[MASK], pixels, prompts[i].images[IMAGE])
-            yield GeneratedImage(batch[i], pixels, truncated.get(i))
+            cut = {name: found[i] for name, found in truncated.items() if i in found}
+            yield GeneratedImage(batch[i], pixels, cut)
 
 
 def _cut(count: int, size_px: tuple[int, int]) -> list[slice]:

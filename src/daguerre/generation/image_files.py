@@ -103,8 +103,8 @@ class Files:
 
 
 def image_document(metadata: Mapping[str, Any], image: GeneratedImage) -> dict[str, Any]:
-    """The JSON of an image, with what was done to its prompt."""
-    return {**metadata, **({"prompt_was": image.truncated} if image.truncated else {})}
+    """The JSON of an image, with what was done to its prompts."""
+    return {**metadata, **{f"{name}_was": how for name, how in image.truncated.items()}}
 
 
 def _digest(content: bytes) -> str:

@@ -68,6 +68,14 @@ class RequestList:
                 yield self._request(row, number, copy)
                 number += 1
 
+    def texts(self) -> Iterator[str]:
+        """The prompt of each row, and the negative one where it acts."""
+        for number, row in enumerate(self.prompts.rows()):
+            prompt = self._request(row, number, 0).prompt
+            yield prompt.text
+            if prompt.negative:
+                yield prompt.negative
+
     def survey(self) -> Survey:
         """Reads the list once. UserError for a row that cannot be generated, or names that are not unique."""
         names: set[int] = set()

@@ -63,7 +63,7 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
 
 
 def unprompted(parts: Components, prompts: Iterable[str]) -> list[str]:
-    """A line about new tokens of a model, where no prompt has one of them; else none."""
+    """A line about new tokens of a model, where no prompt, positive or negative, has one of them; else none."""
     texts = parts.family.text
     readers = texts.readers if isinstance(texts, TextConditioning) else ()
     names = dict.fromkeys(name for reader in readers for name in new_tokens.names(reader))

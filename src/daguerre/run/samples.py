@@ -15,7 +15,7 @@ from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 from daguerre.conditions.condition import Images, computed, drawing
 from daguerre.config.config import Config
 from daguerre.errors import UserError
-from daguerre.generation import generate
+from daguerre.generation import generate, prompt_syntax
 from daguerre.generation import prompts as generation_prompts
 from daguerre.generation.generate import GeneratedImage, ImageRequest
 from daguerre.generation.prompts import Prompts, Row
@@ -99,10 +99,11 @@ def check(config: Config, parts: Components) -> None:
         parts.family.generated.latent_shape((3, height, width))
 
 
-def unknown_words(config: Config) -> list[str]:
-    """Notices of words in the prompts of the recipe that no caption teaches."""
-    prompts = [one.prompt.text for one in requests(config, lambda count: [""] * count)]
-    return known_words.notices(config, [*prompts, *([config.sampling.negative_prompt] if prompts else [])])
+def prompt_notices(config: Config) -> list[str]:
+    """Notices of the prompts of the recipe: words that no caption teaches, marks of other programs."""
+    prompts = [one.prompt for one in requests(config, lambda count: [""] * count)]
+    texts = [text for prompt in prompts for text in (prompt.text, prompt.negative)]
+    return [*known_words.notices(config, texts), *prompt_syntax.notices(texts)]
 
 
 def first(folder: Path) -> Path | None:

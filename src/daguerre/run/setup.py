@@ -178,7 +178,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     samples.check(config, parts)
     notices = [*loaded.notices, *point.notices, *sizes.notices]
     notices += [*parts.numerics.notices(), *quantized_base.describe(parts.family.components)]
-    notices += [*parts.family.compatibility_warnings(parts.objective), *samples.unknown_words(config)]
+    notices += [*parts.family.compatibility_warnings(parts.objective), *samples.prompt_notices(config)]
     state, of_state = _state(config, parts, point, mesh, processes, stop)
     dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images)
     caches = cached.filled(config, parts, dataset, held_out, processes)
