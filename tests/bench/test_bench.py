@@ -18,6 +18,7 @@ from daguerre.build.parts import outline
 from daguerre.cli import bench as bench_cli
 from daguerre.cli import main
 from daguerre.config.config import load
+from daguerre.config.recipe import shipped
 from daguerre.errors import UserError
 from daguerre.training.performance import kernels
 from daguerre.training.performance import peak_rates as measured
@@ -161,6 +162,70 @@ def test_an_unknown_base_is_told(tmp_path):
     config = load("sd15", ["pretrained_model_name_or_path=nobody/nothing"]).config
     with pytest.raises(UserError, match="daguerre fetch nobody/nothing"):
         random_model.at_hand(config, tmp_path)
+
+
+GIVEN = {
+    "vae_finetune": ["data.path=images", "objective.perceptual.path=lpips"],
+    "sdxl_lightning": ["data.name=null", "data.path=images"],
+    "sd15_dreambooth": [],
+    "cascade_c_controlnet_pose": ["data.path=images", "adapters.controlnet.condition.path=pose"],
+    "cascade_c_controlnet_identity": [
+        "data.path=images",
+        "adapters.controlnet.condition.detector.path=a.onnx",
+        "adapters.controlnet.condition.recogniser.path=b.onnx",
+    ],
+}
+"""What recipes want to be given, whose networks are built; others: a folder."""
+OF_A_RUN = ("quickstart_lora", "quickstart_controlnet", "quickstart_tokens", "quickstart_cascade_controlnet")
+"""Recipes whose base is what the quickstart's run has exported."""
+OF_EACH_KIND = ("cascade_previewer", "cascade_a", "sd15_textual_inversion")
+
+
+def stand_in(name, folder):
+    try:
+        config = load(name).config
+    except UserError:
+        config = load(name, GIVEN.get(name, ["data.path=images"])).config
+    return random_model.at_hand(config, folder)[0]
+
+
+@pytest.mark.parametrize("name", [name for name in shipped() if name not in OF_A_RUN])
+def test_every_recipe_has_a_stand_in(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    config = stand_in(name, tmp_path / "base")
+    if name in OF_EACH_KIND:
+        assert sum(p.numel() for p in variants.outline(config).net.parameters()) > 1e6
+
+
+@pytest.mark.parametrize("name", OF_A_RUN)
+def test_a_run_that_is_not_there_is_not_to_be_fetched(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"pipeline is not on this machine, .* Train or export it first"):
+        stand_in(name, tmp_path)
+
+
+def test_a_published_component_has_its_own_numbers(tmp_path, monkeypatch):
+    """Beside a base that is on this machine."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    assert stand_in("vae_finetune", tmp_path).model.vae["block_out_channels"] == [128, 256, 512, 512]
+
+
+def test_what_denoises_nothing_is_timed_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    out = tmp_path / "bench.json"
+    small = [
+        "data.path=x",
+        "data.resolution=128",
+        "training.device=cpu",
+        "training.global_batch_size=1",
+        "training.per_device_batch_size=1",
+    ]
+    assert main.run(["bench", "cascade_previewer", *small, *(f"{n}={v}" for n, v in QUICK.items()), f"out={out}"]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["seconds"]
 
 
 def test_latents_are_cut_as_the_recipe_says():

@@ -4,6 +4,7 @@ How fast a network trains does not depend on what it has learnt. For a base that
 the package and CLIP's own words make a folder from which the networks are built at random; nothing is downloaded.
 """
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,30 +28,43 @@ def at_hand(config: Config, folder: Path) -> tuple[Config, str]:
         return config, ""
     place = model.pretrained_model_name_or_path
     architecture = architectures.find(place)
-    if architecture is None:
+    base = _write(architecture, model, folder / architecture.name) if architecture else _here(place)
+    if base is None:
+        way = f"Fetch it: daguerre fetch {place} -o DIR" if len(Path(place).parts) == 2 else "Train or export it first"
         raise UserError(
             f"{place} is not on this machine, and the package does not know its numbers; it knows "
-            f"{', '.join(architectures.names())}. Fetch it: daguerre fetch {place} -o DIR",
+            f"{', '.join(architectures.names())}. {way}",
             code="missing",
             setting="model.pretrained_model_name_or_path",
         )
-    base = _write(architecture, model, folder / architecture.name)
-    changes: dict[str, Any] = {"pretrained_model_name_or_path": str(base), "revision": None, "scheduler": BASE}
+    changes: dict[str, Any] = {"revision": None, "scheduler": BASE}
+    changes["pretrained_model_name_or_path"] = str(base) if architecture else place
     changes |= {name: _numbers(base, name, own) for name, own in model.places.items() if not isinstance(own, dict)}
     changes |= dict.fromkeys(model.tokenizers(), BASE)
+    # Settings that the recipe leaves alone are left alone: a family may refuse one that has no effect there.
+    changes = {name: own for name, own in changes.items() if own != getattr(model, name)}
     # `variant` means weights, of which none are read.
-    changed = type(model).model_validate(model.model_dump(exclude={"variant"}) | changes)
+    changed = type(model).model_validate(model.model_dump(exclude={"variant"}, exclude_unset=True) | changes)
     return (
         config.model_copy(update={"model": changed}),
         f"{place} is not on this machine: networks of its numbers with random weights, which take the same time",
     )
 
 
+def _here(place: str) -> Path | None:
+    """The folder of a base that is here, beside components that are not."""
+    found = resolve.here(place, resolve.Options())
+    return found if found is not None and found.is_dir() else None
+
+
 def _numbers(base: Path, name: str, place: str | None) -> dict[str, Any] | None:
-    """Those of a network at a place that is not here: of a published single file its own, else the base's (None), or
-    those that its class has."""
+    """Those of a network at a place that is not here: of a published one its own, else the base's (None), or those that
+    its class has."""
     if place is not None and place.endswith(SINGLE_FILES) and (published := sizes.named(Path(place).name)) is not None:
         return dict(published)
+    own = architectures.find(place) if place is not None else None
+    if own is not None and own.name != base.name and (own / name / "config.json").exists():
+        return dict(json.loads((own / name / "config.json").read_text()))
     return None if (base / name).is_dir() else {}
 
 
