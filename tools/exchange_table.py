@@ -39,7 +39,7 @@ from daguerre.models.lora_files.read import read  # noqa: E402
 PIPELINES: dict[str, Any] = {"sd": StableDiffusionPipeline, "sdxl": StableDiffusionXLPipeline}
 ENCODERS = {"sd": ["text_encoder"], "sdxl": ["text_encoder", "text_encoder_2"]}
 CONV, MIXED = "adapter.targets=attention+ff+conv", 'adapter.rank_pattern={"attn2.to_?": 3, "mid_block.*": 2}'
-TEXTS = "text encoders"
+TEXTS, ALL = "text encoders", "all layers"
 CASES: dict[str, tuple[str, ...]] = {
     "alpha = rank": (),
     "alpha ≠ rank": ("adapter.alpha=2.5",),
@@ -47,6 +47,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "mixed alphas": ('adapter.alpha_pattern={"attn2.to_?": 6, "ff.net.2": 1.5}', "adapter.targets=attention+ff"),
     "convolutions": (CONV, MIXED, "adapter.alpha=2.5"),
     TEXTS: ("adapter.alpha=2.5", "adapter.ranks.text_encoder=2"),
+    ALL: ("adapter.alpha=2.5", "adapter.targets=all"),
     "rsLoRA": ("adapter.kind=rslora", "adapter.alpha=2.5"),
     "DoRA": ("adapter.kind=dora", "adapter.alpha=2.5"),
     "LoHa": ("adapter.kind=loha", "adapter.alpha=2.5"),
@@ -68,7 +69,7 @@ Measured = dict[str, str]
 def trained(kind: str, base: Path, case: str) -> Components:
     """A model with additions that have an effect."""
     given = [f"model.pretrained_model_name_or_path={base}", "adapter.name=lora", "adapter.rank=4", *CASES[case]]
-    given += [f"adapter.ranks.{name}=2" for name in ENCODERS[kind] if case == TEXTS]
+    given += [f"adapter.ranks.{name}=2" for name in ENCODERS[kind] if case in (TEXTS, ALL)]
     tree = {
         "run_name": "x",
         "model": {"family": kind},
@@ -94,13 +95,15 @@ def measured(kind: str, base: Path, case: str, folder: Path) -> dict[str, tuple[
     with parts.attached.merged():
         model: Any = type("Model", (), parts.family.components)
         wanted = readers.changed(before, readers.weights_of(model, components))
+    peft = folder
     if not any(folder.glob("*/adapter_config.json")):  # a run writes peft's folders of kinds alone that diffusers lacks
         plain = PIPELINES[kind].from_pretrained(base)
         networks = {name: getattr(plain, name) for name in components}
-        forms.write("peft", folder, networks, read(folder / "pytorch_lora_weights.safetensors", networks))
+        peft = folder.with_name(f"{folder.name}, peft")
+        forms.write("peft", peft, networks, read(folder / "pytorch_lora_weights.safetensors", networks))
     found: dict[str, tuple[float, int, int] | str] = {}
     for (name, reader), column in zip(((n, r) for n, own in FILES.items() for r in own), HEADER, strict=True):
-        place = folder / name if name else folder
+        place = folder / name if name else peft
         found[column] = "no file"
         if place.exists():
             try:

@@ -100,6 +100,8 @@ def comfyui_names(pipe: Any, before: Weights) -> dict[str, tuple[str, str]]:
             number = 2 if component.endswith("_2") else 1
             names = [f"lora_te{number}_text_model_{flat}", f"{component}.text_model.{layer}"]
             names += [f"lora_te_text_model_{flat}"] if number == 1 or not two else []
+        elif component == "text_encoder_2" and layer == "text_projection":
+            names = ["lora_te2_text_projection"]
         else:
             names = []
         found |= dict.fromkeys(names, (component, layer))
@@ -168,6 +170,8 @@ def by_sd_scripts(file: Path, pipe: Any, before: Weights) -> Weights:
     tensors = {name: value.double() for name, value in load_file(file).items()}
     sdxl, found = hasattr(pipe, "text_encoder_2"), {}
     for (component, layer), weight in before.items():
+        if not layer.startswith(("down_blocks.", "mid_block.", "up_blocks.", "encoder.layers.")):
+            continue  # it has modules inside of transformers, residual blocks and what changes the size alone
         if component == "unet":
             stem = f"lora_unet_{(original(layer, pipe.unet) if sdxl else layer).replace('.', '_')}"
         else:
