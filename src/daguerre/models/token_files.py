@@ -27,7 +27,7 @@ from daguerre.models.cascade import words
 from daguerre.models.export.about import About
 from daguerre.models.lora_files import header
 from daguerre.models.text_encoder import TextEncoder
-from daguerre.models.weights import pickled
+from daguerre.models.weights import pickled, seals
 from daguerre.models.weights.files import opened
 
 Embeddings = dict[str, dict[str, Tensor]]
@@ -258,6 +258,7 @@ def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         found: Any = pickled.read(path)
         found = found.get("string_to_param", found)
         return {str(name): value for name, value in found.items() if isinstance(value, Tensor)}, {}
+    seals.check(path)
     with opened(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
@@ -272,14 +273,14 @@ def _checked(path: Path, key: str, rows: Tensor, reader: TextEncoder) -> Tensor:
             f"here are {width} numbers wide",
             code="unsupported",
         )
-    if not torch.isfinite(rows).all():
-        raise UserError(f"{path}: {key} has NaN or infinity in it", code="damaged")
+    if rows.is_complex() or not torch.isfinite(rows.float()).all():
+        raise UserError(f"{path}: {key} is complex, or has NaN or infinity in it", code="damaged")
     return rows.to(torch.float32)
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     kept = {name: rows.detach().to("cpu", torch.float32, copy=True).contiguous() for name, rows in tensors.items()}
-    write_durably(path, encode(kept, {"format": "pt", **metadata}))
+    write_durably(path, encode(kept, {"format": "pt", **metadata, **seals.sealed(kept)}))
     found, _ = _tensors(path)
     if found.keys() != kept.keys() or not all(torch.equal(found[name], rows) for name, rows in kept.items()):
         raise RuntimeError(f"{path.name} does not hold what was trained")

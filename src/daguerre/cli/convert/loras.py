@@ -7,6 +7,7 @@ from torch import nn
 
 from daguerre import plugins
 from daguerre.checkpoint.atomic import make_folder
+from daguerre.checkpoint.export import replaced
 from daguerre.cli.convert import options as given
 from daguerre.errors import UserError
 from daguerre.models import token_files
@@ -62,9 +63,9 @@ def write_words(source: Path, out: Path, base: str | None) -> None:
         raise UserError(f"{folder} exists, and the words of {source} would go there: choose another out=PLACE")
     settings = plugins.find("families", "cascade_c").Settings(pretrained_model_name_or_path=str(bases.folder(base)))
     new, existing = token_files.read(source, [words.reader(settings)])
-    make_folder(folder)
     told = token_files.metadata(bases.networks(bases.folder(base)), about(source))
-    token_files.write(folder, new, existing, told)
+    with replaced(folder) as fresh:
+        token_files.write(fresh, new, existing, told)
     print(f"{folder}: {', '.join([*new, *existing])}; read back")
 
 

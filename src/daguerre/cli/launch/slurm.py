@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from daguerre import credentials
+from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.cli import evaluate_options
 from daguerre.cli.launch import trainable, without_secrets
 from daguerre.config import merge, options, overrides
@@ -162,7 +163,7 @@ def write(file: Path, text: str) -> None:
         )
     if not file.parent.is_dir():
         raise UserError(f"out={file}: there is no folder {file.parent}", code="missing", setting="out")
-    file.write_text(text, encoding="utf-8")
+    write_bytes_atomically(file, text.encode())
 
 
 def submit(file: Path) -> int:

@@ -19,7 +19,7 @@ from daguerre.models.controlnets.stage_c import StageCControlNet
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header
 from daguerre.models.weights import load as weights_load
-from daguerre.models.weights import resolve
+from daguerre.models.weights import resolve, seals
 from daguerre.models.weights.files import opened, read_file, read_json, write_compared
 
 _BLOCKS, _FACTOR = "daguerre.blocks", "daguerre.latent_factor"
@@ -67,6 +67,7 @@ def read(place: str, wanted: Wanted, widths: Sequence[int], known: Mapping[int, 
         lambda: StageCControlNet(**numbers, blocks=blocks, reads=reads, latent_factor=factor or 2.0), 0, "adapter"
     )
     if not resolve.without_weights():
+        seals.check(path)
         tensors = read_file(path)
         weights_load.fill(found, tensors, path)
         for name, tensor in tensors.items():
@@ -157,4 +158,4 @@ def write(folder: Path, network: Any, about: About = UNKNOWN) -> None:
     if network.config.reads == "latent":
         metadata[_FACTOR] = str(network.config.latent_factor)
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
-    write_compared(folder / places.SINGLE_FILE, own, metadata)
+    write_compared(folder / places.SINGLE_FILE, own, metadata | seals.sealed(own))

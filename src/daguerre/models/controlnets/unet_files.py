@@ -23,7 +23,7 @@ from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header
 from daguerre.models.single_file import keys, yaml_beside
 from daguerre.models.weights import load as weights_load
-from daguerre.models.weights import resolve
+from daguerre.models.weights import resolve, seals
 from daguerre.models.weights.files import read_file, read_json, write_compared
 
 PREFIX = "control_model."
@@ -84,6 +84,8 @@ def _of_folder(folder: Path, base: Base) -> Any:
         raise UserError(f"{folder} is {what}: a ControlNetModel is needed", code="unsupported")
     defaults = {name: each.default for name, each in signature(ControlNetModel.__init__).parameters.items()}
     _check_fits(folder, defaults | weights_load.config(ControlNetModel, folder), base)
+    for file in folder.glob("diffusion_pytorch_model*.safetensors") if not resolve.without_weights() else ():
+        seals.check(file)
     return weights_load.load(ControlNetModel, folder, _variant(folder))
 
 
@@ -130,6 +132,7 @@ def _check_embedding(path: Path, levels: int, base: Base) -> None:
 
 def _of_file(path: Path, base: Base) -> Any:
     """The ControlNet in one file. Its size, and the channels of its embedding, follow from its tensors."""
+    seals.check(path)
     tensors = read_file(path)
     own = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items() if name.startswith(PREFIX)} or tensors
     for pattern, what in _OTHERS:
@@ -218,4 +221,5 @@ def write(folder: Path, network: Any, about: About = UNKNOWN) -> None:
         ("diffusion_pytorch_model.safetensors", {name: name for name in own}),
         (SINGLE_FILE, originals),
     ):
-        write_compared(folder / file, {names[name]: tensor for name, tensor in own.items()}, metadata)
+        named = {names[name]: tensor for name, tensor in own.items()}
+        write_compared(folder / file, named, metadata | seals.sealed(named))

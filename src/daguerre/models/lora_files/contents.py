@@ -1,9 +1,6 @@
 """Places and files of LoRAs: the file that a folder means, its tensors and header, and the digest that it carries."""
 
-import hashlib
 import json
-from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +8,9 @@ from torch import Tensor
 
 from daguerre.errors import UserError
 from daguerre.models.cascade import lora_names
-from daguerre.models.lora_files import header, peft
+from daguerre.models.lora_files import peft
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE, METADATA
+from daguerre.models.weights import seals
 from daguerre.models.weights.files import opened, read_json
 
 
@@ -88,9 +86,9 @@ def contents_of(place: Path) -> Contents:
 def _file(path: Path) -> Contents:
     if path.suffix != ".safetensors":
         raise UserError(f"{path}: only .safetensors files are read: others can run code when they are opened")
+    seals.check(path)
     with opened(path) as file:
         tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    _check_own_digest(path, metadata)
     try:
         numbers = json.loads(metadata.get(METADATA, "{}"))
     except (ValueError, RecursionError):
@@ -98,18 +96,6 @@ def _file(path: Path) -> Contents:
     if not isinstance(numbers, dict):
         raise UserError(f"{path}: {METADATA} in its header is not a JSON object", code="damaged")
     return Contents(tensors, metadata, numbers)
-
-
-def _check_own_digest(path: Path, metadata: Mapping[str, str]) -> None:
-    """UserError for a file of this program whose tensors are not those that its header has the digest of. A program
-    that changes such a file and counts anew leaves one of the two digests right."""
-    told = header.digests(metadata)
-    if header.VERSION in metadata and told and _payload(path) not in told:
-        raise UserError(
-            f"{path} is damaged: its tensors are not those that its header has the SHA-256 of. Copy the file again, or "
-            "make it anew where it came from",
-            code="damaged",
-        )
 
 
 def notices(place: Path) -> list[str]:
@@ -120,23 +106,10 @@ def notices(place: Path) -> list[str]:
     for path in files_of(place):
         with opened(path) as file:
             metadata = file.metadata() or {}
-        told = metadata.get(header.KOHYA_DIGEST)
-        if told and header.VERSION not in metadata and _payload(path) != told.lower():
+        told = metadata.get(seals.KOHYA_DIGEST)
+        if told and seals.VERSION not in metadata and seals.payload(path) != told.lower():
             found.append(
-                f"{path}: its tensors are not those that its header has the SHA-256 of ({header.KOHYA_DIGEST}): a "
+                f"{path}: its tensors are not those that its header has the SHA-256 of ({seals.KOHYA_DIGEST}): a "
                 "program has changed it and kept the header, or it is damaged"
             )
     return found
-
-
-def _payload(path: Path) -> str:
-    stat = path.stat()
-    return _payload_of(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
-
-
-@lru_cache(maxsize=64)
-def _payload_of(path: Path, stamp: tuple[int, ...]) -> str:
-    """SHA-256 of what follows the header. `stamp` says when it must be read again."""
-    with path.open("rb") as file:
-        file.seek(8 + int.from_bytes(file.read(8), "little"))
-        return hashlib.file_digest(file, "sha256").hexdigest()

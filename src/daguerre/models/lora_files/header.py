@@ -21,13 +21,10 @@ from daguerre.checkpoint.safetensors import encode
 from daguerre.models.cascade import lora_names
 from daguerre.models.export.about import About
 from daguerre.models.lora_files.addition import DIFF, DOWN, Addition
-from daguerre.models.weights import file_digests
+from daguerre.models.weights import file_digests, seals
 
 BASE = "daguerre.base"
 """Key of a header: JSON of {component: {place, digest}} of the weights that were not trained."""
-VERSION = "daguerre.version"
-"""Key of a header of a file that this program wrote."""
-KOHYA_DIGEST, _DIGEST = "sshs_model_hash", "modelspec.hash_sha256"
 CASCADE = "stable-cascade-v1"
 """Start of modelspec's architectures of Stable Cascade."""
 _LEGACY = (0x100000, 0x110000)
@@ -66,7 +63,7 @@ def modelspec(networks: Mapping[str, nn.Module], about: About, kind: str = "lora
         "modelspec.title": about.title or {"lora": "LoRA", "controlnet": "ControlNet"}[kind],
         "modelspec.date": datetime.now(UTC).isoformat(timespec="seconds"),
         "modelspec.trigger_phrase": about.trigger_phrase,
-        VERSION: version("daguerre"),
+        seals.VERSION: version("daguerre"),
         BASE: json.dumps(public(about.base)) if about.base else "",
     }
     return {name: value for name, value in found.items() if value}
@@ -127,11 +124,6 @@ def base(metadata: Mapping[str, str]) -> dict[str, dict[str, str]]:
     owns = [*found.values()] if isinstance(found, dict) else [None]
     known = all(isinstance(own, dict) and all(isinstance(each, str) for each in own.values()) for own in owns)
     return found if known else {}
-
-
-def digests(metadata: Mapping[str, str]) -> set[str]:
-    """The digests of its tensors that a header has, as `hashes` counts them."""
-    return {metadata[key].lower().removeprefix("0x") for key in (KOHYA_DIGEST, _DIGEST) if metadata.get(key)}
 
 
 def about(metadata: Mapping[str, str], title: str) -> About:
@@ -211,11 +203,6 @@ def _arguments(main: list[Addition], alpha: float) -> dict[str, str]:
     return {"conv_dim": str(ranks.pop()), "conv_alpha": str(alpha)} if len(ranks) == 1 else {}
 
 
-def sealed(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """The least that a header has of a file that this program wrote: by it the tensors are checked when it is read."""
-    return {VERSION: version("daguerre"), _DIGEST: hashes(tensors, {})[_DIGEST]}
-
-
 def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
     """`sshs_model_hash` and modelspec's: SHA-256 of what follows the header. `sshs_legacy_hash`: the first 8 digits of
     that of the bytes 0x100000 to 0x110000 of a file that has nothing but the `ss_*` keys beside its tensors."""
@@ -230,7 +217,7 @@ def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[s
         short.update(chunk[begin:end])
         at += len(chunk)
     return {
-        KOHYA_DIGEST: whole.hexdigest(),
+        seals.KOHYA_DIGEST: whole.hexdigest(),
         "sshs_legacy_hash": short.hexdigest()[:8],
-        _DIGEST: f"0x{whole.hexdigest()}",
+        seals.DIGEST: f"0x{whole.hexdigest()}",
     }
