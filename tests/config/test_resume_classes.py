@@ -48,7 +48,7 @@ FREE = {
     "model.reconstruction_scale",  # of Stage B
     *(f"model.decode.{name}" for name in ("name", "num_inference_steps", "guidance_scale", "guidance_rescale")),
     *(f"model.decode.{name}" for name in ("shift", "sampler", "prediction")),
-    *("logging.every", "logging.trackers", "model.pickled_weights", "model.scheduler"),
+    *("logging.every", "logging.trackers", "model.pickled_weights", "model.ignore_tensors", "model.scheduler"),
     *(
         "logging.trackers.tensorboard.name",
         *(f"logging.trackers.wandb.{n}" for n in ("entity", "mode", "name", "project")),

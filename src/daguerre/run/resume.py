@@ -143,7 +143,13 @@ def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
     if any(change.path == _BATCH for change in allowed):
         whole = config.training.global_batch_size
     schedule = {"duration": old.training.duration, "lr_scheduler": old.lr_scheduler.model_dump(mode="json")}
-    lines = [f"allow_change: {_difference(change)}" for change in allowed]
+    moved = _moved(config, allowed)
+    lines = [
+        f"{_difference(change)}; its weights must be those that the run was begun with"
+        if change in moved
+        else f"allow_change: {_difference(change)}"
+        for change in allowed
+    ]
     return {"global_batch_size": whole, "allowed": lines, "schedule": schedule}
 
 
@@ -152,10 +158,12 @@ def check_same_recipe(old: Config, new: Config, folder: RunFolder) -> list[Chang
     changes = [change for change in configs.diff(old, new) if change.resume == "identity"]
     # Left out, these are the recorded ones.
     changes = [change for change in changes if change.new or change.path not in _RECORDED]
+    moved = _moved(new, changes)
     allowed = [
         change
         for change in changes
-        if any(change.path == path or change.path.startswith(f"{path}.") for path in new.allow_change)
+        if change in moved
+        or any(change.path == path or change.path.startswith(f"{path}.") for path in new.allow_change)
     ]
     changes = [change for change in changes if change not in allowed]
     if not changes:
@@ -172,6 +180,20 @@ def check_same_recipe(old: Config, new: Config, folder: RunFolder) -> list[Chang
         code="changed",
         setting=changes[0].path if len(changes) == 1 else None,
     )
+
+
+def _moved(new: Config, changes: list[Change]) -> list[Change]:
+    """Other places of a base that a run leaves as it is: a checkpoint has the digests of its weights, by which another
+    base is refused (`base_digests.check_same_base`). Of weights that are trained whole it has none."""
+    if any(own.part == "all" and not own.separate for own in new.adapters.values()):
+        return []
+    own = {*new.model.places, "pretrained_model_name_or_path", "revision", "variant"}
+    paths = {f"model.{name}" for name in own}
+    return [
+        change
+        for change in changes
+        if change.path in paths and all(isinstance(each, str | None) for each in (change.old, change.new))
+    ]
 
 
 def _difference(change: Change) -> str:
