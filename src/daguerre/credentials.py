@@ -33,6 +33,10 @@ _IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:(?![A-Za-z][A-Za-z0-9+.-]*:
 _AS_PATH = re.compile(r"(?<=:/)[^/\s'\"@]+@")
 """User and password of an address that was taken for a path."""
 _COMMAND = re.compile(r"pipe:(?!\.\.\.)[^\n]*")
+_PROMPT = re.compile(r"(?:--)?(?:[\w.]*_)?prompts?=")
+_NEXT = re.compile(r",(?![^{]*\})")
+"""A comma between members of a list; but not in a range such as {00,05}."""
+_OPENING = {")": "(", "]": "[", "}": "{"}
 _WORD = re.compile(r"[a-z-]{,16}")
 _LEAST_LENGTH = 6
 """Of a secret that is searched for in texts by itself; shorter ones are part of other words."""
@@ -60,12 +64,38 @@ def redacted(text: str) -> str:
 def redact(given: Any) -> Any:
     """The value of a setting without the secrets in its addresses, which stay in memory for `whole`."""
     if isinstance(given, dict):
-        return {name: redact(inner) for name, inner in given.items()}
+        return {redact(name): redact(inner) for name, inner in given.items()}
     if isinstance(given, list | tuple):
         return type(given)(map(redact, given))
     if not isinstance(given, str) or not ("://" in given or given.startswith("pipe:")):
         return given
     return "::".join(map(_put_aside, SEPARATOR.split(given)))
+
+
+def word(given: str) -> str:
+    """A word of the command line without the secrets of the addresses in it, which stay in memory for `whole`.
+
+    For every word, as few are settings that are checked: data to measure, LoRAs by name, folders to write. Prompts are
+    no addresses and keep their words.
+    """
+    if given.startswith("pipe:"):
+        return str(redact(given))
+    if "://" not in given or _PROMPT.match(given):
+        return given
+    listed = given.partition("=")[2].lstrip().startswith(("[", "{")) or given.lstrip().startswith("[")
+    return _IN_TEXT.sub(lambda found: _aside(found[0], listed), given)
+
+
+def _aside(text: str, listed: bool) -> str:
+    """An address in a text, with what follows it there: a comma in a list, marks and brackets that close."""
+    comma = _NEXT.search(text) if listed else None
+    end = comma.start() if comma else len(text)
+    while text[end - 1] in ").,:;]}":
+        opening = _OPENING.get(text[end - 1])
+        if opening and text.count(opening, 0, end) >= text.count(text[end - 1], 0, end):
+            break  # of a range in its name, such as part-{00..01}
+        end -= 1
+    return _put_aside(text[:end]) + text[end:]
 
 
 def _put_aside(address: str) -> str:

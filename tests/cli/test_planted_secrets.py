@@ -168,6 +168,7 @@ def test_data_verbs(place, tmp_path, capfd):
     assert_clean(place, capfd)
 
 
+DATA_VERBS = ("stats", "verify", "index", "show", "pack")
 ADDRESSES = [
     f"https://{USER}:{PASSWORD}@host/x?sig={SIGNATURE}",
     f"https://{USER}:{PASSWORD}/{PASSWORD}@host:80/x?sig={SIGNATURE}",
@@ -211,6 +212,33 @@ COMMANDS = [
     "launch slurm @ nodes=1",
     "launch slurm quickstart nodes=1 gpus_per_node=0 out=job-setup setup='export HTTPS_PROXY=@'",
     "launch slurm quickstart nodes=1 gpus_per_node=0 device=cpu out=job description=@",
+    "train quickstart 'adapters.lora.ranks={@: 4}'",
+    "train quickstart 'data.sources={@: {source: folder}}'",
+    "generate quickstart prompt=x out=o 'use={@: 0.8}'",
+    "generate quickstart prompt=x out=o 'controlnets={@: 1}'",
+    "generate quickstart prompt=x image=@ out=o",
+    "reference @ networks.inception=random out=r.safetensors",
+    "reference a networks.inception=@ out=r.safetensors",
+    "reference a networks.inception=random out=@",
+    "evaluate @",
+    "evaluate @ @",
+    "evaluate a metrics=[psnr] against=@",
+    "evaluate a reference=@ metrics=[fid] networks.inception=random",
+    "evaluate a prompts_file=@ out=@",
+    "convert merge 'use={@: 1, b: 1}' out=o.safetensors",
+    "convert export @ out=o",
+    "convert extract @ base=@ out=o.safetensors",
+    "convert lora @ format=kohya out=o.safetensors",
+    "convert resize @ rank=4 out=o.safetensors",
+    "convert tokens @ out=o",
+    "cache @",
+    "cache quickstart cache.path=@ verify=true",
+    "data index @",
+    "data verify @",
+    "publish @ owner/name",
+    "recipes @",
+    "doctor @",
+    "launch local @",
 ]
 
 
@@ -261,3 +289,50 @@ def test_a_converted_config_holds_none(place, tmp_path, capfd):
 def test_the_recorded_command_holds_none(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["daguerre", *(f"data.path={address}" for address in ADDRESSES)])
     assert not [secret for secret in SECRETS if secret in json.dumps(environment())]
+
+
+def test_every_verb_is_given_them():
+    """A verb that is new is added to COMMANDS, as its words are opened or written somewhere."""
+    named = {tuple(shlex.split(text)[:2]) for text in map(_text, COMMANDS)} | {("data", name) for name in DATA_VERBS}
+    groups = {name for name, verb in main.verbs().items() if verb.is_group}
+    for name, verb in main.verbs().items():
+        below = main.verbs(name) if verb.is_group else {}
+        for inner in below or [""]:
+            wanted = (name, inner) if name in groups else (name,)
+            assert any(found[: len(wanted)] == wanted for found in named), wanted
+
+
+def _text(command):
+    return command if isinstance(command, str) else command.values[0]
+
+
+def test_statistics_of_protected_data_hold_none(place, tmp_path, capfd):
+    """The file of `reference` is meant to be shared: its header, its protocol and names of folders."""
+    data_sets.shards(tmp_path / "raw", 1, 4)
+    with guarded(tmp_path / "raw") as url:
+        given = [f"{url}/part-00.tar{SIGNED}", "num_images=4", "networks.inception=random", "out=r.safetensors"]
+        code = main.run(["reference", *given, f"data.cache_dir={place / 'data'}"])
+        assert code == errors.DONE, capfd.readouterr().err
+    assert (place / "r.safetensors").is_file()
+    assert_clean(place, capfd)
+    assert b"//***@127.0.0.1" in (place / "r.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("word", "expected", "kept"),
+    [
+        ("https://u:pass12@h/a", "https://***@h/a", "https://u:pass12@h/a"),
+        ("data.path=https://u:pass12@h/{00..01}.tar", "data.path=https://***@h/{00..01}.tar",
+         "https://u:pass12@h/{00..01}.tar"),
+        ("data.path=[https://u:pass12@h/{00,01}.tar,b]", "data.path=[https://***@h/{00,01}.tar,b]",
+         "https://u:pass12@h/{00,01}.tar"),
+        ("use={https://h/a?sig=secret99: 0.8}", "use={https://h/a?***: 0.8}", "https://h/a?sig=secret99"),
+        ("https://u:pa,ss@h/a", "https://***@h/a", "https://u:pa,ss@h/a"),
+        ("prompt=a sign https://h/?q=1", "prompt=a sign https://h/?q=1", None),
+        ("https://h/a.tar", "https://h/a.tar", None),
+    ],
+)  # fmt: skip
+def test_words_of_the_command_line(word, expected, kept):
+    assert credentials.word(word) == expected
+    if kept:
+        assert credentials.whole(credentials.redact(kept)) == kept

@@ -16,7 +16,7 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 
-from daguerre import __version__, errors, faults
+from daguerre import __version__, credentials, errors, faults
 from daguerre.errors import UserError
 
 FOLDER = Path(__file__).parent
@@ -94,6 +94,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    arguments = [credentials.word(word) for word in arguments]
     first, *rest = arguments or ["--help"]
     if first in ("-h", "--help", "help"):
         return _print(_verb([*rest, "--help"])[0].texts["HELP"] if rest else _overview())

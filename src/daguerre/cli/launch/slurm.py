@@ -87,7 +87,7 @@ def run(arguments: list[str]) -> int:
     file = Path(own.out or f"{own.job_name}.sbatch")
     written = [without_secrets(override) for override in rest]
     write(file, batch_file(own, recipe, written, str(file), own_workers=not names_workers(rest)))
-    if written != rest:
+    if any(map(credentials.is_cut, written)):
         print(
             f"{file} contains no passwords: *** replaces them. The job reads the full addresses from its "
             f"environment: before sbatch, export {credentials.VARIABLE}='ADDRESS ...'"
