@@ -107,8 +107,25 @@ def test_weights_of_a_variant(base: Path, tmp_path: Path):
     for file in list(folder.glob("*/*.safetensors")):
         file.rename(file.with_name(file.name.replace(".safetensors", ".fp16.safetensors")))
     assert holds(load(folder, variant="fp16").components["unet"], weights(base, "unet"))
-    with pytest.raises(UserError, match=r"lacks unet/diffusion_pytorch_model\.safetensors"):
+    with pytest.raises(UserError, match=r"lacks unet/diffusion_pytorch_model\.safetensors.*set model.variant=fp16"):
         load(folder)
+
+
+def test_the_variant_is_chosen_for_each_network_by_what_lies_there(base: Path, tmp_path: Path):
+    folder = shutil.copytree(base, tmp_path / "copy")
+    with pytest.raises(UserError, match=r"no network of .* has weights of the variant 'fp16'; .*: none"):
+        load(folder, variant="fp16")
+    plain = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    other = {name: value + 1 for name, value in load_file(plain).items()}
+    save_file(other, plain.with_name("diffusion_pytorch_model.fp16.safetensors"))
+    found = load(folder, variant="fp16").components
+    assert holds(found["unet"], other)
+    assert holds(found["vae"], weights(base, "vae"))
+    vae = folder / "vae" / "diffusion_pytorch_model.safetensors"
+    vae.rename(vae.with_name("diffusion_pytorch_model.fp16.safetensors"))
+    with pytest.raises(UserError, match=r"model\.vae: .*set model\.variant=fp16"):
+        load(base, vae=str(folder / "vae"))
+    assert holds(load(base, vae=str(folder / "vae"), variant="fp16").components["vae"], weights(base, "vae"))
 
 
 def test_shards_that_did_not_arrive_are_missed(base: Path, tmp_path: Path):
@@ -134,7 +151,7 @@ def test_shards_that_did_not_arrive_are_missed(base: Path, tmp_path: Path):
 
 
 def test_the_shards_of_a_variant_are_asked_for_by_both_their_names():
-    asked = resolve._patterns({"unet": resolve.network("unet", Options(variant="fp16"))})
+    asked = resolve._patterns(resolve._of_variant({"unet": resolve.network("unet", Options(variant="fp16"))}, "fp16"))
     assert {name for name in asked if "-of-" in name} == {
         "unet/diffusion_pytorch_model.fp16-*-of-*.safetensors",
         "unet/diffusion_pytorch_model-*-of-*.fp16.safetensors",

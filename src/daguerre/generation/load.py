@@ -219,7 +219,8 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
 def _resolution(family: type[PretrainedSettings], folder: Path) -> int:
     """Side of a pipeline's images: of its UNet's samples, times what its autoencoder enlarges."""
     (denoiser,), (autoencoder,) = map(family.networks, ("denoiser", "autoencoder"))
-    levels = read_json(folder / autoencoder / "config.json").get("block_out_channels", [0] * 4)
+    place = folder / autoencoder / "config.json"  # not there where the autoencoder is elsewhere
+    levels = (read_json(place) if place.is_file() else {}).get("block_out_channels", [0] * 4)
     return int(read_json(folder / denoiser / "config.json").get("sample_size", 64)) * 2 ** (len(levels) - 1)
 
 

@@ -19,7 +19,7 @@ from daguerre.errors import UserError
 from daguerre.models import encoders
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.single_file import load as single_file_load
-from daguerre.models.weights import load, resolve
+from daguerre.models.weights import files, load, resolve
 from daguerre.models.weights.files import read_json, weight_files
 from daguerre.models.weights.resolve import Options
 
@@ -37,9 +37,10 @@ class ComponentLoader:
 
     def __init__(self, settings: PretrainedSettings, seed: int) -> None:
         self.settings, self.seed = settings, seed
-        self.elsewhere = Options(pickled=settings.pickled_weights, ignored=tuple(settings.ignore_tensors))
-        """Revision and variant are the base's; other places have their own."""
-        self.options = replace(self.elsewhere, revision=settings.revision, variant=settings.variant)
+        ignored = tuple(settings.ignore_tensors)
+        self.elsewhere = Options(variant=settings.variant, pickled=settings.pickled_weights, ignored=ignored)
+        """The revision is the base's; other places have their own."""
+        self.options = replace(self.elsewhere, revision=settings.revision)
         self.left_out: dict[str, Callable[[], Any]] = {}
         """Loads each network that was left out of memory (models/encoders.py)."""
 
@@ -62,7 +63,11 @@ class ComponentLoader:
 
     @cached_property
     def base(self) -> Path:
-        return resolve.locate(self.settings.pretrained_model_name_or_path, self.of_base(), self.options)
+        folder = resolve.locate(self.settings.pretrained_model_name_or_path, self.of_base(), self.options)
+        if not any(isinstance(place, str) and place != BASE for place in self.settings.places.values()):
+            with _named("variant"):
+                files.check_variant(None if resolve.without_weights() else self.settings.variant, folder)
+        return folder
 
     def folder(self, name: str, needed: resolve.Files) -> Path:
         """The folder of a component that is taken from the base or from another place."""
@@ -108,9 +113,8 @@ class ComponentLoader:
             return self._random(name, kind, dict(decided or {}) | value)
         if value is None:
             return self._random(name, kind, load.config(kind, self.base / name))
-        variant = self.settings.variant if value == BASE else None
         if not _is_file(value):
-            return load.load(kind, self.folder(name, self._needed(name)), variant, self.options.ignored)
+            return load.load(kind, self.folder(name, self._needed(name)), self.settings.variant, self.options.ignored)
         if resolve.without_weights():
             return load.load(kind, self.base / name)
         net = self._random(name, kind, load.config(kind, self.base / name))
@@ -131,7 +135,7 @@ class ComponentLoader:
         if _is_file(value):
             return told | {"file": digest(self.file(name))}
         folder = self.folder(name, self._needed(name))
-        found = weight_files(folder, self.settings.variant if value == BASE else None)
+        found = weight_files(folder, self.settings.variant)
         return told | {"files": {path.name: digest(path) for path in found}}
 
     def is_random(self, name: str) -> bool:

@@ -135,7 +135,8 @@ class PretrainedSettings(FamilySettings):
     revision: str | None = None
     """Branch, tag or commit of a base on the hub. null: its main branch."""
     variant: str | None = None
-    """Weights of the base in another form, such as `fp16`: files named diffusion_pytorch_model.fp16.safetensors."""
+    """Weights in another form, such as `fp16`, of each network that has them: files named
+    diffusion_pytorch_model.fp16.safetensors."""
     pickled_weights: bool = Field(False, json_schema_extra=FREE)
     """Also take old pickled files (.bin, .ckpt) where there are no others: read as tensors alone, converted once."""
     ignore_tensors: list[str] = Field([], json_schema_extra=FREE)

@@ -109,6 +109,7 @@ def read(arguments: Sequence[str]) -> Request:
         why = "it applies to a pipeline, not to a run" if is_run else "it applies to a run only"
         raise UserError(f"{', '.join(idle)}: {why}; remove it", code="unused", setting=idle[0])
     out = given.new_place(options.out, "my-model.safetensors" if options.format == "single_file" else "FOLDER")
+    files.check_variant(options.variant, source)
     request = Request(source, is_run, out, options, settings)
     _check_form(request)
     return request

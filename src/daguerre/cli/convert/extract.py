@@ -35,6 +35,7 @@ values in float64, and says how much it differs. One layer is in memory at a tim
   energy=E           the lowest rank of each layer that has this share of its squared singular values: above 0, up to 1
   out=PLACE          a new .safetensors file, of peft a new folder
   format=kohya       or diffusers, peft: as `daguerre convert lora` has them
+  variant=fp16       of folders: the weights of that name, of each network that has them
   ignore_tensors=[X] leaves out tensors that are refused as unknown, by patterns of names such as '*.scale'
 
 Layers that are equal in both, or differ by the rounding of a model in 16 bits alone, are left out. Norms, biases and
@@ -50,6 +51,7 @@ class Options(Settings):
     energy: float | None = Field(None, gt=0, le=1)
     out: str | None = None
     format: Form = "kohya"
+    variant: str | None = None
     ignore_tensors: list[str] = Field([])
 
 
@@ -62,12 +64,13 @@ def run(arguments: list[str]) -> int:
         raise UserError("give rank=R, energy=E or both", code="missing", setting="rank")
     out = loras.place(options.out, options.format)
     tuned, base = (bases.folder(each, options.ignore_tensors) for each in (target, options.base))
+    files.check_variant(options.variant, tuned, base)
     networks, keep = bases.networks(base), Keep(options.rank, options.energy)
     found: dict[str, list[Addition]] = {}
     lost, whole, others = 0.0, 0.0, list[str]()
     for component, network in networks.items():
         layers = bases.file_names(network)
-        for name, change in changes(base / component, tuned / component, options.ignore_tensors):
+        for name, change in changes(base / component, tuned / component, options.variant, options.ignore_tensors):
             if (layer := layers.get(name)) is None:
                 others.append(f"{component}.{name}")
                 continue
@@ -83,10 +86,12 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def changes(base: Path, tuned: Path, ignored: Sequence[str] = ()) -> Iterator[tuple[str, Tensor]]:
+def changes(
+    base: Path, tuned: Path, variant: str | None = None, ignored: Sequence[str] = ()
+) -> Iterator[tuple[str, Tensor]]:
     """Name and difference in float32 of each tensor of a network that is another one now, in the narrower type of the
     two models. UserError for a network of another shape."""
-    before, after = (files.read(folder, ignored=ignored) for folder in (base, tuned))
+    before, after = (files.read(folder, variant, ignored) for folder in (base, tuned))
     spelt = {with_wrapper(name): name for name in after} | {name: name for name in after}
     for name, old in before.items():
         new = after.get(spelt.get(name, spelt.get(with_wrapper(name), "")))

@@ -39,6 +39,7 @@ time.
   use='{FILE: 0.8}'   LoRAs with their strengths: 1 as it was trained, 0 nothing, below 0 the opposite
   out=PLACE           a new folder in diffusers' layout, or a single file if it ends with .safetensors
   dtype=float16       or bfloat16, float32 (default: as the model's weights are)
+  variant=fp16        of a folder: the weights of that name, of each network that has them
   ignore_tensors=[X]  leaves out tensors that are refused as unknown, by patterns of names such as '*.scale'
 
 A run with a LoRA of its own is merged by `daguerre convert export`.
@@ -51,6 +52,7 @@ class Options(Settings):
     use: dict[Annotated[str, ADDRESS], float] = Field({})
     out: str | None = None
     dtype: Dtype | None = None
+    variant: str | None = None
     ignore_tensors: list[str] = Field([])
 
 
@@ -76,19 +78,20 @@ def run(arguments: list[str]) -> int:
         raise UserError("give a model and use='{FILE: 0.8}'", code="missing", setting="use")
     out = given.new_place(options.out, "merged.safetensors")
     model = bases.folder(target, options.ignore_tensors)
+    files.check_variant(options.variant, model)
     merging = read_all(model, options.use)
     dtype = files.DTYPES[options.dtype] if options.dtype else None
     make_folder(out.parent)
     if out.suffix == ".safetensors":
         with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
-            files.recast(model, Path(temporary), dtype, change=merging.of, ignored=options.ignore_tensors)
-            held = kept(model, Path(temporary), merging)
+            files.recast(model, Path(temporary), dtype, options.variant, merging.of, options.ignore_tensors)
+            held = kept(model, Path(temporary), merging, options)
             notices = save.write(out, Path(temporary))
             print("".join(f"{line}\n" for line in notices), end="")
     else:
         with replaced(out) as fresh:
-            files.recast(model, fresh, dtype, change=merging.of, ignored=options.ignore_tensors)
-            held = kept(model, fresh, merging)
+            files.recast(model, fresh, dtype, options.variant, merging.of, options.ignore_tensors)
+            held = kept(model, fresh, merging, options)
     exact = f"to within {held:.1e} of it" if held else "exactly"
     print(f"{out}: {given.size_of(out)}; read back, it has what was added {exact}")
     return 0
@@ -107,12 +110,12 @@ def read_all(model: Path, use: Mapping[str, float]) -> Merging:
     return Merging(asked, {component: bases.tensor_names(network) for component, network in networks.items()})
 
 
-def kept(model: Path, made: Path, merging: Merging) -> float:
+def kept(model: Path, made: Path, merging: Merging, options: Options) -> float:
     """The difference between what was written and what was to be added, as a share of that: rounding to their type."""
     off = whole = 0.0
     for component in {component for component, _ in merging.asked}:
         found = files.read(made / component)
-        for name, weight in files.read(model / component).items():
+        for name, weight in files.read(model / component, options.variant, options.ignore_tensors).items():
             if (make := merging.of(component, name, weight)) is not None:
                 change = make().double() - weight.double()
                 off += float((found[name].double() - weight.double() - change).square().sum())

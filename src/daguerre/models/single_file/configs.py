@@ -336,6 +336,21 @@ def _as_edm(pipeline: PipelineConfigs, tensors: Mapping[str, Tensor]) -> Pipelin
     return replace(pipeline, scheduler=edm_scheduler(tensors), index=index)
 
 
+def whole(pipeline: PipelineConfigs) -> PipelineConfigs:
+    """The same with the configs and tokenizers of the networks that a file lacks: those of the published architecture
+    whose others it has."""
+    for name, layout in OF_LAYOUTS.items():
+        own = of_architecture(name, tuple(pipeline.configs))
+        if layout == pipeline.layout and own.configs.get("unet") == pipeline.configs.get("unet"):
+            all_of_it = of_architecture(name, tuple(LAYOUTS[layout]))
+            return replace(
+                pipeline,
+                configs=all_of_it.configs | pipeline.configs,
+                tokenizers=all_of_it.tokenizers | pipeline.tokenizers,
+            )
+    return pipeline
+
+
 def tokenizer_files(kept: Mapping[str, str]) -> dict[str, bytes]:
     """The files of a tokenizer by name, of what `PipelineConfigs.tokenizers` keeps of it."""
     if "pad" in kept:

@@ -137,6 +137,11 @@ def convert(
     beside.check(path, tensors, used, rest, [place.prefix for place in _places(pipeline).values()])
     _write_networks(fresh, tensors, pipeline)
     if missing := [name for name in LAYOUTS[pipeline.layout] if name not in pipeline.configs]:
+        pipeline = configs.whole(pipeline)
+        for name in missing:
+            if name in pipeline.configs:
+                (fresh / name).mkdir()
+                write_json(fresh / name / "config.json", pipeline.configs[name])
         more.append(
             f"it has no {', '.join(missing)}: set it as model.unet or model.vae together with a complete base model"
         )

@@ -1,6 +1,7 @@
 """Weights and configs in folders of diffusers and transformers: reads them, and writes them in another dtype."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from daguerre.models.weights import beside
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _STEMS = ("diffusion_pytorch_model", "model")
+_VARIANT = re.compile(r"\w+\.(\w+)(?:-\d+-of-\d+)?\.safetensors|\w+\.safetensors\.index\.(\w+)\.json")
 _TEXTS = (".json", ".txt", ".md", ".model")
 
 
@@ -67,8 +69,9 @@ def read(folder: Path, variant: str | None = None, ignored: Sequence[str] = ()) 
     are left out. UserError where there are none, or where a quantiser left others beside them."""
     found = weight_files(folder, variant)
     if not found:
-        of_variant = f" of the variant {variant!r}" if variant else ""
-        raise UserError(f"{folder} has no weights in safetensors{of_variant}", code="missing")
+        there = variants(folder)
+        hint = f": it has the variant {' and '.join(there)}: set variant={there[0]}" if there else ""
+        raise UserError(f"{folder} has no weights in safetensors{hint}", code="missing", setting="variant")
     check_whole(folder)
     tensors = {name: tensor for path in found for name, tensor in read_file(path).items()}
     kept, _ = beside.without(tensors, ignored)
@@ -90,14 +93,35 @@ def check_whole(folder: Path) -> None:
 
 
 def weight_files(folder: Path, variant: str | None) -> list[Path]:
-    """The file of a network's weights, or the shards that an index names; [] if there are none."""
-    mark = f".{variant}" if variant else ""
-    for stem in _STEMS:
-        if (whole := folder / f"{stem}{mark}.safetensors").is_file():
-            return [whole]
-        if (index := folder / f"{stem}.safetensors.index{mark}.json").is_file():
-            return shards(index)
+    """The file of a network's weights, or the shards that an index names; [] if there are none. Those of the variant
+    where the network has it, else the plain ones."""
+    for mark in (f".{variant}", "") if variant else ("",):
+        for stem in _STEMS:
+            if (whole := folder / f"{stem}{mark}.safetensors").is_file():
+                return [whole]
+            if (index := folder / f"{stem}.safetensors.index{mark}.json").is_file():
+                return shards(index)
     return []
+
+
+def variants(folder: Path) -> list[str]:
+    """The variants, such as `fp16`, of the weights in the folder of a network."""
+    names = [path.name for path in folder.glob("*.*") if path.name.partition(".")[0].partition("-")[0] in _STEMS]
+    found = (_VARIANT.fullmatch(name) for name in names)
+    return sorted({match[1] or match[2] for match in found if match})
+
+
+def check_variant(variant: str | None, *models: Path) -> None:
+    """UserError for a variant that no network of these folders has."""
+    folders = [folder for model in models for folder in (model, *model.iterdir())]
+    known = sorted({name for folder in folders for name in variants(folder)})
+    if variant is not None and variant not in known:
+        raise UserError(
+            f"no network of {' or '.join(map(str, models))} has weights of the variant {variant!r}; it has the "
+            f"variants: {', '.join(known) or 'none'}",
+            code="missing",
+            setting="variant",
+        )
 
 
 def shards(index: Path) -> list[Path]:
@@ -172,7 +196,7 @@ def recast(
         for path in sorted(path for path in folder.iterdir() if path.suffix in _TEXTS):
             if ".safetensors.index" not in path.name:
                 shutil.copyfile(path, made / path.name)
-        if any(weight_files(folder, which) for which in (None, variant)):
+        if weight_files(folder, variant) or variants(folder):
             tensors = read(folder, variant, ignored)
             check_range(tensors, dtype, folder)
             name = f"{weight_files(folder, variant)[0].name.partition('.')[0].partition('-')[0]}.safetensors"

@@ -56,6 +56,7 @@ def load(kind: Any, folder: Path, variant: str | None = None, ignored: Sequence[
     """The network of class `kind` in `folder`, on the CPU in float32. UserError if a weight is missing, or others
     change what it means; patterns of those that are left out are `ignored`."""
     files.check_whole(folder)
+    variant = variant if variant in files.variants(folder) else None
     if without_weights():
         return build(kind, config(kind, folder))
     try:

@@ -17,7 +17,7 @@ from daguerre.errors import Absent, UserError
 from daguerre.models.settings import SINGLE_FILES
 from daguerre.models.single_file import load
 from daguerre.models.weights import architectures, pickled
-from daguerre.models.weights.files import shards
+from daguerre.models.weights.files import shards, variants
 
 SHIPPED = Path(__file__).parents[2] / "assets"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -45,13 +45,14 @@ class Options:
 
 
 def network(component: str, options: Options) -> Files:
-    """Config and weights of a component, as diffusers and transformers name them."""
+    """Config and weights of a component, as diffusers and transformers name them: of the variant or else plain ones."""
     of_transformers = component.startswith(("text_encoder", "image_encoder"))
     stem = "model" if of_transformers else "diffusion_pytorch_model"
-    mark = f".{options.variant}" if options.variant else ""
-    names = [f"{stem}{mark}.safetensors", f"{stem}.safetensors.index{mark}.json"]
+    old = "pytorch_model" if stem == "model" else stem
+    marks = (f".{options.variant}", "") if options.variant else ("",)
+    names = [name for mark in marks for name in (f"{stem}{mark}.safetensors", f"{stem}.safetensors.index{mark}.json")]
     if options.pickled:
-        names.append(f"{'pytorch_model' if stem == 'model' else stem}{mark}.bin")
+        names += [f"{old}{mark}.bin" for mark in marks]
     return (*CONFIG, tuple(names))
 
 
@@ -159,22 +160,29 @@ def _cached(repository: str, options: Options) -> Path:
 
 def _check_complete(folder: Path, name: str, needed: Needed, options: Options) -> None:
     if missing := missing_files(folder, needed):
-        variant = f" of the variant {options.variant!r}" if options.variant else ""
+        lying = sorted({name for part in needed for name in variants(folder / part)})
+        other = [name for name in lying if name != options.variant]
         old = [] if options.pickled else [*folder.glob("*/*.bin"), *folder.glob("*.bin")]
         hint = "; it has pickled ones: model.pickled_weights=true reads only the tensors from them" if old else ""
+        setting = "model.pickled_weights" if old else None
+        if other and any(".safetensors" in name for name in missing):
+            hint, setting = f"; it has the variant {' and '.join(other)}: set model.variant={other[0]}", "model.variant"
+        parts = [part for part in {name.partition("/")[0] for name in missing if "/" in name} if part in needed]
+        elsewhere = f", or give {', '.join(f'model.{part}=PLACE' for part in sorted(parts))}" if parts else ""
         raise UserError(
             f"{name} ({folder}) lacks {', '.join(missing)}; it must be a folder in diffusers' layout with "
-            f"{', '.join(filter(None, needed))} and weights in safetensors{variant}{hint}. Point to a complete one, "
-            "or copy the missing files there",
+            f"{', '.join(filter(None, needed))} and weights in safetensors{hint}. Point to a complete one, "
+            f"copy the missing files there{elsewhere}",
             code="missing",
-            setting="model.pickled_weights" if old else None,
+            setting=setting,
         )
 
 
 def _from_hub(name: str, needed: Needed, options: Options) -> Path:
+    cached, wanted = None, _of_variant(needed, options.variant)
     try:
         cached = _cached(name, options)
-        if not missing_files(cached, needed):
+        if not missing_files(cached, wanted):
             return cached
     except OSError:
         pass  # not in the cache: ask the hub
@@ -185,12 +193,28 @@ def _from_hub(name: str, needed: Needed, options: Options) -> Path:
         return Path(huggingface_hub.snapshot_download(name, revision=options.revision, allow_patterns=patterns))
 
     try:
-        folder = download(_patterns(_unpickled(needed)))
+        folder = download(_patterns(_unpickled(wanted)))
+        if missing_files(folder, wanted):  # plain ones of networks without the variant
+            absent = {part: files for part, files in needed.items() if missing_files(folder, {part: wanted[part]})}
+            folder = download(_patterns(_unpickled(absent)))
         if options.pickled and missing_files(folder, _unpickled(needed)):
             download([path for path in _paths(needed) if path.endswith(".bin")])
         return folder
     except OSError as error:
+        if cached is not None and not missing_files(cached, needed):
+            return cached
         raise _unreachable(name, name, error) from error
+
+
+def _of_variant(needed: Needed, variant: str | None) -> Needed:
+    """The files of the variant alone, of networks that may have it."""
+    if variant is None:
+        return needed
+    found = {}
+    for part, files in needed.items():
+        own = (tuple(name for name in names if f".{variant}." in name) for names in files)
+        found[part] = tuple(few or names for few, names in zip(own, files, strict=True))
+    return found
 
 
 def _unpickled(needed: Needed) -> Needed:
