@@ -25,6 +25,8 @@ CONTROLS = ("control", "control_2", "control_3", "control_4")
 
 OF_IMAGES, OF_TEXTS = "image.", "text."
 """How the names of cached features begin: those of images and those of captions."""
+TOKENS, NUMBERS = "tokens.", "numbers."
+"""How the names of draws begin that are not random: captions as tokens, and numbers that the host knows."""
 
 Cond = Mapping[str, "Tensor"]
 """Conditioning by name; the leading dim of every tensor is B. `text` is [B, T, D] for text-to-image families."""
@@ -80,7 +82,8 @@ class Batch:
     """[B, 6] int32, for SDXL's conditioning: height and width of the stored image (upright), top and left of the crop
     in the resized image (0 for a slot whose sample could not be decoded), height and width of the crop, in all."""
     draws: Mapping[str, Tensor] = field(default_factory=dict)
-    """Random inputs of the objective for these keys."""
+    """What is made of keys, captions and sizes while the device computes the batch before: random inputs of family,
+    adapters and objective, `tokens.NAME` of the captions, `numbers.NAME`."""
     weights_B: Tensor | None = None
     """float32, on the CPU: factors of the losses (`loss_weight` of the source in a mix). None: all are 1."""
     features: Mapping[str, Tensor] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -79,6 +80,20 @@ def test_batches_follow_the_plan(image_folder):
     for epoch in (0, 1):
         seen = [name for name, of in zip(names, epochs, strict=True) if of == epoch]
         assert sorted(seen) == sorted(p.name for p in image_folder.glob("*.[!t]*"))
+
+
+def test_every_tensor_of_a_batch_is_pinned_and_drawn_in_the_loaders_thread(image_folder, monkeypatch):
+    pinned, threads = [], set()
+
+    def draw(batch):
+        threads.add(threading.current_thread().name)
+        return drawn(batch)
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
+    (batch,) = take(loaded(loading(image_folder).dataset, 5, draw=draw, pinned=True), 0, 1)
+    tensors = [*batch.images.values(), *batch.draws.values(), batch.valid_B]
+    assert all(any(each is one for one in pinned) for each in tensors)
+    assert threads == {"loader_0"}
 
 
 @pytest.mark.parametrize(("micro", "max_pixels"), [(2, None), (5, 600), (5, 16 * 16)])

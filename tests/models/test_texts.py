@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,24 @@ def test_windows_change_nothing_for_prompts_of_one(load: Any, small: Path, large
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert plain.truncated([LONG]) == {0: "cut to 24 tokens"}
     assert windows.truncated([LONG]) == {}
+
+
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("load", [load_sd, load_xl])
+def test_what_is_told_ahead_is_what_encoding_makes(load: Any, long: bool, small: Path, large: Path):
+    """Tokens and sizes that the loader has made beside other draws, whole and cut into rows."""
+    family = load(small if load is load_sd else large, long_prompts=long)
+    for trained in (family.trainable[:1], ["text_encoder"]):
+        family = family.training(trained)
+        plain = batch(family, [SHORT, LONG, EMPTY, "x" * 22])
+        told = family.told(plain)
+        assert all(rows.device.type == "cpu" and len(rows) == 4 for rows in told.values())
+        ahead = replace(plain, draws={**plain.draws, **told}, texts=["never read"] * 4, sizes=plain.sizes * 0)
+        for given, expected in ((ahead, plain), (ahead.rows(1, 3), plain.rows(1, 3))):
+            (x0, cond), (own_x0, own) = family.encode(given), family.encode(expected)
+            assert torch.equal(x0, own_x0)
+            assert cond.keys() == own.keys()
+            assert all(torch.equal(cond[name], own[name]) for name in own)
 
 
 def test_each_window_has_its_own_start_and_end(small: Path):

@@ -77,15 +77,15 @@ class Components:
             return x0, self.attached.condition(batch, cond)
 
     def draws(self, batch: Batch, quantile: float | None = None) -> Mapping[str, Tensor]:
-        """All that the loss needs of a batch beside its samples: random numbers by its keys, on the CPU (`quantile`
-        fixes the noise level), and weights of elements, where the images are."""
+        """All that the loss needs of a batch beside its samples: random numbers by its keys, tokens of its captions and
+        its sizes, on the CPU (`quantile` fixes the noise level), and weights of elements, where the images are."""
         pixel_shape = batch.pixel_shape
         shape = self.family.latent_shape(pixel_shape)
         of_objective = self.objective.draws(self.seed, batch.keys, shape, quantile=quantile)
         weights = self.objective.elements.draws(batch.images, shape)
         inputs = self.family.random_inputs(self.seed, batch.keys, pixel_shape)
         inputs |= self.attached.random_inputs(self.seed, batch.keys, shape)
-        return {**inputs, **of_objective, **weights}
+        return {**self.family.told(batch), **inputs, **of_objective, **weights}
 
     @property
     def images(self) -> Images:

@@ -85,14 +85,14 @@ def squared_norm(kinds: Mapping[frozenset[str], Sequence[Tensor]], devices: Devi
     and over no other, each number is counted once. All ranks have the same kinds, as they hold the same network.
     """
     ordered = sorted(kinds, key=sorted)
-    sums = torch.stack([norms(kinds[kind]).square().sum() for kind in ordered])
+    sums = {kind: norms(kinds[kind]).square().sum() for kind in ordered}
     for axis in devices.mesh_dim_names or ():
-        if devices[axis].size() > 1 and any(axis in kind for kind in ordered):
-            is_split = torch.tensor([axis in kind for kind in ordered], device=sums.device)
-            over = torch.where(is_split, sums, 0.0)
+        split = [kind for kind in ordered if axis in kind]
+        if devices[axis].size() > 1 and split:
+            over = torch.stack([sums[kind] for kind in split])
             dist.all_reduce(over, group=devices[axis].get_group())
-            sums = torch.where(is_split, over, sums)
-    return sums.sum()
+            sums |= zip(split, over.unbind(), strict=True)
+    return torch.stack([*sums.values()]).sum()
 
 
 def split_over(parameter: Tensor) -> frozenset[str]:

@@ -102,11 +102,11 @@ class Captions:
         nothing, and is left out."""
         ids_BKT, counts_BK = tokenizers.windows(self.tokenizer, texts, most=1)
         longest = int(counts_BK.max()) + self.tokenizer.model_max_length - tokenizers.room(self.tokenizer)
-        return {"ids": ids_BKT[:, 0, :longest].to(self.net.log_scale.device)}
+        return {"ids": ids_BKT[:, 0, :longest]}
 
     def features(self, tokens: Cond, trained: Collection[str] = ()) -> Cond:
         """`pooled` [B, D]: what similarities are taken of."""
-        return {"pooled": self.net.pooled(tokens["ids"])}
+        return {"pooled": self.net.pooled(tokens["ids"].to(self.net.log_scale.device))}
 
     def truncated(self, texts: Sequence[str]) -> dict[int, str]:
         return tokenizers.truncated(self.tokenizer, texts)

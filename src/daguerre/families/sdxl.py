@@ -15,7 +15,7 @@ from daguerre.models import text_encoder, vae
 from daguerre.models import unet as models_unet
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
-from daguerre.models.family import Family, Moments
+from daguerre.models.family import Family
 from daguerre.models.settings import BASE, Component, ComponentSpec, UNetSettings
 from daguerre.models.text_conditioning import TextConditioning
 from daguerre.settings import ADDRESS, Unused
@@ -77,10 +77,10 @@ def load(settings: Settings, seed: int) -> Family:
     replaced = {"text_encoder": lambda: text_encoder.as_read(first, *_READS)}
     exporter = PipelineExporter(settings.pipeline_class, index, replaced, tuple(notices))
     family = models_unet.family(components, unet, autoencoder, texts, exporter)
-    return replace(family, batch_condition=_sizes_of_batch, prompt_condition=_sizes_of_prompts)
+    return replace(family, batch_numbers=_sizes_of_batch, prompt_condition=_sizes_of_prompts)
 
 
-def _sizes_of_batch(batch: Batch, moments: Moments) -> Cond:
+def _sizes_of_batch(batch: Batch) -> Cond:
     return {"sizes": torch.from_numpy(batch.sizes.astype(np.float32))}
 
 

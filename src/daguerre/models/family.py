@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from daguerre.errors import UserError
 from daguerre.models import compatibility, encoders, sharding_axes
 from daguerre.models.settings import ComponentSpec, reachable
-from daguerre.types import OF_IMAGES, OF_TEXTS, Batch, Cond, Latents, Prompt
+from daguerre.types import NUMBERS, OF_IMAGES, OF_TEXTS, TOKENS, Batch, Cond, Latents, Prompt
 
 if TYPE_CHECKING:
     from daguerre.models.components import ComponentLoader
@@ -77,11 +77,11 @@ class TextConditioner(Protocol):
     """Captions to conditioning."""
 
     def tokens(self, texts: Sequence[str]) -> Cond:
-        """Texts as numbers, on the family's device."""
+        """Texts as numbers, on the CPU. Called by several threads."""
 
     def features(self, tokens: Cond, trained: Collection[str] = ()) -> Cond:
-        """Conditioning of texts. A pure function of each text; a batch with a long prompt only pads the others.
-        Gradients flow through the text encoders among the components `trained` alone."""
+        """Conditioning of texts, by tokens on any device. A pure function of each text; a batch with a long prompt only
+        pads the others. Gradients flow through the text encoders among the components `trained` alone."""
 
     def truncated(self, texts: Sequence[str]) -> dict[int, str]:
         """Texts that are longer than is read, by index, with a message ("cut to 77 tokens")."""
@@ -113,8 +113,12 @@ class Cacheable(Protocol):
 
 def cached(features: Mapping[str, Tensor], half: str) -> dict[str, Tensor]:
     """The cached features of images (`OF_IMAGES`) or texts by their own names, in float32; {} where there are none."""
-    own = {name.removeprefix(half): value for name, value in features.items() if name.startswith(half)}
+    own = _named(features, half)
     return {name: value.float() if value.is_floating_point() else value for name, value in own.items()}
+
+
+def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _nothing(*_: Any) -> Cond:
@@ -137,8 +141,12 @@ class Family:
     _: KW_ONLY
     text: TextConditioner | None = None
     """None for a family that reads no captions."""
+    batch_numbers: Callable[[Batch], Cond] = _nothing
+    """Conditioning of a batch that the host knows without its images, such as their sizes: rows on the CPU. Made with
+    the draws, so that nothing waits for it."""
     batch_condition: Callable[[Batch, Moments], Cond] = _nothing
-    """Conditioning of a batch besides its texts, also of the moments of its images: rows on any device."""
+    """Conditioning of a batch besides its texts, also of the moments of its images: rows on the family's device (those
+    of another one are waited for in every update)."""
     prompt_condition: Callable[[Sequence[Prompt], tuple[int, ...], bool], Cond] = _nothing
     """The same for prompts of images (3, H, W) that are to be generated; True asks for the unguided side."""
     prompt_images: Collection[str] = ()
@@ -233,27 +241,38 @@ class Family:
         """Random inputs of `encode`, on the CPU, by `daguerre.keys`; keys [B, 3], pixel_shape (3, H, W)."""
         return self.images.random_inputs(seed, keys, pixel_shape)
 
+    def told(self, batch: Batch) -> dict[str, Tensor]:
+        """All that `encode` reads of a batch which is no image and not random, on the CPU: the tokens of captions whose
+        features are not cached, and numbers."""
+        is_cached = any(name.startswith(OF_TEXTS) for name in batch.features)
+        tokens = {} if self.text is None or is_cached else self.text.tokens(batch.texts)
+        return {TOKENS + name: rows for name, rows in tokens.items()} | {
+            NUMBERS + name: rows for name, rows in self.batch_numbers(batch).items()
+        }
+
     @torch.no_grad()
     def encode(self, batch: Batch) -> tuple[Tensor, Cond]:
         """Clean samples [B, C, h, w] float32, as the objective noises them, and their conditioning.
 
         No gradient flows into either, and autocast does not reach in. `batch` is on the family's device and
-        `batch.draws` holds `random_inputs`; cached features of `batch` stand in for what they were made of. Texts stay
-        tokens where a text encoder is trained, which runs inside the net. Sample i depends on its own row alone.
+        `batch.draws` holds `random_inputs` and what is `told`, which is made here where it is missing; cached features
+        of `batch` stand in for what they were made of. Texts stay tokens where a text encoder is trained, which runs
+        inside the net. Sample i depends on its own row alone.
         """
         device = self.device
+        is_told = any(name.startswith((TOKENS, NUMBERS)) for name in batch.draws)
+        told = batch.draws if is_told else {name: rows.to(device) for name, rows in self.told(batch).items()}
         with torch.autocast(device.type, enabled=False):
             moments = cached(batch.features, OF_IMAGES) or self.images.encode(batch.pixels_BCHW)
             x0 = self.images.latents(moments, batch.draws)
-            cond = cached(batch.features, OF_TEXTS) or self._of_texts(batch.texts)
-        more = self.batch_condition(batch, moments)
+            cond = cached(batch.features, OF_TEXTS) or self._of_tokens(_named(told, TOKENS))
+        more = {**_named(told, NUMBERS), **self.batch_condition(batch, moments)}
         return x0, {**cond, **{name: rows.to(device) for name, rows in more.items()}}
 
-    def _of_texts(self, texts: Sequence[str]) -> Cond:
+    def _of_tokens(self, tokens: Cond) -> Cond:
         """Conditioning of captions, as `encode` has it."""
         if self.text is None:
             return {}
-        tokens = self.text.tokens(texts)
         in_net = any(self.specs[name].role == "text_encoder" for name in self.trained)
         return tokens if in_net else self.text.features(tokens)
 

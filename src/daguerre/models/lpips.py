@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from daguerre import digests
 from daguerre.errors import UserError
+from daguerre.models.pixel_codec import channels
 from daguerre.models.weights import files, pickled
 
 CHANNELS = (64, 128, 256, 512, 512)
@@ -50,7 +51,7 @@ class Lpips(nn.Module):
         return total
 
     def _levels(self, x_BCHW: Tensor) -> list[Tensor]:
-        shift, scale = (torch.tensor(values, device=x_BCHW.device)[:, None, None] for values in (_SHIFT, _SCALE))
+        shift, scale = (channels(values, x_BCHW.new_empty(0, dtype=torch.float32)) for values in (_SHIFT, _SCALE))
         x_BCHW, found = (x_BCHW - shift) / scale, []
         for level, numbers in enumerate(CONVOLUTIONS):
             x_BCHW = functional.max_pool2d(x_BCHW, 2) if level else x_BCHW

@@ -3,7 +3,7 @@
 Shape letters: B samples, C channels, H and W height and width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,12 @@ class PixelCodec:
 def scaled(pixels_BCHW: Tensor) -> Tensor:
     """uint8 as float32 in [-1, 1], channels last."""
     return pixels_BCHW.to(torch.float32, memory_format=torch.channels_last) / 127.5 - 1
+
+
+def channels(numbers: Sequence[float], like: Tensor) -> Tensor:
+    """A number a channel, [C, 1, 1] of the type and on the device of a tensor. Filled there: numbers that are copied to
+    a GPU are waited for."""
+    return torch.stack([like.new_full((1, 1), number) for number in numbers])
 
 
 def levels(pixels_BCHW: Tensor) -> np.ndarray:

@@ -55,11 +55,10 @@ class TextConditioning:
         return [parameter for reader in self.readers for parameter in unread(reader)]
 
     def tokens(self, texts: Sequence[str]) -> Cond:
-        """`empty` [B] bool, and of each encoder NAME_ids [B, K, T] and NAME_counts [B, K]."""
+        """`empty` [B] bool, and of each encoder NAME_ids [B, K, T] and NAME_counts [B, K]; on the CPU."""
         found = {reader.name: reader.tokens(texts) for reader in self.readers}
         n_windows = max(tokens.ids_BKT.shape[1] for tokens in found.values())
-        device = self.readers[0].encoder.device
-        cond = {"empty": torch.tensor([text == "" for text in texts], device=device)}
+        cond = {"empty": torch.tensor([text == "" for text in texts], device="cpu")}
         for name, tokens in found.items():
             more = n_windows - tokens.ids_BKT.shape[1]
             cond[f"{name}_ids"] = torch.cat([tokens.ids_BKT, tokens.ids_BKT[:, -1:].expand(-1, more, -1)], 1)
@@ -68,9 +67,10 @@ class TextConditioning:
 
     def features(self, tokens: Cond, trained: Collection[str] = ()) -> Cond:
         """`text` [B, K T, D], `pooled` [B, P] of an encoder that has it, and `text_mask` [B, K T] (1: a token to
-        attend to) where windows only pad the batch. Gradients flow through the encoders of the components `trained`;
-        the others compute in float32."""
-        hidden, cond = [], {}
+        attend to) where windows only pad the batch, of tokens on any device. Gradients flow through the encoders of the
+        components `trained`; the others compute in float32."""
+        hidden, cond, device = [], {}, self.readers[0].encoder.device
+        tokens = {name: rows.to(device) for name, rows in tokens.items()}
         for reader in self.readers:
             own = Tokens(tokens[f"{reader.name}_ids"], tokens[f"{reader.name}_counts"])
             with ExitStack() as stack:

@@ -75,9 +75,8 @@ class TextEncoder:
         }
 
     def tokens(self, texts: Sequence[str]) -> Tokens:
-        """The tokens of texts, on the encoder's device."""
-        found = tokenizers.windows(self.tokenizer, self._spelled(texts), None if self.long else 1)
-        return Tokens(*(tensor.to(self.encoder.device) for tensor in found))
+        """The tokens of texts, on the CPU."""
+        return tokenizers.windows(self.tokenizer, self._spelled(texts), None if self.long else 1)
 
     def features(self, ids_BKT: Tensor) -> tuple[Tensor, Tensor | None]:
         """Hidden states [B, K T, D], as diffusers' pipelines take them, and the pooled and projected ones [B, K, P] of

@@ -177,7 +177,7 @@ class Reconstruction(Objective):
         fooled_B = -adversarial.judged(discriminator, again_BCHW, learns=False)
         factor = learnt.factor(x_BCHW.device)
         metrics |= {"discriminator_loss": its_loss_B, "discriminator_right": right_B}
-        metrics["adversarial_weight"] = torch.as_tensor(factor, device=x_BCHW.device).expand(len(x_BCHW))
+        metrics["adversarial_weight"] = x_BCHW.new_zeros(len(x_BCHW)) + factor
         observed = {}
         if torch.is_grad_enabled() and learnt.settings.adaptive:
             observed["gradients"] = adversarial.last_layer_gradients((loss_B, fooled_B), net.last_layer)

@@ -1,4 +1,4 @@
-"""Batches in plan order: read, decoded and captioned in workers, their random numbers drawn one batch ahead.
+"""Batches in plan order: read, decoded and captioned in workers, their draws and tokens made one batch ahead.
 
 The batches are the same for any number of ranks and workers and wherever a run begins. A sample that cannot be decoded
 leaves its slot empty (valid 0) and is counted; a fault that may pass is retried, then stops the run.
@@ -59,7 +59,7 @@ class Loading:
     micro_batch_size: int
     """Most samples of a micro-batch."""
     draw: Draw
-    """Random numbers of a batch, on the CPU; called one batch ahead of the loop."""
+    """Random numbers and tokens of a batch, on the CPU; called one batch ahead of the loop, in a thread."""
     cut: Cut
     """Captions that the family truncates, by row, with the reason."""
     skips: Skips = field(default_factory=Skips)
@@ -142,7 +142,7 @@ class Loading:
     def _ready(self, collated: Collated) -> Collated:
         batch, failures = collated
         batch = replace(batch, draws=self.draw(batch))
-        return batch.map(Tensor.pin_memory) if self.pinned else batch, failures
+        return pinned(batch) if self.pinned else batch, failures
 
     def _grouped(
         self, ready: Iterator[Collated], locations: deque[tuple[Task, _Location]], reached: Callable[[int], None]
@@ -211,6 +211,12 @@ class Loading:
                 code="changed",
             )
         self.skips.restore(document["skips"])
+
+
+def pinned(batch: Batch) -> Batch:
+    """The batch in pinned memory, from which a GPU copies without anybody waiting, what stays on the host as well: the
+    loop sends it the valid slots."""
+    return batch.map(Tensor.pin_memory, lambda value: value.pin_memory() if isinstance(value, Tensor) else value)
 
 
 def fixed_batches(

@@ -18,6 +18,7 @@ from daguerre import keys as keyed
 from daguerre.errors import UserError
 from daguerre.models.cascade.image_prompts import ImagePrompts
 from daguerre.models.family import Moments
+from daguerre.models.pixel_codec import channels
 from daguerre.types import Latents
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -29,7 +30,7 @@ STEP_PX = 8
 
 def compressed(effnet: Any, pixels_BCHW: Tensor) -> Tensor:
     """Stage C's latents [B, 16, H/32, W/32] of RGB images in [0, 1]."""
-    mean, std = (pixels_BCHW.new_tensor(numbers).reshape(3, 1, 1) for numbers in (_IMAGENET_MEAN, _IMAGENET_STD))
+    mean, std = (channels(numbers, pixels_BCHW) for numbers in (_IMAGENET_MEAN, _IMAGENET_STD))
     return effnet((pixels_BCHW - mean) / std)
 
 
@@ -207,7 +208,8 @@ def read_by_stage_b(effnet: Any, pixels_BCHW: Tensor, scales: Sequence[float], c
     found: list[Tensor] = [torch.empty(0)] * len(sizes)
     for size in dict.fromkeys(sizes):
         rows = [row for row, own in enumerate(sizes) if own == size]
-        made = at_cells(effnet, scaled(pixels_BCHW[rows], size), cells)
+        # A list as an index would be copied to the device, which the host would wait for.
+        made = at_cells(effnet, scaled(torch.cat([pixels_BCHW[row : row + 1] for row in rows]), size), cells)
         for row, own in zip(rows, made, strict=True):
             found[row] = own
     return torch.stack(found)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from daguerre.models.family import Moments
+from daguerre.models.pixel_codec import channels
 from daguerre.types import IMAGE_PROMPT, Batch, Cond, Prompt
 
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -35,14 +36,14 @@ class ImagePrompts:
         x_BCHW = functional.interpolate(pixels_BCHW.float() / 255, size, mode="bicubic", antialias=True)
         top, left = ((own - side) // 2 for own in size)
         x_BCHW = x_BCHW[:, :, top : top + side, left : left + side]
-        mean, std = (x_BCHW.new_tensor(numbers).reshape(3, 1, 1) for numbers in (_MEAN, _STD))
+        mean, std = (channels(numbers, x_BCHW) for numbers in (_MEAN, _STD))
         return self.encoder((x_BCHW - mean) / std).image_embeds
 
     @torch.no_grad()
     def of_batch(self, batch: Batch, moments: Moments) -> Cond:
         """`image` [B, P] of a batch: the embedding of each sample that keeps it."""
         if self.encoder is None:
-            return {"image": torch.zeros(len(batch.keys), self.width)}
+            return {"image": moments["mean"].new_zeros(len(batch.keys), self.width)}
         return {"image": batch.draws["image_kept"][:, None] * moments["embedding"]}
 
     @torch.no_grad()
