@@ -71,6 +71,11 @@ class Trainable(ABC):
         samples without one are left out; settings of a condition: it is computed from the image that is trained on."""
         return {}
 
+    def check(self, batch: Batch) -> None:
+        """UserError for images of a batch, on the host, that `condition` cannot read: it cannot tell on a device, which
+        it would have to wait for."""
+        return
+
     def condition(self, batch: Batch, cond: Cond) -> Cond:
         """Conditioning of a batch on the device, with what the adapter adds to it. No gradient flows into it. Images
         that are generated ask for each side of guidance: `texts` are its prompts, and keys (seed, 0, 0)."""
@@ -153,6 +158,11 @@ class Attached:
     def unseen(self, captions: Callable[[int], Sequence[str]]) -> list[str]:
         """Lines of all adapters."""
         return [line for each in self.trainables.values() for line in each.unseen(captions)]
+
+    def check(self, batch: Batch) -> None:
+        """By all adapters."""
+        for each in self.trainables.values():
+            each.check(batch)
 
     def condition(self, batch: Batch, cond: Cond) -> Cond:
         """Conditioning, by one adapter after the other."""

@@ -122,6 +122,10 @@ class ControlNet(Trainable):
         """Its control image."""
         return {self.settings.image: self.settings.condition}
 
+    def check(self, batch: Batch) -> None:
+        """As its kind does."""
+        self.kind.check(self.network, batch.images[self.settings.image])
+
     def condition(self, batch: Batch, cond: Cond) -> Cond:
         """Adds the control image as the network reads it, [B, C, H, W]."""
         hint_BCHW = self.kind.hint(self.network, batch.images[self.settings.image])

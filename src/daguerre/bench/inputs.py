@@ -22,7 +22,7 @@ from daguerre.data.plan.buckets import Bucket, buckets
 from daguerre.data.skipped import Skips
 from daguerre.errors import UserError
 from daguerre.training import device
-from daguerre.types import CONTROLS, IMAGE, Batch, Cond, LossTerms
+from daguerre.types import IMAGE, Batch, Cond, LossTerms
 
 RING = 4
 """Micro-batches that are used in turn."""
@@ -118,9 +118,8 @@ def random_batch(parts: Components, size: int, shape: Bucket, first: int = 0) ->
     """Images of noise with captions of a few words, and the random numbers for them, on the CPU."""
     chance = np.random.default_rng(first)
     pixels_BHWC = chance.integers(0, 256, (size, shape.height_px, shape.width_px, 3), dtype=np.uint8)
+    # Control images are empty: not every picture is one that a ControlNet reads.
     images = {IMAGE: torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2)} | absent(parts.images, size, shape)
-    for name in (name for name in CONTROLS if name in images):  # the image itself, without holes
-        images[name] = torch.cat([images[IMAGE], torch.full_like(images[IMAGE][:, :1], 255)], dim=1)
     batch = Batch(
         keys=np.array([[first + i, 0, 0] for i in range(size)], np.int64),
         images=images,

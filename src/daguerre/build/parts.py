@@ -78,7 +78,9 @@ class Components:
 
     def draws(self, batch: Batch, quantile: float | None = None) -> Mapping[str, Tensor]:
         """All that the loss needs of a batch beside its samples: random numbers by its keys, tokens of its captions and
-        its sizes, on the CPU (`quantile` fixes the noise level), and weights of elements, where the images are."""
+        its sizes, on the CPU (`quantile` fixes the noise level), and weights of elements, where the images are.
+        UserError for an image that an adapter cannot read."""
+        self.attached.check(batch)
         pixel_shape = batch.pixel_shape
         shape = self.family.latent_shape(pixel_shape)
         of_objective = self.objective.draws(self.seed, batch.keys, shape, quantile=quantile)

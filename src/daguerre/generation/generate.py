@@ -263,6 +263,7 @@ def _as_batch(parts: Components, requests: Sequence[ImageRequest]) -> Batch:
     names, texts = [str(request.number) for request in requests], [request.prompt.text for request in requests]
     draws = parts.attached.random_inputs(parts.seed, keys, shape)
     batch = Batch(keys, images, texts, torch.ones(count), names, sizes, draws)
+    parts.attached.check(batch)
     return batch.map(lambda tensor: tensor.to(parts.device))
 
 

@@ -78,6 +78,11 @@ class OfStageC:
         card = _CARD.format(blocks=blocks, scale=scale)
         (folder / "README.md").write_text(card, encoding="utf-8")
 
+    def check(self, network: Any, pixels_BCHW: Tensor) -> None:
+        """Of faces: every cell is one, or empty."""
+        if network.config.reads == "faces":
+            faces.check(pixels_BCHW)
+
     def hint(self, network: Any, pixels_BCHW: Tensor) -> Tensor:
         """[B, C, H, W]: grey or colours in [0, 1], and -1 where nothing is known; holes: there white, and 1 in a fourth
         channel; [B, C, H/32, W/32] of latents and faces."""

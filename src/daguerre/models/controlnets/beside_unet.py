@@ -49,6 +49,9 @@ class OfUNet:
         unet_files.write(folder, network, about)
         (folder / "README.md").write_text(_CARD.replace("SCALE", f"{scale:g}"), encoding="utf-8")
 
+    def check(self, network: Any, pixels_BCHW: Tensor) -> None:
+        """Any picture will do."""
+
     def hint(self, network: Any, pixels_BCHW: Tensor) -> Tensor:
         """[B, 3, H, W], in pixels."""
         return controlled.hint(pixels_BCHW)

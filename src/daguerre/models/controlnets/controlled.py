@@ -65,6 +65,9 @@ class ControlNets(Protocol):
     def write(self, folder: Path, network: Any, about: About, scale: float) -> None:
         """Fills an empty folder. OSError where what it holds is not what was written."""
 
+    def check(self, network: Any, pixels_BCHW: Tensor) -> None:
+        """UserError for control images, on the host, that the network cannot read."""
+
     def hint(self, network: Any, pixels_BCHW: Tensor) -> Tensor:
         """Control images [B, 4, H, W] uint8, RGBA, as the network reads them."""
 
