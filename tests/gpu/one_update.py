@@ -1,0 +1,135 @@
+"""One update of recipes on a GPU that is not there: python one_update.py LIBRARY < jobs > results, JSON both ways.
+
+A job is {"recipe": NAME, "overrides": [...]}. The project's own loop trains networks of the recipe's numbers, as
+`daguerre train` would on an H100: it encodes a batch, computes the loss and its gradients, clips, moves weights,
+moments and averages. A result is of the second update, as the first one makes what later ones find: `kernels` (how many
+of each operator are launched), `waits` (what the host waits for), `adamw` (how many parameters are AdamW's), `one_pass`
+(how many of them the one-launch kernel moves) and `misplaced` (tensors of the optimizer that lie in memory otherwise
+than their parameter, as they are made and as a checkpoint gives them back).
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import fake_cuda
+
+fake_cuda.load(Path(sys.argv[1]))
+
+import torch  # noqa: E402
+import watch as watching  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+PINNED = fake_cuda.pretend()
+
+from daguerre.bench import inputs  # noqa: E402
+from daguerre.build import parts as build  # noqa: E402
+from daguerre.config import config as configs  # noqa: E402
+from daguerre.data.loading import loader  # noqa: E402
+from daguerre.kernels import attention, available  # noqa: E402
+from daguerre.training import device as devices  # noqa: E402
+from daguerre.training import loop  # noqa: E402
+from daguerre.training.state import TrainState  # noqa: E402
+
+
+class OnePass:
+    """Stands for the Triton kernel of AdamW, which takes addresses; counts the parameters that it is given."""
+
+    moved = 0
+
+    def move(self, tensors: Any, rule: Any, skip: Tensor, factor: Tensor | None) -> None:
+        self.moved += sum(p.numel() for p in tensors.parameters)
+        tensors.step.add_(1.0 - skip.float())
+
+
+ONE_PASS = OnePass()
+available.installed = lambda: True
+available.module = lambda name: {"adamw_ema_triton": ONE_PASS}[name]
+attention.fastest = lambda question, dtype, device: attention.KERNELS["efficient"]  # nothing can be measured here
+
+
+def on_the_device(networks: list[nn.Module]) -> None:
+    """Gives parameters and buffers of networks without memory a place on `cuda`, in place. Shared ones stay shared."""
+    made: dict[int, Tensor] = {}
+
+    def moved(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
+            is_parameter = isinstance(tensor, nn.Parameter)
+            made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+            kept.append(tensor)
+        return made[id(tensor)]
+
+    kept: list[Tensor] = []  # so that no id is given twice
+    for network in networks:
+        for module in network.modules():
+            for own in (module._parameters, module._buffers):
+                own.update({name: moved(tensor) for name, tensor in own.items() if tensor is not None})
+
+
+def misplaced(state: TrainState) -> list[str]:
+    """The tensors of the optimizer that have the shape of their parameter and other strides. Weights of 16 bits are
+    widened for an update to what is contiguous, and so are their moments."""
+    own = (
+        (p, name, t)
+        for part in state.optimizer.parts
+        for p, of in part.optimizer.state.items()
+        for name, t in of.items()
+    )
+    alike = [(p, name, t) for p, name, t in own if isinstance(t, Tensor) and t.shape == p.shape]
+    wanted = torch.preserve_format if state.optimizer.rounding is None else torch.contiguous_format
+    return [
+        f"{name} {tuple(t.shape)}: {t.stride()}, but the weight {p.stride()}"
+        for p, name, t in alike
+        if t.stride() != torch.empty_like(p, memory_format=wanted).stride()
+    ]
+
+
+def update(recipe: str, overrides: list[str]) -> dict[str, Any]:
+    """The result of one job."""
+    config = configs.load(recipe, overrides).config
+    parts = build.outline(config)
+    sizes, shape = build.batch_sizes(config), inputs.image_shape(config)
+    host = [inputs.random_batch(parts, sizes.micro, shape, first=i * sizes.micro) for i in range(sizes.accumulation)]
+    host = [loader.pinned(batch) for batch in host]
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    seen = watching.Watch(fake, PINNED)
+    watching.see_constants(seen)
+    numbers = loop.LoopConfig(10**6, 1e-5, 0, config.lr_scheduler, config.training.max_grad_norm, 10, 10**6)
+    with fake, seen:
+        on_the_device([*parts.family.components.values(), parts.net])
+        parts.numerics.store(parts.net, parts.attached.float32)
+        state = build.begin(config, parts)
+
+        def updates() -> Any:
+            while True:
+                yield [devices.on(parts.device, batch) for batch in host]
+
+        steps = loop.train(state, updates(), parts.loss, numbers, parts.autocast)
+        next(steps)  # the first one makes what later ones find: moments, streams
+        seen.forget()
+        ONE_PASS.moved = 0
+        next(steps)
+        kernels, waits = dict(seen.kernels), dict(seen.waits)
+        wrong = misplaced(state)
+        state.optimizer.load({name: t.contiguous() for name, t in state.optimizer.tensors().items()})
+        wrong += misplaced(state)
+    return {
+        "recipe": recipe,
+        "kernels": kernels,
+        "waits": waits,
+        "adamw": sum(p.numel() for part in state.optimizer.parts if part.one_pass for p in part.parameters),
+        "one_pass": ONE_PASS.moved,
+        "misplaced": wrong,
+    }
+
+
+def main() -> None:
+    for job in json.load(sys.stdin):
+        print(json.dumps(update(job["recipe"], job["overrides"])), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""One update of the recipes' twins on a GPU that is not there: nobody waits for it, nothing falls back, few launches.
+
+What a GPU is given is decided by torch's dispatcher, which a build for CPUs has as well (fake_cuda.cpp). So defects
+that no test on a CPU can see (a copy that the host waits for, a tensor on the wrong device, a kernel that gives way to
+another, moments in another order than their weights) are seen here, without times and without numbers.
+
+kernels.json has the launches of each recipe's update; one that has to launch more gets the number of its failure.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import fake_cuda
+import pytest
+import torch
+from twins import Twins, begun_from, tree
+
+from daguerre import errors
+from daguerre.cli import main
+from daguerre.config import recipe
+
+HERE = Path(__file__).parent
+LAUNCHES = json.loads((HERE / "kernels.json").read_text(encoding="utf-8"))
+MORE = 1.02
+"""Share of the launches in the table that an update may have."""
+QUICK = (
+    "sd15", "sdxl_pivotal", "cascade_c_controlnet_canny", "cascade_b", "cascade_effnet", "cascade_a",
+    "cascade_previewer", "quickstart_vae", "quickstart_text",
+)  # fmt: skip
+"""One of each kind of family, objective and adapter."""
+LONG_PROMPTS = "sd15 model.long_prompts=true"
+TRAINED = [name for name in recipe.shipped() if tree(name)["training"]["duration"] != "0 steps"]
+
+
+@pytest.fixture(scope="module")
+def library():
+    """Compiled once for an environment, beside its packages: 6 s."""
+    if torch.__version__.split("+")[0] not in fake_cuda.KNOWN or torch.version.cuda is not None:
+        pytest.skip(f"needs a build for CPUs of torch {' or '.join(fake_cuda.KNOWN)}; this is {torch.__version__}")
+    if shutil.which(os.environ.get("CXX", "c++")) is None:
+        pytest.skip("needs a C++ compiler: install g++")
+    folder = Path(sys.prefix) / "fake_cuda"
+    built = subprocess.run([sys.executable, HERE / "fake_cuda.py", folder], capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    return built.stdout.splitlines()[-1]
+
+
+def test_waits_are_seen(library):
+    """Of each: how often the host waits, and how many launches there are."""
+    done = subprocess.run([sys.executable, HERE / "seen.py", library], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert "cpu" in found.pop("mixed")
+    quiet = {"product": [0, 1], "pinned": [0, 1], "filled": [0, 1], "view": [0, 0]}
+    assert {name: found.pop(name) for name in quiet} == quiet
+    assert {name for name, (waits, _) in found.items() if waits != 1} == set()
+    assert len(found) == 10
+
+
+def updates(library, folder, names):
+    """The results of jobs, which are recipes with overrides, by their names; a job that fails has an `error`."""
+    twins, out, found = Twins(folder), folder / "out", {}
+    todo = []
+    for name in names:
+        own, *more = name.split()
+        if (first := begun_from(own)) and not (out / first).exists():
+            assert main.run(["train", first, f"output_dir={out}", *twins.overrides(first)]) == errors.DONE
+        todo.append({"recipe": own, "overrides": [f"output_dir={out}", *twins.overrides(own), *more]})
+    while len(found) < len(names):
+        rest = len(found)
+        done = subprocess.run(
+            [sys.executable, HERE / "one_update.py", library],
+            input=json.dumps(todo[rest:]), capture_output=True, text=True,
+        )  # fmt: skip
+        results = [json.loads(line) for line in done.stdout.splitlines()]
+        if len(results) < len(todo) - rest:
+            results.append({"error": done.stderr})
+        found |= dict(zip(names[rest:], results, strict=False))
+    return found
+
+
+def check(name, result):
+    assert "error" not in result, result["error"]
+    assert result["waits"] == {}, "the host waits for the device"
+    assert result["misplaced"] == [], "fused kernels walk weights and moments as they lie in memory"
+    assert result["one_pass"] == result["adamw"], "every parameter of AdamW is moved by the kernel of one launch"
+    launches = sum(result["kernels"].values())
+    assert launches <= MORE * LAUNCHES[name], f"{launches} launches an update, more than kernels.json has: {result}"
+
+
+@pytest.fixture(scope="module")
+def quick(library, tmp_path_factory):
+    return updates(library, tmp_path_factory.mktemp("twins"), [*QUICK, LONG_PROMPTS])
+
+
+@pytest.mark.parametrize("name", [*QUICK, LONG_PROMPTS])
+def test_an_update_of_each_kind(name, quick):
+    check(name, quick[name])
+
+
+@pytest.fixture(scope="module")
+def every(library, tmp_path_factory):
+    return updates(library, tmp_path_factory.mktemp("twins"), [name for name in TRAINED if name not in QUICK])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in TRAINED if name not in QUICK])
+def test_an_update_of_every_recipe(name, every):
+    check(name, every[name])
