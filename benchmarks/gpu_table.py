@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import Any
 
 SMOKE = "smoke"
-PARTS = (
-    "sd15-512", "sd21-512", "sd15-256", "sdxl-1024", "sdxl-1024-checkpointed", "vae-512", "sd15-512-default",
-    "sd15-256-compiled", "sd15-512-best", "cascade-c-768", "cascade-c-1b-768", "sd15-lora-512",
-    "sd15-controlnet-512", "sdxl-lora-1024", "cascade-c-default", "cascade-b-default",
-)  # fmt: skip
+ROUNDS = {
+    1: ("sd21-512", "sdxl-1024", "sd15-512-online", "sd15-256-compiled"),
+    2: ("sd15-512", "sd15-256", "sdxl-1024-checkpointed", "vae-512", "sd15-512-default", "sd15-lora-512",
+        "sd15-controlnet-512", "sdxl-lora-1024", "sd15-512-best"),
+    3: ("cascade-c-768", "cascade-c-1b-768", "cascade-c-default", "cascade-b-default"),
+}  # fmt: skip
+"""Parts by the round in which they are measured."""
+PARTS = tuple(name for parts in ROUNDS.values() for name in parts)
+KERNELS = "kernels"
+PLAN = "plan-"
+"""Before the name of a part whose memory was predicted."""
 GOALS = {"sd21-512": 175, "sd15-512": 165, "sd15-256": 800, "sdxl-1024": 21, "vae-512": 550}
 GOALS |= {"cascade-c-768": 32, "cascade-c-1b-768": 100}
 """Images a second on one H200, bf16, averages and clipping on, latents given."""
@@ -76,17 +82,40 @@ def ratios(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             yield f"{one} against {other}: {ratio:.3f}x (one after the other)"
 
 
+def of_kernels(document: Mapping[str, Any]) -> Iterator[str]:
+    """How far each kernel is from float64, and the share of a copy's bytes a second that it moves."""
+    for row in document.get("kernels", ()):
+        rates = row["bytes_per_second"].items()
+        moved = ", ".join(f"{of} {rate / 1e9:.4g} GB/s ({rate / document['copy_bytes']:.0%})" for of, rate in rates)
+        right = "" if row["gap"] <= 1e-2 else "  WRONG"
+        yield f"{row['name']} {row['what']}: {moved} of a copy's; away from exact {row['gap']:.1e}{right}"
+
+
+def planned(name: str, plan: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Memory of a part that was predicted beside what its tensors took."""
+    predicted, rows = plan["step"]["peak_bytes"], found.get(name, {}).get("rows")
+    if rows and rows[0].get("peak_bytes"):
+        took = rows[0]["peak_bytes"]
+        yield f"{name}: {predicted / 1e9:.1f} GB predicted, {took / 1e9:.1f} GB taken ({took / predicted - 1:+.1%})"
+
+
 def main(folder: Path, out: Path, seconds: str) -> None:
     """Writes all of it, and prints the table."""
-    names = (SMOKE, *PARTS)
-    found = {name: json.loads(path.read_text()) for name in names if (path := folder / f"{name}.json").exists()}
-    out.write_text(json.dumps({"seconds": float(seconds), "parts": found}))
+    every = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json")) if path != out}
+    out.write_text(json.dumps({"seconds": float(seconds), "parts": every}))
+    found = {name: every[name] for name in (SMOKE, *PARTS) if name in every}
     print()
     for name, document in found.items():
         if name != SMOKE or not any(map(measured, document["rows"])):
             print("\n".join(lines(name, document)))
-    if missing := [name for name in PARTS if name not in found]:
+    begun = {name for parts in ROUNDS.values() if found.keys() & set(parts) for name in parts}
+    if missing := [name for name in PARTS if name in begun and name not in found]:
         print(f"without a result: {', '.join(missing)}")
+    for line in of_kernels(every.get(KERNELS, {})):
+        print(line)
+    for name in PARTS:
+        if plan := every.get(PLAN + name):
+            print("\n".join(planned(name, plan, found)))
     for line in ratios(found):
         print(line)
     first = next((document for document in found.values() if document["rates"] is not None), None)

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from operator import attrgetter
 from pathlib import Path
 
+import gpu_table
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +74,7 @@ def test_the_table_of_a_gpu_round(tmp_path):
     assert line("sdxl-1024-checkpointed against sdxl-1024: 0.750x")
     assert "   - of rate" in line("sdxl-1024-checkpointed", "135.0 img/s")
     assert line("nothing was measured: the budget of 30 s was over")
-    assert line("without a result: sd15-512, sd15-256-compiled")
+    assert line("without a result: sd15-512-online, sd15-256-compiled, sd15-512, sd15-lora-512")
     assert not any(each.startswith("smoke") for each in lines), "a number of two images says nothing"
     assert lines[-1].startswith("512 s in all")
     kept = json.loads((tmp_path / "gpu.json").read_text())
@@ -91,13 +93,13 @@ cp {place}/document.json "$out"
 """In place of a Python with a GPU: writes a document for each part at once, and hangs in one of them."""
 
 
-def start_round(folder, told, hangs="nowhere"):
+def start_round(folder, told, hangs="nowhere", chosen=()):
     """The round itself, with a stand-in for what measures."""
     (folder / "document.json").write_text(json.dumps(told))
     stub = folder / "python"
     stub.write_text(STUB.format(python=sys.executable, hangs=hangs, place=folder))
     stub.chmod(0o755)
-    command = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), str(folder / "out")]
+    command = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), *chosen, str(folder / "out")]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHON": str(stub)})
 
 
@@ -110,28 +112,76 @@ def test_a_gpu_round_ends_at_once_where_its_smallest_part_gives_no_number(tmp_pa
 
 
 def test_a_gpu_round_that_is_ended_has_told_what_it_measured(tmp_path):
-    started = start_round(tmp_path, document(row("base")), hangs="sd15-256")
+    started = start_round(tmp_path, document(row("base")), hangs="sdxl-1024")
     while not (tmp_path / "hangs").exists():
         assert started.poll() is None
         time.sleep(0.01)
     before = json.loads((tmp_path / "out" / "gpu.json").read_text())
-    assert set(before["parts"]) == {"smoke", "sd15-512", "sd21-512"}, "also where nothing can be said at the end"
+    assert set(before["parts"]) == {"smoke", "kernels", "sd21-512"}, "also where nothing can be said at the end"
     started.send_signal(signal.SIGTERM)
     said, _ = started.communicate(timeout=10)
     assert started.returncode == 143
     assert "goal 175" in said
     assert (tmp_path / "out" / "gpu.txt").read_text() in said
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"gpu.json", "gpu.txt", "gpu.log"}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "parts"),
+    [
+        ([], {"kernels", *gpu_table.ROUNDS[1]}),
+        (["--round", "2"], set(gpu_table.ROUNDS[2])),
+        (["--round", "3"], set(gpu_table.ROUNDS[3])),
+        (["--only", "sd15-512*"], {"sd15-512-online", "sd15-512", "sd15-512-default", "sd15-512-best"}),
+    ],
+)
+def test_each_part_is_reached(tmp_path, chosen, parts):
+    started = start_round(tmp_path, document(row("base")), chosen=chosen)
+    said, _ = started.communicate(timeout=60)
+    assert started.returncode == 0, said
+    assert set(json.loads((tmp_path / "out" / "gpu.json").read_text())["parts"]) == {"smoke", *parts}
+
+
+def test_budgets_of_a_round_leave_time_to_start_its_parts():
+    script = (ROOT / "benchmarks" / "gpu.sh").read_text()
+    (most,) = re.findall(r"^MOST_SECONDS=(\d+)", script, re.MULTILINE)
+    seconds = {name: int(n) for name, n in re.findall(r"^(?:bench|peers|measure) ([\w-]+) (\d+)", script, re.MULTILINE)}
+    assert set(seconds) == {"smoke", "kernels", *gpu_table.PARTS}
+    for number, parts in gpu_table.ROUNDS.items():
+        first = ("smoke", "kernels") if number == 1 else ("smoke",)
+        assert sum(seconds[name] for name in (*first, *parts)) <= int(most) - 40, number
+
+
+def test_the_table_of_kernels_and_of_a_plan(tmp_path):
+    rates = {"forward": 1.5e12, "backward": 1.2e12}
+    kernels = [
+        {"name": "geglu", "what": "8 x 64", "gap": 2e-3, "bytes_per_second": rates},
+        {"name": "adamw_ema", "what": "9", "gap": float("nan"), "bytes_per_second": {"one pass": 3e12}},
+    ]
+    said = run_table(
+        tmp_path,
+        kernels={"device": "H100", "copy_bytes": 3e12, "kernels": kernels},
+        sd21_512=document(row("auto")),
+        plan_sd21_512={"step": {"peak_bytes": 60e9}},
+    )
+    assert (
+        "geglu 8 x 64: forward 1500 GB/s (50%), backward 1200 GB/s (40%) of a copy's; away from exact 2.0e-03" in said
+    )
+    assert "adamw_ema 9: one pass 3000 GB/s (100%) of a copy's; away from exact nan  WRONG" in said
+    assert "sd21-512: 60.0 GB predicted, 61.0 GB taken (+1.7%)" in said
+    assert "plan-sd21-512" in json.loads((tmp_path / "gpu.json").read_text())["parts"]
 
 
 @pytest.mark.long
 def test_the_gpu_round_runs_to_its_end_with_tiny_twins(tmp_path):
     environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     command = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), "--dry", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1800)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=3600)
     assert done.returncode == 0, done.stdout + done.stderr
     kept = json.loads((tmp_path / "out" / "gpu.json").read_text())
-    assert len(kept["parts"]) == 13
-    for name, told in kept["parts"].items():
+    assert kept["parts"].keys() == {"smoke", "kernels", "plan-sd21-512", *gpu_table.PARTS}
+    for name in gpu_table.PARTS:
+        told = kept["parts"][name]
         # A CPU may compile for longer than the budget; whatever else there is was measured.
         measured = {each["name"] for each in told["rows"] if each["seconds"]}
         assert measured >= {each["name"] for each in told["rows"]} - {"compiled", "diffusers-best"}, name

@@ -1,0 +1,128 @@
+"""A part of benchmarks/gpu.sh: are the Triton kernels right on the device at hand, and how many bytes a second do they
+move? The roof is a copy on the same device. Shapes are those of SD at 512 px and SDXL at 1024, in bf16.
+
+python benchmarks/gpu_kernels.py out=OUT.json training.device=cuda        (other words are those of `daguerre bench`)
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from daguerre.kernels import adamw_ema, geglu, group_norm_silu
+from daguerre.training.performance import peak_rates
+
+MOST_AWAY = 1e-2
+"""Norm of the difference from float64 over the result's: one rounding to bf16 is 2e-3."""
+Row = dict[str, Any]
+
+
+def seconds(call: Callable[[], object], device: torch.device, times: int = 20) -> float:
+    """Median of some calls after the first, which compiles."""
+    call()
+    found = []
+    for _ in range(times if device.type == "cuda" else 1):
+        done(device)
+        before = time.perf_counter()
+        call()
+        done(device)
+        found.append(time.perf_counter() - before)
+    return statistics.median(found)
+
+
+def done(device: torch.device) -> None:
+    """Waits until the device has computed all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def away(found: Tensor, expected: Tensor) -> float:
+    """Norm of the difference over that of what is expected."""
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+def norm(device: torch.device, B: int, C: int, size: int) -> Row:
+    """group_norm_silu: reads its image twice and writes one; backward it reads two twice and writes one."""
+    x = torch.randn(B, C, size, size, device=device, dtype=torch.bfloat16)
+    x = x.to(memory_format=torch.channels_last).requires_grad_()
+    weight, bias = (torch.randn(C, device=device, requires_grad=True) for _ in "wb")
+    dy = torch.randn_like(x)
+    y = group_norm_silu.group_norm_silu(x, weight, bias, 32, 1e-5, True)
+    (dx,) = torch.autograd.grad(y, x, dy, retain_graph=True)
+    wide = x[:2].detach().double().requires_grad_()
+    exact = group_norm_silu.plain(wide, weight.double(), bias.double(), 32, 1e-5, True)
+    (exact_dx,) = torch.autograd.grad(exact, wide, dy[:2].double())
+    forward = seconds(lambda: group_norm_silu.group_norm_silu(x, weight, bias, 32, 1e-5, True), device)
+    backward = seconds(lambda: torch.autograd.grad(y, (x, weight, bias), dy, retain_graph=True), device)
+    gap = max(away(y[:2].detach(), exact.detach()), away(dx[:2], exact_dx))
+    moved = {"forward": 6 * x.numel() / forward, "backward": 10 * x.numel() / backward}
+    return {"name": "group_norm_silu", "what": f"{B} x {C} x {size} x {size}", "gap": gap, "bytes_per_second": moved}
+
+
+def gate(device: torch.device, rows: int, D: int) -> Row:
+    """geglu: reads two numbers a result and writes one; backward it reads three and writes two."""
+    x = torch.randn(rows, 2 * D, device=device, dtype=torch.bfloat16, requires_grad=True)
+    y = geglu.geglu(x)
+    dy = torch.randn_like(y)
+    (dx,) = torch.autograd.grad(y, x, dy, retain_graph=True)
+    wide = x[:8].detach().double().requires_grad_()
+    exact = geglu.plain(wide)
+    (exact_dx,) = torch.autograd.grad(exact, wide, dy[:8].double())
+    forward = seconds(lambda: geglu.geglu(x), device)
+    backward = seconds(lambda: torch.autograd.grad(y, x, dy, retain_graph=True), device)
+    gap = max(away(y[:8].detach(), exact.detach()), away(dx[:8], exact_dx))
+    moved = {"forward": 6 * y.numel() / forward, "backward": 10 * y.numel() / backward}
+    return {"name": "geglu", "what": f"{rows} x {D}", "gap": gap, "bytes_per_second": moved}
+
+
+def update(device: torch.device, numbers: int) -> Row:
+    """adamw_ema: 36 bytes a parameter, beside torch's fused AdamW and a pass over the averages, which move 40."""
+    torch.manual_seed(0)
+    held = [torch.rand(numbers, device=device) for _ in range(5)]
+    step, skip, one = (torch.zeros((), device=device, dtype=t) for t in (torch.float32, torch.bool, torch.float32))
+    one += 1
+    rule = adamw_ema.Rule(1e-5, 0.01, 0.9, 0.999, 1e-8, 0.1)
+
+    def tensors(columns: list[Tensor]) -> adamw_ema.Tensors:
+        weight, gradient, first, second, average = ([column] for column in columns)
+        return adamw_ema.Tensors(weight, gradient, first, second, step, average)
+
+    ours, theirs = ([t.clone() for t in held] for _ in range(2))
+    adamw_ema.move(tensors(ours), rule, skip, one)
+    step.zero_()
+    adamw_ema._by_torch(tensors(theirs), rule, skip, one)
+    gap = max(away(ours[i], theirs[i]) for i in (0, 2, 3, 4))
+    del ours, theirs
+    fast = seconds(lambda: adamw_ema.move(tensors(held), rule, skip, one), device)
+    slow = seconds(lambda: adamw_ema._by_torch(tensors(held), rule, skip, one), device)
+    moved = {"one pass": 36 * numbers / fast, "by torch": 40 * numbers / slow}
+    return {"name": "adamw_ema", "what": f"{numbers} numbers", "gap": gap, "bytes_per_second": moved}
+
+
+def main(words: list[str]) -> int:
+    """Writes what was measured after each kernel; 1 if one of them is wrong."""
+    given = dict(word.split("=", 1) for word in words)
+    device, out = torch.device(given["training.device"]), Path(given["out"])
+    on_gpu = device.type == "cuda"
+    told: Row = {"device": torch.cuda.get_device_name(device) if on_gpu else "a CPU", "kernels": []}
+    told["copy_bytes"] = peak_rates.copy_bytes(device)
+    shapes = [(64, 320, 64), (64, 1280, 16), (8, 960, 128)] if on_gpu else [(2, 64, 4)]
+    calls = [lambda shape=shape: norm(device, *shape) for shape in shapes]
+    calls += [lambda: gate(device, *((1 << 18, 1280) if on_gpu else (8, 64)))]
+    calls += [lambda: update(device, 1 << 28 if on_gpu else 4097)]
+    for call in calls:
+        told["kernels"].append(call())
+        out.write_text(json.dumps(told))
+    return int(any(not row["gap"] <= MOST_AWAY for row in told["kernels"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
