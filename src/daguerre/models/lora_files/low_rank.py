@@ -51,11 +51,12 @@ def of_weight(layer: str, change: Tensor, keep: Keep) -> Fitted:
     squares, vectors = torch.linalg.eigh(gram)
     singular, vectors = squares.clamp(min=0).sqrt().flip(0), vectors.flip(1)
     rank = keep.of(singular)
-    root = singular[:rank].clamp(min=torch.finfo(torch.float64).tiny).sqrt()
-    if wide:
-        up, down = vectors[:, :rank] * root, (vectors[:, :rank].T @ matrix) / root[:, None]
-    else:
-        up, down = (matrix @ vectors[:, :rank]) / root, vectors[:, :rank].T * root[:, None]
+    kept = vectors[:, :rank]
+    across = kept.T @ matrix if wide else (matrix @ kept).T
+    # What a vector gives is as long as its singular value; of small ones the root of an eigenvalue is rounding alone.
+    root = across.norm(dim=1).sqrt()
+    share = torch.where(root > 0, 1 / root, 0.0)[:, None] * across
+    up, down = (kept * root, share) if wide else (share.T, (kept * root).T)
     return _fitted(layer, up, down, tuple(change.shape), singular, rank)
 
 

@@ -169,7 +169,8 @@ def check_range(tensors: Mapping[str, Tensor], dtype: torch.dtype | None, what: 
         return
     limit = torch.finfo(dtype).max
     for name, tensor in tensors.items():
-        if tensor.dtype.is_floating_point and tensor.numel() and tensor.abs().amax() > limit:
+        wider = tensor.dtype.is_floating_point and torch.finfo(tensor.dtype).max > limit
+        if wider and tensor.numel() and tensor.abs().amax() > limit:
             raise UserError(
                 f"{what}: {name} has values above float16's limit of {limit:.0f}: choose dtype=bfloat16 or float32",
                 setting="dtype",
