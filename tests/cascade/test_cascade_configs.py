@@ -50,7 +50,7 @@ def converted(tmp_path: Path) -> Any:
     def convert(name: str) -> Path:
         theirs, ours = tmp_path / f"{name}.yaml", tmp_path / "ours.yml"
         theirs.write_text(yaml.safe_dump(COMMON | CONFIGS[name]), encoding="utf-8")
-        assert main.run(["convert", "config", str(theirs), f"out={ours}"]) == errors.DONE
+        assert main.run(["convert", "config", str(theirs), f"out={ours}", "--all"]) == errors.DONE
         return ours
 
     return convert
@@ -82,7 +82,7 @@ def test_captions_are_those_of_its_getter(tmp_path):
     said = {"captions_getter": ["json", "captions_getter"], "dataset_filters": [["score", "lambda s: s > 9.0"]]}
     theirs, ours = tmp_path / "theirs.yaml", tmp_path / "ours.yml"
     theirs.write_text(yaml.safe_dump(COMMON | CONFIGS["finetune_c_3b_lowres"] | said))
-    assert main.run(["convert", "config", str(theirs), f"out={ours}"]) == errors.DONE
+    assert main.run(["convert", "config", str(theirs), f"out={ours}", "--all"]) == errors.DONE
     data = recipe.read(ours)["data"]
     assert data["captions"] == {"fields": ["og_caption", "caption"], "weights": [0.05, 0.95]}
     assert data["filters"] == said["dataset_filters"]
@@ -95,7 +95,7 @@ def test_one_without_weights_trains_from_random_ones(name, size, left, tmp_path,
     said = {key: value for key, value in CONFIGS[name].items() if key != "generator_checkpoint_path"}
     theirs, ours = tmp_path / "theirs.yaml", tmp_path / "ours.yml"
     theirs.write_text(yaml.safe_dump(COMMON | said | left))
-    assert main.run(["convert", "config", str(theirs), f"out={ours}"]) == errors.DONE
+    assert main.run(["convert", "config", str(theirs), f"out={ours}", "--all"]) == errors.DONE
     model = recipe.read(ours)["model"]
     stage = "decoder" if "_b_" in name else "prior"
     assert (model["family"], model[stage], model["size"]) == (f"cascade_{name[9]}", None, size)
@@ -154,7 +154,7 @@ def test_a_config_that_generates_becomes_a_recipe_that_draws(name, twins, tmp_pa
     if name == "lora_c_3b":  # a LoRA that Stability's code has written, and no words
         said |= {"lora_checkpoint_path": str(RECORDED / "lora_attn.safetensors"), "train_tokens": []}
     theirs.write_text(yaml.safe_dump(said), encoding="utf-8")
-    assert main.run(["convert", "config", str(theirs), f"out={ours}"]) == errors.DONE
+    assert main.run(["convert", "config", str(theirs), f"out={ours}", "--all"]) == errors.DONE
     printed = capsys.readouterr().out
     assert "not carried over" not in printed
     wanted = {"stage_b_3b": "image=PICTURE", "lora_c_3b": f"prompt=TEXT use='{{{theirs}: 1}}'"}.get(name, "prompt=TEXT")

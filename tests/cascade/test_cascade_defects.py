@@ -97,7 +97,10 @@ def test_every_field_can_be_set_and_types_are_checked(tmp_path):
     said = COMMON | CONFIGS["finetune_c_3b"] | {"webdataset_path": "file:x.tar", "bucketeer_random_ratio": 0.2}
     said |= {"clip_image_model_name": "openai/clip-vit-large-patch14", "allow_tf32": False}
     (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(said))
-    assert main.run(["convert", "config", str(tmp_path / "theirs.yaml"), f"out={tmp_path / 'ours.yml'}"]) == errors.DONE
+    assert (
+        main.run(["convert", "config", str(tmp_path / "theirs.yaml"), f"out={tmp_path / 'ours.yml'}", "--all"])
+        == errors.DONE
+    )
     config: Any = configs.load(str(tmp_path / "ours.yml"), ["model.pretrained_model_name_or_path=x"]).config
     assert config.data.buckets.random == 0.2
     assert config.model.image_encoder == "openai/clip-vit-large-patch14"
@@ -154,7 +157,7 @@ def test_a_list_of_places_trains(twins, tmp_path):
     places = [f"file:{tmp_path / 'shards' / '00000.tar'}", str(tmp_path / "shards" / "00001.tar")]
     (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(COMMON | B | {"batch_size": 2, "webdataset_path": places}))
     ours = tmp_path / "ours.yml"
-    assert main.run(["convert", "config", str(tmp_path / "theirs.yaml"), f"out={ours}"]) == errors.DONE
+    assert main.run(["convert", "config", str(tmp_path / "theirs.yaml"), f"out={ours}", "--all"]) == errors.DONE
     b = twins.pipeline("cascade_b")
     given = SHORT | {"data.resolution": 96, "sampling.num_images": 0, "logging.trackers.wandb": "null"}
     given |= {"model.effnet": BESIDE["cascade_b"]["model.effnet"], "model.vqgan": b / "vqgan"}

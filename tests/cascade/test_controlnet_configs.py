@@ -67,7 +67,7 @@ WANTED: dict[str, dict[str, Any]] = {
 def converted(folder: Path, said: dict[str, Any]) -> Path:
     theirs, ours = folder / "theirs.yaml", folder / "ours.yml"
     theirs.write_text(yaml.safe_dump(said), encoding="utf-8")
-    assert main.run(["convert", "config", str(theirs), f"out={ours}"]) == errors.DONE
+    assert main.run(["convert", "config", str(theirs), f"out={ours}", "--all"]) == errors.DONE
     return ours
 
 

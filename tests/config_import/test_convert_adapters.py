@@ -137,7 +137,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def converted(name: str, text: str, capsys, code: int = 0) -> tuple[dict[str, Any], dict[str, tuple[str, str]]]:
     """Our values by path, and {key: (kind, text)}."""
     Path(name).write_text(text, encoding="utf-8")
-    assert main.run(["convert", "config", name, "out=ours.yaml"]) == code, capsys.readouterr()
+    assert main.run(["convert", "config", name, "out=ours.yaml", "--all"]) == code, capsys.readouterr()
     output = capsys.readouterr()
     assert not code or not Path("ours.yaml").exists()
     values = dict(recipe.paths(recipe.read(Path("ours.yaml")))) if not code else {"error": output.err}

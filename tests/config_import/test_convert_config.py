@@ -30,7 +30,7 @@ def convert(tmp_path, monkeypatch, capsys):
     def run(text: str):
         Path("theirs.yaml").write_text(text, encoding="utf-8")
         Path("ours.yaml").unlink(missing_ok=True)
-        code = main.run(["convert", "config", "theirs.yaml", "out=ours.yaml"])
+        code = main.run(["convert", "config", "theirs.yaml", "out=ours.yaml", "--all"])
         output = capsys.readouterr()
         values = dict(recipe.paths(recipe.read(Path("ours.yaml")))) if Path("ours.yaml").exists() else {}
         return code, values, said(output.out), output.out + output.err

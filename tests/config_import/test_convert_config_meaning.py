@@ -167,7 +167,7 @@ def test_what_a_key_says_wins_over_what_they_do_without():
 )
 def test_what_trains_something_else_is_named_and_not_converted(old, new, words, capsys):
     path = file(foreign_configs.mindone().replace(old, new))
-    assert main.run(["convert", "config", str(path), "out=ours.yaml"]) == 2
+    assert main.run(["convert", "config", str(path), "out=ours.yaml", "--all"]) == 2
     assert words in capsys.readouterr().err
     assert not Path("ours.yaml").exists()
 
@@ -240,7 +240,7 @@ def test_of_keys_given_twice_the_last_counts_where_it_does_there(capsys):
     path = file(
         "resolution: 256\n" + foreign_configs.maxdiffusion() + "timestep_bias: {strategy: none, strategy: later}\n"
     )
-    assert main.run(["convert", "config", str(path), "out=ours.yaml"]) == 0
+    assert main.run(["convert", "config", str(path), "out=ours.yaml", "--all"]) == 0
     assert "given twice (MaxDiffusion uses the last one): resolution, timestep_bias, timestep_bias.strategy" in (
         capsys.readouterr().out
     )

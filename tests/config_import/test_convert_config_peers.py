@@ -47,7 +47,7 @@ def convert(tmp_path, monkeypatch, capsys):
         if text is not None:
             Path(name).write_text(text, encoding="utf-8")
         Path("ours.yaml").unlink(missing_ok=True)
-        code = main.run(["convert", "config", name, "out=ours.yaml"])
+        code = main.run(["convert", "config", name, "out=ours.yaml", "--all"])
         output = capsys.readouterr()
         values = dict(recipe.paths(recipe.read(Path("ours.yaml")))) if Path("ours.yaml").exists() else {}
         return code, values, said(output.out), output.out + output.err
@@ -201,9 +201,8 @@ def test_onetrainer(convert):
         "sampling.guidance_scale": 6.0,
     }
     assert differing(values, expected) == {}
-    assert refused(lines) == {
-        *("frobnicate", "huber_strength", "ema_update_step_interval", "text_encoder.stop_training_after")
-    }
+    # the text encoder is trained for 30 epochs there, and the run has 20
+    assert refused(lines) == {"frobnicate", "huber_strength", "ema_update_step_interval"}
     assert "hidden-word" not in output + Path("ours.yaml").read_text(encoding="utf-8")
 
 
@@ -265,12 +264,198 @@ def test_simpletuners_shell_variables_are_read_and_not_run(convert):
         "objective.schedule.zero_terminal_snr": True,
         "training.duration": "300 steps",
         "training.attention": "fused",
-        "lr_scheduler.warmup": "0 steps",  # `constant` has no warm-up there
+        "lr_scheduler.warmup": "100 steps",  # with a warm-up, `constant` is constant_with_warmup there
         "data.path": REQUIRED,
     }
     assert differing(values, expected) == {}
     assert lines["hub_token"] == ("refused", "secrets stay in the environment")
     assert "root:" not in output
+
+
+def changed(name: str, given: dict[str, Any]) -> str:
+    """A fixture's text with other values, by dotted paths."""
+    tree = json.loads(peer_configs.texts()[name])
+    for path, value in given.items():
+        holder, (*groups, key) = tree, path.split(".")
+        for group in groups:
+            holder = holder[int(group) if isinstance(holder, list) else group]
+        holder[key] = value
+    return json.dumps(tree)
+
+
+SIMPLETUNER = [
+    ({"--train_batch_size": "16"}, {"training.per_device_batch_size": 16}, set()),
+    ({"--minimum_image_size": 512}, {}, {"minimum_image_size"}),
+    ({"--minimum_image_size": 0}, {}, set()),
+    (
+        {"--timestep_bias_strategy": "range", "--timestep_bias_begin": 200, "--timestep_bias_multiplier": 2},
+        {"objective.timestep_bias.name": "range", "objective.timestep_bias.begin": 200},
+        set(),
+    ),
+    ({"--timestep_bias_portion": 0.25}, {}, set()),  # without a strategy
+    ({"--lr_scale": True}, {"optimizer.scale_lr": True}, set()),
+    ({"--lr_scale": True, "--lr_scale_sqrt": True}, {}, {"lr_scale_sqrt"}),
+    ({"--offset_noise": True, "--noise_offset": 0.05}, {"objective.noise.offset": 0.05}, {"offset_noise"}),
+    ({"--offset_noise": True, "--noise_offset_probability": 1.0}, {"objective.noise.offset": 0.1}, set()),
+    ({"--optimizer": "bnb-lion8bit-paged"}, {}, {"optimizer"}),
+    (
+        {"--optimizer": "optimi-lion", "--optimizer_config": "weight_decay=0.1"},
+        {"optimizer.name": "lion", "optimizer.beta2": 0.99, "optimizer.weight_decay": 0.1},
+        set(),
+    ),
+    ({"--optimizer": "prodigy"}, {}, {"optimizer"}),
+    ({"--adam_weight_decay": 0.5}, {"optimizer.weight_decay": None}, set()),  # of DeepSpeed's optimizer alone
+    ({"--use_ema": True, "--ema_update_interval": 10}, {"ema.decay": 0.99}, {"ema_update_interval"}),
+    (
+        {"--pretrained_model_name_or_path": None, "--model_family": "sd2x", "--model_flavour": "2.1"},
+        {
+            "model.pretrained_model_name_or_path": "stabilityai/stable-diffusion-2-1",
+            "objective.name": "v",
+            "objective.schedule.zero_terminal_snr": True,
+        },
+        set(),
+    ),
+    (
+        {"--pretrained_model_name_or_path": None, "--model_flavour": "mine"},
+        {"model.pretrained_model_name_or_path": REQUIRED},
+        {"model_flavour"},
+    ),
+    (
+        {"--model_type": "lora", "--lora_init_type": "pissa", "--lora_rank": 8},
+        {"adapters.lora.init": "pissa", "adapters.lora.rank": 8},
+        set(),
+    ),
+    ({"--model_type": "lora", "--lora_init_type": "loftq"}, {"adapters.lora.init": None}, {"lora_init_type"}),
+    (
+        {"--model_type": "lora", "--train_text_encoder": True, "--text_encoder_lr": 1e-5},
+        {"adapters.lora.ranks.text_encoder_2": 16, "optimizer.learning_rates.text_encoder.*": 1e-5},
+        set(),
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "expected", "lost"), SIMPLETUNER)
+def test_a_key_of_simpletuner(convert, given, expected, lost):
+    code, values, lines, output = convert("simpletuner.json", changed("simpletuner.json", given))
+    assert code == 0, output
+    assert differing(values, expected) == {}
+    assert refused(lines) == {"max_grad_norm", "layer_freeze_strategy", *lost}
+
+
+DATA_SETS = [
+    ([{"resolution": 512, "resolution_type": "pixel_area"}], {"data.resolution": 512}, set()),
+    ([{"resolution": 512}, {"resolution": 768}], {}, {"data_backends.1.resolution"}),
+    ([{"minimum_image_size": 512, "maximum_image_size": 2048}], {}, {"minimum_image_size", "maximum_image_size"}),
+    ([{"train_batch_size": 8}], {}, {"train_batch_size"}),
+    ([{"train_batch_size": 2}], {}, set()),  # that of all
+    ([{"crop": False, "crop_aspect": "square"}], {"data.buckets.aspects": "auto"}, set()),
+    ([{"crop": True}], {"data.buckets.aspects": "square", "data.crop": "random"}, set()),
+    ([{"crop": True, "crop_style": "face"}], {}, {"crop_style"}),
+    ([{"caption_strategy": "parquet"}], {}, {"caption_strategy"}),
+    ([{"is_regularisation_data": True}], {}, {"is_regularisation_data"}),
+    ([{"caption_strategy": "textfile", "caption_shuffle": {"enable": True, "position_start": 2}}],
+     {"data.captions.shuffle_tags": True, "data.captions.keep_tags": 2}, set()),
+    (
+        [
+            {"id": "a", "conditioning_data": "m"},
+            {"id": "m", "dataset_type": "conditioning", "conditioning_type": "mask", "instance_data_dir": "masks"},
+        ],
+        {"data.mask_dir": "masks", "objective.mask.outside_weight": 0},
+        set(),
+    ),
+    ([{}, {"id": "m", "dataset_type": "conditioning", "conditioning_type": "mask"}], {}, {"conditioning_type"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sets", "expected", "lost"), DATA_SETS)
+def test_a_data_set_of_simpletuner(convert, tmp_path, sets, expected, lost):
+    plain = {"type": "local", "instance_data_dir": "images/cats"}
+    (tmp_path / "config/backends.json").write_text(json.dumps([plain | given for given in sets]))
+    given = {"--resolution": 1024, "--resolution_type": "pixel_area"}
+    code, values, lines, output = convert("simpletuner.json", changed("simpletuner.json", given))
+    assert code == 0, output
+    assert differing(values, expected) == {}
+    names = {key.partition(".")[2].partition(".")[2] or key for key in refused(lines)}
+    wanted = {name.partition(".")[2].partition(".")[2] or name for name in lost}
+    assert wanted <= names - {"max_grad_norm", "layer_freeze_strategy"}
+    assert bool(wanted) == bool(names - {"max_grad_norm", "layer_freeze_strategy"})
+
+
+ONETRAINER = [
+    ({"epochs": 40}, {}, {"text_encoder.stop_training_after"}),
+    ({"unet.model_name": "elsewhere"}, {}, set()),  # which its code does not read
+    ({"layer_filter": "attn"}, {}, {"layer_filter"}),
+    ({"optimizer.amsgrad": True}, {}, {"optimizer.amsgrad"}),
+    ({"optimizer.optimizer": "PRODIGY", "optimizer.d0": 1e-5}, {"optimizer.d0": 1e-5}, {"text_encoder.learning_rate"}),
+    ({"optimizer.optimizer": "ADAMW", "optimizer.d0": 1e-5}, {"optimizer.d0": None}, set()),
+    ({"concepts.0.type": "VALIDATION"}, {"data.path": REQUIRED}, set()),
+    ({"concepts.0.image.enable_random_rotate": True}, {}, {"concepts.0.image.enable_random_rotate"}),
+    ({"concepts.0.balancing_strategy": "SAMPLES", "concepts.0.balancing": 20}, {"data.repeats": 4}, set()),
+    ({"generalized_offset_noise": True, "timestep_shift": 3.0}, {}, {"generalized_offset_noise", "timestep_shift"}),
+    ({"learning_rate_scheduler": "REX"}, {}, {"learning_rate_scheduler"}),
+    ({"training_method": "LORA", "lora_weight_dtype": "BFLOAT_16"}, {}, {"lora_weight_dtype"}),
+    ({"training_method": "LORA", "lora_model_name": "l.safetensors"}, {"init_from": "l.safetensors"}, set()),
+    ({"training_method": "LORA", "lora_decompose": True}, {"adapters.lora.kind": "dora"}, {"lora_decompose"}),
+    (
+        {"training_method": "LORA", "lora_decompose": True, "lora_decompose_output_axis": True},
+        {"adapters.lora.kind": "dora"},
+        set(),
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "expected", "lost"), ONETRAINER)
+def test_a_key_of_onetrainer(convert, given, expected, lost):
+    code, values, lines, output = convert("onetrainer.json", changed("onetrainer.json", given))
+    assert code == 0, output
+    assert differing(values, expected) == {}
+    assert refused(lines) == {"frobnicate", "huber_strength", "ema_update_step_interval", *lost}
+
+
+def test_of_data_sets_that_say_different_things_the_second_is_told(convert):
+    concept = json.loads(peer_configs.texts()["onetrainer.json"])["concepts"][0]
+    other = concept | {"image": {"enable_random_flip": False, "enable_crop_jitter": True}}
+    _, values, lines, _ = convert("onetrainer.json", changed("onetrainer.json", {"concepts": [concept, other]}))
+    assert values["data.random_flip"] is True
+    assert "concepts.1.image.enable_random_flip" in refused(lines)
+    assert "concepts.1.image.enable_crop_jitter" not in refused(lines)
+
+
+AI_TOOLKIT = [
+    ("weight_jitter: 0.1", "max_denoising_steps: 500", {}, {"train.max_denoising_steps"}),
+    ("weight_jitter: 0.1", "noise_multiplier: 1.0", {"optimizer.epsilon": 1e-6}, set()),
+    ("weight_jitter: 0.1", "optimizer_params: {weight_decay: 0.2, amsgrad: true}", {"optimizer.weight_decay": 0.2},
+     {"train.optimizer_params.amsgrad"}),
+    ("device: cuda:0", "trigger_word: sks", {"data.captions.text": "sks"}, {"train.weight_jitter"}),
+    ("folder_path: images/cats", "folder_path: elsewhere\n          trigger_word: sks",
+     {"data.captions.prefix": "sks ", "data.captions.text": None}, {"train.weight_jitter"}),
+    ("device: cuda:0", "network: {linear: 8}", {"adapters.lora.alpha": 1.0}, {"train.weight_jitter"}),
+    ("device: cuda:0", "training_seed: 7", {"seed": 7}, {"train.weight_jitter"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "expected", "lost"), AI_TOOLKIT)
+def test_a_key_of_ai_toolkit(convert, old, new, expected, lost):
+    code, values, lines, output = convert("ai_toolkit.yaml", peer_configs.AI_TOOLKIT.replace(old, new))
+    assert code == 0, output
+    assert differing(values, expected) == {}
+    assert refused(lines) == {f"config.process.0.{name}" for name in lost}
+
+
+def test_losses_are_told_first_and_the_rest_on_request(convert, capsys):
+    found = []
+    for words in ([], ["--all"]):
+        assert main.run(["convert", "config", "simpletuner.json", "out=mine.yaml", *words]) == 0
+        found.append(capsys.readouterr().out)  # the same recipe is written again
+    short, long = found
+    assert short.startswith("not carried over (2)\n  max_grad_norm")
+    assert long.startswith("not carried over (2)\n")
+    assert "carried over: 2" in short
+    assert "(listed by --all)" in short
+    assert "train_batch_size" in long
+    assert "train_batch_size" not in short
+    Path("mine.yaml").write_text("other: words\n")
+    assert main.run(["convert", "config", "simpletuner.json", "out=mine.yaml"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def convert(tmp_path, monkeypatch, capsys):
     def run(fields: dict[str, Any], code: int = 0) -> tuple[dict[str, Any], Any]:
         Path("gui.json").write_text(json.dumps(fields), encoding="utf-8")
         Path("ours.yaml").unlink(missing_ok=True)
-        found = main.run(["convert", "config", "gui.json", "out=ours.yaml"])
+        found = main.run(["convert", "config", "gui.json", "out=ours.yaml", "--all"])
         output = capsys.readouterr()
         assert found == code, output.out + output.err
         if code:

@@ -153,7 +153,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_lora_is_an_adapter_with_its_numbers(case, place, capsys):
     name, text, expected = CONFIGS[case]
     Path(name).write_text(text, encoding="utf-8")
-    assert main.run(["convert", "config", name, "out=ours.yaml"]) == 0, capsys.readouterr()
+    assert main.run(["convert", "config", name, "out=ours.yaml", "--all"]) == 0, capsys.readouterr()
     lines = said(capsys.readouterr().out)
     values = dict(recipe.paths(recipe.read(Path("ours.yaml"))))
     expected = {p[1:] if p[0] == "/" else f"adapters.lora.{p}": value for p, value in expected.items()}
@@ -177,7 +177,7 @@ def test_a_lora_is_an_adapter_with_its_numbers(case, place, capsys):
 )
 def test_a_network_that_is_not_here_is_named(name, text, words, place, capsys):
     Path(name).write_text(text, encoding="utf-8")
-    assert main.run(["convert", "config", name, "out=ours.yaml"]) == 2
+    assert main.run(["convert", "config", name, "out=ours.yaml", "--all"]) == 2
     assert words in capsys.readouterr().err
     assert not Path("ours.yaml").exists()
 
@@ -194,7 +194,7 @@ def test_kohyas_lora_trains(place, capsys):
     write_sd(place / "base")
     images(place / "images")
     Path("x.toml").write_text(KOHYA, encoding="utf-8")
-    assert main.run(["convert", "config", "x.toml", "out=ours.yaml"]) == 0
+    assert main.run(["convert", "config", "x.toml", "out=ours.yaml", "--all"]) == 0
     command = ["train", "ours.yaml", "model.family=sd", "data.captions.text=a dog", "sampling.num_images=0"]
     assert main.run(command) == 0, capsys.readouterr()
     tensors = load_file("out/dogs/adapter/kohya.safetensors")
@@ -208,7 +208,7 @@ def test_mindones_dreambooth_with_a_lora_trains(place, capsys):
     write_sdxl(place / "base")
     images(place / "mine")
     Path("x.yaml").write_text(mindone(dreambooth=True), encoding="utf-8")
-    assert main.run(["convert", "config", "x.yaml", "out=ours.yaml"]) == 0
+    assert main.run(["convert", "config", "x.yaml", "out=ours.yaml", "--all"]) == 0
     given = {
         "instance_data_path": "mine",
         "class_data_path": "class",

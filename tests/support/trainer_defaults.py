@@ -33,7 +33,7 @@ _ALIKE = {
         "data.crops",
         "data.saliency",
     ),
-    *(f"data.captions.{name}" for name in ("text", "fields", "weights", "join", "prefix", "templates")),
+    *(f"data.captions.{name}" for name in ("text", "fields", "weights", "join", "lines", "prefix", "templates")),
     *(f"data.captions.{name}" for name in ("shuffle_tags", "tag_separator", "keep_tags")),
     *("data.shuffle", "data.lanes", "data.lane_samples", "data.idx_to_prompt"),
     *("training.global_batch_size", "training.weights_dtype", "training.base_precision", "training.matmul_precision"),
@@ -75,7 +75,7 @@ SAME: dict[str, set[str]] = {
     | _WHICH,
     "MindOne": _ALIKE
     | {"optimizer.weight_decay_exclude", "training.frozen_precision", "training.stochastic_rounding", "data.crop"}
-    | {"objective.sigma_data", "ema.decay", "ema.name"}
+    | {"objective.sigma_data", "objective.prediction", "ema.decay", "ema.name"}
     | (_HUB - {"data.name", "data.config", "data.revision", "data.split"})
     | {"data.delimiter", "data.quote", "data.columns"}
     | _SDXL

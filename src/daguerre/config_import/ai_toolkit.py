@@ -11,7 +11,7 @@ from daguerre.config_import.reader import REQUIRED, Reading, tables
 from daguerre.plugins import names
 
 TRAINER, ROOT = "ai-toolkit", "config.process.0."
-TABLES = tables("ai_toolkit")
+TABLES, KEYS = tables("ai_toolkit"), peers.Keys.of("ai_toolkit")
 
 
 def convert(reading: Reading) -> None:
@@ -29,11 +29,20 @@ def convert(reading: Reading) -> None:
         given["train.ema_config.ema_decay"] = "ema.decay"
     reading.take(given, ROOT)
     _training(reading)
-    peers.finish(reading, TABLES)
+    reading.take(TABLES["before"], ROOT)
+    reading.take(TABLES["otherwise"])
+    reading.note(["meta.*"], "words on the file, which training does not read")
+    for key in reading.keys("config.process.*"):
+        if not key.startswith(ROOT):
+            reading.refuse(key, "one process alone makes a recipe")
+    peers.finish(reading, TABLES, KEYS)
 
 
 def _check_kind(reading: Reading) -> None:
     """Refuses what is no whole network of Stable Diffusion."""
+    kind = reading.get(f"{ROOT}type")
+    if kind not in (*TABLES["kinds"], None):
+        raise peers.not_there(f"by a process of type {kind}", TRAINER)
     for name, what in TABLES["others"].items():
         if any(peers.asks(reading.get(key)) for key in reading.keys(f"{ROOT}{name}*")):
             raise peers.not_there(what, TRAINER)
@@ -81,8 +90,12 @@ def _model(reading: Reading) -> None:
     reading.carry_all(f"{ROOT}train.train_text_encoder", {f"model.train_{name}": trained for name in encoders})
     rates = {"unet_lr": "unet.*"} | ({"text_encoder_lr": "text_encoder*"} if trained else {})
     given = {pattern: rate for name, pattern in rates.items() if (rate := reading.get(f"{ROOT}train.{name}"))}
+    one = str(reading.get(f"{ROOT}train.optimizer")).lower().startswith("prodigy")
     for name in rates:
-        reading.carry(f"{ROOT}train.{name}", "optimizer.learning_rates", given)
+        if one and reading.get(f"{ROOT}train.{name}") != reading.get(f"{ROOT}train.lr", 1e-6):
+            reading.refuse(f"{ROOT}train.{name}", peers.ONE_RATE)
+        elif not one:
+            reading.carry(f"{ROOT}train.{name}", "optimizer.learning_rates", given)
     reading.notice(f"{ROOT}train.text_encoder_lr", "no text encoder is trained")
 
 
@@ -93,7 +106,8 @@ def _network(reading: Reading, encoders: Sequence[str]) -> None:
     conv = {"conv_dim": given["conv"], "conv_alpha": given["conv_alpha"] or given["conv"]} if given["conv"] else {}
     if kind not in ("lora", "locon", "dora"):
         raise peers.not_there(f"a network of type {kind}", TRAINER)
-    found = lora.kohya("networks.lora", [f"{name}={value}" for name, value in conv.items()], rank, rank)
+    alpha = reading.get(f"{ROOT}network.linear_alpha") or reading.get(f"{ROOT}network.alpha") or 1.0
+    found = lora.kohya("networks.lora", [f"{name}={value}" for name, value in conv.items()], rank, alpha)
     found |= {f"adapter.ranks.{name}": rank for name in encoders} | ({"adapter.kind": "dora"} if kind == "dora" else {})
     if reading.get(f"{ROOT}train.train_unet") is False:
         found["adapter.ranks.unet"] = None
@@ -108,21 +122,23 @@ def _folders(reading: Reading) -> list[Folder]:
         path = reading.get(f"{prefix}.folder_path", reading.get(f"{prefix}.dataset_path", REQUIRED))
         caption = reading.get(f"{prefix}.default_caption")
         repeats = reading.get(f"{prefix}.num_repeats", 1)
-        found.append(Folder(prefix, path, float(repeats or 1), caption, reading.get(f"{prefix}.is_reg") is True))
-        _with_token(reading, found[-1])
+        found.append(Folder(prefix, path, peers.number(repeats), caption, reading.get(f"{prefix}.is_reg") is True))
+        _with_word(found[-1], reading.values.get("adapters.tokens.placeholder_token"), True)
+        word = reading.get(f"{prefix}.trigger_word") or reading.get(f"{ROOT}trigger_word")
+        _with_word(found[-1], word, False)
     return found
 
 
-def _with_token(reading: Reading, folder: Folder) -> None:
-    """Puts a new token into the captions of a folder, but for class images: before those that lack it."""
-    token = reading.values.get("adapters.tokens.placeholder_token")
-    if token is None or folder.regular:
+def _with_word(folder: Folder, token: str | None, new: bool) -> None:
+    """Puts a new token, or a word that is to mean the subject, into the captions of a folder, but for class images:
+    before all, unless none of them lacks it."""
+    if not token or folder.regular:
         return
     for place in ("[name]", "[trigger]"):
         folder.caption = folder.caption and folder.caption.replace(place, token)
-    if not folder.captioned and token in (folder.caption or token):
+    if (folder.count or new) and not folder.captioned and token in (folder.caption or token):
         folder.caption = folder.caption or token
-    else:
+    elif folder.lacks(token):
         folder.settings["captions.prefix"] = f"{token} "
 
 
@@ -170,6 +186,12 @@ def _training(reading: Reading) -> None:
     name = str(reading.get(f"{ROOT}train.optimizer", "adamw")).lower().replace("_", "")
     if name in OPTIMIZERS:
         reading.carry(f"{ROOT}train.optimizer", "optimizer.name", OPTIMIZERS[name])
+        reading.assume({"optimizer.epsilon": 1e-6} if name in TABLES["with_epsilon"] else {})
+    for own, part in {"adapter_lr": "adapter.train", "embedding_lr": "embedding.trigger"}.items():
+        if reading.get(f"{ROOT}{part}") and peers.asks(reading.get(f"{ROOT}train.{own}")):
+            reading.carry(f"{ROOT}train.{own}", "optimizer.learning_rate")
+    prompts = [str(reading.get(key)) for key in reading.keys(f"{ROOT}sample.samples.*.prompt")]
+    reading.assume_over({"sampling.prompts": prompts} if prompts else {})
     if isinstance(reading.get(f"{ROOT}sample.neg"), str):
         reading.carry(f"{ROOT}sample.neg", "sampling.negative_prompt")
     if reading.get(f"{ROOT}sample.sampler") in names("samplers"):

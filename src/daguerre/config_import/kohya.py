@@ -5,16 +5,18 @@ from dataclasses import replace
 from typing import Any
 
 from daguerre.config.aliases import lora
+from daguerre.config.aliases.values import number
 from daguerre.config_import import base_models as models
 from daguerre.config_import import loss_weights, peers
 from daguerre.config_import.peers import Folder
-from daguerre.config_import.reader import REQUIRED, Reading, tables
+from daguerre.config_import.reader import REQUIRED, Reading, generic, tables
 
 TRAINER = "kohya's sd-scripts"
-TABLES = tables("kohya")
+TABLES, KEYS = tables("kohya"), peers.Keys.of("kohya")
+PLACES = ("", "general.", "datasets.*.", "datasets.*.subsets.*.")
+"""Where a setting of a subset may stand: in the config, in [general], in a data set, in the subset."""
 RATE = "optimizer.learning_rate"
 OTHERS_RATE = "a factor of the rate that D-Adaptation finds: give a rate for another optimizer"
-ONE_RATE = "this optimizer has one rate for all parameters"
 
 
 def convert(reading: Reading, family: str = "") -> None:
@@ -47,8 +49,9 @@ def convert(reading: Reading, family: str = "") -> None:
     reading.carry("train_data_dir", "data.path")
     for key in ("dataset_config", "config_file"):
         reading.notice(key, "the data sets of that file are read with this one")
-    peers.carry_known(reading, list(reading.rest))
-    reading.assume(TABLES["unasked"])
+    peers.carry_known(reading, [*peers.OWN, *TABLES["alias"]])
+    reading.take(TABLES["otherwise"])
+    peers.finish(reading, TABLES, KEYS)
     optimizer = reading.values.get("optimizer.name")
     reading.assume({"optimizer.weight_decay": TABLES["decays"][optimizer]} if optimizer in TABLES["decays"] else {})
 
@@ -111,7 +114,8 @@ def _model(reading: Reading, family: str) -> None:
 def _network(reading: Reading, family: str) -> None:
     """The LoRA, and the rates of its parts; it is added to text encoders, too, unless they are left out."""
     rank, alpha = (reading.get(key, usual) for key, usual in (("network_dim", lora.KOHYA_RANK), ("network_alpha", 1)))
-    rank, alpha = (float(value or usual) for value, usual in ((rank, lora.KOHYA_RANK), (alpha, rank)))
+    rank = peers.number(rank, lora.KOHYA_RANK)
+    alpha = peers.number(alpha, rank)
     words = peers.words(reading.get("network_args"))
     found = lora.kohya(str(reading.get("network_module")), words, int(rank), alpha)
     encoders = () if reading.get("network_train_unet_only") is True else peers.encoders(family)
@@ -133,8 +137,8 @@ def _rates(reading: Reading, encoders: Sequence[str]) -> None:
     each = texts if isinstance(texts, list) else [texts] * len(encoders)
     rates = {f"{name}.*": rate for name, rate in zip(encoders, each, strict=False)} | {"unet.*": reading.get("unet_lr")}
     rates = {pattern: rate for pattern, rate in rates.items() if pattern != "unet.*" or _unet_is_trained(reading)}
-    given = {pattern: float(rate) for pattern, rate in rates.items() if peers.asks(rate)}
-    alike = {float(given.get(pattern, usual)) for pattern in rates}
+    given = {pattern: number("a learning rate", str(rate)) for pattern, rate in rates.items() if peers.asks(rate)}
+    alike = {number("a learning rate", str(given.get(pattern, usual))) for pattern in rates}
     one = bool(given) and len(alike) == 1 and (len(rates) > 1 or _finds_rate(reading))
     for key in ("unet_lr", "text_encoder_lr"):
         if _optimizer_of(reading).startswith("dadapt") and peers.asks(reading.get(key)):
@@ -142,7 +146,7 @@ def _rates(reading: Reading, encoders: Sequence[str]) -> None:
         elif one:
             reading.carry(key, RATE, next(iter(alike)), "the rate of all that is trained")
         elif given and _finds_rate(reading):
-            reading.refuse(key, ONE_RATE)
+            reading.refuse(key, peers.ONE_RATE)
         elif given and (key == "unet_lr" or encoders):
             reading.carry(key, "optimizer.learning_rates", given)
         reading.notice(key, "no text encoder is trained" if key != "unet_lr" else "learning_rate is the UNet's")
@@ -204,7 +208,7 @@ def _text_encoders(reading: Reading, family: str) -> None:
     for key in rates:
         alike = reading.get(key) == reading.get("learning_rate")
         if trained and rates[key] in given and _finds_rate(reading):
-            reading.notice(key, "learning_rate is the same") if alike else reading.refuse(key, ONE_RATE)
+            reading.notice(key, "learning_rate is the same") if alike else reading.refuse(key, peers.ONE_RATE)
         elif trained and rates[key] in given:
             reading.carry(key, "optimizer.learning_rates", given)
         reading.notice(key, "this text encoder is not trained")
@@ -224,7 +228,7 @@ def _folders(reading: Reading) -> list[Folder]:
         repeats = _inherited(reading, prefix, "num_repeats", reading.get("dataset_repeats", 1))
         caption = _inherited(reading, prefix, "class_tokens")
         regular = reading.get(f"{prefix}.is_reg") is True
-        found.append(Folder(prefix, path, float(repeats or 1), caption, regular))
+        found.append(Folder(prefix, path, peers.number(repeats), caption, regular))
     return found
 
 
@@ -273,19 +277,18 @@ def _datasets(reading: Reading) -> None:
             reading.notice(key, "no effect: no shuffling" if idle else "in the captions of its sources")
     _take_everywhere(reading, TABLES["everywhere"])
     for key in _everywhere(reading, "validation_split"):
-        reading.carry(key, "data.held_out_fraction") if "datasets" not in key else reading.refuse(key)
+        reading.carry(key, "data.held_out_fraction") if "datasets" not in key else None
     _sizes(reading)
 
 
 def _take_everywhere(reading: Reading, table: dict[str, Any]) -> None:
-    reading.take(
-        {f"{names}, {', '.join(f'*.{name}' for name in names.split(', '))}": row for names, row in table.items()}
-    )
+    for names, row in table.items():
+        reading.take({", ".join(place + name for name in names.split(", ") for place in PLACES): row})
 
 
 def _everywhere(reading: Reading, name: str) -> list[str]:
     """Places of a key that is still to be read: in a subset, in a data set, in [general], in the config."""
-    return [key for key in reading.rest if key == name or key.endswith(f".{name}")]
+    return [key for key in reading.rest if generic(key) in {place + name for place in PLACES}]
 
 
 def _sizes(reading: Reading) -> None:

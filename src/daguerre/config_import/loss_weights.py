@@ -42,7 +42,7 @@ def kohya(reading: Reading) -> None:
 
 def onetrainer(reading: Reading) -> None:
     """`loss_weight_fn` with its strength."""
-    strength, v = float(reading.get("loss_weight_strength", 5.0)), _is_v(reading)
+    strength, v = _number(reading.get("loss_weight_strength", 5.0)), _is_v(reading)
     fixed = reading.get("rescale_noise_scheduler_to_zero_terminal_snr") is True
     laws: dict[str, tuple[dict[str, Any], Weight, str]] = {
         "CONSTANT": ({f"{LAW}.name": "none"}, lambda snr: 1.0, ""),

@@ -9,7 +9,7 @@ from daguerre.config_import.peers import Folder
 from daguerre.config_import.reader import REQUIRED, Reading, tables
 
 TRAINER = "OneTrainer"
-TABLES = tables("onetrainer")
+TABLES, KEYS = tables("onetrainer"), peers.Keys.of("onetrainer")
 
 
 def convert(reading: Reading) -> None:
@@ -39,8 +39,9 @@ def convert(reading: Reading) -> None:
         peers.length(reading, "epochs", "training.duration", folders, sizes)
     _saves_and_samples(reading, folders, sizes)
     reading.take(TABLES["last"])
-    reading.note(TABLES["no_part"], "not used with this model or method")
-    peers.finish(reading, TABLES)
+    reading.take(TABLES["otherwise"])
+    reading.note(["optimizer_defaults.*"], "its window's memory of other optimizers, which training does not read")
+    peers.finish(reading, TABLES, KEYS)
 
 
 def _place(reading: Reading) -> None:
@@ -65,6 +66,7 @@ def _model(reading: Reading, family: str) -> None:
     reading.carry("rescale_noise_scheduler_to_zero_terminal_snr", "objective.schedule.zero_terminal_snr")
     if peers.asks(reading.get("vae.model_name")):
         reading.carry("vae.model_name", "model.vae")
+    reading.notice("vae.model_name", "the base's own")
     _trained(reading, family)
 
 
@@ -75,6 +77,10 @@ def _lora(reading: Reading, family: str) -> None:
         raise peers.not_there(f"a LoRA of type {reading.get('peft_type')}", TRAINER)
     if reading.get("lora_decompose") is True:
         kind = "dora"
+        axis = "lora_decompose_output_axis"
+        if reading.get(axis) is not True:
+            why = "lengths are those of columns there, of rows (the output's axis) here"
+            reading.refuse(axis if axis in reading.rest else "lora_decompose", why)
     parts = [part.strip() for part in str(reading.get("layer_filter") or "").split(",") if part.strip()]
     if parts and reading.get("layer_filter_regex") is True:
         raise peers.not_there("layers that are named by a regular expression", TRAINER)
@@ -127,7 +133,9 @@ def _token(reading: Reading, place: str) -> tuple[str, dict[str, Any]] | None:
     given |= {"init_file": file} if peers.asks(file) else {"init": text}
     name = str(reading.get(f"{place}.placeholder", "<embedding>"))
     reading.note([f"{place}.initial_embedding_text"], "where it starts; of a short text the tokens come again, * there")
-    reading.note([f"{place}.*"], f"the new token {name}")
+    if str(reading.get(f"{place}.stop_training_after_unit", "NEVER")) != "NEVER":
+        reading.refuse(f"{place}.stop_training_after_unit", "a new token is trained to the end of the run")
+    reading.note([f"{place}.{key}" for key in TABLES["token"]], f"the new token {name}")
     return name, {key: value for key, value in given.items() if value is not None}
 
 
@@ -150,19 +158,30 @@ def _trained(reading: Reading, family: str) -> None:
     if peers.asks(reading.get("unet.learning_rate")):
         rates["unet.*"] = reading.get("unet.learning_rate")
     for name in (*encoders, "unet"):
-        if f"{name}.*" in rates:
+        if f"{name}.*" in rates and reading.get("optimizer.optimizer") == "PRODIGY":
+            reading.refuse(f"{name}.learning_rate", peers.ONE_RATE)
+        elif f"{name}.*" in rates:
             reading.carry(f"{name}.learning_rate", "optimizer.learning_rates", rates)
         reading.notice(f"{name}.learning_rate", "that of all")
-    reading.note(["text_encoder_2*"] if family == "sd" else [], "not used with this model or method")
+    if family == "sd":
+        rest = [key for key in reading.rest if key.startswith("text_encoder_2")]
+        reading.note(rest, "Stable Diffusion has no second text encoder")
     for name in (*encoders, "unet"):
-        unit = reading.get(f"{name}.stop_training_after_unit", "NEVER" if name == "unet" else "EPOCH")
-        if unit != "NEVER" and reading.get(f"{name}.train", True):
-            for key in reading.keys(f"{name}.stop_training_after*"):
-                reading.refuse(
-                    key, f"a trained network is trained to the end: model.train_{name}=false does not train it"
-                )
-        if peers.asks(reading.get(f"{name}.dropout_probability")):
+        _end(reading, name)
+        if name != "unet" and peers.asks(reading.get(f"{name}.dropout_probability")):
             reading.refuse(f"{name}.dropout_probability", "data.caption_dropout drops a caption for all encoders alike")
+
+
+def _end(reading: Reading, name: str) -> None:
+    """A network that is trained for a part of the run alone."""
+    usual = ("NEVER", 0) if name == "unet" else ("EPOCH", 30)
+    keys = [f"{name}.stop_training_after_unit", f"{name}.stop_training_after"]
+    unit, end = (reading.get(key, value) for key, value in zip(keys, usual, strict=True))
+    within = str(unit) == "EPOCH" and peers.number(reading.get("epochs"), 100) <= peers.number(end)
+    if not reading.get(f"{name}.train", True) or str(unit) == "NEVER" or within:
+        reading.note(keys, "it is trained to the end of the run, or not at all")
+    for key in keys:
+        reading.refuse(key, f"a trained network is trained to the end: model.train_{name}=false does not train it")
 
 
 def _layer(reading: Reading, name: str, family: str) -> None:
@@ -177,12 +196,23 @@ def _layer(reading: Reading, name: str, family: str) -> None:
 def _folders(reading: Reading) -> list[Folder]:
     found = []
     for prefix in reading.numbered("concepts"):
-        if reading.get(f"{prefix}.enabled", True) is False or reading.get(f"{prefix}.validation_concept") is True:
+        kind = reading.get(f"{prefix}.type", "STANDARD")
+        validates = reading.get(f"{prefix}.validation_concept") is True or kind == "VALIDATION"
+        if reading.get(f"{prefix}.enabled", True) is False or validates:
             reading.note([f"{prefix}.*"], "this concept is not trained on")
+            continue
+        if kind not in ("STANDARD", None):
+            reading.refuse(f"{prefix}.type", "images whose predictions by the base are learnt: its images are left out")
+            reading.note([f"{prefix}.*"], "this concept is left out")
             continue
         repeats = reading.get(f"{prefix}.balancing", reading.get(f"{prefix}.repeats", 1))
         named = reading.get(f"{prefix}.text.prompt_source") == "filename"
-        folder = Folder(prefix, reading.get(f"{prefix}.path", REQUIRED), float(repeats or 1))
+        folder = Folder(prefix, reading.get(f"{prefix}.path", REQUIRED), peers.number(repeats))
+        if reading.get(f"{prefix}.balancing_strategy", "REPEATS") == "SAMPLES":
+            folder.repeats = folder.repeats / folder.count if folder.count else 1
+            if not folder.count:
+                why = "its images cannot be counted from here: set data.weights, or data.repeats"
+                reading.refuse(f"{prefix}.balancing_strategy", why)
         folder.name = str(reading.get(f"{prefix}.name") or "")
         folder.settings = {"captions_from": "file_names"} if named else {}
         found.append(folder)
@@ -196,13 +226,7 @@ def _concepts(reading: Reading, folders: list[Folder]) -> None:
         if reading.get(f"{folder.key}.text.enable_tag_shuffling") is True:
             paths |= TABLES["with_shuffling"]
         reading.take({name: f"{folder.place}.{path}" for name, path in paths.items()}, f"{folder.key}.")
-        jitter = reading.get(f"{folder.key}.image.enable_crop_jitter")
-        reading.carry(f"{folder.key}.image.enable_crop_jitter", "data.crop", "random" if jitter else "center")
         reading.take(TABLES["all_concepts"], f"{folder.key}.")
-        switches = ("enable_", "tag_dropout_enable", "caps_randomize_enable")
-        for key in [*reading.keys(f"{folder.key}.text.*"), *reading.keys(f"{folder.key}.image.*")]:
-            if not peers.asks(reading.get(key)) or not key.rpartition(".")[2].startswith(switches):
-                reading.notice(key, "it is off, or belongs to a feature that is off")
 
 
 def _precision(reading: Reading) -> None:
@@ -228,17 +252,28 @@ def _learning(reading: Reading) -> None:
     if reading.get("learning_rate_scheduler") in ("LINEAR", "COSINE"):
         reading.carry("learning_rate_min_factor", "lr_scheduler.final")
     name = str(reading.get("optimizer.optimizer", "ADAMW"))
-    plain = name.lower().replace("_", "")
-    if plain in OPTIMIZERS:
-        reading.carry("optimizer.optimizer", "optimizer.name", OPTIMIZERS[plain])
-        given = {key for key in TABLES["optimizer"] if reading.get(f"optimizer.{key}") is not None}
-        reading.take({key: path for key, path in TABLES["optimizer"].items() if key in given}, "optimizer.")
+    ours = OPTIMIZERS.get(name.lower().replace("_", ""))
+    if ours is not None:
+        reading.carry("optimizer.optimizer", "optimizer.name", ours)
+        _numbers(reading, ours)
     known = ", ".join(sorted(set(OPTIMIZERS.values())))
     reading.refuse("optimizer.optimizer", f"the optimizer {name} is not available: {known}")
     loss_weights.onetrainer(reading)
     if reading.values.get("ema.enabled"):
         reading.carry("ema_decay", "ema.decay")
         reading.expect("ema_update_step_interval", 1, "the average is updated in every update")
+
+
+def _numbers(reading: Reading, optimizer: str) -> None:
+    """The optimizer's own numbers; those that are null are its usual ones, in both."""
+    for name, row in TABLES["optimizer"].items():
+        value = reading.get(f"optimizer.{name}")
+        if value is not None and str(value) != "inf" and (row["of"] == "all" or optimizer in row["of"]):
+            reading.carry(f"optimizer.{name}", row["to"])
+    if optimizer == "prodigy" and reading.get("optimizer.decouple") is False:
+        reading.refuse("optimizer.decouple", "Prodigy's weights decay by themselves here, as in AdamW")
+    if reading.get("unet.weight_dtype") == "BFLOAT_16":
+        reading.carry("optimizer.stochastic_rounding", "training.stochastic_rounding")
 
 
 def _masks(reading: Reading) -> None:

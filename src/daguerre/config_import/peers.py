@@ -7,26 +7,26 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from daguerre.config.aliases import lookup
-from daguerre.config_import.reader import REQUIRED, Reading, tables
+from daguerre.config_import.reader import REQUIRED, Reading, generic, tables
 from daguerre.errors import UserError
 
 OWN: dict[str, str] = tables("peers")["own"]
 OF_A_SOURCE: dict[str, Any] = {"caption_dropout": 0.0, "held_out_fraction": 0}
+ONE_RATE = "this optimizer has one rate for all parameters"
 IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 def carry_known(reading: Reading, keys: Iterable[str]) -> None:
-    """Reads the keys that are our own, or that other trainers' names on the command line explain."""
-    tables: tuple[Mapping[str, Any], ...] = (lookup.SAME, lookup.CONVERTED, lookup.REFUSED, lookup.NOTICES)
+    """Reads keys that are our own, or that mean here what they mean on the command line."""
     for key in keys:
         if key in OWN:
             reading.carry(key, OWN[key])
-        elif any(key in table for table in tables) or any(fnmatchcase(key, row) for row in lookup.LATER):
+        else:
             reading.alias(key)
 
 
@@ -38,6 +38,14 @@ def asks(value: Any) -> bool:
 def words(given: Any) -> list[str]:
     """The words of a list of arguments, which may be written as a text."""
     return shlex.split(given) if isinstance(given, str) else [str(each) for each in given or []]
+
+
+def number(value: Any, usual: float = 1) -> float:
+    """A number, whether it is written as one or as text; the usual one for nothing, and for other words."""
+    try:
+        return float(value or usual)
+    except (TypeError, ValueError):
+        return usual
 
 
 def not_there(what: str, trainer: str) -> UserError:
@@ -84,6 +92,12 @@ class Folder:
         """True if there are caption files beside its images."""
         folder = Path(str(self.path)).expanduser()
         return folder.is_dir() and any(path.suffix in (".txt", ".json", ".jsonl") for path in folder.rglob("*"))
+
+    def lacks(self, word: str) -> bool:
+        """True unless each of its caption files has a word in it."""
+        folder = Path(str(self.path)).expanduser()
+        files = list(folder.rglob("*.txt")) if folder.is_dir() else []
+        return not files or not all(word in file.read_text(encoding="utf-8", errors="replace") for file in files)
 
 
 def lay(reading: Reading, folders: Sequence[Folder]) -> None:
@@ -145,11 +159,76 @@ def length(reading: Reading, key: str, path: str, folders: Sequence[Folder], siz
         reading.refuse(key, f"a mix of sources has no epochs, and its images cannot be counted from here: set {path}")
 
 
-def finish(reading: Reading, tables: Mapping[str, Any]) -> None:
-    """Notes the keys of the tables that set nothing here, and those that are left and ask for nothing; fills in what
-    the trainer does where no key says otherwise."""
-    reading.note(tables["no_matter"], "it does not change what is learnt")
+@dataclass(frozen=True)
+class Keys:
+    """The keys that a trainer's code reads and its converter does not: each by its name, none by a pattern."""
+
+    version: str
+    """Of the trainer's code."""
+    idle: dict[str, str]
+    """What sets nothing here, and why."""
+    lost: dict[str, tuple[Any, str]]
+    """What changes what is learnt, and nothing here does: (its usual value, or a list of several; what it is)."""
+
+    @classmethod
+    def of(cls, trainer: str) -> "Keys":
+        """From TRAINER_keys.yaml, where `{a,b}.{c,d}` is four names."""
+        table = tables(f"{trainer}_keys")
+        above = table.get("below", "")
+        idle = {above + name: why for why, rows in table["idle"].items() for row in rows for name in spread(row)}
+        lost = {
+            above + name: (usual, why) for why, rows in table["lost"].items() for row, usual in rows.items()
+            for name in spread(row)
+        }  # fmt: skip
+        return cls(table["version"], idle, lost)
+
+    def row(self, name: str) -> str:
+        """The key whose row a key has: its own, or that of the group in which it stands; empty for none."""
+        parts = name.split(".")
+        above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        return next((each for each in above if each in self.names), "")
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset((*self.idle, *self.lost))
+
+
+def spread(row: str) -> list[str]:
+    """The names that a text with braces stands for, as a shell reads them."""
+    parts = [part.split(",") for part in re.split(r"[{}]", row)]
+    return ["".join(name) for name in product(*parts)]
+
+
+def is_usual(value: Any, usual: Any) -> bool:
+    """True for a value that is the usual one, or one of several, whether it is written as a number or as text."""
+    return value is None or any(_same(value, each) for each in (usual if isinstance(usual, list) else [usual]))
+
+
+def _same(value: Any, usual: Any) -> bool:
+    if isinstance(value, bool) or isinstance(usual, bool):
+        return str(value).lower() == str(usual).lower()
+    try:
+        return float(value) == float(usual)
+    except (TypeError, ValueError):
+        return value == usual or (usual is None and str(value).lower() in ("", "none", "null"))
+
+
+def finish(reading: Reading, tables: Mapping[str, Any], keys: Keys) -> None:
+    """Says of each key that is left why it sets nothing here, or what is lost by it; fills in what the trainer does
+    where no key says otherwise."""
     for key, value in list(reading.rest.items()):
-        if not asks(value):
-            reading.notice(key, "off there")
+        name = keys.row(generic(key))
+        if name in keys.idle:
+            reading.notice(key, keys.idle[name])
+        elif name in keys.lost:
+            usual, why = keys.lost[name]
+            if is_usual(value, usual) and name == generic(key):
+                reading.notice(key, "its usual value there, which asks for nothing more")
+            else:
+                reading.refuse(key, why)
+        elif value in (None, {}, []):
+            reading.notice(key, "nothing is given")
+        else:
+            reading.refuse(key, f"{keys.version} reads no such key: misspelt, or of another version")
     reading.assume(tables["unasked"])

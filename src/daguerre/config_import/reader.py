@@ -58,6 +58,8 @@ class Reading:
     """Of our settings: what their trainer does without being asked."""
     whole: dict[str, Any] = field(default_factory=dict)
     """All values, read or not."""
+    by: dict[tuple[str, str], tuple[str, Any]] = field(default_factory=dict)
+    """The first of several keys in a list, and its value, by their name and our setting."""
 
     def __post_init__(self) -> None:
         self.whole = dict(self.rest)
@@ -88,6 +90,11 @@ class Reading:
         """Their key is several of our settings."""
         if key not in self.rest:
             return
+        for path, value in values.items():
+            first, other = self.by.setdefault((generic(key), path), (key, value))
+            if other != value:
+                self.refuse(key, f"{path} is one for all, and {first} makes it {shown(other)}")
+                return
         self.values |= values
         self.assumed = {path: value for path, value in self.assumed.items() if path not in values}
         told = ", ".join(f"{path}: {shown(value)}" for path, value in values.items())
@@ -161,11 +168,12 @@ class Reading:
         self.values |= values
         self.assumed = {path: value for path, value in self.assumed.items() if path not in values}
 
-    def alias(self, key: str, name: str = "") -> None:
-        """Their key means what `name` (the key itself, if it is empty) means on the command line."""
+    def alias(self, key: str, name: str = "", value: Any = None) -> None:
+        """Their key, with its own value where none is given, means what `name` (the key itself, if it is empty) means
+        on the command line."""
         if key not in self.rest:
             return
-        name, value = name or key, self.rest[key]
+        name, value = name or key, self.rest[key] if value is None else value
         text = value if isinstance(value, str) else shown(value, 1 << 20)
         raw = {given: other if isinstance(other, str) else shown(other, 1 << 20) for given, other in self.whole.items()}
         tree: recipe.Tree = {}
@@ -226,6 +234,11 @@ def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{prefix}.{name}" if prefix else str(name))
     elif prefix:
         yield prefix, tree
+
+
+def generic(key: str) -> str:
+    """A key with `*` in the place of its numbers in lists: `concepts.0.path` is `concepts.*.path`."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", key)
 
 
 def last(target: Any) -> str:

@@ -22,14 +22,16 @@ SUMMARY = "a recipe from a config of another trainer: kohya's TOML, OneTrainer, 
 HELP = """\
 usage: daguerre convert config FILE [out=FILE]
 
-Reads a config of another trainer, detects which one, writes a recipe, and lists each key: carried
-(our setting and its value), noticed (nothing to carry, and why), refused (not supported).
+Reads a config of another trainer, detects which one and writes a recipe. What is lost is printed: keys that ask for
+what is not supported here, or that this trainer does not read. The rest is counted, and listed by --all.
 
   daguerre convert config base14.yml
   daguerre convert config configs/training/sd_xl_base_finetune_910b_edm.yaml out=my-edm.yaml
   daguerre train base14.yml run_name=mine output_dir=out     the same in memory, where nothing of the config is lost
 
   out=FILE     the new recipe (default: NAME-daguerre.yaml in the current folder)
+  --all        lists every key: what is lost, what is carried (our setting and its value), what sets nothing here
+               and why, and what that trainer does without being asked
 
 Understood are MaxDiffusion's flat files (base14.yml, base_xl.yml ...), MindOne SDXL's trees of target and params,
 open-diffusion's groups with ??? and interpolation, Stable Cascade's configs; and kohya's TOML (with its
@@ -42,6 +44,8 @@ config fits no setting here, or because it trains something else than networks, 
 (SDXL's refiner, DreamBooth of MaxDiffusion), in which cases nothing is written. docs/coming-from.md says more.
 """
 
+ALL = "--all"
+"""Asks for every key, and not for what is lost alone."""
 STAND_IN = {"family": "sd", "pretrained_model_name_or_path": "quickstart"}
 """Takes the place of a family that is not there, while the rest is checked."""
 
@@ -54,7 +58,8 @@ class Options(Settings):
 
 def run(arguments: list[str]) -> int:
     """Writes the recipe and the list; 2 where its family is not there yet."""
-    path, out = read(arguments)
+    everything = ALL in arguments
+    path, out = read([word for word in arguments if word != ALL])
     tree, twice = files.read(path)
     trainer = foreign.trainer(tree)
     if trainer is None and (what := foreign.unread(tree)):
@@ -71,8 +76,11 @@ def run(arguments: list[str]) -> int:
     required = check(values, str(path), later)
     for name in required:  # of those that their config does not have at all
         values = recipe.merge(values, overrides.nested(name, REQUIRED))
-    write_bytes_atomically(out, written(trainer, path, values, reading).encode())
-    for line in report(trainer, reading):
+    text = written(trainer, path, values, reading).encode()
+    if out.exists() and out.read_bytes() != text:
+        raise UserError(f"{out} exists: choose another file with out=FILE")
+    write_bytes_atomically(out, text)
+    for line in report(trainer, reading, everything):
         print(line)
     if twice:
         print(f"given twice ({trainer} uses the last one): {', '.join(twice)}")
@@ -97,8 +105,8 @@ def read(arguments: Sequence[str]) -> tuple[Path, Path]:
         hint = f"; its counterpart ships with the package: daguerre recipes {stand_in}" if stand_in else ""
         raise UserError(f"{name or 'which config?'}: give the file of a config{hint}", code="missing")
     out = Path(chosen.out or f"{path.stem}-daguerre.yaml").expanduser()
-    if out.exists():
-        raise UserError(f"{out} exists: choose another file with out=FILE")
+    if out.exists() and out.samefile(path):
+        raise UserError(f"{out} exists, and is the config: choose another file with out=FILE")
     return path, out
 
 
@@ -139,12 +147,17 @@ def waits(problem: Problem, values: Tree) -> bool:
     return problem.text.startswith("must be given") or any(path.startswith(f"{problem.path}.") for path in missing)
 
 
-def report(trainer: str, reading: Reading) -> list[str]:
-    titles = {"carried": "carried over", "notice": "nothing to carry", "refused": "not carried over"}
+def report(trainer: str, reading: Reading, everything: bool) -> list[str]:
+    """Lists what is lost first, as nobody reads a long list to its end; lists the rest, or counts it."""
+    titles = {"refused": "not carried over", "carried": "carried over", "notice": "nothing to carry"}
     width = min(max((len(line.key) for line in reading.lines), default=0), 48)
-    found = []
-    for kind, title in titles.items():
-        those = [f"  {line.key:<{width}}  {line.text}" for line in reading.lines if line.kind == kind]
-        found += [f"{title} ({len(those)})", *those] if those else []
-    assumed = [f"  {path}: {shown(value)}" for path, value in reading.assumed.items()]
-    return [*found, f"defaults of {trainer} ({len(assumed)})", *assumed]
+    listed = {
+        title: [f"  {line.key:<{width}}  {line.text}" for line in reading.lines if line.kind == kind]
+        for kind, title in titles.items()
+    }
+    listed[f"defaults of {trainer}"] = [f"  {path}: {shown(value)}" for path, value in reading.assumed.items()]
+    shown_now = [title for title, rows in listed.items() if rows and (everything or title == titles["refused"])]
+    found = [line for title in shown_now for line in (f"{title} ({len(listed[title])})", *listed[title])]
+    counts = [f"{title}: {len(rows)}" for title, rows in listed.items() if rows and title not in shown_now]
+    lost = [] if listed[titles["refused"]] else ["every key was carried over, or sets nothing here"]
+    return [*found, *lost, *([f"{', '.join(counts)} (listed by {ALL})"] if counts else [])]
