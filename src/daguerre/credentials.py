@@ -32,7 +32,12 @@ _NAMED = re.compile(
 _IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:(?![A-Za-z][A-Za-z0-9+.-]*://)[^\s'\"<>])+")
 _AS_PATH = re.compile(r"(?<=:/)[^/\s'\"@]+@")
 """User and password of an address that was taken for a path."""
-_COMMAND = re.compile(r"pipe:(?!\.\.\.)[^\n]*")
+_COMMAND = re.compile(
+    r"(?P<before>(?P<quote>['\"`]))pipe:(?!\.\.\.)(?:\\.|(?!(?P=quote))[^\n\\])*"
+    r"|(?P<start>^|[=\[,])pipe:(?!\.\.\.)[^\n]*|(?<![\w.'\"`-])pipe:(?=\S)(?!\.\.\.)[^\n]*",
+    re.MULTILINE,
+)
+"""A command that stands for a file: to the end of its quotation, or of the line. `Broken pipe: ...` is none."""
 _PROMPT = re.compile(r"(?:--)?(?:[\w.]*_)?prompts?=")
 _NEXT = re.compile(r",(?![^{]*\})")
 """A comma between members of a list; but not in a range such as {00,05}."""
@@ -137,7 +142,8 @@ def scrub(text: str) -> str:
         text = text.replace(secret, instead)
     text = _IN_TEXT.sub(lambda found: _scrubbed(found[0]), text) if "://" in text else text
     text = _AS_PATH.sub(f"{CUT}@", text)
-    text = _COMMAND.sub("pipe:...", text) if "pipe:" in text else text
+    if "pipe:" in text:
+        text = _COMMAND.sub(lambda found: f"{found['before'] or found['start'] or ''}pipe:...", text)
     return _NAMED.sub(rf"\1{CUT}", text) if "=" in text else text
 
 

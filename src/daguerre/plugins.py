@@ -41,8 +41,8 @@ def check(kind: str, name: str) -> None:
     """UserError if there is no plug-in `name`: lists what exists and the nearest name. Nothing is imported."""
     if name not in names(kind):
         near = difflib.get_close_matches(str(name), names(kind), n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UserError(f"there is no {name!r} in {kind}; there are: {', '.join(names(kind))}.{hint}", code="unknown")
+        hint = f". Did you mean {near[0]!r}? There are" if near else "; there are"
+        raise UserError(f"there is no {name!r} in {kind}{hint}: {', '.join(names(kind))}", code="unknown")
 
 
 def find(kind: str, name: str) -> ModuleType:

@@ -191,7 +191,7 @@ class Plugin:
         return plugins.find(self.kind, name).Settings
 
     def choose(self, value: Any) -> Any:
-        """A section's values to its plug-in's settings; errors keep their places for `problems.translate`."""
+        """A section's values to its plug-in's settings; errors keep their places for `config.errors.translate`."""
         if not isinstance(value, dict):
             return value
         if self.key not in value and self.default is not None:

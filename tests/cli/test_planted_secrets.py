@@ -272,6 +272,13 @@ def test_a_job_takes_them_from_its_environment(place, capfd, monkeypatch):
     assert credentials.whole(word.removeprefix("data.path=")) == address
 
 
+def test_a_job_does_not_take_them_into_its_file(place, capfd):
+    command = ["launch", "slurm", "quickstart", "nodes=1", "gpus_per_node=0", "out=job"]
+    assert main.run([*command, f"setup=export HTTPS_PROXY=http://{USER}:{PASSWORD}@proxy"]) == errors.REFUSED
+    assert "secrets are never written to files" in assert_clean(place, capfd)
+    assert not (place / "job").exists()
+
+
 def test_a_converted_config_holds_none(place, tmp_path, capfd):
     theirs = tmp_path / "theirs.yml"
     theirs.write_text(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from twins import left_to_users
 
 from daguerre import plugins
+from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.config import fields, merge, overrides, recipe
 from daguerre.config.config import Config
@@ -505,3 +506,37 @@ def test_every_setting_that_can_be_an_address_keeps_no_secret():
 def _members(annotation):
     inner = {each for member in fields.alternatives(annotation) for each in (member, *get_args(member))}
     return inner if get_origin(annotation) is not Literal else set()
+
+
+@pytest.mark.parametrize(
+    ("recipe_name", "overriding", "told"),
+    [
+        (
+            "sd15_dreambooth",
+            ["data.sources.class=null", "run_name=x"],
+            r"sampling\.prompts\[1\] refers to data\.sources\.class\.captions\.text, and there is no data\.sources\.class"
+            r".*give sampling\.prompts a value of its own",
+        ),
+        ("quickstart", ["data.resolution=70"], r"drawn and checked at 64 px.*data\.source=folder"),
+        ("quickstart", ["model.vae="], r"model\.vae.*is empty.*\"base\""),
+        ("sd15", ["run_name=x", "model.text_encoder="], r"model\.text_encoder.*is empty"),
+        ("sd15", ["run_name=x", "model.pretrained_model_name_or_path="], "is empty, and no place or name: remove it"),
+        ("quickstart", ["init_from="], r"init_from = \"\"\s+is empty; allowed: text or null"),
+        ("quickstart", ["output_dir="], "is empty; allowed: text"),
+    ],
+)
+def test_what_an_override_breaks_is_told_in_our_words(recipe_name, overriding, told):
+    with pytest.raises(UserError, match=f"(?s){told}") as caught:
+        configs.load(recipe_name, overriding)
+    for theirs in ("Interpolation", "less than or equal", "lacks vae"):
+        assert theirs not in str(caught.value)
+
+
+def test_the_name_that_was_meant_comes_before_others(capsys):
+    assert main.run(["train", "quickstrat"]) == 2
+    assert capsys.readouterr().err.endswith("Did you mean quickstart? `daguerre recipes` lists all.\n")
+    assert main.run(["trian"]) == 2
+    said = capsys.readouterr().err
+    assert said.index("Did you mean `daguerre train`?") < said.index("generate")
+    with pytest.raises(UserError, match=r"^there is no 'gray' in conditions\. Did you mean 'grey'\? There are: "):
+        plugins.check("conditions", "gray")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from faulty_store import SECRETS, Faults, s3  # noqa: F401
 
+from daguerre import credentials
 from daguerre.errors import UserError
 from daguerre.storage import expand as storage_expand
 from daguerre.storage import io as storage_io
@@ -360,3 +361,21 @@ def test_a_long_listing_comes_in_pages(stored, monkeypatch):
     assert len(storage_io.listing("s3://bucket/")) == 11
     stored.proxy.faults = Faults(0.3)
     assert len(storage_io.listing("s3://bucket/")) == 11
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Broken pipe: the reader has gone, and 3 images are left", None),
+        ("the worker's pipe: closed by its parent", None),
+        ("mypipe:x is a name", None),
+        ("'pipe:curl -u me:word https://h/x' is no file; give a folder", "'pipe:...' is no file; give a folder"),
+        ("data.path: \"pipe:curl -H 'a: b'\" is no file", 'data.path: "pipe:..." is no file'),
+        ("data.path=pipe:curl -u me:word https://h/x", "data.path=pipe:..."),
+        ("pipe: curl -u me:word x", "pipe:..."),
+        ("read pipe:curl -u me:word x", "read pipe:..."),
+        ("pipe:...: commands are never run", None),
+    ],
+)  # fmt: skip
+def test_a_command_is_cut_and_the_words_around_it_stay(text, expected):
+    assert credentials.scrub(text) == (expected or text)

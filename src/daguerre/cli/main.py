@@ -114,9 +114,10 @@ def _verb(words: list[str], group: str = "") -> tuple[Verb, list[str]]:
     found, command = verbs(group), f"daguerre {group}".strip()
     if name not in found:
         near = difflib.get_close_matches(name, found, n=1)
-        hint = f"Did you mean `{command} {near[0]}`?" if near else f"The verb comes first: {command} VERB ..."
+        meant = f". Did you mean `{command} {near[0]}`? There are" if near else "; there are"
+        hint = "" if near else f". The verb comes first: {command} VERB ..."
         called = f"{group} {name}".strip()
-        raise UserError(f"there is no verb `{called}`; there are: {', '.join(found)}. {hint}", code="unknown")
+        raise UserError(f"there is no verb `{called}`{meant}: {', '.join(found)}{hint}", code="unknown")
     if found[name].is_group and rest and (rest[0] in verbs(name) or not _asks_for_help(rest)):
         return _verb(rest, name)
     return found[name], rest

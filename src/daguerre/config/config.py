@@ -1,7 +1,7 @@
 """The Config tree: every setting of a run, from recipe and overrides to a checked, frozen object and back.
 
 Holds the tree, the checks that span sections, load, dump and diff. Reading files is in `recipe`, the meaning of
-`key=value` in `overrides` and `aliases`, what lies over what in `layers`, the texts of errors in `problems`. Imports no
+`key=value` in `overrides` and `aliases`, what lies over what in `merge`, the texts of errors in `errors`. Imports no
 plug-in before one is named.
 """
 
@@ -54,7 +54,7 @@ class Config(Settings):
     """A line about the run, for people; shown in the report."""
     seed: int = Field(0, ge=0, lt=1 << 63)
     """All random numbers of the run follow from this and the samples' ids."""
-    init_from: Annotated[str | None, ADDRESS] = None
+    init_from: Annotated[str | None, ADDRESS] = Field(None, min_length=1)
     """Run folder whose newest weights (the averaged ones, if it keeps them) a new run starts from; for an adapter also
     a file of its kind, such as a LoRA."""
     resume_from_checkpoint: str = Field("latest", json_schema_extra=FREE)

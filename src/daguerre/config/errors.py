@@ -167,7 +167,8 @@ def translate(error: ErrorDetails, prefix: str, leaves: Mapping[str, Leaf], sect
     leaf = leaves.get(path)
     if path in sections:
         return [group(path, given, leaves, path)]
-    return [Problem(path, f"allowed: {allowed(leaf)}" if leaf else text[:1].lower() + text[1:], given)]
+    empty = "is empty; " if kind == "string_too_short" and given == "" else ""
+    return [Problem(path, f"{empty}allowed: {allowed(leaf)}" if leaf else text[:1].lower() + text[1:], given)]
 
 
 def _names(loc: tuple[int | str, ...], leaves: Mapping[str, Leaf], prefix: str) -> list[str]:

@@ -27,6 +27,7 @@ FOLDER = Path(__file__).parent.parent / "recipes"
 BROKEN = (ValueError, KeyError, AttributeError, TypeError, IndexError, OverflowError, RecursionError)
 """What YAML's constructors raise for texts that are no values of their kind, such as `!!int 1e5`."""
 _DEPTH = 50
+_NOT_FOUND = re.compile(r"^Interpolation key '(.*)' not found")
 _TOO_DEEP = f"lists and groups are nested too deeply: at most {_DEPTH} levels"
 _BITS = 1024
 Tree = dict[str, Any]
@@ -79,11 +80,8 @@ def locate(recipe: str, beside: Path | None = None) -> Path:
     if len(Path(recipe).parts) > 1:
         raise UserError(f"{recipe}: no such run folder or recipe file ({path.absolute()})", code="missing")
     near = difflib.get_close_matches(recipe, shipped(), n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    raise UserError(
-        f"there is no recipe {recipe!r}: no such file or run folder. The shipped recipes are {known}.{hint}",
-        code="unknown",
-    )
+    hint = f"Did you mean {near[0]}? `daguerre recipes` lists all." if near else f"The shipped recipes are {known}."
+    raise UserError(f"there is no recipe {recipe!r}: no such file or run folder. {hint}", code="unknown")
 
 
 def stand_in(recipe: str) -> str | None:
@@ -228,7 +226,7 @@ def resolve(tree: Tree, verbatim: Tree, source: str) -> tuple[Tree, list[str]]:
         missing = {path: _remove(whole, path) for path in sorted(OmegaConf.missing_keys(config))}
         resolved: Any = OmegaConf.to_container(OmegaConf.create(whole), resolve=True)
     except OmegaConfBaseException as error:
-        raise UserError(f"{source}: {_interpolation_error(error)}") from error
+        raise UserError(f"{source}: {_interpolation_error(error, whole)}") from error
     return resolved, [path for path, value in missing.items() if value == "???"]
 
 
@@ -241,9 +239,18 @@ def _is_resolved(value: Any) -> bool:
     return not isinstance(value, str) or ("${" not in value and value != "???")
 
 
-def _interpolation_error(error: OmegaConfBaseException) -> str:
+def _interpolation_error(error: OmegaConfBaseException, whole: Tree) -> str:
+    """The text for what a recipe refers to that is not there; `whole` are its values with the overrides."""
     where = getattr(error, "full_key", None)
     text = first_line(error)
+    if found := _NOT_FOUND.search(text):
+        target, setting = found[1], re.sub(r"\[\d+\]", "", str(where or "the setting"))
+        above = [target.rsplit(".", depth)[0] for depth in range(target.count("."), -1, -1)]
+        gone = next((path for path in above if get(whole, path) in (ABSENT, None)), target)
+        return (
+            f"{where} refers to {target}, and there is no {gone} (an override with null removes it): give {setting} a "
+            "value of its own, too"
+        )
     if "Unsupported interpolation type" in text:
         text += " (a recipe can refer to its own paths only, as in ${data.resolution})"
     return f"{where}: {text}" if where else text

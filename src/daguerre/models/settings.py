@@ -1,9 +1,11 @@
 """Settings that families share. No torch here."""
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticUndefined
 
 from daguerre.settings import ADDRESS, FREE, Settings, Unused
 
@@ -52,6 +54,17 @@ class FamilySettings(Settings):
     decoding: ClassVar[tuple[str, ...]] = ()
     """Settings, components among them, of what only makes images of clean samples: nothing that is learnt depends on
     them, so `generate` may choose others than a run."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _not_empty(cls, given: Any, info: ValidationInfo) -> Any:
+        if given == "":
+            usual = cls.model_fields[str(info.field_name)].get_default(call_default_factory=True)
+            text = (
+                "remove it" if usual is PydanticUndefined else f"remove it, or write {json.dumps(usual)} for the usual"
+            )
+            raise ValueError(f"is empty, and no place or name: {text}")
+        return given
 
     @classmethod
     def networks(cls, *roles: str) -> tuple[str, ...]:

@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from daguerre import keys
 from daguerre.data.images.words import words
@@ -99,6 +99,7 @@ class Settings(SourceSettings):
     """Name of this source."""
     resolution: int = Field(IMAGE_PX, ge=IMAGE_PX, le=IMAGE_PX)
     """Side of the images, in pixels: they are rendered at 64, and read at 64."""
+
     jitter_px: float = Field(2.0, ge=0, le=20)
     """Largest distance of a shape's centre from the image's centre, in pixels, along each axis. At 0 every shape is
     centred. Above 3 larger shapes move less, so that they stay inside the image."""
@@ -122,6 +123,16 @@ class Settings(SourceSettings):
     )
     """Shares, from 0 to 1, below which the table of checked prompts says `missed`; null in place of a share: no mark.
     null in place of all: those of the quickstart."""
+
+    @field_validator("resolution", mode="before")
+    @classmethod
+    def _as_drawn(cls, resolution: Any) -> Any:
+        if isinstance(resolution, int) and resolution != IMAGE_PX:
+            raise ValueError(
+                f"the built-in images are drawn and checked at {IMAGE_PX} px, and have no other size: remove it, or "
+                "train on images of your own in another one (data.source=folder data.path=FOLDER)"
+            )
+        return resolution
 
     @model_validator(mode="after")
     def _some_are_held_out(self) -> Self:

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from daguerre.credentials import scrub
+from daguerre.credentials import is_cut, scrub
 from daguerre.distributed.launch.environment import FIRST_PORT, PORTS
 from daguerre.errors import PREEMPTED, UserError
 from daguerre.settings import Settings, Unused
@@ -55,7 +55,7 @@ def _name(text: str) -> str:
 def _path(text: str) -> str:
     if _PATH.fullmatch(text) is None or text != text.strip():
         raise UserError("must be a single line, without spaces around it")
-    if scrub(text) != text:
+    if scrub(text) != text or is_cut(text):  # words of a command line come with *** in place of them
         raise UserError(
             "contains a password or a token, and secrets are never written to files: set it in the job's environment"
         )
