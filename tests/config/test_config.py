@@ -514,8 +514,8 @@ def _members(annotation):
         (
             "sd15_dreambooth",
             ["data.sources.class=null", "run_name=x"],
-            r"sampling\.prompts\[1\] refers to data\.sources\.class\.captions\.text, and there is no data\.sources\.class"
-            r".*give sampling\.prompts a value of its own",
+            r"sampling\.prompts\[1\] refers to data\.sources\.class\.captions\.text, "
+            r"and there is no data\.sources\.class .*give sampling\.prompts a value of its own",
         ),
         ("quickstart", ["data.resolution=70"], r"drawn and checked at 64 px.*data\.source=folder"),
         ("quickstart", ["model.vae="], r"model\.vae.*is empty.*\"base\""),
