@@ -470,6 +470,7 @@ def test_nothing_that_is_a_default_is_among_what_differs(base):
 
 TEXTS = {
     # settings that are no paths or addresses: names, and what is learnt or drawn
+    "caption_extension",
     "run_name", "resume_from_checkpoint", "allow_change", "fields", "text", "join", "prefix", "templates",
     "tag_separator", "prompt", "prompts", "negative_prompt", "source", "alpha_colour", "aspects", "columns", "digest",
     "config", "revision", "split", "weights", "sources", "image_column", "caption_column", "mask_column",

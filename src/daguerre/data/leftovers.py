@@ -16,10 +16,13 @@ _CACHES = re.compile(r"\.(npz|npy|safetensors|pt|pth|ckpt)$|^aspect_ratio_bucket
 """Of latents and text features, as kohya's scripts write them beside images; the last one is SimpleTuner's."""
 
 
-def is_leftover(path: str) -> bool:
+def is_leftover(path: str, in_archive: bool = False) -> bool:
     """True for a file that somebody's program put there, or that lies in such a folder; for a path that begins in the
-    data, with slashes. Hidden ones are such too: no program shows them, and `._cat.jpg` is no picture."""
-    *folders, name = [part for part in path.lower().split("/") if part not in ("", ".")] or [""]
+    data, with slashes. Hidden ones are such too: no program shows them, and `._cat.jpg` is no picture.
+    In an archive caches are members like others, which samples have."""
+    *folders, name = [part for part in path.lower().split("/") if part not in ("", ".", "..")] or [""]
     if any(part in _FOLDERS or part.startswith(".") for part in folders):
         return True
-    return name.startswith(".") or name in _FOLDERS or name in _FILES or _CACHES.search(name) is not None
+    if name.startswith(".") or name in _FOLDERS or name in _FILES:
+        return True
+    return not in_archive and _CACHES.search(name) is not None

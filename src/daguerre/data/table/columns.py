@@ -113,6 +113,8 @@ class Columns:
     """Columns of height and width."""
     beside: tuple[tuple[str, str], ...] = ()
     """(name, column) of the images beside the images."""
+    json_cells: bool = False
+    """Cells of text are JSON where they hold no text."""
     automatic: tuple[str, ...] = ()
     """What was chosen without a setting, in words."""
 
@@ -120,7 +122,7 @@ class Columns:
     def digest(self) -> str:
         """Stands for what is read: an index that was made for other columns is another one."""
         labels = {column: sorted(known.prompts.items()) for column, known in self.labels.items()}
-        read = [self.image, self.captions, labels, self.size, *self.beside]
+        read: list[Any] = [self.image, self.captions, labels, self.size, *self.beside, *[True] * self.json_cells]
         return blake2b(json.dumps(read).encode(), digest_size=8).hexdigest()
 
     @property
@@ -171,7 +173,8 @@ def choose(schema: pa.Schema, settings: TableSettings, where: str) -> Columns:
         _there(schema, column, "caption_column" if name == CAPTION else "captions.fields", where)
         captions.append((name, column))
     labels = _labels(schema, features, settings, captions, where)
-    return Columns(image, tuple(captions), labels, _size(schema, settings, image, where), beside, tuple(automatic))
+    size, json_cells = _size(schema, settings, image, where), settings.source == "jsonl"
+    return Columns(image, tuple(captions), labels, size, beside, json_cells, tuple(automatic))
 
 
 def _beside(
@@ -218,7 +221,7 @@ def _image_candidates(schema: pa.Schema) -> list[str]:
 
 def _caption(schema: pa.Schema, features: Mapping[str, Any], settings: TableSettings, image: str, where: str) -> str:
     """The only column that can be the caption: text, or labels of classes."""
-    text = [f.name for f in schema if f.name.lower() in CAPTION_NAMES and f.name != image and is_text(f.type)]
+    text = [f.name for f in schema if f.name.lower() in CAPTION_NAMES and f.name != image and _holds_captions(f.type)]
     labels = [name for name in schema.names if _is_class_label(features.get(name, {}))]
     if settings.idx_to_prompt is not None:
         named = [f.name for f in schema if f.name.lower() in LABEL_NAMES and _can_label(f.type)]
@@ -246,7 +249,7 @@ def _labels(
             text = f"column {column!r} of {where} holds whole numbers: name the classes with data.idx_to_prompt (a "
             text += f"list, a map, a JSON file, or imagenet), or choose a column of text. Columns: {_listed(schema)}"
             raise _fault("data.caption_column", text, "missing")
-        elif not is_text(kind):
+        elif not _holds_captions(kind):
             raise _unfit(schema, column, "caption_column", "text, or class labels with idx_to_prompt", where)
     return found
 
@@ -316,6 +319,10 @@ def is_text(kind: pa.DataType) -> bool:
     if types.is_dictionary(kind):
         return is_text(kind.value_type)
     return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+
+
+def _holds_captions(kind: pa.DataType) -> bool:
+    return is_text(kind) or ((types.is_list(kind) or types.is_large_list(kind)) and is_text(kind.value_type))
 
 
 def _is_struct(kind: pa.DataType) -> bool:

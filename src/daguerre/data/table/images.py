@@ -113,7 +113,10 @@ def locate(text: str, base: str) -> Location:
     path = os.path.expanduser(path)
     if scheme(base) and not os.path.isabs(path):
         return Location(base + path)
-    return Location(os.path.normpath(os.path.join(base, path)))
+    whole = os.path.normpath(os.path.join(base, path))
+    if "\\" in path and not os.path.exists(whole):  # as Windows writes it
+        whole = os.path.normpath(os.path.join(base, path.replace("\\", "/")))
+    return Location(whole)
 
 
 def _fetched(location: Location) -> bytes:

@@ -6,6 +6,7 @@ are kept is `data/index/cache.py`. No torch here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from daguerre.data import skipped
+from daguerre.data import alternatives, skipped
 from daguerre.data.images import kinds
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.index.file import About, ShardIndex, file_digest, sample_ids
@@ -149,7 +150,8 @@ def base_of(location: Location) -> str:
 
 def texts_of(row: Mapping[str, Any], columns: Columns) -> dict[str, str]:
     """{caption field: text} of those that have text. `Lacking` where none has and one is needed."""
-    texts, unknown = {}, False
+    texts: dict[str, str] = {}
+    unknown = False
     for name, column in columns.captions:
         value = row.get(column)
         if column in columns.labels and value not in (None, ""):
@@ -157,12 +159,24 @@ def texts_of(row: Mapping[str, Any], columns: Columns) -> dict[str, str]:
                 value = columns.labels[column].text(value)
             except Undecodable:
                 value, unknown = None, True
-        if isinstance(value, str) and value.strip():
-            texts[name] = value.strip()
+        texts |= alternatives.of_value(name, _caption(value, columns))
     if not texts and columns.captions:
         listed = ", ".join(repr(column) for _, column in columns.captions)
         raise Lacking(f"{'class label without a name' if unknown else 'no caption'} (column {listed})")
     return texts
+
+
+def _caption(value: Any, columns: Columns) -> Any:
+    """A text, or a list of texts. `Lacking` for a cell that is JSON of another kind, which is no caption."""
+    if not columns.json_cells or not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    if isinstance(found, dict) or not alternatives.of_value("", found):
+        raise Lacking("caption that is a JSON object, or a list with other things than texts")
+    return found
 
 
 def images_of(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from daguerre.data import skipped
+from daguerre.data import alternatives, skipped
 from daguerre.data.images.kinds import KINDS
+from daguerre.data.leftovers import LEFTOVER, is_leftover
 from daguerre.data.tar.reader import Member
 from daguerre.unicode import NO_TEXT, is_text, may_hold_halves, mended
 
@@ -28,6 +29,8 @@ EXTENSIONS: Mapping[str, tuple[str, ...]] = {
 _OTHER_IMAGES = frozenset({"jxl", "avif", "heic", "heif", "jp2", "ico", "psd", "svg", "ppm", "pgm"})
 _PLAIN = frozenset({"txt", "text", "caption", "captions", "cls", "prompt", "tags"})
 """Members that are text; others are, if they look like it."""
+_CAPTIONS = ("caption", "text", "captions")
+"""Keys of the JSON with the usual caption, or a list of several; the first that holds one counts."""
 _KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
 NAME_LETTERS = 4096
@@ -78,6 +81,9 @@ def _runs(members: Iterable[Member], counts: skipped.Counts) -> dict[str, list[d
             )
             continue
         found = _KEY.match(member.name)
+        if is_leftover(member.name, in_archive=True):
+            skipped.add(counts, LEFTOVER, printable(member.name), damage=False)
+            continue
         if _META.match(member.name):
             skipped.add(counts, "webdataset's own member (__NAME__)", printable(member.name), kept=True)
             continue
@@ -215,16 +221,22 @@ def words(parts: Mapping[str, bytes]) -> Words:
         elif (text := _text(name, data)) is not None:
             texts[name] = text
             used.append(name)
-    usual = (texts.get("txt"), texts.get("text"), metadata.get("caption"), metadata.get("text"))
-    caption = next((text for text in usual if isinstance(text, str) and text.strip()), None)
-    if caption is not None and not is_text(caption):
+    said: dict[str, str] = {}
+    for key, value in metadata.items():
+        said |= alternatives.of_value(key, value)
+    member = next((name for name in ("txt", "text") if texts.get(name, "").strip()), None)
+    if member:
+        further = {name: text for name, text in metadata.items() if isinstance(text, str)}  # as `data pack` writes them
+        usual = alternatives.of({**further, "text": texts[member]}, "text")
+    else:
+        usual = next(filter(None, (alternatives.of(said, name) for name in _CAPTIONS)), [])
+    if not all(map(is_text, usual)):
         raise Unusable(NO_TEXT)
-    said = {key: value for key, value in metadata.items() if isinstance(value, str)}
     if may_hold_halves(parts.get("json", b"")):
         said = {mended(key): value for key, value in said.items() if is_text(value)}
         metadata = mended(metadata)
-    texts = {**said, **texts}
-    texts.pop("text", None) if caption is None else texts.update(text=caption.strip())
+    own = alternatives.of_value("text", usual)  # in place of all that the JSON calls so
+    texts = {name: text for name, text in {**said, **texts}.items() if not re.fullmatch(r"text(\.\d+)?", name)} | own
     return Words(texts, metadata, tuple(used))
 
 
