@@ -17,11 +17,12 @@ from daguerre.models.weights import files as weights_files
 def read(path: Path, component: str) -> dict[str, Tensor]:
     """The weights of a component in diffusers' names; the dtype is the file's. UserError for a file of another."""
     with weights_files.opened(path) as file:
-        check(path, component, file.keys())
-        own = keys.own_names(file.keys())
+        spelt = keys.unpacked(file.keys(), component)
+        check(path, component, [*spelt])
+        own = keys.own_names(spelt)
         found: dict[str, Tensor] = {}
         for original, names in own.items():
-            tensor = file.get_tensor(original)
+            tensor = file.get_tensor(spelt[original])
             found |= zip(names, tensor.chunk(len(names)) if len(names) > 1 else (tensor,), strict=True)
         return found
 
@@ -29,10 +30,11 @@ def read(path: Path, component: str) -> dict[str, Tensor]:
 def shapes(path: Path, component: str) -> dict[str, tuple[int, ...]]:
     """The shapes of the weights of a component in diffusers' names, by the header alone."""
     with weights_files.opened(path) as file:
-        check(path, component, file.keys())
+        spelt = keys.unpacked(file.keys(), component)
+        check(path, component, [*spelt])
         found: dict[str, tuple[int, ...]] = {}
-        for original, names in keys.own_names(file.keys()).items():
-            shape = tuple(file.get_slice(original).get_shape())
+        for original, names in keys.own_names(spelt).items():
+            shape = tuple(file.get_slice(spelt[original]).get_shape())
             found |= dict.fromkeys(names, (shape[0] // len(names), *shape[1:]) if len(names) > 1 else shape)
         return found
 
@@ -40,7 +42,7 @@ def shapes(path: Path, component: str) -> dict[str, tuple[int, ...]]:
 def component(path: Path) -> str | None:
     """The component whose weights a file of Stability's holds; None for any other file."""
     with weights_files.opened(path) as file:
-        found = keys.kind(file.keys())
+        found = keys.kind(keys.unpacked(file.keys(), "prior"))
     return found if found in keys.STAGES else None
 
 

@@ -52,6 +52,22 @@ def _link(name: str, is_b: bool) -> Link | None:
     return Link(original, (name,))
 
 
+_PACKED = {"prior": "model.diffusion_model.", "decoder": "model.diffusion_model.", "vqgan": "vae."}
+"""Before a network's names in a file of ComfyUI, which holds several."""
+_BESIDE = ("model.diffusion_model.", "text_encoder.", "clip_l_vision.", "vae.")
+
+
+def unpacked(names: Iterable[str], component: str) -> dict[str, str]:
+    """The file's names by those that a file of the component alone has: of ComfyUI's files, which hold the text
+    encoder and others as well, without its place in them. Names that no such file has stay, to be refused."""
+    names, prefix = list(names), _PACKED.get(component)
+    if prefix is None or not any(name.startswith(prefix) for name in names):
+        return {name: name for name in names}
+    return {
+        name.removeprefix(prefix): name for name in names if name.startswith(prefix) or not name.startswith(_BESIDE)
+    }
+
+
 def own_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """diffusers' names for each tensor of a file, whichever of both layouts it is in."""
     back = {theirs: ours for ours, theirs in _NAMES.items()}
@@ -60,7 +76,8 @@ def own_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
         if match := re.fullmatch(r"(.+\.attention)\.attn\.in_proj_(weight|bias)", name):
             found[name] = tuple(f"{match[1]}.to_{part}.{match[2]}" for part in "qkv")
             continue
-        own = name.replace(".attention.attn.out_proj.", ".attention.to_out.0.")
+        own = re.sub(r"\.attention\.attn\.(to_[qkv])\.", r".attention.\1.", name)  # as ComfyUI saves it
+        own = own.replace(".attention.attn.out_proj.", ".attention.to_out.0.")
         for theirs, ours in back.items():
             own = re.sub(rf"^{re.escape(theirs)}\.", f"{ours}.", own)
         found[name] = (own,)

@@ -59,7 +59,7 @@ _OTHERS = (
     (r"(model\.diffusion_model\.)?joint_blocks\.", "Stable Diffusion 3"),
     (r"(model\.diffusion_model\.)?(double_blocks|double_layers|single_blocks)\.", "Flux or another transformer"),
     (
-        r"(clip_txt_mapper|effnet_mapper|down_blocks\.\d+\.\d+\.channelwise)",
+        r"(model\.diffusion_model\.)?(clip_txt_mapper|effnet_mapper|down_blocks\.\d+\.\d+\.channelwise)",
         "a stage of Stable Cascade, for model.prior of the recipe cascade_c or model.decoder of cascade_b",
     ),
     (r"(noise_augmentor|embedder\.model\.visual)", "Stable unCLIP"),
@@ -77,13 +77,35 @@ _INPUT_CHANNELS = {
 
 def normalized(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The same tensors under the names that a whole checkpoint of today gives them."""
-    prefix = ""
+    prefix, tensors = "", _of_vae(tensors)
     if not any(name.startswith((UNET, VAE)) for name in tensors):
         if any(name.startswith("input_blocks.") for name in tensors):
             prefix = UNET
         elif any(re.match(r"encoder\.down\.|decoder\.up\.", name) for name in tensors):
             prefix = VAE
     return {_renamed(prefix + name): tensor for name, tensor in tensors.items()}
+
+
+def _of_vae(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A file that holds an autoencoder alone, without what programs put before its names, and with the names of today
+    for its attention; any other file as it is."""
+    bare = {_BEFORE_VAE.sub("", name): tensor for name, tensor in tensors.items()}
+    is_one = any(_IN_VAE.match(name) for name in bare) and all(_OF_VAE.match(name) for name in bare)
+    if not is_one or len(bare) < len(tensors):
+        return tensors
+    return {_VAE_ATTENTION.sub(lambda match: f"{match[1]}{_TODAY[match[2]]}.", name): v for name, v in bare.items()}
+
+
+_BEFORE_VAE = re.compile(r"((module|model|vae|first_stage_model|autoencoder)\.)+(?=\w)")
+_OF_VAE = re.compile(r"(encoder|decoder|quant_conv|post_quant_conv|loss)\.")
+_IN_VAE = re.compile(r"(encoder|decoder)\.(down|up|mid)(_blocks?)?\.")
+_VAE_ATTENTION = re.compile(
+    r"(.+\.mid_block\.attentions\.0\.(?=query|key|value|proj_attn)|.+\.mid\.attn_1\.(?=to_|group_norm))"
+    r"(query|key|value|proj_attn|to_q|to_k|to_v|to_out\.0|group_norm)\."
+)
+_TODAY = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+_TODAY |= {"to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out", "group_norm": "norm"}
+"""Names of the attention of an autoencoder in older versions of diffusers, and of mixed layouts."""
 
 
 def _renamed(name: str) -> str:
