@@ -37,6 +37,7 @@ LEAVES = {
     "keys",
     "plugins",
     "ranks",
+    "regular",
     "settings",
     "threads",
     "types",

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import xxhash
 
+from daguerre.regular import check_regular
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -41,6 +43,7 @@ def of_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 def _of(files: Sequence[Path], digest: _Hash) -> str:
     for path in files:
+        check_regular(path)
         with path.open("rb", buffering=0) as file:
             while piece := file.read(_PIECE_BYTES):
                 digest.update(piece)

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from daguerre.regular import check_regular
+
 
 def parse(text: bytes | str) -> Any:
     """The content of a JSON text. ValueError for a text that is none, also for one that is nested so deeply that
@@ -16,6 +18,7 @@ def parse(text: bytes | str) -> Any:
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object of a file. OSError; ValueError for a file that holds anything else."""
+    check_regular(path)
     found = parse(path.read_bytes())
     if not isinstance(found, dict):
         raise ValueError(f"it holds a {type(found).__name__}, not a JSON object")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from daguerre.regular import Irregular
 from daguerre.storage import local_files
-from daguerre.storage.local_files import Irregular
 
 
 @pytest.fixture

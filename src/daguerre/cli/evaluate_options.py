@@ -14,6 +14,7 @@ from daguerre.config import fields, options, overrides, recipe
 from daguerre.config.recipe import Tree
 from daguerre.errors import UserError
 from daguerre.evaluation.settings import PROTOCOLS, EvaluationSettings
+from daguerre.regular import check_regular
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.settings import ADDRESS
 
@@ -87,6 +88,7 @@ def protocol(name: str) -> tuple[Tree, list[str]]:
     path = PROTOCOLS / f"{name}.yaml"
     path = path if path.is_file() else Path(name).expanduser()
     try:
+        check_regular(path)
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         shipped = ", ".join(sorted(each.stem for each in PROTOCOLS.glob("*.yaml")))

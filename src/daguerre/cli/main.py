@@ -10,6 +10,7 @@ import difflib
 import errno
 import io
 import os
+import re
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from daguerre import __version__, credentials, errors, faults
 from daguerre.errors import UserError
+from daguerre.regular import is_odd
 
 FOLDER = Path(__file__).parent
 USUAL_ORDER = ("train", "generate", "report", "recipes", "data", "doctor")
@@ -101,7 +103,22 @@ def _dispatch(arguments: list[str]) -> int:
     if first in ("-V", "--version"):
         return _print(f"daguerre {__version__}")
     verb, rest = _verb(arguments)
+    _refuse_pipes(rest)
     return _print(verb.texts["HELP"]) if verb.is_group or _asks_for_help(rest) else verb.run(rest)
+
+
+def _refuse_pipes(words: list[str]) -> None:
+    """UserError for a path in the arguments that is a pipe, a socket or a device: a verb that opens it may wait for
+    ever."""
+    for word in words:
+        key, _, value = word.partition("=")
+        inner = re.split(r"[\s,{}\[\]\"']+|:\s", value) if value.startswith(("{", "[")) else []
+        if odd := next((text for text in (word, value, *inner) if text and is_odd(text)), None):
+            raise UserError(
+                f"{odd} is a pipe, a socket or a device, not a file or a folder: give a file",
+                code="unsupported",
+                setting=key if value else None,
+            )
 
 
 def _asks_for_help(words: list[str]) -> bool:

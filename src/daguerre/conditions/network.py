@@ -17,6 +17,7 @@ from pydantic import Field
 from daguerre import digests
 from daguerre.conditions.condition import ConditionSettings
 from daguerre.errors import Code, UserError
+from daguerre.regular import check_regular
 from daguerre.settings import ADDRESS, FREE, Settings
 from daguerre.threads import made_once
 
@@ -151,6 +152,7 @@ def _tensors(path: str, digest: str | None, name: str, wanted: tuple[str, ...]) 
 
     unreadable: Any = torch.serialization.pickle.UnpicklingError  # also of what is no data: no code of a file is run
     try:
+        check_regular(opened_file)
         safe = opened_file.suffix == ".safetensors"
         found = load_file(opened_file) if safe else torch.load(opened_file, map_location="cpu", weights_only=True)
     except (SafetensorError, OSError, RuntimeError, EOFError, unreadable) as error:

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from daguerre.config.aliases import foreign
 from daguerre.errors import UserError
 from daguerre.formatting import first_line
+from daguerre.regular import check_regular
 from daguerre.remote import local_copy
 from daguerre.storage import address
 
@@ -120,6 +121,7 @@ def read(path: Path) -> Tree:
     if foreign.is_format(path):
         raise UserError(f"{path} is not a recipe: `daguerre convert config {path}` converts another trainer's config")
     try:
+        check_regular(path)
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error

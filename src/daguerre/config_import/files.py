@@ -16,6 +16,7 @@ from daguerre.config.aliases.values import repeats_of
 from daguerre.config.recipe import Tree
 from daguerre.config_import.reader import tables
 from daguerre.errors import UserError
+from daguerre.regular import check_regular
 
 LAST_OF_TWINS = ("MaxDiffusion", "Stable Cascade")
 """Trainers whose reader of YAML takes the last of two keys of one name; the others refuse them."""
@@ -69,6 +70,7 @@ def _parsed(path: Path) -> Tree:
     if path.suffix not in foreign.FORMATS and path.suffix != ".json":
         return recipe.read(path)
     try:
+        check_regular(path)
         text = path.read_text(encoding="utf-8-sig")
         tree: Any = tomllib.loads(text) if path.suffix == ".toml" else None
         tree = json.loads(text) if path.suffix == ".json" else tree
@@ -190,6 +192,7 @@ def _beside(place: Any, folder: Path) -> Path | None:
 def _list(path: Path) -> list[Any]:
     """The list in a JSON file. UserError for anything else."""
     try:
+        check_regular(path)
         found = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}", code="damaged") from error

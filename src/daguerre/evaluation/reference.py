@@ -21,6 +21,7 @@ from daguerre.errors import UserError
 from daguerre.evaluation.formulas import frechet
 from daguerre.evaluation.formulas.frechet import Moments
 from daguerre.models.weights.file_digests import sha256
+from daguerre.regular import check_regular
 
 _KEY = "daguerre_reference"
 
@@ -88,6 +89,7 @@ def of_file(name: str, label: str) -> Statistics:
 def read_document(path: Path) -> dict[str, Any]:
     """The header of a file. UserError for a file that is none."""
     try:
+        check_regular(path)
         with safe_open(path, "np") as file:
             document: dict[str, Any] = json.loads((file.metadata() or {})[_KEY])
             return document

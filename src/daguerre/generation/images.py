@@ -25,6 +25,7 @@ from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import SharedSettings
 from daguerre.errors import UserError
 from daguerre.generation.prompts import CONTROL_FROM, IMAGES, Prompts, Row
+from daguerre.regular import check_regular
 from daguerre.types import CONTROLS, IMAGE, IMAGE_PROMPT, MASK
 
 STEP_PX = 8
@@ -57,6 +58,7 @@ class InputImage:
     def content(self) -> bytes:
         """The file. UserError if it cannot be read."""
         try:
+            check_regular(self.path)
             return self.path.read_bytes()
         except OSError as error:
             raise UserError(
@@ -71,6 +73,7 @@ class InputImage:
 @lru_cache(maxsize=4096)
 def _size_px(image: InputImage) -> tuple[int, int]:
     try:
+        check_regular(image.path)
         with image.path.open("rb") as file:
             return headers.upright_size(file, _SETTINGS.formats)
     except Undecodable as reason:

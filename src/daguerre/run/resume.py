@@ -30,6 +30,7 @@ from daguerre.distributed.process_group import Processes
 from daguerre.errors import UserError, named
 from daguerre.models.single_file import load as single_file
 from daguerre.models.weights import files
+from daguerre.regular import check_regular
 from daguerre.remote import local_copy
 from daguerre.run import known_faults, state_io
 from daguerre.run.storage import LocalStorage, RunStorage
@@ -341,6 +342,7 @@ def _of_checkpoint(path: Path) -> Iterator[tuple[str, Tensor]]:
 def _of_file(path: Path, components: list[str], known: set[str]) -> Iterator[tuple[str, Tensor]]:
     """Tensors in the net's names, in those of one component, or of a whole checkpoint in the original layout."""
     try:
+        check_regular(path)
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise UserError(

@@ -2,12 +2,13 @@
 
 import errno
 import os
-import stat
 from collections import OrderedDict
 from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import BinaryIO
+
+from daguerre.regular import check_regular
 
 OPEN_FILES = 256
 """Most descriptors that are kept: a strict filter reads from more than a hundred shards at a time."""
@@ -16,19 +17,6 @@ SWEEP = 16
 deleted one that is asked for starts a sweep at once, as files go many at a time."""
 NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL})
 """Errors of opening a path that never holds a file, whatever the state of the disk is."""
-
-
-class Irregular(OSError):
-    """A pipe, socket or device where a file was expected: opening one may block, reading it may never end."""
-
-
-def check_regular(path: Path) -> None:
-    """`Irregular` for anything that exists and is not a file; other OSErrors as the system gives them."""
-    mode = os.stat(path).st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(mode):
-        raise Irregular(errno.EINVAL, "is a pipe, a socket or a device, not a file", str(path))
 
 
 def version(path: Path) -> str:

@@ -9,6 +9,7 @@ from daguerre.config import overrides
 from daguerre.config.aliases.values import NOTHING_ASKED, Meaning, one
 from daguerre.data.caption_templates import TEMPLATES
 from daguerre.errors import UserError
+from daguerre.regular import check_regular
 
 _BRACKETS = re.compile(r"\[.+\]|<.+>")
 
@@ -35,6 +36,7 @@ def template_file(key: str, text: str) -> Meaning:
     if text.lower() in NOTHING_ASKED:
         return Meaning()
     try:
+        check_regular(Path(text).expanduser())
         lines = Path(text).expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{text} cannot be read: {error}") from error

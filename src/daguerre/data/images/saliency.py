@@ -6,6 +6,7 @@ the centroid of the cells whose colour is more than twice as far from the image'
 (Achanta et al. 2009, CVPR). Shape letters: C channels, H and W height and width.
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from daguerre.errors import UserError
+from daguerre.regular import check_regular
 from daguerre.threads import made_once
 
 _REFUSED: Any = torch.serialization.pickle.UnpicklingError
@@ -76,6 +78,7 @@ def _lab(x_CHW: Tensor) -> Tensor:
 def _network(weights: str) -> nn.Module:
     network = Saliency().eval().requires_grad_(False)
     try:
+        check_regular(Path(weights))
         is_safe = weights.endswith(".safetensors")
         state = load_file(weights) if is_safe else torch.load(weights, map_location="cpu", weights_only=True)
         network.load_state_dict(state)

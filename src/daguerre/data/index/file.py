@@ -24,6 +24,7 @@ from pyarrow import ipc
 from daguerre import digests
 from daguerre.data.skipped import SkipReport
 from daguerre.errors import UserError
+from daguerre.regular import Irregular
 from daguerre.storage import local_files
 from daguerre.unicode import mended
 
@@ -220,7 +221,7 @@ def load(path: Path) -> ShardIndex:
     stat = path.stat()
     try:
         local_files.check_regular(path)
-    except (IsADirectoryError, local_files.Irregular) as error:
+    except (IsADirectoryError, Irregular) as error:
         raise BadIndex(f"{path} is not an index: it is not a file") from error
     return _loaded(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
 

@@ -23,6 +23,7 @@ from daguerre.data.table.arrow import ArrowTables
 from daguerre.data.table.columns import TableSettings
 from daguerre.data.table.source import TableSource, open_tables
 from daguerre.errors import Absent, Code, UserError, install
+from daguerre.regular import Irregular
 from daguerre.settings import ADDRESS, FREE, Unused
 from daguerre.storage import local_files
 from daguerre.storage.location import Location
@@ -135,7 +136,7 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         with local_files.opened(path) as file:
             document = json.loads(file.read())
-    except (ValueError, RecursionError, local_files.Irregular):
+    except (ValueError, RecursionError, Irregular):
         document = None
     if not isinstance(document, dict):
         raise _path_error(path, "is damaged: it holds no JSON object. Save the data set again", "damaged")

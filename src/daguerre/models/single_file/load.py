@@ -23,6 +23,7 @@ from daguerre.models.single_file.keys import Link, with_wrapper
 from daguerre.models.single_file.layout import LAYOUTS, Place
 from daguerre.models.weights import beside, conversion_cache, pickled
 from daguerre.models.weights.files import opened, write_json
+from daguerre.regular import check_regular
 
 PICKLED = (".ckpt", ".bin", ".pt", ".pth")
 
@@ -88,6 +89,7 @@ def scheduler(path: Path) -> dict[str, Any]:
 
 
 def _check_suffix(path: Path, pickled_weights: bool) -> None:
+    check_regular(path)
     if path.suffix not in (".safetensors", *PICKLED):
         raise UserError(
             f"{path}: a single-file checkpoint ends with .safetensors or, if it is an old one, with "

@@ -18,6 +18,7 @@ from daguerre.checkpoint.atomic import write_durably
 from daguerre.checkpoint.safetensors import Later, encode
 from daguerre.errors import UserError
 from daguerre.models.weights import beside
+from daguerre.regular import check_regular
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _STEMS = ("diffusion_pytorch_model", "model")
@@ -42,6 +43,7 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 def opened(path: Path) -> Iterator[Any]:
     """The open file of tensors, which are mapped from it. UserError for one that is damaged."""
     try:
+        check_regular(path)
         with safe_open(path, "pt", device="cpu") as file:
             yield file
     except (SafetensorError, OSError) as error:

@@ -24,6 +24,7 @@ from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
 from daguerre.models.weights import conversion_cache
 from daguerre.models.weights.files import read_json, shards, write_json
+from daguerre.regular import check_regular
 
 _WEIGHTS = re.compile(r"(?:diffusion_)?pytorch_model[\w.-]*\.bin")
 _SHARDS = re.compile(r"(?:diffusion_)?pytorch_model[\w.-]*\.bin\.index[\w.-]*\.json")
@@ -60,6 +61,7 @@ def read(path: Path) -> dict[str, Any]:
     UserError if it holds anything that is no data, or is damaged. Tensors are mapped from the file.
     """
     try:
+        check_regular(path)
         with torch.serialization.safe_globals(_LEFT_OUT):
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except _REFUSED as error:
@@ -71,7 +73,7 @@ def read(path: Path) -> dict[str, Any]:
             "FILE)",
             code="unsupported",
         ) from None
-    except (RuntimeError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} cannot be read as weights saved by torch.save: {_first_line(error)}. Copy the file again",
             code="damaged",

@@ -15,6 +15,7 @@ from torch import Tensor
 from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
 from daguerre.models.weights.files import opened
+from daguerre.regular import check_regular
 
 VERSION = "daguerre.version"
 """Key of a header of a file that this program wrote."""
@@ -51,6 +52,7 @@ def payload(path: Path) -> str:
 @lru_cache(maxsize=64)
 def _payload(path: Path, stamp: tuple[int, ...]) -> str:
     """`stamp` says when it must be read again."""
+    check_regular(path)
     with path.open("rb") as file:
         file.seek(8 + int.from_bytes(file.read(8), "little"))
         return hashlib.file_digest(file, "sha256").hexdigest()
