@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
+from diffusers import StableCascadeUNet, UNet2DConditionModel
 from pydantic import ValidationError
+from tiny_cascade import TINY_C
 from tiny_models import TEXT_WIDTH, TINY_UNET, tiny_vae
 from torch import nn
 
@@ -108,6 +109,13 @@ def test_layout_asks_no_device():
         net = UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH)
     kernels.layout([net], fused=True, last=True)
     assert {swap.NormSiLU, swap.Gated, channels_last.Block} <= {type(module) for module in net.modules()}
+
+
+def test_the_layout_of_a_gpu_has_the_norms_of_stable_cascade():
+    with torch.device("meta"):
+        net = StableCascadeUNet(**TINY_C)
+    kernels.layout([net], fused=True, last=True)
+    assert {swap.ResponseNorm, swap.ImageNorm} <= {type(module) for module in net.modules()}
 
 
 def test_compiled_blocks_do_not_measure():

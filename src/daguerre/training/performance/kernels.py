@@ -62,6 +62,7 @@ def layout(networks: Iterable[nn.Module], fused: bool, last: bool) -> None:
             swap.gates(network)
             swap.rows(network)
             swap.divisors(network)
+            swap.responses(network)
         if last:
             channels_last.enable(network)
 
