@@ -15,6 +15,23 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 PINNED = fake_cuda.pretend()
 
+from daguerre.distributed import collectives  # noqa: E402
+
+
+class Mesh:
+    """Two axes of two devices each, over which nothing is sent."""
+
+    mesh_dim_names = ("fsdp", "tensor")
+
+    def __getitem__(self, axis):
+        return self
+
+    def size(self):
+        return 2
+
+    def get_group(self):
+        return None
+
 
 def mixed(x):
     """Tells of a tensor of the host beside the device's."""
@@ -29,6 +46,7 @@ def main() -> None:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     seen, found = watching.Watch(fake, PINNED), {}
     watching.see_constants(seen)
+    collectives.dist.all_reduce = lambda *args, **named: None
     with fake, seen:
         x = torch.empty(3, device="cuda")
         acts = {
@@ -36,6 +54,7 @@ def main() -> None:
             "pinned": lambda: pinned.to("cuda", non_blocking=True),
             "filled": lambda: x.new_full((2,), 1.0),
             "view": lambda: x[:2],
+            "norm": lambda: collectives.squared_norm({frozenset({"fsdp"}): [x], frozenset(): [x, x]}, Mesh()),
             "pinned, blocking": lambda: pinned.to("cuda"),
             "pageable": lambda: pageable.to("cuda", non_blocking=True),
             "of numpy": lambda: torch.from_numpy(np.ones(3)).to("cuda"),

@@ -55,6 +55,7 @@ def test_waits_are_seen(library):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert "cpu" in found.pop("mixed")
+    assert found.pop("norm")[0] == 0, "the norm of gradients that a mesh splits"
     quiet = {"product": [0, 1], "pinned": [0, 1], "filled": [0, 1], "view": [0, 0]}
     assert {name: found.pop(name) for name in quiet} == quiet
     assert {name for name, (waits, _) in found.items() if waits != 1} == set()
