@@ -97,7 +97,10 @@ def update(recipe: str, overrides: list[str]) -> dict[str, Any]:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     seen = watching.Watch(fake, PINNED)
     watching.see_constants(seen)
-    numbers = loop.LoopConfig(10**6, 1e-5, 0, config.lr_scheduler, config.training.max_grad_norm, 10, 10**6)
+    numbers = loop.LoopConfig(
+        total_steps=10**6, learning_rate=1e-5, warmup_steps=0, lr_scheduler=config.lr_scheduler,
+        max_grad_norm=config.training.max_grad_norm, max_nonfinite_steps=10, logs=lambda step: False,
+    )  # fmt: skip
     with fake, seen:
         on_the_device([*parts.family.components.values(), parts.net])
         parts.numerics.store(parts.net, parts.attached.float32)
