@@ -263,3 +263,51 @@ def test_what_cannot_be_is_refused(words, said, place, tmp_path, monkeypatch, ca
     assert convert(*words) == errors.REFUSED
     assert said in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "x.safetensors").exists()
+
+
+def test_no_weight_that_is_no_number_is_written(place, tmp_path, capsys):
+    """A DoRA that takes away the rows that it gives lengths to, and what float16 cannot hold: by layer and file."""
+    layer = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
+    (file,) = (place.base / "unet").glob("*.safetensors")
+    weight = load_file(file)[f"{layer}.weight"].float()
+    stem, eye, ones = f"unet.{layer}", torch.eye(len(weight)), torch.ones(len(weight))
+    factors = {f"{stem}.lora_A.weight": eye, f"{stem}.lora_B.weight": -weight}
+    save_file({**factors, f"{stem}.lora_magnitude_vector": ones}, tmp_path / "dora.safetensors")
+    save_file({f"{stem}.diff": torch.full_like(weight, 1e5)}, tmp_path / "large.safetensors")
+    for name, dtype, said in (
+        ("dora", "float32", f"dora.safetensors: with it unet.{layer}.weight has NaN or infinity in it"),
+        ("large", "float16", "a changed weight has values up to 1e+05, above the limit of float16"),
+    ):
+        out = tmp_path / f"{name}-merged.safetensors"
+        use = f"use={{{tmp_path / name}.safetensors: 1}}"
+        assert convert("merge", place.base, use, f"out={out}", f"dtype={dtype}") == errors.REFUSED
+        assert said in capsys.readouterr().err
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["dora.safetensors", "large.safetensors"]
+    assert main.run(["convert", "merge", str(place.base), f"use={{{tmp_path / 'large'}.safetensors: 1}}",
+                     f"out={tmp_path / 'merged'}"]) == errors.DONE  # fmt: skip
+
+
+def test_sums_are_converted_and_resized(place, tmp_path, capsys):
+    """LyCORIS' norm and full: kohya's layout holds them, diffusers' does not; a norm has no rank."""
+    layer, norm = "lora_unet_mid_block_resnets_0_conv1", "lora_unet_mid_block_resnets_0_norm1"
+    (file,) = (place.base / "unet").glob("*.safetensors")
+    weights = load_file(file)
+    given = {f"{layer}.diff": weights["mid_block.resnets.0.conv1.weight"].float() * 0.1,
+             f"{layer}.diff_b": weights["mid_block.resnets.0.conv1.bias"].float() + 1,
+             f"{norm}.w_norm": weights["mid_block.resnets.0.norm1.weight"].float() * 0.1}  # fmt: skip
+    save_file(given, tmp_path / "full.safetensors")
+    base = f"base={place.base}"
+    assert (
+        convert("lora", tmp_path / "full.safetensors", "format=kohya", f"out={tmp_path / 'k.safetensors'}", base) == 0
+    )
+    written = load_file(tmp_path / "k.safetensors")
+    assert {name.rpartition(".")[2] for name in written} == {"diff", "diff_b", "w_norm"}
+    assert sorted(float(v.sum()) for v in written.values()) == sorted(float(v.sum()) for v in given.values())
+    refused = convert(
+        "lora", tmp_path / "full.safetensors", "format=diffusers", f"out={tmp_path / 'd.safetensors'}", base
+    )
+    assert refused == errors.REFUSED
+    assert "a sum of a whole weight or bias cannot be written" in capsys.readouterr().err
+    assert convert("resize", tmp_path / "full.safetensors", "rank=64", f"out={tmp_path / 'r.safetensors'}", base) == 0
+    ends = {name.partition(".")[2] for name in load_file(tmp_path / "r.safetensors")}
+    assert ends == {"lora_down.weight", "lora_up.weight", "alpha", "diff_b", "w_norm"}

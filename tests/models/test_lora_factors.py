@@ -161,8 +161,9 @@ def test_files_of_other_shapes_are_refused(name, tmp_path):
 
 
 @pytest.mark.parametrize("lengths", [(36,), (36, 1), (1, 36)])
-def test_lengths_in_the_shapes_of_programs(lengths, tmp_path):
-    given = made({**LINEAR["lora"], "lora_magnitude_vector": lengths})
+@pytest.mark.parametrize("name", ["lora_magnitude_vector", "lora_magnitude_vector.weight", "magnitude"])
+def test_lengths_in_the_shapes_of_programs(name, lengths, tmp_path):
+    given = made({**LINEAR["lora"], name: lengths})
     ((one,),) = read(written(tmp_path, "linear", given), NETWORK).values()
     assert one.factors["lora_magnitude_vector"].shape == (36,)
 

@@ -34,6 +34,7 @@ _SPELLINGS = {
     "_lora.up.weight": UP,
     ".lora_magnitude_vector.weight": MAGNITUDE,
     ".lora_magnitude_vector": MAGNITUDE,
+    ".magnitude": MAGNITUDE,  # ai-toolkit's
     **{f".{name}": name for name in ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b")},
     **{f".{name}": name for name in ("lokr_t2", "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1")},
     ".hada_t2": "hada_t2",
