@@ -38,7 +38,7 @@ _COMMAND = re.compile(
     re.MULTILINE,
 )
 """A command that stands for a file: to the end of its quotation, or of the line. `Broken pipe: ...` is none."""
-_PROMPT = re.compile(r"(?:--)?(?:[\w.]*_)?prompts?=")
+_PROMPT = re.compile(r"(?:--)?(?:[\w.]*[._])?prompts?=")
 _NEXT = re.compile(r",(?![^{]*\})")
 """A comma between members of a list; but not in a range such as {00,05}."""
 _OPENING = {")": "(", "]": "[", "}": "{"}

@@ -336,6 +336,8 @@ def test_statistics_of_protected_data_hold_none(place, tmp_path, capfd):
         ("use={https://h/a?sig=secret99: 0.8}", "use={https://h/a?***: 0.8}", "https://h/a?sig=secret99"),
         ("https://u:pa,ss@h/a", "https://***@h/a", "https://u:pa,ss@h/a"),
         ("prompt=a sign https://h/?q=1", "prompt=a sign https://h/?q=1", None),
+        ("sampling.prompts=[see https://h/?q=1]", "sampling.prompts=[see https://h/?q=1]", None),
+        ("prompts_file=https://u:pass12@h/a.txt", "prompts_file=https://***@h/a.txt", "https://u:pass12@h/a.txt"),
         ("https://h/a.tar", "https://h/a.tar", None),
     ],
 )  # fmt: skip
