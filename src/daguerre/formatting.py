@@ -1,5 +1,6 @@
 """Numbers and errors as people read them: sizes, durations, counts, shares."""
 
+import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -57,6 +58,16 @@ def first_line(error: BaseException) -> str:
 def wrapped(text: str, columns: int) -> list[str]:
     """A text in lines of so many columns; names and paths stay whole."""
     return textwrap.wrap(text, columns, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+
+
+def beside(label: str, text: str, terminal: bool) -> list[str]:
+    """A text behind its label, on a terminal in lines that begin below each other and break between words; else, in a
+    pipe or a file, in one line, which programs find whole."""
+    if not terminal:
+        return [label + text]
+    room = max(shutil.get_terminal_size().columns - 1 - len(label), 24)
+    first, *rest = textwrap.wrap(text, room, break_on_hyphens=False, break_long_words=False) or [""]
+    return [label + first, *(" " * len(label) + line for line in rest)]
 
 
 def titled(sections: Mapping[str, Sequence[str]]) -> list[str]:

@@ -131,8 +131,14 @@ def test_layouts_sizes_and_other_names_give_the_same_image(place, tmp_path):
     assert document["control"] == str(folder / "one.png")
     assert (document["controlnet_conditioning_scale"], document["guess_mode"]) == ([0.7], False)
     Image.open(folder / "one.png").resize((2 * PX, 2 * PX), Image.Resampling.NEAREST).save(tmp_path / "large.png")
-    large = ours(folder, tmp_path / "large", places(folder, {"one": 0.7}), f"control={tmp_path / 'large.png'}")
-    assert large.shape == (2 * PX, 2 * PX, 3), "the control image decides the size"
+    large = ours(
+        folder,
+        tmp_path / "large",
+        places(folder, {"one": 0.7}),
+        f"control={tmp_path / 'large.png'}",
+        f"height={2 * PX}",
+    )
+    assert large.shape == (2 * PX, 2 * PX, 3), "the control image decides the other side"
     many = tmp_path / "many"
     many.mkdir()
     for number in range(2):

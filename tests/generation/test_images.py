@@ -315,8 +315,11 @@ def test_pixels_are_upright_without_transparency_and_cover_the_size(tmp_path):
 def test_a_large_photo_is_scaled_down_in_words(run, tmp_path, capsys):
     Image.new("RGB", (400, 200)).save(tmp_path / "large.png")
     job = generate_command.prepare([str(run), "prompt=red", f"image={tmp_path / 'large.png'}", *SMALL])
-    assert "large.png of 200x400 px to 88x176 (height x width), as the model was trained" in capsys.readouterr().out
-    assert job.survey.sizes_px == {(88, 176): 1}
+    assert (
+        "large.png of 200x400 px to 40x88 (height x width): no more than the 4,096 pixels of this model's own images"
+        in capsys.readouterr().out
+    )
+    assert job.survey.sizes_px == {(40, 88): 1}
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from daguerre import __version__, errors
 from daguerre.config import recipe
 from daguerre.errors import UserError, install
+from daguerre.formatting import beside
 
 SUMMARY = "check the installation: packages, devices, what is missing"
 HELP = """\
@@ -81,7 +82,8 @@ def run(arguments: list[str]) -> int:
     findings = [finding for group in groups.values() for finding in group]
     width = max(len(finding.what) for finding in findings)
     for title, group in groups.items():
-        lines = [f"  {finding.mark}  {finding.what:<{width}}  {finding.text}" for finding in group]
+        labels = ((f"  {finding.mark}  {finding.what:<{width}}  ", finding.text) for finding in group)
+        lines = [line for label, text in labels for line in beside(label, text, sys.stdout.isatty())]
         print("\n".join([title, *lines, ""]))
     return _conclude(findings)
 

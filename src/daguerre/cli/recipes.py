@@ -1,12 +1,14 @@
 """`daguerre recipes`: lists the shipped recipes, prints one, or prints the schema or a template of all settings."""
 
 import json
+import sys
 from pathlib import Path
 
 from daguerre import plugins
 from daguerre.config import fields, overrides, recipe, schema
 from daguerre.config.config import Config
 from daguerre.errors import UserError
+from daguerre.formatting import beside
 
 SUMMARY = "list the shipped recipes, print one, or an annotated template"
 HELP = """\
@@ -67,8 +69,7 @@ def _list() -> None:
     found = recipe.shipped()
     width = max(map(len, found), default=0)
     for name, path in found.items():
-        for number, line in enumerate(header(path) or [""]):
-            print(f"{'' if number else name:<{width}}  {line}")
+        print("\n".join(beside(f"{name:<{width}}  ", " ".join(header(path)), sys.stdout.isatty())))
     print("\ndaguerre recipes NAME prints one; daguerre train NAME trains it.")
 
 

@@ -139,6 +139,28 @@ def _adapters(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) ->
     return found
 
 
+def _random_base(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) -> list[Problem]:
+    """What is added to a network, or learns beside it, needs one that can do something already."""
+    trainable, found = model.trainable(), []
+    whole = {name for own in adapters.values() if own.part == "all" for name in own.reaches(trainable)}
+    for adapter, own in adapters.items():
+        for name in dict.fromkeys([*model.networks("denoiser"), *own.reaches(trainable)]):
+            if name in whole or isinstance(model.places.get(name, ""), str):
+                continue
+            text = (
+                f"model.{name} has random weights, and with this adapter alone they stay as they are: whatever is "
+                f"added to noise is noise. Take weights, such as those of a run (model.{name}=runs/NAME/pipeline, or "
+                f"all of its networks by model.pretrained_model_name_or_path and model.{name}=base), or train the "
+                f"{name} whole: adapters.{adapter}=null adapter.name=full"
+            )
+            found.append(Problem(f"adapters.{adapter}", text))
+    return found
+
+
+def _adapters_of_model(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) -> list[Problem]:
+    return _adapters(model, adapters) or _random_base(model, adapters)
+
+
 def _of(one: AdapterSettings, other: AdapterSettings) -> str:
     """The part of a component that two adapters both want."""
     return "weights" if "all" in (one.part, other.part) else one.part
@@ -156,7 +178,7 @@ CHECKS: dict[tuple[str, ...], Callable[..., list[Problem]]] = {
     ("training",): _batches,
     ("training", "lr_scheduler"): _warmup,
     ("data", "objective"): _masks,
-    ("model", "adapters"): _adapters,
+    ("model", "adapters"): _adapters_of_model,
     ("training", "cache"): _cached_base,
     ("profiler", "output_dir"): _profiles,
     ("optimizer", "ema", "lr_scheduler"): _own_averages,

@@ -30,9 +30,6 @@ from daguerre.types import CONTROLS, IMAGE, IMAGE_PROMPT, MASK
 
 STEP_PX = 8
 """Sides that follow an image are multiples of this."""
-MOST = 4
-"""An image whose size decides may have so many times the area of the model's training images; larger ones are scaled
-down to it."""
 _SETTINGS = SharedSettings(formats=("jpeg", "png", "webp", "gif", "bmp", "tiff"), interpolation="lanczos")
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 

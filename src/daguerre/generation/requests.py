@@ -124,7 +124,8 @@ class RequestList:
 
     @property
     def _most_px(self) -> int:
-        return input_images.MOST * self.size_px[0] * self.size_px[1]
+        # An image with more pixels than a model has ever drawn gets its shapes several times (rings for circles).
+        return self.size_px[0] * self.size_px[1]
 
     def _sides(self, row: Row) -> tuple[int | None, int | None]:
         """Height and width that are given for a row."""
@@ -232,8 +233,8 @@ class _Inputs:
             return ""
         more = f", and {len(self.scaled) - 1:,} more" * (len(self.scaled) > 1)
         return (
-            f"scaled down: {self.scaled[0]} (height x width){more}, as the model was trained with images of "
-            f"{self.most_px // input_images.MOST:,} pixels; set height and width for another size"
+            f"scaled down: {self.scaled[0]} (height x width){more}: no more than the {self.most_px:,} pixels of this "
+            "model's own images; set height and width for another size"
         )
 
 

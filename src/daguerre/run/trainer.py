@@ -8,6 +8,7 @@ import resource
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from signal import Signals
 from typing import Any
 
@@ -276,8 +277,9 @@ def write_samples(run: Run, again: bool = False) -> None:
 def sample_requests(run: Run) -> list[generate.ImageRequest]:
     """The sample images of the recipe, with stored or computed control images where adapters read some, and with the
     samples themselves for a family that reads those."""
-    each = samples.requests(run.config, lambda count: captions(run, count))
     read, shown = run.parts.attached.images, {IMAGE} & {*run.parts.family.prompt_images}
+    # A caption and the image beside it are of one sample; captions alone may be of any.
+    each = samples.requests(run.config, partial(captions, run, pairs=bool(read or shown)))
     if read or shown:
         made = loader.fixed_batches(shown_samples(run), len(each), lambda _: 1, images=read)
         each = samples.with_images(run.parts.family, each, made, {*read, *shown})
@@ -299,9 +301,13 @@ def write_strengths(run: Run) -> None:
                 samples.write(run.parts, run.config, sample_requests(run)[: samples.COMPARED], folder, told)
 
 
-def captions(run: Run, count: int) -> list[str]:
-    """Captions of the first held-out samples; of trained ones if none are held out."""
-    return loader.fixed_captions(shown_samples(run), count)
+def captions(run: Run, count: int, pairs: bool) -> list[str]:
+    """Captions of the first held-out samples, or of trained ones if none are held out; as they come if images go with
+    them (`pairs`), else each once, and where that gives too few, those of trained samples, too."""
+    found = loader.fixed_captions(shown_samples(run), count)
+    if pairs or len({*found}) == count:
+        return found
+    return list(dict.fromkeys([*found, *loader.fixed_captions(run.dataset, count)]))[:count]
 
 
 def shown_samples(run: Run) -> Dataset:

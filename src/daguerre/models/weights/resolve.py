@@ -89,7 +89,14 @@ def locate(name: str, needed: Needed, options: Options = Options()) -> Path:
     elif _HUB_ID.fullmatch(name):
         folder = _from_hub(name, needed, options)
     else:
+        written_by = name.removesuffix("/pipeline").rpartition("/")[2] if name.endswith("/pipeline") else None
         seen_from = "" if Path(name).is_absolute() else f" (seen from {Path.cwd()})"
+        if written_by is not None:
+            raise UserError(
+                f"there is no folder {name!r}{seen_from}: a run writes it when it has trained. First `daguerre train "
+                f"{written_by}`, or give the place of another model",
+                code="missing",
+            )
         raise UserError(
             f"there is no folder {name!r}{seen_from}, and it is not a hub id (OWNER/NAME); shipped models are: "
             f"{', '.join(shipped())}. Give one of these, a folder in diffusers' layout, a hub id, or a .safetensors "

@@ -1,0 +1,69 @@
+"""How well a frozen autoencoder makes images of the data again, measured before the first update.
+
+What an autoencoder loses can neither be learnt nor drawn behind it: one that was made for other images, such as the
+quickstart's for eight flat colours, would spoil hours of training with a loss that looks like any other.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+
+import torch
+
+from daguerre.build.parts import Components
+from daguerre.config.config import Config
+from daguerre.data.dataset import Dataset
+from daguerre.data.loading import loader
+from daguerre.evaluation.formulas import pairs
+from daguerre.models import encoders
+from daguerre.models.family import Family
+from daguerre.training import device
+from daguerre.types import Latents, Prompt
+
+POOR_DB = 20.0
+"""PSNR below which it is told. Stable Diffusion's autoencoder has 23 to 27 dB on photos of 256 px and more (its model
+card; ours on the quickstart's images 37); photos behind the quickstart's have 12 to 16."""
+_IMAGES, _PIXELS = 8, 1 << 21
+"""Images that are looked at, and their pixels in all: some seconds on a CPU."""
+
+
+def notices(config: Config, parts: Components, dataset: Dataset) -> list[str]:
+    """A line where the frozen autoencoder makes images of the data again poorly; [] for families without one."""
+    name = _autoencoder(parts.family)
+    if name is None:
+        return []
+    found = list(_psnr_db(parts, dataset))
+    mean_db = sum(found) / len(found) if found else POOR_DB
+    if mean_db >= POOR_DB:
+        return []
+    place = getattr(config.model, name, name)
+    shown = config.model.pretrained_model_name_or_path if place == "base" else place
+    return [
+        f"the autoencoder ({shown}) makes images of this data set again with a PSNR of {mean_db:.1f} dB only ({len(found)} "
+        "looked at; 25 is usual, and 30 is good): what it loses cannot be learnt. Train one on these images first, "
+        f"such as `daguerre train quickstart_vae run_name=my_vae` with the same data.*, then train with "
+        f"model.{name}=runs/my_vae/pipeline; or take the autoencoder of a model that knows such images"
+    ]
+
+
+def _autoencoder(family: Family) -> str | None:
+    """The frozen network that encodes and decodes images of one size; None where there is none, where diffusion
+    decodes, or where it is itself trained."""
+    if family.output is not None or not family.encodes or not family.generates:
+        return None
+    found = [name for name, spec in family.specs.items() if spec.role == "autoencoder" and name not in family.trained]
+    return found[0] if len(found) == 1 else None
+
+
+@torch.no_grad()
+def _psnr_db(parts: Components, dataset: Dataset) -> Iterator[float]:
+    """Of each of the first images, as training crops them."""
+    height, width = max((bucket.height_px, bucket.width_px) for bucket in dataset.buckets)
+    count = max(1, min(_IMAGES, _PIXELS // (height * width)))
+    with encoders.present(parts.family):
+        for batch in islice(loader.fixed_batches(dataset, count, lambda _: 1), count):
+            if not batch.valid_B.all():
+                continue
+            pixels_BCHW = device.on(parts.device, batch).pixels_BCHW
+            x0_BCHW = parts.family.encode_images(pixels_BCHW, [0])
+            (again,) = parts.family.decode(Latents(x0_BCHW, [Prompt("", "", {})], [0], tuple(pixels_BCHW.shape[2:])))
+            yield pairs.psnr(batch.pixels_BCHW[0].permute(1, 2, 0).numpy(), again)
