@@ -16,6 +16,7 @@ from daguerre.data.loading import loader
 from daguerre.evaluation.formulas import pairs
 from daguerre.models import encoders
 from daguerre.models.family import Family
+from daguerre.models.settings import BASE
 from daguerre.training import device
 from daguerre.types import Latents, Prompt
 
@@ -35,13 +36,13 @@ def notices(config: Config, parts: Components, dataset: Dataset) -> list[str]:
     mean_db = sum(found) / len(found) if found else POOR_DB
     if mean_db >= POOR_DB:
         return []
-    place = getattr(config.model, name, name)
-    shown = config.model.pretrained_model_name_or_path if place == "base" else place
+    place = config.model.places.get(name)
+    shown = getattr(config.model, "pretrained_model_name_or_path", place) if place == BASE else place
     return [
-        f"the autoencoder ({shown}) makes images of this data set again with a PSNR of {mean_db:.1f} dB only ({len(found)} "
-        "looked at; 25 is usual, and 30 is good): what it loses cannot be learnt. Train one on these images first, "
-        f"such as `daguerre train quickstart_vae run_name=my_vae` with the same data.*, then train with "
-        f"model.{name}=runs/my_vae/pipeline; or take the autoencoder of a model that knows such images"
+        f"the autoencoder ({shown}) makes images of this data set again with a PSNR of {mean_db:.1f} dB only "
+        f"({len(found)} looked at; 25 is usual): what it loses cannot be learnt. Train one on these images first, such "
+        f"as `daguerre train quickstart_vae run_name=my_vae` with the same data.*, then train with model.{name}="
+        "runs/my_vae/pipeline; or take the autoencoder of a model that knows such images"
     ]
 
 
@@ -64,6 +65,7 @@ def _psnr_db(parts: Components, dataset: Dataset) -> Iterator[float]:
             if not batch.valid_B.all():
                 continue
             pixels_BCHW = device.on(parts.device, batch).pixels_BCHW
+            height, width = pixels_BCHW.shape[2:]
             x0_BCHW = parts.family.encode_images(pixels_BCHW, [0])
-            (again,) = parts.family.decode(Latents(x0_BCHW, [Prompt("", "", {})], [0], tuple(pixels_BCHW.shape[2:])))
+            (again,) = parts.family.decode(Latents(x0_BCHW, [Prompt("")], [0], (height, width)))
             yield pairs.psnr(batch.pixels_BCHW[0].permute(1, 2, 0).numpy(), again)

@@ -40,6 +40,7 @@ from daguerre.run import (
     class_images,
     distribute,
     preflight,
+    reconstruction,
     resume,
     samples,
     schedule,
@@ -181,6 +182,8 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     notices += [*parts.family.compatibility_warnings(parts.objective), *samples.prompt_notices(config)]
     state, of_state = _state(config, parts, point, mesh, processes, stop)
     dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images)
+    if point.checkpoint is None:  # alike on every rank: the autoencoder may be split over them
+        notices += reconstruction.notices(config, parts, dataset)
     caches = cached.filled(config, parts, dataset, held_out, processes)
     pace = schedule.pace_of(point, sizes, dataset.count)
     config, of_duration = schedule.settled(config, point, sizes, pace)

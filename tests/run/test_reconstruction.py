@@ -1,0 +1,57 @@
+"""A frozen autoencoder that loses what the data show is told before the first update, with its number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from daguerre.build.parts import build, load
+from daguerre.config import config as configs
+from daguerre.data.dataset import open_dataset
+from daguerre.run import reconstruction
+
+
+def parts_and_data(*given):
+    config = configs.load("quickstart", ["loader.num_workers=0", *given]).config
+    parts = build(config, torch.device("cpu"), networks=load(config))
+    return config, parts, open_dataset(config.data, "train")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Smooth colours with texture, as photos have and eight flat colours do not."""
+    rng = np.random.default_rng(0)
+    for i in range(6):
+        coarse = Image.fromarray(rng.integers(0, 256, (5, 5, 3), dtype=np.uint8)).resize(
+            (96, 80), Image.Resampling.BICUBIC
+        )
+        noise = rng.normal(0, 25, (80, 96, 3))
+        pixels = np.clip(np.asarray(coarse) + noise, 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
+        (tmp_path / f"{i}.txt").write_text(f"photo {i}")
+    return tmp_path
+
+
+def test_the_quickstarts_own_images_are_made_again_well():
+    config, parts, data = parts_and_data()
+    assert reconstruction.notices(config, parts, data) == []
+    found = list(reconstruction._psnr_db(parts, data))
+    assert len(found) == 8
+    assert np.mean(found) > 30
+
+
+def test_photos_behind_the_quickstarts_autoencoder_are_told(photos):
+    config, parts, data = parts_and_data("data.source=folder", f"data.path={photos}", "data.held_out_fraction=0")
+    (line,) = reconstruction.notices(config, parts, data)
+    measured = float(line.partition("PSNR of ")[2].partition(" dB")[0])
+    assert 8 < measured < reconstruction.POOR_DB
+    assert "daguerre train quickstart_vae" in line
+    assert "model.vae=runs/my_vae/pipeline" in line
+
+
+def test_a_family_that_trains_its_autoencoder_is_left_alone():
+    config = configs.load("quickstart_vae").config
+    parts = build(config, torch.device("cpu"), networks=load(config))
+    assert reconstruction.notices(config, parts, open_dataset(config.data, "train")) == []
