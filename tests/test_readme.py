@@ -80,7 +80,7 @@ def done(place):
 def test_the_commands_run_and_leave_what_readme_says(done):
     assert {"train", "generate", "report", "recipes", "doctor", "data"} == {words[1] for words in commands()}
     assert {path.name for path in (done / "runs").iterdir()} == {"quickstart", "my_vae", "mine", "shards", "flow"}
-    assert (done / "runs" / "my_vae" / "pipeline" / "config.json").exists()
+    assert (done / "runs" / "my_vae" / "pipeline" / "vae" / "config.json").exists()
     for run in {*(done / "runs").iterdir()} - {done / "runs" / "my_vae"}:
         for name in ("config.yaml", "metrics/metrics.jsonl", "report.html", "pipeline/model_index.json", "checkpoints"):
             assert (run / name).exists(), f"{run.name}/{name}"

@@ -132,26 +132,44 @@ _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMB]?)\s+([a-z]+)\s*")
 
 class Duration(str):
     """A length of training: `"20k steps"`, `"1.5M samples"` or `"3 epochs"`; steps are optimizer updates.
+    `"100 epochs up to 64k samples"` follows the size of the data, as far as that.
 
     Its text is kept as written; `number` and `unit` are what it means.
     """
 
     number: int
     unit: str
+    at_most: Duration | None
+    """The limit of a length that follows the data: such a one has to become `plain` before it is counted."""
 
     def __new__(cls, text: str) -> Duration:
+        whole, (text, limits, limit) = text, str.partition(text, " up to ")  # TypeError for what is no text
         match = _DURATION.fullmatch(text)
         if match is None or match[3] not in _UNITS:
             raise UserError(
                 f"{text!r} is not a duration: write a number and a unit, such as "
                 "'20k steps', '1.5M samples' or '3 epochs'"
             )
+        at_most = cls(limit) if limits else None
+        if at_most is not None and (_UNITS[match[3]] != "epochs" or at_most.unit == "epochs" or at_most.at_most):
+            raise UserError(
+                f"{whole!r} is not a duration: `up to` limits epochs by steps or samples, such as "
+                "'100 epochs up to 64k samples'"
+            )
         count = Decimal(match[1]) * _SCALES[match[2]]
         if count != int(count):
             raise UserError(f"{text!r} is not a whole number of {_UNITS[match[3]]}")
-        self = super().__new__(cls, text)
-        self.number, self.unit = int(count), _UNITS[match[3]]
+        self = super().__new__(cls, whole)
+        self.number, self.unit, self.at_most = int(count), _UNITS[match[3]], at_most
         return self
+
+    def plain(self, samples_per_epoch: int | None, global_batch_size: int) -> Duration:
+        """The length that this one is with data of this size: the epochs in samples, or the limit if that is less."""
+        if self.at_most is None:
+            return self
+        limit = self.at_most.number * (global_batch_size if self.at_most.unit == "steps" else 1)
+        samples = limit if samples_per_epoch is None else self.number * samples_per_epoch
+        return self.at_most if samples >= limit else Duration(f"{samples} samples")
 
     def steps(self, global_batch_size: int, samples_per_epoch: int | None) -> int:
         """Optimizer updates that cover this duration, rounded up."""

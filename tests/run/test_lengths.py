@@ -14,8 +14,10 @@ from daguerre import errors
 from daguerre.build.parts import BatchSizes
 from daguerre.cli import main
 from daguerre.config import config as configs
-from daguerre.run import schedule
+from daguerre.errors import UserError
+from daguerre.run import lengths, schedule
 from daguerre.run.resume import StartPoint
+from daguerre.settings import Duration
 from daguerre.training.pace import Pace
 
 RECIPE = """
@@ -139,3 +141,58 @@ def test_a_checkpoint_that_says_no_pace_has_its_samples(tmp_path):
     assert pace.position(10, "epochs") == 1.5
     same = StartPoint(Path("step-00000010"), {"state": {"step": 10, "slots": 80}}, 8, [], {})
     assert schedule.pace_of(same, BatchSizes(8, 8), 40) == Pace.of(8, 40)
+
+
+@pytest.mark.parametrize(
+    ("text", "epoch", "plain"),
+    [
+        ("4 epochs up to 64k samples", 225, "900 samples"),
+        ("4 epochs up to 64k samples", 475, "1900 samples"),
+        ("4 epochs up to 64k samples", 30_525, "64k samples"),
+        ("4 epochs up to 64k samples", None, "64k samples"),
+        ("4 epochs up to 100 steps", 225, "100 steps"),
+        ("4 epochs up to 1k steps", 225, "900 samples"),
+        ("3 epochs", 225, "3 epochs"),
+    ],
+)
+def test_a_length_that_follows_the_data(text, epoch, plain):
+    assert str(Duration(text)) == text
+    assert str(Duration(text).plain(epoch, 4)) == plain
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("4 epochs up to 3 epochs", "4 steps up to 3 steps", "4 samples up to 1k samples", "1 epochs up to"),
+        *("up to 3 steps", "1 epochs up to 3 steps up to 2 steps"),
+    ],
+)
+def test_what_is_no_such_length(text):
+    with pytest.raises(UserError, match="is not a duration"):
+        Duration(text)
+
+
+@pytest.mark.parametrize("recipe", ["sd15_lora", "sdxl_lora", "cascade_c_lora"])
+@pytest.mark.parametrize(("pictures", "samples"), [(3, 300), (10, 1000), (20, 2000), (2000, 64_000)])
+def test_recipes_of_loras_size_themselves_by_the_pictures(recipe, pictures, samples):
+    """An epoch holds a batch from one picture on, and each is seen a hundred times, as far as that goes."""
+    config = configs.load(recipe, ["data.source=folder", "data.path=there"]).config
+    (source,) = config.data.sources.values()
+    epoch = source.repeats * pictures
+    assert epoch >= config.training.global_batch_size
+    sized = lengths.fixed(config, {}, epoch, config.training.global_batch_size)
+    assert Pace.of(4, epoch).steps(sized.training.duration) * 4 == samples
+    every = Pace.of(4, epoch).steps(sized.checkpoint.every)
+    assert 4 <= -(-samples // 4 // every) <= 8
+    assert sized.lr_scheduler.warmup.number <= samples // 8
+
+
+def test_the_length_of_the_first_start_holds_when_pictures_are_added(place):
+    """32 of 40 images are trained on: 2 epochs are 16 updates; with 16 left the same command is still as long."""
+    following = "2 epochs up to 1k samples"
+    assert place.train(following, "checkpoint.every=1 epochs up to 16 samples") == errors.DONE
+    assert place.steps == [4, 8, 12, 16]
+    recorded = configs.load(str(place.run)).config
+    assert (recorded.training.duration, recorded.checkpoint.every) == ("64 samples", "16 samples")
+    assert place.train(following, "allow_change=[data]", data="fewer") == errors.DONE
+    assert place.steps == [4, 8, 12, 16]

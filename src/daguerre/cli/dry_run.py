@@ -12,7 +12,7 @@ from daguerre.data.dataset import open_dataset
 from daguerre.data.loading.loader import Loading
 from daguerre.data.sources import huggingface
 from daguerre.errors import Absent
-from daguerre.run import class_images, resume, samples, schedule, summary, trackers
+from daguerre.run import class_images, lengths, resume, samples, schedule, summary, trackers
 from daguerre.run.storage import RunStorage
 from daguerre.training import device
 from daguerre.training.optimizers import optimizer
@@ -55,6 +55,7 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
         dataset.check_present(parts.images)
         dataset.plan(config.seed, sizes.whole)
         data = summary.describe_source(dataset, config, sizes.whole, parts.images)
+        config = lengths.fixed(config, start.lengths, dataset.count, sizes.whole)
         pace = schedule.pace_of(start, sizes, dataset.count)
         config, changed = schedule.settled(config, start, sizes, pace)
         if start.checkpoint is not None:

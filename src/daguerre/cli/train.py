@@ -32,7 +32,7 @@ continues a stopped run. Ctrl-C, SIGTERM or SIGUSR1 saves and stops.
 Common settings
   run_name, output_dir         the run folder is {output_dir}/{run_name}, also under s3:// or gs://
   seed                         seed of all random numbers
-  training.duration            "20k steps", "1.5M samples" or "3 epochs"
+  training.duration            "20k steps", "1.5M samples", "3 epochs" or "100 epochs up to 64k samples"
   training.global_batch_size   samples of one update
   optimizer.learning_rate      peak learning rate
   init_from                    run folder whose weights a new run starts from, or the file of a LoRA

@@ -197,7 +197,7 @@ _WORDS = {
     bool: "true or false",
     str: "text",
     type(None): "null",
-    Duration: "a duration such as '20k steps', '1.5M samples' or '3 epochs'",
+    Duration: "a duration such as '20k steps', '1.5M samples', '3 epochs' or '100 epochs up to 64k samples'",
     Filters: "an expression, {field: comparison} or a list of pairs",
 }
 

@@ -4,7 +4,7 @@ Training itself is run/trainer.py.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from daguerre.models.single_file import load as single_file
 from daguerre.models.weights import files
 from daguerre.regular import check_regular
 from daguerre.remote import local_copy
-from daguerre.run import known_faults, state_io
+from daguerre.run import known_faults, lengths, state_io
 from daguerre.run.storage import LocalStorage, RunStorage
 from daguerre.tracking.sinks import truncate_after
 from daguerre.training.guard import check_finite, misfits
@@ -62,6 +62,8 @@ class StartPoint:
     notices: list[str]
     schedule: Mapping[str, Any] | None = None
     """`duration` and `lr_scheduler` of the run's last start; None for a fresh run."""
+    lengths: Mapping[str, str] = field(default_factory=dict)
+    """Its lengths by their places (`lengths.py`); {} for a fresh run."""
 
     @property
     def step(self) -> int | None:
@@ -104,7 +106,7 @@ def _start(found: Found, known: Mapping[str, Any]) -> StartPoint:
         with opened(found.path) as reader:
             documents = {name: reader.document(name) for name in _DOCUMENTS if reader.has(name)}
     notices = [*found.notices, *known_faults.notices(documents), *known["allowed"]]
-    return StartPoint(found.path, documents, known["global_batch_size"], notices, known["schedule"])
+    return StartPoint(found.path, documents, known["global_batch_size"], notices, known["schedule"], known["lengths"])
 
 
 def foreseen_sizes(loaded: Loaded, storage: RunStorage, mesh: Mesh) -> BatchSizes | None:
@@ -130,7 +132,7 @@ def _without_shipped_batch(loaded: Loaded) -> Config:
 def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
     """The settings that a run was begun with; `allowed` are lines about differences that are allowed."""
     if not folder.config.exists():
-        return {"global_batch_size": None, "allowed": [], "schedule": None}
+        return {"global_batch_size": None, "allowed": [], "schedule": None, "lengths": {}}
     if config.resume_from_checkpoint == "never":
         raise UserError(
             f"{local_copy.display_name(folder.path)} holds a run already, and resume_from_checkpoint=never: give "
@@ -139,7 +141,8 @@ def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
             setting="run_name",
         )
     old = configs.load(str(folder.path)).config
-    allowed = check_same_recipe(old, config, folder)
+    known = lengths.recorded(old)
+    allowed = check_same_recipe(old, lengths.fixed(config, known, None, 1), folder)
     whole = old.training.global_batch_size
     if any(change.path == _BATCH for change in allowed):
         whole = config.training.global_batch_size
@@ -151,7 +154,7 @@ def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
         else f"allow_change: {_difference(change)}"
         for change in allowed
     ]
-    return {"global_batch_size": whole, "allowed": lines, "schedule": schedule}
+    return {"global_batch_size": whole, "allowed": lines, "schedule": schedule, "lengths": known}
 
 
 def check_same_recipe(old: Config, new: Config, folder: RunFolder) -> list[Change]:

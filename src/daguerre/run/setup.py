@@ -39,6 +39,7 @@ from daguerre.run import (
     cached,
     class_images,
     distribute,
+    lengths,
     preflight,
     reconstruction,
     resume,
@@ -185,6 +186,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     if point.checkpoint is None:  # alike on every rank: the autoencoder may be split over them
         notices += reconstruction.notices(config, parts, dataset)
     caches = cached.filled(config, parts, dataset, held_out, processes)
+    config = lengths.fixed(config, point.lengths, dataset.count, sizes.whole)
     pace = schedule.pace_of(point, sizes, dataset.count)
     config, of_duration = schedule.settled(config, point, sizes, pace)
     every = intervals(config, pace)
