@@ -140,7 +140,7 @@ def _adapters(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) ->
 
 
 def _random_base(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) -> list[Problem]:
-    """What is added to a network, or learns beside it, needs one that can do something already."""
+    """An adapter needs a network that can do something already, to add to it or to learn beside it."""
     trainable, found = model.trainable(), []
     whole = {name for own in adapters.values() if own.part == "all" for name in own.reaches(trainable)}
     for adapter, own in adapters.items():

@@ -1,4 +1,4 @@
-"""How well a frozen autoencoder makes images of the data again, measured before the first update.
+"""The quality of a frozen autoencoder on images of the data, measured before the first update.
 
 What an autoencoder loses can neither be learnt nor drawn behind it: one that was made for other images, such as the
 quickstart's for eight flat colours, would spoil hours of training with a loss that looks like any other.

@@ -178,9 +178,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     parts = build(config, processes.device, networks=networks, trains=True)
     check_uncut_batches(config, couples_samples(parts.objective, parts.net), sizes)
     samples.check(config, parts)
-    notices = [*loaded.notices, *point.notices, *sizes.notices]
-    notices += [*parts.numerics.notices(), *quantized_base.describe(parts.family.components)]
-    notices += [*parts.family.compatibility_warnings(parts.objective), *samples.prompt_notices(config)]
+    notices = [*loaded.notices, *point.notices, *sizes.notices, *_of_networks(config, parts)]
     state, of_state = _state(config, parts, point, mesh, processes, stop)
     dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images)
     if point.checkpoint is None:  # alike on every rank: the autoencoder may be split over them
@@ -214,6 +212,12 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     )  # fmt: skip
     stack.push(partial(_record_failure, run))
     return _announced(run, probe, [*([f"{world}: {mesh}"] if world.size > 1 else []), *notices], storage)
+
+
+def _of_networks(config: Config, parts: Components) -> list[str]:
+    """Notices of the networks and of what they are to draw."""
+    found = [*parts.numerics.notices(), *quantized_base.describe(parts.family.components)]
+    return [*found, *parts.family.compatibility_warnings(parts.objective), *samples.prompt_notices(config)]
 
 
 def _state(
