@@ -325,6 +325,11 @@ SIMPLETUNER = [
         {"adapters.lora.init": "pissa", "adapters.lora.rank": 8},
         set(),
     ),
+    (
+        {"--model_type": "lora", "--lora_init_type": "pissa", "--use_dora": True},
+        {"adapters.lora.kind": "dora"},
+        {"lora_init_type"},
+    ),
     ({"--model_type": "lora", "--lora_init_type": "loftq"}, {"adapters.lora.init": None}, {"lora_init_type"}),
     (
         {"--model_type": "lora", "--train_text_encoder": True, "--text_encoder_lr": 1e-5},

@@ -108,7 +108,11 @@ def told(name: str, kind: str, given: dict[str, Any]) -> dict[str, Line]:
     return {line.key: line for line in reading.lines}
 
 
-ALL = [pytest.param(name, key, id=f"{name}-{key}") for name in TRAINERS for key in recorded(name)]
+ALL = [
+    pytest.param(name, key, id=f"{name}-{key}", marks=[] if number % 5 == 0 else [pytest.mark.long])
+    for name in TRAINERS
+    for number, key in enumerate(recorded(name))
+]
 
 
 def is_group(name: str, key: str) -> bool:
@@ -182,3 +186,13 @@ def test_a_key_that_nobody_reads_is_named_as_unknown_whatever_it_says(name):
         line = told(name, "full", {"no_such_key": value})["no_such_key"]
         assert line.kind == ("notice" if value == [] else "refused")
         assert "reads no such key" in line.text or value == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TRAINERS)
+def test_no_key_is_called_unknown_or_crashes_for_asking_for_nothing(name):
+    for key in recorded(name):
+        for kind in PLAIN[name] if not is_group(name, key) else ():
+            for value in (0, False, "", []):
+                line = told(name, kind, {placed(key): value}).get(placed(key))
+                assert line is None or "reads no such key" not in line.text, (key, kind, value)

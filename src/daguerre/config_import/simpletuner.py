@@ -59,6 +59,8 @@ def _lora(reading: Reading, family: str) -> None:
     if reading.get("train_text_encoder") is True:
         values |= {f"ranks.{name}": rank for name in peers.encoders(family)}
     reading.assume({f"adapters.lora.{name}": value for name, value in values.items()})
+    if reading.get("use_dora") is True and str(reading.get("lora_init_type")) in TABLES["not_of_dora"]:
+        reading.refuse("lora_init_type", "a DoRA starts by default, gaussian or orthogonal here")
     reading.take(TABLES["lora"])
 
 
@@ -153,9 +155,10 @@ def _pictures(reading: Reading, prefix: str) -> dict[str, Any]:
     """The folder of a data set's control images or masks; or, where control images are made, the condition by which."""
     given, controls = reading.get(f"{prefix}.conditioning_data"), reading.get("controlnet") is True
     names = _listed(given)
-    sets = {reading.get(f"{place}.id"): place for place in _backends(reading)}
-    if len(names) == 1 and names[0] in sets:
-        place, kind = sets[names[0]], reading.get(f"{sets[names[0]]}.conditioning_type", "controlnet")
+    sets = {str(reading.get(f"{place}.id")): place for place in _backends(reading)}
+    if len(names) == 1 and str(names[0]) in sets:
+        place = sets[str(names[0])]
+        kind = reading.get(f"{place}.conditioning_type", "controlnet")
         ours = TABLES["pictures"].get(kind) if controls or kind == "mask" else None
         if ours is not None:
             reading.notice(f"{prefix}.conditioning_data", f"the {ours} of its source")
