@@ -173,7 +173,6 @@ REFUSED = {
     "save_last_n_steps=300": ("checkpoint.keep",),
     "save_last_n_epochs=3": ("checkpoint.keep",),
     "max_train_samples=100": ("data.filters chooses",),
-    "caption_extension=.caption": (".txt",),
     "optimizer_type=DAdaptAdam": ("adafactor, adamw",),
     "optimizer_args=momentum=0.9": ("momentum=0.9 is not known here",),
     "hub_token=hidden-word": ("never put secrets",),

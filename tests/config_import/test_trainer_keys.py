@@ -71,8 +71,7 @@ WHOLE = {
     "simpletuner": {"max_grad_norm", "data_backends.*.caption_strategy"},
     "onetrainer": set(),
     "ai_toolkit": set(),
-    # its own .caption files
-    "kohya": {f"{place}caption_extension" for place in ("", "general.", "datasets.*.", "datasets.*.subsets.*.")},
+    "kohya": set(),
 }
 """What is lost of a config that says every key, each with its usual value."""
 

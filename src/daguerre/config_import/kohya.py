@@ -228,8 +228,18 @@ def _folders(reading: Reading) -> list[Folder]:
         repeats = _inherited(reading, prefix, "num_repeats", reading.get("dataset_repeats", 1))
         caption = _inherited(reading, prefix, "class_tokens")
         regular = reading.get(f"{prefix}.is_reg") is True
-        found.append(Folder(prefix, path, peers.number(repeats), caption, regular))
+        settings = _of_captions(reading, prefix)
+        found.append(Folder(prefix, path, peers.number(repeats), caption, regular, settings=settings))
     return found
+
+
+def _of_captions(reading: Reading, prefix: str) -> dict[str, Any]:
+    """The settings by which a subset is read as there: flat, the first line of a file of one ending."""
+    extension, settings = _inherited(reading, prefix, "caption_extension"), {"recursive": False}
+    if any(reading.get(f"use_{name}_template") is True for name in ("object", "style")):
+        return settings
+    ending = f".{str(extension).lstrip('.')}"
+    return {**settings, "captions.lines": "first", **({"caption_extension": ending} if extension else {})}
 
 
 def _inherited(reading: Reading, prefix: str, name: str, default: Any = None) -> Any:

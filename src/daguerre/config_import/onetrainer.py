@@ -214,7 +214,9 @@ def _folders(reading: Reading) -> list[Folder]:
                 why = "its images cannot be counted from here: set data.weights, or data.repeats"
                 reading.refuse(f"{prefix}.balancing_strategy", why)
         folder.name = str(reading.get(f"{prefix}.name") or "")
-        folder.settings = {"captions_from": "file_names"} if named else {}
+        folder.settings = {"captions_from": "file_names"} if named else {"captions.lines": "drawn"}
+        if reading.get(f"{prefix}.include_subdirectories") is not True:
+            folder.settings["recursive"] = False
         found.append(folder)
     return found
 

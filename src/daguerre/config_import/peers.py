@@ -17,6 +17,7 @@ from daguerre.errors import UserError
 
 OWN: dict[str, str] = tables("peers")["own"]
 OF_A_SOURCE: dict[str, Any] = {"caption_dropout": 0.0, "held_out_fraction": 0}
+_OF_CAPTION_FILES = ("captions.lines", "caption_extension")
 ONE_RATE = "this optimizer has one rate for all parameters"
 IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 
@@ -84,19 +85,24 @@ class Folder:
     @property
     def count(self) -> int:
         """Number of images in it; 0 where it is not on this machine."""
-        folder = Path(str(self.path)).expanduser()
-        return sum(path.suffix.lower() in IMAGES for path in folder.rglob("*")) if folder.is_dir() else 0
+        return sum(path.suffix.lower() in IMAGES for path in self._found("*"))
 
     @property
     def captioned(self) -> bool:
         """True if there are caption files beside its images."""
+        endings = {".txt", ".json", ".jsonl", self.settings.get("caption_extension")}
+        return any(path.suffix in endings for path in self._found("*"))
+
+    def _found(self, pattern: str) -> list[Path]:
+        """Its files, of folders inside it too where its trainer reads them."""
         folder = Path(str(self.path)).expanduser()
-        return folder.is_dir() and any(path.suffix in (".txt", ".json", ".jsonl") for path in folder.rglob("*"))
+        if not folder.is_dir():
+            return []
+        return [*(folder.rglob if self.settings.get("recursive", True) else folder.glob)(pattern)]
 
     def lacks(self, word: str) -> bool:
         """True unless each of its caption files has a word in it."""
-        folder = Path(str(self.path)).expanduser()
-        files = list(folder.rglob("*.txt")) if folder.is_dir() else []
+        files = self._found("*.txt")
         return not files or not all(word in file.read_text(encoding="utf-8", errors="replace") for file in files)
 
 
@@ -116,6 +122,8 @@ def lay(reading: Reading, folders: Sequence[Folder]) -> None:
         captions = folder.caption if folder.caption and not folder.captioned else None
         values = {"source": "folder", "path": folder.path, **OF_A_SOURCE, **folder.settings}
         values |= {"captions.text": captions} if captions else {}
+        if values.get("captions.text") is not None:  # then nothing is read beside the images
+            values = {name: value for name, value in values.items() if name not in _OF_CAPTION_FILES}
         if len(folders) == 1 and folder.repeats not in (1, 1.0):
             values["repeats"] = max(1, round(folder.repeats))
         reading.assume({f"{folder.place}.{name}": value for name, value in values.items()})

@@ -140,6 +140,8 @@ def _folder(reading: Reading, prefix: str) -> Folder:
         settings = {"captions.text": prompt or REQUIRED}
     elif _said(reading, prefix, "prepend_instance_prompt") is True:
         settings["captions.prefix"] = f"{prompt} "
+    if strategy == "textfile" and "captions.text" not in settings:
+        settings["captions.lines"] = "drawn"
     settings |= _pictures(reading, prefix)
     if reading.get(f"{prefix}.caption_shuffle.enable") is True:
         settings["captions.shuffle_tags"] = True

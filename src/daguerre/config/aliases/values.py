@@ -359,13 +359,10 @@ def sized(key: str, text: str) -> Meaning:
 
 
 def caption_file(key: str, text: str) -> Meaning:
-    """kohya's `caption_extension`: captions beside images are in .txt files here."""
+    """kohya's `caption_extension`, also without its dot: .txt files are what is read anyway."""
     if f".{text.lstrip('.')}" == ".txt":
         return notice("caption_extension=.txt is the default: cat.txt has the caption of cat.jpg")
-    raise UserError(
-        f"captions beside images are read from .txt and .json files: rename the {text} files, or list them in a "
-        "metadata.jsonl"
-    )
+    return Meaning((("data.caption_extension", f".{text.lstrip('.')}"),))
 
 
 # Models, optimizers, devices

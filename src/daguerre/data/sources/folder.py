@@ -59,7 +59,8 @@ class Settings(SourceSettings):
     """Source of captions: `files` (metadata.jsonl, or .txt or .json beside each image), `file_names` (underscores are
     spaces, a number at the end is dropped) or `folder_names` (of the folder that each image is in: class names)."""
     recursive: bool = Field(True, exclude_if=lambda recursive: recursive)
-    """Whether folders inside the folder are read too. kohya's, OneTrainer's and ai-toolkit's data sets are flat."""
+    """Whether folders inside the folder are read too. kohya's folders are flat, and OneTrainer's
+    unless it says otherwise."""
     caption_extension: Annotated[str, Field(pattern=r"^\.[^/\s]+$")] | None = Field(
         None, exclude_if=lambda extension: extension is None
     )
