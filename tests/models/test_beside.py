@@ -4,12 +4,14 @@ import json
 import shutil
 
 import pytest
+import tiny_cascade
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import write_sd, write_sdxl
 
 from daguerre.cli.convert import export, extract, model
 from daguerre.errors import UserError
+from daguerre.models.cascade import files as cascade_files
 from daguerre.models.single_file import layout, load, save
 from daguerre.models.weights import beside, files
 from daguerre.models.weights import load as weights_load
@@ -202,3 +204,23 @@ def test_other_kinds_of_files_are_refused_by_their_suffix(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(UserError, match=r"a single-file checkpoint ends with .safetensors"):
         resolve.locate(str(tmp_path / "model.gguf"), {})
+
+
+def test_a_stage_of_cascade_is_held_to_the_same(tmp_path):
+    tensors = load_file(tiny_cascade.PREVIEWER)
+    layer = next(name.removesuffix(".weight") for name, own in tensors.items() if own.ndim == 4)
+    path = tmp_path / "previewer.safetensors"
+    save_file({**tensors, f"{layer}.scale_weight": torch.tensor(2.0)}, path)
+    with pytest.raises(UserError, match=r"beside weights.*ignore_tensors=\['\*.scale_weight'\]"):
+        cascade_files.read(path, "previewer")
+    assert (
+        cascade_files.read(path, "previewer", ["*.scale_weight"]).keys()
+        == cascade_files.read(tiny_cascade.PREVIEWER, "previewer").keys()
+    )
+
+
+def test_whole_numbers_fill_no_network(tmp_path):
+    network = torch.nn.Linear(2, 2)
+    whole = {name: tensor.to(torch.int8) for name, tensor in network.state_dict().items()}
+    with pytest.raises(UserError, match="has weights of int8"):
+        weights_load.fill(network, whole, tmp_path / "x.safetensors")

@@ -1,8 +1,9 @@
 """Stability's single files of Stable Cascade's networks: read and written, equal to the bit both ways."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,13 +12,15 @@ from daguerre.checkpoint.atomic import make_folder, write_atomically
 from daguerre.checkpoint.safetensors import Later, encode
 from daguerre.errors import UserError
 from daguerre.models.cascade import keys, sizes
+from daguerre.models.weights import beside
 from daguerre.models.weights import files as weights_files
 
 
-def read(path: Path, component: str) -> dict[str, Tensor]:
-    """The weights of a component in diffusers' names; the dtype is the file's. UserError for a file of another."""
+def read(path: Path, component: str, ignored: Sequence[str] = ()) -> dict[str, Tensor]:
+    """The weights of a component in diffusers' names; the dtype is the file's. `ignored` are patterns of tensors that
+    are left out. UserError for a file of another."""
     with weights_files.opened(path) as file:
-        spelt = keys.unpacked(file.keys(), component)
+        spelt = keys.unpacked(_names(path, file, ignored), component)
         check(path, component, [*spelt])
         own = keys.own_names(spelt)
         found: dict[str, Tensor] = {}
@@ -27,10 +30,17 @@ def read(path: Path, component: str) -> dict[str, Tensor]:
         return found
 
 
-def shapes(path: Path, component: str) -> dict[str, tuple[int, ...]]:
+def _names(path: Path, file: Any, ignored: Sequence[str]) -> list[str]:
+    """The names in a file, but for those that are left out. UserError for one of quantised weights."""
+    kept, _ = beside.without(dict.fromkeys(file.keys()), ignored)
+    beside.check_names(path, kept)
+    return [*kept]
+
+
+def shapes(path: Path, component: str, ignored: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
     """The shapes of the weights of a component in diffusers' names, by the header alone."""
     with weights_files.opened(path) as file:
-        spelt = keys.unpacked(file.keys(), component)
+        spelt = keys.unpacked(_names(path, file, ignored), component)
         check(path, component, [*spelt])
         found: dict[str, tuple[int, ...]] = {}
         for original, names in keys.own_names(spelt).items():

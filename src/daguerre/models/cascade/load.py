@@ -62,10 +62,11 @@ def _of_file(components: ComponentLoader, name: str, value: str) -> Any:
     if resolve.without_weights() and known is not None and not Path(value).is_file():
         return _KINDS[name](**known)
     path = components.file(name)
-    numbers = _TOLD[name](files.shapes(path, name))
+    ignored = components.elsewhere.ignored
+    numbers = _TOLD[name](files.shapes(path, name, ignored))
     found = weights_load.seeded(lambda: _KINDS[name](**numbers), components.seed, f"model.{name}")
     if not resolve.without_weights():
-        weights_load.fill(found, files.read(path, name), path)
+        weights_load.fill(found, files.read(path, name, ignored), path)
     return found
 
 

@@ -114,6 +114,7 @@ def fill(net: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
             f"{path} does not have the weights of this {type(net).__name__}; missing, unknown or of another shape: "
             f"{_first(odd)}"
         )
+    beside.check(path, tensors, {name for name, value in own.items() if value.is_floating_point()}, ())
     net.load_state_dict({name: value.float() for name, value in tensors.items()})
 
 
