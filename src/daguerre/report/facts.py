@@ -7,6 +7,7 @@ from daguerre.formatting import counted, format_duration, scaled
 from daguerre.report.html import Html, element, join, table, when
 from daguerre.report.run import Run
 from daguerre.report.svg import format_number
+from daguerre.tracking.running_mean import RunningMean
 
 STATES = {
     "running": "Training now",
@@ -77,7 +78,7 @@ def facts(run: Run) -> Html:
     total = run.status.get("total_steps")
     parameters = run.environment.get("parameters")
     trained, frozen = (parameters.get(k) if isinstance(parameters, dict) else None for k in ("trained", "frozen"))
-    loss, validation = run.last("learning/loss"), run.last("validation/loss")
+    loss, validation = RunningMean(run.series("learning/loss")[1]).value, run.last("validation/loss")
     speeds = sorted(run.series("perf/samples_per_second")[1])
     speed = speeds[len(speeds) // 2] if speeds else None
     seconds, memory = run.training_seconds(), run.last("memory/peak_bytes")
@@ -89,7 +90,7 @@ def facts(run: Run) -> Html:
             scaled(trained, _COUNTS) if isinstance(trained, int) else None,
             f"+ {scaled(frozen, _COUNTS)} frozen" if isinstance(frozen, int) and frozen else "",
         ),
-        ("Loss", None if loss is None else format_number(loss), ""),
+        ("Loss", None if loss is None else format_number(loss), "running mean, as the terminal shows it"),
         ("Validation loss", None if validation is None else format_number(validation), ""),
         ("Speed", None if speed is None else f"{speed:,.{0 if speed >= 10 else 2}f}", "samples/s, median"),
         ("Training time", format_duration(seconds) if seconds else None, ""),

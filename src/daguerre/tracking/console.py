@@ -20,11 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 from daguerre.formatting import format_duration
+from daguerre.tracking.running_mean import RunningMean
 
 _REDRAW_SECONDS = 0.1
 _INTERVAL_SECONDS = 0.5
 _BAR_COLUMNS = 24
-_LOSS_MEMORY = 0.95
 
 
 class StatusLine:
@@ -180,7 +180,7 @@ class Progress(StatusLine):
         super().__init__(sys.stdout if stream is None else stream, plain_seconds, environ, clock)
         self._total_steps = total_steps
         self._pace = Pace()
-        self._loss, self._loss_weight = 0.0, 0.0
+        self._loss = RunningMean()
 
     def update(self, step: int, samples: int, loss: float | None = None) -> None:
         """After an update. `loss` where the step logs, else None: the line shows a running mean of it."""
@@ -204,16 +204,14 @@ class Progress(StatusLine):
 
     def remember(self, loss: float | None) -> None:
         """Takes a logged loss into the running mean; those of before a restart, too."""
-        if loss is not None and math.isfinite(loss):
-            self._loss = _LOSS_MEMORY * self._loss + loss
-            self._loss_weight = _LOSS_MEMORY * self._loss_weight + 1.0
+        if loss is not None:
+            self._loss.add(loss)
 
     def _fields(self) -> dict[str, str]:
         """The parts of a line, in reading order."""
         pace, total = self._pace, self._total_steps
         fields = {"step": f"step {pace.step:,}/{total:,}", "samples": f"{pace.samples:,} samples"}
-        if self._loss_weight:
-            loss = self._loss / self._loss_weight
+        if (loss := self._loss.value) is not None:
             fields["loss"] = f"loss {loss:.4f}" if loss < 1e4 else f"loss {loss:.3e}"
         speed, left = pace.samples_per_second(), pace.seconds_left(total)
         if speed is not None:

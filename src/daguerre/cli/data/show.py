@@ -11,7 +11,8 @@ from PIL import Image, ImageDraw, ImageFont
 from pydantic import Field
 
 from daguerre import errors
-from daguerre.cli.data import samples
+from daguerre.cli.data import fonts, samples
+from daguerre.cli.data.fonts import Font
 from daguerre.cli.data.opened import opened
 from daguerre.cli.data.samples import Lost
 from daguerre.conditions.condition import OptionalCondition
@@ -144,7 +145,13 @@ def _note(sizes: np.ndarray) -> str:
 
 def sheet(cells: list[Cell]) -> Image.Image:
     """All cells in rows of one height, captions below."""
-    font, small = ImageFont.load_default(_TEXT_PX), ImageFont.load_default(_TEXT_PX - 3)
+    font, lacking = fonts.best((cell.caption[:_LETTERS] for cell in cells), _TEXT_PX)
+    if lacking:
+        print(
+            f"no font of this machine has {len(lacking)} of the characters of these captions, such as {lacking[:5]}: "
+            "they are drawn as boxes (Debian and Ubuntu: apt install fonts-noto-cjk). Training reads them as they are"
+        )
+    small = ImageFont.load_default(_TEXT_PX - 3)
     rows = []
     for row, height in _rows(cells):
         captions = [_wrapped(cell.caption, _width(cell, height), font) for cell in row]
@@ -197,7 +204,7 @@ def _width(cell: Cell, height: int) -> int:
     return max(1, int(height * cell.image.width / cell.image.height))
 
 
-def _wrapped(text: str, width_px: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:
+def _wrapped(text: str, width_px: int, font: Font) -> list[str]:
     """Text in at most `_LINES` lines no wider than `width_px`; three dots stand for what does not fit."""
     text, lines = " ".join(text[:_LETTERS].split()), []
     for letters in range(max(width_px // 3, _FEWEST_LETTERS), _FEWEST_LETTERS - 1, -1):

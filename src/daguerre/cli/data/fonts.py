@@ -1,0 +1,58 @@
+"""The font of a contact sheet's captions: the one of this machine that has the most of their characters."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from PIL import ImageFont
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+PLACES = (
+    "/usr/share/fonts/opentype/noto/NotoSansCJK-Regular.ttc",
+    "/usr/share/fonts/noto-cjk/NotoSansCJK-Regular.ttc",
+    "/usr/share/fonts/google-noto-sans-cjk-vf-fonts/NotoSansCJK-VF.ttc",
+    "/usr/share/fonts/truetype/wqy/wqy-microhei.ttc",
+    "/usr/share/fonts/truetype/droid/DroidSansFallbackFull.ttf",
+    "/usr/share/fonts/truetype/noto/NotoSans-Regular.ttf",
+    "/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf",
+    "/usr/share/fonts/TTF/DejaVuSans.ttf",
+    "/System/Library/Fonts/Supplemental/Arial Unicode.ttf",
+    "/mnt/c/Windows/Fonts/msyh.ttc",
+    "/mnt/c/Windows/Fonts/arial.ttf",
+)
+"""Known places of fonts with many scripts, on Linux, macOS and Windows under WSL."""
+_MISSING = "\uffff"
+"""No character: every font draws its box for it."""
+
+
+def best(texts: Iterable[str], size_px: int) -> tuple[Font, str]:
+    """The font that draws these texts, Pillow's own where that has all of their characters, and the characters that it
+    lacks too."""
+    wanted = {letter for text in texts for letter in text if letter.isprintable() and not letter.isspace()}
+    chosen: Font = ImageFont.load_default(size_px)
+    lacking = _lacking(chosen, wanted)
+    for place in PLACES:
+        if not lacking:
+            break
+        if (font := _at(place, size_px)) is not None and len(without := _lacking(font, wanted)) < len(lacking):
+            chosen, lacking = font, without
+    return chosen, "".join(sorted(lacking))
+
+
+@lru_cache(maxsize=32)
+def _at(place: str, size_px: int) -> Font | None:
+    try:
+        return ImageFont.truetype(place, size_px) if Path(place).is_file() else None
+    except OSError:  # a font that this Pillow cannot read
+        return None
+
+
+def _lacking(font: Font, letters: set[str]) -> set[str]:
+    """The characters for which a font has the same box as for none."""
+    box = _drawn(font, _MISSING)
+    return {letter for letter in letters if _drawn(font, letter) == box}
+
+
+def _drawn(font: Font, letter: str) -> tuple[tuple[int, int], bytes]:
+    mask = font.getmask(letter)
+    return tuple(mask.size), bytes(mask)
