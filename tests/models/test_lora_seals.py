@@ -134,3 +134,19 @@ def test_the_command_says_it(plain, tmp_path, capsys):
     command = ["convert", "lora", str(tmp_path / "theirs.safetensors"), "format=kohya", f"base={base}"]
     assert main.run([*command, f"out={tmp_path / 'y.safetensors'}"]) == 0
     assert "not those that its header has the SHA-256 of (sshs_model_hash)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [("lora", "format=kohya"), ("model",), ("tokens",), ("resize", "rank=2")])
+def test_a_pipe_is_no_file(words, tmp_path, capsys):
+    """It was waited for without end."""
+    os.mkfifo(tmp_path / "x.safetensors")
+    verb, *rest = words
+    command = [
+        "convert",
+        verb,
+        str(tmp_path / "x.safetensors"),
+        *rest,
+        f"out={tmp_path / 'out'}{'.safetensors' if rest else ''}",
+    ]
+    assert main.run(command) == 2
+    assert "x.safetensors" in capsys.readouterr().err

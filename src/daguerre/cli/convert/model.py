@@ -66,7 +66,7 @@ def run(arguments: list[str]) -> int:
 def checked(target: str, options: Options) -> Path:
     """The source. UserError for options that have no effect on it or cannot be."""
     source = Path(target).expanduser()
-    if not target or not source.exists():
+    if not target or not (source.is_file() or source.is_dir()):  # a pipe would be waited for without end
         raise UserError(
             f"{target or 'no source given'}: give a .safetensors or .ckpt file, or a folder of pickled weights. To "
             "download a file from the hub: `daguerre fetch OWNER/NAME/FILE.safetensors -o DIR`",
