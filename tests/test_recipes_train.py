@@ -5,6 +5,7 @@ What the twins are is in twins.py. A recipe that is added is covered without a c
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -83,8 +84,10 @@ def test_a_recipe_whose_run_is_killed_ends_equal_to_the_bit(name, twins, tmp_pat
     first = begun_from(name)
     if first:
         assert train(first, twins, tmp_path) == errors.DONE
-    given = ["training.duration=4 steps", "sampling.num_images=0", "validation.every=4 steps"]
-    assert train(name, twins, tmp_path, "run_name=whole", *given) == errors.DONE
+    given = ["run_name=twin", "training.duration=4 steps", "sampling.num_images=0", "validation.every=4 steps"]
+    assert train(name, twins, tmp_path, *given) == errors.DONE
+    expected = outcome(tmp_path / "twin")
+    shutil.rmtree(tmp_path / "twin")
     original, count = updates.update, iter(range(4))
 
     def killed(*arguments, **named):
@@ -95,9 +98,9 @@ def test_a_recipe_whose_run_is_killed_ends_equal_to_the_bit(name, twins, tmp_pat
     with monkeypatch.context() as patched:
         patched.setattr(updates, "update", killed)
         with pytest.raises(Killed):
-            train(name, twins, tmp_path, "run_name=whole", f"output_dir={tmp_path / 'other'}", *given)
-    assert train(name, twins, tmp_path, "run_name=whole", f"output_dir={tmp_path / 'other'}", *given) == errors.DONE
-    assert_equal(tmp_path / "other" / "whole", outcome(tmp_path / "whole"))
+            train(name, twins, tmp_path, *given)
+    assert train(name, twins, tmp_path, *given) == errors.DONE
+    assert_equal(tmp_path / "twin", expected)
 
 
 def draws_only(name):
