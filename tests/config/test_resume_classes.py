@@ -121,8 +121,16 @@ def test_a_run_goes_on_with_another_value_of_elastic_and_free_settings_alone(rec
         if re.sub(r"^data\.sources\.\w+", "data", path) in ELASTIC | FREE:
             assert check_same_recipe(old, new, RunFolder(Path("run"))) == []
             continue
+        if path == "ema.post_hoc":
+            new = put(old, path, [0.05])
         with pytest.raises(UserError, match=rf"a run with other settings:\n(.*\n)*  {path}: ") as refusal:
             check_same_recipe(old, new, RunFolder(Path("run")))
+        if path in ("init_from", "ema.path", "ema.post_hoc"):
+            assert "It cannot be continued so: " in str(refusal.value)
+            assert "allow_change" not in str(refusal.value)
+            with pytest.raises(UserError, match="It cannot be continued so: "):
+                check_same_recipe(old, new.model_copy(update={"allow_change": [path]}), RunFolder(Path("run")))
+            continue
         # A value can leave others without effect, which differ then, too.
         way_on = str(refusal.value).partition("allow_change='[")[2].partition("]'")[0].split(", ")
         assert path in way_on

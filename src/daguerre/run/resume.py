@@ -3,7 +3,7 @@
 Training itself is run/trainer.py.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ from daguerre.training.state import TrainState, adopt
 _BATCH = "training.global_batch_size"
 _RECORDED = (_BATCH, "lr_scheduler.stages")
 """Settings that a run decides once: a command that leaves them out means those of the run."""
+_OF_WEIGHTS = ("model", "adapters", "adapter", "objective.adversarial")
+"""Settings by which a run has the networks and the trained weights that it has."""
 _NEWEST = ("latest", "never")
 """resume_from_checkpoint: `never` is refused if there is a run, so that a fresh one is all that it finds."""
 _DOCUMENTS = ("state", "pace", "loading", "base", "config", "code")
@@ -163,24 +165,17 @@ def check_same_recipe(old: Config, new: Config, folder: RunFolder) -> list[Chang
     # Left out, these are the recorded ones.
     changes = [change for change in changes if change.new or change.path not in _RECORDED]
     moved = _moved(new, changes)
-    allowed = [
-        change
-        for change in changes
-        if change in moved
-        or any(change.path == path or change.path.startswith(f"{path}.") for path in new.allow_change)
-    ]
+    named_ones = [change for change in changes if change in moved or _within(change, new.allow_change)]
+    allowed = [change for change in named_ones if not _never(change)]
     changes = [change for change in changes if change not in allowed]
     if not changes:
         return allowed
-    lines, place = [f"  {_difference(change)}" for change in changes], local_copy.display_name(folder.path)
+    place = local_copy.display_name(folder.path)
     raise UserError(
         f"{place} has a run with other settings:\n"
-        + "\n".join(lines)
-        + (
-            "\nChoose another run_name for a new run, repeat the original command to continue this one, or start a "
-            f"new run from its weights with another run_name and init_from={place}. To continue with the changed "
-            f"settings from here on: allow_change='[{', '.join(change.path for change in changes)}]'"
-        ),
+        + "\n".join(f"  {_difference(change)}" for change in changes)
+        + "\nChoose another run_name for a new run, repeat the original command to continue this one, or start a new "
+        f"run from its weights with another run_name and init_from={place}. {_way_on(changes)}",
         code="changed",
         setting=changes[0].path if len(changes) == 1 else None,
     )
@@ -198,6 +193,33 @@ def _moved(new: Config, changes: list[Change]) -> list[Change]:
         for change in changes
         if change.path in paths and all(isinstance(each, str | None) for each in (change.old, change.new))
     ]
+
+
+def _within(change: Change, names: Collection[str]) -> bool:
+    return any(change.path == name or change.path.startswith(f"{name}.") for name in names)
+
+
+def _never(change: Change) -> str:
+    """The reason for which a run cannot go on with another value at all; "" for most settings."""
+    if change.path in ("init_from", "ema.path"):
+        return f"{change.path} says what a run starts from, and this one has started"
+    if change.path == "ema.post_hoc" and change.new and not {*change.new} <= {*(change.old or [])}:
+        return "an average of ema.post_hoc is over the whole run, so none can begin midway (widths may be left out)"
+    return ""
+
+
+def _way_on(changes: Sequence[Change]) -> str:
+    """The settings to allow, where a run can go on with the changed values; else what is in the way."""
+    if never := [reason for change in changes if (reason := _never(change))]:
+        return f"It cannot be continued so: {'; '.join(dict.fromkeys(never))}."
+    paths = [change.path for change in changes]
+    way = f"allow_change='[{', '.join(paths)}]'"
+    if any(_within(change, _OF_WEIGHTS) for change in changes):
+        return (
+            f"Where all weights stay as they are (files in another place, another dropout), {way} continues with the "
+            "changed settings from here on; other networks, or other parts of them to train, are another run's"
+        )
+    return f"To continue with the changed settings from here on: {way}"
 
 
 def _difference(change: Change) -> str:
@@ -235,8 +257,7 @@ def first_averages(attached: Attached, start: StartPoint, config: Config) -> dic
 def restore(state: TrainState, start: StartPoint, config: Config, averages: Mapping[str, Tensor] | None) -> list[str]:
     """Puts the checkpoint into the state, or `averages` into that of a fresh run. Returns notices."""
     if start.checkpoint is not None:
-        state_io.restore(state, start.checkpoint)
-        return [f"continuing from {start.checkpoint.name}"]
+        return [f"continuing from {start.checkpoint.name}", *state_io.restore(state, start.checkpoint, config)]
     if averages is None:
         return []
     state.start_averages(averages)
@@ -266,8 +287,17 @@ def describe_start(config: Config, start: StartPoint) -> list[str]:
 
 
 def record(config: Config, folder: RunFolder, start: StartPoint, sizes: BatchSizes, about: Mapping[str, Any]) -> None:
-    """Writes the resolved recipe, and the environment with what else there is to tell `about` the run, and cuts metrics
-    that are newer than the checkpoint."""
+    """Writes the recipe of a new run, and the environment with what else there is to tell `about` the run, and cuts
+    metrics that are newer than the checkpoint."""
+    if start.checkpoint is None:
+        record_recipe(config, folder, sizes)
+    write_json_atomically(folder.environment, {**environment(), **about})
+    truncate_after(folder.metrics, -1 if start.step is None else start.step)
+
+
+def record_recipe(config: Config, folder: RunFolder, sizes: BatchSizes) -> None:
+    """Writes the resolved recipe: of a run that goes on after its first update, so that a change that does not work
+    leaves the recipe of before."""
     batch = {"global_batch_size": sizes.whole}
     if micro := config.training.per_device_batch_size:
         batch["per_device_batch_size"] = largest_divisor(sizes.whole, micro)
@@ -277,8 +307,6 @@ def record(config: Config, folder: RunFolder, start: StartPoint, sizes: BatchSiz
     of_this_start = {"resume_from_checkpoint": "latest", "allow_change": [], "lr_scheduler": schedule}
     resolved = config.model_copy(update={"training": training, **of_this_start})
     write_bytes_atomically(folder.config, configs.dump(resolved).encode())
-    write_json_atomically(folder.environment, {**environment(), **about})
-    truncate_after(folder.metrics, -1 if start.step is None else start.step)
 
 
 def read_averages(path: Path, net: nn.Module, saved: Collection[str] | None = None) -> dict[str, Tensor]:

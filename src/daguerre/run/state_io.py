@@ -8,10 +8,12 @@ from torch import Tensor
 from daguerre.checkpoint.shard_reader import ShardReader, opened
 from daguerre.checkpoint.sharded import ShardedStore
 from daguerre.checkpoint.shards import Groups, Shard, ShardedTensor, in_order
+from daguerre.config.config import Config
 from daguerre.errors import named
 from daguerre.ranks import Ranks
 from daguerre.remote.checkpoint_store import RemoteStore
 from daguerre.run.storage import LocalStorage, RunStorage
+from daguerre.training.change import carried
 from daguerre.training.sharding import ShardRegion
 from daguerre.training.state import TrainState
 
@@ -31,14 +33,19 @@ def groups(state: TrainState) -> Groups:
     }
 
 
-def restore(state: TrainState, folder: Path) -> None:
-    """Takes over a verified checkpoint, whatever devices saved it. UserError if it does not fit."""
+def restore(state: TrainState, folder: Path, config: Config) -> list[str]:
+    """Takes over a verified checkpoint, whatever devices saved it. Returns lines about what starts anew, because it was
+    saved with other settings. UserError if it does not fit."""
     with named(folder.name), opened(folder) as reader:
+        shapes = {file: {name: stored.shape for name, stored in own.items()} for file, own in reader.index.items()}
+        objective = config.objective.model_dump(mode="json")
+        kept = carried(state, shapes, reader.document("config"), config.optimizer, config.ema, objective)
         found = {
-            file: {name: _read(reader, state, file, name, stored.shape) for name, stored in own.items()}
-            for file, own in reader.index.items()
+            file: {name: _read(reader, state, file, name, source) for name, source in own.items()}
+            for file, own in kept.files.items()
         }
-        state.load(found, reader.document("state"))
+        state.load(found, reader.document("state"), kept.anew, kept.unlike)
+    return kept.notices
 
 
 def _part_of(state: TrainState, file: str, name: str, held_shape: torch.Size) -> ShardRegion | None:
@@ -57,13 +64,13 @@ def _sliced(tensor: Tensor, part: ShardRegion | None) -> ShardedTensor:
     return ShardedTensor(part.whole, tensor.dtype, [Shard(part.offsets, tensor)])
 
 
-def _read(reader: ShardReader, state: TrainState, file: str, name: str, shape: tuple[int, ...]) -> Tensor:
-    """This device's slice of a tensor of the checkpoint."""
+def _read(reader: ShardReader, state: TrainState, file: str, name: str, source: str) -> Tensor:
+    """This device's slice of the tensor `source` of the checkpoint, as the state's `name`."""
     parameter = state.parameter_of(file, name)
     part = None if parameter is None else state.sharding.part(parameter)
-    if parameter is None or part is None or part.whole != shape:
-        return reader.read(file, name)
-    dtype = reader.index[file][name].dtype
+    if parameter is None or part is None or part.whole != reader.index[file][source].shape:
+        return reader.read(file, source)
+    dtype = reader.index[file][source].dtype
     tensor = torch.empty(state.held(parameter).shape, dtype=dtype)
-    reader.fill({file: {name: _sliced(tensor, part)}})
+    reader.fill({file: {source: _sliced(tensor, part)}})
     return tensor

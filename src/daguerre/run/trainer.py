@@ -59,9 +59,13 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
         plan = loop_config(run.config, run.sizes, run.pace)
         updates = loop.train(run.state, batches(run, stack), run.parts.loss, plan, run.parts.autocast)
         updates = stack.enter_context(closing(profiled(run, updates)))
-        signal = None
+        signal, begun = None, run.state.step
+        if begun >= run.every.total:
+            record_recipe(run)
         with run.enough_memory():
             for update in updates:
+                if update.step == begun + 1:
+                    record_recipe(run)
                 # Asked once, of all ranks: a signal while `after` works waits for the next update.
                 signal = processes.agreement.signalled(stop.signal)
                 after(run, update, signal is not None)
@@ -74,6 +78,12 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
             # Launchers end the others soon after the first one that leaves. Over the group: the place where the ranks
             # met may be gone with the launcher.
             return max(processes.agreement.gather(code))
+
+
+def record_recipe(run: Run) -> None:
+    """Writes the recipe that the run has gone on with."""
+    if run.processes.leads:
+        resume.record_recipe(run.config, run.folder, run.sizes)
 
 
 def check_mesh(loaded: Loaded, storage: RunStorage, own: World) -> None:

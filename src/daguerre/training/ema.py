@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -95,9 +95,14 @@ class EMA:
         """All averages by file and name: `ema`, and one file a profile."""
         return {file: dict(averages) for file, averages in self._every().items() if averages}
 
-    def load(self, files: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Puts back what `tensors` gave; names and shapes must be those of the trained parameters."""
+    def load(self, files: Mapping[str, Mapping[str, Tensor]], anew: Collection[str] = ()) -> None:
+        """Puts back what `tensors` gave; names and shapes must be those of the trained parameters. Those of the files
+        in `anew` start from the parameters as they are."""
         for file, averages in self._every().items():
+            if file in anew:
+                for name, average in averages.items():
+                    average.copy_(self.parameters[name].detach())
+                continue
             saved = files.get(file, {}) if averages else {}
             if problems := misfits(averages, saved):
                 raise UserError(f"the saved averages do not match: {problems}", code="conflict")

@@ -163,18 +163,27 @@ class TrainState:
         counts = {"step": self.step, "slots": self.slots, "samples": self.samples}
         return {**counts, "nonfinite_steps": steps, "nonfinite_in_a_row": in_a_row}
 
-    def load(self, tensors: Mapping[str, Mapping[str, Tensor]], document: Mapping[str, Any]) -> None:
-        """Takes over a checkpoint. UserError if its tensors do not fit this run's networks."""
+    def load(
+        self,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        document: Mapping[str, Any],
+        anew: Collection[str] = (),
+        unlike: Collection[str] = (),
+    ) -> None:
+        """Takes over a checkpoint, but for what starts anew: files, and numbers of parameters in the optimizer's state
+        (`training/change.py`). UserError if its tensors do not fit this run's networks."""
         known = {"model", "optimizer", "ema", *self.ema.tensors(), "objective", "meter", "scaler"}
         if unknown := sorted(tensors.keys() - known):
             names = ", ".join(unknown)
             raise UserError(f"the checkpoint holds {names}, which this run would not use", code="conflict")
         load_weights(self.net, tensors["model"], self.sharding, self.saved)
-        self.optimizer.load(tensors.get("optimizer", {}))
-        self.ema.load(tensors)
-        self.objective.load_state(dict(tensors.get("objective", {})))
+        self.optimizer.load(tensors.get("optimizer", {}), unlike)
+        self.ema.load(tensors, anew)
+        if "objective" not in anew:
+            self.objective.load_state(dict(tensors.get("objective", {})))
         self.meter.load(tensors.get("meter", {}))
-        self.scaler.load(tensors.get("scaler", {}))
+        if "scaler" not in anew:
+            self.scaler.load(tensors.get("scaler", {}))
         self.step, self.slots, self.samples = document["step"], document["slots"], document["samples"]
         self.guard = Guard(document["nonfinite_steps"], document["nonfinite_in_a_row"])
 

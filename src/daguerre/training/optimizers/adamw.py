@@ -31,7 +31,8 @@ def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
 
 def part(groups: list[dict[str, Any]], betas: tuple[float, float], epsilon: float) -> OptimizerPart:
     """Fused AdamW over groups with their own weight decay."""
-    return OptimizerPart(torch.optim.AdamW(groups, betas=betas, eps=epsilon, fused=True), "itself", elementwise=True)
+    optimizer, made = torch.optim.AdamW(groups, betas=betas, eps=epsilon, fused=True), ("step", "exp_avg", "exp_avg_sq")
+    return OptimizerPart(optimizer, "itself", made=made, elementwise=True)
 
 
 def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:

@@ -30,7 +30,7 @@ class Settings(OptimizerSettings):
 def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
     """One part; an update is left out by steps of zero, on the device."""
     optimizer = Lion(decay_groups(settings, trained), (settings.beta1, settings.beta2))
-    return [OptimizerPart(optimizer, "itself", elementwise=True)]
+    return [OptimizerPart(optimizer, "itself", made=("momentum",), elementwise=True)]
 
 
 def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:

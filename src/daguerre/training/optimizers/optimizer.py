@@ -3,7 +3,7 @@
 Each optimizer is a file beside this one, found by its name, which builds its `OptimizerPart`s. No schedule here.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,11 +19,11 @@ from daguerre.training.optimizers.one_pass import Average
 from daguerre.training.precision.stochastic_rounding import Rounding, widened
 from daguerre.training.settings import OptimizerSettings
 
-_NUMBER = ".number"
+NUMBER = ".number"
 """Ends the name of a saved tensor that is a Python number while training."""
 _MOMENTS = (".exp_avg", ".exp_avg_sq", ".momentum", ".momentum_buffer", ".z")
 """Entries that have the shape of their parameter."""
-_UNTOUCHED = "untouched"
+UNTOUCHED = "untouched"
 """Saved for a parameter that no gradient ever reached, such as a layer behind the one that is read."""
 
 
@@ -42,6 +42,8 @@ class OptimizerPart:
     """Entries of its state that are never saved: they follow from the parameter."""
     averaged: Callable[[Tensor, Mapping[str, Any]], Tensor] | None = None
     """The averaged value that belongs to a parameter and its state, for an optimizer that averages by itself."""
+    made: tuple[str, ...] = ()
+    """Entries of its state, where it makes them for each parameter by itself at its first gradient."""
     one_pass: bool = False
     """It is AdamW, which clips and moves the averages in the same pass."""
     elementwise: bool = False
@@ -186,7 +188,7 @@ class Optimizer:
         begun = any(part.optimizer.state.get(p) for part in self.parts for p in part.parameters)
         for prefix, entry, part in self._entries():
             if begun and not entry:
-                found[f"{prefix}.{_UNTOUCHED}"] = torch.zeros(1, dtype=torch.uint8)
+                found[f"{prefix}.{UNTOUCHED}"] = torch.zeros(1, dtype=torch.uint8)
             for name, value in entry.items():
                 if name in part.constants or (prefix.startswith("group") and name not in part.counters):
                     continue
@@ -195,7 +197,7 @@ class Optimizer:
                     shared.add(id(value))
                 else:
                     kind = torch.int64 if isinstance(value, int) else torch.float64
-                    found[f"{prefix}.{name}{_NUMBER}"] = torch.tensor(value, dtype=kind)
+                    found[f"{prefix}.{name}{NUMBER}"] = torch.tensor(value, dtype=kind)
         return found
 
     @property
@@ -203,11 +205,23 @@ class Optimizer:
         """All parameters, in the order in which their state is numbered."""
         return [p for part in self.parts for p in part.parameters]
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts back what `tensors` gave; UserError if it belongs to another set of parameters."""
+    def entries(self) -> list[list[set[str]]]:
+        """For each parameter the sets of entries that its state may have in a checkpoint, once updates were made."""
+        for part in self.parts:
+            self._begin(part)
+        found: list[list[set[str]]] = []
+        for part in self.parts:
+            for p in part.parameters:
+                begun = set(part.optimizer.state[p]) - set(part.constants)
+                found.append([set(part.made), {UNTOUCHED}] if part.made else [begun])
+        return found
+
+    def load(self, tensors: Mapping[str, Tensor], anew: Collection[str] = ()) -> None:
+        """Puts back what `tensors` gave, but for the parameters of these numbers, which start anew; UserError if it
+        belongs to another set of parameters."""
         indexes = {key.partition(".")[0] for key in tensors} - {"group"}
         count = len(self.parameters)
-        if indexes and indexes != set(map(str, range(count))):
+        if indexes and indexes | {*anew} != set(map(str, range(count))):
             raise UserError(
                 f"the optimizer state has {len(indexes)} parameters, this run trains {count}", code="conflict"
             )
@@ -256,10 +270,10 @@ class Optimizer:
         """Saved tensors and numbers, by entry and name."""
         given: dict[str, dict[str, Any]] = {}
         for key, value in tensors.items():
-            prefix, _, name = key.removesuffix(_NUMBER).rpartition(".")
-            if name == _UNTOUCHED:
+            prefix, _, name = key.removesuffix(NUMBER).rpartition(".")
+            if name == UNTOUCHED:
                 continue
-            given.setdefault(prefix, {})[name] = value.item() if key.endswith(_NUMBER) else value
+            given.setdefault(prefix, {})[name] = value.item() if key.endswith(NUMBER) else value
         return given
 
     def _entries(self) -> Iterator[tuple[str, dict[str, Any], OptimizerPart]]:

@@ -1,0 +1,115 @@
+"""State of a checkpoint that was saved with other settings: what a run goes on with, and what starts anew.
+
+A decision about names alone, before anything is read. It follows from the settings in the checkpoint, not from what was
+allowed for a start, so that a run that is killed after a change and before its next save goes on in the same way.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from daguerre import plugins
+from daguerre.training.ema import profile_file
+from daguerre.training.optimizers.optimizer import NUMBER, Optimizer, build
+from daguerre.training.settings import EMASettings, OptimizerSettings
+from daguerre.training.state import TrainState
+
+Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
+"""Shapes of saved tensors by file and name."""
+
+
+@dataclass
+class Carried:
+    """What is taken over from a checkpoint."""
+
+    files: dict[str, dict[str, str]]
+    """By file and name of this run: the name of the saved tensor."""
+    anew: set[str] = field(default_factory=set)
+    """Files of which nothing is taken over."""
+    unlike: set[str] = field(default_factory=set)
+    """Numbers of parameters whose optimizer state starts anew."""
+    notices: list[str] = field(default_factory=list)
+    """What starts anew, for people."""
+
+    def leave(self, file: str, why: str = "") -> None:
+        """Takes over nothing of a file."""
+        self.files.pop(file, None)
+        self.anew.add(file)
+        self.notices += [why] if why else []
+
+
+def carried(
+    state: TrainState, saved: Shapes, before: Mapping[str, Any], optimizer: OptimizerSettings, ema: EMASettings,
+    objective: Mapping[str, Any],
+) -> Carried:  # fmt: skip
+    """What of `saved` this state takes over. `before` are the checkpoint's settings, as JSON; the others are those of
+    now."""
+    found = Carried({file: {name: name for name in tensors} for file, tensors in saved.items()})
+    if before.get("optimizer", (now := optimizer.model_dump(mode="json"))) != now:
+        _optimizer(found, state, before["optimizer"], optimizer)
+    if "ema" in before:
+        _averages(found, EMASettings.model_validate(before["ema"]), ema)
+    if before.get("objective", objective) != objective:
+        _objective(found, state, saved)
+    if ("scaler" in saved) != bool(state.scaler.state()):
+        found.leave("scaler", "the scale of the loss starts anew" if state.scaler.state() else "")
+    return found
+
+
+def _optimizer(found: Carried, state: TrainState, before: Mapping[str, Any], now: OptimizerSettings) -> None:
+    """Moments go with their parameter, which other groups number otherwise; those that are made of something else than
+    now start anew."""
+    old = _rebuilt(before, state) if before["name"] == now.name else None
+    if old is None:
+        text = f"the state of {now.name} starts anew: nothing of {before['name']}'s is kept"
+        found.leave("optimizer", text if found.files.get("optimizer") else "")
+        return
+    made = build(now, state.trained, state.optimizer.rounding).entries()  # of an optimizer for this alone
+    names = found.files.get("optimizer", {})
+    places = {p: str(number) for number, p in enumerate(old.parameters)}
+    kept: dict[str, str] = {}
+    for number, p in enumerate(state.optimizer.parameters):
+        own = [name for name in names if name.partition(".")[0] == places[p]]
+        entries = {name.partition(".")[2].removesuffix(NUMBER) for name in own}
+        if entries in made[number]:
+            kept |= {f"{number}.{name.partition('.')[2]}": name for name in own}
+        else:
+            found.unlike.add(str(number))
+    groups = [group for part in old.parts for group in part.optimizer.param_groups]
+    for number, group in enumerate(g for part in state.optimizer.parts for g in part.optimizer.param_groups):
+        of_first = next(i for i, each in enumerate(groups) if any(p is group["params"][0] for p in each["params"]))
+        start = f"group.{of_first}."
+        kept |= {f"group.{number}.{n.removeprefix(start)}": n for n in names if n.startswith(start)}
+    found.files["optimizer"] = kept
+    if found.unlike and names:
+        every = len(state.optimizer.parameters)
+        found.notices.append(f"the optimizer state of {len(found.unlike)} of {every} parameters starts anew")
+
+
+def _rebuilt(before: Mapping[str, Any], state: TrainState) -> Optimizer | None:
+    """The optimizer of other settings, for the order of its parameters; None for settings that are not known."""
+    try:
+        settings: OptimizerSettings = plugins.find("optimizers", before["name"]).Settings.model_validate(before)
+    except ValidationError:
+        return None
+    return build(settings, state.trained, state.optimizer.rounding)
+
+
+def _averages(found: Carried, before: EMASettings, now: EMASettings) -> None:
+    if now.enabled and not before.enabled:
+        found.leave("ema", "the averages start from the weights of this checkpoint, which has none")
+    elif before.enabled and not now.enabled:
+        found.leave("ema", "the averages are dropped")
+    for width in set(before.post_hoc) - set(now.post_hoc):
+        found.leave(profile_file(width), f"the averages of width {width:g} are dropped")
+
+
+def _objective(found: Carried, state: TrainState, saved: Shapes) -> None:
+    """Means since the last line of metrics are of the loss of before, and are not mixed with that of now."""
+    found.leave("meter")
+    own = {name: tuple(tensor.shape) for name, tensor in state.objective.state().items()}
+    if dict(saved.get("objective", {})) != own:
+        text = "what the objective learns starts anew" if own else "what the objective has learnt is dropped"
+        found.leave("objective", text)
