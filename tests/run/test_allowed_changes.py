@@ -1,5 +1,5 @@
-"""Settings that `allow_change` names, in commands: what starts anew is said, config.yaml is written once an update is made
-with them, and a run that is killed before goes on in either way. The state itself: tests/training/test_change.py."""
+"""Settings that `allow_change` names, in commands: what starts anew is said, config.yaml is written once an update is
+made with them, and a run that is killed before goes on in either way. Its state: tests/training/test_change.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from daguerre import errors
 from daguerre.training import step
 
 SMALL = ["sampling.num_images=0", "checkpoint.export=false", "data.checked_prompts=1", "validation.every=99 steps"]
-SMALL += ["checkpoint.every=99 steps"]
+SMALL += ["checkpoint.every=99 steps", "lr_scheduler.name=constant"]
 LION = ["optimizer.name=lion", "optimizer.learning_rate=1e-4", "training.duration=4 steps", "allow_change=[optimizer]"]
 
 
