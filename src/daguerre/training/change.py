@@ -22,7 +22,7 @@ Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 
 @dataclass
 class Carried:
-    """What is taken over from a checkpoint."""
+    """The parts of a checkpoint that are taken over."""
 
     files: dict[str, dict[str, str]]
     """By file and name of this run: the name of the saved tensor."""
