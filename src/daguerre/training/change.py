@@ -44,8 +44,8 @@ def carried(
     state: TrainState, saved: Shapes, before: Mapping[str, Any], optimizer: OptimizerSettings, ema: EMASettings,
     objective: Mapping[str, Any],
 ) -> Carried:  # fmt: skip
-    """What of `saved` this state takes over. `before` are the checkpoint's settings, as JSON; the others are those of
-    now."""
+    """The parts of `saved` that this state takes over. `before` are the checkpoint's settings, as JSON; the others are
+    those of now."""
     found = Carried({file: {name: name for name in tensors} for file, tensors in saved.items()})
     if before.get("optimizer", (now := optimizer.model_dump(mode="json"))) != now:
         _optimizer(found, state, before["optimizer"], optimizer)
