@@ -356,6 +356,8 @@ DATA_SETS = [
     ([{"crop": False, "crop_aspect": "square"}], {"data.buckets.aspects": "auto"}, set()),
     ([{"crop": True}], {"data.buckets.aspects": "square", "data.crop": "random"}, set()),
     ([{"crop": True, "crop_style": "face"}], {}, {"crop_style"}),
+    ([{"caption_strategy": "textfile"}], {"data.captions.lines": "drawn"}, set()),
+    ([{"caption_strategy": "textfile", "disable_multiline_split": True}], {"data.captions.lines": "joined"}, set()),
     ([{"caption_strategy": "parquet"}], {}, {"caption_strategy"}),
     ([{"is_regularisation_data": True}], {}, {"is_regularisation_data"}),
     ([{"caption_strategy": "textfile", "caption_shuffle": {"enable": True, "position_start": 2}}],

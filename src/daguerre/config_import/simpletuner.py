@@ -141,7 +141,8 @@ def _folder(reading: Reading, prefix: str) -> Folder:
     elif _said(reading, prefix, "prepend_instance_prompt") is True:
         settings["captions.prefix"] = f"{prompt} "
     if strategy == "textfile" and "captions.text" not in settings:
-        settings["captions.lines"] = "drawn"
+        whole = reading.get(f"{prefix}.disable_multiline_split") is True
+        settings["captions.lines"] = "joined" if whole else "drawn"
     settings |= _pictures(reading, prefix)
     if reading.get(f"{prefix}.caption_shuffle.enable") is True:
         settings["captions.shuffle_tags"] = True
