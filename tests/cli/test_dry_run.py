@@ -10,6 +10,7 @@ import data_sets
 import huggingface_hub
 import pytest
 import tiny_runs
+from PIL import Image
 from twins import Twins, base, shards, tree
 
 from daguerre import errors
@@ -179,3 +180,17 @@ def test_what_train_refuses_of_a_run_that_exists_is_refused_here_too(tmp_path, c
     assert main.run([*tiny_runs.arguments(tmp_path, *chosen), "--dry-run"]) == errors.DONE
     assert "the run continues from step-00000002" in capsys.readouterr().out
     assert sorted(path for path in tmp_path.rglob("*")) == before
+
+
+def test_captions_that_are_cut_are_told_before_the_start(tmp_path, capsys):
+    for i, caption in enumerate(["a red circle", "a red circle " * 40]):
+        Image.new("RGB", (64, 64)).save(tmp_path / f"{i}.png")
+        (tmp_path / f"{i}.txt").write_text(caption)
+    given = ["train", "quickstart", "--dry-run", "data.source=folder", f"data.path={tmp_path}", "run_name=cut"]
+    given += [f"output_dir={tmp_path / 'runs'}", "data.held_out_fraction=0", "training.global_batch_size=2"]
+    assert main.run(given) == errors.DONE
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 of the first 2 captions are not read to their end, such as one that is cut to 32 tokens" in said
+    assert "model.long_prompts=true" in said
+    assert main.run([*given, "model.long_prompts=true"]) == errors.DONE
+    assert "not read to their end" not in " ".join(capsys.readouterr().out.split())

@@ -65,6 +65,7 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
         every = schedule.intervals(config, pace)
         total = every.total
         notices += [*changed, *summary.describe_warmup(every)]
+        notices += summary.describe_cut_captions(parts.family, dataset)
     notices += [*quantized_base.describe(parts.family.components), *samples.prompt_notices(config)]
     print(summary.dry_run(config, parts, sizes, total, start, data, notices, full))
     return 0

@@ -183,6 +183,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images)
     if point.checkpoint is None:  # alike on every rank: the autoencoder may be split over them
         notices += reconstruction.notices(config, parts, dataset)
+        notices += summary.describe_cut_captions(parts.family, dataset)
     caches = cached.filled(config, parts, dataset, held_out, processes)
     config = lengths.fixed(config, point.lengths, dataset.count, sizes.whole)
     pace = schedule.pace_of(point, sizes, dataset.count)

@@ -13,9 +13,11 @@ from daguerre.config.config import Config
 from daguerre.config.recipe import paths
 from daguerre.data import skipped
 from daguerre.data.dataset import Dataset
+from daguerre.data.loading import loader
 from daguerre.data.plan.buckets import buckets
 from daguerre.formatting import scaled, titled, wrapped
 from daguerre.models.components import ComponentLoader
+from daguerre.models.family import Family
 from daguerre.models.settings import PretrainedSettings
 from daguerre.models.weights import resolve
 from daguerre.objectives.algebra import Diffusion
@@ -25,6 +27,10 @@ from daguerre.run.schedule import Intervals, peak_learning_rate
 from daguerre.training.precision import quantized
 
 _COLUMNS = 114
+_CAPTIONS = 200
+"""So many captions are looked at before a run starts."""
+_LETTERS = 60
+"""Of one that is shown."""
 
 
 def format_count(count: float) -> str:
@@ -103,6 +109,22 @@ def describe_data(
     if dataset.measured is None and generates:
         lines.append("generated images of this data set cannot be scored, so the run ends without a table of results")
     return lines
+
+
+def describe_cut_captions(family: Family, dataset: Dataset) -> list[str]:
+    """A line where the text encoder does not read all of some of the first captions: before training, while something
+    can be done about it. Data elsewhere are not read for this."""
+    if family.text is None or any(member.remote for member in dataset.members):
+        return []
+    captions = loader.fixed_captions(dataset, _CAPTIONS)
+    if not (cut := family.truncated(captions)):
+        return []
+    first = next(iter(cut))
+    return [
+        f"{len(cut):,} of the first {len(captions):,} captions are not read to their end, such as one that is "
+        f"{cut[first]}: {captions[first][:_LETTERS]!r} ... Shorten them, or read them in several windows "
+        "(model.long_prompts=true)"
+    ]
 
 
 def extent(dataset: Dataset) -> str:
