@@ -87,7 +87,10 @@ def test_a_mix_has_no_epochs(settings):
         ({"weights": {"art": 0}}, "greater than 0"),
         ({"weights": {"art": 1e-7}}, "art would be sampled less than once in 1,000,000 samples"),
         ({"weights": {"art": float("inf")}}, "finite number"),
-        ({"sources": {"a": {"source": "shapes"}}, "resolution": 128}, "less than or equal to 64"),
+        (
+            {"sources": {"a": {"source": "shapes"}}, "resolution": 128},
+            "drawn and checked at 64 px, and have no other size",
+        ),
         ({"sources": {"a": {"source": "shapes", "resolution": 64}}}, "a: resolution is the same for all sources"),
         (
             {"sources": {"a": {"source": "mix", "sources": {"b": {"source": "folder", "path": "x"}}}}},

@@ -28,10 +28,8 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
     optimizer.build(config.optimizer, trained)  # for its UserErrors: patterns, libraries, devices
     samples.check(config, parts)
     trackers.check(config.logging)
-    if start.global_batch_size is None:
-        sizes = batch_sizes(config)
-    else:
-        sizes = batch_sizes(config, start.global_batch_size, held=held(loaded))
+    known = start.global_batch_size
+    sizes = batch_sizes(config) if known is None else batch_sizes(config, known, held=held(loaded))
     check_uncut_batches(config, couples_samples(parts.objective, parts.net), sizes)
     if start.checkpoint is None:
         class_images.check_prediction(config, parts)
