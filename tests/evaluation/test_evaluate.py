@@ -398,6 +398,10 @@ def test_clip_vectors_are_those_of_the_model(tmp_path):
 
 FORGED = ["[]", "1", "null", '"a"', "{", '{"tables": []}', '{"protocol": {}, "tables": {"fid": 1}}', "[" * 100_000,
           '{"protocol": {}, "tables": {"fid": {"count": 2, "rows": [1], "made_with": {}, "places": {}}}}',
+          '{"protocol": {}, "tables": {"fid": {"count": 2, "rows": [], "places": {}, "made_with":'
+          ' {"settings": {"name": "fid"}, "reference": {"sha256": "0"}}}}}',
+          '{"protocol": {}, "tables": {"fid": {"count": 2, "rows": [], "places": {"reference": "a"}, "made_with":'
+          ' {"settings": {"name": "fid"}, "reference": 5}}}}',
           '{"protocol": {"images": []}, "tables": {}}', '{"protocol": {"step": {}}, "tables": {}}']  # fmt: skip
 
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, model_validator
 
 from daguerre import __version__, documents
 from daguerre.checkpoint.atomic import locked, write_json_atomically
@@ -38,8 +38,13 @@ class _Settings(BaseModel):
     name: str
 
 
+class _Reference(BaseModel):
+    sha256: str
+
+
 class _MadeWith(BaseModel):
     settings: _Settings
+    reference: _Reference | None = None
 
 
 class _Table(BaseModel):
@@ -48,6 +53,12 @@ class _Table(BaseModel):
     made_with: _MadeWith
     places: dict[str, str]
     warning: str = ""
+
+    @model_validator(mode="after")
+    def _placed(self) -> Self:
+        if self.made_with.reference is not None and "reference" not in self.places:
+            raise ValueError("places says nothing of the reference")
+        return self
 
 
 class _Protocol(BaseModel):
