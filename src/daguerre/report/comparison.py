@@ -42,7 +42,7 @@ def render(
         element(
             "section",
             element("h2", name),
-            table(_HEAD, [_row(one) for one in rows], "counts compared"),
+            table(_HEAD, [_row(one) for one in rows], "counts cards compared"),
             element("p", warnings[name], class_="note") if name in warnings else None,
         )
         for name, rows in tables.items()

@@ -118,21 +118,19 @@ def _points(run: Run) -> Iterator[Point]:
 
 def _table(name: str, points: list[Point]) -> Html:
     names = list(dict.fromkeys(str(row.get("name")) for point in points for row in point.rows))
-    scales = {point.protocol.get("guidance_scale") for point in points}
-    protocols = {protocol_name(point.protocol) for point in points}
+    several = len({protocol_name(point.protocol) for point in points}) > 1
     rows: list[list[object]] = []
     for point in points:
         values = {str(row.get("name")): _value(row) for row in point.rows}
         # Numbers of two protocols are of different things; where they stand in one table, each says which.
-        own = [protocol_name(point.protocol)] if len(protocols) > 1 else []
-        own += [_guidance(point.protocol)] if len(scales) > 1 else []
+        own = [protocol_name(point.protocol)] if several else []
         rows.append([f"{point.step:,}", *own, _images(point.body), *(values.get(each, "") for each in names)])
     shown = (each.replace("_", " ") for each in names)
-    head = ["Step", *(["Protocol"] * (len(protocols) > 1)), *(["Guidance"] * (len(scales) > 1)), "Images", *shown]
+    head = ["Step", *(["Protocol"] * several), "Images", *shown]
     notes = dict.fromkeys(str(point.body.get(kind) or "") for kind in ("note", "warning") for point in points)
     return join(
         element("h3", name),
-        table(head, rows, "numbers"),
+        table(head, rows, f"numbers{' by-protocol' * several}"),
         *(element("p", note, class_="note") for note in notes if note),
     )
 
@@ -170,7 +168,7 @@ def _protocols(run: Run) -> Html:
         name = protocol_name(protocol)
         rows.append([name, facts, guidance, prompts, _made_with(document), versions, when(document.get("time"))])
     head = ["Name", "Protocol", "Guidance", "Prompts (SHA-256)", "Networks and reference", "Software", "Measured"]
-    return element("details", element("summary", "Protocols"), table(head, rows, "plain"))
+    return element("details", element("summary", "Protocols"), table(head, rows, "plain cards protocols"))
 
 
 def _made_with(document: dict[str, Any]) -> str:
