@@ -63,7 +63,7 @@ class Mender:
         filling = self.filling
         try:
             with self.doing("encoding a damaged row again"), filling.present():
-                (row,) = act(filling.parts, filling.config.cache, [value])
+                (row,) = act(filling.parts, filling.config.cache, [value], [name])
         except torch.OutOfMemoryError:
             raise UserError(
                 f"{name}: {rows.LOST}, and there is no memory to encode it beside the training. `daguerre cache "
