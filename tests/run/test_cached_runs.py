@@ -36,13 +36,20 @@ def losses(place: Place, name: str) -> list[float]:
     return place.numbers(name, "learning/loss") + place.numbers(name, "validation/loss")
 
 
+def _of_autoencoder(capsys) -> list[str]:
+    return [line for line in capsys.readouterr().out.splitlines() if "PSNR" in line]
+
+
 def cache(folder: Path, *more: str) -> list[str]:
     return [f"cache.path={folder}", "cache.dtype=float32", *more]
 
 
-def test_a_cached_run_equals_an_uncached_one_to_the_bit(place, monkeypatch):
+def test_a_cached_run_equals_an_uncached_one_to_the_bit(place, monkeypatch, capsys):
     assert place.train("plain") == 0
+    poor = _of_autoencoder(capsys)
     assert place.train("filling", *cache(place.folder / "cache")) == 0
+    assert _of_autoencoder(capsys) == poor
+    assert len(poor) == 1, "its weights are random"
     monkeypatch.setattr(components.load, "load", forbidden(components.load.load))
     assert place.train("cached", "sampling.num_images=0", *cache(place.folder / "cache")) == 0
     for name in ("filling", "cached"):
@@ -90,7 +97,9 @@ def test_a_cache_alone_is_a_source(place, capsys):
     (place.folder / "images").rename(place.folder / "elsewhere")
     try:
         alone = ["data.source=cache", f"data.path={place.folder / 'cache'}"]
+        capsys.readouterr()
         assert place.train("alone", *cache(place.folder / "cache"), *alone) == 0
+        assert "PSNR" not in capsys.readouterr().out, "there are no images to measure the autoencoder on"
         assert losses(place, "alone") == losses(place, "plain")
         assert_equal(place.tensors("alone"), place.tensors("plain"))
         assert place.train("other", *cache(place.folder / "cache"), *alone, "data.resolution=32") == errors.REFUSED

@@ -63,7 +63,7 @@ def _verify(loaded: Loaded, place: storage.RunStorage, own: dict[str, str]) -> i
     count = own.get("rows", "8")
     if not count.isdecimal() or not int(count):
         raise UserError(f"rows={count}: give a number of rows from 1, such as rows=20", setting="rows")
-    with cached.opened(loaded, place) as (filling, each, _):
+    with cached.opened(loaded, place) as (filling, each, *_):
         known = filling.noted(each)
         found = upkeep.verify(filling, each, known, int(count), loaded.config.seed)
     lacking = len({(one.member, one.number) for one in each} - known.keys())
@@ -82,13 +82,13 @@ def _verify(loaded: Loaded, place: storage.RunStorage, own: dict[str, str]) -> i
 
 
 def _list(loaded: Loaded, place: storage.RunStorage, own: dict[str, str]) -> int:
-    with cached.opened(loaded, place) as (filling, each, _):
+    with cached.opened(loaded, place) as (filling, each, *_):
         _show(filling, upkeep.used(filling, each, filling.noted(each)))
     return errors.DONE
 
 
 def _purge(loaded: Loaded, place: storage.RunStorage, own: dict[str, str]) -> int:
-    with cached.opened(loaded, place) as (filling, each, _):
+    with cached.opened(loaded, place) as (filling, each, *_):
         known = filling.noted(each)
         if absent := len({(one.member, one.number) for one in each} - known.keys()):
             raise UserError(

@@ -14,6 +14,7 @@ from daguerre.data.dataset import Dataset, open_datasets
 from daguerre.distributed.launch import environment
 from daguerre.distributed.process_group import Processes
 from daguerre.models import encoders
+from daguerre.run import reconstruction
 from daguerre.run.distribute import process_group
 from daguerre.run.storage import RunStorage
 
@@ -29,6 +30,8 @@ class Cached(NamedTuple):
     notices: tuple[str, ...] = ()
     about: Mapping[str, Any] = NO_CACHE
     """For environment.json: `cache`, its place and the folder of each half that is read, if there is one."""
+    encoded: int = 0
+    """Rows that this process made for it."""
 
 
 def filled(config: Config, parts: Components, dataset: Dataset, held_out: Dataset, processes: Processes) -> Cached:
@@ -46,7 +49,7 @@ def filled(config: Config, parts: Components, dataset: Dataset, held_out: Datase
     halves = " and ".join(opened.halves)
     about = {"cache": {"place": opened.name, **{name: half.folder for name, half in opened.halves.items()}}}
     notices = (*opened.notices, f"cache of {halves}: {opened.name}")
-    return Cached(lambda data: found.of(data, parts.images, mender), notices, about)
+    return Cached(lambda data: found.of(data, parts.images, mender), notices, about, found.encoded)
 
 
 def _filling(
@@ -71,6 +74,7 @@ class Opened(NamedTuple):
     each: list[Wanted]
     """The samples that the run reads."""
     processes: Processes
+    dataset: Dataset
 
 
 @contextmanager
@@ -92,15 +96,17 @@ def opened(loaded: Loaded, storage: RunStorage, anew: bool = False) -> Iterator[
                 print(line, flush=True)
         filling = _filling(found, config, parts, dataset, processes)
         filling.again, filling.examines = anew, True
-        yield Opened(filling, cache.wanted(config, dataset, held_out), processes)
+        yield Opened(filling, cache.wanted(config, dataset, held_out), processes, dataset)
 
 
 def fill_alone(loaded: Loaded, storage: RunStorage, again: bool = False) -> int:
     """Fills the cache of a recipe and ends; the exit code. For all processes."""
-    with opened(loaded, storage, again) as (filling, each, processes):
+    with opened(loaded, storage, again) as (filling, each, processes, dataset):
         found = _fill(filling, each, processes)
         made = sum(processes.agreement.gather(found.encoded))
         if processes.leads:
+            poor = reconstruction.notices(filling.config, filling.parts, dataset, found.encoded)
+            print(*poor, sep="\n", end="\n" if poor else "", flush=True)
             what = f"{made:,} rows were encoded" if made else "nothing was missing"
             print(f"{filling.cache.name}: complete; {what}. Train with cache.path={filling.cache.name}", flush=True)
     return 0

@@ -11,6 +11,7 @@ import torch
 
 from daguerre.build.parts import Components
 from daguerre.config.config import Config
+from daguerre.data.cached.source import CachedSource
 from daguerre.data.dataset import Dataset
 from daguerre.data.loading import loader
 from daguerre.evaluation.formulas import pairs
@@ -27,12 +28,16 @@ _IMAGES, _PIXELS = 8, 1 << 21
 """Images that are looked at, and their pixels in all: some seconds on a CPU."""
 
 
-def notices(config: Config, parts: Components, dataset: Dataset) -> list[str]:
-    """A line where the frozen autoencoder makes images of the data again poorly; [] for families without one."""
+def notices(config: Config, parts: Components, dataset: Dataset, encoded: int = 0) -> list[str]:
+    """A line where the frozen autoencoder makes images of the data again poorly; [] for families without one, for a
+    cache alone, which has no images, and where the autoencoder was left out of memory and has `encoded` nothing."""
     name = _autoencoder(parts.family)
-    if name is None:
+    if name is None or (name in encoders.absent(parts.family) and not encoded):
         return []
-    found = list(_psnr_db(parts, dataset))
+    if any(isinstance(member.source, CachedSource) for member in dataset.members):
+        return []
+    with encoders.present(parts.family, parts.device, [name]):
+        found = list(_psnr_db(parts, dataset))
     mean_db = sum(found) / len(found) if found else POOR_DB
     if mean_db >= POOR_DB:
         return []
@@ -60,12 +65,11 @@ def _psnr_db(parts: Components, dataset: Dataset) -> Iterator[float]:
     """Of each of the first images, as training crops them."""
     height, width = max((bucket.height_px, bucket.width_px) for bucket in dataset.buckets)
     count = max(1, min(_IMAGES, _PIXELS // (height * width)))
-    with encoders.present(parts.family):
-        for batch in islice(loader.fixed_batches(dataset, count, lambda _: 1), count):
-            if not batch.valid_B.all():
-                continue
-            pixels_BCHW = device.on(parts.device, batch).pixels_BCHW
-            height, width = pixels_BCHW.shape[2:]
-            x0_BCHW = parts.family.encode_images(pixels_BCHW, [0])
-            (again,) = parts.family.decode(Latents(x0_BCHW, [Prompt("")], [0], (height, width)))
-            yield pairs.psnr(batch.pixels_BCHW[0].permute(1, 2, 0).numpy(), again)
+    for batch in islice(loader.fixed_batches(dataset, count, lambda _: 1), count):
+        if not batch.valid_B.all():
+            continue
+        pixels_BCHW = device.on(parts.device, batch).pixels_BCHW
+        height, width = pixels_BCHW.shape[2:]
+        x0_BCHW = parts.family.encode_images(pixels_BCHW, [0])
+        (again,) = parts.family.decode(Latents(x0_BCHW, [Prompt("")], [0], (height, width)))
+        yield pairs.psnr(batch.pixels_BCHW[0].permute(1, 2, 0).numpy(), again)

@@ -181,10 +181,10 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     notices = [*loaded.notices, *point.notices, *sizes.notices, *_of_networks(config, parts)]
     state, of_state = _state(config, parts, point, mesh, processes, stop)
     dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images)
-    if point.checkpoint is None:  # alike on every rank: the autoencoder may be split over them
-        notices += reconstruction.notices(config, parts, dataset)
-        notices += summary.describe_cut_captions(parts.family, dataset)
     caches = cached.filled(config, parts, dataset, held_out, processes)
+    if point.checkpoint is None:  # alike on every rank: an autoencoder that is in memory may be split over them
+        notices += reconstruction.notices(config, parts, dataset, caches.encoded)
+        notices += summary.describe_cut_captions(parts.family, dataset)
     config = lengths.fixed(config, point.lengths, dataset.count, sizes.whole)
     pace = schedule.pace_of(point, sizes, dataset.count)
     config, of_duration = schedule.settled(config, point, sizes, pace)
