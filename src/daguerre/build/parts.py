@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from daguerre import plugins
 from daguerre.adapters.adapter import Attached, attach
+from daguerre.adapters.lora_parts.forward import cast_together
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.build import beside as beside_loss
 from daguerre.build import quantized_base
@@ -194,6 +195,8 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
         objective = replace(objective, cell_px=cell_px, sampled_px=sampled_px)
         objective.sampled(sampling.shift).grid(sampling.num_inference_steps, sampling.timestep_spacing)
     kernels.apply(config.training, net, family.components.values(), family.block_classes, device)
+    if device.type == "cuda" and config.training.kernels != "plain" and not config.training.compile:
+        cast_together((*family.components.values(), net))
     if config.training.gradient_checkpointing:
         activation_checkpointing.enable(net, family.components.values(), numerics.attention)
     parts = Components(family, objective, attached, device, numerics, config.seed)

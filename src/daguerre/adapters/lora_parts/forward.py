@@ -4,6 +4,8 @@ peft widens inputs of 16 bits to the type of the factors, and autocast narrows t
 addition, which is as large as the layer's result, by its strength. Under autocast nothing is widened here. A strength
 of 1 is not multiplied by, and another power of two is multiplied by between the two factors, where there are only r
 features. That rounds nothing, so results and gradients stay equal (but for numbers below float16's normal range).
+
+On a GPU, which waits for launches at small batches, `cast_factors` goes further.
 """
 
 from collections.abc import Iterable
@@ -13,11 +15,13 @@ import torch
 from peft.tuners.lora.layer import Conv2d, Linear
 from torch import Tensor, nn
 
-_POWERS = tuple(2.0**i for i in range(-24, 25))
+from daguerre.adapters.lora_parts import cast_factors
 
 
 def _forward(layer: Any, x: Tensor) -> Tensor:
     """The layer's result and what its active additions add."""
+    if layer.together is not None and (factors := layer.together.of(layer, x)) is not None:
+        return cast_factors.forward(layer, factors, x)
     result: Tensor = layer.base_layer(x)
     dtype = result.dtype
     for name in layer.active_adapters:
@@ -31,28 +35,27 @@ def _addition(layer: Any, name: str, x: Tensor) -> Tensor:
     if x.is_meta or not torch.is_autocast_enabled(x.device.type):  # there is no autocast without memory
         x = layer._cast_input_dtype(x, layer.lora_A[name].weight.dtype)
     inner = layer.lora_A[name](layer.lora_dropout[name](x))
-    if strength != 1 and abs(strength) in _POWERS:
+    if strength != 1 and abs(strength) in cast_factors.POWERS:
         inner, strength = inner * strength, 1
     added: Tensor = layer.lora_B[name](inner)
     return added if strength == 1 else added * strength
 
 
-def _is_plain(layer: Any) -> bool:
-    """True where factors are added, and nothing else is done with them (DoRA, a merged addition)."""
-    return not (layer.disable_adapters or layer.merged or layer.lora_variant)
-
-
 class _Linear(Linear):
+    together: cast_factors.Together | None = None
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """As peft's."""
-        plain = _is_plain(self) and not args and not kwargs
+        plain = cast_factors.is_plain(self) and not args and not kwargs
         return _forward(self, x) if plain else super().forward(x, *args, **kwargs)
 
 
 class _Conv2d(Conv2d):
+    together: cast_factors.Together | None = None
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """As peft's."""
-        plain = _is_plain(self) and not args and not kwargs
+        plain = cast_factors.is_plain(self) and not args and not kwargs
         return _forward(self, x) if plain else super().forward(x, *args, **kwargs)
 
 
@@ -61,3 +64,14 @@ def lighten(layers: Iterable[nn.Module]) -> None:
     for layer in layers:
         if type(layer) in (Linear, Conv2d):
             layer.__class__ = _Linear if type(layer) is Linear else _Conv2d
+
+
+def cast_together(networks: Iterable[nn.Module]) -> int:
+    """Makes networks cast all their factors at once (`cast_factors`); returns how many layers do."""
+    count = 0
+    for network in networks:
+        layers = [m for m in network.modules() if type(m) in (_Linear, _Conv2d) and m.together is None]
+        if layers:
+            cast_factors.Together(layers).watch(network)
+        count += len(layers)
+    return count
