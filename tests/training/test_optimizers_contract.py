@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from layouts import misplaced
+from memory_layouts import misplaced
 
 from daguerre import plugins
 from daguerre.training import step
