@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from recorded import LEARNING_RATE, PLAIN, Recorded, train
+from recorded import LEARNING_RATE, PLAIN, Recorded, random_inputs, train
 from tiny_models import write_sd, write_sdxl
 from torch import Tensor
 
@@ -109,6 +109,6 @@ def batches_digest(recorded: Recorded) -> str:
     found = hashlib.sha256()
     for (batch,) in recorded.updates:
         found.update(json.dumps([batch.texts, batch.sizes.tolist()]).encode())
-        for value in (batch.pixels_BCHW, *(batch.draws[name] for name in sorted(batch.draws))):
+        for value in (batch.pixels_BCHW, *(batch.draws[name] for name in random_inputs(batch))):
             found.update(value.contiguous().numpy().tobytes())
     return found.hexdigest()

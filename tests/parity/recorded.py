@@ -15,7 +15,7 @@ from torch import Tensor
 
 from daguerre.cli import main
 from daguerre.training import step
-from daguerre.types import Batch
+from daguerre.types import NUMBERS, TOKENS, Batch
 
 STEPS = 6
 LEARNING_RATE = 1e-4
@@ -61,6 +61,11 @@ class Recorded:
     weights: dict[str, Tensor] = field(default_factory=dict)
     """After the last update, as the checkpoint has them."""
     ema: dict[str, Tensor] = field(default_factory=dict)
+
+
+def random_inputs(batch: Batch) -> list[str]:
+    """Names of a batch's draws that are random; tokens and numbers follow from the rest of it."""
+    return [name for name in sorted(batch.draws) if not name.startswith((TOKENS, NUMBERS))]
 
 
 def train(place: Path, recipe: Mapping[str, Any], *given: str) -> Recorded:

@@ -164,6 +164,7 @@ def test_images_are_those_of_diffusers_pipelines(place, tmp_path, monkeypatch, c
     given = [f"sampler={case.sampler}", f"num_inference_steps={STEPS}", "guidance_scale=4", f"seed={SEED}"]
     given += [f"mask={place / 'mask.png'}", "keep_unmasked=false"] if case.masked else []
     given += [f"image={place / 'photo.png'}", f"strength={case.strength}", "training.device=cpu"]
+    given += [f"height={HEIGHT_PX}", f"width={WIDTH_PX}"]  # more pixels than the model's own images have
     alone = [place / case.family, "prompt=a large red circle", *given]
     control = [f"control={place / 'control.png'}", f"control_guidance_end={END}"]
     control += [f"controlnets={{{place / case.family}-controlnet: {WEIGHT}}}"]
