@@ -402,6 +402,9 @@ FORGED = ["[]", "1", "null", '"a"', "{", '{"tables": []}', '{"protocol": {}, "ta
           ' {"settings": {"name": "fid"}, "reference": {"sha256": "0"}}}}}',
           '{"protocol": {}, "tables": {"fid": {"count": 2, "rows": [], "places": {"reference": "a"}, "made_with":'
           ' {"settings": {"name": "fid"}, "reference": 5}}}}',
+          *(f'{{"protocol": {{}}, "tables": {{"fid": {{"count": {count}, "rows": [{{"name": "fid", "value": {value}}}],'
+            ' "places": {}, "made_with": {"settings": {"name": "fid"}}}}}'
+            for count, value in (('"2"', 1), (2.5, 1), (2, '"1"'), (2, "NaN"), (2, "1e999"))),
           '{"protocol": {"images": []}, "tables": {}}', '{"protocol": {"step": {}}, "tables": {}}']  # fmt: skip
 
 

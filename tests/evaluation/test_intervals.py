@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
+from daguerre import plugins
+from daguerre.errors import UserError
+from daguerre.evaluation import blocks, compare, results
 from daguerre.evaluation.compare import Difference
+from daguerre.evaluation.evaluate import measure
 from daguerre.evaluation.formulas import frechet, jackknife, kernels, neighbours
-from daguerre.evaluation.result import Row, number
+from daguerre.evaluation.inputs import MeasuredInputs
+from daguerre.evaluation.metric import MetricSettings
+from daguerre.evaluation.result import Result, Row, number
+from daguerre.evaluation.settings import EvaluationSettings
+from daguerre.generation.jobs import WHOLE
 
 Number = Callable[[np.ndarray], float]
 
@@ -130,3 +142,43 @@ def test_a_frechet_distance_of_fewer_samples_than_dimensions_says_so():
     wide, narrow = (frechet.moments(rng.standard_normal((60, width))) for width in (64, 16))
     assert "60 images and 60 of the reference, for 64 features" in frechet.warning(wide, wide)
     assert not frechet.warning(narrow, narrow)
+
+
+def evaluated(folder: Path, values: np.ndarray, **settings: object) -> Path:
+    """A folder as `daguerre evaluate` leaves it, of PSNR by pairs."""
+    folder.mkdir()
+    blocks.save(folder / "psnr.npy", values)
+    row = {"name": "psnr", "value": float(values.mean()), "share": False, "better": "higher"}
+    table = {"count": 30, "rows": [row], "made_with": {"settings": {"name": "psnr", **settings}}, "places": {}}
+    document = {"protocol": {"images": 30, "step": 1}, "tables": {"psnr": table}}
+    (folder / results.NAME).write_text(json.dumps(document))
+    return folder
+
+
+def test_what_was_kept_has_to_fit_what_was_written(tmp_path, capsys):
+    dice = np.random.default_rng(3)
+    values = dice.normal(20, 1, 30)
+    a, b = evaluated(tmp_path / "a", values), evaluated(tmp_path / "b", values + 2)
+    assert compare.run(str(a), str(b)) == 0
+    assert "B - A +2 (+2 to +2): B is better" in capsys.readouterr().out
+    few = evaluated(tmp_path / "few", values[:20])
+    with pytest.raises(UserError, match=r"psnr\.npy has 20 samples, and result\.json beside it says 30"):
+        compare.run(str(a), str(few))
+    other, another = (evaluated(tmp_path / name, values, side=7) for name in ("other", "another"))
+    with pytest.raises(UserError, match=r"no such settings of psnr \(side: extra inputs are not permitted\)"):
+        compare.run(str(other), str(another))
+
+
+def test_a_number_that_is_none_is_refused_with_its_name(monkeypatch):
+    class Odd:
+        Settings = MetricSettings
+
+        @staticmethod
+        def evaluate(settings, inputs):
+            return {"odd-raw": Result(2, (number("mean", 1.0, ""), number("worst", float("nan"), "")), "")}
+
+    monkeypatch.setattr(plugins, "find", lambda kind, name: Odd)
+    own = EvaluationSettings.model_construct(metrics={"odd": MetricSettings(name="odd")}, num_images=2)
+    images = SimpleNamespace(total=2)
+    with pytest.raises(UserError, match="odd-raw: worst is not a finite number"):
+        measure(own, MeasuredInputs(own, Path(), WHOLE, torch.device("cpu"), images))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from daguerre import plugins
 from daguerre.checkpoint.atomic import write_bytes_atomically
@@ -172,7 +173,14 @@ def _of_groups(one: Evaluation, table: str, group_N: np.ndarray) -> jackknife.St
     """The numbers of a table by the samples of some groups."""
     own = one.tables[table]["made_with"]["settings"]
     metric = plugins.find("metrics", own["name"])
-    settings = metric.Settings.model_validate(own)
+    try:
+        settings = metric.Settings.model_validate(own)
+    except ValidationError as error:
+        raise UserError(
+            f"{one.folder / results.NAME}: this version has no such settings of {own['name']} ({_first(error)}): "
+            "repeat the evaluation that wrote it",
+            code="changed",
+        ) from error
     if hasattr(metric, "of_groups"):
         found: jackknife.Statistic = metric.of_groups(settings, StoredInputs(one, table, slice(None)), group_N)
         return found
@@ -183,6 +191,11 @@ def _of_groups(one: Evaluation, table: str, group_N: np.ndarray) -> jackknife.St
         return values
 
     return at
+
+
+def _first(error: ValidationError) -> str:
+    found = error.errors()[0]
+    return f"{'.'.join(map(str, found['loc']))}: {found['msg'].lower()}"
 
 
 class _NoSamples(Exception):
@@ -241,7 +254,14 @@ class StoredInputs:
         raise _NoSamples
 
     def _array(self, name: str) -> np.ndarray:
-        found: np.ndarray = _array(self.one.folder / f"{name}.npy")[self.rows]
+        path, count = self.one.folder / f"{name}.npy", self.one.tables[self.table]["count"]
+        if len(whole := _array(path)) != count:
+            raise UserError(
+                f"{path} has {len(whole):,} samples, and {results.NAME} beside it says {count:,}: delete both, and "
+                "evaluate again",
+                code="damaged",
+            )
+        found: np.ndarray = whole[self.rows]
         return found
 
 

@@ -1,5 +1,6 @@
 """Measures a model or a folder of images: each protocol in a folder of its own, resumed where it was stopped."""
 
+import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -282,6 +283,13 @@ def measure(settings: EvaluationSettings, inputs: MeasuredInputs) -> dict[str, R
             table: replace(one, made_with={**one.made_with, **own_settings}, asked=asked)
             for table, one in tables.items()
         }
+    for table, one in found.items():
+        if odd := [row.name for row in one.rows if not math.isfinite(row.value)]:
+            raise UserError(
+                f"{table}: {', '.join(odd)} is not a finite number: the weights that were measured have diverged or "
+                "are damaged, or a network's are; evaluate another checkpoint",
+                code="damaged",
+            )
     return None if waits else found
 
 

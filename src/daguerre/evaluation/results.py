@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, FiniteFloat, ValidationError, model_validator
 
 from daguerre import __version__, documents
 from daguerre.checkpoint.atomic import locked, write_json_atomically
@@ -25,7 +25,7 @@ class _Row(BaseModel, extra="forbid"):
     """`result.Row.document`."""
 
     name: str
-    value: float
+    value: FiniteFloat
     must: float | None = None
     aim: float | None = None
     share: bool = True
@@ -126,7 +126,7 @@ def read(folder: Path) -> dict[str, Any]:
     path = folder / NAME
     try:
         found = documents.read_object(path)
-        _Document.model_validate(found)
+        _Document.model_validate(found, strict=True)  # it is read as it stands: 2 is no "2"
         return found
     except FileNotFoundError:
         return {}
