@@ -180,19 +180,29 @@ def test_recipes_of_loras_size_themselves_by_the_pictures(recipe, pictures, samp
     (source,) = config.data.sources.values()
     epoch = source.repeats * pictures
     assert epoch >= config.training.global_batch_size
-    sized = lengths.fixed(config, {}, epoch, config.training.global_batch_size)
+    sized, notices = lengths.fixed(config, {}, epoch, config.training.global_batch_size)
+    assert not notices
     assert Pace.of(4, epoch).steps(sized.training.duration) * 4 == samples
     every = Pace.of(4, epoch).steps(sized.checkpoint.every)
     assert 4 <= -(-samples // 4 // every) <= 8
     assert sized.lr_scheduler.warmup.number <= samples // 8
 
 
-def test_the_length_of_the_first_start_holds_when_pictures_are_added(place):
+def test_the_length_of_the_first_start_holds_when_pictures_are_added(place, capsys):
     """32 of 40 images are trained on: 2 epochs are 16 updates; with 16 left the same command is still as long."""
     following = "2 epochs up to 1k samples"
     assert place.train(following, "checkpoint.every=1 epochs up to 16 samples") == errors.DONE
     assert place.steps == [4, 8, 12, 16]
     recorded = configs.load(str(place.run)).config
     assert (recorded.training.duration, recorded.checkpoint.every) == ("64 samples", "16 samples")
+    assert place.train(following) == errors.DONE
+    assert " stays " not in capsys.readouterr().out
     assert place.train(following, "allow_change=[data]", data="fewer") == errors.DONE
+    assert place.steps == [4, 8, 12, 16]
+    said = "training.duration stays '64 samples', which this run was begun with: '{}' would be"
+    assert said.format(following) in capsys.readouterr().out
+    for more in ([], ["--dry-run"]):
+        assert place.train("4 epochs up to 8k samples", *more) == errors.DONE
+        told = " ".join(capsys.readouterr().out.split())
+        assert said.format("4 epochs up to 8k samples") + " '128 samples' today" in told
     assert place.steps == [4, 8, 12, 16]

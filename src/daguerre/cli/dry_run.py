@@ -53,7 +53,7 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
         dataset.check_present(parts.images)
         dataset.plan(config.seed, sizes.whole)
         data = summary.describe_source(dataset, config, sizes.whole, parts.images)
-        config = lengths.fixed(config, start.lengths, dataset.count, sizes.whole)
+        config, of_lengths = lengths.fixed(config, start.lengths, dataset.count, sizes.whole)
         pace = schedule.pace_of(start, sizes, dataset.count)
         config, changed = schedule.settled(config, start, sizes, pace)
         if start.checkpoint is not None:
@@ -62,7 +62,7 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
             resume.restore_loading(loading, start, config)
         every = schedule.intervals(config, pace)
         total = every.total
-        notices += [*changed, *summary.describe_warmup(every)]
+        notices += [*of_lengths, *changed, *summary.describe_warmup(every)]
         notices += summary.describe_cut_captions(parts.family, dataset)
     notices += [*quantized_base.describe(parts.family.components), *samples.prompt_notices(config)]
     print(summary.dry_run(config, parts, sizes, total, start, data, notices, full))

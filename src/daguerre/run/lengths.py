@@ -25,16 +25,26 @@ def recorded(config: Config) -> dict[str, str]:
     return {place: str(own) for place, own in _lengths(config)}
 
 
-def fixed(config: Config, known: Mapping[str, str], samples_per_epoch: int | None, batch: int) -> Config:
+def fixed(
+    config: Config, known: Mapping[str, str], samples_per_epoch: int | None, batch: int
+) -> tuple[Config, list[str]]:
     """The config with lengths that no longer depend on the data: those of the run (`known`), or of today's data for a
-    fresh one. `samples_per_epoch` is None for a source without epochs, whose lengths are the limits."""
+    fresh one; and a line for each that is another one than today's data would give. `samples_per_epoch` is None for a
+    source without epochs, whose lengths are the limits."""
+    notices = []
     for place, own in _lengths(config):
         if own.at_most is not None:
             section, _, field = place.partition(".")
-            plain = Duration(known[place]) if place in known else own.plain(samples_per_epoch, batch)
+            today = own.plain(samples_per_epoch, batch)
+            plain = Duration(known.get(place, today))
+            if (plain.number, plain.unit) != (today.number, today.unit):
+                notices.append(
+                    f"{place} stays {str(plain)!r}, which this run was begun with: {str(own)!r} would be "
+                    f"{str(today)!r} today, and only a length without `up to` changes it"
+                )
             changed = getattr(config, section).model_copy(update={field: plain})
             config = config.model_copy(update={section: changed})
-    return config
+    return config, notices
 
 
 def _lengths(config: Config) -> Iterator[tuple[str, Duration]]:

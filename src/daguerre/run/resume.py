@@ -144,7 +144,7 @@ def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
         )
     old = configs.load(str(folder.path)).config
     known = lengths.recorded(old)
-    allowed = check_same_recipe(old, lengths.fixed(config, known, None, 1), folder)
+    allowed = check_same_recipe(old, lengths.fixed(config, known, None, 1)[0], folder)
     whole = old.training.global_batch_size
     if any(change.path == _BATCH for change in allowed):
         whole = config.training.global_batch_size

@@ -185,12 +185,12 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     if point.checkpoint is None:  # alike on every rank: an autoencoder that is in memory may be split over them
         notices += reconstruction.notices(config, parts, dataset, caches.encoded)
         notices += summary.describe_cut_captions(parts.family, dataset)
-    config = lengths.fixed(config, point.lengths, dataset.count, sizes.whole)
+    config, of_lengths = lengths.fixed(config, point.lengths, dataset.count, sizes.whole)
     pace = schedule.pace_of(point, sizes, dataset.count)
     config, of_duration = schedule.settled(config, point, sizes, pace)
     every = intervals(config, pace)
     unseen = parts.attached.unseen(partial(loader.fixed_captions, dataset))
-    notices += [*unseen, *of_state, *of_duration, *caches.notices]
+    notices += [*unseen, *of_state, *of_lengths, *of_duration, *caches.notices]
     notices += [*summary.describe_learning_rate(config, sizes), *summary.describe_warmup(every)]
     validates = every.validation is not None
     notices += summary.describe_data(dataset, held_out, sizes.whole, validates, parts.family.generates, parts.images)
