@@ -53,11 +53,11 @@ def notices(config: Config, parts: Components, dataset: Dataset, encoded: int = 
 
 def _autoencoder(family: Family) -> str | None:
     """The frozen network that encodes and decodes images of one size; None where there is none, where diffusion
-    decodes, where it is itself trained, or where a cache stands in for it, so that it is not in memory."""
+    decodes, or where it is itself trained."""
     if family.output is not None or not family.encodes or not family.generates:
         return None
     found = [name for name, spec in family.specs.items() if spec.role == "autoencoder" and name not in family.trained]
-    return found[0] if len(found) == 1 and found[0] not in encoders.absent(family) else None
+    return found[0] if len(found) == 1 else None
 
 
 @torch.no_grad()
