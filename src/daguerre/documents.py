@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from daguerre.regular import check_regular
 
 
@@ -14,6 +16,12 @@ def parse(text: bytes | str) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first entry of a document that has another form than it should, and what is wrong with it."""
+    found = error.errors()[0]
+    return ": ".join([*filter(None, [".".join(map(str, found["loc"]))]), found["msg"].lower()])
 
 
 def read_object(path: Path) -> dict[str, Any]:

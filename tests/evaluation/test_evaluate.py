@@ -20,13 +20,13 @@ import tiny_feature_networks
 import tiny_runs
 import torch
 from PIL import Image
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from transformers import CLIPModel
 
 from daguerre import errors, plugins
 from daguerre.cli import main
 from daguerre.errors import UserError
-from daguerre.evaluation import blocks, compare, results
+from daguerre.evaluation import blocks, compare, reference, results
 from daguerre.evaluation.formulas import frechet, kernels, pairs
 from daguerre.evaluation.metric import MetricSettings
 from daguerre.evaluation.networks import clip
@@ -415,6 +415,30 @@ def test_a_result_of_another_form_is_damaged(tmp_path, text):
         results.read(tmp_path)
     with pytest.raises(UserError, match="is damaged"):
         compare.run(str(tmp_path), str(tmp_path))
+
+
+HEADERS = ["[1]", "null", "[" * 100_000, '{"data": {}, "networks": {}}', '{"data": {"images": "5"}, "networks": {}}',
+           '{"data": {"images": 5}, "networks": [1]}']  # fmt: skip
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_reference_of_another_form_is_damaged(tmp_path, header):
+    save_file({"a": np.zeros(3)}, path := tmp_path / "odd.safetensors", {"daguerre_reference": header})
+    with pytest.raises(UserError, match=r"odd\.safetensors cannot be read as statistics"):
+        reference.of_file(str(path), "clip")
+
+
+def test_statistics_that_are_not_whole_are_damaged(tmp_path):
+    rows = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
+    reference.write(path := tmp_path / "odd.safetensors", {"images": 6}, {"clip": {}, "dino": {}}, {"clip": rows})
+    assert np.isfinite(reference.of_file(str(path), "clip").moments().mean).all()
+    for label in ("clip", "dino"):
+        with pytest.raises(UserError, match=r"odd\.safetensors cannot be read as statistics"):
+            reference.of_file(str(path), label).features()
+    rows[0] = np.nan
+    reference.write(path, {"images": 5}, {"clip": {}}, {"clip": rows})
+    with pytest.raises(UserError, match="mean clip is not finite"):
+        reference.of_file(str(path), "clip").moments()
 
 
 def test_every_bit_of_an_array_counts(tmp_path, capsys):

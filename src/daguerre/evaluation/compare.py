@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from daguerre import plugins
+from daguerre import documents, plugins
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.errors import UserError
 from daguerre.evaluation import blocks, losses, reference, results
@@ -177,8 +177,8 @@ def _of_groups(one: Evaluation, table: str, group_N: np.ndarray) -> jackknife.St
         settings = metric.Settings.model_validate(own)
     except ValidationError as error:
         raise UserError(
-            f"{one.folder / results.NAME}: this version has no such settings of {own['name']} ({_first(error)}): "
-            "repeat the evaluation that wrote it",
+            f"{one.folder / results.NAME}: this version has no such settings of {own['name']} "
+            f"({documents.first_fault(error)}): repeat the evaluation that wrote it",
             code="changed",
         ) from error
     if hasattr(metric, "of_groups"):
@@ -191,11 +191,6 @@ def _of_groups(one: Evaluation, table: str, group_N: np.ndarray) -> jackknife.St
         return values
 
     return at
-
-
-def _first(error: ValidationError) -> str:
-    found = error.errors()[0]
-    return f"{'.'.join(map(str, found['loc']))}: {found['msg'].lower()}"
 
 
 class _NoSamples(Exception):

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from daguerre import __version__
+from daguerre import __version__, documents
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.errors import UserError
 from daguerre.evaluation.formulas import frechet
@@ -24,6 +25,17 @@ from daguerre.models.weights.file_digests import sha256
 from daguerre.regular import check_regular
 
 _KEY = "daguerre_reference"
+
+
+class _Data(BaseModel):
+    images: int = Field(ge=2)
+
+
+class _Header(BaseModel):
+    """The form of a header; entries that nothing here reads may be of any kind."""
+
+    data: _Data
+    networks: dict[str, Any]
 
 
 def write(path: Path, made_of: Mapping[str, Any], networks: Mapping[str, Mapping[str, Any]], features: Any) -> None:
@@ -67,9 +79,15 @@ class Statistics:
         return self._tensor("features")
 
     def _tensor(self, kind: str) -> np.ndarray:
-        with safe_open(self.path, "np") as file:
-            found: np.ndarray = file.get_tensor(f"{kind} {self.label}")
-            return found
+        name = f"{kind} {self.label}"
+        try:
+            with safe_open(self.path, "np") as file:
+                found: np.ndarray = file.get_tensor(name)
+        except SafetensorError as error:
+            raise _unread(self.path, str(error)) from error
+        if not np.isfinite(found).all() or (kind == "features" and len(found) != self.count):
+            raise _unread(self.path, f"{name} is not finite, or not of {self.count:,} images")
+        return found
 
 
 def of_file(name: str, label: str) -> Statistics:
@@ -91,11 +109,18 @@ def read_document(path: Path) -> dict[str, Any]:
     try:
         check_regular(path)
         with safe_open(path, "np") as file:
-            document: dict[str, Any] = json.loads((file.metadata() or {})[_KEY])
-            return document
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise UserError(
-            f"reference={path} cannot be read as statistics that `daguerre reference` wrote: {error}",
-            code="missing" if not path.exists() else "damaged",
-            setting="reference",
-        ) from error
+            document: dict[str, Any] = documents.parse((file.metadata() or {}).get(_KEY, "null"))
+        _Header.model_validate(document, strict=True)
+        return document
+    except ValidationError as error:
+        raise _unread(path, documents.first_fault(error)) from error
+    except (OSError, SafetensorError, ValueError) as error:
+        raise _unread(path, str(error)) from error
+
+
+def _unread(path: Path, why: str) -> UserError:
+    return UserError(
+        f"reference={path} cannot be read as statistics that `daguerre reference` wrote: {why}",
+        code="missing" if not path.exists() else "damaged",
+        setting="reference",
+    )

@@ -131,8 +131,7 @@ def read(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+        reason = documents.first_fault(error)
     except ValueError as error:
         reason = str(error)
     raise UserError(f"{path} is damaged ({reason}): remove it, and evaluate again", code="damaged")
