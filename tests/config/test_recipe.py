@@ -112,3 +112,13 @@ def test_a_config_without_trackers_is_read_back_without_any(tmp_path, none):
     loaded = configs.load(write(tmp_path, f"extends: quickstart\nlogging: {{{none}}}\n"))
     assert loaded.config.logging.trackers == {}
     assert configs.load(write(tmp_path, configs.dump(loaded.config))).config == loaded.config
+
+
+SMALL = [name for name, path in recipe.shipped().items() if "\n  source: shapes\n" in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_recipes_keep_their_size_on_other_data(name, tmp_path):
+    """The built-in images have one size whatever a recipe says; a folder that replaces them has 512 px by default."""
+    given = ["data.source=folder", f"data.path={tmp_path}"]
+    assert configs.load(name, given).config.data.resolution == 64

@@ -49,6 +49,20 @@ def test_photos_behind_the_quickstarts_autoencoder_are_told(photos):
     assert 8 < measured < reconstruction.POOR_DB
     assert "daguerre train quickstart_vae" in line
     assert "model.vae=runs/my_vae/pipeline" in line
+    assert "longer" in line
+
+
+def test_an_adapter_is_not_sent_to_another_autoencoder(photos):
+    """Its frozen UNet draws the latents of its own autoencoder."""
+    config = configs.load("quickstart", ["loader.num_workers=0", "data.source=folder", f"data.path={photos}"]).config
+    parts = build(config, torch.device("cpu"), networks=load(config))
+    data = open_dataset(config.data, "train")
+    lora = configs.load(
+        "sd15_lora", ["model.pretrained_model_name_or_path=quickstart", "data.path=x", "data.source=folder"]
+    )
+    (line,) = reconstruction.notices(config.model_copy(update={"adapters": lora.config.adapters}), parts, data)
+    assert "quickstart_vae" not in line
+    assert "take a base that knows such images" in line
 
 
 def test_a_family_that_trains_its_autoencoder_is_left_alone():

@@ -94,7 +94,7 @@ def locate(name: str, needed: Needed, options: Options = Options()) -> Path:
         if written_by is not None:
             raise UserError(
                 f"there is no folder {name!r}{seen_from}: a run writes it when it has trained. First `daguerre train "
-                f"{written_by}`, or give the place of another model",
+                f"{written_by}` (of another recipe: with run_name={written_by}), or give the place of another model",
                 code="missing",
             )
         raise UserError(
