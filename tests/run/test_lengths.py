@@ -14,6 +14,7 @@ from daguerre import errors
 from daguerre.build.parts import BatchSizes
 from daguerre.cli import main
 from daguerre.config import config as configs
+from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError
 from daguerre.run import lengths, schedule
 from daguerre.run.resume import StartPoint
@@ -170,6 +171,17 @@ def test_a_length_that_follows_the_data(text, epoch, plain):
 def test_what_is_no_such_length(text):
     with pytest.raises(UserError, match="is not a duration"):
         Duration(text)
+
+
+@pytest.mark.parametrize("field", ["warmup", "decay"])
+def test_epochs_up_to_a_limit_may_be_shorter_than_fewer_epochs(field):
+    """A warm-up of 10 samples fits into a run of one epoch, whatever number of epochs it is the limit of."""
+    given = ["training.duration=1 epochs", "lr_scheduler.name=warmup_stable_decay", "lr_scheduler.warmup=0 epochs"]
+    limited = load(*given, f"lr_scheduler.{field}=5 epochs up to 10 samples")
+    sized, _ = lengths.fixed(limited, {}, 100, 4)
+    assert getattr(sized.lr_scheduler, field) == "10 samples"
+    with pytest.raises(ConfigError, match=r"longer than the run"):
+        load(*given, f"lr_scheduler.{field}=5 epochs")
 
 
 @pytest.mark.parametrize("recipe", ["sd15_lora", "sdxl_lora", "cascade_c_lora"])

@@ -64,11 +64,13 @@ def _batches(training: TrainingSettings) -> list[Problem]:
 
 def _warmup(training: TrainingSettings, lr_scheduler: LRSchedulerSettings) -> list[Problem]:
     """Warm-up and decay fit into the run, as far as durations of the same unit can be compared."""
-    warmup, decay, duration = lr_scheduler.warmup, lr_scheduler.decay, training.duration
-    if warmup.unit == duration.unit and warmup.number > duration.number:
+    duration = training.duration
+    # With `up to` they may be shorter than their epochs: the run itself tells (`summary.describe_warmup`).
+    warmup, decay = (None if own and own.at_most else own for own in (lr_scheduler.warmup, lr_scheduler.decay))
+    if warmup and warmup.unit == duration.unit and warmup.number > duration.number:
         text = f"is longer than the run: training.duration is {str(duration)!r}; set lr_scheduler.warmup to less"
         return [Problem("lr_scheduler.warmup", text, str(warmup))]
-    risen = warmup.number if decay and warmup.unit == decay.unit else 0
+    risen = warmup.number if warmup and decay and warmup.unit == decay.unit else 0
     if decay and decay.unit == duration.unit and risen + decay.number > duration.number:
         text = "is longer than the run" + (f" after its warm-up of {str(warmup)!r}" if risen else "")
         return [Problem("lr_scheduler.decay", f"{text}: training.duration is {str(duration)!r}", str(decay))]
