@@ -198,7 +198,7 @@ def test_a_value_that_means_nothing_is_an_error(table):
     counted |= {"checkpoint_epoch_interval", "checkpoints_total_limit", "lr_warmup_steps", "resolution"}
     counted |= {"save_ckpt_interval", "save_steps", "log_interval", "max_num_ckpt"}
     any_text = {"webdataset_path", "path", "data_path", "dataset_name", "weight", "resume_from_checkpoint"}
-    any_text |= {"instance_data_dir", "prompt", "train_data_dir", "caption_prefix"}
+    any_text |= {"instance_data_dir", "prompt", "train_data_dir", "caption_prefix", "caption_extension"}
     any_text |= {"unet_checkpoint", "dataset_save_location", "timestep_spacing"}  # what they set checks the text
     any_text |= {"lora_layers", "module_filters", "rank", "lora_rank", "lora_dim", "lora_alpha", "lora_dropout"}
     any_text |= {"network_dropout", "instance_data_path", "clip_text_model_name"}
