@@ -292,6 +292,14 @@ def test_the_objective_is_the_one_of_the_training_scheduler(convert):
     assert "assumed to be a model of family sd that predicts eps: please check" in lines["model.pt_path"][1]
 
 
+def test_a_lora_of_stable_cascade_without_weights_is_refused(convert):
+    """Stability's own scripts would train additions to random weights."""
+    text = foreign_configs.CASCADE.replace("generator_checkpoint_path: models/stage_c.safetensors\n", "")
+    code, _, _, output = convert(text)
+    assert code != 0
+    assert "model.prior has random weights" in output
+
+
 def test_stable_cascade(convert):
     code, values, lines, _ = convert(foreign_configs.CASCADE)
     expected = {

@@ -68,7 +68,7 @@ def test_without_captions_in_the_fields_in_use_a_sample_is_left_out_beforehand()
     only = select(index(captioned=captioned), settings(held_out_fraction=0), ["train"])[0]
     assert only.numbers.tolist() == list(range(0, 100, 2))
     assert counts(only) == {"no caption in text (data.captions.fields)": 50}
-    either = settings(held_out_fraction=0, captions={"fields": ["text", "tags", "other"]})
+    either = settings(held_out_fraction=0, captions={"fields": ["text", "tags"]})
     assert len(select(index(captioned=captioned), either, ["train"])[0].numbers) == 67
     never = settings(held_out_fraction=0, captions={"fields": ["text", "tags"], "weights": [1, 0]})
     assert len(select(index(captioned=captioned), never, ["train"])[0].numbers) == 50

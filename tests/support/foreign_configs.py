@@ -249,6 +249,7 @@ dataset_filters:
   - ['aesthetic_score', 'lambda s: s > 4.5']
   - ['nsfw_probability', 'lambda s: s < 0.01']
 effnet_checkpoint_path: models/effnet.safetensors
+generator_checkpoint_path: models/stage_c.safetensors
 controlnet_blocks: [0, 4, 8]
 rank: 4
 """
