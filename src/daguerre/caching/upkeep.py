@@ -1,6 +1,5 @@
 """Upkeep of caches: rows compared with what the encoders make now, what is not used any more, and its removal."""
 
-import json
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from daguerre import keys
+from daguerre import documents, keys
 from daguerre.caching import encode
 from daguerre.caching.cache import Cache, Wanted
 from daguerre.caching.fill import ABOUT, Filling, Known, possible
@@ -184,7 +183,7 @@ def about(cache: Cache, name: str) -> str:
     """The networks that a folder of rows is of, for people."""
     location = Location(f"{cache.url}/{name}/{ABOUT}")
     try:
-        told = json.loads(storage_io.read(location, 0, storage_io.size(location).bytes, twice=True))["told"]
+        told = documents.parse(storage_io.read(location, 0, storage_io.size(location).bytes, twice=True))["told"]
         return f"{', '.join(told['networks'])}, cache.dtype={told['dtype']}"
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (ValueError, LookupError, TypeError):
         return f"what its {ABOUT} no longer says, as that is damaged"

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import xxhash
 
+from daguerre import documents
 from daguerre.data import alternatives, skipped
 from daguerre.data.class_labels import Classes, plain
 from daguerre.data.table.columns import CAPTION_NAMES, PATH_NAMES
@@ -163,8 +164,8 @@ class Words:
         if not path:
             return {}
         try:
-            found = json.loads((self.folder / path).read_bytes().decode("utf-8-sig"))
-        except (ValueError, RecursionError):
+            found = documents.parse((self.folder / path).read_bytes().decode("utf-8-sig"))
+        except ValueError:
             found = None
         if not isinstance(found, dict):
             raise NoCaption("JSON file beside an image that is not a JSON object", path, damage=True)
@@ -250,10 +251,10 @@ def _read_metadata(
 def _line(raw: bytes, fields: Sequence[str]) -> dict[str, Any] | str:
     """The object of one line, or what is wrong with it."""
     try:
-        line = json.loads(raw.decode("utf-8"))
+        line = documents.parse(raw.decode("utf-8"))
     except UnicodeDecodeError:
         return "no UTF-8"
-    except (ValueError, RecursionError):
+    except ValueError:
         return "no JSON"
     if not isinstance(line, dict):
         return 'no object such as {"file_name": "cat.jpg", "text": "a cat"}'

@@ -3,7 +3,6 @@
 Holds the settings and finds the Arrow files; the source is `daguerre.data.table.source`.
 """
 
-import json
 import os
 import re
 import ssl
@@ -18,6 +17,7 @@ from urllib.request import Request, getproxies, urlopen
 
 from pydantic import Field, model_validator
 
+from daguerre import documents
 from daguerre.data.source import Split as Part
 from daguerre.data.table.arrow import ArrowTables
 from daguerre.data.table.columns import TableSettings
@@ -135,8 +135,8 @@ def _files(folder: Path) -> list[Path]:
 def _document(path: Path) -> dict[str, Any]:
     try:
         with local_files.opened(path) as file:
-            document = json.loads(file.read())
-    except (ValueError, RecursionError, Irregular):
+            document = documents.parse(file.read())
+    except (ValueError, Irregular):
         document = None
     if not isinstance(document, dict):
         raise _path_error(path, "is damaged: it holds no JSON object. Save the data set again", "damaged")

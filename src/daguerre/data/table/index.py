@@ -6,7 +6,6 @@ are kept is `data/index/cache.py`. No torch here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from daguerre import documents
 from daguerre.data import alternatives, skipped
 from daguerre.data.images import kinds
 from daguerre.data.images.headers import Undecodable
@@ -171,8 +171,8 @@ def _caption(value: Any, columns: Columns) -> Any:
     if not columns.json_cells or not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
     try:
-        found = json.loads(value)
-    except (ValueError, RecursionError):
+        found = documents.parse(value)
+    except ValueError:
         return value
     if isinstance(found, dict) or not alternatives.of_value("", found):
         raise Lacking("caption that is a JSON object, or a list with other things than texts")

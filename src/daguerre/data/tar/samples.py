@@ -5,12 +5,12 @@ archive it stands. Where one key holds several images (`a.1.jpg`, `a.2.jpg`), ea
 `a.mask.png` beside `a.jpg` is no image of its own, but an image of that one.
 """
 
-import json
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from daguerre import documents
 from daguerre.data import alternatives, skipped
 from daguerre.data.images.kinds import KINDS
 from daguerre.data.leftovers import LEFTOVER, is_leftover
@@ -244,10 +244,10 @@ def _document(data: bytes) -> Mapping[str, Any]:
     if len(data) > JSON_BYTES:
         raise Unusable(f"JSON of more than {JSON_BYTES:,} bytes")
     try:
-        document = json.loads(data.decode("utf-8-sig"))
+        document = documents.parse(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise Unusable("JSON that is not UTF-8") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise Unusable("JSON that does not parse") from None
     if not isinstance(document, dict):
         raise Unusable("JSON that is not an object")

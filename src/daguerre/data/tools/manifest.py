@@ -10,7 +10,7 @@ from typing import Any
 
 import xxhash
 
-from daguerre import __version__
+from daguerre import __version__, documents
 from daguerre.checkpoint.atomic import to_json, write_bytes_atomically
 from daguerre.data import skipped
 from daguerre.data.index.cache import SUFFIX
@@ -101,10 +101,10 @@ def _read(folder: str) -> dict[str, Any] | None:
     damaged."""
     location = Location(f"{folder}/{NAME}")
     try:
-        document = json.loads(storage_io.read(location, 0, storage_io.size(location).bytes, twice=True))
+        document = documents.parse(storage_io.read(location, 0, storage_io.size(location).bytes, twice=True))
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError):
+    except ValueError:
         document = None
     if isinstance(document, dict) and not _is_ours(document):
         what = f"{location.name} was not written by `data pack`: choose another folder, or delete it"

@@ -1,11 +1,11 @@
 """Places and files of LoRAs: the file that a folder means, its tensors and header, and the digest that it carries."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from daguerre import documents
 from daguerre.errors import UserError
 from daguerre.models.cascade import lora_names
 from daguerre.models.lora_files import peft
@@ -90,8 +90,8 @@ def _file(path: Path) -> Contents:
     with opened(path) as file:
         tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     try:
-        numbers = json.loads(metadata.get(METADATA, "{}"))
-    except (ValueError, RecursionError):
+        numbers = documents.parse(metadata.get(METADATA, "{}"))
+    except ValueError:
         numbers = None
     if not isinstance(numbers, dict):
         raise UserError(f"{path}: {METADATA} in its header is not a JSON object", code="damaged")

@@ -17,6 +17,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor, nn
 
+from daguerre import documents
 from daguerre.checkpoint.safetensors import encode
 from daguerre.models.cascade import lora_names
 from daguerre.models.export.about import About
@@ -118,8 +119,8 @@ def architecture(metadata: Mapping[str, str]) -> str:
 def base(metadata: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """The base that a header names, by component; empty where it names none that can be read."""
     try:
-        found = json.loads(metadata.get(BASE, "{}"))
-    except (ValueError, RecursionError):
+        found = documents.parse(metadata.get(BASE, "{}"))
+    except ValueError:
         return {}
     owns = [*found.values()] if isinstance(found, dict) else [None]
     known = all(isinstance(own, dict) and all(isinstance(each, str) for each in own.values()) for own in owns)
