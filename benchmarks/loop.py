@@ -25,6 +25,7 @@ from diffusers.training_utils import EMAModel
 from torch import Tensor, nn
 
 from daguerre.build import parts as building
+from daguerre.build.batch_sizes import batch_sizes
 from daguerre.config import config as configs
 from daguerre.data.dataset import open_dataset
 from daguerre.training import step
@@ -38,7 +39,7 @@ PARITY_STEPS = 20
 
 def precomputed(parts: building.Components, config: configs.Config, count: int) -> list[Item]:
     """Batches with clean latents, text features and draws."""
-    source, size = open_dataset(config.data, "train").members[0].source, building.batch_sizes(config).micro
+    source, size = open_dataset(config.data, "train").members[0].source, batch_sizes(config).micro
     items = []
     for number in range(count):
         records = [source.record(number * size + i) for i in range(size)]

@@ -56,7 +56,7 @@ from daguerre.bench import inputs, random_model, report, variants
 from daguerre.bench import options as bench_options
 from daguerre.bench.inputs import Encoded
 from daguerre.bench.timing import Result
-from daguerre.build.parts import batch_sizes
+from daguerre.build.batch_sizes import batch_sizes
 from daguerre.cli import bench
 from daguerre.config import overrides
 from daguerre.config.config import Config

@@ -26,6 +26,7 @@ PINNED = fake_cuda.pretend()
 
 from daguerre.bench import inputs  # noqa: E402
 from daguerre.build import parts as build  # noqa: E402
+from daguerre.build.batch_sizes import batch_sizes  # noqa: E402
 from daguerre.config import config as configs  # noqa: E402
 from daguerre.data.loading import loader  # noqa: E402
 from daguerre.kernels import attention, available  # noqa: E402
@@ -91,7 +92,7 @@ def update(recipe: str, overrides: list[str]) -> dict[str, Any]:
     """The result of one job."""
     config = configs.load(recipe, overrides).config
     parts = build.outline(config)
-    sizes, shape = build.batch_sizes(config), inputs.image_shape(config)
+    sizes, shape = batch_sizes(config), inputs.image_shape(config)
     host = [inputs.random_batch(parts, sizes.micro, shape, first=i * sizes.micro) for i in range(sizes.accumulation)]
     host = [loader.pinned(batch) for batch in host]
     fake = FakeTensorMode(allow_non_fake_inputs=True)

@@ -21,7 +21,7 @@ from tiny_cascade import EFFNET, PREVIEWER, TINY_B, VQGAN, write_decoder
 
 from daguerre import errors
 from daguerre.build import parts as built
-from daguerre.build.parts import BatchSizes
+from daguerre.build.batch_sizes import BatchSizes
 from daguerre.checkpoint.store import Store
 from daguerre.cli import main
 from daguerre.config import config as configs

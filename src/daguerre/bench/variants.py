@@ -17,16 +17,8 @@ from daguerre.bench import inputs as bench_inputs
 from daguerre.bench import random_model
 from daguerre.bench.inputs import Inputs
 from daguerre.bench.options import Options
-from daguerre.build.parts import (
-    BatchSizes,
-    Components,
-    batch_sizes,
-    begin,
-    build,
-    check_uncut_batches,
-    couples_samples,
-    outline,
-)
+from daguerre.build.batch_sizes import BatchSizes, batch_sizes, check_uncut_batches, couples_samples
+from daguerre.build.parts import Components, begin, build, outline
 from daguerre.config.config import Config
 from daguerre.models.placement import frozen
 from daguerre.run.preflight import check_compiled_code

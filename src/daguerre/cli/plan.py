@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from daguerre.build.parts import shared_out
+from daguerre.build.batch_sizes import shared_out
 from daguerre.cli.train import check_trains
 from daguerre.config import options as config_options
 from daguerre.config import overrides

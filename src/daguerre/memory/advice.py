@@ -4,7 +4,8 @@ from typing import Protocol
 
 import torch
 
-from daguerre.build.parts import BatchSizes, Components, couples_samples
+from daguerre.build.batch_sizes import BatchSizes, couples_samples
+from daguerre.build.parts import Components
 from daguerre.config.config import Config
 from daguerre.data.loading.loader import Loading
 from daguerre.samplers.settings import SamplingSettings

@@ -8,16 +8,8 @@ from functools import cached_property, partial
 
 from daguerre import faults, ranks
 from daguerre.build import base_digests, quantized_base
-from daguerre.build.parts import (
-    BatchSizes,
-    Components,
-    begin,
-    build,
-    check_uncut_batches,
-    couples_samples,
-    load,
-    shared_out,
-)
+from daguerre.build.batch_sizes import BatchSizes, check_uncut_batches, couples_samples, shared_out
+from daguerre.build.parts import Components, begin, build, load
 from daguerre.caching import cache as caching
 from daguerre.checkpoint.async_save import FailedSaves, Outcome, Saver
 from daguerre.checkpoint.retention import RetentionPolicy

@@ -1,0 +1,218 @@
+"""The arithmetic of batch sizes: a recipe's global batch, cut into micro-batches of one device or several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from dataclasses import dataclass
+
+from torch import nn
+
+from daguerre import plugins
+from daguerre.config.config import Config, Loaded
+from daguerre.data.plan.buckets import buckets
+from daguerre.distributed.mesh import Mesh
+from daguerre.errors import UserError
+from daguerre.objectives.objective import Objective
+from daguerre.training.settings import TrainingSettings, largest_divisor
+
+
+def couples_samples(objective: Objective, net: nn.Module | None = None) -> str:
+    """The thing that couples the samples of a batch with each other: a loss, or norms over the batch in what is
+    trained; "" where there is none."""
+    if objective.couples_samples:
+        return "this objective compares all samples of a batch with each other"
+    norms = (name for name, module in (net.named_modules() if net else ()) if type(module) is nn.BatchNorm2d)
+    if (first := next(norms, None)) is not None:
+        return f"norms over the batch, such as {first}, are trained from random weights"
+    return ""
+
+
+def check_uncut_batches(config: Config, couples: str, sizes: BatchSizes) -> None:
+    """UserError where not one image has room in a micro-batch, or where what couples the samples of a batch would see
+    only a part of the global batch."""
+    area_px = max(bucket.area_px for bucket in buckets(config.data))
+    if area_px > (config.loader.max_pixels or math.inf):
+        raise UserError(
+            f"loader.max_pixels={config.loader.max_pixels} is less than one image of the largest bucket ({area_px} "
+            "pixels): raise it, or train on smaller images (data.resolution)",
+            code="conflict",
+            setting="loader.max_pixels",
+        )
+    if couples and sizes.whole * area_px > (config.loader.max_pixels or math.inf):
+        raise UserError(
+            f"{couples}, so the global batch of {sizes.whole} cannot be split, but it has {sizes.whole * area_px:,} "
+            "pixels: remove loader.max_pixels, or choose a smaller global_batch_size",
+            code="conflict",
+            setting="loader.max_pixels",
+        )
+    if couples and sizes.ranks > 1:
+        raise UserError(
+            f"{couples}, so the global batch cannot be split over {sizes.ranks} devices: train on one device (or one "
+            "tensor-parallel group)",
+            code="conflict",
+        )
+    if couples and sizes.accumulation > 1:
+        raise UserError(
+            f"{couples}, so the global batch of {sizes.whole} cannot be computed as {sizes.accumulation} x "
+            f"{sizes.micro} samples: remove training.per_device_batch_size and gradient_accumulation_steps, or choose "
+            "a smaller global_batch_size",
+            code="conflict",
+            setting="training.per_device_batch_size",
+        )
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """The split of a global batch."""
+
+    whole: int
+    """Samples of one update over all devices: decides what is learnt."""
+    micro: int
+    """Samples of one forward pass on one device."""
+    ranks: int = 1
+    """Into how many parts it is cut before: devices that read different samples."""
+    notices: tuple[str, ...] = ()
+    """What is otherwise than the recipe says, for people."""
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of one update on one device."""
+        return self.whole // self.ranks // self.micro
+
+
+_WHOLE, _MICRO, _ACCUMULATION = (
+    f"training.{name}" for name in ("global_batch_size", "per_device_batch_size", "gradient_accumulation_steps")
+)
+
+
+def held(loaded: Loaded) -> frozenset[str]:
+    """The batch sizes that may not give way to the number of devices: a global batch that the user has chosen, on the
+    command line or in a file, and micro-batches that the command line gives."""
+    return loaded.chosen & {_WHOLE} | loaded.typed & {_MICRO, _ACCUMULATION}
+
+
+def shared_out(loaded: Loaded, mesh: Mesh, recorded: int | None = None) -> BatchSizes:
+    """Batch sizes of a recipe on a mesh; nothing is built. UserError for a mesh that it cannot be trained on."""
+    config = loaded.config
+    if config.training.base_precision != "no" and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
+        raise UserError(
+            f"training.base_precision={config.training.base_precision}: layers of few bits cannot be split over the "
+            "mesh's fsdp and tensor axes: train with data parallelism alone (mesh.ici_fsdp_parallelism=1 "
+            "mesh.ici_tensor_parallelism=1), or split a base that is not quantised",
+            code="conflict",
+            setting="training.base_precision",
+        )
+    if config.objective.beside and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
+        raise UserError(
+            f"the networks of this loss ({', '.join(config.objective.beside)}) are called outside the one that is "
+            "trained, and are not split over the mesh's fsdp and tensor axes: train with data parallelism alone "
+            "(mesh.ici_fsdp_parallelism=1 mesh.ici_tensor_parallelism=1)",
+            code="unsupported",
+            setting="mesh.ici_fsdp_parallelism",
+        )
+    sizes = batch_sizes(config, recorded, mesh.batch_ranks, held(loaded))
+    objective = plugins.find("objectives", config.objective.name).build(config.objective)
+    check_uncut_batches(config, couples_samples(objective), sizes)
+    return sizes
+
+
+def batch_sizes(
+    config: Config,
+    recorded: int | None = None,
+    ranks: int = 1,
+    held: Container[str] = (_WHOLE, _MICRO, _ACCUMULATION),
+) -> BatchSizes:
+    """Batch sizes where so many devices read different samples; `recorded` is the global batch of the run's first
+    start, which then holds. UserError where they do not divide and those that are `held` stand in the way."""
+    whole, of_whole = _whole(config.training, recorded, ranks, held)
+    micro, of_micro = _micro(config.training, whole, ranks, held)
+    sizes = BatchSizes(whole, micro, ranks, (*of_whole, *of_micro))
+    if recorded is None and _MICRO in held:
+        _refuse_other_product(config, sizes)
+    return sizes
+
+
+def _whole(training: TrainingSettings, recorded: int | None, ranks: int, held: Container[str]) -> tuple[int, list[str]]:
+    """The global batch, and what to say of it."""
+    given, micro = training.global_batch_size, training.per_device_batch_size
+    if recorded is None and given is None:
+        assert micro is not None, "the Config has checked it"
+        return micro * training.gradient_accumulation_steps * ranks, []
+    whole = recorded or given or 0
+    shared = -(-whole // ranks) * ranks
+    if whole != shared and (recorded or _WHOLE in held):
+        raise _unshared(whole, ranks, shared, recorded)
+    if whole != shared:
+        return shared, [_raised(whole, ranks, shared)]
+    other = given not in (None, whole) and _WHOLE not in held
+    return whole, [f"the global batch stays at {whole} samples, with which this run was started"] if other else []
+
+
+def _micro(training: TrainingSettings, whole: int, ranks: int, held: Container[str]) -> tuple[int, list[str]]:
+    """The micro-batch, and what to say of it."""
+    share, micro = whole // ranks, training.per_device_batch_size
+    if _ACCUMULATION in held and _MICRO not in held:
+        micro = None
+    wanted = micro or max(1, share // training.gradient_accumulation_steps)
+    fitting = largest_divisor(share, wanted)
+    if fitting == wanted:
+        return fitting, []
+    if (_MICRO if micro else _ACCUMULATION) not in held:
+        return fitting, [_smaller(share, wanted, fitting, ranks)]
+    of = f"{whole} samples" if ranks == 1 else f"{whole} samples, {share} a device,"
+    raise UserError(
+        f"the global batch of {of} cannot be split into micro-batches of {wanted}: choose a {_MICRO} (or "
+        f"gradient_accumulation_steps) that divides it, such as {_MICRO}={fitting}, or remove it",
+        code="conflict",
+        setting="training.per_device_batch_size",
+    )
+
+
+def _unshared(whole: int, ranks: int, shared: int, recorded: int | None) -> UserError:
+    said = (
+        f"the global batch of {whole} samples cannot be split evenly over {ranks} devices (data x fsdp of the mesh): "
+    )
+    if recorded:
+        return UserError(
+            f"{said}the run was started with it. Use a number of devices that divides it, or start a new run with "
+            f"{_WHOLE}={shared}",
+            code="conflict",
+            setting="training.global_batch_size",
+        )
+    return UserError(
+        f"{said}set {_WHOLE}={shared} or another multiple of {ranks}, or use a number of devices that divides it",
+        code="conflict",
+        setting="training.global_batch_size",
+    )
+
+
+def _raised(whole: int, ranks: int, shared: int) -> str:
+    return (
+        f"the recipe's global batch of {whole} samples cannot be split evenly over {ranks} devices: {shared} is "
+        f"used, with the same duration and learning rate; set {_WHOLE}={shared} to make this explicit"
+    )
+
+
+def _smaller(share: int, wanted: int, fitting: int, ranks: int) -> str:
+    said = (
+        f"micro-batches of {fitting} instead of the recipe's {wanted}: each device computes {share} of the "
+        f"{share * ranks} samples of the global batch"
+    )
+    if share > wanted:
+        return said
+    return f"{said}, few for {ranks} devices; {_WHOLE}={wanted * ranks} would give each device more"
+
+
+def _refuse_other_product(config: Config, sizes: BatchSizes) -> None:
+    """UserError where a new run says all three numbers, and they do not fit the devices. When a run goes on, the global
+    batch decides alone, as there may be other devices."""
+    asked = config.training.gradient_accumulation_steps
+    given = config.training.per_device_batch_size is not None and asked > 1
+    if given and sizes.accumulation != asked:
+        raise UserError(
+            f"training.global_batch_size={sizes.whole} is not per_device_batch_size {sizes.micro} x "
+            f"gradient_accumulation_steps {asked} x {sizes.ranks} devices: remove one of the three",
+            code="conflict",
+            setting="training.gradient_accumulation_steps",
+        )
