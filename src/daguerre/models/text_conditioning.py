@@ -1,6 +1,6 @@
 """Text conditioning of a UNet: features of one or several text encoders, side by side.
 
-Frozen encoders run where captions are encoded; if one is trained, all run inside the net (models/unet.py). Shape
+Frozen encoders run where captions are encoded; if one is trained, all run inside the net (models/trained_net.py). Shape
 letters: B texts, K windows, T tokens of a window, D features, P pooled features.
 """
 

@@ -1,62 +1,44 @@
-"""A UNet with cross attention as the net of a family, with the text encoders that are trained beside it.
+"""A UNet with cross attention as the denoiser of a family: diffusers' UNet2DConditionModel.
 
 Shape letters: B samples, C channels, H and W height and width, T tokens, D features.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from diffusers import UNet2DConditionModel
-from torch import Tensor, nn
+from torch import Tensor
 
 from daguerre.errors import UserError
 from daguerre.models.components import ComponentLoader
 from daguerre.models.controlnets.beside_unet import OfUNet
+from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.family import Exporter, Family
 from daguerre.models.text_conditioning import TextConditioning
+from daguerre.models.trained_net import TrainedNet
 from daguerre.models.vae import VAE, factor
 from daguerre.types import Cond
 
 _UNUSED = ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type", "time_cond_proj_dim")
 
 
-class UNet(nn.Module):
-    """diffusers' UNet2DConditionModel. Its weights are named `unet.`, those of trained encoders `text_encoder.`, and
-    then as their libraries name them; what is not trained is no part of its state."""
-
-    def __init__(self, unet: Any, texts: TextConditioning, trained: Mapping[str, nn.Module]) -> None:
-        """`trained` are the components, of these, that are trained."""
-        super().__init__()
-        for name, network in trained.items():
-            self.add_module(name, network)
-        self._trained = frozenset(trained)
-        self._all = (unet, texts)  # in a tuple: what is frozen is not registered
-
-    def forward(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond) -> Tensor:
-        """The prediction y [B, C, H, W] for latents, c_noise [B] and conditioning as `features` takes it."""
-        return self.denoise(x_BCHW, c_noise_B, self.features(cond))
-
-    def features(self, cond: Cond) -> Cond:
-        """Conditioning with cond["text"] [B, T, D]: where it holds tokens, text encoders make it, with gradients for
-        those that are trained."""
-        return cond if "text" in cond else {**cond, **self._all[1].features(cond, self._trained)}
-
-    def denoise(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Sequence[Tensor] = ()) -> Tensor:
-        """The prediction from cond["text"], with cond["pooled"] [B, P] and cond["sizes"] [B, 6] where the UNet knows
-        them. `residuals` are a ControlNet's: those of the down blocks, and last that of the middle block."""
-        unet = self._all[0]
-        added = {"text_embeds": cond["pooled"], "time_ids": cond["sizes"]} if "sizes" in cond else None
-        return unet(
-            x_BCHW,
-            c_noise_B,
-            encoder_hidden_states=cond["text"],
-            encoder_attention_mask=cond.get("text_mask"),
-            added_cond_kwargs=added,
-            down_block_additional_residuals=tuple(residuals[:-1]) or None,
-            mid_block_additional_residual=residuals[-1] if residuals else None,
-            return_dict=False,
-        )[0]
+def denoise(unet: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
+    """The UNet's prediction [B, C, H, W] from cond["text"] [B, T, D], with cond["pooled"] [B, P] and cond["sizes"]
+    [B, 6] where it knows them. `residuals` are a ControlNet's: those of the down blocks, and last that of the middle
+    block."""
+    added = {"text_embeds": cond["pooled"], "time_ids": cond["sizes"]} if "sizes" in cond else None
+    prediction: Tensor = unet(
+        x_BCHW,
+        c_noise_B,
+        encoder_hidden_states=cond["text"],
+        encoder_attention_mask=cond.get("text_mask"),
+        added_cond_kwargs=added,
+        down_block_additional_residuals=tuple(residuals[:-1]) or None,
+        mid_block_additional_residual=residuals[-1] if residuals else None,
+        return_dict=False,
+    )[0]
+    return prediction
 
 
 def load(
@@ -129,7 +111,7 @@ def family(
 ) -> Family:
     """The family of these networks, in which the UNet is trained."""
     settings: Any = components.settings
-    make_net = partial(UNet, unet, texts)
+    make_net = partial(TrainedNet, partial(denoise, unet), texts)
     controlnets = OfUNet("unet", unet, autoencoder, settings.long_prompts)
     networks = {"unet": unet, "vae": autoencoder.net, **texts.networks}
     whole = Family(

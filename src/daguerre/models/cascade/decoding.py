@@ -1,6 +1,7 @@
 """Stage B and Stage A as the decoder of Stage C's latents: a diffusion of its own behind the one that made them."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from daguerre import plugins
 from daguerre.models.cascade import codec
-from daguerre.models.cascade.net import Stage
+from daguerre.models.cascade.net import denoise
 from daguerre.models.text_conditioning import TextConditioning
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.draw import draw
@@ -78,7 +79,16 @@ class Stages:
         cond = {"pooled": pooled[: len(given)], "effnet": given}
         null = {"pooled": pooled[len(given) :], "effnet": given.new_zeros(given.shape)}
         shape = (int(self.vqgan.config.latent_channels), *(side // codec.STAGE_A_PX for side in size_px))
-        net = Stage("decoder", self.texts, {"decoder": self.unet, "effnet": None}, {})
         seeds, objective = list(latents.seeds), self.settings.objective()
-        x0 = draw(objective, net.denoise, cond, null, shape, seeds, sampling, device, purpose="sample/decoder")
+        x0 = draw(
+            objective,
+            partial(denoise, self.unet, None),
+            cond,
+            null,
+            shape,
+            seeds,
+            sampling,
+            device,
+            purpose="sample/decoder",
+        )
         return codec.pixels(self.vqgan, x0)

@@ -1,0 +1,47 @@
+"""The net of a family whose text encoders can be trained: those that are, and behind them the family's denoiser.
+
+Shape letters: B samples, C channels, H and W height and width, T tokens, D features.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from daguerre.models.controlnets.controlled import Residuals
+from daguerre.models.family import TextConditioner
+from daguerre.types import Cond
+
+
+class Denoise(Protocol):
+    """The denoiser of a family as a function of features."""
+
+    def __call__(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
+        """The prediction y [B, C, H, W] for noisy latents and their conditioning. `residuals` are a ControlNet's."""
+
+
+class TrainedNet(nn.Module):
+    """Text encoders and a denoiser as one net. Weights are named `COMPONENT.`, such as `unet.` or `text_encoder.`, and
+    then as their libraries name them; what is not trained is no part of its state."""
+
+    def __init__(self, denoise: Denoise, texts: TextConditioner, trained: Mapping[str, nn.Module]) -> None:
+        """`trained` are those of the networks behind `denoise` and `texts` that are trained, by component."""
+        super().__init__()
+        for name, network in trained.items():
+            self.add_module(name, network)
+        self._trained = frozenset(trained)
+        # in a tuple: as attributes, frozen networks would be registered as parts of the state
+        self._parts = (denoise, texts)
+
+    def forward(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond) -> Tensor:
+        """The prediction y [B, C, H, W] for latents, c_noise [B] and conditioning as `features` takes it."""
+        return self.denoise(x_BCHW, c_noise_B, self.features(cond))
+
+    def features(self, cond: Cond) -> Cond:
+        """Conditioning with cond["text"] [B, T, D]: where it holds tokens, text encoders make it, with gradients for
+        those that are trained."""
+        return cond if "text" in cond else {**cond, **self._parts[1].features(cond, self._trained)}
+
+    def denoise(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
+        """The prediction from features. ControlNets call it by itself, as they read the features, too."""
+        return self._parts[0](x_BCHW, c_noise_B, cond, residuals)
