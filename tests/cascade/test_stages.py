@@ -49,7 +49,7 @@ def family(pipelines: dict[str, Path], kind: str, **changes: Any) -> Family:
 def objective(**changes: Any) -> Diffusion:
     own = plugins.find("objectives", changes.pop("name", "eps"))
     built: Diffusion = own.build(own.Settings.model_validate({"schedule": {"name": "cosine"}} | changes))
-    return built.telling("cosine_time", 1.0)
+    return built.with_noise_conditioning("cosine_time", 1.0)
 
 
 def batch(made: Family, side: int, trained: Diffusion | None = None) -> Batch:
@@ -332,7 +332,7 @@ def opened(folder: Path, stages: Any) -> Any:
 
 def _told_as_diffusers() -> Diffusion:
     """The time itself, 1 at the first step."""
-    return objective().telling("auto", 1.0)
+    return objective().with_noise_conditioning("auto", 1.0)
 
 
 class TestRefused:

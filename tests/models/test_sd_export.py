@@ -226,7 +226,7 @@ def test_what_differs_is_said(objective, schedule, sampling, said):
 )
 def test_a_network_that_is_told_another_number_is_said(objective, schedule, told, said):
     usual, sampling = build(objective, schedule), SamplingSettings(num_inference_steps=20)
-    notices = choose(usual.telling(told, 1000.0), sampling).notices
+    notices = choose(usual.with_noise_conditioning(told, 1000.0), sampling).notices
     more = [notice for notice in notices if notice not in choose(usual, sampling).notices]
     assert said in more[0] if said else more == []
 

@@ -24,7 +24,6 @@ from daguerre.errors import UserError
 from daguerre.models import encoders
 from daguerre.models.family import Family
 from daguerre.models.settings import DenoiserSettings
-from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.autoencoder import Autoencoder
 from daguerre.objectives.objective import Objective
 from daguerre.training import device as devices
@@ -187,12 +186,13 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
     net = attached.net
     # Asked now, so that sizes and steps that cannot be are refused before hours of training, not after.
     sizes = {bucket: family.latent_shape((3, bucket.height_px, bucket.width_px)) for bucket in buckets(config.data)}
-    if isinstance(objective, Diffusion):
+    if (diffusion := objective.diffusion) is not None:
         sampling, (bucket, shape) = config.sampling, next(iter(sizes.items()))
         cell_px = bucket.area_px / math.prod(shape[1:])
         sampled_px = math.prod(sampling.size_px(config.data.resolution))
-        objective = replace(objective, cell_px=cell_px, sampled_px=sampled_px)
-        objective.sampled(sampling.shift).grid(sampling.num_inference_steps, sampling.timestep_spacing)
+        diffusion = replace(diffusion, cell_px=cell_px, sampled_px=sampled_px)
+        objective = objective.with_diffusion(diffusion)
+        diffusion.sampled(sampling.shift).grid(sampling.num_inference_steps, sampling.timestep_spacing)
     kernels.apply(config.training, net, family.components.values(), family.block_classes, device)
     if device.type == "cuda" and config.training.kernels != "plain" and not config.training.compile:
         cast_together((*family.components.values(), net))
@@ -204,12 +204,13 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
 
 
 def _objective(config: Config) -> Objective:
-    """The objective as the network is told its noise levels. UserError where it has none to tell."""
+    """The objective with the noise conditioning of the network. UserError for a setting of it without noise levels."""
     objective: Objective = plugins.find("objectives", config.objective.name).build(config.objective)
     if not isinstance(config.model, DenoiserSettings):
         return objective
-    if isinstance(objective, Diffusion):
-        return objective.telling(config.model.noise_conditioning, config.model.time_scale)
+    if (diffusion := objective.diffusion) is not None:
+        name, scale = config.model.noise_conditioning, config.model.time_scale
+        return objective.with_diffusion(diffusion.with_noise_conditioning(name, scale))
     if config.model.noise_conditioning != "auto":
         raise UserError(
             f"model.noise_conditioning has no effect: the objective {config.objective.name} is not a diffusion "

@@ -22,7 +22,6 @@ from daguerre.generation.loras import check_strength
 from daguerre.generation.prompts import CONTROL_FROM
 from daguerre.models.controlnets import controlled
 from daguerre.models.controlnets.places import digest
-from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.known import Known
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import CONTROLS, Cond, Prompt
@@ -245,8 +244,8 @@ def steered(
     this shape. Steps are those that run: fewer from an image."""
     if not steering.controls:
         return sides
-    assert isinstance(parts.objective, Diffusion)
-    objective = parts.objective.at(shape, settings.shift)
+    assert parts.objective.diffusion is not None, "generate.generative has refused it"
+    objective = parts.objective.diffusion.at(shape, settings.shift)
     grid = objective.grid(settings.num_inference_steps, settings.timestep_spacing)
     c_noise_N = objective.c_noise((known.steps(grid) if known else grid).t_N).to(torch.float32)
     cond, null = dict(sides[0]), None if sides[1] is None else dict(sides[1])

@@ -326,8 +326,9 @@ def _started(request: ImageRequest) -> dict[str, Any]:
 
 
 def generative(parts: Components, inputs: Collection[str] = ()) -> tuple[Family, Diffusion]:
-    """Family and objective. UserError if they cannot generate from prompts, and from images of these names."""
-    if not parts.family.generates or not isinstance(parts.objective, Diffusion):
+    """Family and diffusion. UserError if they cannot generate from prompts, and from images of these names."""
+    diffusion = parts.objective.diffusion
+    if not parts.family.generates or diffusion is None:
         raise UserError(
             "this model cannot generate images from prompts: a text-to-image family and a diffusion objective are "
             "needed",
@@ -339,4 +340,4 @@ def generative(parts: Components, inputs: Collection[str] = ()) -> tuple[Family,
             code="unsupported",
             setting="image",
         )
-    return parts.family, parts.objective
+    return parts.family, diffusion

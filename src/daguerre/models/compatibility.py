@@ -26,11 +26,12 @@ def compatibility_warnings(components: ComponentLoader, trained: Collection[str]
         for name, place in places.items()
         if isinstance(place, dict) and components.base_has(name)
     ]
-    if components.settings.denoises_anew or not isinstance(objective, Diffusion):
+    diffusion = objective.diffusion
+    if components.settings.denoises_anew or diffusion is None:
         return warnings
     warnings += _told_by_index(components)
     config = components.scheduler()
-    return warnings + ([] if config is None else [*_differences(config, objective), *other_sampling(config)])
+    return warnings + ([] if config is None else [*_differences(config, diffusion), *other_sampling(config)])
 
 
 def _told_by_index(components: ComponentLoader) -> list[str]:
@@ -77,7 +78,7 @@ def other_sampling(config: Mapping[str, Any]) -> list[str]:
 def prediction_warning(components: ComponentLoader, objective: Objective) -> str | None:
     """A message if the pretrained network predicts something else than is trained; None also where nobody compares."""
     config = None if components.settings.denoises_anew else components.scheduler()
-    return None if config is None or not isinstance(objective, Diffusion) else _predicts(config, objective)
+    return None if config is None or objective.diffusion is None else _predicts(config, objective.diffusion)
 
 
 def _predicts(config: dict[str, Any], objective: Diffusion) -> str | None:

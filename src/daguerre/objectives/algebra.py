@@ -49,7 +49,7 @@ class Diffusion(Objective):
     schedule: schedules.Schedule
     target: Target
     noise_conditioning: NoiseConditioning
-    """What the network is told of the noise level."""
+    """The network's noise conditioning."""
     input_scale: InputScale = unscaled
     cell_px: float = 1.0
     """Pixels of an image for each cell [h, w] of its clean sample."""
@@ -64,6 +64,13 @@ class Diffusion(Objective):
         adaptive = weighting.name == "adaptive"
         learnt = AdaptiveWeight(weighting.adaptive_buckets, weighting.adaptive_decay) if adaptive else NothingLearnt()
         object.__setattr__(self, "learnt", learnt)
+
+    @property
+    def diffusion(self) -> Diffusion:
+        return self
+
+    def with_diffusion(self, diffusion: Diffusion) -> Diffusion:
+        return diffusion
 
     def at(self, shape: tuple[int, ...], shift: float | None = None) -> Diffusion:
         """The objective on the noise levels of clean samples of `shape` (C, h, w), or of a `shift` given in its place.
@@ -113,22 +120,22 @@ class Diffusion(Objective):
         return float(t), float(a), float(s)
 
     def c_noise(self, t: Tensor) -> Tensor:
-        """By which number, float64, the network is told the level at times t float64."""
+        """c_noise: the network's noise-level input, float64, at times t float64."""
         return self.noise_conditioning.at(self.schedule, t)
 
-    def telling(self, name: str, scale: float) -> Diffusion:
-        """The same objective, nothing learnt yet, for a network that is told the level as `name` says; see
+    def with_noise_conditioning(self, name: str, scale: float) -> Diffusion:
+        """A fresh copy of this objective, nothing learnt yet, for a network conditioned on `name`; see
         noise_conditioning.choose. UserError where pure noise has no such number."""
-        told = noise_conditioning.choose(name, self.schedule, self.settings.schedule, scale)
+        conditioning = noise_conditioning.choose(name, self.schedule, self.settings.schedule, scale)
         last = self.schedule.time(torch.ones((), dtype=torch.float64, device="cpu"))
-        if not told.at(self.schedule, last).isfinite():
+        if not conditioning.at(self.schedule, last).isfinite():
             raise UserError(
                 f"model.noise_conditioning is {name}, and this objective's schedule begins at pure noise, whose sigma "
                 "is infinite: choose timestep, cosine_time or flow_time",
                 code="conflict",
                 setting="model.noise_conditioning",
             )
-        return replace(self, noise_conditioning=told)
+        return replace(self, noise_conditioning=conditioning)
 
     def weight(self, a: Tensor, s: Tensor) -> Tensor:
         """Weight of closed form of the squared error of y at (a, s), float64; 1 where weights are learnt."""

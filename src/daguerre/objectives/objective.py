@@ -2,7 +2,8 @@
 
 A file in this folder is an objective when it defines `Settings` (an `ObjectiveSettings`) and
 `build(settings) -> Objective`. Diffusion in all its forms is one class, in algebra.py; training that is not
-diffusion (an autoencoder, a contrastive text encoder) subclasses `Objective` itself. No formula is here.
+diffusion (an autoencoder, a contrastive text encoder) subclasses `Objective` itself, and a loss around diffusion
+(preferences, distillation) `DiffusionWrapper` of wrapper.py. No formula is here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from daguerre.types import Cond, LossTerms, Stateful
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
+
+    from daguerre.objectives.algebra import Diffusion
 
 Net = Callable[["Tensor", "Tensor", Cond], "Tensor"]
 """net(x_BCHW, c_noise_B, cond) -> y_BCHW: what is trained, as a family's `net` is called."""
@@ -55,6 +58,17 @@ class Objective(ABC):
     """How the errors of a sample's elements become its loss, where each has one."""
     couples_samples: ClassVar[bool] = False
     """Whether the loss of a sample depends on the others of its batch; then a global batch is never cut."""
+
+    @property
+    def diffusion(self) -> Diffusion | None:
+        """The diffusion objective of what is trained: samplers, exports, validation and the noise conditioning of the
+        network read it, whatever loss is put around it. None for training that is not diffusion."""
+        return None
+
+    def with_diffusion(self, diffusion: Diffusion) -> Objective:
+        """The same loss around another diffusion objective: with the network's noise conditioning, and the sizes of a
+        run's images. Called only where there is one."""
+        raise AssertionError(f"{type(self).__name__} has no diffusion objective")
 
     def beside(self, networks: Mapping[str, nn.Module]) -> Self:
         """The objective with the networks that its settings ask for (`ObjectiveSettings.beside`), by name."""

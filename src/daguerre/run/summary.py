@@ -21,7 +21,6 @@ from daguerre.models.components import ComponentLoader
 from daguerre.models.family import Family
 from daguerre.models.settings import PretrainedSettings
 from daguerre.models.weights import resolve
-from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
 from daguerre.run import resume
 from daguerre.run.schedule import Intervals, peak_learning_rate
@@ -70,9 +69,10 @@ def headline(config: Config, parts: Components, sizes: BatchSizes, steps: int | 
 
 def describe_levels(config: Config, objective: Objective) -> list[str]:
     """The shift of the noise levels for each size that is trained on, if it follows the size."""
-    if not isinstance(objective, Diffusion) or objective.settings.schedule.resolution_shift.name == "none":
+    schedule = None if objective.diffusion is None else objective.diffusion.settings.schedule
+    if schedule is None or schedule.resolution_shift.name == "none":
         return []
-    shifts = {str(bucket): objective.settings.schedule.at(bucket.area_px).shift for bucket in buckets(config.data)}
+    shifts = {str(bucket): schedule.at(bucket.area_px).shift for bucket in buckets(config.data)}
     listed = ", ".join(f"{size} {shift:.4g}" for size, shift in shifts.items())
     return wrapped(f"shift of the noise levels: {listed}", _COLUMNS)
 

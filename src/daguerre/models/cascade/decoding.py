@@ -57,7 +57,7 @@ class DecodingSettings(Choice):
         """The objective whose levels and predictions these are."""
         own = plugins.find("objectives", self.prediction)
         built: Diffusion = own.build(own.Settings.model_validate({"schedule": {"name": "cosine"}}))
-        return built.telling("cosine_time", 1.0)
+        return built.with_noise_conditioning("cosine_time", 1.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,12 +65,13 @@ class PipelineExporter:
     def __call__(self, family: Family, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
         """Puts the pipeline in place of `folder`. Returns messages for the user: `notices`, and where the scheduler
         cannot generate what the run generates."""
-        if not isinstance(objective, Diffusion):
+        diffusion = objective.diffusion
+        if diffusion is None:
             raise UserError(
                 f"the objective {objective!r} is not a diffusion objective: there is nothing to export",
                 code="unsupported",
             )
-        plan = self.choose_scheduler(objective, sampling)
+        plan = self.choose_scheduler(diffusion, sampling)
         notices = [*self.notices, *plan.notices]
         networks = {**family.components, **{name: make() for name, make in self.replaced.items()}}
         networks = {name: network for name, network in networks.items() if name not in self.left_out}
@@ -94,7 +95,7 @@ class PipelineExporter:
             for path, document in self.documents.items():
                 (fresh / path).parent.mkdir(exist_ok=True)
                 write_json(fresh / path, document)
-            card = _card(self, objective, sampling, plan.class_name, notices)
+            card = _card(self, diffusion, sampling, plan.class_name, notices)
             (fresh / "README.md").write_text(card, encoding="utf-8")
         return notices
 

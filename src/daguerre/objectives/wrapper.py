@@ -1,0 +1,41 @@
+"""Base of the objectives that are a loss around diffusion: preferences, distillation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+from torch import Tensor
+
+from daguerre.objectives.algebra import Diffusion
+from daguerre.objectives.masks import ElementMean
+from daguerre.objectives.objective import Objective
+from daguerre.types import Stateful
+
+
+@dataclass(frozen=True, eq=False)
+class DiffusionWrapper(Objective):
+    """A loss around a diffusion objective, whose noise levels, random numbers, element means and learnt weights it
+    has. A subclass adds its fields and `loss`; it then samples, exports and validates as the inner objective does."""
+
+    inner: Diffusion
+    learnt: Stateful = field(init=False)
+    elements: ElementMean = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Set again by every `replace`: a copy of the inner objective has learnt weights of its own.
+        object.__setattr__(self, "learnt", self.inner.learnt)
+        object.__setattr__(self, "elements", self.inner.elements)
+
+    @property
+    def diffusion(self) -> Diffusion:
+        return self.inner
+
+    def with_diffusion(self, diffusion: Diffusion) -> Self:
+        return replace(self, inner=diffusion)
+
+    def draws(
+        self, seed: int, keys: np.ndarray, shape: tuple[int, ...], *, quantile: float | None = None
+    ) -> dict[str, Tensor]:
+        return self.inner.draws(seed, keys, shape, quantile=quantile)
