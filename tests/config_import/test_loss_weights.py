@@ -8,7 +8,8 @@ import torch
 from daguerre.config_import import ai_toolkit, kohya, loss_weights, onetrainer
 from daguerre.config_import.loss_weights import LAW
 from daguerre.config_import.reader import Reading
-from daguerre.objectives import schedules, weights
+from daguerre.objectives import weights
+from daguerre.objectives.levels import schedules
 from daguerre.objectives.settings import ScheduleSettings, WeightingSettings
 
 KOHYA = {"pretrained_model_name_or_path": "a/b", "train_data_dir": "x", "resolution": 512}

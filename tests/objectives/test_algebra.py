@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from daguerre import plugins
 from daguerre.objectives.algebra import Diffusion
-from daguerre.objectives.schedules import from_sigma
+from daguerre.objectives.levels.schedules import from_sigma
 from daguerre.objectives.settings import DiffusionSettings
 
 SIGMA = torch.tensor([0.01, 0.3, 0.5, 1.0, 14.6, 80.0], dtype=torch.float64)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from daguerre.objectives import schedules
+from daguerre.objectives.levels import schedules
 from daguerre.objectives.settings import ScheduleSettings
 
 

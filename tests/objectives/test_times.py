@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daguerre import plugins
-from daguerre.objectives.elementwise import normal_quantile
+from daguerre.objectives.levels.elementwise import normal_quantile
+from daguerre.objectives.levels.times import biased, law
 from daguerre.objectives.settings import TimesSettings, TimestepBiasSettings
-from daguerre.objectives.times import biased, law
 
 QUANTILES = torch.tensor([1e-9, 1e-3, 0.158655253931457, 0.5, 0.841344746068543, 0.999], dtype=torch.float64)
 

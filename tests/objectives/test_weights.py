@@ -9,7 +9,7 @@ from diffusers import DDPMScheduler
 from diffusers.training_utils import compute_snr
 
 from daguerre import plugins
-from daguerre.objectives.schedules import from_sigma
+from daguerre.objectives.levels.schedules import from_sigma
 from daguerre.objectives.settings import WeightingSettings
 
 SIGMA = torch.tensor([0.1, 5**-0.5, 0.5, 1.0, 2.0], dtype=torch.float64)

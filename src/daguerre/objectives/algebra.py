@@ -1,8 +1,8 @@
 """One algebra for every diffusion objective: path, target, solve, loss, and the denoiser that samplers see.
 
 A path x_t = a x0 + s eps and a linear target y = p x0 + q eps. Given x_t and y, one 2x2 solve gives both x0 and
-eps. What (a, s) are at a time is in schedules.py, what a network is told of them in noise_conditioning.py, what (p, q)
-are in the objectives' own files; guidance and samplers are not here.
+eps. (a, s) at a time is in levels/schedules.py, c_noise in levels/noise_conditioning.py, and (p, q) in the objectives'
+own files; guidance and samplers are not here.
 
 Shape letters: B samples, C channels, H and W height and width (pixels or latents), N steps of a sampler. The four
 coefficients and d = a q - s p are [B], or 0-dim for one level for all samples.
@@ -21,11 +21,12 @@ from torch import Tensor
 
 from daguerre import keys as keyed
 from daguerre.errors import UserError
-from daguerre.objectives import masks, noise_conditioning, schedules, times, weights
+from daguerre.objectives import masks, weights
 from daguerre.objectives.adaptive import AdaptiveWeight
+from daguerre.objectives.levels import noise_conditioning, schedules, times
+from daguerre.objectives.levels.noise_conditioning import NoiseConditioning
 from daguerre.objectives.masks import ElementMean
 from daguerre.objectives.noise import noise, perturbation
-from daguerre.objectives.noise_conditioning import NoiseConditioning
 from daguerre.objectives.objective import Net, NothingLearnt, Objective
 from daguerre.objectives.settings import DiffusionSettings, ScheduleSettings
 from daguerre.types import Cond, Grid, LossTerms, Stateful

@@ -13,7 +13,7 @@ divided by s, nor by a. What remains singular is what d says: eps at a = 0, x0 a
 import torch
 from torch import Tensor
 
-from daguerre.objectives import elementwise
+from daguerre.objectives.levels import elementwise
 from daguerre.objectives.settings import WeightingSettings
 
 

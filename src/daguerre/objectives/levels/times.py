@@ -8,7 +8,7 @@ schedules.py.
 import torch
 from torch import Tensor
 
-from daguerre.objectives import elementwise
+from daguerre.objectives.levels import elementwise
 from daguerre.objectives.settings import TimesSettings, TimestepBiasSettings
 
 

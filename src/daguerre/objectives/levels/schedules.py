@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from daguerre.errors import UserError
-from daguerre.objectives import elementwise
+from daguerre.objectives.levels import elementwise
 from daguerre.objectives.settings import ScheduleSettings
 
 

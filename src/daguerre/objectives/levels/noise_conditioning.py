@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from daguerre.objectives import elementwise, schedules
-from daguerre.objectives.schedules import Schedule
+from daguerre.objectives.levels import elementwise, schedules
+from daguerre.objectives.levels.schedules import Schedule
 from daguerre.objectives.settings import ScheduleSettings
 
 NAMES = {"scaled_linear": "timestep", "cosine": "cosine_time", "linear_flow": "flow_time", "edm": "log_sigma"}
