@@ -21,7 +21,7 @@ from daguerre.models.single_file import compatibility, configs, keys, layout, lo
 from daguerre.models.single_file.configs import of_architecture, of_file, shapes
 from daguerre.models.single_file.keys import with_wrapper
 from daguerre.models.single_file.layout import LAYOUTS
-from daguerre.models.weights import files
+from daguerre.models.weights import files, original_names
 
 V = {"v_pred": torch.empty(0)}
 EPSILON = {"modelspec.prediction_type": "epsilon"}
@@ -35,7 +35,7 @@ def published(name):
         place, own = LAYOUTS[numbers.layout][component], shapes(component, config)
         for link in place.links(own):
             network = {n: torch.empty(own[n], device="meta") for n in link.names}
-            later = save._packed(link, network, torch.float32)
+            later = original_names.packed(link, network, torch.float32)
             found[place.prefix + link.original] = torch.empty(later.shape, device="meta")
     return numbers, found
 

@@ -1,6 +1,5 @@
 """Stability's single files of Stable Cascade's networks: read and written, equal to the bit both ways."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from daguerre.checkpoint.atomic import make_folder, write_atomically
 from daguerre.checkpoint.safetensors import Later, encode
 from daguerre.errors import UserError
 from daguerre.models.cascade import keys, sizes
-from daguerre.models.weights import beside
+from daguerre.models.weights import beside, original_names
 from daguerre.models.weights import files as weights_files
 
 
@@ -88,8 +87,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None =
         )
     made: dict[str, Tensor | Later] = {}
     for link in keys.links(tensors):
-        parts = [tensors[name] for name in link.names]
-        made[link.original] = weights_files.cast(parts[0], dtype) if len(parts) == 1 else _fused(parts, dtype)
+        made[link.original] = original_names.packed(link, tensors, dtype)
     make_folder(path.parent)
     write_atomically(path, encode(made))
 
@@ -122,10 +120,3 @@ def scale_notice(folder: Path) -> list[str]:
         f"this Stage A has the scale_factor {scale}, which a file cannot say: programs that read it take "
         f"{sizes.STAGE_A['scale_factor']:g}"
     ]
-
-
-def _fused(parts: list[Tensor], dtype: torch.dtype | None) -> Later:
-    to = dtype or parts[0].dtype
-    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-    assert math.prod(shape) == sum(part.numel() for part in parts)
-    return Later(to, shape, lambda: torch.cat([part.to(to) for part in parts]))

@@ -7,7 +7,7 @@ same name in both.
 import re
 from collections.abc import Iterable
 
-from daguerre.models.single_file.keys import Link
+from daguerre.models.weights.original_names import Link
 
 _NAMES = {"clip_txt_pooled_mapper": "clip_mapper", "vquantizer.embedding": "vquantizer.codebook"}
 """Of Stage B and Stage A: diffusers' name and the file's. Stage C has the first as diffusers has it."""

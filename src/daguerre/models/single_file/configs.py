@@ -23,7 +23,6 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from daguerre.errors import UserError
 from daguerre.models import tokenizers
-from daguerre.models.single_file.keys import Form
 from daguerre.models.single_file.layout import (
     EDM_V,
     LAYOUTS,
@@ -36,6 +35,7 @@ from daguerre.models.single_file.layout import (
 )
 from daguerre.models.weights import architectures
 from daguerre.models.weights.files import read_json
+from daguerre.models.weights.original_names import original_shape, squeezed
 
 METADATA = "daguerre.model"
 KINDS: dict[str, Any] = {
@@ -227,25 +227,12 @@ def _difference(found: Mapping[str, Shape], pipeline: PipelineConfigs) -> str | 
         place = LAYOUTS[pipeline.layout][component]
         wanted = shapes(component, config)
         for link in place.links(wanted):
-            name, shape = place.prefix + link.original, _original_shape(link.form, wanted[link.names[0]])
+            name, shape = place.prefix + link.original, original_shape(link, wanted)
             if name not in found:
                 return f"{name} of its {component} is missing"
             if squeezed(found[name]) != squeezed(shape):
                 return f"{name} is {list(found[name])}, not {list(shape)}"
     return None
-
-
-def _original_shape(form: Form, shape: Shape) -> Shape:
-    if form == "fused":
-        return (3 * shape[0], *shape[1:])
-    return tuple(reversed(shape)) if form == "transposed" else shape
-
-
-def squeezed(shape: Shape) -> Shape:
-    """Without the trailing ones of a 1x1 convolution, which is a matrix in some files."""
-    while len(shape) > 2 and shape[-1] == 1:
-        shape = shape[:-1]
-    return shape
 
 
 def told(names: Collection[str], marks: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:

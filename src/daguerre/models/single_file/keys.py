@@ -8,24 +8,12 @@ and, for the text encoders of 2.x and the second one of SDXL, OpenCLIP.
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from diffusers.loaders.single_file_utils import DIFFUSERS_TO_LDM_MAPPING
 
 from daguerre.errors import UserError
-
-Form = Literal["same", "convolution", "transposed", "fused"]
-
-
-class Link(NamedTuple):
-    """One tensor of the original layout."""
-
-    original: str
-    names: tuple[str, ...]
-    """Its tensors in diffusers' or transformers' names: one, or query, key and value of a fused projection."""
-    form: Form = "same"
-    """`convolution`: a matrix that the original has as a 1x1 convolution."""
-
+from daguerre.models.weights.original_names import Form, Link
 
 _NAMES: Any = DIFFUSERS_TO_LDM_MAPPING
 """Original names of first and last layers, by diffusers' or transformers'."""

@@ -5,11 +5,11 @@ network are those of models/single_file/keys.py.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from daguerre.models.single_file import keys
-from daguerre.models.single_file.keys import Link
+from daguerre.models.weights.original_names import Links
 
 UNET = "model.diffusion_model."
 VAE = "first_stage_model."
@@ -19,7 +19,7 @@ class Place(NamedTuple):
     """Place of a network in the file."""
 
     prefix: str
-    links: Callable[[Iterable[str]], list[Link]]
+    links: Links
 
 
 _IMAGE_NETWORKS = {"unet": Place(UNET, keys.unet), "vae": Place(VAE, keys.vae)}

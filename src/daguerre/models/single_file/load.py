@@ -18,11 +18,12 @@ from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
 from daguerre.models import tokenizers
 from daguerre.models.single_file import configs, layout, yaml_beside
-from daguerre.models.single_file.configs import PipelineConfigs, squeezed
-from daguerre.models.single_file.keys import Link, with_wrapper
+from daguerre.models.single_file.configs import PipelineConfigs
+from daguerre.models.single_file.keys import with_wrapper
 from daguerre.models.single_file.layout import LAYOUTS, Place
 from daguerre.models.weights import beside, conversion_cache, pickled
 from daguerre.models.weights.files import opened, write_json
+from daguerre.models.weights.original_names import unpacked
 from daguerre.regular import check_regular
 
 PICKLED = (".ckpt", ".bin", ".pt", ".pth")
@@ -73,7 +74,9 @@ def network_tensors(
     marks = [name for name in configs.edm_marks(tensors) if component != "vae" or name not in layout.PLAYGROUND]
     rest = [name for name in layout.unused(tensors, {*used, *marks}) if not name.startswith(others)]
     beside.check(path, tensors, used, rest, [place.prefix])
-    return {name: part for link in links for name, part in _unpacked(link, tensors[place.prefix + link.original])}
+    return {
+        name: part for link in links for name, part in unpacked(link, tensors[place.prefix + link.original]).items()
+    }
 
 
 def scheduler(path: Path) -> dict[str, Any]:
@@ -206,8 +209,8 @@ def _write_networks(fresh: Path, tensors: Mapping[str, Tensor], pipeline: Pipeli
         shapes = configs.shapes(component, config)
         found: dict[str, Tensor] = {}
         for link in place.links(shapes):
-            parts = _unpacked(link, tensors[place.prefix + link.original])
-            found |= {own: part.reshape(shapes[own]) for own, part in parts}
+            parts = unpacked(link, tensors[place.prefix + link.original], shapes)
+            found |= {own: part.reshape(shapes[own]) for own, part in parts.items()}
         is_text = component.startswith("text_encoder")
         if is_text:  # as the hub's files name them, whatever transformers' version
             found = {with_wrapper(name): tensor for name, tensor in found.items()}
@@ -215,15 +218,6 @@ def _write_networks(fresh: Path, tensors: Mapping[str, Tensor], pipeline: Pipeli
         write_json(fresh / component / "config.json", config)
         file = "model.safetensors" if is_text else "diffusion_pytorch_model.safetensors"
         write_durably(fresh / component / file, encode(found))
-
-
-def _unpacked(link: Link, tensor: Tensor) -> list[tuple[str, Tensor]]:
-    """The tensors that one of the original layout is made of, by their own names; nothing is copied."""
-    if link.form == "fused":
-        return list(zip(link.names, tensor.chunk(len(link.names)), strict=True))
-    if link.form == "convolution":
-        return [(link.names[0], tensor.reshape(squeezed(tuple(tensor.shape))))]
-    return [(link.names[0], tensor.T if link.form == "transposed" else tensor)]
 
 
 def _write_texts(fresh: Path, pipeline: PipelineConfigs) -> list[str]:

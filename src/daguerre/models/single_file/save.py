@@ -21,10 +21,10 @@ from daguerre.models import tokenizers
 from daguerre.models.cascade import files as cascade_files
 from daguerre.models.single_file import compatibility, keys
 from daguerre.models.single_file.configs import METADATA, PipelineConfigs
-from daguerre.models.single_file.keys import Link
 from daguerre.models.single_file.layout import LAYOUTS
 from daguerre.models.weights import files as weights_files
 from daguerre.models.weights.files import read_json
+from daguerre.models.weights.original_names import packed
 from daguerre.models.weights.pickled import without_unused
 
 Tensors = dict[str, Tensor | Later]
@@ -140,7 +140,7 @@ def _original(
     """One network in the original layout."""
     place = LAYOUTS[pipeline.layout][component]
     found: Tensors = {
-        place.prefix + link.original: _packed(link, network, dtype) for link in place.links(sorted(network))
+        place.prefix + link.original: packed(link, network, dtype) for link in place.links(sorted(network))
     }
     config = pipeline.configs[component]
     if place.links is keys.clip:
@@ -149,18 +149,6 @@ def _original(
     if pipeline.layout == "sd2" and component == "text_encoder":
         found |= dict(_unused_layer(found, place.prefix, config["hidden_size"], dtype))
     return found
-
-
-def _packed(link: Link, network: Mapping[str, Tensor], dtype: torch.dtype | None) -> Tensor | Later:
-    first = network[link.names[0]]
-    if link.form == "fused":
-        parts = [network[name] for name in link.names]
-        to = first.dtype if dtype is None else dtype
-        shape = (len(parts) * first.shape[0], *first.shape[1:])
-        return Later(to, shape, lambda: torch.cat([part.to(to) for part in parts]))
-    if link.form == "convolution" and first.ndim == 2:
-        first = first[:, :, None, None]
-    return weights_files.cast(first.T if link.form == "transposed" else first, dtype)
 
 
 def _unused_layer(

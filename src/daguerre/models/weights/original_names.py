@@ -1,0 +1,128 @@
+"""Names of a network's tensors in the files of its authors, for those of its library: one table for both directions.
+
+Each `Link` is a tensor of the authors' file and the library's tensors that it is made of, so reading is the inverse of
+writing, equal to the bit. A family writes a `NameTable` next to the class that the names belong to.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from daguerre.checkpoint.safetensors import Later
+from daguerre.errors import UserError
+from daguerre.models.weights import files
+
+Form = Literal["same", "convolution", "transposed", "fused", "swapped"]
+Shape = tuple[int, ...]
+
+
+class Link(NamedTuple):
+    """One tensor of the original layout."""
+
+    original: str
+    names: tuple[str, ...]
+    """Its tensors in the library's names: one, or the parts of a fused projection, which follow each other in its
+    rows."""
+    form: Form = "same"
+    """`convolution`: a matrix that the original has as a 1x1 convolution; `swapped`: the two halves of its rows in the
+    other order."""
+
+
+Links = Callable[[Iterable[str]], list[Link]]
+"""The links of a network whose tensors have these names in its library."""
+_NUMBER = re.compile(r"\.(\d+)\.")
+
+
+@dataclass(frozen=True, eq=False)
+class NameTable:
+    """Names of a network that numbers its blocks the same way in both layouts."""
+
+    layers: Mapping[str, str | tuple[str, ...]]
+    """The library's layers by the original one, without `.weight` and `.bias`; the first `*` is the number of a block.
+    Several are the parts of a fused projection."""
+    swapped: frozenset[str] = frozenset()
+    """Original layers whose two halves of rows are in the other order."""
+    scales: frozenset[str] = frozenset()
+    """Original layers whose weight is called `scale`."""
+    prefixes: tuple[str, ...] = ("model.diffusion_model.", "diffusion_model.", "")
+    """What files may put before the names; the first is that of files with several networks."""
+
+    @cached_property
+    def _originals(self) -> dict[str, str]:
+        pairs = [(original, self.parts(original)) for original in self.layers]
+        return {layer: original for original, layers in pairs for layer in layers}
+
+    def parts(self, original: str) -> tuple[str, ...]:
+        """The library's layers that an original one is made of, as the table has both."""
+        layers = self.layers[original]
+        return (layers,) if isinstance(layers, str) else layers
+
+    def links(self, names: Iterable[str]) -> list[Link]:
+        """The original tensors of a network with these names. UserError for a name that the table does not have."""
+        found: dict[str, Link] = {}
+        for name in names:
+            layer, _, tensor = name.rpartition(".")
+            # The number of a block is the first one; `ff.net.0` and `to_out.0` behind it belong to the layer's name.
+            number = match[1] if (match := _NUMBER.search(layer)) else ""
+            original = self._originals.get(layer) or self._originals.get(_NUMBER.sub(".*.", layer, count=1))
+            if original is None:
+                raise UserError(f"the original layout has no name for {name}", code="unsupported")
+            parts = tuple(f"{part.replace('*', number)}.{tensor}" for part in self.parts(original))
+            form: Form = "fused" if len(parts) > 1 else "swapped" if original in self.swapped else "same"
+            end = "scale" if original in self.scales else tensor
+            link = Link(f"{original.replace('*', number)}.{end}", parts, form)
+            found[link.original] = link
+        return [*found.values()]
+
+
+def unpacked(link: Link, tensor: Tensor, shapes: Mapping[str, Shape] | None = None) -> dict[str, Tensor]:
+    """The library's tensors that an original one is made of; only halves that swap are copied.
+
+    Args:
+        shapes: those that the network has for its tensors; None where the parts of what is fused are equal. An original
+            of another size comes back in shapes that the network does not have, which `weights.load.fill` then names.
+    """
+    if link.form == "fused":
+        rows = [shapes[name][0] for name in link.names] if shapes else []
+        parts = tensor.split(rows) if sum(rows) == len(tensor) else tensor.chunk(len(link.names))
+        return dict(zip(link.names, parts, strict=True))
+    (name,) = link.names
+    if link.form == "swapped":
+        return {name: torch.cat(tensor.chunk(2)[::-1])}
+    if link.form == "convolution":
+        return {name: tensor.reshape(squeezed(tuple(tensor.shape)))}
+    return {name: tensor.T if link.form == "transposed" else tensor}
+
+
+def packed(link: Link, network: Mapping[str, Tensor], dtype: torch.dtype | None) -> Tensor | Later:
+    """The original tensor of the library's ones, in `dtype` (None: as they are). What is put together is made when the
+    file is written, so that no second copy of the network is held."""
+    first = network[link.names[0]]
+    if link.form in ("fused", "swapped"):
+        parts = [network[name] for name in link.names] if link.form == "fused" else [*reversed(first.chunk(2))]
+        to = first.dtype if dtype is None else dtype
+        shape = (sum(len(part) for part in parts), *first.shape[1:])
+        return Later(to, shape, lambda: torch.cat([part.to(to) for part in parts]))
+    if link.form == "convolution" and first.ndim == 2:
+        first = first[:, :, None, None]
+    return files.cast(first.T if link.form == "transposed" else first, dtype)
+
+
+def original_shape(link: Link, shapes: Mapping[str, Shape]) -> Shape:
+    """The shape of the original tensor, of those of the library's; a 1x1 convolution as a matrix."""
+    first = shapes[link.names[0]]
+    if link.form == "fused":
+        return (sum(shapes[name][0] for name in link.names), *first[1:])
+    return tuple(reversed(first)) if link.form == "transposed" else first
+
+
+def squeezed(shape: Shape) -> Shape:
+    """Without the trailing ones of a 1x1 convolution, which is a matrix in some files."""
+    while len(shape) > 2 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
