@@ -22,6 +22,9 @@ IMAGE_PROMPT = "image_prompt"
 """Name of an image that says what is generated, as its caption does."""
 CONTROLS = ("control", "control_2", "control_3", "control_4")
 """Names of control images of a sample, for as many adapters that read different ones."""
+TARGETS = ("rejected",)
+"""Names of further images of a sample that become clean samples as the first one does, each cut by a frame of its own
+to the same shape: the one of a pair that people like less."""
 
 OF_IMAGES, OF_TEXTS = "image.", "text."
 """How the names of cached features begin: those of images and those of captions."""
@@ -64,14 +67,15 @@ class Record:
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch. A field that maps names to tensors is for the device; every other field stays on the host. `map`
-    knows no more, so a new field is written here alone."""
+    """One micro-batch. A field that maps names to tensors is for the device; every other field stays on the host, and
+    so does a mapping that is marked as `host`. `map` knows no more, so a new field is written here alone."""
 
     keys: np.ndarray
     """[B, 3] int64: sample id, epoch, repeat. With the run's seed they decide every random number."""
     images: Mapping[str, Tensor]
     """[B, C, H, W] uint8 by name, cropped alike, channels last in memory. `image` is RGB, and there unless its features
-    are; `mask` (255: counts in full, 0: outside) has one channel; control images have four, RGBA (alpha 0: unknown)."""
+    are; `mask` (255: counts in full, 0: outside) has one channel; control images have four, RGBA (alpha 0: unknown);
+    `TARGETS` are RGB, and show their own scenes."""
     texts: list[str]
     """One caption a sample, after dropout."""
     valid_B: Tensor
@@ -89,6 +93,8 @@ class Batch:
     features: Mapping[str, Tensor] = field(default_factory=dict)
     """Cached results of encoders [B, ...], of any type: `image.NAME` of the images, `text.NAME` of the captions; 0 for
     a slot whose sample could not be decoded."""
+    sizes_of: Mapping[str, np.ndarray] = field(default_factory=dict, metadata={"host": True})
+    """`sizes` of each of the `TARGETS` that the batch holds, by name."""
 
     @property
     def pixels_BCHW(self) -> Tensor:
@@ -106,12 +112,14 @@ class Batch:
     def map(self, change: Callable[[Any], Any], host: Callable[[Any], Any] = lambda value: value) -> Batch:
         """The batch with `change` of every tensor that is for the device, and `host` of every other field but None."""
 
-        def changed(value: Any) -> Any:
+        def changed(value: Any, stays: bool) -> Any:
             if isinstance(value, Mapping):
-                return {name: change(tensor) for name, tensor in value.items()}
+                return {name: (host if stays else change)(rows) for name, rows in value.items()}
             return None if value is None else host(value)
 
-        return replace(self, **{each.name: changed(getattr(self, each.name)) for each in fields(self)})
+        return replace(
+            self, **{each.name: changed(getattr(self, each.name), "host" in each.metadata) for each in fields(self)}
+        )
 
     def rows(self, start: int, stop: int) -> Batch:
 
@@ -119,6 +127,14 @@ class Batch:
             return value[start:stop]
 
         return self.map(cut, host=cut)
+
+    def of(self, target: str) -> Batch:
+        """The batch with one of its `TARGETS` in the place of the image that is trained on: with the pixels, the sizes
+        and the draws of that image, and the same keys and captions."""
+        start = f"{target}."
+        own = {name.removeprefix(start): rows for name, rows in self.draws.items() if name.startswith(start)}
+        images = {**self.images, IMAGE: self.images[target]}
+        return replace(self, images=images, sizes=self.sizes_of.get(target, self.sizes), draws={**self.draws, **own})
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from daguerre import plugins
+from daguerre import keys, plugins
 from daguerre.adapters.adapter import Attached, attach
 from daguerre.adapters.lora_parts.forward import cast_together
 from daguerre.adapters.settings import AdapterSettings
@@ -86,12 +86,28 @@ class Components:
         weights = self.objective.elements.draws(batch.images, shape)
         inputs = self.family.random_inputs(self.seed, batch.keys, pixel_shape)
         inputs |= self.attached.random_inputs(self.seed, batch.keys, shape)
-        return {**self.family.told(batch), **inputs, **of_objective, **weights}
+        of_targets = {
+            f"{name}.{draw}": rows for name in self.targets for draw, rows in self._draws_of(name, batch).items()
+        }
+        return {**self.family.told(batch), **inputs, **of_objective, **weights, **of_targets}
+
+    def _draws_of(self, target: str, batch: Batch) -> dict[str, Tensor]:
+        """The draws that belong to one of the targets: noise of its own for the autoencoder, and its sizes. Noise and
+        time of the objective are those of the sample, so that they cancel where a loss compares its images."""
+        seed = int(keys.words(self.seed, f"image {target}", 0, count=1)[0])
+        inputs = self.family.random_inputs(seed, batch.keys, batch.pixel_shape)
+        return inputs | self.family.numbers(batch.of(target))
 
     @property
     def images(self) -> Images:
         """The images that a batch holds beside those that are trained on: stored by the sources (None), or computed."""
-        return {**dict.fromkeys(self.objective.elements.images), **self.attached.images}
+        asked = (*self.objective.elements.images, *self.objective.needs.images)
+        return {**dict.fromkeys(asked), **self.attached.images}
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Images of a sample that become clean samples beside the one that is trained on."""
+        return self.objective.needs.images
 
 
 def build(
@@ -257,7 +273,7 @@ def _refuse_idle_images(config: Config, images: Images) -> None:
                 if setting not in read and getattr(own, setting, None) is not None:
                     raise UserError(
                         f"data.sources.{name}.{setting} has no effect: nothing in the recipe reads a stored "
-                        f"{kind.word}. Remove it, or add {kind.reader} that does (docs/conditions.md)",
+                        f"{kind.word}. Remove it, or add {kind.reader} that does (docs/data.md)",
                         code="unused",
                         setting=f"data.sources.{name}.{setting}",
                     )

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from daguerre.errors import UserError
 from daguerre.models import compatibility, encoders, sharding_axes
 from daguerre.models.settings import ComponentSpec, reachable
-from daguerre.types import NUMBERS, OF_IMAGES, OF_TEXTS, TOKENS, Batch, Cond, Latents, Prompt
+from daguerre.types import IMAGE, NUMBERS, OF_IMAGES, OF_TEXTS, TOKENS, Batch, Cond, Latents, Prompt
 
 if TYPE_CHECKING:
     from daguerre.models.components import ComponentLoader
@@ -246,13 +246,20 @@ class Family:
         features are not cached, and numbers."""
         is_cached = any(name.startswith(OF_TEXTS) for name in batch.features)
         tokens = {} if self.text is None or is_cached else self.text.tokens(batch.texts)
-        return {TOKENS + name: rows for name, rows in tokens.items()} | {
-            NUMBERS + name: rows for name, rows in self.batch_numbers(batch).items()
-        }
+        return {TOKENS + name: rows for name, rows in tokens.items()} | self.numbers(batch)
+
+    def numbers(self, batch: Batch) -> dict[str, Tensor]:
+        """The numbers among what is `told`: those that belong to one image of the batch."""
+        return {NUMBERS + name: rows for name, rows in self.batch_numbers(batch).items()}
+
+    def encode(self, batch: Batch) -> tuple[Tensor, Cond]:
+        """`encode_each` for the image that is trained on alone."""
+        return self.encode_each(batch)[IMAGE]
 
     @torch.no_grad()
-    def encode(self, batch: Batch) -> tuple[Tensor, Cond]:
-        """Clean samples [B, C, h, w] float32, as the objective noises them, and their conditioning.
+    def encode_each(self, batch: Batch, targets: Iterable[str] = ()) -> dict[str, tuple[Tensor, Cond]]:
+        """Clean samples [B, C, h, w] float32, as the objective noises them, and their conditioning, by name: of the
+        image that is trained on (`IMAGE`), and of `targets` of the batch, which have the same captions.
 
         No gradient flows into either, and autocast does not reach in. `batch` is on the family's device and
         `batch.draws` holds `random_inputs` and what is `told`, which is made here where it is missing; cached features
@@ -263,11 +270,19 @@ class Family:
         is_told = any(name.startswith((TOKENS, NUMBERS)) for name in batch.draws)
         told = batch.draws if is_told else {name: rows.to(device) for name, rows in self.told(batch).items()}
         with torch.autocast(device.type, enabled=False):
+            texts = cached(batch.features, OF_TEXTS) or self._of_tokens(_named(told, TOKENS))
+        batch = replace(batch, draws={**batch.draws, **told})
+        found = {IMAGE: self._of_image(batch, texts)}
+        return found | {name: self._of_image(batch.of(name), texts) for name in targets}
+
+    def _of_image(self, batch: Batch, texts: Cond) -> tuple[Tensor, Cond]:
+        """Clean samples of the image that is trained on, and their conditioning with that of the captions."""
+        device = self.device
+        with torch.autocast(device.type, enabled=False):
             moments = cached(batch.features, OF_IMAGES) or self.images.encode(batch.pixels_BCHW)
             x0 = self.images.latents(moments, batch.draws)
-            cond = cached(batch.features, OF_TEXTS) or self._of_tokens(_named(told, TOKENS))
-        more = {**_named(told, NUMBERS), **self.batch_condition(batch, moments)}
-        return x0, {**cond, **{name: rows.to(device) for name, rows in more.items()}}
+        more = {**_named(batch.draws, NUMBERS), **self.batch_condition(batch, moments)}
+        return x0, {**texts, **{name: rows.to(device) for name, rows in more.items()}}
 
     def _of_tokens(self, tokens: Cond) -> Cond:
         """Conditioning of captions, as `encode` has it."""

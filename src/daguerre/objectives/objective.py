@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from daguerre.errors import UserError
 from daguerre.objectives.masks import ElementMean, UniformMean
@@ -49,6 +49,13 @@ class NothingLearnt:
             )
 
 
+class Needs(NamedTuple):
+    """The parts of a sample that an objective reads beside its image and caption."""
+
+    images: tuple[str, ...] = ()
+    """Further images, of `TARGETS` in types.py; a sample without one of them is left out."""
+
+
 class Objective(ABC):
     """A loss over clean samples, and the random numbers it needs. The loop knows nothing more of what is learnt."""
 
@@ -56,6 +63,8 @@ class Objective(ABC):
     """What the objective learns beside the weights, such as adaptive loss weights; most learn nothing."""
     elements: ElementMean = UniformMean()
     """How the errors of a sample's elements become its loss, where each has one."""
+    needs: Needs = Needs()
+    """The parts of a sample that its loss reads beside the image and the caption."""
     couples_samples: ClassVar[bool] = False
     """Whether the loss of a sample depends on the others of its batch; then a global batch is never cut."""
 

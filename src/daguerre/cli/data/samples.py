@@ -72,15 +72,17 @@ def seen(data: Opened, numbers: np.ndarray, seed: int) -> Iterator[Seen | Lost]:
 def framed(
     sample: Seen, settings: SourceSettings, seed: int, computed: Images = NO_IMAGES
 ) -> tuple[Frame, dict[str, Tensor]]:
-    """The sample's images as training has them, in its bucket, [C, H, W] uint8 each: all that it has, and those to be
-    computed. Raises `Undecodable`."""
+    """The sample's frame and its images as training has them, in its bucket, [C, H, W] uint8 each: all that it has, and
+    those to be computed. Raises `Undecodable`."""
     images = sample.record.images
     height, width = upright_px(images[IMAGE], settings)
     number = int(bucketing.assign(settings, np.array([height]), np.array([width]), sample.key[:1]).numbers[0])
     if number < 0:
         raise Undecodable(bucketing.TOO_SMALL)
     stored = dict.fromkeys(name for name in images if name != IMAGE)
-    return decode.cut(images, settings, bucketing.buckets(settings)[number], seed, sample.key, {**stored, **computed})
+    bucket, wanted = bucketing.buckets(settings)[number], {**stored, **computed}
+    frames, cut = decode.cut(images, settings, bucket, seed, sample.key, wanted)
+    return frames[IMAGE], cut
 
 
 def upright_px(image: bytes | np.ndarray, settings: SourceSettings) -> tuple[int, int]:

@@ -140,29 +140,42 @@ def cut(
     key: np.ndarray,
     wanted: Images = NO_IMAGES,
     size: tuple[int, int] | None = None,
-) -> tuple[Frame, dict[str, Tensor]]:
+) -> tuple[dict[str, Frame], dict[str, Tensor]]:
     """The images of a record in the shape of `bucket`, each [C, H, W] uint8: the one that is trained on, and those that
-    are wanted (of `KINDS`), as far as it has them. One with a condition is computed from the first, as it is cut.
-    Where only its features are read, the first is absent, and has this upright height and width. Raises
-    `Undecodable`."""
-    found, middle = {}, None
+    are wanted (of `KINDS`), as far as it has them. One with a condition is computed from the first, as it is cut. The
+    frames are those of the images that have one of their own, the first among them. Where only its features are read,
+    the first is absent, and has this upright height and width. Raises `Undecodable`."""
+    found: dict[str, Tensor] = {}
+    frames: dict[str, Frame] = {}
     if IMAGE in images:
-        pixels_HWC, size = sized(images[IMAGE], settings, bucket)
-        middle = saliency.middle(pixels_HWC, settings.saliency) if settings.crop == "smart" else None
-    assert size is not None, "without its image a record says how large that is"
-    chosen = frame(size, settings, bucket, seed, key, middle)
-    if IMAGE in images:
-        found[IMAGE] = chosen.apply(pixels_HWC)
+        frames[IMAGE], found[IMAGE] = _scene(images[IMAGE], settings, bucket, seed, key)
+    else:
+        assert size is not None, "without its image a record says how large that is"
+        frames[IMAGE] = frame(size, settings, bucket, seed, key)
     for name, condition in wanted.items():
         kind = KINDS[name]
         if condition is not None:
             found[name] = _computed(condition, found[IMAGE], conditions.drawing(seed, name, key))
+        elif name in images and kind.is_scene:
+            with kinds.named(name):
+                # By the same key: a pair is flipped and cropped together, so nothing but the pictures tells them apart.
+                frames[name], found[name] = _scene(images[name], settings, bucket, seed, key)
         elif name in images:
-            pixels_HWC = beside(name, images[name], size, settings, bucket)
-            found[name] = _decided(chosen.apply(pixels_HWC, kind.interpolation))
+            pixels_HWC = beside(name, images[name], frames[IMAGE].size, settings, bucket)
+            found[name] = _decided(frames[IMAGE].apply(pixels_HWC, kind.interpolation))
         elif kind.absent is None:
             raise Undecodable(kinds.lacking(name))
-    return chosen, found
+    return frames, found
+
+
+def _scene(
+    image: bytes | np.ndarray, settings: SharedSettings, bucket: Bucket, seed: int, key: np.ndarray
+) -> tuple[Frame, Tensor]:
+    """The frame of an image with a scene of its own, and what it shows [3, H, W] uint8. `Undecodable`."""
+    pixels_HWC, size = sized(image, settings, bucket)
+    middle = saliency.middle(pixels_HWC, settings.saliency) if settings.crop == "smart" else None
+    chosen = frame(size, settings, bucket, seed, key, middle)
+    return chosen, chosen.apply(pixels_HWC)
 
 
 def _decided(pixels_CHW: Tensor) -> Tensor:
@@ -187,16 +200,16 @@ def beside(
     settings: SharedSettings,
     bucket: Bucket | None = None,
 ) -> np.ndarray:
-    """[H, W, C] uint8 of an image beside one of this height and width, maybe at another scale. `Undecodable` if it is
-    of another shape, or damaged."""
+    """[H, W, C] uint8 of an image that belongs to one of this height and width. `Undecodable` if it is damaged, or has
+    to show the same scene and has another shape."""
     kind = KINDS[name]
     own = settings if kind.under is None else settings.model_copy(update={"alpha_colour": kind.under})
     with kinds.named(name):
         pixels_HWC, of_own = sized(image, own, bucket, alpha=kind.channels == 4)
-        kinds.check_shape(of_own, size)
+        kinds.check_scene(name, of_own, size)
     if kind.channels == 4:
         return conditions.with_alpha(pixels_HWC)
-    return np.asarray(Image.fromarray(pixels_HWC).convert("L"))[:, :, None]
+    return pixels_HWC if kind.channels == 3 else np.asarray(Image.fromarray(pixels_HWC).convert("L"))[:, :, None]
 
 
 def sized(

@@ -1,6 +1,7 @@
-"""Kinds of images that a sample may have beside the one that is trained on, and how each is read. No torch here.
+"""Kinds of images that a sample may have with the one that is trained on, and how each is read. No torch here.
 
-A source puts them into `Record.images` under these names. They are cropped as the image itself (`decode.Frame`).
+A source puts them into `Record.images` under these names. Masks and control images show the scene of the image, and are
+cropped as the image itself (`decode.Frame`); a target shows a scene of its own.
 """
 
 import io
@@ -13,7 +14,7 @@ from typing import Literal
 
 from daguerre.data.images import headers
 from daguerre.data.images.headers import Undecodable
-from daguerre.types import CONTROLS, MASK
+from daguerre.types import CONTROLS, MASK, TARGETS
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Kind:
     """One kind."""
 
     channels: int
-    """4: RGBA; 1: grey, by luminance."""
+    """4: RGBA; 3: RGB; 1: grey, by luminance."""
     word: str
     """Name of such an image in messages."""
     reader: str
@@ -30,6 +31,11 @@ class Kind:
     """Settings of sources that say where it is: a name, or {name of the image: name} for several."""
     absent: int | None
     """Value of every pixel if a sample has none; None: such a sample is left out, and counted."""
+    otherwise: str = ""
+    """A way to do without stored ones, for messages."""
+    is_scene: bool = False
+    """Whether it shows a scene of its own, of any size: it is cut to the shape of its sample by a frame of its own.
+    Else it shows the same scene as the image, at any scale."""
     interpolation: str | None = None
     """Filter of the resize. None: `data.interpolation`."""
     under: str | None = None
@@ -39,8 +45,14 @@ class Kind:
 _MASK = Kind(
     1, "mask", "objective.mask", ("mask_dir", "mask_column"), absent=255, interpolation="area", under="#000000"
 )
-_CONTROL = Kind(4, "control image", "an adapter", ("control_dir", "control_column"), absent=None)
-KINDS: Mapping[str, Kind] = MappingProxyType({MASK: _MASK, **dict.fromkeys(CONTROLS, _CONTROL)})
+_CONTROL = Kind(
+    4, "control image", "an adapter", ("control_dir", "control_column"), absent=None,
+    otherwise="let it be computed, such as adapter.condition=canny (docs/conditions.md)",
+)  # fmt: skip
+_REJECTED = Kind(3, "rejected image", "an objective", ("rejected_dir", "rejected_column"), absent=None, is_scene=True)
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {MASK: _MASK, **dict.fromkeys(CONTROLS, _CONTROL), **dict.fromkeys(TARGETS, _REJECTED)}
+)
 """By name."""
 ControlName = Literal["control", "control_2", "control_3", "control_4"]
 """One of `CONTROLS`."""
@@ -56,9 +68,17 @@ def owner(stem: str) -> tuple[str, str] | None:
     return None
 
 
-def by_name(given: str | Mapping[ControlName, str] | None) -> Mapping[str, str]:
-    """A setting of a source that says where control images are, by their names: a text is that of the first."""
-    return {CONTROLS[0]: given} if isinstance(given, str) else {str(name): own for name, own in (given or {}).items()}
+def places(settings: object, which: Literal["dir", "column"]) -> list[tuple[str, str, str]]:
+    """(setting, name of the image, place) of the folders or columns that the settings of a source give; a setting that
+    several images share maps their names to places, or is the place of the first of them."""
+    found, seen = [], set[str]()
+    for name, kind in KINDS.items():
+        setting = next(each for each in kind.settings if each.endswith(f"_{which}"))
+        given = getattr(settings, setting, None)
+        place = given.get(name) if isinstance(given, Mapping) else given if setting not in seen else None
+        seen.add(setting)
+        found += [] if place is None else [(setting, name, place)]
+    return found
 
 
 def lacking(name: str) -> str:
@@ -79,16 +99,23 @@ def nowhere(name: str) -> str:
     if is_needed(name):
         return (
             f"no sample has a {kind.word} ({name}), which {kind.reader} of the recipe reads: add one to the samples, "
-            f"{where}; or let it be computed, such as adapter.condition=canny (docs/conditions.md)"
+            f"{where}{kind.otherwise and '; or ' + kind.otherwise}"
         )
     what = f"no sample has a {kind.word}, so {kind.reader} has no effect"
     return f"{what}: remove it, or add a {kind.word} to the samples, {where}"
 
 
 def check(name: str, encoded: bytes, size: tuple[int, int], formats: Sequence[str]) -> None:
-    """`Undecodable` if an image's header is broken, or its shape is not that of an image of this (height, width)."""
+    """`Undecodable` if an image's header is broken, or it has to show the scene of an image of this (height, width) and
+    has another shape."""
     with named(name):
-        check_shape(headers.upright_size(io.BytesIO(encoded), formats), size)
+        check_scene(name, headers.upright_size(io.BytesIO(encoded), formats), size)
+
+
+def check_scene(name: str, own: tuple[int, int], size: tuple[int, int]) -> None:
+    """`check_shape` for the kinds that show the scene of the image."""
+    if not KINDS[name].is_scene:
+        check_shape(own, size)
 
 
 def check_shape(own: tuple[int, int], size: tuple[int, int]) -> None:

@@ -76,6 +76,7 @@ class Collator:
         features: list[Mapping[str, np.ndarray]] = [{} for _ in range(size)]
         sizes = np.zeros((size, 6), dtype=np.int32)
         sizes[:, 4:] = bucket.height_px, bucket.width_px
+        sizes_of = {name: sizes.copy() for name in self.images if KINDS[name].is_scene}
         texts, names, failures, notes = [""] * size, [], [], []
         for row in range(size):
             settings, source, _ = self.members[reads.members[row]]
@@ -87,18 +88,21 @@ class Collator:
                     record, texts[row] = self._said(task, row)
                     if captions.is_joined_of_lines(record.texts, settings):
                         notes.append(Failure(row, names[row], SEVERAL_LINES, kept=True))
-                    frame, cut = self._cut(task, row, record)
+                    frames, cut = self._cut(task, row, record)
                     if record.features is not None:
-                        features[row] = _read(record.features, frame, texts[row])
+                        features[row] = _read(record.features, frames[IMAGE], texts[row])
             except Undecodable as error:
                 failures.append(Failure(row, names[row], str(error)))
                 continue
             for name in images.keys() & cut.keys():
                 images[name][row] = cut[name].numpy().transpose(1, 2, 0)
-            sizes[row] = frame.sizes
+            sizes[row] = frames[IMAGE].sizes
+            for name, own in sizes_of.items():
+                own[row] = frames[name].sizes
         cached = {name: torch.from_numpy(array) for name, array in stacked(features, lacking).items()}
         valid, weights_B = valid_B(size, failures), self.weights_B(reads)
-        return Batch(reads.keys, tensors, texts, valid, names, sizes, {}, weights_B, cached), failures + notes
+        batch = Batch(reads.keys, tensors, texts, valid, names, sizes, {}, weights_B, cached, sizes_of)
+        return batch, failures + notes
 
     def _said(self, task: Task, row: int) -> tuple[Record, str]:
         """A sample of a micro-batch, and its caption. `Undecodable`."""
@@ -106,8 +110,8 @@ class Collator:
         record = retrying(source.record, int(task.reads.numbers[row]))
         return record, captions.choose(record, settings, self.seed, task.reads.keys[row])
 
-    def _cut(self, task: Task, row: int, record: Record) -> tuple[Frame, dict[str, Tensor]]:
-        """The part of its images that is taken, and these. `Undecodable`."""
+    def _cut(self, task: Task, row: int, record: Record) -> tuple[dict[str, Frame], dict[str, Tensor]]:
+        """The parts of its images that are taken, and these. `Undecodable`."""
         settings = self.members[task.reads.members[row]].settings
         key = task.reads.keys[row]
         return decode.cut(record.images, settings, task.bucket, self.seed, key, self.images, record.size)
@@ -122,9 +126,9 @@ class Collator:
         for failure in lost:
             which = int(task.reads.members[failure.row])
             source, (record, text) = members[which].source, self._said(task, failure.row)
-            frame, _ = self._cut(task, failure.row, record)
+            frames, _ = self._cut(task, failure.row, record)
             assert isinstance(source, MendingSource)
-            whole = source.mended(int(task.reads.numbers[failure.row]), frame, task.bucket, text)
+            whole = source.mended(int(task.reads.numbers[failure.row]), frames[IMAGE], task.bucket, text)
             members[which] = members[which]._replace(source=whole)
         batch, failures = replace(self, members=tuple(members)).collate(task)
         left = {failure.row for failure in failures if not failure.kept}

@@ -14,7 +14,8 @@ from daguerre.data import class_labels
 from daguerre.data.class_labels import Labels
 from daguerre.data.folder import index as folder_index
 from daguerre.data.folder.captions import CAPTION, TEXT_FILES, Rules
-from daguerre.data.images.kinds import ControlName, by_name
+from daguerre.data.images import kinds
+from daguerre.data.images.kinds import ControlName
 from daguerre.data.index import cache
 from daguerre.data.index.cache import ShardIndex
 from daguerre.data.index.index import Index
@@ -24,7 +25,7 @@ from daguerre.data.source import Split, cache_of
 from daguerre.data.table.source import in_blocks
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, FREE, Unused
-from daguerre.types import IMAGE, MASK, Record
+from daguerre.types import IMAGE, Record
 from daguerre.unicode import printable
 
 _NOT_FOLDER_NAMES = "no effect without captions_from=folder_names"
@@ -77,6 +78,11 @@ class Settings(SourceSettings):
     """Folder with a control image for each image, at the same path but for the extension (kohya's
     `conditioning_data_dir`); or a folder for each of several, `{control: DIR, control_2: DIR}`. Default: they are
     beside the images, `cat.control.png` beside `cat.jpg`. For adapters such as `controlnet`."""
+    rejected_dir: Annotated[str | None, ADDRESS] = Field(
+        None, min_length=1, json_schema_extra=FREE, exclude_if=lambda folder: folder is None
+    )
+    """Folder with the image that people like less for each image, at the same path but for the extension. Default: they
+    are beside the images, `cat.rejected.jpg` beside `cat.jpg`. For objectives that learn from pairs."""
     generate: GenerateSettings | None = Field(None, json_schema_extra=FREE, exclude_if=lambda made: made is None)
     """Generates what the folder lacks before training. Default: the folder is taken as it is."""
     idx_to_prompt: Labels | None = None
@@ -100,7 +106,7 @@ class FolderSource:
     index_path: Path
     found: SkipReport
     folders: tuple[tuple[str, str], ...] = ()
-    """(name, folder) of masks and control images that have folders of their own, absolute."""
+    """(name, folder) of masks and other further images that have folders of their own, absolute."""
     metric: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -175,13 +181,14 @@ def open_source(settings: Settings, split: Split) -> FolderSource:
 
 
 def _folders(settings: Settings) -> tuple[tuple[str, str], ...]:
-    """(name, absolute folder) of masks and control images. UserError for one that is not there."""
+    """(name, absolute folder) of further images. UserError for one that is not there."""
     found = []
-    for setting, own in (("mask_dir", {MASK: settings.mask_dir}), ("control_dir", by_name(settings.control_dir))):
-        for name, given in own.items():
-            place = given and os.path.abspath(Path(given).expanduser())
-            if place and not os.path.isdir(place):
-                what = f"data.{setting}: {given!r} is not a folder (current folder: {os.getcwd()!r})"
-                raise UserError(what, code="missing", setting=f"data.{setting}")
-            found += [(name, place)] if place else []
+    for setting, name, given in kinds.places(settings, "dir"):
+        if not given:
+            continue
+        place = os.path.abspath(Path(given).expanduser())
+        if not os.path.isdir(place):
+            what = f"data.{setting}: {given!r} is not a folder (current folder: {os.getcwd()!r})"
+            raise UserError(what, code="missing", setting=f"data.{setting}")
+        found.append((name, place))
     return tuple(found)

@@ -17,11 +17,12 @@ from pydantic import Field, model_validator
 from daguerre import unicode
 from daguerre.data import class_labels
 from daguerre.data.class_labels import Classes, Labels
-from daguerre.data.images.kinds import ControlName, by_name
+from daguerre.data.images import kinds
+from daguerre.data.images.kinds import ControlName
 from daguerre.data.settings import SourceSettings
 from daguerre.errors import Code, UserError
 from daguerre.settings import Unused
-from daguerre.types import CONTROLS, MASK
+from daguerre.types import CONTROLS
 
 CAPTION = "text"
 """The caption field that `caption_column` is."""
@@ -78,6 +79,9 @@ class TableSettings(SourceSettings):
     """Column with the control images, of the same kinds as images; or a column for each of several, `{control: A,
     control_2: B}`. Default: `conditioning_image`, as in diffusers, if there is one. For adapters such as
     `controlnet`."""
+    rejected_column: str | None = Field(None, exclude_if=lambda column: column is None)
+    """Column with the image that people like less than the row's image, of the same kinds as images. For objectives
+    that learn from pairs."""
     idx_to_prompt: Labels | None = None
     """Names of the classes, where the caption column holds class labels: a list, a map, a JSON file with either, or
     `imagenet`. Default: the names that a Hugging Face table carries."""
@@ -93,9 +97,8 @@ class TableSettings(SourceSettings):
             raise ValueError("width_column and height_column must be set together: give both or neither")
         if self.image_column is not None and self.image_column == self.caption_column:
             raise ValueError(f"image_column and caption_column are both {self.image_column!r}: they are two columns")
-        controls = (("control_column", column) for column in by_name(self.control_column).values())
-        for setting, given in (("mask_column", self.mask_column), *controls):
-            if given is not None and given in (self.image_column, self.caption_column):
+        for setting, _, given in kinds.places(self, "column"):
+            if given in (self.image_column, self.caption_column):
                 raise ValueError(f"{setting}: {given!r} holds images or captions: name another column")
         return self
 
@@ -181,15 +184,17 @@ def _beside(
     schema: pa.Schema, settings: TableSettings, automatic: list[str], where: str
 ) -> tuple[tuple[str, str], ...]:
     """(name, column) of the images beside the images."""
-    found = [] if settings.mask_column is None else [(MASK, settings.mask_column)]
-    given = by_name(settings.control_column)
-    if not given and CONTROL_COLUMN in schema.names and settings.image_column != CONTROL_COLUMN:
-        given = {CONTROLS[0]: CONTROL_COLUMN}
+    found = kinds.places(settings, "column")
+    if (
+        not settings.control_column
+        and CONTROL_COLUMN in schema.names
+        and CONTROL_COLUMN not in (settings.image_column, *(column for _, _, column in found))
+    ):
+        found.append(("control_column", CONTROLS[0], CONTROL_COLUMN))
         automatic.append(f"control images from {CONTROL_COLUMN!r}")
-    found += given.items()
-    for name, column in found:
-        _check_image_column(schema, column, "mask_column" if name == MASK else "control_column", where)
-    return tuple(found)
+    for setting, _, column in found:
+        _check_image_column(schema, column, setting, where)
+    return tuple((name, column) for _, name, column in found)
 
 
 def check(schema: pa.Schema, columns: Columns, first: pa.Schema, where: str) -> None:

@@ -110,7 +110,7 @@ class Builder:
             with kinds.named(name):
                 own = images.size(cell, base, self.formats)
                 if all(size) and all(own):
-                    kinds.check_shape(own, size)
+                    kinds.check_scene(name, own, size)
         return found
 
 
