@@ -5,16 +5,16 @@ from __future__ import annotations
 import ast
 import inspect
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import numpy as np
 import pytest
+import tiny_families
 import torch
-from tiny_cascade import EFFNET, PREVIEWER, VQGAN, stage_b, stage_c, write_decoder, write_prior
-from tiny_models import TINY_UNET, prompts, write_sd, write_sdxl
+from tiny_families import NAMES
+from tiny_models import TINY_UNET, prompts, write_sd
 
 from daguerre import plugins
-from daguerre.config import recipe
 from daguerre.errors import UserError
 from daguerre.models.family import Family
 from daguerre.models.settings import FamilySettings
@@ -23,27 +23,12 @@ from daguerre.types import Batch
 SHAPE = (3, 32, 32)
 TEXTS = ["a large red circle on a blue background", "", "a small green star"]
 KEYS = np.array([[1, 0, 0], [2, 0, 0], [3, 1, 0]], dtype=np.int64)
-NAMES = plugins.names("families")
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
-    """Each family with tiny networks: a family without a line of its own here, with those of its default settings."""
-    module = plugins.find("families", request.param)
-    if request.param in ("sd", "sdxl"):
-        write = write_sd if request.param == "sd" else write_sdxl
-        place = str(write(tmp_path_factory.mktemp(request.param)))
-        return module.load(module.Settings(pretrained_model_name_or_path=place), 1)
-    if request.param in ("cascade_c", "cascade_b"):
-        kind = request.param.removeprefix("cascade_")
-        write, settings = (write_prior, stage_c) if kind == "c" else (write_decoder, stage_b)
-        return module.load(module.Settings.model_validate(settings(write(tmp_path_factory.mktemp(kind)))), 1)
-    if request.param in ("stage_a", "previewer"):
-        given = {"stage_a": {"vqgan": VQGAN}, "previewer": {"previewer": str(PREVIEWER), "effnet": str(EFFNET)}}
-        return module.load(module.Settings.model_validate(given[request.param]), 1)
-    shipped = {"autoencoder": "quickstart_vae", "clip": "quickstart_text"}
-    said: Any = recipe.layers(shipped[request.param])[-1].tree["model"] if request.param in shipped else {}
-    return module.load(module.Settings.model_validate(said), 1)
+    """Each family with tiny networks."""
+    return tiny_families.load(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def images() -> torch.Tensor:

@@ -1,0 +1,11 @@
+"""The CLIP that ships."""
+
+from pathlib import Path
+from typing import Any
+
+from daguerre.config import recipe
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = recipe.layers("quickstart_text")[-1].tree["model"]
+    return found
