@@ -95,6 +95,9 @@ class Batch:
     a slot whose sample could not be decoded."""
     sizes_of: Mapping[str, np.ndarray] = field(default_factory=dict, metadata={"host": True})
     """`sizes` of each of the `TARGETS` that the batch holds, by name."""
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """[B] float32: numbers of the samples' metadata by name, such as a reward; 0 for a slot whose sample could not be
+    decoded."""
 
     @property
     def pixels_BCHW(self) -> Tensor:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import datasets
 import numpy as np
 import pairs
 import pyarrow as pa
@@ -75,16 +80,22 @@ def test_a_pair_is_flipped_together_and_the_first_image_is_as_without_the_other(
     assert turned == {True, False}
 
 
-def test_a_target_travels_with_its_batch(tmp_path):
+def loaded(dataset, workers=0) -> list:
+    run = Loading(dataset, LoaderSettings(num_workers=workers), 3, 4, 2, lambda _: {}, lambda _: {}, images=WANTED)
+    with run.updates(0) as updates:
+        return [batch for _ in range(2) for batch in next(updates)]
+
+
+@pytest.mark.long
+def test_workers_give_the_same_targets(tmp_path):
     dataset = opened(pairs.webdataset(tmp_path), **SHAPES)
-    seen = []
-    for workers in (0, 1):
-        run = Loading(dataset, LoaderSettings(num_workers=workers), 3, 4, 2, lambda _: {}, lambda _: {}, images=WANTED)
-        with run.updates(0) as updates:
-            seen.append([batch for _ in range(2) for batch in next(updates)])
-    for here, there in zip(*seen, strict=True):
+    for here, there in zip(loaded(dataset), loaded(dataset, workers=1), strict=True):
         assert torch.equal(here.images["rejected"], there.images["rejected"])
         assert np.array_equal(here.sizes_of["rejected"], there.sizes_of["rejected"])
+
+
+def test_a_target_takes_the_place_of_the_image(tmp_path):
+    for here in loaded(opened(pairs.webdataset(tmp_path), **SHAPES)):
         half = here.rows(1, 2)
         assert torch.equal(half.images["rejected"], here.images["rejected"][1:])
         assert half.sizes_of["rejected"].tolist() == here.sizes_of["rejected"][1:].tolist()
@@ -151,3 +162,98 @@ def test_pages_and_tools_know_them(tmp_path, capsys):
     (folder / "03.rejected.png").write_bytes(whole[: len(whole) // 2])
     assert main.run(["data", "verify", str(folder), "share=1"]) != 0
     assert "rejected: truncated image" in capsys.readouterr().out
+
+
+# ---- a column that says which image is preferred
+
+LABELS = (1.0, 0.0, 0.5, None, 1.0, 0.0, 0.0, 0.7)
+"""Of eight pairs: three are preferred as they stand or the other way round, one is a tie, two say nothing of use."""
+
+
+def encoded(pixels: np.ndarray) -> bytes:
+    Image.fromarray(pixels).save(buffer := io.BytesIO(), "PNG")
+    return buffer.getvalue()
+
+
+def pick_a_pic(place, names=("jpg_0", "jpg_1", "label_0")) -> dict[str, list]:
+    """Columns as Pick-a-Pic has them: where label_0 is 0, the second image is the preferred one."""
+    place.mkdir(exist_ok=True)
+    both = [(encoded(pairs.chosen(number)), encoded(pairs.rejected(number))) for number in range(len(LABELS))]
+    turned = [pair[::-1] if label == 0 else pair for pair, label in zip(both, LABELS, strict=True)]
+    columns = {name: [pair[i] for pair in turned] for i, name in enumerate(names[:2])}
+    captions = [f"image {number}" for number in range(len(LABELS))]
+    return {**columns, names[2]: [*LABELS], "caption": captions, "has_label": [True] * len(LABELS)}
+
+
+def in_parquet(place) -> dict:
+    pq.write_table(pa.table(pick_a_pic(place)), place / "t.parquet")
+    return {"source": "parquet", "path": str(place / "t.parquet")}
+
+
+def in_arrow(place) -> dict:
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_dict(pick_a_pic(place)).save_to_disk(place / "set")
+    return {"source": "huggingface", "path": str(place / "set")}
+
+
+def in_lines(place) -> dict:
+    """Paths, under other names."""
+    columns = pick_a_pic(place, ("one", "two", "better"))
+    for name in ("one", "two"):
+        for number, data in enumerate(columns[name]):
+            (place / f"{number}.{name}.png").write_bytes(data)
+        columns[name] = [f"{number}.{name}.png" for number in range(len(LABELS))]
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    (place / "t.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    named = {"image_column": "one", "rejected_column": "two", "preference_column": "better"}
+    return {"source": "jsonl", "path": str(place / "t.jsonl"), **named}
+
+
+@pytest.mark.parametrize("make", [in_parquet, in_arrow, in_lines])
+def test_the_preferred_image_of_a_pair_is_trained_on_and_ties_are_counted(tmp_path, make):
+    dataset = opened(make(tmp_path / "a"), caption_dropout=0, shuffle=False)
+    left_out = {reason: entry["count"] for reason, entry in dataset.report().items() if not entry.get("kept")}
+    assert left_out.pop("tie: people prefer neither image of the pair") == 1
+    assert [*left_out.values()] == [2]
+    assert "no preference" in next(iter(left_out))
+    source = dataset.members[0].source
+    for number, text in enumerate([0, 1, 4, 5, 6]):
+        record = source.record(number)
+        assert record.texts["text"] == f"image {text}"
+        assert record.images["image"] == encoded(pairs.chosen(text))
+        assert record.images["rejected"] == encoded(pairs.rejected(text))
+        height, width = pairs.chosen(text).shape[:2]
+        assert (source.index.heights_px[number], source.index.widths_px[number]) == (height, width)
+
+
+def test_columns_of_pick_a_pic_are_not_taken_where_a_column_is_named(tmp_path):
+    given = in_parquet(tmp_path)
+    found = opened({**given, "image_column": "jpg_1"}, {})
+    assert found.count == len(LABELS)
+    assert found.members[0].source.record(0).images.keys() == {"image"}
+    said = "set image_column and rejected_column"
+    with pytest.raises(ValueError, match=said):
+        opened({**given, "preference_column": "label_0"})
+    three = {"image_column": "jpg_0", "rejected_column": "jpg_1"}
+    with pytest.raises(UserError, match=r"preference_column.*no column 'no'"):
+        opened({**given, **three, "preference_column": "no"})
+
+
+def test_thousands_of_pairs_are_read_by_eight_threads_as_by_one(tmp_path):
+    count = 4000
+    first, second = ([encoded(np.full((4, 4, 3), value, np.uint8)) for value in (10, 200)] for _ in range(2))
+    labels = [float(number % 3 == 0) for number in range(count)]
+    columns = {"jpg_0": [first[number % 2] for number in range(count)]}
+    columns["jpg_1"] = [second[(number + 1) % 2] for number in range(count)]
+    columns |= {"label_0": labels, "caption": [f"image {number}" for number in range(count)]}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=500)
+    source = opened({"source": "parquet", "path": str(tmp_path / "t.parquet")}).members[0].source
+
+    def right(number: int) -> bool:
+        record = source.record(number)
+        pair = record.images["image"], record.images["rejected"]
+        stored = columns["jpg_0"][number], columns["jpg_1"][number]
+        return pair == (stored if labels[number] else stored[::-1]) and record.texts["text"] == f"image {number}"
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(right, range(count)))

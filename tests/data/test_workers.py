@@ -126,6 +126,7 @@ def test_rows_of_a_batch_are_of_every_field():
     every = {"keys": np.arange(9).reshape(3, 3), "images": {"image": torch.arange(3)}, "texts": ["a", "b", "c"]}
     every |= {"valid_B": torch.ones(3), "names": ["x", "y", "z"], "sizes": np.zeros((3, 6)), "weights_B": None}
     every |= {"draws": {"noise": torch.arange(3)}, "features": {"text": torch.arange(6).reshape(3, 2)}}
+    every |= {"columns": {"reward": torch.tensor([0.5, 1.5, 2.5])}}
     every |= {"sizes_of": {"rejected": np.arange(18).reshape(3, 6)}}
     assert every.keys() == {field.name for field in fields(Batch)}
     part = Batch(**every).rows(1, 3)
@@ -134,6 +135,7 @@ def test_rows_of_a_batch_are_of_every_field():
     assert (len(part.valid_B), len(part.sizes)) == (2, 2)
     assert part.images["image"].tolist() == part.draws["noise"].tolist() == [1, 2]
     assert part.features["text"].tolist() == [[2, 3], [4, 5]]
+    assert part.columns["reward"].tolist() == [1.5, 2.5]
     assert part.sizes_of["rejected"].tolist() == np.arange(6, 18).reshape(2, 6).tolist()
 
 

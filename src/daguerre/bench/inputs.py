@@ -77,10 +77,11 @@ def loaded(config: Config, parts: Components, sizes: BatchSizes, stack: ExitStac
             code="conflict",
             setting="cache.path",
         )
-    dataset = open_dataset(config.data, "train", parts.images)
+    dataset = open_dataset(config.data, "train", parts.images, parts.columns)
     loading = loader.Loading(
         dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.truncated,
         Skips(config.data.max_skipped), pinned=parts.device.type == "cuda", images=parts.images,
+        columns=parts.columns,
     )  # fmt: skip
     loading.skips.begin()
     batches = stack.enter_context(loading.updates(0))
@@ -128,6 +129,7 @@ def random_batch(parts: Components, size: int, shape: Bucket, first: int = 0) ->
         valid_B=torch.ones(size),
         names=[f"random {first + i}" for i in range(size)],
         sizes=np.array([[shape.height_px, shape.width_px, 0, 0, shape.height_px, shape.width_px]] * size, np.int32),
+        columns={name: torch.zeros(size) for name in parts.columns},
     )
     return replace(batch, draws=parts.draws(batch))
 

@@ -105,6 +105,11 @@ class Components:
         return {**dict.fromkeys(asked), **self.attached.images}
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The numbers of metadata that a batch holds."""
+        return self.objective.needs.columns
+
+    @property
     def targets(self) -> tuple[str, ...]:
         """Images of a sample that become clean samples beside the one that is trained on."""
         return self.objective.needs.images

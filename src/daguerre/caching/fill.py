@@ -308,9 +308,16 @@ class Filled:
     """Rows that this process made."""
     shapes: tuple[tuple[tuple[int, int], source.Shapes], ...]
 
-    def of(self, dataset: Dataset, images: Images = NO_IMAGES, mend: source.Mend | None = None) -> Dataset:
-        """The data set with cached features, in place of what they are made of; `images` are those beside. `mend`
-        encodes rows again that are damaged when they are read."""
+    def of(
+        self,
+        dataset: Dataset,
+        images: Images = NO_IMAGES,
+        mend: source.Mend | None = None,
+        columns: tuple[str, ...] = (),
+    ) -> Dataset:
+        """The data set with cached features, in place of what they are made of; `images` are further ones, and
+        `columns` numbers of the metadata that are asked for. `mend` encodes rows again that are damaged when they are
+        read."""
         stored = [name for name, condition in images.items() if condition is None]
         computes = any(condition is not None for condition in images.values())
         reads = ([IMAGE] if computes or "images" not in self.cache.halves else []) + stored
@@ -325,7 +332,7 @@ class Filled:
                 )
             made = CachedSource(
                 inner, self._table(number, own), own.settings, self.cache.rows("images"), self.cache.rows("texts"),
-                tuple(reads), self.shapes, mend,
+                tuple(reads), self.shapes, mend, columns,
             )  # fmt: skip
             members.append(own._replace(source=made, remote=own.remote if reads else None))
         return replace(dataset, members=tuple(members))

@@ -41,7 +41,7 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
             if data:
                 class_images.open_others(config)
             else:
-                dataset = open_dataset(config.data, "train", parts.images)
+                dataset = open_dataset(config.data, "train", parts.images, parts.columns)
     except Absent as error:
         data.append(str(error))
     if dataset is None:

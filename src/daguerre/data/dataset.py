@@ -3,6 +3,7 @@ batches."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from daguerre.data.settings import SharedSettings, SourceSettings
 from daguerre.data.skipped import SkipReport
 from daguerre.data.source import RemoteSource, Source, Split
 from daguerre.errors import UserError
+from daguerre.types import Record
 
 
 class Member(NamedTuple):
@@ -231,22 +233,39 @@ def _salt(member: int) -> int:
     return int(keys.words(0, "source", member, count=1)[0]) >> 1 if member else 0
 
 
+def number_of(record: Record, column: str) -> float | None:
+    """A number of a record's metadata; None where it has none that is finite. True is 1."""
+    value = record.metadata.get(column)
+    if value is None or isinstance(value, str):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
 def _stored(images: Images) -> list[str]:
     return [name for name, condition in images.items() if condition is None]
 
 
-def open_dataset(settings: SharedSettings, split: Split, images: Images = NO_IMAGES) -> Dataset:
+def open_dataset(
+    settings: SharedSettings, split: Split, images: Images = NO_IMAGES, columns: Sequence[str] = ()
+) -> Dataset:
     """Opens the sources and chooses the samples of a split. UserError where there is nothing to train on."""
-    return open_datasets(settings, [split], images)[0]
+    return open_datasets(settings, [split], images, columns)[0]
 
 
-def open_datasets(settings: SharedSettings, splits: Sequence[Split], images: Images = NO_IMAGES) -> list[Dataset]:
+def open_datasets(
+    settings: SharedSettings, splits: Sequence[Split], images: Images = NO_IMAGES, columns: Sequence[str] = ()
+) -> list[Dataset]:
     """The data sets of several splits; a source that has an index is opened once for all of them. Samples without a
-    stored image of `images` that every sample needs are left out. UserError where a condition lacks what it needs."""
+    stored image of `images` that every sample needs, or without a number in one of the `columns` of metadata, are left
+    out. UserError where a condition lacks what it needs, or where no sample has such a number."""
     conditions.check(images)
     weights = tuple(settings.shares())
     needed = [name for name in _stored(images) if kinds.is_needed(name)]
-    opened = [_opened(name, own, splits, needed) for name, own in settings.named().items()]
+    opened = [_opened(name, own, splits, needed, columns) for name, own in settings.named().items()]
     bucketing.check_not_idle(settings)
     buckets = bucketing.buckets(settings)
     return [
@@ -256,7 +275,7 @@ def open_datasets(settings: SharedSettings, splits: Sequence[Split], images: Ima
 
 
 def _opened(
-    name: str, settings: SourceSettings, splits: Sequence[Split], needed: Sequence[str]
+    name: str, settings: SourceSettings, splits: Sequence[Split], needed: Sequence[str], columns: Sequence[str]
 ) -> tuple[list[Member], list[Selection | None]]:
     """A source for each of the splits, and what is chosen of it."""
     open_source = plugins.find("sources", settings.source).open_source
@@ -264,12 +283,17 @@ def _opened(
     index = source.index
     if index is None:
         _refuse_shapes(name, settings)
+        for column in columns:  # there is no list of its samples: the first one stands for all
+            if number_of(first := source.record(0), column) is None:
+                raise selection.no_column(
+                    column, (held for held in first.metadata if number_of(first, held) is not None), name
+                )
         return [Member(settings, open_source(settings, split)) for split in splits], [None for _ in splits]
     try:
         _refuse_damage(source.report(), index, settings.max_skipped)
     except UserError as error:
         raise UserError(f"data.sources.{name}: {error}" if name else str(error)) from None
-    chosen = selection.select(index, settings, splits, name, needed)
+    chosen = selection.select(index, settings, splits, name, needed, columns)
     if not isinstance(source, RemoteSource):
         return [Member(settings, source) for _ in splits], list(chosen)
     told = [source.reading(part.shares) for part in chosen]

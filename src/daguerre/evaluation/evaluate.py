@@ -148,8 +148,9 @@ class ModelEvaluation:
         if self._checkpoint_has_averages:
             by["ema"] = self._loading("ema").parts
         return losses.kept(
-            self.folder.path, self.part, by, lambda parts: self._opened(parts.images), quantiles, num_samples
-        )
+            self.folder.path, self.part, by, lambda parts: self._opened(parts.images, parts.columns), quantiles,
+            num_samples,
+        )  # fmt: skip
 
     @cached_property
     def _parts(self) -> Components:
@@ -187,9 +188,9 @@ class ModelEvaluation:
     def _held_out(self) -> Dataset:
         return self._opened({})
 
-    def _opened(self, wanted: Mapping[str, Any]) -> Dataset:
-        """The held-out samples, with these images beside."""
-        (held_out,) = open_datasets(self.config.data, ["held_out"], wanted)
+    def _opened(self, wanted: Mapping[str, Any], columns: Sequence[str] = ()) -> Dataset:
+        """The held-out samples, with these further images and numbers of their metadata."""
+        (held_out,) = open_datasets(self.config.data, ["held_out"], wanted, columns)
         if held_out.size == 0:
             lack, setting = "captions to evaluate with: give prompts_file=FILE", "prompts_file"
             if self.reconstructs:

@@ -62,7 +62,8 @@ def by_sample(parts: Components, held_out: Dataset, quantiles: Sequence[float], 
     rows: list[np.ndarray] = []
     total = num_samples if held_out.size is None else min(num_samples, held_out.size)
     with Counter("validation loss", total) as counter:
-        for batch in loader.fixed_batches(held_out, num_samples, lambda _: _BATCH, images=parts.images):
+        made = loader.fixed_batches(held_out, num_samples, lambda _: _BATCH, images=parts.images, columns=parts.columns)
+        for batch in made:
             batch = device.on(parts.device, batch)
             columns = []
             for quantile in quantiles:

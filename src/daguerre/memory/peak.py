@@ -213,6 +213,7 @@ def _sample(config: Config, parts: Components) -> Batch:
     texts = ["" if getattr(config.model, "long_prompts", False) else _CAPTION]
     keys, sizes = np.zeros((1, 3), np.int64), np.array([[0, 0, 0, 0, bucket.height_px, bucket.width_px]], np.int32)
     one = Batch(keys, {IMAGE: pixels} | absent(parts.images, 1, bucket), texts, torch.ones(1), texts, sizes)
+    one = replace(one, columns={name: torch.zeros(1) for name in parts.columns})
     return replace(one, draws=parts.draws(one))
 
 

@@ -54,6 +54,8 @@ class Needs(NamedTuple):
 
     images: tuple[str, ...] = ()
     """Further images, of `TARGETS` in types.py; a sample without one of them is left out."""
+    columns: tuple[str, ...] = ()
+    """Numbers of the metadata, such as `reward`: `batch.columns`; a sample without one of them is left out."""
 
 
 class Objective(ABC):

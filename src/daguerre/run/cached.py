@@ -49,7 +49,7 @@ def filled(config: Config, parts: Components, dataset: Dataset, held_out: Datase
     halves = " and ".join(opened.halves)
     about = {"cache": {"place": opened.name, **{name: half.folder for name, half in opened.halves.items()}}}
     notices = (*opened.notices, f"cache of {halves}: {opened.name}")
-    return Cached(lambda data: found.of(data, parts.images, mender), notices, about, found.encoded)
+    return Cached(lambda data: found.of(data, parts.images, mender, parts.columns), notices, about, found.encoded)
 
 
 def _filling(
@@ -87,7 +87,7 @@ def opened(loaded: Loaded, storage: RunStorage, anew: bool = False) -> Iterator[
         whole = all(own.name == "full" for own in config.adapters.values())  # others are attached to the weights
         leave_out = config.model.networks() if whole else cache.components(config)
         parts = build(config, processes.device, networks=load(config, leave_out))
-        dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images)
+        dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images, parts.columns)
         found = cache.opened(config, parts, anew)
         if found is None or not found.halves:
             raise cache.nothing(found.notices if found else ["it is not set: give a folder, or cache.path=auto"])

@@ -172,7 +172,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     samples.check(config, parts)
     notices = [*loaded.notices, *point.notices, *sizes.notices, *_of_networks(config, parts)]
     state, of_state = _state(config, parts, point, mesh, processes, stop)
-    dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images)
+    dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images, parts.columns)
     caches = cached.filled(config, parts, dataset, held_out, processes)
     if point.checkpoint is None:  # alike on every rank: an autoencoder that is in memory may be split over them
         notices += reconstruction.notices(config, parts, dataset, caches.encoded)
@@ -238,6 +238,7 @@ def _loading(
     return loader.Loading(
         dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.truncated, skips,
         state.sharding.rank, state.sharding.ranks, pinned=parts.device.type == "cuda", images=parts.images,
+        columns=parts.columns,
     )  # fmt: skip
 
 

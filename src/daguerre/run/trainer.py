@@ -163,7 +163,13 @@ def validate(run: Run) -> None:
     settings, sharding = run.config.validation, run.state.sharding
     with busy(run, "validating", advice.of_validation), evaluating(run.state):
         made = loader.fixed_batches(
-            run.validated, settings.num_samples, run.loading.micro_size, sharding.rank, sharding.ranks, run.parts.images
+            run.validated,
+            settings.num_samples,
+            run.loading.micro_size,
+            sharding.rank,
+            sharding.ranks,
+            run.parts.images,
+            run.parts.columns,
         )
         values = validation.validation_losses(
             (device.on(run.parts.device, batch) for batch in named(run, made)), loss_at, settings.num_levels, sharding

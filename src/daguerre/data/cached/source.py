@@ -36,6 +36,11 @@ Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and type of each feature by name."""
 
 
+def _number(column: str) -> str:
+    """The column of a table of facts that holds a number of the metadata."""
+    return f"n:{column}"
+
+
 def image_digest(image: bytes | np.ndarray) -> bytes:
     """Of the bytes of an image file, or of pixels."""
     return rows.key(image) if isinstance(image, bytes) else rows.key(repr(image.shape).encode(), image.tobytes())
@@ -93,6 +98,8 @@ class CachedSource:
     """Features of images of each height and width."""
     mend: Mend | None = field(default=None, compare=False, repr=False)
     """Encodes rows again, in the process that has the encoders: it stays there."""
+    columns: tuple[str, ...] = ()
+    """Numbers of the metadata that a record has."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)} | {"mend": None}
@@ -112,7 +119,7 @@ class CachedSource:
     @cached_property
     def _columns(self) -> Mapping[str, pa.Array]:
         """The columns that each sample is asked for, checked once."""
-        return {name: self._rows.column(name) for name in ("id", "name", *_FACTS)}
+        return {name: self._rows.column(name) for name in ("id", "name", *_FACTS, *map(_number, self.columns))}
 
     @property
     def metric(self) -> str | None:
@@ -140,7 +147,8 @@ class CachedSource:
             held = self.inner.record(number).images
             images = {name: held[name] for name in self.reads if name in held}
         features = SampleFeatures(fact.image, self.settings, self.images, self.texts)
-        return Record(self.name(number), images, fact.texts, {}, (fact.height, fact.width), features)
+        metadata = {name: self._columns[_number(name)][number].as_py() for name in self.columns}
+        return Record(self.name(number), images, fact.texts, metadata, (fact.height, fact.width), features)
 
     def features(self, height_px: int, width_px: int) -> dict[str, np.ndarray]:
         told = dict(self.shapes).get((height_px, width_px), {})

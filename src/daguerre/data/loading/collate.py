@@ -14,12 +14,13 @@ from daguerre.conditions.condition import Images
 from daguerre.data import captions
 from daguerre.data.alternatives import SEVERAL_LINES
 from daguerre.data.cached import rows
-from daguerre.data.dataset import Member, ReadRequest
+from daguerre.data.dataset import Member, ReadRequest, number_of
 from daguerre.data.images import decode
 from daguerre.data.images.decode import Frame
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.images.kinds import KINDS
 from daguerre.data.plan.buckets import Bucket
+from daguerre.data.plan.selection import no_number
 from daguerre.data.skipped import Failure
 from daguerre.data.source import FeatureSource, MendingSource
 from daguerre.errors import UserError
@@ -60,6 +61,8 @@ class Collator:
     seed: int
     images: Images = field(default_factory=dict)
     """Images to have beside the one that is trained on, by name; None: the sources store them."""
+    columns: tuple[str, ...] = ()
+    """Numbers of the metadata to have, by name."""
 
     def collate(self, task: Task) -> Collated:
         """The micro-batch, and the samples that could not be used. UserError if a sample cannot be read."""
@@ -77,6 +80,7 @@ class Collator:
         sizes = np.zeros((size, 6), dtype=np.int32)
         sizes[:, 4:] = bucket.height_px, bucket.width_px
         sizes_of = {name: sizes.copy() for name in self.images if KINDS[name].is_scene}
+        columns = {name: np.zeros(size, dtype=np.float32) for name in self.columns}
         texts, names, failures, notes = [""] * size, [], [], []
         for row in range(size):
             settings, source, _ = self.members[reads.members[row]]
@@ -89,6 +93,7 @@ class Collator:
                     if captions.is_joined_of_lines(record.texts, settings):
                         notes.append(Failure(row, names[row], SEVERAL_LINES, kept=True))
                     frames, cut = self._cut(task, row, record)
+                    numbers = self._numbers(record)
                     if record.features is not None:
                         features[row] = _read(record.features, frames[IMAGE], texts[row])
             except Undecodable as error:
@@ -99,9 +104,12 @@ class Collator:
             sizes[row] = frames[IMAGE].sizes
             for name, own in sizes_of.items():
                 own[row] = frames[name].sizes
+            for name, value in numbers.items():
+                columns[name][row] = value
         cached = {name: torch.from_numpy(array) for name, array in stacked(features, lacking).items()}
         valid, weights_B = valid_B(size, failures), self.weights_B(reads)
         batch = Batch(reads.keys, tensors, texts, valid, names, sizes, {}, weights_B, cached, sizes_of)
+        batch = replace(batch, columns={name: torch.from_numpy(own) for name, own in columns.items()})
         return batch, failures + notes
 
     def _said(self, task: Task, row: int) -> tuple[Record, str]:
@@ -115,6 +123,15 @@ class Collator:
         settings = self.members[task.reads.members[row]].settings
         key = task.reads.keys[row]
         return decode.cut(record.images, settings, task.bucket, self.seed, key, self.images, record.size)
+
+    def _numbers(self, record: Record) -> dict[str, float]:
+        """The numbers of its metadata that are asked for. `Undecodable` where it lacks one."""
+        found = {}
+        for name in self.columns:
+            if (number := number_of(record, name)) is None:
+                raise Undecodable(no_number(name))
+            found[name] = number
+        return found
 
     def mended(self, task: Task, collated: Collated) -> Collated:
         """The same micro-batch, once cached rows that it lacks are encoded again. In the process that has the encoders.

@@ -69,6 +69,8 @@ class Loading:
     """Batches come in pinned memory."""
     images: Images = field(default_factory=dict)
     """Images that batches hold beside those that are trained on; None: the sources store them."""
+    columns: tuple[str, ...] = ()
+    """Numbers of the metadata that batches hold."""
     _unshared: list[SkipEvent] = field(default_factory=list, init=False, repr=False)
     """Findings of this rank that the others do not know yet."""
 
@@ -114,7 +116,7 @@ class Loading:
 
     @property
     def _collator(self) -> Collator:
-        return Collator(self.dataset.members, self.seed, self.images)
+        return Collator(self.dataset.members, self.seed, self.images, self.columns)
 
     def micro_size(self, bucket: Bucket) -> int:
         """Most samples of a micro-batch of a bucket. UserError if `loader.max_pixels` holds not even one."""
@@ -226,13 +228,14 @@ def fixed_batches(
     rank: int = 0,
     ranks: int = 1,
     images: Images = NO_IMAGES,
+    columns: tuple[str, ...] = (),
 ) -> Iterator[Batch]:
     """The first samples of a data set in its own order, captions kept, centre crops, no flips: for validation.
 
     `size_of` gives the most samples of a batch of a bucket. Each rank gets its batches, all as many: where there are
     not enough, the last one once more without a valid sample.
     """
-    collator, tasks = Collator(without_chance(dataset), 0, images), []
+    collator, tasks = Collator(without_chance(dataset), 0, images, columns), []
     for number, reads in dataset.first(num_samples):
         bucket, count = dataset.buckets[number], len(reads.numbers)
         size = min(size_of(bucket), -(-count // ranks))

@@ -1,6 +1,6 @@
 """The samples of a source that are trained on, and those left out: by filters, split and buckets, from the index."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,12 +44,17 @@ class Selection:
 
 
 def select(
-    index: Index, settings: SourceSettings, splits: Sequence[Split], name: str = "", images: Sequence[str] = ()
+    index: Index,
+    settings: SourceSettings,
+    splits: Sequence[Split],
+    name: str = "",
+    images: Sequence[str] = (),
+    columns: Sequence[str] = (),
 ) -> list[Selection]:
     """The samples of each split that the settings of a source (called `name` in a mix) choose, of those that have all
-    `images` beside their image; `held_out` may be empty.
+    further `images`, and a number in all `columns` of their metadata; `held_out` may be empty.
 
-    UserError if filters or buckets leave nothing, or no sample has one of the images.
+    UserError if filters or buckets leave nothing, or no sample has one of the images or numbers.
     """
     check_fields(index, settings, name)
     check_captions(index, settings, name)
@@ -57,11 +62,14 @@ def select(
     captioned_N = captioned(index, settings)
     without = int((verdict.passes & ~captioned_N).sum())
     with_images_N, lacking = _with_images(index, verdict.passes & captioned_N, images)
-    usable = np.flatnonzero(with_images_N)
+    whole_N, numberless = _with_columns(index, with_images_N, columns, name)
+    usable = np.flatnonzero(whole_N)
     assigned = bucketing.assign(settings, index.heights_px[usable], index.widths_px[usable], index.ids[usable])
     enlarged = {"kept, but enlarged: smaller than its bucket": int(assigned.enlarged.sum())}
     counts = skipped.merged(
-        skipped.counted({**verdict.rejected, no_caption(settings): without, **lacking, **assigned.left_out}),
+        skipped.counted(
+            {**verdict.rejected, no_caption(settings): without, **lacking, **numberless, **assigned.left_out}
+        ),
         skipped.counted(enlarged, kept=True),
     )
     fits = assigned.numbers >= 0
@@ -87,6 +95,40 @@ def _with_images(index: Index, chosen_N: np.ndarray, images: Sequence[str]) -> t
         counts[kinds.lacking(name)] = int((chosen_N & ~has_N).sum())
         chosen_N = chosen_N & has_N
     return chosen_N, counts
+
+
+def _with_columns(
+    index: Index, chosen_N: np.ndarray, columns: Sequence[str], name: str
+) -> tuple[np.ndarray, dict[str, int]]:
+    """[N] bool, those chosen that have a number in all `columns`; and how many lack one, by reason. UserError where
+    all do."""
+    counts: dict[str, int] = {}
+    for column in columns:
+        held = index.numbers.get(column)
+        if held is None or held.null_count == len(held):
+            raise no_column(column, index.numbers, name)
+        has_N = held.is_valid().to_numpy(zero_copy_only=False)
+        counts[no_number(column)] = int((chosen_N & ~has_N).sum())
+        chosen_N = chosen_N & has_N
+    return chosen_N, counts
+
+
+def no_column(column: str, known: Iterable[str], name: str = "") -> UserError:
+    """The refusal of a source (called `name` in a mix) of which no sample has a number that the objective reads."""
+    where = f"data{name and '.sources.' + name}"
+    there = ", ".join(sorted(known)) or "none"
+    return UserError(
+        f"{where}: no sample has a number {column!r} in its metadata, which the objective of the recipe reads. Numbers "
+        f"that there are: {there}. Metadata is a column of a table, JSON in a tar, or a line of metadata.jsonl in a "
+        "folder (docs/data.md)",
+        code="missing",
+        setting=where,
+    )
+
+
+def no_number(column: str) -> str:
+    """The reason for a sample without a number that the objective reads."""
+    return f"no number {column!r} in the metadata"
 
 
 def _way_out(index: Index, settings: SourceSettings, without: int) -> str:

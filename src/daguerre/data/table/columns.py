@@ -20,6 +20,7 @@ from daguerre.data.class_labels import Classes, Labels
 from daguerre.data.images import kinds
 from daguerre.data.images.kinds import ControlName
 from daguerre.data.settings import SourceSettings
+from daguerre.data.table.pairs import PICK_A_PIC
 from daguerre.errors import Code, UserError
 from daguerre.settings import Unused
 from daguerre.types import CONTROLS
@@ -81,7 +82,10 @@ class TableSettings(SourceSettings):
     `controlnet`."""
     rejected_column: str | None = Field(None, exclude_if=lambda column: column is None)
     """Column with the image that people like less than the row's image, of the same kinds as images. For objectives
-    that learn from pairs."""
+    that learn from pairs. Default: `jpg_0`, `jpg_1` and `label_0` are a pair as in Pick-a-Pic."""
+    preference_column: str | None = Field(None, exclude_if=lambda column: column is None)
+    """Column that says which image of a pair people prefer: 1 that of `image_column`, 0 that of `rejected_column`,
+    which change places then; rows with 0.5, a tie, are left out and counted. Default: the first is preferred."""
     idx_to_prompt: Labels | None = None
     """Names of the classes, where the caption column holds class labels: a list, a map, a JSON file with either, or
     `imagenet`. Default: the names that a Hugging Face table carries."""
@@ -97,6 +101,10 @@ class TableSettings(SourceSettings):
             raise ValueError("width_column and height_column must be set together: give both or neither")
         if self.image_column is not None and self.image_column == self.caption_column:
             raise ValueError(f"image_column and caption_column are both {self.image_column!r}: they are two columns")
+        if self.preference_column is not None and None in (self.image_column, self.rejected_column):
+            raise ValueError(
+                "preference_column says which image of a pair is preferred: set image_column and rejected_column, too"
+            )
         for setting, _, given in kinds.places(self, "column"):
             if given in (self.image_column, self.caption_column):
                 raise ValueError(f"{setting}: {given!r} holds images or captions: name another column")
@@ -116,6 +124,8 @@ class Columns:
     """Columns of height and width."""
     beside: tuple[tuple[str, str], ...] = ()
     """(name, column) of the images beside the images."""
+    pair: tuple[str, str, str] | None = None
+    """Columns of a pair of images and of which one is preferred, where that is not always the first."""
     json_cells: bool = False
     """Cells of text are JSON where they hold no text."""
     automatic: tuple[str, ...] = ()
@@ -126,6 +136,7 @@ class Columns:
         """Stands for what is read: an index that was made for other columns is another one."""
         labels = {column: sorted(known.prompts.items()) for column, known in self.labels.items()}
         read: list[Any] = [self.image, self.captions, labels, self.size, *self.beside, *[True] * self.json_cells]
+        read += [] if self.pair is None else [self.pair]
         return blake2b(json.dumps(read).encode(), digest_size=8).hexdigest()
 
     @property
@@ -136,7 +147,8 @@ class Columns:
     @property
     def examined(self) -> tuple[str, ...]:
         """The columns by which a row can be used or not."""
-        return tuple(dict.fromkeys([*self.images, *(column for _, column in self.captions), *(self.size or ())]))
+        captions = (column for _, column in self.captions)
+        return tuple(dict.fromkeys([*self.images, *captions, *(self.size or ()), *(self.pair or ())]))
 
     def metadata(self, schema: pa.Schema) -> list[str]:
         """All other columns of numbers, truth values and text."""
@@ -154,6 +166,7 @@ def choose(schema: pa.Schema, settings: TableSettings, where: str) -> Columns:
     _check_twins(schema, where)
     automatic: list[str] = []
     features = _features(schema)
+    settings = _as_pick_a_pic(schema, settings, automatic)
     image = settings.image_column
     beside = _beside(schema, settings, automatic, where)
     if image is None:
@@ -177,7 +190,30 @@ def choose(schema: pa.Schema, settings: TableSettings, where: str) -> Columns:
         captions.append((name, column))
     labels = _labels(schema, features, settings, captions, where)
     size, json_cells = _size(schema, settings, image, where), settings.source == "jsonl"
-    return Columns(image, tuple(captions), labels, size, beside, json_cells, tuple(automatic))
+    pair = _pair(schema, settings, where)
+    return Columns(image, tuple(captions), labels, size, beside, pair, json_cells, tuple(automatic))
+
+
+def _as_pick_a_pic(schema: pa.Schema, settings: TableSettings, automatic: list[str]) -> TableSettings:
+    """The settings with the columns of a pair where they name none and the table has those of Pick-a-Pic."""
+    names = ("image_column", "rejected_column", "preference_column")
+    if any(getattr(settings, name) for name in names) or not {*PICK_A_PIC} <= {*schema.names}:
+        return settings
+    automatic.append(f"pairs from {PICK_A_PIC[0]!r} and {PICK_A_PIC[1]!r}, the preferred one by {PICK_A_PIC[2]!r}")
+    return settings.model_copy(update=dict(zip(names, PICK_A_PIC, strict=True)))
+
+
+def _pair(schema: pa.Schema, settings: TableSettings, where: str) -> tuple[str, str, str] | None:
+    """The columns of a pair, and of which image is preferred. UserError for one that is not there."""
+    image, rejected, preference = settings.image_column, settings.rejected_column, settings.preference_column
+    if image is None or rejected is None or preference is None:
+        return None
+    _there(schema, preference, "preference_column", where)
+    kinds = [_held(schema.field(column).type) for column in (image, rejected)]
+    if kinds[0] != kinds[1]:
+        text = f"{where}: column {image!r} holds {kinds[0]} and {rejected!r} {kinds[1]}, so they cannot change places"
+        raise _fault("data.preference_column", text, "conflict")
+    return image, rejected, preference
 
 
 def _beside(

@@ -26,6 +26,7 @@ from daguerre.data.table.columns import ID, Columns, check, is_text
 from daguerre.data.table.files import Damage, Part, Tables, Unreadable, listed
 from daguerre.data.table.images import Lacking
 from daguerre.data.table.metadata import Gathered, text_of
+from daguerre.data.table.pairs import preferred
 from daguerre.data.table.parquet import ParquetTables
 from daguerre.data.table.verbatim import Finder
 from daguerre.errors import UserError
@@ -88,8 +89,9 @@ class Builder:
         wanted = [name for name in part.batch.schema.names if name in self.columns.examined]
         lists = [listed(part.batch.column(name)) for name in wanted]
         for i, cells in enumerate(zip(*lists, strict=True)):
-            row = dict(zip(wanted, cells, strict=True))
+            stored = dict(zip(wanted, cells, strict=True))
             try:
+                row = in_order(stored, self.columns)
                 height, width = images.size(row[self.columns.image], base, self.formats)
                 texts = texts_of(row, self.columns)
                 beside = self._beside(row, base, (height, width))
@@ -99,9 +101,9 @@ class Builder:
                 continue
             if self.columns.size and not height:
                 height, width = (_pixels(row[name]) for name in self.columns.size)
-            held = row[self.columns.image]
+            held = stored[self.columns.image]
             pieces = finder.ranges(images.stored(held)) if looks and images.is_held(held) else b""
-            yield _Row(i, height, width, digest_of(held, texts, beside), beside, pieces)
+            yield _Row(i, height, width, digest_of(row[self.columns.image], texts, beside), beside, pieces)
 
     def _beside(self, row: Mapping[str, Any], base: str, size: tuple[int, int]) -> dict[str, Any]:
         """The images that a row has beside its image. `Undecodable` where one that is here cannot be used."""
@@ -146,6 +148,11 @@ def base_of(location: Location) -> str:
         return str(location.local.absolute().parent)
     address = location.url.partition("?")[0] if location.scheme in WEB else location.url
     return address.rpartition("/")[0] + "/"
+
+
+def in_order(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
+    """A row as it is stored, with the image that people prefer in the column of the image. `Lacking` for a tie."""
+    return dict(row) if columns.pair is None else preferred(row, *columns.pair)
 
 
 def texts_of(row: Mapping[str, Any], columns: Columns) -> dict[str, str]:

@@ -28,7 +28,7 @@ from daguerre.data.table import images as table_images
 from daguerre.data.table import verbatim
 from daguerre.data.table.columns import Columns, TableSettings
 from daguerre.data.table.files import CHANGED, File, Row, Tables, Unreadable, file_now, remote_file
-from daguerre.data.table.index import Builder, base_of, digest_of, images_of, read_schema, texts_of, version
+from daguerre.data.table.index import Builder, base_of, digest_of, images_of, in_order, read_schema, texts_of, version
 from daguerre.data.table.metadata import metadata_of
 from daguerre.errors import UserError
 from daguerre.storage.errors import Mismatch, StoreError
@@ -134,6 +134,7 @@ class TableSource:
                 row = self.tables.row(file, where, wanted)
                 if way:
                     row[self.columns.image] = verbatim.read(file.location, way)
+                row = in_order(row, self.columns)
                 texts = texts_of(row, self.columns)
                 if digest_of(row.get(self.columns.image), texts, images_of(row, self.columns)) == at["digest"]:
                     return row, texts
