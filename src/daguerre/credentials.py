@@ -37,7 +37,8 @@ _COMMAND = re.compile(
     r"|(?P<start>^|[=\[,])pipe:(?!\.\.\.)[^\n]*|(?<![\w.'\"`-])pipe:(?=\S)(?!\.\.\.)[^\n]*",
     re.MULTILINE,
 )
-"""A command that stands for a file: to the end of its quotation, or of the line. `Broken pipe: ...` is none."""
+"""A command that stands for a file: to the end of its quotation, or of the line. `Broken pipe: ...` is not a
+command."""
 _PROMPT = re.compile(r"(?:--)?(?:[\w.]*[._])?prompts?=")
 _NEXT = re.compile(r",(?![^{]*\})")
 """A comma between members of a list; but not in a range such as {00,05}."""

@@ -10,7 +10,7 @@ from daguerre.regular import check_regular
 
 
 def parse(text: bytes | str) -> Any:
-    """The content of a JSON text. ValueError for a text that is none, also for one that is nested so deeply that
+    """The content of a JSON text. ValueError for a text that is not JSON, also for one that is nested so deeply that
     Python's parser gives up (with a RecursionError, which nobody would expect of a file)."""
     try:
         return json.loads(text)

@@ -63,7 +63,7 @@ class UserError(ValueError):
     """The exit status of the command line."""
     code: Code = "invalid"
     setting: str | None = None
-    """The dotted path of the setting to change, such as `data.path`; None if there is none, or more than one."""
+    """The dotted path of the setting to change, such as `data.path`; None for no setting, or more than one."""
 
     def __init__(self, message: str = "", *, code: Code | None = None, setting: str | None = None) -> None:
         super().__init__(scrub(message))
@@ -85,7 +85,7 @@ class Held(UserError):
 
 
 class ProcessLost(UserError):
-    """A process that helps this one has ended: killed, or by a fault of which it told itself."""
+    """A helper process has exited: it was killed, or reported an error of its own."""
 
     exit_code = FAILED
     code = "failed"

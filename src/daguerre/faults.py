@@ -30,7 +30,7 @@ def install() -> None:
 
 def _ended(died: threading.ExceptHookArgs) -> None:
     """Tells of an error that ended a thread. A thread that keeps it (TensorBoard's writer does) raises it again where
-    the thread is used, and it is told there."""
+    the thread is used, and it is reported there."""
     if died.exc_value is None or getattr(died.thread, "exception", None) is not died.exc_value:
         tell(died.exc_type, died.exc_value or died.exc_type(), died.exc_traceback)
 

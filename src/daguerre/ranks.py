@@ -18,7 +18,7 @@ from daguerre.errors import UserError
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _FACTS = ("code", "setting", "exit_code")
-"""Beside its message, all that another rank's copy of an error needs."""
+"""What another rank's copy of an error needs in addition to its message."""
 
 
 class RanksGone(UserError):
@@ -94,7 +94,7 @@ ALONE = Ranks(0, 1, lambda data: [data], lambda data: data)
 
 
 def over(group: dist.ProcessGroup) -> Ranks:
-    """The ranks of a gloo group that is used for nothing else, so that saving can go on beside training. RanksGone.
+    """The ranks of a gloo group that is used for nothing else, so that saving can go on during training. RanksGone.
 
     Make it with `dist.new_group(backend="gloo", timeout=...)`: the time-out is what a save waits for the slowest
     disk of all ranks.

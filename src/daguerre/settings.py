@@ -91,7 +91,7 @@ class Settings(BaseModel):
         return {name: why for fields, when, why in reversed(self.unused_when) if when(self) for name in fields}
 
     def way_to_use(self, field: str) -> str:
-        """The other way out of an unused field than to remove it; empty where there is none."""
+        """Another way out of an unused field than to remove it; empty without one."""
         return ""
 
 
@@ -101,7 +101,7 @@ class Choice(Settings):
     acts_with: ClassVar[dict[str, tuple[str, ...]]] = {}
     """The names with which a field acts; a field that is missing here always acts."""
     instead: ClassVar[dict[str, str]] = {}
-    """What to do beside removing it, by field, where there is more to say."""
+    """Alternatives to removing a field, by field."""
 
     name: str
 

@@ -180,13 +180,13 @@ class LossTerms:
     raw_loss_B: Tensor | None = None
     """The loss without learnt weights, for validation. None: `loss_B` has none."""
     observed: Mapping[str, Tensor] = field(default_factory=dict)
-    """What the objective observes beside losses: sums over the micro-batch, by name."""
+    """What the objective observes in addition to losses: sums over the micro-batch, by name."""
     log_snr_B: Tensor | None = None
     """Noise level of each sample, 2 ln(a/s), if the objective observes its losses by level."""
 
 
 class Stateful(Protocol):
-    """A holder of tensors that are learnt or adapted beside the weights: an objective."""
+    """A holder of tensors that are learnt in addition to the weights: an objective."""
 
     def observe(self, terms: LossTerms, valid_B: Tensor) -> None:
         """Notes the terms of a micro-batch [B], `valid_B` on their device. Never waits for the device."""

@@ -162,7 +162,7 @@ def test_what_was_kept_has_to_fit_what_was_written(tmp_path, capsys):
     assert compare.run(str(a), str(b)) == 0
     assert "B - A +2 (+2 to +2): B is better" in capsys.readouterr().out
     few = evaluated(tmp_path / "few", values[:20])
-    with pytest.raises(UserError, match=r"psnr\.npy has 20 samples, and result\.json beside it says 30"):
+    with pytest.raises(UserError, match=r"psnr\.npy has 20 samples, and result\.json in its folder says 30"):
         compare.run(str(a), str(few))
     other, another = (evaluated(tmp_path / name, values, side=7) for name in ("other", "another"))
     with pytest.raises(UserError, match=r"no such settings of psnr \(side: extra inputs are not permitted\)"):

@@ -128,7 +128,7 @@ def test_evaluate_says_that_it_has_no_control_images(place, capsys):
     network = tiny_feature_networks.clip(place.folder / "clip")
     given = [f"prompts_file={place.folder / 'prompts.txt'}", "metrics=[clip_score]", f"networks.clip={network}"]
     assert main.run(["evaluate", str(place.folder / "whole"), *given]) == errors.REFUSED
-    said = "reads control beside the prompt, and `daguerre evaluate RUN` generates from prompts alone"
+    said = "reads control with the prompt, and `daguerre evaluate RUN` generates from prompts alone"
     assert said in capsys.readouterr().err
 
 

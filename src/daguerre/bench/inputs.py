@@ -69,7 +69,7 @@ def pixels(config: Config, parts: Components, sizes: BatchSizes) -> Inputs:
 
 def loaded(config: Config, parts: Components, sizes: BatchSizes, stack: ExitStack) -> Inputs:
     """Updates from the recipe's data from its beginning, by its loader; the stack ends the loader's workers. UserError
-    beside a cache."""
+    next to a cache."""
     if config.cache.path is not None:
         raise UserError(
             "inputs=loader reads images and encodes them: remove cache.path, or measure updates on a cache by "

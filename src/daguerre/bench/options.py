@@ -16,7 +16,7 @@ from daguerre.settings import ADDRESS, Settings
 
 
 class Options(Settings):
-    """Options of `bench` beside the recipe's settings."""
+    """Options of `bench` other than the recipe's settings."""
 
     variants: dict[str, list[str]] = Field({"base": []}, min_length=1)
     """Overrides of the recipe by name, `{base: [], ckpt: [training.gradient_checkpointing=true]}`; the others are

@@ -52,7 +52,7 @@ def at_hand(config: Config, folder: Path) -> tuple[Config, str]:
 
 
 def _here(place: str) -> Path | None:
-    """The folder of a base that is here, beside components that are not."""
+    """The folder of a base that is on this machine, where other components are not."""
     found = resolve.here(place, resolve.Options())
     return found if found is not None and found.is_dir() else None
 

@@ -1,7 +1,7 @@
 """Interleaved timing of variants, in one process: building, warming up, soaking, rounds. Results survive interruption.
 
 Each has a turn as soon as it is built, so that there is a number of it however long the others take to build. One that
-runs out of memory beside the others is measured alone after them, and its result says so. One that has no room at all,
+runs out of memory among the others is measured alone after them, and its result says so. One that has no room at all,
 or fails, leaves a result with the reason. Ctrl-C, SIGTERM and the end of the budget raise `Ended` wherever the process
 is; the results hold what was measured until then.
 """
@@ -58,7 +58,7 @@ class Result:
     peak_bytes: int | None = None
     """Most memory in a turn, without what the others hold; None where it is not known, as of several on a CPU."""
     alone: bool = False
-    """Measured after the others, for want of room beside them."""
+    """Measured after the others, as there was no room among them."""
     problem: str = ""
     """Why there are no numbers."""
     out_of_memory: bool = False
@@ -103,7 +103,7 @@ class Rounds:
     """Called after each round, and when a variant is ready, with whole results."""
     results: dict[str, Result] = field(default_factory=dict)
     _crowded: list[str] = field(default_factory=list)
-    """Variants that ran out of memory beside others, to be measured alone."""
+    """Variants that ran out of memory among others, to be measured alone."""
 
     def run(self) -> None:
         """Fills the results. Ended where it was cut short."""
@@ -118,7 +118,7 @@ class Rounds:
             self._alone(self._crowded.pop(0))
 
     def _alone(self, name: str) -> None:
-        """Another try without the others. Rounds that there are beside them stay until there are rounds without."""
+        """Retries a variant alone. Shared rounds are kept until it has rounds of its own."""
         oom.free()
         before, result = self.results[name], Result(name, alone=True)
         entered: dict[str, _Entered] = {}
@@ -215,7 +215,7 @@ class Rounds:
     def _noted(
         self, result: Result, entered: dict[str, _Entered], _kind: object, error: BaseException | None, _trace: object
     ) -> bool:
-        """Returns True for an error, of whatever class: compilers have their own. Ended is none."""
+        """Returns True for an error, of whatever class: compilers have their own. `Ended` is not an error."""
         if not isinstance(error, Exception):
             return False
         result.out_of_memory = isinstance(error, (RuntimeError, MemoryError)) and oom.ran_out(error)

@@ -29,7 +29,7 @@ from daguerre.types import Batch, LossTerms
 
 
 class Variant(Protocol):
-    """Something that is timed beside others."""
+    """Something that is timed in turn with others."""
 
     samples: int
     """Images of one update."""

@@ -1,7 +1,7 @@
 """The cache of a recipe: which half of it can be cached, by which keys, and which samples need rows.
 
 A row is known by contents: of the image's bytes and the part of it that is taken, or of the text; the folder it is in,
-by all that the encoder is. So nothing in a cache can be stale: what changed has another name, and is encoded anew.
+by all that the encoder is. So nothing in a cache can be stale: what changed has another name, and is encoded again.
 """
 
 import json
@@ -27,7 +27,8 @@ from daguerre.storage.location import Location
 
 AUTO = "auto"
 CODE = 1
-"""Raised by hand when the code of encoding, of decoding or of a key changes what a row holds: all is encoded anew."""
+"""Raised by hand when the code of encoding, of decoding or of a key changes what a row holds: everything is encoded
+again."""
 
 
 class Half(NamedTuple):
@@ -36,7 +37,7 @@ class Half(NamedTuple):
     name: str
     """`images` or `texts`."""
     key: str
-    """Digest of all that decides the rows beside the image or text."""
+    """Digest of everything but the image or text that decides the rows."""
     told: Mapping[str, Any]
     """What the key was made of."""
 

@@ -35,8 +35,8 @@ def encode_images(
 def encode_texts(
     parts: Components, settings: CacheSettings, texts: Sequence[str], names: Sequence[str] = ()
 ) -> list[Row]:
-    """Features of texts, likewise; a text is its own name. One that is read in several windows is encoded alone, so
-    that nothing pads it."""
+    """Features of texts, made the same way; a text is its own name. One that is read in several windows is encoded
+    alone, so that nothing pads it."""
     assert parts.family.text is not None
     with parts.numerics.frozen(), torch.autocast(parts.device.type, enabled=False):
         features = parts.family.text.features(parts.family.text.tokens(texts))

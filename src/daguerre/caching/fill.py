@@ -46,7 +46,7 @@ _SPEAK_SECONDS = 10.0
 _NOTE_SECONDS = 60.0
 _READERS = 4
 ABOUT = "encoder.json"
-"""Beside the rows of an encoder: what it is."""
+"""The file next to an encoder's rows that describes the encoder."""
 
 Say = Callable[[str], None]
 Known = dict[tuple[int, int], Fact]
@@ -153,7 +153,7 @@ class Filling:
         return held
 
     def _there(self, held: Rows, keys: Sequence[bytes]) -> np.ndarray:
-        """[n] bool: whether there is a row of each key; one that is damaged is none, where rows are examined."""
+        """[n] bool: whether there is a row of each key; a damaged row counts as missing where rows are examined."""
         return held.sound(keys) if self.examines else held.has(keys)
 
     def keys(self, one: Wanted, fact: Fact | None) -> list[bytes]:
@@ -264,7 +264,7 @@ class Filling:
         return encoders.present(self.parts.family, self.parts.device, self.cache.components)
 
     def _describe(self, half: Half) -> None:
-        """Puts what the rows of a folder are made by beside them."""
+        """Writes what made the rows of a folder next to them."""
         document = {"half": half.name, "key": half.key, "told": half.told}
         storage_io.write(f"{self.cache.url}/{half.folder}/{ABOUT}", to_json(json.loads(json.dumps(document))))
 

@@ -36,7 +36,7 @@ class Mender:
 
     def __call__(self, source: CachedSource, number: int, frame: Frame, bucket: Bucket, text: str) -> CachedSource:
         """The source with rows for this part of a sample's image and this caption. `Undecodable` where its image is
-        another one now; UserError where there is none, or no room for the encoders."""
+        another one now; UserError where there is no encoder, or no room for the encoders."""
         whole = replace(source, images=_now(source.images), texts=_now(source.texts))
         fact = source.fact(number)
         assert fact is not None
@@ -66,7 +66,7 @@ class Mender:
                 (row,) = act(filling.parts, filling.config.cache, [value], [name])
         except torch.OutOfMemoryError:
             raise UserError(
-                f"{name}: {rows.LOST}, and there is no memory to encode it beside the training. `daguerre cache "
+                f"{name}: {rows.LOST}, and there is no memory left to encode it while training. `daguerre cache "
                 "RECIPE` encodes it; then run the same command again",
                 code="resources",
             ) from None

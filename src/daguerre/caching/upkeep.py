@@ -149,7 +149,7 @@ def used(filling: Filling, each: Iterable[Wanted], known: Known) -> dict[str, se
 
 def purge(cache: Cache, used: dict[str, set[bytes]], shard_bytes: float) -> None:
     """Removes all rows that are not in `used`, and those that are damaged. A file with rows of both kinds is written
-    anew without the others, and then removed, so that a kill loses nothing."""
+    again without the others, and then removed, so that a kill loses nothing."""
     for name in _folders(cache.url):
         folder = f"{cache.url}/{name}"
         held, own = Rows.found(folder), used.get(name)

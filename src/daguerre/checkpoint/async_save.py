@@ -1,4 +1,4 @@
-"""Saving beside training: tensors are copied to host memory, then a thread writes the copy while training goes on.
+"""Saving while training goes on: tensors are copied to host memory, then a thread writes the copy.
 
 At most one save is in flight; its error comes back at the next one or at the end, to a policy that decides whether the
 run goes on. Training waits for the copy alone, unless the disk is slower than the saves follow one another.
@@ -38,7 +38,7 @@ class Outcome:
     stalled_seconds: float
     """Training waited: for the save before this one, for all ranks to agree, and for the copy."""
     wrote_seconds: float
-    """Writing, syncing, committing and purging, mostly beside training."""
+    """Writing, syncing, committing and purging, mostly while training goes on."""
     local_bytes: int
     """Written by this rank."""
 
@@ -166,7 +166,7 @@ class Saver:
         return before if self.background else [*before, *self.settle()]
 
     def settle(self) -> list[Outcome]:
-        """Wait for the save in flight; its outcome, or an empty list if there is none. Raises as `save` does."""
+        """Wait for the save in flight; its outcome, or an empty list if nothing is in flight. Raises as `save` does."""
         if self._flying is None:
             return []
         flying, self._flying = self._flying, None

@@ -54,7 +54,7 @@ def write(folder: Path, entries: Mapping[str, Entry]) -> None:
 
 
 def to_bytes(entries: Mapping[str, Entry], stored: Mapping[str, Any] | None = None) -> bytes:
-    """A manifest as a JSON file. `stored`: where the files are, if they are not beside it."""
+    """A manifest as a JSON file. `stored`: where the files are, if they are not in its folder."""
     files = {path: asdict(entry) for path, entry in sorted(entries.items())}
     content: dict[str, Any] = {"format": FORMAT, "files": files}
     if stored is not None:

@@ -166,7 +166,7 @@ class RunFolder:
             )
 
     def read_status(self) -> dict[str, Any] | None:
-        """The last status; None before the first, and for a damaged file, which the next start writes anew. `running`
+        """The last status; None before the first, and for a damaged file, which the next start replaces. `running`
         that nobody holds (`lock_holder`) means: was killed."""
         try:
             return documents.read_object(self.status)

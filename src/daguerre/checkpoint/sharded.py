@@ -62,7 +62,7 @@ class Planned:
         return {file: Entry(kind, *written) for report in reports for file, written in report["files"].items()}
 
     def beside(self) -> dict[str, contents.Part]:
-        """Files that rank 0 writes beside the tensors."""
+        """Files that rank 0 writes in addition to the tensors."""
         index = {} if self.plain else {shards.INDEX: contents.Part("slices", [self.index])}
         return {**self.small, **index}
 
@@ -280,7 +280,7 @@ def judge(reports: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _refusal(error: OSError, where: Path) -> list[Any]:
-    """The arguments that make an OSError anew."""
+    """The arguments that recreate an OSError."""
     return [error.errno, error.strerror or str(error), str(error.filename or where)]
 
 

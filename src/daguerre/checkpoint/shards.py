@@ -40,7 +40,7 @@ class Region(NamedTuple):
         return tuple(slice(start, start + length) for start, length in zip(starts, self.shape, strict=True))
 
     def overlap(self, other: Region) -> Region | None:
-        """The part that two regions share; None if there is none."""
+        """The part that two regions share; None if they share nothing."""
         begins = [max(mine, its) for mine, its in zip(self.offsets, other.offsets, strict=True)]
         ends = [min(a + la, b + lb) for a, la, b, lb in zip(*self, *other, strict=True)]
         shape = tuple(end - begin for begin, end in zip(begins, ends, strict=True))

@@ -101,7 +101,7 @@ class Store:
     def rewind(self, name: str) -> Found:
         """`recover` to the checkpoint `name`: newer ones go to `quarantine`, as the run will make them again.
 
-        CheckpointError if there is none of this name, or if it is damaged; then nothing is moved.
+        CheckpointError if no checkpoint has this name, or if it is damaged; then nothing is moved.
         """
         with self._clearing():
             notices = self._collect_garbage()

@@ -9,7 +9,7 @@ picture that `generate` is given. It is one file in this folder that defines `Se
 * `pixels_HWC` is [H, W, 3] uint8, RGB, of any size from 1 x 1 on: in training the image after resize, flip and crop. It
   is not changed.
 * What comes back is uint8 of the same height and width with 3 channels (RGB) or 4 (RGBA). Alpha 255: known; 0: unknown.
-  That is how the holes of inpainting and outpainting are told. There is no half known.
+  That is how inpainting and outpainting mark their holes. A pixel is never half known.
 * All chance comes from `draw`: numbers that are functions of the seed and the sample (`keys.py`), and in `generate` of
   the seed of the image. So a condition is the same in any worker and process, and after a restart.
 
@@ -63,7 +63,8 @@ OptionalCondition = Annotated[SerializeAsAny[ConditionSettings] | None, Plugin("
 is an image that the data source stores. Recipes write `condition: canny` or `condition: {name: canny, low: 50}`."""
 
 Images = Mapping[str, ConditionSettings | None]
-"""Images that are wanted beside those that are trained on, by name: computed, or stored by the data source (None)."""
+"""Further images that are wanted with those that are trained on, by name: computed, or stored by the data source
+(None)."""
 NO_IMAGES: Images = {}
 
 

@@ -31,7 +31,7 @@ class NetworkFolder(Settings):
     """Folder of the network, as transformers' `save_pretrained` writes it: config.json, preprocessor_config.json and
     safetensors. It may move between two starts."""
     digest: str | None = Field(None, pattern="^[0-9a-f]{64}$")
-    """SHA-256 of its safetensors file, which the hub shows beside the file (of several, of one after the other). It
+    """SHA-256 of its safetensors file, which the hub shows next to the file (of several, of one after the other). It
     must be given; a message says what it is."""
 
 
@@ -42,7 +42,7 @@ class NetworkFile(Settings):
     """File of the weights: .safetensors; .pth, of which tensors alone are read; of some .onnx. It may move between two
     starts."""
     digest: str | None = Field(None, pattern="^[0-9a-f]{64}$")
-    """SHA-256 of the file, which the hub shows beside it. It must be given; a message says what it is."""
+    """SHA-256 of the file, which the hub shows next to it. It must be given; a message says what it is."""
 
 
 class NetworkSettings(NetworkFolder, ConditionSettings):

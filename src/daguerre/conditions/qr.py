@@ -38,9 +38,9 @@ class Settings(ConditionSettings):
     blobs: bool = True
     """Blur the image and close small dark spots before."""
     dilation: tuple[Kernel, ...] = Field((3, 5, 7), min_length=1)
-    """Sides of discs by which dark spots are closed, in pixels; one is drawn for each image, 0 is none."""
+    """Sides of discs by which dark spots are closed, in pixels; one is drawn for each image, 0 leaves this out."""
     blur: tuple[Kernel, ...] = Field((15,), min_length=1)
-    """Sides of the blur's kernel, likewise; its sigma is drawn from 0.1 to 2 px."""
+    """Sides of the blur's kernel, in pixels; one is drawn for each image. Its sigma is drawn from 0.1 to 2 px."""
 
 
 def apply(settings: Settings, pixels_HWC: np.ndarray, draw: Draw) -> np.ndarray:

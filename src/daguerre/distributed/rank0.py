@@ -1,4 +1,4 @@
-"""Small decisions that all ranks must take alike: to stop or not, small documents of each, is everybody here.
+"""Small decisions that must be equal on all ranks: to stop or not, small documents of each, is everybody here.
 
 They go over the CPU, in a group of their own (or over the store where there is no group yet), so that they neither wait
 for a GPU nor mix with what training sends. Documents are JSON. All calls are collective.
@@ -31,7 +31,7 @@ class RanksMissing(UserError):
 
 
 class StopRequested(UserError):
-    """This process was told to stop while it waited for others."""
+    """This process was asked to stop while it waited for others."""
 
     code = "failed"
 
@@ -91,7 +91,7 @@ class Agreement:
         self._ranks = ALONE if group is None else over_group(group)
 
     def signalled(self, own: signal.Signals | None) -> signal.Signals | None:
-        """At a step boundary: the signal that any rank was told to stop by, alike on all; None if none was. Of several
+        """At a step boundary: the signal that asked any rank to stop, the same on all; None without one. Of several
         the one with the highest number: SIGTERM before SIGUSR1 before SIGINT."""
         number = self._reduced(own or 0, dist.ReduceOp.MAX)
         return signal.Signals(number) if number else None

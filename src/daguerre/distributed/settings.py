@@ -44,15 +44,15 @@ class MeshSettings(Settings):
     dcn_data_parallelism: Degree = Field(-1, json_schema_extra=ELASTIC)
     """Degree of `data` between nodes; -1: what the others leave."""
     dcn_fsdp_parallelism: Degree = Field(1, json_schema_extra=ELASTIC)
-    """Degree of `fsdp` between nodes; -1 likewise."""
+    """Degree of `fsdp` between nodes; -1: the rest."""
     dcn_tensor_parallelism: Degree = Field(1, json_schema_extra=ELASTIC)
-    """Degree of `tensor` between nodes; -1 likewise."""
+    """Degree of `tensor` between nodes; -1: the rest."""
     ici_data_parallelism: Degree = Field(-1, json_schema_extra=ELASTIC)
     """Degree of `data` inside a node; -1: what the others leave."""
     ici_fsdp_parallelism: Degree = Field(1, json_schema_extra=ELASTIC)
-    """Degree of `fsdp` inside a node; -1 likewise."""
+    """Degree of `fsdp` inside a node; -1: the rest."""
     ici_tensor_parallelism: Degree = Field(1, json_schema_extra=ELASTIC)
-    """Degree of `tensor` inside a node; -1 likewise."""
+    """Degree of `tensor` inside a node; -1: the rest."""
     logical_axis_rules: list[tuple[str, list[Axis]]] = Field(
         [(name, list(axes)) for name, axes in sharding_rules.DEFAULT], json_schema_extra=ELASTIC
     )

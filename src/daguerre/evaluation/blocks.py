@@ -98,7 +98,7 @@ def read(path: Path) -> np.ndarray:
 
 
 def sound(path: Path) -> np.ndarray | None:
-    """The array of a file; None where there is none. A damaged one is removed, which is said: it is made again."""
+    """The array of a file; None without a file. A damaged file is removed, with a message, and made again."""
     try:
         return read(path)
     except FileNotFoundError:

@@ -76,7 +76,7 @@ class Difference:
     """Of the first."""
     other: float
     interval: tuple[float, float] | None
-    """Of `other` - `row.value`, at 95 %; None where there is none that holds what it says."""
+    """Of `other` - `row.value`, at 95 %; None where no interval holds what it claims."""
     warning: str = ""
     """Why the numbers may mislead, if they may."""
 
@@ -252,7 +252,7 @@ class StoredInputs:
         path, count = self.one.folder / f"{name}.npy", self.one.tables[self.table]["count"]
         if len(whole := _array(path)) != count:
             raise UserError(
-                f"{path} has {len(whole):,} samples, and {results.NAME} beside it says {count:,}: delete both, and "
+                f"{path} has {len(whole):,} samples, and {results.NAME} in its folder says {count:,}: delete both, and "
                 "evaluate again",
                 code="damaged",
             )
@@ -287,7 +287,7 @@ def _reference(place: str, label: str, digest: str) -> Statistics:
 
 
 def _found(name: str) -> list[Evaluation]:
-    """The evaluations of a run, or the one in a folder. UserError if there is none."""
+    """The evaluations of a run, or the one in a folder. UserError without any."""
     folder = local_copy.located(name)
     folders = [folder, *sorted((folder / "evaluations").glob("*/")), *sorted(folder.glob("*/"))]
     found = [Evaluation(each, results.read(each)) for each in folders if (each / results.NAME).is_file()]
@@ -299,7 +299,7 @@ def _found(name: str) -> list[Evaluation]:
 def _chosen(
     first: Sequence[Evaluation], second: Sequence[Evaluation], names: tuple[str, str]
 ) -> tuple[Evaluation, Evaluation]:
-    """The newest pair of one protocol. UserError where there is none, or the numbers of images differ."""
+    """The newest pair of one protocol. UserError without a pair, or where the numbers of images differ."""
     pairs = [
         (a, b) for a, b in product(first, second)
         if all(a.protocol.get(name) == b.protocol.get(name) for name in _SHARED if name != "prompts_sha256")

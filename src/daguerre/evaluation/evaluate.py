@@ -201,14 +201,14 @@ class ModelEvaluation:
 
     @property
     def _measured(self) -> Any:
-        """Settings of the source that names a metric; None if there is none."""
+        """Settings of the source that names a metric; None without such a source."""
         if self.model.run is None:
             return None
         found = self._held_out.measured
         return None if found is None else found.settings
 
     def with_metrics(self) -> "ModelEvaluation":
-        """With the metric of the run's source, where none is asked for. UserError if there is none."""
+        """Adds the metric of the run's source where no metric is asked for. UserError if the source names none."""
         if self.settings.metrics:
             return self
         if self.reconstructs:

@@ -136,7 +136,7 @@ def _measure(job: ModelEvaluation, one_of_several: bool) -> None:
 
 
 def refresh_page(job: ModelEvaluation) -> None:
-    """Writes the report of the run anew, if nobody trains it: a trainer writes it itself at each save."""
+    """Rewrites the report of the run, if nobody trains it: a trainer writes it itself at each save."""
     run = job.model.run
     if run is not None and lock_holder(run.path) is None and local_copy.origin(run.path) is None:
         page.write(run.path)

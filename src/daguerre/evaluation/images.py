@@ -107,7 +107,7 @@ class GeneratedImages:
         generate.generative(parts)
         if read := {*parts.attached.images}:
             raise UserError(
-                f"this model reads {', '.join(sorted(read))} beside the prompt, and `daguerre evaluate RUN` generates "
+                f"this model reads {', '.join(sorted(read))} with the prompt, and `daguerre evaluate RUN` generates "
                 "from prompts alone: generate images with control=FOLDER out=IMAGES (docs/controlnet.md), then measure "
                 "them: `daguerre evaluate IMAGES metrics=[...]`",
                 code="unsupported",
@@ -236,7 +236,7 @@ class SourceImages:
 
 
 def matched(images: SourceImages, others: SourceImages) -> list[int]:
-    """For each image the number of the one of the same name among the others. UserError where there is none."""
+    """For each image the number of the one of the same name among the others. UserError where a name is missing."""
     numbers = {name: number for number, name in enumerate(others.names)}
     with suppress(KeyError):
         return [numbers[name] for name in images.names]

@@ -53,7 +53,7 @@ class MeasuredInputs:
     against: SourceImages | None = None
     redraw: Redraw | None = None
     checking: bool = False
-    """Nothing is computed: what is missing is told before hours of work."""
+    """Computes nothing, so that what is missing is reported before hours of work."""
 
     @property
     def blocks(self) -> Blocks:

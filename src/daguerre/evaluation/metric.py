@@ -88,7 +88,7 @@ class Inputs(Protocol):
 
     @property
     def source(self) -> SourceSettings | None:
-        """Settings of the source that names the metric; None where there is none."""
+        """Settings of the source that names the metric; None without one."""
 
     @property
     def draw(self) -> Draw:
@@ -130,6 +130,6 @@ class DrawnInputs:
     def __getattr__(self, name: str) -> Any:
         raise UserError(
             f"metrics that need {name.replace('_', ' ')} are not for the loop of a run: `daguerre evaluate RUN "
-            "--follow` measures them beside it",
+            "--follow` measures them while it trains",
             code="unsupported",
         )

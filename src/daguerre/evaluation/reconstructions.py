@@ -1,4 +1,4 @@
-"""Held-out images beside what an autoencoder or Stage B makes of them: pairs for PSNR, SSIM, LPIPS, images for FID."""
+"""Held-out images and what an autoencoder or Stage B makes of them: pairs for PSNR, SSIM, LPIPS, images for FID."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +56,7 @@ class Reconstructions:
         return found
 
     def _drawn(self, parts: Components, batch: Batch, first: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """By a diffusion that is told the compressed image; the first image has this number."""
+        """By a diffusion conditioned on the compressed image; the first image has this number."""
         own, originals = self.sampling, [*batch.pixels_BCHW.permute(0, 2, 3, 1).contiguous().numpy()]
         texts = zip(batch.texts, originals, strict=True)
         told = [Prompt(text, own.negative_prompt, {IMAGE: image}) for text, image in texts]

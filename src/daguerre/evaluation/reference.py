@@ -91,7 +91,7 @@ class Statistics:
 
 
 def of_file(name: str, label: str) -> Statistics:
-    """The statistics of this network. UserError for a file that is none, or was made with other networks."""
+    """The statistics of this network. UserError for a file of another kind, or one made with other networks."""
     path = Path(name).expanduser()
     document = read_document(path)
     if label not in document["networks"]:
@@ -105,7 +105,7 @@ def of_file(name: str, label: str) -> Statistics:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """The header of a file. UserError for a file that is none."""
+    """The header of a file of statistics. UserError for any other file."""
     try:
         check_regular(path)
         with safe_open(path, "np") as file:

@@ -19,7 +19,7 @@ class Row:
     share: bool = True
     """A share in [0, 1], shown in per cent."""
     better: Literal["higher", "lower", ""] = "higher"
-    """The direction of better values; empty where there is none."""
+    """The direction of better values; empty where neither is better."""
     low: float | None = None
     high: float | None = None
     """Interval of the value, as `Result.note` says."""

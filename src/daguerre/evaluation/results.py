@@ -122,7 +122,7 @@ def software() -> dict[str, str]:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The result of a folder; empty if there is none yet. UserError for a damaged one."""
+    """The result of a folder; empty before the first. UserError for a damaged one."""
     path = folder / NAME
     try:
         found = documents.read_object(path)

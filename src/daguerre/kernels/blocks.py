@@ -21,7 +21,7 @@ from daguerre.errors import UserError, install
 from daguerre.kernels import available
 
 SHAPES = 256
-"""Most shapes for which blocks that are alike are compiled: sizes of images."""
+"""Most shapes for which equal blocks are compiled: sizes of images."""
 
 
 def compile_blocks(net: nn.Module, names: Collection[str], device: torch.device, cache_dir: str | None = None) -> int:
@@ -29,7 +29,7 @@ def compile_blocks(net: nn.Module, names: Collection[str], device: torch.device,
     for each shape by itself; returns how many blocks there are. Without gradients (sampling, validation) blocks compute
     uncompiled: a few passes of other shapes are not worth the minutes.
 
-    UserError where there is none, and where compiling needs what is not installed.
+    UserError without such a block, and where compiling needs what is not installed.
     """
     found = [module for module in net.modules() if _is_of_diffusers(module, names)]
     if not found:
@@ -62,7 +62,7 @@ def _is_of_diffusers(module: nn.Module, names: Collection[str]) -> bool:
 
 
 def _forward(kind: type[nn.Module], number: int, options: dict[str, Any]) -> Callable[..., Any]:
-    """The forward pass of blocks that are alike, which share what is compiled of it. torch keeps what it compiled by
+    """The forward pass of equal blocks, which share what is compiled of it. torch keeps what it compiled by
     the code that it compiled it of, and looks through all of that at each call: blocks that differ get a code each."""
     plain: Any = kind.forward
     code = plain.__code__.replace(co_name=f"{plain.__name__}_{number}")

@@ -27,8 +27,8 @@ class Block(ResnetBlock2D):
 
 class Centred(nn.GroupNorm):
     """A GroupNorm that takes the mean away before: with channels last torch computes the variance on a CPU as a
-    difference of sums, which loses the digits of a mean that is large beside it. The result does not depend on it, nor
-    do gradients."""
+    difference of sums, which loses the digits of a mean that is large compared with it. The result does not depend on
+    it, nor do gradients."""
 
     def forward(self, input: Tensor) -> Tensor:
         if input.ndim == 4 and input.device.type == "cpu" and not input.is_contiguous():

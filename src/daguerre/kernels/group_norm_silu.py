@@ -1,10 +1,10 @@
 """GroupNorm (Wu and He 2018), with SiLU behind it or without, of images whose channels are last in memory.
 
 torch's own GroupNorm on a GPU returns channels first, whatever it was given, so that each norm costs two changes of
-layout beside its own passes and those of SiLU. Here the forward pass reads the image twice and writes it once, in its
-type and layout; mean and variance are float32. Backward, the norm is computed again: only the image and two numbers a
-group are kept. All sums have a fixed order. Custom operators of torch, so that `torch.compile` and tensors without
-memory see shapes alone; the plain form is what computes on a CPU, and the oracle of the tests.
+layout in addition to its own passes and those of SiLU. Here the forward pass reads the image twice and writes it once,
+in its type and layout; mean and variance are float32. Backward, the norm is computed again: only the image and two
+numbers a group are kept. All sums have a fixed order. Custom operators of torch, so that `torch.compile` and tensors
+without memory see shapes alone; the plain form is what computes on a CPU, and the oracle of the tests.
 
 Shape letters: B images, C channels, H and W height and width, G groups.
 """

@@ -194,7 +194,7 @@ def _before_silu(
     dy, x, at, there, w, shift, middle, scale,
     SILU: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """The gradient behind weight and bias, and the normed image, of a block; both 0 where there is none."""
+    """The gradient behind weight and bias, and the normed image, of a block; both 0 where the block has none."""
     normed = tl.where(there, (_loaded(x, at, there, DOUBLE) - middle) * scale, 0.0)
     dz = _loaded(dy, at, there, DOUBLE)
     if SILU:

@@ -19,7 +19,8 @@ from daguerre.training.performance import kernels
 from daguerre.training.settings import bytes_of
 
 CONTEXT_BYTES = 1_000_000_000
-"""Beside tensors on a GPU: CUDA's context and kernels (about .5 GB) and work spaces of its libraries. An estimate."""
+"""What a GPU holds in addition to tensors: CUDA's context and kernels (about .5 GB) and work spaces of its libraries.
+An estimate."""
 ROUNDING = 0.04
 """Share of what a step makes and drops that the allocator loses to rounding and gaps. An estimate."""
 
@@ -78,7 +79,7 @@ class Target:
 
 
 def of(config: Config, mesh: Mesh, card: str | None, sizes: BatchSizes | None = None) -> Target:
-    """The target of these options: GPUs, unless the recipe says cpu, or nothing says GPU and there is none here."""
+    """The target of these options: GPUs, unless the recipe says cpu, or nothing says GPU and this machine has none."""
     training = config.training
     here = torch.cuda.is_available()
     on_gpu = training.device == "cuda" or (training.device == "auto" and (mesh.devices > 1 or card is not None or here))

@@ -48,9 +48,9 @@ class Peak:
     held: int
     """Stays between updates, without gradients."""
     passes: int
-    """Beside that, while losses and gradients are computed."""
+    """In addition, while losses and gradients are computed."""
     update: int
-    """Beside that, while weights are moved."""
+    """In addition, while weights are moved."""
     gathered: int
     """Whole parameters that fsdp has gathered for a moment; counted in `passes`."""
 
@@ -99,7 +99,7 @@ class SimulatedStep:
         return Peak(micro, held, passes + self._gathered, update, self._gathered)
 
     def _passes(self, micro: int) -> int:
-        """Most bytes beside what is held, in the last micro-batch of an update."""
+        """Most bytes in addition to what is held, in the last micro-batch of an update."""
         state, live = self._state, self._live
         base = live.now
         live.reset()
@@ -110,7 +110,8 @@ class SimulatedStep:
         return live.peak - base
 
     def _update(self) -> int:
-        """Most bytes beside what is held while weights are moved; what a device holds of the parameters decides."""
+        """Most bytes in addition to what is held, while weights are moved; what a device holds of the parameters
+        decides."""
         state, live = self._state, self._live
         own = self._count.bytes_of("gradients")
         taken = getattr(plugins.find("optimizers", self._config.optimizer.name), "update_bytes", None)

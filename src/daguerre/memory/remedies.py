@@ -47,7 +47,7 @@ class Fitting:
     target: Target
     peak: Peak
     given: tuple[str, ...]
-    """Overrides beside those that the command gave."""
+    """Overrides in addition to those that the command gave."""
     command: tuple[str, ...] = ()
     """The whole command."""
 

@@ -16,7 +16,7 @@ _EXAMPLES = 2
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters of one pattern that are split alike."""
+    """Parameters of one pattern that are split the same way."""
 
     component: str
     pattern: str

@@ -1,7 +1,7 @@
 """Bytes that a model in training takes on the fullest device of a mesh, counted parameter by parameter.
 
 What stays between updates: weights, gradients' room, the optimizer's state, averages, frozen networks, buffers. What a
-step takes beside that is memory/peak.py. Exact but for what an allocator rounds up.
+step takes in addition is memory/peak.py. Exact but for what an allocator rounds up.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping

@@ -37,7 +37,7 @@ def send(run: Prefix, folder: Path, still: Callable[[], bool]) -> bool:
 
 
 def fetch(run: Prefix, folder: Path) -> bool:
-    """Fetches the export to a local folder; False where there is none. StoreError, OSError, Damaged."""
+    """Fetches the export to a local folder; False without an export. StoreError, OSError, Damaged."""
     sealed = SealedFiles(run / folder.name)
     there = sealed.read()
     if there is None:

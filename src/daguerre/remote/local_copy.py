@@ -121,7 +121,7 @@ def fetch(folder: Path, name: str = "latest") -> list[str]:
 
 
 def fetch_export(folder: Path, name: str) -> None:
-    """Brings the newest export of this name (EXPORTS) into a copy. UserError where there is none."""
+    """Brings the newest export of this name (EXPORTS) into a copy. UserError without an export."""
     run = origin(folder)
     if run is None:
         return

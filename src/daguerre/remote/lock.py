@@ -192,7 +192,7 @@ def check_not_held(run: Prefix) -> None:
 
 
 def age_seconds(run: Prefix) -> float:
-    """Age of the lock in seconds, by the store's clock; 0 if there is none."""
+    """Age of the lock in seconds, by the store's clock; 0 without a lock."""
     name = f"{_PROBE}-{secrets.token_hex(4)}"
     try:
         written = run.changed(NAME)

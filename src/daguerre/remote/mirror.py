@@ -1,8 +1,8 @@
 """The files of a run's working folder in an object store: brought here at the start, sent there as they change.
 
 Training never waits for it: a thread looks for changed files at intervals; a fault is reported once, and tried again.
-What a checkpoint needs beside it (metrics, config) is sent before the checkpoint counts: `flush`. The export is
-replaced whole (remote/sealed_files.py). Checkpoints and the lock are not here.
+What a checkpoint needs besides its tensors (metrics, config) is sent before the checkpoint counts: `flush`. The export
+is replaced whole (remote/sealed_files.py). Checkpoints and the lock are not here.
 """
 
 import os
@@ -75,7 +75,7 @@ class Mirror:
                 self._finish()
 
     def flush(self) -> None:
-        """Sends what a checkpoint needs beside it, now. StoreError, OSError."""
+        """Sends what a checkpoint needs besides its tensors, now. StoreError, OSError."""
         with self._sending:
             self._send_files(patient=False)
 

@@ -84,8 +84,8 @@ class RemoteStorage:
         thread.join(_LEAVING_SECONDS)
 
     def before_commit(self) -> None:
-        """Sends what a checkpoint needs beside it, and makes sure that the run is still ours; where it is held, on
-        rank 0. CheckpointError, RunFolderHeld."""
+        """Sends what a checkpoint needs besides its tensors, and makes sure that the run is still ours; where it is
+        held, on rank 0. CheckpointError, RunFolderHeld."""
         try:
             if self._mirror is not None:
                 self._mirror.flush()

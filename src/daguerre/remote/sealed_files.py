@@ -48,7 +48,7 @@ class SealedFiles:
     at: Prefix
 
     def read(self) -> Contents | None:
-        """None where there is none. Damaged where its manifest differs from what was written."""
+        """None without a file. Damaged where its manifest differs from what was written."""
         try:
             data, version = self.at.read(manifest.NAME)
         except Missing:
@@ -146,7 +146,7 @@ class Upload:
         self.tags: dict[str, str] = {}
 
     def send(self, path: str, kind: Kind, chunks: Callable[[], Iterable[Any]], about_bytes: int = 0) -> None:
-        """Sends a file, of pieces that `chunks` gives anew at each try. StoreError, OSError."""
+        """Sends a file, of pieces that `chunks` makes again for each try. StoreError, OSError."""
         sent = self._at.send(f"{self._attempt}/{path}", chunks, about_bytes)
         self.entries[path], self.tags[path] = Entry(kind, sent.size_bytes, sent.sha256), sent.tag
 

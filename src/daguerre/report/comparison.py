@@ -59,7 +59,7 @@ def _row(one: Compared) -> list[object]:
 
 
 def _bar(low: float | None, high: float | None) -> Html | str:
-    """The interval beside a line at 0; nothing where there is none."""
+    """The interval next to a line at 0; nothing without an interval."""
     if low is None or high is None:
         return ""
     middle, reach = _WIDTH_PX / 2, max(abs(low), abs(high), 1e-300)

@@ -33,7 +33,8 @@ class Html(str):
 def element(name: str, *children: object, **attributes: object) -> Html:
     """`<name attributes>children</name>`. Children that are None are left out, others than `Html` are escaped.
 
-    An attribute that is None or False is left out, True stands alone; `class_` is class, and `_` in names becomes `-`.
+    An attribute that is None or False is left out, True is written as the name alone; `class_` is class, and `_` in
+    names becomes `-`.
     """
     parts = [name]
     for key, value in attributes.items():
@@ -98,7 +99,7 @@ def render_page(title: str, header: Html, body: Html, of: str, styles: tuple[str
 
 
 def when(text: Any) -> str:
-    """An ISO time as people write it, in UTC; "" for what is none."""
+    """An ISO time as people write it, in UTC; "" for anything else."""
     try:
         moment = datetime.fromisoformat(str(text))
     except ValueError:

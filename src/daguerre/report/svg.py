@@ -33,7 +33,7 @@ class Series:
     dots: bool = False
     """Mark every point: few values, far apart."""
     labels: Sequence[str] = ()
-    """A short text beside each point."""
+    """A short text next to each point."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A prefix of an object store under which a run's objects lie: read, written, created once, replaced, listed, deleted.
 
-Every write is known to have arrived. Two writers of one object are told apart by the store (`create`, `replace`), never
+Every write is known to have arrived. The store distinguishes two writers of one object (`create`, `replace`), never
 by looking first. StoreError for what a store refuses to the end.
 """
 
@@ -119,7 +119,7 @@ class Prefix:
         raise Transient(location, "has other bytes than were written to it", "")
 
     def send(self, name: str, chunks: Callable[[], Iterable[Any]], about_bytes: int = 0) -> Sent:
-        """Creates or replaces an object of any size from pieces of memory, which `chunks` gives anew at each try."""
+        """Creates or replaces an object of any size from pieces of memory, which `chunks` makes again for each try."""
         return storage_io.send(self.location(name), chunks, PART_BYTES, about_bytes)
 
     def digest(self, name: str, size_bytes: int) -> str:

@@ -67,8 +67,8 @@ class NoRanges(StoreError):
 
 
 class Mismatch(StoreError):
-    """Bytes that came alike several times and are not the expected ones: they are stored that way (damaged, truncated
-    or replaced)."""
+    """Bytes that were equal at several readings and are not the expected ones: they are stored that way (damaged,
+    truncated or replaced)."""
 
     def __init__(self, location: Location, what: str, setting: str = "data.path", data: bytes = b"") -> None:
         super().__init__(location, what, setting)

@@ -22,7 +22,7 @@ from daguerre.storage.location import STORES, WEB, Location, redacted, scheme
 from daguerre.storage.pipes import address_in
 
 INDEX_SUFFIX = ".index"
-"""Our own files beside shards, which a glob never means."""
+"""Our own files in folders of shards, which a glob never means."""
 FILES_LIMIT = 1_000_000
 """Most files of one setting."""
 _GLOB = re.compile(r"[*?\[]")

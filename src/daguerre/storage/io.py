@@ -1,4 +1,5 @@
-"""Network access of the data engine and of runs: sizes, ranges, whole files, listings, writing; local files likewise.
+"""Network access of the data engine and of runs: sizes, ranges, whole files, listings, writing; the same for local
+files.
 
 Every request is bounded and retried after a pause; bytes are checked (a digest, the store's MD5, or two readings that
 agree). A file that fails to the end is a `StoreError` without credentials in it.
@@ -28,7 +29,7 @@ from daguerre.storage.retry import READINGS, Stat, never_alike, ranged, size, wi
 __all__ = ["Mismatch", "Missing", "NoRanges", "Stat", "StoreError", "Transient", "size"]
 
 ALIKE = 3
-"""Readings that are alike and yet refused, after which bytes count as stored that way."""
+"""Equal readings that are refused, after which bytes count as stored that way."""
 _PAGE_KEYS = 5000
 _PUT_BYTES = 64 << 20
 _MOST_PARTS = 9000
@@ -62,7 +63,7 @@ def read(
     """Exactly `length` bytes from `start` on; what `check` refuses is read again, as it may be damaged in transit.
 
     Without a check the bytes are taken as they come, or with `twice` once two readings agree. `Mismatch` (with the
-    bytes) if they come alike again and again and the check still refuses them, or if the file ends before; other
+    bytes) if they are equal at every reading and the check still refuses them, or if the file ends before; other
     StoreErrors for faults that outlast the retries, OSError for those of the local disk.
     """
     if not length:
@@ -159,7 +160,7 @@ def write(to: str | Path | Location, data: bytes) -> None:
 
 
 def send(location: Location, chunks: Callable[[], Iterable[Any]], part_bytes: int, about_bytes: int = 0) -> Sent:
-    """Creates or replaces an object of a store from pieces of memory, which `chunks` gives anew at each try.
+    """Creates or replaces an object of a store from pieces of memory, which `chunks` makes again for each try.
 
     It has arrived by the store's MD5, else because it is read back. StoreError.
     """

@@ -38,7 +38,7 @@ class Location:
 
     @property
     def identity(self) -> str:
-        """Tells it from others without secrets: it stays the same when the address is signed anew."""
+        """Tells it from others without secrets: it stays the same when the address is signed again."""
         return redact(self.url) if self.scheme else self.url
 
     @property

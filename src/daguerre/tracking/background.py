@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 60.0
 class Background:
     """Hands all calls to the sink of `start`, which is called in the thread, too.
 
-    The first error (of any kind), a queue that is full, or an end that takes too long is told once; after it the
+    The first error (of any kind), a queue that is full, or an end that takes too long is reported once; after it the
     tracker gets nothing more until the run is started again.
     """
 

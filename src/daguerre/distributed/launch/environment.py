@@ -176,7 +176,7 @@ def _port(environ: Mapping[str, str]) -> int:
 
 
 def _refuse_job_without_srun(environ: Mapping[str, str]) -> None:
-    """UserError where a job has several tasks and this process is none of them: the others would never come."""
+    """UserError where a job has several tasks and this process does not belong to them: the others would never come."""
     if not environ.get("SLURM_JOB_ID") or _number(environ, "SLURM_NTASKS", 1) <= 1:
         return
     step = environ.get("SLURM_STEP_ID", "")

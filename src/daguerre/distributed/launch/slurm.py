@@ -68,7 +68,7 @@ Location = Annotated[str, AfterValidator(_path)]
 
 
 class SlurmSettings(Settings):
-    """Options of `daguerre launch slurm` beside the recipe and its settings."""
+    """Options of `daguerre launch slurm` other than the recipe and its settings."""
 
     unused_when: ClassVar[tuple[Unused, ...]] = (
         Unused(("accel_bind",), lambda own: own.gpus_per_node == 0, "there are no GPUs to bind to"),

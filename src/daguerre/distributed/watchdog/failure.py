@@ -13,7 +13,7 @@ Kind = Literal["failed", "gone", "silent", "stuck", "orphaned"]
 
 @dataclass(frozen=True)
 class Failure:
-    """The root cause, alike on every rank that is left."""
+    """The root cause, the same on every rank that is left."""
 
     kind: Kind
     ranks: tuple[int, ...]

@@ -42,7 +42,7 @@ def short(digest: str) -> str:
 
 
 def file_of(place: NetworkPlace, name: str, published: str, size_bytes: int) -> tuple[Path, str]:
-    """The weights file of a place, and its digest. UserError where there is none."""
+    """The weights file of a place, and its digest. UserError without a file."""
     path = Path(place.path).expanduser()
     if not path.is_file() and place.path.count("/") == 2 and not path.is_absolute():
         repository, _, inner = place.path.rpartition("/")
@@ -54,7 +54,7 @@ def file_of(place: NetworkPlace, name: str, published: str, size_bytes: int) -> 
 
 
 def folder_of(place: NetworkPlace, name: str, published: str) -> Path:
-    """The folder of a place: a local one, or a snapshot in the hub's cache. UserError where there is none."""
+    """The folder of a place: a local one, or a snapshot in the hub's cache. UserError where neither exists."""
     path = Path(place.path).expanduser()
     if path.is_dir():
         return path
