@@ -19,12 +19,13 @@ from diffusers_noise import inject
 from tiny_models import latents, prompts, tiny_sd_folder
 
 from daguerre.families import sd
-from daguerre.models.export.scheduler import choose
 from daguerre.models.family import Family
 from daguerre.objectives.algebra import Diffusion
 from daguerre.plugins import find, names
 from daguerre.samplers.draw import draw, fresh_noise, initial_noise
 from daguerre.samplers.settings import SamplingSettings
+
+choose = sd.Settings.schedulers.scheduler_of
 
 # diffusers' schedulers hand a tensor to np.array, which numpy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")

@@ -13,7 +13,7 @@ from schedulers import STOCHASTIC, objective_of, run_ours, run_scheduler
 from torch import Tensor
 
 from daguerre import plugins
-from daguerre.models.export.scheduler import choose
+from daguerre.models.schedulers.betas import BetaSchedulers
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.draw import draw
 from daguerre.samplers.settings import SamplingSettings
@@ -25,6 +25,7 @@ KINDS: list[tuple[str, str, float]] = [
     ("flow", "linear_flow", 3.0),
 ]
 SEEDS = range(1024)
+choose = BetaSchedulers().scheduler_of
 
 
 def drawn(objective: Diffusion, net: Any, **settings: Any) -> Tensor:

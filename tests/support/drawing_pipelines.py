@@ -9,7 +9,6 @@ import diffusers
 
 from daguerre import plugins
 from daguerre.generation import load
-from daguerre.models.export.scheduler import choose
 from daguerre.samplers.settings import SamplingSettings
 
 
@@ -18,7 +17,7 @@ def opened(pipeline: Any, folder: Path, steps: int, **components: Any) -> Any:
     pipe = pipeline.from_pretrained(folder, **components)
     config = load.find(str(folder), (), False).config(()).config
     objective = plugins.find("objectives", config.objective.name).build(config.objective)
-    found = choose(objective, SamplingSettings(sampler="ddim", num_inference_steps=steps))
+    found = config.model.schedulers.scheduler_of(objective, SamplingSettings(sampler="ddim", num_inference_steps=steps))
     kind = getattr(diffusers, found.class_name)
     pipe.scheduler = kind.from_config({"_class_name": found.class_name} | found.config)
     pipe.set_progress_bar_config(disable=True)

@@ -89,10 +89,9 @@ def load(settings: Settings, seed: int) -> Family:
         batch_norms.keep(networks["effnet"])
     reading = _Reading(networks["effnet"], settings.effnet_scale, settings.reconstruction_scale, seed)
     exporter = PipelineExporter(
-        settings.pipeline_class,
+        settings,
         {"latent_dim_scale": 10.67},
         {},
-        choose_scheduler=export.scheduler,
         unlisted=("effnet",),
         example=export.OF_STAGE_B,
         unknown=export.UNKNOWN,

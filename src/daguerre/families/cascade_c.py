@@ -128,7 +128,7 @@ def _exporter(settings: Settings, prompts: ImagePrompts) -> PipelineExporter:
             "crop_size": {"height": side, "width": side},
         }
     return PipelineExporter(
-        settings.pipeline_class, index, {}, choose_scheduler=export.scheduler, documents=documents,
+        settings, index, {}, documents=documents,
         unlisted=("effnet", "previewer"), left_out=("decoder", "vqgan"), result="image_embeddings",
         unknown=export.UNKNOWN,
     )  # fmt: skip

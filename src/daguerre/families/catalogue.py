@@ -6,7 +6,7 @@ For commands that are about no family in particular: what is fetched, and which 
 from functools import lru_cache
 
 from daguerre import plugins
-from daguerre.models.settings import PretrainedSettings
+from daguerre.models.settings import DenoiserSettings, PretrainedSettings
 
 
 @lru_cache(maxsize=1)
@@ -25,5 +25,5 @@ def tokenizers() -> tuple[str, ...]:
 
 
 def pipelines() -> dict[str, str]:
-    """The family of each class of pipelines."""
-    return {settings.pipeline_class: name for name, settings in pretrained().items()}
+    """The family of each class of pipelines that generate images by diffusion."""
+    return {each.pipeline_class: name for name, each in pretrained().items() if issubclass(each, DenoiserSettings)}

@@ -11,6 +11,8 @@ from daguerre.models import unet as models_unet
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
+from daguerre.models.schedulers.betas import BetaSchedulers
+from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import UNetSettings
 from daguerre.models.text_conditioning import TextConditioning
 
@@ -25,6 +27,7 @@ class Settings(UNetSettings):
     """Name of the family."""
 
     pipeline_class: ClassVar[str] = "StableDiffusionPipeline"
+    schedulers: ClassVar[Schedulers] = BetaSchedulers()
 
 
 def load(settings: Settings, seed: int) -> Family:
@@ -41,5 +44,5 @@ def load(settings: Settings, seed: int) -> Family:
     if not reader.final_norm:
         notices.append("StableDiffusionPipeline applies the text encoder's last norm, which this run does not")
     index = {"requires_safety_checker": False, "safety_checker": [None, None]}
-    exporter = PipelineExporter(settings.pipeline_class, index, replaced, tuple(notices))
+    exporter = PipelineExporter(settings, index, replaced, tuple(notices))
     return models_unet.family(components, unet, autoencoder, texts, exporter)

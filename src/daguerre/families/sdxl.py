@@ -16,6 +16,8 @@ from daguerre.models import unet as models_unet
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
+from daguerre.models.schedulers.betas import BetaSchedulers
+from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import BASE, Component, ComponentSpec, UNetSettings
 from daguerre.models.text_conditioning import TextConditioning
 from daguerre.settings import ADDRESS, Unused
@@ -46,6 +48,7 @@ class Settings(UNetSettings):
     """The empty caption is zeros instead of what the encoders make of it, as SDXL's base model samples."""
 
     pipeline_class: ClassVar[str] = "StableDiffusionXLPipeline"
+    schedulers: ClassVar[Schedulers] = BetaSchedulers()
     told_by_index: ClassVar[Mapping[str, str]] = {"force_zeros_for_empty_prompt": "zero_null_text"}
     components: ClassVar[Mapping[str, ComponentSpec]] = {
         **UNetSettings.components,
@@ -75,7 +78,7 @@ def load(settings: Settings, seed: int) -> Family:
         notices.append("StableDiffusionXLPipeline reads both text encoders before the last layer, this run does not")
     index = {"force_zeros_for_empty_prompt": settings.zero_null_text}
     replaced = {"text_encoder": lambda: text_encoder.as_read(first, *_READS)}
-    exporter = PipelineExporter(settings.pipeline_class, index, replaced, tuple(notices))
+    exporter = PipelineExporter(settings, index, replaced, tuple(notices))
     family = models_unet.family(components, unet, autoencoder, texts, exporter)
     return replace(family, batch_numbers=_sizes_of_batch, prompt_condition=_sizes_of_prompts)
 

@@ -5,7 +5,7 @@ None stands in for another in silence: the command asks for one, or a notice say
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,9 @@ from daguerre.config import overrides, recipe
 from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
 from daguerre.config_import import in_memory
-from daguerre.config_import.base_models import PREDICTIONS
 from daguerre.errors import UserError, named
 from daguerre.families import catalogue
-from daguerre.models.compatibility import of_edm, other_sampling
+from daguerre.models.schedulers.scheduler import other_sampling
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.single_file import load as single_file_load
 from daguerre.models.weights.files import read_json
@@ -199,14 +198,18 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
             f"{target} is a {class_name}; images can be generated with: {', '.join(families)}", code="unsupported"
         )
     family = catalogue.pretrained()[families[class_name]]
-    there: dict[str, Any] = {part: BASE for part in family.networks() if (folder / part / "config.json").is_file()}
+    places = {part: folder / part / "config.json" for part in family.networks()}
+    configs_of = {part: read_json(path) for part, path in places.items() if path.is_file()}
+    there: dict[str, Any] = dict.fromkeys(configs_of, BASE)
     there |= {ours: index[theirs] for theirs, ours in family.told_by_index.items() if theirs in index}
-    usual = family.usual or {"data": {"resolution": _resolution(family, folder)}}
+    usual = family.usual_of(configs_of)
     scheduler = read_json(folder / "scheduler" / "scheduler_config.json")
+    with named(target):
+        objective = family.schedulers.objective_of(scheduler)
     tree = {
         "run_name": name,
         "model": {"family": families[class_name], "pretrained_model_name_or_path": str(folder.resolve()), **there},
-        "objective": _objective(target, scheduler),
+        "objective": objective,
         "training": {"duration": "0 steps", "global_batch_size": 1},
         "lr_scheduler": {"warmup": "0 steps"},
         **usual,
@@ -214,38 +217,6 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
     }
     notices = tuple(other_sampling(scheduler))
     return Model("pipeline", target, tree, Path("runs") / "generated" / name, notices=notices)
-
-
-def _resolution(family: type[PretrainedSettings], folder: Path) -> int:
-    """Side of a pipeline's images: of its UNet's samples, times what its autoencoder enlarges."""
-    (denoiser,), (autoencoder,) = map(family.networks, ("denoiser", "autoencoder"))
-    place = folder / autoencoder / "config.json"  # not there where the autoencoder is elsewhere
-    levels = (read_json(place) if place.is_file() else {}).get("block_out_channels", [0] * 4)
-    return int(read_json(folder / denoiser / "config.json").get("sample_size", 64)) * 2 ** (len(levels) - 1)
-
-
-def _objective(target: str, scheduler: Mapping[str, Any]) -> dict[str, Any]:
-    """The objective of a scheduler's config. UserError if there is none here."""
-    prediction = scheduler.get("prediction_type", "epsilon")
-    named = str(scheduler.get("_class_name"))
-    if named.startswith("EDM") and (edm := of_edm(scheduler)) is not None:
-        return edm
-    cosine = scheduler.get("_class_name") == "DDPMWuerstchenScheduler"
-    if cosine and prediction in PREDICTIONS:
-        return {"name": PREDICTIONS[prediction], "schedule": {"name": "cosine"}}
-    betas = "cosine" if cosine else scheduler.get("beta_schedule", "linear")
-    if prediction not in PREDICTIONS or betas != "scaled_linear" or scheduler.get("trained_betas") is not None:
-        raise UserError(
-            f"{target}: its scheduler predicts {prediction} on a {betas} schedule of its own, for which there is no "
-            f"objective here; known are {', '.join(PREDICTIONS)} on scaled_linear. Give its recipe or run",
-            code="unsupported",
-        )
-    schedule = {
-        name: scheduler[name] for name in ("beta_start", "beta_end", "num_train_timesteps") if name in scheduler
-    }
-    if scheduler.get("rescale_betas_zero_snr"):
-        schedule["zero_terminal_snr"] = True
-    return {"name": PREDICTIONS[prediction], "schedule": schedule}
 
 
 def choose(model: Model, config: Config, weights: str | None) -> Loading:

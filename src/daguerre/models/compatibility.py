@@ -3,12 +3,17 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from daguerre import plugins
+from daguerre.errors import UserError
 from daguerre.models.components import ComponentLoader
-from daguerre.models.export.scheduler import EDM_PREDICTIONS, PREDICTIONS
+from daguerre.models.schedulers.betas import PREDICTIONS
+from daguerre.models.schedulers.scheduler import other_sampling
 from daguerre.models.weights.files import read_json
 from daguerre.objectives import edm
 from daguerre.objectives.algebra import Diffusion
+from daguerre.objectives.levels import noise_conditioning
 from daguerre.objectives.objective import Objective
+from daguerre.objectives.settings import DiffusionSettings, ScheduleSettings
 
 
 def compatibility_warnings(components: ComponentLoader, trained: Collection[str], objective: Objective) -> list[str]:
@@ -31,7 +36,11 @@ def compatibility_warnings(components: ComponentLoader, trained: Collection[str]
         return warnings
     warnings += _told_by_index(components)
     config = components.scheduler()
-    return warnings + ([] if config is None else [*_differences(config, diffusion), *other_sampling(config)])
+    if config is None:
+        return warnings
+    was = _trained_as(components, config)
+    lines = [was] if isinstance(was, str) else differences(was, diffusion)
+    return [*warnings, *lines, *other_sampling(config)]
 
 
 def _told_by_index(components: ComponentLoader) -> list[str]:
@@ -49,119 +58,91 @@ def _told_by_index(components: ComponentLoader) -> list[str]:
     ]
 
 
-_SAMPLED_ALIKE = (
-    *("DDIM", "PNDM", "DDPM", "EulerDiscrete", "HeunDiscrete", "LMSDiscrete", "DPMSolverMultistep", "UniPCMultistep"),
-    *("DPMSolverSinglestep", "DEISMultistep", "EDMEuler", "EDMDPMSolverMultistep", "DDPMWuerstchen"),
-    "FlowMatchEulerDiscrete",
-)
-"""Schedulers for models that any sampler of the same noise levels serves."""
-_BY_SAMPLER = {
-    "LCM": "lcm, with few num_inference_steps and the guidance_scale of its page,",
-    "EulerAncestralDiscrete": "euler_ancestral",
-}
-
-
-def other_sampling(config: Mapping[str, Any]) -> list[str]:
-    """A line for a scheduler's config that asks for another kind of sampling than is used here unless it is chosen."""
-    named = str(config.get("_class_name")).removesuffix("Scheduler")
-    lines = []
-    if named in _BY_SAMPLER:
-        lines.append(f"its scheduler is {named}Scheduler: sampler={_BY_SAMPLER[named]} samples as it does")
-    elif named not in (*_SAMPLED_ALIKE, "None"):
-        lines.append(f"its scheduler is {named}Scheduler, which no sampler here is: images differ from diffusers'")
-    if named.startswith("EDM") and config.get("sigma_schedule", "karras") != "karras":
-        kind = config["sigma_schedule"]
-        lines.append(f"its scheduler lays its steps as {kind} says; here they are laid as karras says, by rho")
-    return lines
-
-
 def prediction_warning(components: ComponentLoader, objective: Objective) -> str | None:
     """A message if the pretrained network predicts something else than is trained; None also where nobody compares."""
     config = None if components.settings.denoises_anew else components.scheduler()
-    return None if config is None or objective.diffusion is None else _predicts(config, objective.diffusion)
-
-
-def _predicts(config: dict[str, Any], objective: Diffusion) -> str | None:
-    was, now = config.get("prediction_type", "epsilon"), PREDICTIONS.get(objective.settings.name)
-    if str(config.get("_class_name")).startswith("EDM"):
-        return _predicts_edm(config, objective)
-    if objective.settings.schedule.name == "edm" and objective.noise_conditioning.name != "timestep":
-        return _OTHER_CONDITIONING
-    if was == now:
+    if config is None or objective.diffusion is None:
         return None
-    ours = {theirs: name for name, theirs in PREDICTIONS.items()}.get(was, was)
+    was = _trained_as(components, config)
+    return None if isinstance(was, str) else _predicts(was, objective.diffusion)
+
+
+def _trained_as(components: ComponentLoader, config: Mapping[str, Any]) -> DiffusionSettings | str:
+    """The settings of the objective that a scheduler's config stands for; where there are none, the reason."""
+    try:
+        section = components.settings.schedulers.objective_of(config)
+    except UserError as error:
+        return f"the objective of the pretrained network cannot be compared: {error}"
+    settings: DiffusionSettings = plugins.find("objectives", section["name"]).Settings.model_validate(section)
+    return settings
+
+
+def differences(was: DiffusionSettings, objective: Diffusion) -> list[str]:
+    """A line for each difference in what the network learns, and in the noise levels at which it does."""
+    predicts = _predicts(was, objective)
+    return [*([] if predicts is None else [predicts]), *_levels(was.schedule, objective)]
+
+
+def _predicts(was: DiffusionSettings, objective: Diffusion) -> str | None:
+    now = objective.settings
+    if isinstance(was, edm.Settings):
+        return _predicts_edm(was, now)
+    if was.name == now.name:
+        return None
+    known = noise_conditioning.NAMES[was.schedule.name]
+    if now.schedule.name == "edm" and objective.noise_conditioning.name != known:
+        return (
+            f"the pretrained network takes the {known} of a noise level as input, but EDM gives it ln(sigma)/4, so it "
+            f"has to relearn the noise levels; model.noise_conditioning={known} gives it the {known} of each level"
+        )
     return (
-        f"the pretrained network predicts {was} (objective.name={ours}), this recipe trains {objective.settings.name}: "
-        "it has to relearn the meaning of its output"
+        f"the pretrained network predicts {PREDICTIONS[was.name]} (objective.name={was.name}), this recipe trains "
+        f"{now.name}: it has to relearn the meaning of its output"
     )
 
 
-def of_edm(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The objective of a scheduler of EDM; None for what it cannot predict."""
-    kinds = {theirs: ours for ours, theirs in EDM_PREDICTIONS.items()}
-    if (prediction := config.get("prediction_type", "epsilon")) not in kinds:
-        return None
-    usual = {"sigma_min": 0.002, "sigma_max": 80.0, "rho": 7.0}
-    schedule = {"name": "edm", **{name: config.get(name, value) for name, value in usual.items()}}
-    own = {"prediction": kinds[prediction], "sigma_data": config.get("sigma_data", 0.5)}
-    return {"name": "edm", **own, "schedule": schedule}
-
-
-def _predicts_edm(config: dict[str, Any], objective: Diffusion) -> str | None:
+def _predicts_edm(was: edm.Settings, now: DiffusionSettings) -> str | None:
     """A message if the network is EDM's, of Playground v2.5 or CosXL, and is trained otherwise."""
-    was, now = of_edm(config), objective.settings
-    if was is None:
-        return f"the pretrained network predicts {config.get('prediction_type')} with EDM's scaling, which is not known"
-    told = f"objective.prediction={was['prediction']} objective.sigma_data={was['sigma_data']:g}"
+    told = f"objective.prediction={was.prediction} objective.sigma_data={was.sigma_data:g}"
     if not isinstance(now, edm.Settings):
         return (
             f"the pretrained network was trained with EDM's scaling and noise levels (objective.name=edm {told} "
-            f"objective.schedule.sigma_max={was['schedule']['sigma_max']:g}), this recipe trains {now.name}: it has to "
+            f"objective.schedule.sigma_max={was.schedule.sigma_max:g}), this recipe trains {now.name}: it has to "
             "relearn the meaning of its input and output"
         )
-    if (was["prediction"], was["sigma_data"]) != (now.prediction, now.sigma_data):
+    if (was.prediction, was.sigma_data) != (now.prediction, now.sigma_data):
         ours = f"objective.prediction={now.prediction} objective.sigma_data={now.sigma_data:g}"
         return f"the pretrained network was trained with {told}, this recipe trains {ours}"
     return None
 
 
-def _differences(config: dict[str, Any], objective: Diffusion) -> list[str]:
-    settings = objective.settings
-    warnings = [text for text in [_predicts(config, objective)] if text is not None]
-    if str(config.get("_class_name")).startswith("EDM"):
-        return warnings
-    told = objective.noise_conditioning.name
-    if config.get("_class_name") == "DDPMWuerstchenScheduler":
-        own = "the pretrained network was trained with the noise levels of schedule cosine, not"
-        return warnings + ([] if settings.schedule.name == "cosine" else [f"{own} {settings.schedule.name}"])
-    if settings.schedule.name == "edm" or (settings.schedule.name != "scaled_linear" and told == "timestep"):
-        return warnings
-    if settings.schedule.name != "scaled_linear":
-        return [
-            *warnings,
-            "the pretrained network was trained with the noise levels of a beta schedule, not "
-            f"{settings.schedule.name}",
-        ]
-    for theirs, name in (("beta_start", "beta_start"), ("beta_end", "beta_end"), ("num_train_timesteps",) * 2):
-        if theirs in config and config[theirs] != getattr(settings.schedule, name):
-            ours = getattr(settings.schedule, name)
-            warnings.append(
-                f"the pretrained network was trained with {theirs} {config[theirs]}, this recipe has {ours}"
-            )
-    if settings.schedule.shift != 1 and told == "auto":
-        warnings.append(_SHIFTED)
-    if bool(config.get("rescale_betas_zero_snr")) and not settings.schedule.zero_terminal_snr:
-        warnings.append(
+def _levels(was: ScheduleSettings, objective: Diffusion) -> list[str]:
+    """A line for each difference between the noise levels; those of EDM are said with its scaling."""
+    now, told = objective.settings.schedule, objective.noise_conditioning.name
+    # A network that is given its own number of each level knows the levels of any schedule.
+    if was.name == "edm" or (now.name != was.name and told == noise_conditioning.NAMES[was.name]):
+        return []
+    if now.name != was.name:
+        if now.name == "edm":
+            return []  # what the network predicts has said it
+        levels = "a beta schedule" if was.name == "scaled_linear" else f"schedule {was.name}"
+        return [f"the pretrained network was trained with the noise levels of {levels}, not {now.name}"]
+    lines = [
+        f"the pretrained network was trained with {name} {getattr(was, name)}, this recipe has {getattr(now, name)}"
+        for name in ("beta_start", "beta_end", "num_train_timesteps")
+        if getattr(was, name) != getattr(now, name)
+    ]
+    if objective.schedule.variance_preserving and now.shift != was.shift and told == "auto":
+        lines.append(_shifted(noise_conditioning.NAMES[was.name]))
+    if was.zero_terminal_snr and not now.zero_terminal_snr:
+        lines.append(
             "the pretrained network was trained with zero terminal SNR: set objective.schedule.zero_terminal_snr"
         )
-    return warnings
+    return lines
 
 
-_OTHER_CONDITIONING = (
-    "the pretrained network takes timesteps from 0 to 999 as input, but EDM gives it ln(sigma)/4, so it has to relearn "
-    "the noise levels; model.noise_conditioning=timestep gives it the timestep of each level"
-)
-_SHIFTED = (
-    "objective.schedule.shift gives each timestep another noise level than in pretraining: "
-    "model.noise_conditioning=timestep gives the UNet the timestep of the level"
-)
+def _shifted(number: str) -> str:
+    return (
+        f"objective.schedule.shift gives each {number} another noise level than in pretraining: "
+        f"model.noise_conditioning={number} gives the network the {number} of the level"
+    )

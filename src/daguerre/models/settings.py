@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticUndefined
 
 from daguerre.settings import ADDRESS, FREE, Settings, Unused
+
+if TYPE_CHECKING:
+    from daguerre.models.schedulers.scheduler import Schedulers
 
 SINGLE_FILES = (".safetensors", ".ckpt", ".pt", ".bin")
 """Suffixes of files that hold a model, or one of its networks."""
@@ -161,8 +164,11 @@ class PretrainedSettings(FamilySettings):
 
     pipeline_class: ClassVar[str]
     """The class of diffusers' pipelines that an export is opened with."""
+    schedulers: ClassVar["Schedulers"]
+    """The schedulers of that class: which objective each stands for, and which one an objective is exported with. Every
+    family that is trained by diffusion has them."""
     usual: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Sections of a recipe that generates with such a pipeline, where its configs do not tell the size of images."""
+    """Sections of a recipe that generates with such a pipeline: the size of its images, and how they are sampled."""
     told_by_index: ClassVar[Mapping[str, str]] = {}
     """Settings that the index of a base (model_index.json) tells, by their names there."""
     files_tell_numbers: ClassVar[bool] = False
@@ -178,6 +184,12 @@ class PretrainedSettings(FamilySettings):
     @property
     def places(self) -> Mapping[str, Any]:
         return {name: getattr(self, name) for name in self.networks()}
+
+    @classmethod
+    def usual_of(cls, configs: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+        """`usual` for a pipeline whose networks have these configs, by component, which may tell more than its class.
+        A network that comes from elsewhere has none."""
+        return cls.usual
 
     @classmethod
     def of_base(cls) -> set[str]:
@@ -216,3 +228,9 @@ class UNetSettings(CaptionedSettings, LatentSettings):
         "tokenizer": ComponentSpec("tokenizer"),
     }
     """Each is a field, too: where it comes from."""
+
+    @classmethod
+    def usual_of(cls, configs: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+        """Side of a pipeline's images: of its UNet's samples, times what its autoencoder enlarges."""
+        levels = configs.get("vae", {}).get("block_out_channels", [0] * 4)
+        return {"data": {"resolution": int(configs.get("unet", {}).get("sample_size", 64)) * 2 ** (len(levels) - 1)}}

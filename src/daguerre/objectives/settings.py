@@ -104,6 +104,7 @@ class ScheduleSettings(Choice):
         "zero_terminal_snr": ("scaled_linear",),
         "shift": ("scaled_linear", "cosine", "linear_flow"),
         "resolution_shift": ("scaled_linear", "cosine", "linear_flow"),
+        "terminal": ("linear_flow",),
         "sigma_min": ("edm",),
         "sigma_max": ("edm",),
         "rho": ("edm",),
@@ -127,6 +128,9 @@ class ScheduleSettings(Choice):
     """Noise-to-signal ratio is multiplied by this (log-SNR minus 2 ln shift): above 1 for larger images."""
     resolution_shift: ResolutionShiftSettings = ResolutionShiftSettings()
     """A shift that follows the size of the images: each bucket has its own."""
+    terminal: float | None = Field(None, gt=0, lt=1)
+    """linear_flow: noise level of the last call of a sampler, to which the levels between are stretched (Qwen-Image:
+    0.02). null: the level that follows from the shift."""
     zero_terminal_snr: bool = False
     """Shift and scale sqrt(alphas_cumprod) so that the last timestep is pure noise (arXiv 2305.08891, algorithm 1)."""
     sigma_min: float = Field(0.002, gt=0)

@@ -1,11 +1,14 @@
 """The scheduler of diffusers' Stable Cascade pipelines, and where it generates otherwise than we do."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from daguerre.models.export.scheduler import PREDICTIONS, Scheduler
+from daguerre.models.schedulers.betas import PREDICTIONS
+from daguerre.models.schedulers.scheduler import EQUAL_IN_LAW, Scheduler, Schedulers, no_objective
 from daguerre.objectives.algebra import Diffusion
+from daguerre.objectives.levels.schedules import Cosine
 from daguerre.samplers.settings import SamplingSettings
 
 WUERSTCHEN = "DDPMWuerstchenScheduler"
@@ -26,28 +29,48 @@ image = pipe(image_embeddings, "a prompt", {call}).{result}  # with those of a S
 """How Stage B is opened by diffusers."""
 
 
-def scheduler(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
+class WuerstchenSchedulers(Schedulers):
     """DDPMWuerstchenScheduler, which has the cosine schedule without a shift, ancestral steps and eps alone."""
-    schedule, notices = objective.settings.schedule, []
-    if objective.settings.name != "eps" or schedule.name != "cosine":
-        notices.append(
-            f"this run predicts {objective.settings.name} on the schedule {schedule.name}, and diffusers' pipelines of "
-            "Stable Cascade take eps on cosine alone: their images of these weights are wrong; use `daguerre generate`"
+
+    def _objective_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        named, prediction = config.get("_class_name"), config.get("prediction_type", "epsilon")
+        predictions = {theirs: ours for ours, theirs in PREDICTIONS.items() if ours != "flow"}
+        law = config.get("s", Cosine.offset), config.get("scaler", 1.0)
+        if named != WUERSTCHEN or prediction not in predictions or law != (Cosine.offset, 1.0):
+            numbers = f"s {law[0]:g} and scaler {law[1]:g}"
+            known = f"{', '.join(predictions)} by {WUERSTCHEN} with s {Cosine.offset} and scaler 1"
+            raise no_objective(f"is {named} with {numbers}, which predicts {prediction}", known)
+        return {"name": predictions[prediction], "schedule": {"name": "cosine"}}
+
+    def scheduler_of(self, objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
+        schedule, told, notices = objective.settings.schedule, objective.noise_conditioning, list[str]()
+        levels = objective.sampled(sampling.shift)
+        if schedule.name == "cosine" and (shift := levels.schedule.settings.shift) != 1:
+            notices.append(f"this run samples with shift {shift:g}, which diffusers does not have: images differ")
+        if sampling.sampler != "euler_ancestral" and (sampling.sampler, sampling.eta) != ("ddim", 1.0):
+            notices.append(f"this run samples with {sampling.sampler}, {WUERSTCHEN} by ancestral steps: images differ")
+        if sampling.guidance_rescale:
+            notices.append("diffusers' pipelines of Stable Cascade have no guidance_rescale: images differ")
+        if told.name == "cosine_time" and schedule.name == "cosine":
+            first = float(levels.c_noise(torch.ones((), dtype=torch.float64)))
+            notices.append(
+                f"at the first step diffusers tells the network the time 1, which no training has; this run {first:.4f}"
+            )
+        notices.append(EQUAL_IN_LAW)
+        config: dict[str, Any] = {"s": Cosine.offset, "scaler": 1.0}
+        if objective.settings.name in PREDICTIONS and objective.settings.name != "eps":
+            # diffusers has no such attribute there, and says that it is ignored; objective_of reads it
+            config["prediction_type"] = PREDICTIONS[objective.settings.name]
+        chosen = Scheduler(WUERSTCHEN, config, notices)
+        wrong = (
+            "diffusers' pipelines of Stable Cascade take eps on cosine alone: their images of these weights are wrong"
         )
-    levels = objective.sampled(sampling.shift)
-    if schedule.name == "cosine" and (shift := levels.schedule.settings.shift) != 1:
-        notices.append(f"this run samples with shift {shift:g}, which diffusers does not have: images differ")
-    if sampling.sampler != "euler_ancestral" and (sampling.sampler, sampling.eta) != ("ddim", 1.0):
-        notices.append(f"this run samples with {sampling.sampler}, {WUERSTCHEN} by ancestral steps: images differ")
-    if sampling.guidance_rescale:
-        notices.append("diffusers' pipelines of Stable Cascade have no guidance_rescale: images differ")
-    if objective.noise_conditioning.name == "cosine_time" and schedule.name == "cosine":
-        first = float(levels.c_noise(torch.ones((), dtype=torch.float64)))
-        notices.append(
-            f"at the first step diffusers tells the network the time 1, which no training has; this run {first:.4f}"
-        )
-    notices.append("the fresh noise is torch's own, so images are equal in distribution only")
-    config: dict[str, Any] = {"s": 0.008, "scaler": 1.0}
-    if objective.settings.name != "eps":  # diffusers has no such attribute there, and says that it is ignored
-        config["prediction_type"] = PREDICTIONS[objective.settings.name]
-    return Scheduler(WUERSTCHEN, config, notices)
+        if schedule.name != "cosine" or not isinstance(told.clock, Cosine) or told.clock.settings.shift != 1:
+            return chosen.differing(
+                f"this run predicts {objective.settings.name} on the schedule {schedule.name} with the noise "
+                f"conditioning {told.name}, and {wrong}; use `daguerre generate`"
+            )
+        if objective.settings.name != "eps":
+            reason = f"this run predicts {objective.settings.name} on the schedule cosine, and {wrong}"
+            notices.insert(0, f"{reason}; use `daguerre generate`")
+        return chosen

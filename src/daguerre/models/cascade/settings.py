@@ -1,8 +1,10 @@
-"""Settings that Stage C and Stage B of Stable Cascade share. No torch here."""
+"""Settings that Stage C and Stage B of Stable Cascade share."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+from daguerre.models.cascade.export import WuerstchenSchedulers
+from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import CaptionedSettings, Component, ComponentSpec, DenoiserSettings
 
 STABILITY = "stabilityai/stable-cascade"
@@ -18,6 +20,7 @@ class CascadeSettings(CaptionedSettings, DenoiserSettings):
     """The EfficientNet that makes Stage C's latents of images, frozen; its weights are float32. Of given numbers, what
     is not given is EfficientNet-V2-S."""
 
+    schedulers: ClassVar[Schedulers] = WuerstchenSchedulers()
     time_scale: ClassVar[float] = 1.0
     files_tell_numbers: ClassVar[bool] = True
     overflows_float16: ClassVar[bool] = True

@@ -16,8 +16,8 @@ from torch import nn
 
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
-from daguerre.models.export import scheduler
 from daguerre.models.family import Family
+from daguerre.models.settings import PretrainedSettings
 from daguerre.models.single_file.keys import with_wrapper
 from daguerre.models.weights.files import write_json
 from daguerre.objectives.algebra import Diffusion
@@ -39,16 +39,14 @@ _ABSENT: dict[str, Any] = {"feature_extractor": [None, None], "image_encoder": [
 class PipelineExporter:
     """Writes a family as a folder that stock diffusers opens offline, tokenizers included."""
 
-    class_name: str
-    """Of the pipeline."""
+    settings: PretrainedSettings
+    """Of the family: its class of pipelines, and their schedulers."""
     index: Mapping[str, Any]
     """Further entries of model_index.json."""
     replaced: Mapping[str, Callable[[], nn.Module]]
     """Networks as the pipeline needs them, where it computes otherwise than the family, by component."""
     notices: tuple[str, ...] = ()
     """Differences between what the pipeline and the run do."""
-    choose_scheduler: Callable[[Diffusion, SamplingSettings], scheduler.Scheduler] = scheduler.choose
-    """The scheduler of the pipeline."""
     documents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Further JSON files, by relative path."""
     unlisted: Collection[str] = ()
@@ -71,7 +69,7 @@ class PipelineExporter:
                 f"the objective {objective!r} is not a diffusion objective: there is nothing to export",
                 code="unsupported",
             )
-        plan = self.choose_scheduler(diffusion, sampling)
+        plan = self.settings.schedulers.scheduler_of(diffusion, sampling)
         notices = [*self.notices, *plan.notices]
         networks = {**family.components, **{name: make() for name, make in self.replaced.items()}}
         networks = {name: network for name, network in networks.items() if name not in self.left_out}
@@ -88,7 +86,7 @@ class PipelineExporter:
                 (fresh / path).parent.mkdir(exist_ok=True)
                 (fresh / path).write_bytes(content)
             index |= {**_ABSENT, **self.index, "scheduler": ["diffusers", plan.class_name]}
-            write_json(fresh / "model_index.json", {"_class_name": self.class_name, **provenance, **index})
+            write_json(fresh / "model_index.json", {"_class_name": self.settings.pipeline_class, **provenance, **index})
             (fresh / "scheduler").mkdir()
             config = {"_class_name": plan.class_name, **provenance, **plan.config}
             write_json(fresh / "scheduler" / "scheduler_config.json", config)
@@ -130,8 +128,8 @@ def _card(
     levels = objective.sampled(sampling.shift).schedule.settings
     ours = {"sampler": sampling.sampler, **given} | ({"shift": levels.shift} if levels.acts("shift") else {})
     return _CARD.format(
-        class_name=own.class_name,
-        example=own.example.format(class_name=own.class_name, call=call, result=own.result),
+        class_name=own.settings.pipeline_class,
+        example=own.example.format(class_name=own.settings.pipeline_class, call=call, result=own.result),
         scheduler=scheduler_class,
         objective=objective.settings.name,
         schedule=objective.settings.schedule.name,

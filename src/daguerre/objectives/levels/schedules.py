@@ -193,7 +193,11 @@ class LinearFlow(Schedule):
         return s / (a + s)
 
     def stops(self, num_steps: int, spacing: str) -> Tensor:
-        return self.time(even_stops(num_steps, spacing))
+        times = self.time(even_stops(num_steps, spacing))
+        if self.settings.terminal is None or num_steps == 1:  # one step begins at pure noise, whatever its end
+            return times
+        signal = 1 - times
+        return 1 - signal * ((1 - self.settings.terminal) / signal[-1])
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,15 +1,17 @@
-"""Chooses the diffusers scheduler that generates the images that an objective and a sampler generate here.
+"""Schedulers of Stable Diffusion's pipelines: tables of betas, EDM's, and flow by the solvers that serve both.
 
-A function from our settings to a scheduler's class and config, as data: diffusers itself is not imported. Measured
-differences are in docs/export.md, reasons in docs/samplers.md.
+Measured differences are in docs/export.md, reasons in docs/samplers.md.
 """
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from daguerre.models.schedulers.flow_matching import flow_of
+from daguerre.models.schedulers.scheduler import EQUAL_IN_LAW, Scheduler, Schedulers, no_objective
 from daguerre.objectives import edm
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.settings import SamplingSettings
@@ -25,36 +27,56 @@ SECOND_ORDER = ("dpmpp_2m", "dpmpp_2m_sde")
 OF_THE_SDE = ("euler_ancestral", "dpmpp_2m_sde")
 """Those of them that are SDE-DPM-Solver++."""
 _COSINE_STEPS = 1000
-_EQUAL_IN_LAW = "the fresh noise is torch's own, so images are equal in distribution only"
 
 
-@dataclass(frozen=True)
-class Scheduler:
-    """A diffusers scheduler by class name and config."""
+class BetaSchedulers(Schedulers):
+    """Schedulers of pipelines whose networks read timesteps of a table of betas, or ln(sigma)/4 of EDM's levels."""
 
-    class_name: str
-    config: dict[str, Any]
-    notices: list[str] = field(default_factory=list)
-    """Differences of its images from ours beyond 2/255 in fp32."""
+    def _objective_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        named, prediction = str(config.get("_class_name")), config.get("prediction_type", "epsilon")
+        if named.startswith("EDM"):
+            return _edm_of(config)
+        if named.startswith("FlowMatch") or config.get("use_flow_sigmas"):
+            return flow_of(config, None)
+        # What a scheduler has saved names all its numbers. What only a file of weights tells is a part of them.
+        betas = config.get("beta_schedule", "linear" if "_class_name" in config else "scaled_linear")
+        predictions = {theirs: ours for ours, theirs in PREDICTIONS.items() if ours != "flow"}
+        if prediction not in predictions or betas != "scaled_linear" or config.get("trained_betas") is not None:
+            known = f"{', '.join(predictions)} on scaled_linear, EDM and flow"
+            raise no_objective(f"predicts {prediction} on a {betas} schedule of its own", known)
+        numbers = ("beta_start", "beta_end", "num_train_timesteps")
+        schedule = {name: config[name] for name in numbers if name in config}
+        if config.get("rescale_betas_zero_snr"):
+            schedule["zero_terminal_snr"] = True
+        return {"name": predictions[prediction], "schedule": schedule}
+
+    def scheduler_of(self, objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
+        levels, notices = _visited(objective, sampling)
+        chosen = _chosen(levels, sampling)
+        chosen = replace(chosen, notices=[*chosen.notices, *notices])
+        clock, told = objective.noise_conditioning.clock, objective.noise_conditioning.name
+        if type(clock) is type(objective.schedule):
+            return chosen
+        return chosen.differing(
+            f"this run gives the network {told} (model.noise_conditioning), but diffusers gives it the time of the "
+            "schedule, another number: images of the pipeline are wrong; use `daguerre generate`"
+        )
 
 
-def choose(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
-    """The scheduler that comes nearest to sampling this objective with these settings."""
-    levels, notices = _visited(objective, sampling)
+def _chosen(levels: Diffusion, sampling: SamplingSettings) -> Scheduler:
+    """The scheduler for an objective on the levels that are visited."""
     schedule = levels.schedule.settings
     if schedule.name == "edm":
-        chosen = _edm(levels, sampling)
-    elif sampling.eta > 0 and schedule.name == "scaled_linear":
-        eta = f"eta is {sampling.eta}: give it to the call, pipe(prompt, eta={sampling.eta}); {_EQUAL_IN_LAW}"
-        chosen = Scheduler("DDIMScheduler", _unclipped(levels, sampling), [eta])
-    elif sampling.sampler == "heun" and schedule.name == "scaled_linear" and not schedule.zero_terminal_snr:
-        own = [*_miscounted(sampling, 1000), *_no_fresh_noise(sampling, "HeunDiscreteScheduler")]
-        chosen = Scheduler("HeunDiscreteScheduler", _betas(levels) | _common(levels, sampling), own)
-    elif sampling.sampler == "lcm" and schedule.name != "linear_flow":
-        chosen = _lcm(levels, sampling)
-    else:
-        chosen = _multistep(levels, sampling)
-    return replace(chosen, notices=[*chosen.notices, *notices])
+        return _edm(levels, sampling)
+    if sampling.eta > 0 and schedule.name == "scaled_linear":
+        eta = f"eta is {sampling.eta}: give it to the call, pipe(prompt, eta={sampling.eta}); {EQUAL_IN_LAW}"
+        return Scheduler("DDIMScheduler", _unclipped(levels, sampling), [eta])
+    if sampling.sampler == "heun" and schedule.name == "scaled_linear" and not schedule.zero_terminal_snr:
+        notices = [*_miscounted(sampling, 1000), *_no_fresh_noise(sampling, "HeunDiscreteScheduler")]
+        return Scheduler("HeunDiscreteScheduler", _betas(levels) | _common(levels, sampling), notices)
+    if sampling.sampler == "lcm" and schedule.name != "linear_flow":
+        return _lcm(levels, sampling)
+    return _multistep(levels, sampling)
 
 
 def _visited(objective: Diffusion, sampling: SamplingSettings) -> tuple[Diffusion, list[str]]:
@@ -65,10 +87,7 @@ def _visited(objective: Diffusion, sampling: SamplingSettings) -> tuple[Diffusio
     wanted, conditioning = objective.sampled(sampling.shift), objective.noise_conditioning
     clock, schedule = conditioning.clock, wanted.schedule
     if type(clock) is not type(schedule):
-        return wanted, [
-            f"this run gives the network {conditioning.name} (model.noise_conditioning), but diffusers gives it the "
-            "time of the schedule, another number: images of the pipeline are wrong; use `daguerre generate`"
-        ]
+        return wanted, []  # no table of theirs has the number that the network knows
     if not schedule.variance_preserving:  # there the time is the level
         if sampling.shift or wanted.settings.schedule.resolution_shift.name == "none":
             return wanted, []
@@ -125,12 +144,22 @@ def _edm(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
     return Scheduler(class_name, config | _solver(sampling), notices)
 
 
+def _edm_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = {theirs: ours for ours, theirs in EDM_PREDICTIONS.items()}
+    if (prediction := config.get("prediction_type", "epsilon")) not in kinds:
+        raise no_objective(f"predicts {prediction} with EDM's scaling", f"{', '.join(kinds)} with it")
+    usual = {"sigma_min": 0.002, "sigma_max": 80.0, "rho": 7.0}
+    schedule = {"name": "edm", **{name: config.get(name, value) for name, value in usual.items()}}
+    own = {"prediction": kinds[prediction], "sigma_data": config.get("sigma_data", 0.5)}
+    return {"name": "edm", **own, "schedule": schedule}
+
+
 def _lcm(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
     """LCM's scheduler takes trailing times of those that it was distilled at, here of all there are."""
     config = _unclipped(objective, sampling)
     num_times = config["original_inference_steps"] = config["num_train_timesteps"]
     num_times -= objective.schedule.settings.name == "cosine"
-    notices = [_EQUAL_IN_LAW]
+    notices = [EQUAL_IN_LAW]
     if sampling.timestep_spacing != "trailing" or num_times % sampling.num_inference_steps:
         notices.append(f"LCMScheduler has trailing spacing only, rounded where the steps do not divide {num_times}")
     return Scheduler("LCMScheduler", config, notices)
@@ -208,10 +237,12 @@ def _level_notices(objective: Diffusion, sampling: SamplingSettings, class_name:
     """Messages where a multistep scheduler visits other noise levels."""
     schedule = objective.schedule.settings
     if schedule.name == "linear_flow":
-        return [
+        notice = (
             "diffusers starts flow at time 0.999 and gives the network integer timesteps: images are close (about "
             "1/255 to 4/255 a pixel)"
-        ]
+        )
+        last = f"{class_name} does not end at objective.schedule.terminal={schedule.terminal}: images differ"
+        return [notice, *([] if schedule.terminal is None else [last])]
     if schedule.name == "cosine":
         if _COSINE_STEPS % sampling.num_inference_steps == 0:
             return []
@@ -237,7 +268,7 @@ def _miscounted(sampling: SamplingSettings, num_timesteps: int) -> list[str]:
 def _no_fresh_noise(sampling: SamplingSettings, class_name: str) -> list[str]:
     """A message if fresh noise is another's, or if a scheduler adds none where the sampler here does."""
     if sampling.sampler in OF_THE_SDE:
-        return [_EQUAL_IN_LAW]
+        return [EQUAL_IN_LAW]
     lost = [name for name in ("eta", "s_churn") if getattr(sampling, name) > 0]
     return [f"{class_name} adds no fresh noise, so images are those of {name}=0" for name in lost]
 
