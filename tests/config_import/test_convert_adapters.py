@@ -129,7 +129,8 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "config").mkdir()
+    for name in ("config", "images"):
+        (tmp_path / name).mkdir()
     Path("config/backends.json").write_text(adapter_configs.backends(), encoding="utf-8")
     return tmp_path
 

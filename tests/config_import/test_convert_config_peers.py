@@ -435,7 +435,8 @@ AI_TOOLKIT = [
      {"train.optimizer_params.amsgrad"}),
     ("device: cuda:0", "trigger_word: sks", {"data.captions.text": "sks"}, {"train.weight_jitter"}),
     ("folder_path: images/cats", "folder_path: elsewhere\n          trigger_word: sks",
-     {"data.captions.prefix": "sks ", "data.captions.text": None}, {"train.weight_jitter"}),
+     {"data.captions.prefix": "sks ", "data.captions.text": None},
+     {"train.weight_jitter", "datasets.0.folder_path"}),  # whose captions may have the word
     ("device: cuda:0", "network: {linear: 8}", {"adapters.lora.alpha": 1.0}, {"train.weight_jitter"}),
     ("device: cuda:0", "training_seed: 7", {"seed": 7}, {"train.weight_jitter"}),
 ]  # fmt: skip

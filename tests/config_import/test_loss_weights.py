@@ -12,7 +12,7 @@ from daguerre.objectives import weights
 from daguerre.objectives.levels import schedules
 from daguerre.objectives.settings import ScheduleSettings, WeightingSettings
 
-KOHYA = {"pretrained_model_name_or_path": "a/b", "train_data_dir": "x", "resolution": 512}
+KOHYA = {"pretrained_model_name_or_path": "a/b", "resolution": 512}
 ONETRAINER = {"model_type": "STABLE_DIFFUSION_21", "base_model_name": "a/b", "training_method": "FINE_TUNE"}
 V = {"v_parameterization": True}
 ZERO = {"zero_terminal_snr": True}

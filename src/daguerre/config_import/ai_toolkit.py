@@ -140,6 +140,7 @@ def _with_word(folder: Folder, token: str | None, new: bool) -> None:
         folder.caption = folder.caption or token
     elif folder.lacks(token):
         folder.settings["captions.prefix"] = f"{token} "
+        folder.guesses.append(f"{token!r} is put before all captions, whether they have it or not")
 
 
 def _datasets(reading: Reading, folders: list[Folder]) -> None:

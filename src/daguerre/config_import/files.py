@@ -21,6 +21,11 @@ from daguerre.regular import check_regular
 LAST_OF_TWINS = ("MaxDiffusion", "Stable Cascade")
 """Trainers whose reader of YAML takes the last of two keys of one name; the others refuse them."""
 YAML = (".yml", ".yaml")
+DATA_SETS = {
+    "SimpleTuner": ({"id", "type"}, "the config.json or config.env that names it as data_backend_config"),
+    "OneTrainer": ({"path", "text"}, "the config that names it as concept_file_name"),
+}
+"""Trainers that keep their data sets in a file by itself: keys of its members, and the config that belongs to it."""
 _VARIABLE = re.compile(r"\s*(?:export\s+)?([A-Z][A-Z0-9_]*)=(.*)")
 
 
@@ -78,8 +83,20 @@ def _parsed(path: Path) -> Tree:
         raise UserError(f"{path} cannot be read: {error}", code="damaged") from error
     tree = _variables(text) if tree is None else tree
     if not isinstance(tree, dict):
-        raise UserError(f"{path}: a config is a mapping of keys to values, this is a {type(tree).__name__}")
+        raise UserError(f"{path}: {_what_a_list_is(tree)}", code="unsupported")
     return tree
+
+
+def _what_a_list_is(document: Any) -> str:
+    """Names the trainer whose data sets a list in a file holds, and what to give in its place."""
+    rows = document if isinstance(document, list) else []
+    keys: set[Any] = set().union(*(row for row in rows if isinstance(row, dict)))
+    for trainer, (signs, config) in DATA_SETS.items():
+        if keys >= signs:
+            return (
+                f"it lists data sets of {trainer} alone: give {config} to `daguerre convert config`, which reads both"
+            )
+    return f"a config is a mapping of keys to values, this is a {type(document).__name__}"
 
 
 def _variables(text: str) -> Tree:
@@ -147,19 +164,25 @@ def _data_sets(flat: Tree, folder: Path) -> Tree:
 def _kohya_gui(tree: Tree, folder: Path) -> Tree:
     """With the data sets of its folders or its `dataset_config`; an empty name is none."""
     plain = tree.get("image_folder")  # of its tab for fine-tuning
-    if isinstance(plain, str) and plain and not tree.get("dataset_config") and Path(plain).expanduser().is_dir():
+    if isinstance(plain, str) and plain and not tree.get("dataset_config"):
         return tree | {"datasets": [{"subsets": [{"image_dir": plain}]}]}
     return tree | _data_sets({name: value for name, value in tree.items() if value != ""}, folder)
 
 
 def _subsets(flat: Tree) -> list[Tree]:
-    """The folders such as `10_sks dog` of `train_data_dir`, and of `reg_data_dir`, which are class images."""
+    """The folders such as `10_sks dog` of `train_data_dir`, and of `reg_data_dir`, which are class images; a ControlNet
+    is trained on the images of `train_data_dir` itself."""
+    controls = flat.get("conditioning_data_dir")
+    if controls and not flat.get("masked_loss") and flat.get("train_data_dir"):
+        return [{"image_dir": flat["train_data_dir"], "conditioning_data_dir": controls}]
     found: list[Tree] = []
     for name in ("train_data_dir", "reg_data_dir"):
         place = flat.get(name)
         for path, (repeats, caption) in repeats_of(Path(place).expanduser()).items() if isinstance(place, str) else ():
             found.append({"image_dir": str(path), "num_repeats": repeats, "class_tokens": caption})
             found[-1] |= {"is_reg": True} if name == "reg_data_dir" else {}
+        if not found:  # class images alone are no data set
+            break
     return found
 
 

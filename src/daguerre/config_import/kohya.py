@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from daguerre.config.aliases import lora
-from daguerre.config.aliases.values import number
+from daguerre.config.aliases.values import number, repeats_of
 from daguerre.config_import import base_models as models
 from daguerre.config_import import loss_weights, peers
 from daguerre.config_import.peers import Folder
@@ -31,6 +32,8 @@ def convert(reading: Reading, family: str = "") -> None:
     _tokens(reading)
     folders = _folders(reading)
     peers.lay(reading, folders)
+    if not folders:
+        _unread_folders(reading)
     _sources(reading, folders, pictures)
     _datasets(reading)
     batches = [key for key in reading.whole if key.rpartition(".")[2] in ("batch_size", "train_batch_size")]
@@ -45,9 +48,12 @@ def convert(reading: Reading, family: str = "") -> None:
     if peers.asks(reading.get("max_train_epochs")):
         reading.notice("max_train_steps", "max_train_epochs sets the length of the run")
     for key in ("train_data_dir", "reg_data_dir") if folders else ():
-        reading.notice(key, "its folders are the sources")
+        if repeats_of(Path(str(reading.get(key))).expanduser()) or key == "train_data_dir":
+            reading.notice(key, "its folders are the sources")
     reading.carry("train_data_dir", "data.path")
     for key in ("dataset_config", "config_file"):
+        if key == "dataset_config" and not any(name.startswith("datasets.") for name in reading.whole):
+            reading.refuse(key, peers.NO_FILE)
         reading.notice(key, "the data sets of that file are read with this one")
     peers.carry_known(reading, [*peers.OWN, *TABLES["alias"]])
     reading.take(TABLES["otherwise"])
@@ -231,6 +237,24 @@ def _folders(reading: Reading) -> list[Folder]:
         settings = _of_captions(reading, prefix)
         found.append(Folder(prefix, path, peers.number(repeats), caption, regular, settings=settings))
     return found
+
+
+def _unread_folders(reading: Reading) -> None:
+    """Carries the path of a `train_data_dir` that is not on this machine, and lists what its folders' names say as
+    lost. Images of folders inside it are read, so that it is not flat."""
+    place = reading.get("train_data_dir")
+    if not peers.asks(place):
+        return
+    captions = {name: value for name, value in _of_captions(reading, "").items() if name != "recursive"}
+    reading.assume({f"data.{name}": value for name, value in captions.items()})
+    if not Path(str(place)).expanduser().is_dir():
+        reading.assume_over({"data.path": place})
+        reading.refuse(
+            "train_data_dir",
+            "its folders, such as `10_a dog`, are not on this machine: data.path is the whole of it, and their repeats "
+            "and captions are lost, and that folders inside them are not read; convert the config where they are, or "
+            "write them as data.sources",
+        )
 
 
 def _of_captions(reading: Reading, prefix: str) -> dict[str, Any]:

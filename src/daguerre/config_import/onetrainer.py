@@ -27,6 +27,8 @@ def convert(reading: Reading) -> None:
     reading.notice("training_method", "the whole network is trained")
     _model(reading, family)
     folders = _folders(reading)
+    if peers.asks(reading.get("concept_file_name")) and not any(key.startswith("concepts.") for key in reading.whole):
+        reading.refuse("concept_file_name", peers.NO_FILE)
     peers.lay(reading, folders)
     _concepts(reading, folders)
     reading.take(TABLES["same"])

@@ -20,6 +20,10 @@ OF_A_SOURCE: dict[str, Any] = {"caption_dropout": 0.0, "held_out_fraction": 0}
 _OF_CAPTION_FILES = ("captions.lines", "caption_extension")
 ONE_RATE = "this optimizer has one rate for all parameters"
 IMAGES = (".jpg", ".jpeg", ".png", ".webp")
+_PATHS = ("image_dir", "path", "folder_path", "dataset_path", "instance_data_dir")
+"""Keys that give the path of a folder, below its own place in the config."""
+WHAT_TO_DO = "convert the config where they are, or set it by hand"
+NO_FILE = "it names a file that is not on this machine: its settings are lost; convert the config where it is"
 
 
 def carry_known(reading: Reading, keys: Iterable[str]) -> None:
@@ -81,6 +85,13 @@ class Folder:
     name: str = ""
     place: str = "data"
     settings: dict[str, Any] = field(default_factory=dict)
+    guesses: list[str] = field(default_factory=list)
+    """What its images or captions would have decided, where it is not on this machine."""
+
+    @property
+    def is_here(self) -> bool:
+        """True if the folder is on this machine."""
+        return Path(str(self.path)).expanduser().is_dir()
 
     @property
     def count(self) -> int:
@@ -96,7 +107,7 @@ class Folder:
     def _found(self, pattern: str) -> list[Path]:
         """Its files, of folders inside it too where its trainer reads them."""
         folder = Path(str(self.path)).expanduser()
-        if not folder.is_dir():
+        if not self.is_here:
             return []
         return [*(folder.rglob if self.settings.get("recursive", True) else folder.glob)(pattern)]
 
@@ -120,6 +131,10 @@ def lay(reading: Reading, folders: Sequence[Folder]) -> None:
             folder.place = f"data.sources.{folder.name}"
     for folder in folders:
         captions = folder.caption if folder.caption and not folder.captioned else None
+        if captions and not folder.is_here:
+            folder.guesses.append(
+                "captions.text is the caption of all its images, whether they have caption files or not"
+            )
         values = {"source": "folder", "path": folder.path, **OF_A_SOURCE, **folder.settings}
         values |= {"captions.text": captions} if captions else {}
         if values.get("captions.text") is not None:  # then nothing is read beside the images
@@ -129,6 +144,20 @@ def lay(reading: Reading, folders: Sequence[Folder]) -> None:
         reading.assume({f"{folder.place}.{name}": value for name, value in values.items()})
     if len(folders) > 1:
         reading.assume({"data.weights": weights(folders)})
+    for folder in folders:
+        _say_guesses(reading, folder, among_others=len(folders) > 1)
+
+
+def _say_guesses(reading: Reading, folder: Folder, among_others: bool) -> None:
+    """Lists the path of a folder as lost where its files, which are not on this machine, decide more than the path."""
+    if folder.is_here or folder.path == REQUIRED:
+        return
+    counted = ["data.weights takes all folders as if they had one image each"] if among_others else []
+    guesses = "; ".join([*folder.guesses, *counted])
+    if guesses:
+        reading.assume_over({f"{folder.place}.path": folder.path})
+        for name in _PATHS:
+            reading.refuse(f"{folder.key}.{name}", f"its files are not on this machine: {guesses}; {WHAT_TO_DO}")
 
 
 def _named(folder: Folder, taken: set[str]) -> str:
@@ -140,8 +169,10 @@ def _named(folder: Folder, taken: set[str]) -> str:
 
 
 def weights(folders: Sequence[Folder]) -> dict[str, float]:
-    """Shares of the folders: images times repeats, class images as often as all others together."""
-    shares = {folder.name: folder.repeats * max(folder.count, 1) for folder in folders}
+    """Shares of the folders: images times repeats, class images as often as all others together. Where one is
+    not on this machine, all are taken as equally large."""
+    counted = all(folder.is_here for folder in folders)
+    shares = {folder.name: folder.repeats * (max(folder.count, 1) if counted else 1) for folder in folders}
     others, regular = (sum(shares[f.name] for f in folders if f.regular == kind) for kind in (False, True))
     factor = others / regular if regular and others else 1
     return {f.name: float(f"{shares[f.name] * (factor if f.regular else 1):.6g}") for f in folders}

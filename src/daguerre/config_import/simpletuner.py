@@ -45,6 +45,8 @@ def convert(reading: Reading) -> None:
     dropout = reading.get("caption_dropout_probability", 0.1)
     for place in [folder.place for folder in folders] or ["data"]:
         reading.assume_over({f"{place}.caption_dropout": dropout})
+    if peers.asks(reading.get("data_backend_config")) and not _backends(reading):
+        reading.refuse("data_backend_config", peers.NO_FILE)
     reading.take(TABLES["last"])
     peers.carry_known(reading, [*peers.OWN, *TABLES["alias"]])
     peers.finish(reading, TABLES, KEYS)
