@@ -158,7 +158,7 @@ def test_samples_without_one_are_left_out_before_training_and_damaged_ones_with_
     dataset = opened({"source": "folder", "path": str(files)})
     assert dataset.count == 5
     found = {reason: entry["count"] for reason, entry in dataset.report().items()}
-    assert found["no control image (control) beside the image"] == 2
+    assert found["no control image (control) with the image"] == 2
     assert found["control: another aspect ratio than its image's"] == 1
     assert opened({"source": "folder", "path": str(files)}, {}).count == 7  # where nothing reads them
     with pytest.raises(UserError, match=r"no sample has a control image \(control_2\).*adapter.condition"):

@@ -114,7 +114,7 @@ def test_samples_without_one_or_with_a_damaged_one_are_left_out_where_it_is_aske
     given = {"source": "folder", "path": str(folder), "max_skipped": 1}
     dataset = opened(given)
     left_out = {reason: entry["count"] for reason, entry in dataset.report().items()}
-    assert left_out["no rejected image (rejected) beside the image"] == 1
+    assert left_out["no rejected image (rejected) with the image"] == 1
     assert left_out["rejected: not an image (JPEG, PNG and WebP can be read)"] == 1
     assert dataset.count == 6
     assert opened(given, {}).count == 7  # where nothing reads them, none is needed

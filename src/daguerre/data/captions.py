@@ -47,7 +47,7 @@ def possible(texts: Mapping[str, str], settings: SourceSettings) -> list[str]:
 
 def _candidates(texts: Mapping[str, str], rules: CaptionSettings) -> list[tuple[str, float]]:
     """The texts of the fields that there are, or all joined, with their weights. The texts of one field share its
-    weight; of those that are joined, each may stand beside each of the other fields'."""
+    weight; of those that are joined, each may be paired with each of the other fields'."""
     weights = rules.weights or (1.0,) * len(rules.fields)
     held = [alternatives.chosen_of(texts, name, rules.lines) for name in rules.fields]
     there = [(own, weight) for own, weight in zip(held, weights, strict=True) if own and weight > 0]

@@ -38,7 +38,7 @@ class Classes:
     """By label, whole numbers in digits."""
 
     def text(self, label: object) -> str:
-        """The text for a label: a whole number, or text or bytes. `Undecodable` if there is none."""
+        """The text for a label: a whole number, or text or bytes. `Undecodable` without one."""
         try:
             return self.prompts[plain(label)]
         except KeyError:

@@ -83,7 +83,7 @@ class Dataset:
 
     @property
     def measured(self) -> Member | None:
-        """The source whose images a metric can read; None if there is none, or several."""
+        """The source whose images a metric can read; None for no such source, or several."""
         found = [member for member in self.members if member.source.metric is not None]
         return found[0] if len(found) == 1 else None
 
@@ -148,7 +148,7 @@ class Dataset:
                     yield member.remote, file
 
     def first(self, number: int | None) -> list[tuple[int, ReadRequest]]:
-        """About `number` samples, alike many of each source in its own order; those of one bucket together: (bucket,
+        """About `number` samples, equally many of each source in its order, grouped by bucket: (bucket,
         reads). None: all of them, where none is endless."""
         each = sys.maxsize if number is None else -(-number // len(self.members))
         found: dict[int, list[ReadRequest]] = {}
@@ -174,7 +174,7 @@ class Dataset:
 
     def notes(self, batch_size: int, images: Images = NO_IMAGES) -> SkipReport:
         """Notices about the plan: buckets that wait for the next epoch, and samples that have none of the
-        `images` which are wanted beside their images."""
+        `images` the further images that are wanted of a sample."""
         counts = np.zeros(len(self.buckets), dtype=np.int64)
         for member, chosen in zip(self.members, self.selections, strict=True):
             if chosen is not None:
@@ -185,7 +185,7 @@ class Dataset:
         )
 
     def check_present(self, images: Images) -> None:
-        """UserError where no sample has one of the images that are stored beside its image."""
+        """UserError where no sample has one of the further images."""
         for name in _stored(images):
             if not any(self._share_with(name)):
                 raise UserError(kinds.nowhere(name), code="missing" if kinds.is_needed(name) else "unused")
@@ -200,7 +200,7 @@ class Dataset:
         return found
 
     def _share_with(self, name: str) -> list[float]:
-        """The share of the chosen samples of each member has this image beside its image. Where no index says so,
+        """The share of the chosen samples of each member that have this further image. Where no index says so,
         the first sample stands for all."""
         shares = []
         for member, chosen in zip(self.members, self.selections, strict=True):

@@ -1,4 +1,4 @@
-"""Things that other programs and systems leave beside pictures and in archives: never samples. No torch here."""
+"""Things that other programs and systems leave next to pictures and in archives: never samples. No torch here."""
 
 import re
 
@@ -13,7 +13,7 @@ _FOLDERS = frozenset(
 )  # fmt: skip
 _FILES = frozenset({"thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "icon\r"})
 _CACHES = re.compile(r"\.(npz|npy|safetensors|pt|pth|ckpt)$|^aspect_ratio_bucket_(indices|metadata)_.*\.json$")
-"""Of latents and text features, as kohya's scripts write them beside images; the last one is SimpleTuner's."""
+"""Of latents and text features, as kohya's scripts write them next to images; the last one is SimpleTuner's."""
 
 
 def is_leftover(path: str, in_archive: bool = False) -> bool:

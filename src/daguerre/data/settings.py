@@ -136,7 +136,7 @@ class BucketSettings(Settings):
     """`square`: one bucket of resolution x resolution. A list of aspect ratios such as [1/1, 2/3, 9/16], each of which
     also stands for its mirror image. `auto`: every shape of `step` within `max_aspect`."""
     resolutions: tuple[Annotated[int, Field(ge=8)], ...] | None = None
-    """Several resolutions beside each other: each image goes to the largest that it fills without being enlarged,
+    """Several resolutions: each image goes to the largest that it fills without being enlarged,
     else to the smallest. Default: `data.resolution` alone."""
     step: int = Field(64, ge=1)
     """Widths and heights of buckets are multiples of this, in pixels."""
@@ -220,14 +220,14 @@ class SourceSettings(SharedSettings):
     """Share of samples kept out of training for the validation loss, chosen by id; at least one where there are two or
     more samples and this is above 0."""
     loss_weight: float = Field(1, gt=0, allow_inf_nan=False, exclude_if=lambda weight: weight == 1)
-    """What the loss of this source's samples is multiplied by, beside other sources. The sum over a batch is still
+    """What the loss of this source's samples is multiplied by in a mix of sources. The sum over a batch is still
     divided by the count of its samples; the validation loss knows no weights."""
     repeats: int = Field(1, ge=1)
     """How often each sample is trained on in an epoch, each time with its own noise, crop and caption."""
     shuffle: bool = True
     """Draw a new order each epoch; off: the source's own order."""
     lanes: int = Field(16, ge=1)
-    """Shards that are read beside each other when the order is drawn. Samples are shuffled over `lanes` x
+    """Shards that are read at the same time when the order is drawn. Samples are shuffled over `lanes` x
     `lane_samples` places; more mix better, and need more room in the cache where shards are far away."""
     lane_samples: int = Field(4096, ge=1)
     """Samples of a lane that are shuffled together with those of the other lanes."""
@@ -252,7 +252,7 @@ LEAST_SHARE = 1e-6
 
 
 class DataSettings(SharedSettings):
-    """One source or several beside each other, each drawn in proportion to its weight and each with its own repeats,
+    """One source or a mix of several, each drawn in proportion to its weight and each with its own repeats,
     filters and captions."""
 
     sources: dict[str, Annotated[SerializeAsAny[SourceSettings], Plugin("sources", "source", SourceSettings)]] = Field(

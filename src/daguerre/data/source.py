@@ -40,7 +40,7 @@ class Source(Protocol):
 
     @property
     def metric(self) -> str | None:
-        """The metric (a file in evaluation) that can read images of this source; None if there is none."""
+        """The metric (a file in evaluation) that can read images of this source; None without one."""
 
     def sample_id(self, number: int) -> int:
         """A stable 63-bit id, the key of all random numbers of the sample; `index.ids[number]`."""
@@ -66,7 +66,7 @@ class FeatureSource(Source, Protocol):
 
 @runtime_checkable
 class MendingSource(Protocol):
-    """A source that can make features of a sample anew; its record raises `rows.Lost` where they are damaged."""
+    """A source that can make features of a sample again; its record raises `rows.Lost` where they are damaged."""
 
     def mended(self, number: int, frame: "Frame", bucket: Bucket, text: str) -> Self:
         """The source, once what is damaged or gone of a sample's features is encoded again, in this process. UserError

@@ -466,7 +466,7 @@ def test_json_that_holds_no_object_is_counted(tmp_path):
     source = opened(tmp_path)
     assert keys(source) == ["good.png"]
     assert counts(source) == {
-        "JSON file beside an image that is not a JSON object": (4, ["a.json", "b.json", "c.json", "d.json"])
+        "JSON file of an image that is not a JSON object": (4, ["a.json", "b.json", "c.json", "d.json"])
     }
 
 

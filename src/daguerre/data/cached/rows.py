@@ -203,7 +203,7 @@ class Rows:
         raise Lost
 
     def read(self, key: bytes) -> Row:
-        """The row of a key. OSError for a fault that may pass; `Lost` where there is none that is whole."""
+        """The row of a key. OSError for a fault that may pass; `Lost` where no whole row exists."""
         for shard, row in self._found(key):
             try:
                 return self.row(shard, row)

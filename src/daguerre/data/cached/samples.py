@@ -63,7 +63,7 @@ def stamps(source: Source, settings: SourceSettings) -> np.ndarray | None:
 
 @dataclass
 class Facts:
-    """All that is noted in a cache, and what is found beside."""
+    """All samples that a cache lists."""
 
     folder: str
     """Of the cache."""
@@ -93,7 +93,7 @@ class Facts:
         return keys[order], order
 
     def places(self, ids: np.ndarray, stamps: np.ndarray) -> np.ndarray:
-        """[n] int64: the row of each sample among those noted; -1 where there is none of this stamp."""
+        """[n] int64: the row of each sample among those noted; -1 where no sample has this stamp."""
         keys, order = self._order
         if not len(keys):
             return np.full(len(ids), -1, dtype=np.int64)

@@ -93,7 +93,7 @@ class CachedSource:
     images: Rows | None = None
     texts: Rows | None = None
     reads: tuple[str, ...] = ()
-    """Images that are read beside what is cached."""
+    """Images that are read in addition to what is cached."""
     shapes: tuple[tuple[tuple[int, int], Shapes], ...] = ()
     """Features of images of each height and width."""
     mend: Mend | None = field(default=None, compare=False, repr=False)

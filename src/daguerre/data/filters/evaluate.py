@@ -1,6 +1,6 @@
 """A filter's tree worked out over the columns of an index, a stretch of samples at a time.
 
-Numbers are float64 with NaN for "there is none"; a condition is two masks, where it holds and where its opposite holds,
+Numbers are float64 with NaN for a missing one; a condition is two masks, where it holds and where its opposite holds,
 and neither where it cannot be said (Kleene 1952).
 """
 

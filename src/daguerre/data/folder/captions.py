@@ -1,4 +1,4 @@
-"""Captions and metadata of images in a folder: from metadata.jsonl, from files beside them, or from names.
+"""Captions and metadata of images in a folder: from metadata.jsonl, from files next to them, or from names.
 
 Which files there are is `data/folder/scan.py`.
 """
@@ -52,7 +52,7 @@ class Rules:
     text_files: tuple[str, ...] = TEXT_FILES
     """Endings of files with a caption."""
     folders: tuple[tuple[str, str], ...] = ()
-    """(name, folder) of images beside the images that have folders of their own, absolute."""
+    """(name, folder) of images next to the images that have folders of their own, absolute."""
 
 
 class NoCaption(Exception):
@@ -145,7 +145,7 @@ class Words:
         return self._near(image, self.rules.text_files)
 
     def _near(self, image: str, suffixes: Sequence[str]) -> list[str]:
-        """The files beside an image with its name, and one of these endings instead of its own or behind it."""
+        """The files next to an image with its name, and one of these endings instead of its own or behind it."""
         stems = (os.path.splitext(image)[0], image)
         each = (self._by_stem.get((stem, suffix), []) for stem in stems for suffix in suffixes)
         return [path for paths in each for path in paths]
@@ -160,7 +160,7 @@ class Words:
         return found
 
     def _beside(self, path: str) -> dict[str, Any]:
-        """The object of a JSON file; {} where there is none."""
+        """The object of a JSON file; {} without a file."""
         if not path:
             return {}
         try:
@@ -168,7 +168,7 @@ class Words:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise NoCaption("JSON file beside an image that is not a JSON object", path, damage=True)
+            raise NoCaption("JSON file of an image that is not a JSON object", path, damage=True)
         return found
 
 

@@ -31,7 +31,7 @@ EXTENSIONS = tuple(suffix for name in headers.USUAL for suffix in SUFFIXES[name]
 OTHER_IMAGES: tuple[str, ...] = (".avif", ".heic", ".heif", ".jxl", ".jp2", ".ico", ".psd", ".svg")
 OTHER_IMAGES += tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
 LAYOUT = """Expected (subfolders are read too):
-  DIR/cat.jpg   DIR/cat.txt      a caption beside each image (JPEG, PNG or WebP), UTF-8; or DIR/cat.json
+  DIR/cat.jpg   DIR/cat.txt      a caption next to each image (JPEG, PNG or WebP), UTF-8; or DIR/cat.json
 or one file for all of them:
   DIR/cat.jpg   DIR/metadata.jsonl   with a line {"file_name": "cat.jpg", "text": "a cat"} for each image
 or captions in the names: data.captions_from=file_names or folder_names
@@ -59,7 +59,7 @@ class Sample:
     texts: Mapping[str, str]
     metadata: Mapping[str, object]
     images: Mapping[str, str]
-    """Paths of the images beside it by name, inside the folder or absolute."""
+    """Paths of the images next to it by name, inside the folder or absolute."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Found:
 def scan(folder: Path, rules: Rules, known: Mapping[str, tuple[int, int]]) -> Found:
     """All samples of a folder; of those that are `known` ({path: (stamp, number)}) and unchanged, the number alone.
 
-    UserError where there is none, with what was found instead.
+    UserError without any, with what was found instead.
     """
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
@@ -174,7 +174,7 @@ def _sample(
     known: Mapping[str, tuple[int, int]],
     counts: skipped.Counts,
 ) -> Sample | int | None:
-    """The sample of one image file, or None after counting why there is none."""
+    """The sample of one image file, or None after counting why it cannot be used."""
     try:
         stamp = words.stamp(path, beside)
         if path in known and known[path][0] == stamp:
@@ -227,7 +227,7 @@ def _nothing(folder: Path, images: Sequence[str], words: Words, counts: skipped.
     if counts.get("image without a caption", {"count": 0})["count"] == len(images):
         name = printable(os.path.splitext(images[0])[0]) + rules.text_files[0]
         return (
-            f"data.path: none of the {len(images):,} images in {str(folder)!r} has a caption. Write one beside each: "
+            f"data.path: none of the {len(images):,} images in {str(folder)!r} has a caption. Write one next to each: "
             f"the caption of {printable(images[0])} goes into {name}.{found}{_unread(words)}\n{LAYOUT}"
         )
     return f"data.path: none of the {len(images):,} images in {str(folder)!r} can be used.{found}\n{LAYOUT}"

@@ -107,7 +107,7 @@ def frame(
 
 
 def frames(size: tuple[int, int], settings: SharedSettings, bucket: Bucket, seed: int, sample_id: int) -> list[Frame]:
-    """Every frame that `frame` may give for a sample, each once; likewise `Undecodable`. Not for random crops without
+    """Every frame that `frame` may give for a sample, each once; `Undecodable` as there. Not for random crops without
     `settings.crops`, of which there is no end."""
     spare = _spare(size, bucket)
     crops = range((settings.crops or 1) if settings.crop == "random" else 1)

@@ -61,7 +61,7 @@ _SUFFIXES: Mapping[str, str] = {**{f".{name}": name for name in KINDS}, "-maskla
 
 
 def owner(stem: str) -> tuple[str, str] | None:
-    """(stem of the image, kind) for the name, without extension, of an image beside another one."""
+    """(stem of the image, kind) for the name, without extension, of a further image."""
     for suffix, name in _SUFFIXES.items():
         if stem.endswith(suffix) and os.path.basename(stem) != suffix:
             return stem.removesuffix(suffix), name
@@ -84,7 +84,7 @@ def places(settings: object, which: Literal["dir", "column"]) -> list[tuple[str,
 def lacking(name: str) -> str:
     """The reason for a sample without this image."""
     word = KINDS[name].word
-    return f"no {word} ({name}) beside the image" if is_needed(name) else f"kept without a {word}: all of it counts"
+    return f"no {word} ({name}) with the image" if is_needed(name) else f"kept without a {word}: all of it counts"
 
 
 def is_needed(name: str) -> bool:
@@ -95,7 +95,7 @@ def is_needed(name: str) -> bool:
 def nowhere(name: str) -> str:
     """The message where no sample has this image."""
     kind, (folder, column) = KINDS[name], KINDS[name].settings
-    where = f"cat.{name}.png beside cat.jpg, data.{folder}, or data.{column} of a table (docs/data.md)"
+    where = f"cat.{name}.png next to cat.jpg, data.{folder}, or data.{column} of a table (docs/data.md)"
     if is_needed(name):
         return (
             f"no sample has a {kind.word} ({name}), which {kind.reader} of the recipe reads: add one to the samples, "

@@ -1,6 +1,6 @@
 """The indexes of a data set's shards: found, and made where they are missing.
 
-An index file lies beside its shard (`SHARD.index`), else in the cache folder. What is in the file is
+An index file lies next to its shard (`SHARD.index`), else in the cache folder. What is in the file is
 `data/index/file.py`, all of them as one `data/index/join.py`.
 """
 
@@ -40,7 +40,7 @@ _LITTLE_BYTES = 64_000_000
 
 
 def home(location: Location, kind: str, cache_dir: Path) -> Path:
-    """The path at which the index of a shard is kept if it is not beside it."""
+    """The path at which the index of a shard is kept if it is not next to it."""
     named = f"{kind} {location.identity}".encode("utf-8", "surrogatepass")  # names of files need not be UTF-8
     return cache_dir / "indexes" / f"{blake2b(named, digest_size=16).hexdigest()}{SUFFIX}"
 
@@ -70,7 +70,7 @@ def indexes(
 
 
 def found(location: Location, kind: str, cache_dir: Path) -> Path | None:
-    """The index of a shard: beside it (that of a far one is fetched) or in the cache; None where none can be used."""
+    """The index of a shard: next to it (that of a far one is fetched) or in the cache; None where none can be used."""
     return _kept(location, kind, cache_dir) or _fetched(location, kind, cache_dir)
 
 
@@ -84,7 +84,7 @@ def _kept(location: Location, kind: str, cache_dir: Path) -> Path | None:
 
 
 def _fetched(location: Location, kind: str, cache_dir: Path) -> Path | None:
-    """The index beside a far shard, copied into the cache. Where its name may not be asked for there is none."""
+    """The index next to a far shard, copied into the cache. None where its name may not be asked for."""
     if location.local is not None or "?" in location.url:  # a signature is for one name
         return None
     beside, path = Location(location.url + SUFFIX), home(location, kind, cache_dir)

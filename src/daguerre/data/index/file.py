@@ -76,7 +76,7 @@ class ShardIndex:
     table: pa.Table
     """A row a sample: `id` int64, `height` and `width` int32 (upright; 0: not known), `digest` uint64 (xxh3_64 of the
     stored bytes: images, then texts), the columns of the kind, those of the metadata; `c:FIELD` bool (optional):
-    whether there is a caption in that field; `i:NAME` bool (optional): whether there is an image of that name beside
+    whether there is a caption in that field; `i:NAME` bool (optional): whether there is an image of that name next to
     the image. Take columns by `column`, which looks whether they are whole."""
     about: About
     file: Path | None = None
@@ -182,7 +182,7 @@ def caption_columns(fields: Sequence[Collection[str]]) -> dict[str, pa.Array]:
 
 
 def image_columns(there: Sequence[Collection[str]]) -> dict[str, pa.Array]:
-    """`i:NAME` bool for each name in `there`, the images that each sample has beside its image."""
+    """`i:NAME` bool for each name in `there`, the images that each sample has next to its image."""
     names = sorted({name for names in there for name in names})
     return {f"i:{name}": pa.array([name in names for names in there], pa.bool_()) for name in names}
 

@@ -28,7 +28,7 @@ class Index:
     """The same for metadata that is text: large_string [N] by name. A field may be a number here and a text there."""
 
     images: Mapping[str, pa.Array] | None = None
-    """bool [N] by name: whether the sample has this image beside its image; no sample has what is not named. None:
+    """bool [N] by name: whether the sample has this further image; no sample has what is not named. None:
     not known."""
     captioned: Mapping[str, pa.Array] = field(default_factory=dict)
     """bool [N] by caption field: whether the sample has text in it. Empty: not known of any field."""

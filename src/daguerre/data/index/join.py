@@ -16,7 +16,7 @@ from daguerre.data.index.index import Index
 from daguerre.errors import UserError
 
 _FACTS = ("c:", "i:")
-"""Columns that say what a sample has; where there is none, none has it."""
+"""Columns that say what a sample has; without the column no sample has it."""
 GROUP_SHARDS = 1000
 """Most shards whose part of a column is mapped at a time."""
 

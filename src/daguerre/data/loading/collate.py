@@ -60,7 +60,7 @@ class Collator:
     members: tuple[Member, ...]
     seed: int
     images: Images = field(default_factory=dict)
-    """Images to have beside the one that is trained on, by name; None: the sources store them."""
+    """Further images to have with the one that is trained on, by name; None: the sources store them."""
     columns: tuple[str, ...] = ()
     """Numbers of the metadata to have, by name."""
 

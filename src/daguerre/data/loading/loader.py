@@ -68,7 +68,7 @@ class Loading:
     pinned: bool = False
     """Batches come in pinned memory."""
     images: Images = field(default_factory=dict)
-    """Images that batches hold beside those that are trained on; None: the sources store them."""
+    """Further images that batches hold with those that are trained on; None: the sources store them."""
     columns: tuple[str, ...] = ()
     """Numbers of the metadata that batches hold."""
     _unshared: list[SkipEvent] = field(default_factory=list, init=False, repr=False)

@@ -1,6 +1,6 @@
 """Worker processes: started, talked to and ended. Their work is in `workers.py` and `job_pool.py`.
 
-A worker is a fresh interpreter, neither a fork (unsafe beside torch's threads) nor a second run of the caller's main
+A worker is a fresh interpreter, neither a fork (unsafe with torch's threads) nor a second run of the caller's main
 module, on its own end of a socket. It ends when the socket does: with its parent, however that ended.
 """
 

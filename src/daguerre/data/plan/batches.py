@@ -45,7 +45,7 @@ class Planned(NamedTuple):
 
     bucket: int
     slots: Slots
-    """[batch_size], slots of the same shards beside each other: ranks take equal shares of it."""
+    """[batch_size], slots of the same shards follow each other: ranks take equal shares of it."""
 
     def part(self, rank: int, ranks: int) -> Slots:
         """The share of one of several ranks; the parts in the ranks' order are the batch."""

@@ -78,7 +78,7 @@ class Assigned:
 
 
 def check_fractions(values: tuple[float | str, ...]) -> tuple[float | str, ...]:
-    """The aspect ratios as they were given. UserError if one is none."""
+    """The aspect ratios as they were given. UserError for what is not a ratio."""
     if not values:
         raise UserError("an empty list: give one aspect ratio at least, such as 1/1")
     for value in values:
@@ -165,7 +165,7 @@ def _check_known(settings: SharedSettings, every: Sequence[Bucket], unknown: np.
 
 
 def _levels(settings: SharedSettings) -> list[tuple[Bucket, ...]]:
-    """The buckets of each resolution, smallest resolution first; sorted by aspect, no two alike in it."""
+    """The buckets of each resolution, smallest resolution first; sorted by aspect, without duplicates."""
     chosen = settings.buckets
     resolutions = sorted(set(chosen.resolutions or (settings.resolution,)))
     if chosen.aspects == "square":

@@ -27,7 +27,7 @@ class Settings(SourceSettings):
 
 
 def open_source(settings: Settings, split: Split) -> CachedSource:
-    """Opens the list of samples. UserError where there is none, or several and no choice."""
+    """Opens the list of samples. UserError without a list, or for several and no choice."""
     url = settings.path.rstrip("/")
     names = [name.removesuffix(".index") for name in rows.files(f"{url}/{SETS}", ".index")]
     wanted = [settings.set] if settings.set else names

@@ -1,4 +1,4 @@
-"""A folder of image files with captions beside them, in a metadata.jsonl, or in their names: settings and source."""
+"""A folder of image files with captions next to them, in a metadata.jsonl, or in their names: settings and source."""
 
 import json
 import os
@@ -57,7 +57,7 @@ class Settings(SourceSettings):
     """The folder; folders inside it are read too (see `recursive`). It may move between two starts: samples are known
     by their path inside it."""
     captions_from: Literal["files", "file_names", "folder_names"] = "files"
-    """Source of captions: `files` (metadata.jsonl, or .txt or .json beside each image), `file_names` (underscores are
+    """Source of captions: `files` (metadata.jsonl, or .txt or .json next to each image), `file_names` (underscores are
     spaces, a number at the end is dropped) or `folder_names` (of the folder that each image is in: class names)."""
     recursive: bool = Field(True, exclude_if=lambda recursive: recursive)
     """Whether folders inside the folder are read too. kohya's folders are flat, and OneTrainer's
@@ -65,24 +65,24 @@ class Settings(SourceSettings):
     caption_extension: Annotated[str, Field(pattern=r"^\.[^/\s]+$")] | None = Field(
         None, exclude_if=lambda extension: extension is None
     )
-    """Ending of the caption files beside images, such as .caption or .wd14. Default: .txt, else .caption, else .tags;
+    """Ending of the caption files next to images, such as .caption or .wd14. Default: .txt, else .caption, else .tags;
     in any case, also behind the image's own ending (`cat.jpg.txt`)."""
     mask_dir: Annotated[str | None, ADDRESS] = Field(
         None, min_length=1, json_schema_extra=FREE, exclude_if=lambda folder: folder is None
     )
-    """Folder with a mask for each image, at the same path but for the extension. Default: masks are beside the
-    images, `cat.mask.png` or `cat-masklabel.png` beside `cat.jpg`. For `objective.mask`."""
+    """Folder with a mask for each image, at the same path but for the extension. Default: masks are next to the
+    images, `cat.mask.png` or `cat-masklabel.png` next to `cat.jpg`. For `objective.mask`."""
     control_dir: Annotated[str | dict[ControlName, str] | None, ADDRESS] = Field(
         None, json_schema_extra=FREE, exclude_if=lambda folder: folder is None
     )
     """Folder with a control image for each image, at the same path but for the extension (kohya's
     `conditioning_data_dir`); or a folder for each of several, `{control: DIR, control_2: DIR}`. Default: they are
-    beside the images, `cat.control.png` beside `cat.jpg`. For adapters such as `controlnet`."""
+    next to the images, `cat.control.png` next to `cat.jpg`. For adapters such as `controlnet`."""
     rejected_dir: Annotated[str | None, ADDRESS] = Field(
         None, min_length=1, json_schema_extra=FREE, exclude_if=lambda folder: folder is None
     )
     """Folder with the image that people like less for each image, at the same path but for the extension. Default: they
-    are beside the images, `cat.rejected.jpg` beside `cat.jpg`. For objectives that learn from pairs."""
+    are next to the images, `cat.rejected.jpg` next to `cat.jpg`. For objectives that learn from pairs."""
     generate: GenerateSettings | None = Field(None, json_schema_extra=FREE, exclude_if=lambda made: made is None)
     """Generates what the folder lacks before training. Default: the folder is taken as it is."""
     idx_to_prompt: Labels | None = None

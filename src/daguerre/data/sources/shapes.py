@@ -339,7 +339,7 @@ def _triangle(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _star(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Five mirrors fold the plane onto half a ray, which ends in the line from a tip to the notch beside it."""
+    """Five mirrors fold the plane onto half a ray, which ends in the line from a tip to the notch next to it."""
     x, y = np.abs(x), -y
     for sign in (1, -1):
         nx, ny = np.float32(sign * np.cos(np.pi / 5)), np.float32(-np.sin(np.pi / 5))

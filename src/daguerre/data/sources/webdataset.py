@@ -39,7 +39,7 @@ GAP_BYTES = 1 << 20
 """Most bytes between the members of a sample that are read with them in one request."""
 DIFFERENT = "bytes differ from the index: damaged, cut off or replaced since the shard was indexed"
 _READINGS = 6
-LAYOUT = """Expected in a tar: images (JPEG, PNG or WebP), each with members of its own name beside it,
+LAYOUT = """Expected in a tar: images (JPEG, PNG or WebP), each with other members of the same name,
   000012.jpg   000012.txt   (a caption, UTF-8)   or   000012.json   {"caption": "a cat", ...}
   000012.jpg   000012.cls   (a class; data.idx_to_prompt gives its words)"""
 
@@ -244,7 +244,7 @@ class Build:
 
 
 def build(location: Location, formats: Sequence[str] = headers.USUAL, cache: ShardCache | None = None) -> ShardIndex:
-    """The index of one shard, made anew. UserError if it is no tar."""
+    """The index of one shard, made again. UserError for a file that is not a tar."""
     local = location.local
     if local is None:
         assert cache is not None, "a remote shard is indexed through the cache"

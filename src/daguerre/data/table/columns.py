@@ -123,7 +123,7 @@ class Columns:
     size: tuple[str, str] | None = None
     """Columns of height and width."""
     beside: tuple[tuple[str, str], ...] = ()
-    """(name, column) of the images beside the images."""
+    """(name, column) of the further images."""
     pair: tuple[str, str, str] | None = None
     """Columns of a pair of images and of which one is preferred, where that is not always the first."""
     json_cells: bool = False
@@ -219,7 +219,7 @@ def _pair(schema: pa.Schema, settings: TableSettings, where: str) -> tuple[str, 
 def _beside(
     schema: pa.Schema, settings: TableSettings, automatic: list[str], where: str
 ) -> tuple[tuple[str, str], ...]:
-    """(name, column) of the images beside the images."""
+    """(name, column) of the further images."""
     found = kinds.places(settings, "column")
     if (
         not settings.control_column

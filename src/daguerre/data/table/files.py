@@ -1,4 +1,5 @@
-"""The contract of the kinds of table files: rows by number, a bounded number at a time, damage told from faults.
+"""The contract of the kinds of table files: rows by number, a bounded number at a time, damage distinguished from
+transient faults.
 
 Parquet is `data/table/parquet.py`, Arrow `data/table/arrow.py`, text `data/table/csv.py`; what the columns mean is
 `data/table/columns.py`.
@@ -51,7 +52,7 @@ class Tables(Protocol):
     """Whether columns have types; else all is text, and numbers are what looks like one."""
 
     def schema(self, file: Path) -> pa.Schema:
-        """The columns. `Unreadable` where the file is none of this kind."""
+        """The columns. `Unreadable` for a file of another kind."""
 
     def parts(self, file: Path, columns: Sequence[str], image: str, where: str) -> Iterator[Part | Damage]:
         """All rows in order, a bounded number at a time; `image` is one of the columns."""
@@ -86,7 +87,7 @@ def remote_file(location: Location, size_bytes: int) -> File:
 
 
 def file_now(path: Path) -> File:
-    """OSError where there is none."""
+    """OSError without a file."""
     return File(str(path), local_files.version(path), path.stat().st_size)
 
 

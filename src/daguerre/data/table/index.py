@@ -106,7 +106,7 @@ class Builder:
             yield _Row(i, height, width, digest_of(row[self.columns.image], texts, beside), beside, pieces)
 
     def _beside(self, row: Mapping[str, Any], base: str, size: tuple[int, int]) -> dict[str, Any]:
-        """The images that a row has beside its image. `Undecodable` where one that is here cannot be used."""
+        """The further images of a row. `Undecodable` where one that is here cannot be used."""
         found = images_of(row, self.columns)
         for name, cell in found.items():
             with kinds.named(name):
@@ -120,7 +120,7 @@ _SLOW = "kept, but slow to read in a shuffled order (write smaller row groups, o
 
 
 def read_schema(tables: Tables, file: Path, location: Location) -> pa.Schema:
-    """The columns of a table. UserError where it is none."""
+    """The columns of a table. UserError for another file."""
     try:
         return tables.schema(file)
     except Unreadable as error:
@@ -187,7 +187,7 @@ def _caption(value: Any, columns: Columns) -> Any:
 
 
 def images_of(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
-    """{name: cell} of the images that a row has beside its image."""
+    """{name: cell} of the further images of a row."""
     return {name: row[column] for name, column in columns.beside if images.is_there(row.get(column))}
 
 
@@ -219,7 +219,7 @@ class _Row(NamedTuple):
     width: int
     digest: int
     beside: Container[str]
-    """Names of the images that it has beside the first."""
+    """Names of its further images."""
     pieces: bytes
     """Where its image stands in the file; nothing if that is not known."""
 
@@ -230,7 +230,7 @@ class _Kept:
 
     metadata: Gathered
     beside: tuple[str, ...]
-    """Names of the images that rows may have beside the first."""
+    """Names of the further images that rows may have."""
     parts: list[pa.Table] = field(default_factory=list)
 
     def take(self, part: Part, rows: Sequence[_Row]) -> None:

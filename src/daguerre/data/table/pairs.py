@@ -14,7 +14,7 @@ _TIE = 0.5
 
 def preferred(row: Mapping[str, Any], first: str, second: str, preference: str) -> dict[str, Any]:
     """The row with the image that people prefer in the column `first`, and the other one in `second`. `Lacking` for a
-    tie, and where `preference` is none of 1 (the first), 0 (the second) and 0.5 (a tie)."""
+    tie, and where `preference` is not one of 1 (the first), 0 (the second) and 0.5 (a tie)."""
     value = _number(row.get(preference))
     if value == _TIE:
         raise Lacking(TIE)

@@ -38,7 +38,7 @@ from daguerre.storage.retry import READINGS
 from daguerre.types import IMAGE, Record
 
 BLOCKS = 1 << 16
-"""Most shards that samples in files of their own are told to be in."""
+"""Maximum number of virtual shards for samples stored as separate files."""
 
 ROW_COLUMNS = ("id", "digest", "row", "length", "line", "pieces")
 """Columns of an index that say where a row is."""

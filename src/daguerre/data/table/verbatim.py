@@ -45,7 +45,7 @@ class Finder:
     missed_bytes: int = 0
     """Of images that were not found since."""
     start: int = 0
-    """Where the last image begins: many begin alike."""
+    """Where the last image begins: many have the same beginning."""
 
     def ranges(self, data: bytes) -> bytes:
         """The pieces of an image as pairs of uint64 (offset, length); nothing if it is not found."""

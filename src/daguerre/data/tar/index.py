@@ -45,7 +45,7 @@ def kind(formats: Iterable[str]) -> str:
 
 
 def digest(pieces: Iterable[bytes | memoryview]) -> int:
-    """xxh3_64 of a sample's bytes: its image, the images beside it, then its texts in the order of their fields."""
+    """xxh3_64 of a sample's bytes: its image, its further images, then its texts in the order of their fields."""
     whole = xxhash.xxh3_64()
     for piece in pieces:
         whole.update(piece)
@@ -112,7 +112,7 @@ class _Row(NamedTuple):
     """A sample that can be trained on."""
 
     sample: Sample
-    """Its `parts` are the images beside the first and the texts that are read."""
+    """Its `parts` are the further images and the texts that are read."""
     given_id: int | None
     height: int
     width: int
@@ -121,7 +121,7 @@ class _Row(NamedTuple):
     captions: frozenset[str]
     """Fields that have text."""
     images: frozenset[str]
-    """Beside the first."""
+    """Of the further images."""
 
 
 def _row(sample: Sample, data: reader.Bytes, formats: Sequence[str], counts: skipped.Counts) -> _Row:

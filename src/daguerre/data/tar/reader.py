@@ -291,7 +291,7 @@ def _next_header(data: Bytes, start: int, stop: int) -> int | None:
 
 
 def _aligned_headers(data: Bytes, start: int, stop: int) -> Iterator[int]:
-    """Headers at multiples of a block. Most blocks are told by their checksum field alone, many at once."""
+    """Headers at multiples of a block. Most blocks are recognized by their checksum field alone, many at once."""
     first, length = start, 16 * BLOCK  # what is looked for is mostly near
     while first < stop:
         piece = data[first : min(first + length, stop)]

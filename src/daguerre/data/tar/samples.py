@@ -2,7 +2,7 @@
 
 A sample is an image and everything that shares its name up to the first dot (webdataset's key), wherever in the
 archive it stands. Where one key holds several images (`a.1.jpg`, `a.2.jpg`), each has the members of its own name.
-`a.mask.png` beside `a.jpg` is no image of its own, but an image of that one.
+`a.mask.png` next to `a.jpg` is not a sample, but a further image of it.
 """
 
 import re
@@ -36,7 +36,7 @@ _META = re.compile(r"__[^/]*__($|/)")
 NAME_LETTERS = 4096
 """Longest name of a member that is read: no file system has longer paths."""
 PARTS_LIMIT = 256
-"""Most members beside an image."""
+"""Most members of a sample other than its image."""
 TEXT_BYTES = 1 << 20
 JSON_BYTES = 1 << 24
 ID = "daguerre_id"
@@ -52,7 +52,7 @@ class Sample(NamedTuple):
     parts: tuple[tuple[str, Member], ...]
     """The other members, by field (their extension in small letters), sorted."""
     images: tuple[tuple[str, Member], ...] = ()
-    """The images beside the image, by name (of `image_kinds.KINDS`), sorted."""
+    """The further images, by name (of `image_kinds.KINDS`), sorted."""
 
 
 class Unusable(Exception):
@@ -193,7 +193,7 @@ def printable(name: str) -> str:
 
 @dataclass(frozen=True)
 class Words:
-    """Texts and metadata from the members beside an image."""
+    """Texts and metadata from the other members of a sample."""
 
     texts: Mapping[str, str]
     """Every text member by its field, every text of the JSON by its key, and `text`: the usual caption, where there is
@@ -205,7 +205,7 @@ class Words:
 
 
 def words(parts: Mapping[str, bytes]) -> Words:
-    """Reads the members beside an image. `Unusable` where one that must be text, or JSON, is not.
+    """Reads the other members of a sample. `Unusable` where one that must be text, or JSON, is not.
 
     JSON may hold strings that are no text: none of these is among the texts, and metadata has them mended.
     """
@@ -255,7 +255,7 @@ def _document(data: bytes) -> Mapping[str, Any]:
 
 
 def _text(name: str, data: bytes) -> str | None:
-    """A member as text; None for one that is none and needs to be none."""
+    """A member as text; None for one that is not text and need not be."""
     trouble, text = "", None
     if len(data) > TEXT_BYTES:
         trouble = f"caption of more than {TEXT_BYTES:,} bytes"

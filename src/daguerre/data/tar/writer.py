@@ -1,4 +1,4 @@
-"""Tar shards as they are written: a record's members, the file, and the index beside it.
+"""Tar shards as they are written: a record's members, the file, and the index next to it.
 
 The same records give the same bytes: ustar, no times and no owners, members in the order images, texts, JSON. Images
 are copied as they are; those that a source renders become PNG. Which records go into which shard is
@@ -35,7 +35,7 @@ _TAR_RECORD = 20 * _BLOCK
 
 
 def members(record: Record, sample_id: int, formats: tuple[str, ...]) -> list[tuple[str, bytes]]:
-    """The files of a sample as (extension, bytes): its image, images beside it, texts, and a JSON with its metadata
+    """The files of a sample as (extension, bytes): its image, further images, texts, and a JSON with its metadata
     and id.
 
     Reading them back gives the record's texts and metadata. Raises `Undecodable` for an image whose header is broken

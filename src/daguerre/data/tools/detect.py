@@ -28,7 +28,7 @@ _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
 def kind(paths: Sequence[str]) -> str:
-    """The source of one or more paths. UserError if it cannot be told, or if there are several kinds."""
+    """The source of one or more paths. UserError if nothing decides it, or for several kinds."""
     found = {path: _kind(path) for path in paths}
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{path} ({KINDS[name]})" for path, name in found.items())
@@ -86,8 +86,8 @@ def _under_prefix(names: Sequence[str], path: str) -> str:
 
 
 def _in_folder(names: Iterable[str], path: str) -> str:
-    """The kind of a folder with these names in it. Shards go before tables, as img2dataset writes a table beside each;
-    images beside either are ambiguous: UserError."""
+    """The kind of a folder with these names in it. Shards go before tables, as img2dataset writes a table next to each;
+    images next to either are ambiguous: UserError."""
     listed = list(names)
     held = {of for name in listed if os.path.basename(name) != METADATA and (of := _of_name(name))}
     if _HUGGINGFACE & {os.path.basename(name) for name in listed}:

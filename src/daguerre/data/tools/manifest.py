@@ -1,4 +1,4 @@
-"""dataset.json beside packed shards: their origin, the samples left out, and the finished shards."""
+"""dataset.json next to packed shards: their origin, the samples left out, and the finished shards."""
 
 import json
 import os
@@ -97,7 +97,7 @@ def signed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(folder: str) -> dict[str, Any] | None:
-    """The dataset.json of a folder; None if there is none. UserError if `data pack` did not write it, or it is
+    """The dataset.json of a folder; None without one. UserError if `data pack` did not write it, or it is
     damaged."""
     location = Location(f"{folder}/{NAME}")
     try:
@@ -110,7 +110,7 @@ def _read(folder: str) -> dict[str, Any] | None:
         what = f"{location.name} was not written by `data pack`: choose another folder, or delete it"
         raise UserError(what, code="conflict")
     if not isinstance(document, dict) or not _is_whole(document):
-        what = f"{location.name} is damaged: choose another folder, or delete it and all shards, and pack anew"
+        what = f"{location.name} is damaged: choose another folder, or delete it and all shards, and pack again"
         raise UserError(what, code="damaged")
     return document
 
@@ -135,7 +135,7 @@ def _is_whole(document: Mapping[str, Any]) -> bool:
 
 
 def shards_in_folder(locations: Sequence[Location]) -> tuple[dict[str, str], SkipReport]:
-    """The digests {url: xxh3_128 hex} in the dataset.json beside shards, and the shards in it that are missing."""
+    """The digests {url: xxh3_128 hex} in the dataset.json next to shards, and the shards in it that are missing."""
     digests: dict[str, str] = {}
     missing: skipped.Counts = {}
     asked = {location.url for location in locations}
@@ -163,7 +163,7 @@ def shards_in_folder(locations: Sequence[Location]) -> tuple[dict[str, str], Ski
 
 
 def _without_shard(folder: str) -> list[str]:
-    """Indexes in a folder of this machine that lie beside no shard: somebody took that away."""
+    """Indexes in a folder of this machine that lie next to no shard: somebody took that away."""
     if (local := Location(folder).local) is None:
         return []
     found = sorted(local.glob(f"*.tar{SUFFIX}"))
