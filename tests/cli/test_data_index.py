@@ -42,7 +42,7 @@ def test_what_has_one_is_left_alone(place, capsys):
     assert "indexed 1 shard: 2 samples" in capsys.readouterr().out
     assert [(path.stat().st_ino, path.read_bytes()) for path in sorted(raw.glob("*.index"))][:2] == before
     assert index("raw") == 0
-    assert "all 3 shards have an index; again=true makes them anew" in capsys.readouterr().out
+    assert "all 3 shards have an index; again=true makes them again" in capsys.readouterr().out
     assert index("raw", "again=true") == 0
     assert "indexed 3 shards" in capsys.readouterr().out
 

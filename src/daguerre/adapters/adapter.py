@@ -66,9 +66,10 @@ class Trainable(ABC):
 
     @property
     def images(self) -> Images:
-        """The images that `condition` reads in `batch.images` beside the one that is trained on, by name: `CONTROLS` of
-        `types.py`, [B, 4, H, W] uint8, RGBA; see `conditions/condition.py`. None: the data source stores it, and
-        samples without one are left out; settings of a condition: it is computed from the image that is trained on."""
+        """The images that `condition` reads in `batch.images` in addition to the one that is trained on, by name:
+        `CONTROLS` of `types.py`, [B, 4, H, W] uint8, RGBA; see `conditions/condition.py`. None: the data source stores
+        it, and samples without one are left out; settings of a condition: it is computed from the image that is trained
+        on."""
         return {}
 
     def check(self, batch: Batch) -> None:
@@ -125,7 +126,7 @@ class Attached:
     trainables: Mapping[str, Trainable]
     """By the adapters' names in the recipe."""
     beside: frozenset[str] = frozenset()
-    """Names in the net's state dict of what the loss trains beside the model, such as a discriminator."""
+    """Names in the net's state dict of what the loss trains in addition to the model, such as a discriminator."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -177,7 +178,7 @@ class Attached:
         }
 
     def start_from(self, path: Path) -> list[str]:
-        """Puts what a file holds into the adapter that it is for. UserError where there is none."""
+        """Puts what a file holds into the adapter that it is for. UserError without such an adapter."""
         for each in self.trainables.values():
             if (said := each.start_from(path)) is not None:
                 return said

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Settings(AdapterSettings):
-    """Trains a ControlNet beside a frozen denoiser."""
+    """Trains a ControlNet for a frozen denoiser."""
 
     name: Literal["controlnet"] = "controlnet"
     """Name of the adapter."""
@@ -99,13 +99,13 @@ class Settings(AdapterSettings):
 
     @property
     def wanted(self) -> Wanted:
-        """The wishes that the family is told."""
+        """Options passed to the family."""
         return Wanted(self.init, self.size, self.blocks, self.bottleneck, self.reads, self.latent_factor)
 
 
 @dataclass(frozen=True, eq=False)
 class ControlNet(Trainable):
-    """A ControlNet beside a denoiser."""
+    """A ControlNet of a frozen denoiser."""
 
     net: Controlled
     names: frozenset[str]
@@ -163,7 +163,7 @@ class ControlNet(Trainable):
 
 
 def attach(settings: Settings, model: Family, seed: int) -> ControlNet:
-    """Puts a ControlNet beside the denoiser, which is not changed. UserError where the family has none, or for a
+    """Adds a ControlNet to the denoiser, which is not changed. UserError where the family has none, or for a
     ControlNet that does not fit."""
     kind = controlled.of(model)
     _check_own(settings, kind)

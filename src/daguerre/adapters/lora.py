@@ -214,7 +214,7 @@ class LoRA(Trainable):
 
     def export(self, folder: Path, objective: Objective, sampling: SamplingSettings, about: About) -> list[str]:
         """The file that diffusers' `load_lora_weights` reads, with the ranks and alphas in its header; of a kind that
-        diffusers does not have, a folder of each component for peft's `PeftModel.from_pretrained`. Beside it the file
+        diffusers does not have, a folder of each component for peft's `PeftModel.from_pretrained`. Next to it the file
         for kohya's trainer, ComfyUI and A1111, if they compute this kind as it was trained."""
         if self.trigger_phrase is not None:
             about = replace(about, trigger_phrase=self.trigger_phrase)
@@ -332,7 +332,7 @@ name = "COMPONENT"
 setattr(pipe, name, PeftModel.from_pretrained(getattr(pipe, name), f"path/to/this/folder/{name}"))
 ```
 
-and the other folders alike. diffusers' `load_lora_weights` does not have this kind.
+and the other folders the same way. diffusers' `load_lora_weights` does not have this kind.
 """
 
 

@@ -20,7 +20,7 @@ class AdapterSettings(Settings):
     """Name of the adapter: a file in adapters."""
 
     separate: ClassVar[bool] = False
-    """True of an adapter that trains a network of its own, beside the model's: it may reach none of these."""
+    """True of an adapter that trains a network of its own, in addition to the model's: it may reach none of these."""
 
     @property
     def learnt(self) -> bool:

@@ -1,5 +1,5 @@
 """New tokens (textual inversion, Gal et al. 2022, arXiv 2208.01618): words whose embeddings are trained, alone or
-beside a LoRA (pivotal tuning, Roich et al. 2021, arXiv 2106.05744; for text to image cloneofsimo/lora, 2022).
+with a LoRA (pivotal tuning, Roich et al. 2021, arXiv 2106.05744; for text to image cloneofsimo/lora, 2022).
 
 A token has n vectors in each text encoder, which are the only weights that are trained: they are parameters of their
 own (models/new_tokens.py), so that all other rows of the vocabulary stay as they are, to the bit. Tokens of the
@@ -96,7 +96,7 @@ class Settings(AdapterSettings):
         return self
 
     def reaches(self, trainable: Sequence[str]) -> tuple[str, ...]:
-        """The text encoders: all that can be trained beside the main component."""
+        """The text encoders: all that can be trained with the main component."""
         return tuple(trainable[1:] if self.text_encoders is None else self.text_encoders)
 
     @property

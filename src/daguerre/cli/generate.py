@@ -69,7 +69,7 @@ where it was stopped: complete images are kept.
 
   image=FILE             what the image starts from (image to image); or a folder: each of its images makes one
   strength=S             share of the steps that run, above 0 to 1: how much changes (0.8; with a mask 1)
-  mask=FILE              inpainting: white is painted anew, black stays as it is (keep_unmasked=false: in the latent
+  mask=FILE              inpainting: white is painted again, black stays as it is (keep_unmasked=false: in the latent
                          alone)
 
   image_prompt=PHOTO     its CLIP embedding says what is generated, for models that read one (Stable Cascade)
@@ -92,7 +92,7 @@ where it was stopped: complete images are kept.
   resume_from_checkpoint=NAME    another checkpoint than the newest, such as step-00001000
   training.device=cpu            where to compute; training.mixed_precision, training.attention as in training
 
-Writes 000.png, 001.png ... and a JSON beside each, with all its settings. docs/generate.md says more.
+Writes 000.png, 001.png ... and a JSON next to each, with all its settings. docs/generate.md says more.
 """
 
 

@@ -54,7 +54,7 @@ HARD_EDGE = ("padding_mask_crop", "mask_blur", "blur_factor")
 
 
 class Options(Settings):
-    """Options of `generate` beside settings, as HELP has them."""
+    """Options of `generate` other than settings, as HELP has them."""
 
     prompt: str | None = None
     out: Annotated[str | None, ADDRESS] = None
@@ -70,7 +70,7 @@ class Options(Settings):
     image: Annotated[str | list[str] | None, ADDRESS] = None
     """What images start from: a file for all, a folder or a list with one for each request."""
     mask: Annotated[str | list[str] | None, ADDRESS] = None
-    """Where they are painted anew: white."""
+    """White where they are painted again."""
     strength: float | None = Field(None, gt=0, le=1)
     """Share of the steps that run from an image."""
     keep_unmasked: bool = True
@@ -83,7 +83,7 @@ class Options(Settings):
     control_from: Annotated[str | list[str] | None, ADDRESS] = None
     """Photos of which control images are computed."""
     image_prompt: Annotated[str | list[str] | None, ADDRESS] = None
-    """Images that say what is generated, beside the prompt, for models that read such."""
+    """Images that say what is generated, with the prompt, for models that read such."""
     condition: str | dict[str, Any] | None = None
     """The condition that computes them, for ControlNets that have none of their own."""
     controlnets: dict[str, float] = Field({})

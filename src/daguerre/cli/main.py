@@ -1,8 +1,8 @@
 """The command line: finds the verb's file in this folder, runs it, and turns errors into text and an exit code.
 
 A file with SUMMARY, HELP and `run(arguments) -> int` is a verb; `data/__init__.py` is the verb `data`, and
-`data/pack.py` beside it the verb `data pack`. The texts are read from the file without importing it, so that every help
-is printed at once. Exit codes are in `errors`.
+`data/pack.py` in this folder the verb `data pack`. The texts are read from the file without importing it, so that every
+help is printed at once. Exit codes are in `errors`.
 """
 
 import ast
@@ -66,7 +66,8 @@ def verbs(above: str = "") -> dict[str, Verb]:
 
 
 def main() -> None:
-    """Entry point: runs the arguments of the process and exits. What nothing catches is told as a fault, with 1."""
+    """Entry point: runs the arguments of the process and exits. Uncaught exceptions are reported as internal errors
+    (exit code 1)."""
     faults.install()
     sys.exit(run(sys.argv[1:]))
 

@@ -48,7 +48,7 @@ Settings of the recipe are overridden as for `daguerre train`. docs/plan.md says
 
 
 class Options(Settings):
-    """Options of `plan` beside the recipe's settings."""
+    """Options of `plan` other than the recipe's settings."""
 
     devices: int = Field(1, ge=1)
     nodes: int = Field(1, ge=1)

@@ -12,7 +12,7 @@ HELP = """\
 usage: daguerre report RUN_FOLDER [--open]
 
 Writes RUN_FOLDER/report.html, one page that needs no other file and no network, and prints its path. A run writes it at
-each save too; this makes it anew, of a run in progress as well.
+each save too; this rewrites it, of a run in progress as well.
 
   daguerre report runs/quickstart
   daguerre report runs/quickstart --open         and show it in the browser

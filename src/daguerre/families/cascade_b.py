@@ -40,9 +40,9 @@ class Settings(CascadeSettings):
     vqgan: Component = BASE
     """Stage A, frozen; its weights are float32."""
     effnet_dropout: float = Field(0.1, ge=0, le=1)
-    """Share of samples that Stage B is not told the compressed image of (zeros), independent of captions."""
+    """Share of samples whose compressed image is dropped (zeros), independent of captions."""
     effnet_scale: tuple[float, float] = (0.5, 1.0)
-    """Each image is compressed at a scale between these two, drawn anew each time: 1024 px at 0.5 to 1 are 16 to 32
+    """Each image is compressed at a scale between these two, drawn each time: 1024 px at 0.5 to 1 are 16 to 32
     cells a side. Lower ones train a higher compression."""
     reconstruction_scale: float = Field(0.75, gt=0, le=2, json_schema_extra=FREE)
     """The scale at which an image is compressed that is made again, by `generate` and for the sample images of a run:
@@ -101,7 +101,7 @@ def load(settings: Settings, seed: int) -> Family:
         StageA(networks["vqgan"], settings.effnet_dropout),
         texts, exporter,
         batch_condition=reading.of_batch, prompt_condition=reading.of_prompts, prompt_images=(IMAGE,),
-        uncached_images="Stage B is told each image at another scale each time (model.effnet_scale)",
+        uncached_images="Stage B is conditioned on each image at another scale each time (model.effnet_scale)",
     )  # fmt: skip
 
 
@@ -130,7 +130,7 @@ class _Reading:
 
     @torch.no_grad()
     def of_prompts(self, prompts: Sequence[Prompt], pixel_shape: tuple[int, ...], unguided: bool) -> Cond:
-        """The same of the images of prompts; zeros where there is none, and on the unguided side."""
+        """The same of the images of prompts; zeros without an image, and on the unguided side."""
         _, height, width = pixel_shape
         channels = int(self.effnet.config.latent_channels)
         rows = torch.zeros(len(prompts), channels, height // STEP_PX, width // STEP_PX)

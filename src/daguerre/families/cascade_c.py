@@ -37,7 +37,7 @@ class Settings(CascadeSettings):
     size: Literal["3.6B", "1B"] | None = None
     """Size of a prior that starts from random weights (prior=null). null: the base's."""
     image_prompts: bool = True
-    """Train and generate with CLIP's embedding of images, too; off: the network is never told one."""
+    """Train and generate with CLIP's embedding of images, too; off: the network never gets one."""
     image_encoder: Component = BASE
     """CLIP's image encoder with its projection, frozen."""
     image_embedding_dropout: float = Field(0.9, ge=0, le=1)
@@ -53,7 +53,7 @@ class Settings(CascadeSettings):
     """Stage B, for decode=stages: a folder or hub id with `decoder`, such as the pipeline of a run of cascade_b, or a
     single file."""
     vqgan: Component = STABILITY
-    """Stage A, for decode=stages, likewise."""
+    """Stage A, for decode=stages."""
 
     pipeline_class: ClassVar[str] = "StableCascadePriorPipeline"
     usual: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -115,7 +115,7 @@ def load(settings: Settings, seed: int) -> Family:
 
 
 def _exporter(settings: Settings, prompts: ImagePrompts) -> PipelineExporter:
-    """The networks that StableCascadePriorPipeline has; the EfficientNet beside them, for training on."""
+    """The networks that StableCascadePriorPipeline has; and the EfficientNet, for training on."""
     index: dict[str, Any] = {"resolution_multiple": settings.resolution_multiple}
     documents: dict[str, Mapping[str, Any]] = {}
     if prompts.encoder is not None:

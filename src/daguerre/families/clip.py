@@ -1,4 +1,4 @@
-"""A CLIP text encoder in training, beside an image encoder that is thrown away: for latent families to use frozen.
+"""A CLIP text encoder in training, with an image encoder that is thrown away: for latent families to use frozen.
 
 The tokenizer is learnt (models/tokenizers.py). Its loss is objectives/contrastive.py, its use models/text_encoder.py.
 Shape letters: B samples, C channels, H and W height and width, T tokens, D features.

@@ -48,7 +48,7 @@ class Settings(PretrainedSettings):
     """The previewer: a place, Stability's single file, or numbers for random weights, of which the norms go by each
     batch, which then cannot be cut."""
     effnet: Component = f"{STABILITY}/effnet_encoder.safetensors"
-    """The EfficientNet, likewise; frozen unless adapter.train has it."""
+    """The EfficientNet; frozen unless adapter.train has it."""
     latent_noise: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Standard deviation of noise that is added to latents in training: what decodes them then bears errors of Stage C,
     and an EfficientNet that is trained makes latents in which near ones mean nearly the same."""
@@ -129,7 +129,7 @@ class Images:
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """Reads for the net what it is told of a batch."""
+    """Reads the net's inputs from a batch."""
 
     effnet: Any
 

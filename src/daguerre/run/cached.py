@@ -68,7 +68,7 @@ def _fill(filling: fill.Filling, each: Sequence[Wanted], processes: Processes) -
 
 
 class Opened(NamedTuple):
-    """A cache beside the run that uses it."""
+    """The cache of a run."""
 
     filling: fill.Filling
     each: list[Wanted]
@@ -79,7 +79,7 @@ class Opened(NamedTuple):
 
 @contextmanager
 def opened(loaded: Loaded, storage: RunStorage, anew: bool = False) -> Iterator[Opened]:
-    """The cache of a recipe without a run, with all processes that were launched. UserError where there is none."""
+    """The cache of a recipe without a run, with all processes that were launched. UserError without a cache."""
     config = loaded.config
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignals(launched=environment.read().launcher != "none"))

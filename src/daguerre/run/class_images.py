@@ -172,7 +172,7 @@ def fill(
     """Brings `folder` to `count` images in all, those of folders inside counted.
 
     Image i of those that are generated is drawn-0000i.png, of prompt i (after the last comes the first again) and seed
-    `sampling.seed` + i; beside it are a .txt with the prompt, which data.source=folder reads, and a .json with
+    `sampling.seed` + i; next to it are a .txt with the prompt, which data.source=folder reads, and a .json with
     everything that it depends on and `provenance`. Height and width are `size_px`. The net is used as it is. `stop` is
     asked before each batch.
     """
@@ -205,7 +205,7 @@ def fill(
 
 
 def images_in(folder: Path) -> int:
-    """Images in a folder and in those inside; 0 if there is none."""
+    """Images in a folder and in those inside; 0 without the folder."""
     files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
     return sum(path.suffix.lower() in EXTENSIONS for path in files)
 

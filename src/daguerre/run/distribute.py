@@ -28,7 +28,7 @@ from daguerre.training import device as devices
 from daguerre.training.sharding import UNSHARDED, Sharding
 
 _ENTRIES = ("encode", "decode")
-"""Methods by which networks are called beside `forward`."""
+"""Methods other than `forward` by which networks are called."""
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from daguerre.training import device
 from daguerre.types import Latents, Prompt
 
 POOR_DB = 20.0
-"""PSNR below which it is told. Stable Diffusion's autoencoder has 23 to 27 dB on photos of 256 px and more (its model
-card; ours on the quickstart's images 37); photos behind the quickstart's have 12 to 16."""
+"""PSNR below which a message says so. Stable Diffusion's autoencoder has 23 to 27 dB on photos of 256 px and more (its
+model card; ours on the quickstart's images 37); photos behind the quickstart's have 12 to 16."""
 _IMAGES, _PIXELS = 8, 1 << 21
 """Images that are looked at, and their pixels in all: some seconds on a CPU."""
 
@@ -58,7 +58,7 @@ def notices(config: Config, parts: Components, dataset: Dataset, encoded: int = 
 
 
 def _autoencoder(family: Family) -> str | None:
-    """The frozen network that encodes and decodes images of one size; None where there is none, where diffusion
+    """The frozen network that encodes and decodes images of one size; None where the model has none, where diffusion
     decodes, or where it is itself trained."""
     if family.output is not None or not family.encodes or not family.generates:
         return None

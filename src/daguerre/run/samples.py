@@ -107,7 +107,7 @@ def prompt_notices(config: Config) -> list[str]:
 
 
 def first(folder: Path) -> Path | None:
-    """The first image in a folder that `write` has filled; None if there is none."""
+    """The first image in a folder that `write` has filled; None without one."""
     try:
         path = folder / json.loads((folder / LISTING).read_bytes())[0]["file"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -125,7 +125,7 @@ def write(
 ) -> None:
     """Generates `each` into `folder`/000.png, 001.png ...; without a folder only to take part with other devices.
 
-    The control images of image 000 lie beside it as 000.control.png, the one that it makes again as 000.image.png.
+    The control images of image 000 lie next to it as 000.control.png, the one that it makes again as 000.image.png.
     `folder`/samples.json, written last, has the metadata of each and `provenance`. Existing files are overwritten.
     `show` gets each image that was written.
     """

@@ -96,7 +96,7 @@ class Run:
             self.folder.write_status(state, step=now.step, samples=now.samples, total_steps=total, reason=reason)
 
     def page(self) -> None:
-        """Writes the report, likewise."""
+        """Writes the report, on rank 0."""
         if self.processes.leads:
             self.folder.check_not_moved()
             page.write(self.folder.path)
@@ -259,7 +259,7 @@ def _announced(run: Run, probe: Batch, notices: Sequence[str], storage: RunStora
 
 
 def _ranks(config: Config, processes: Processes) -> ranks.Ranks:
-    """The ranks that save together: a group of its own, as saving goes on beside training."""
+    """The ranks that save together: a group of its own, as saving goes on during training."""
     if processes.world.size == 1:
         return ranks.ALONE
     return ranks.over(processes.cpu_group(config.distributed.timeout_seconds))

@@ -22,7 +22,7 @@ from daguerre.tracking.sinks import MetricsFile, Sink, read_metrics
 from daguerre.tracking.tracker import EarlierImage, TrackedRun
 
 _SENT = "sent-{}.json"
-"""File beside the results of `daguerre evaluate`: those that a tracker has taken, with the time of each."""
+"""File next to the results of `daguerre evaluate`: those that a tracker has taken, with the time of each."""
 
 
 def check(settings: LoggingSettings) -> None:
@@ -91,7 +91,7 @@ def _send(folder: RunFolder, name: str, samples: int, sink: Sink) -> None:
 
 def send_late(config: Config, folder: RunFolder, say: Callable[[str], None]) -> None:
     """Gives trackers the results that came after training, if nobody trains now: a trainer sends them with its next
-    save. What they lack is told."""
+    save. A message says what they lack."""
     active = [name for name, own in config.logging.trackers.items() if own.active]
 
     def are_missing() -> bool:

@@ -27,7 +27,7 @@ class Known:
     strength: float
     """Share of the steps that run, in (0, 1]: the noisiest ones are left out."""
     anew_B1HW: Tensor | None = None
-    """[B, 1, h, w] bool: True where it is painted anew. None: all of it."""
+    """[B, 1, h, w] bool: True where the image is generated. None: everywhere."""
 
     def steps(self, grid: Grid) -> Grid:
         """The steps that run."""

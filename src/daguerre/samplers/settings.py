@@ -61,7 +61,7 @@ class SamplingSettings(Settings):
     eta: float = Field(0.0, ge=0, le=1, json_schema_extra=FREE)
     """DDIM's share of fresh noise: 0 is deterministic, 1 ancestral. Other samplers refuse it."""
     s_churn: float = Field(0.0, ge=0, allow_inf_nan=False, json_schema_extra=FREE)
-    """Heun's fresh noise over all steps (arXiv 2206.00364, algorithm 2): 0 is none. Other samplers refuse it."""
+    """Heun's fresh noise over all steps (arXiv 2206.00364, algorithm 2); 0: no noise. Other samplers refuse it."""
     s_tmin: float = Field(0.0, ge=0, allow_inf_nan=False, json_schema_extra=FREE)
     """With s_churn: the lowest noise level sigma = s/a to which noise is added."""
     s_tmax: float | None = Field(None, ge=0, allow_inf_nan=False, json_schema_extra=FREE)
@@ -110,12 +110,12 @@ class SamplingSettings(Settings):
 
     @property
     def guided(self) -> bool:
-        """True if an unguided side runs beside the conditional one."""
+        """True if an unguided side runs with the conditional one."""
         return self.guidance_scale > 1
 
     @property
     def churn(self) -> dict[str, Any]:
-        """The settings of churn; none where there is none."""
+        """The settings of churn; none without churn."""
         return {name: getattr(self, name) for name in CHURN} if self.s_churn > 0 else {}
 
     def size_px(self, resolution: int) -> tuple[int, int]:

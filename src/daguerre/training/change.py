@@ -1,4 +1,5 @@
-"""State of a checkpoint that was saved with other settings: what a run goes on with, and what starts anew.
+"""State of a checkpoint that was saved with other settings: what a run goes on with, and what starts again from
+nothing.
 
 A decision about names alone, before anything is read. It follows from the settings in the checkpoint, not from what was
 allowed for a start, so that a run that is killed after a change and before its next save goes on in the same way.
@@ -29,9 +30,9 @@ class Carried:
     anew: set[str] = field(default_factory=set)
     """Files of which nothing is taken over."""
     unlike: set[str] = field(default_factory=set)
-    """Numbers of parameters whose optimizer state starts anew."""
+    """Numbers of parameters whose optimizer state is reset."""
     notices: list[str] = field(default_factory=list)
-    """What starts anew, for people."""
+    """Messages about what is reset."""
 
     def leave(self, file: str, why: str = "") -> None:
         """Takes over nothing of a file."""

@@ -37,7 +37,7 @@ class Meter:
         self.add("loss_quartile", one_hot_QB.double() @ loss_B, one_hot_QB.double() @ counts_B)
 
     def add_common(self, name: str, value: Tensor) -> None:
-        """Adds one number that all devices have alike to the mean called `name`, unless it is not finite."""
+        """Adds one number that is equal on all devices to the mean called `name`, unless it is not finite."""
         counted = torch.isfinite(value) & (self._sharding.rank == 0)
         self.add(name, torch.where(counted, value, 0.0), counted.double())
 

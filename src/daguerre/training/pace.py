@@ -18,7 +18,7 @@ Position = int | Fraction
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of a run in which all updates are alike."""
+    """A part of a run in which all updates have the same number of samples."""
 
     step: int
     """Updates before it."""

@@ -15,7 +15,7 @@ _COMPUTES = {"float32": ("auto", "no", "bf16", "fp16"), "bfloat16": ("auto", "bf
 
 
 def bytes_of(text: str) -> int:
-    """Bytes of a size such as `59GB` or `40 GiB`; UserError for what is none."""
+    """Bytes of a size such as `59GB` or `40 GiB`; UserError for another text."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
     if match is None or match[2] not in _BYTES or not float(match[1]):
         raise UserError(f"{text!r} is not a size: write a number and one of {', '.join(_BYTES)}, such as '59GB'")
@@ -65,14 +65,14 @@ class TrainingSettings(Settings):
     """Type in which the frozen autoencoder and text encoders encode: `no`: float32; `bf16`: autocast, which takes a
     fraction of the time on a GPU and moves latents and text features by some thousandths."""
     base_precision: Literal["no", "nf4", "int8", "float8"] = "no"
-    """Form of the linear layers of frozen networks beside which adapters train: of denoiser and text encoders, inside
+    """Form of the linear layers of frozen networks while adapters train: of denoiser and text encoders, inside
     their blocks. nf4 (4.5 bits a weight, by bitsandbytes), int8 and float8 (8 bits): less memory, more time. The
     adapters stay float32; generate and convert use the base as it is."""
     stochastic_rounding: bool = True
     """bfloat16, float16 weights: round up or down by chance after an update, so that on average none is too small to
     count; off: round to the nearest, which loses small updates."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
-    """Matrix products of float32: `highest`: float32; `high`: TF32 or alike; `medium`: bfloat16 inside, where the
+    """Matrix products of float32: `highest`: float32; `high`: TF32 or the like; `medium`: bfloat16 inside, where the
     device can. Convolutions are not concerned."""
     attention: Literal["auto", "measured", "math", "flash", "efficient", "cudnn", "fused"] = Field(
         "auto", json_schema_extra=ELASTIC
@@ -152,7 +152,7 @@ class OptimizerSettings(Settings):
     """Multiply the learning rates with the global batch size."""
     learning_rates: dict[str, Annotated[float, Field(gt=0)]] = Field({})
     """Peak learning rates of parameters by patterns of their names, in place of learning_rate: {"text_encoder.*":
-    5e-6}. The schedule acts on all alike. A parameter may match one pattern only."""
+    5e-6}. The schedule acts on all of them. A parameter may match one pattern only."""
     learning_rate_factors: dict[str, Annotated[float, Field(gt=0)]] = Field({})
     """Factors on the learning rates of parameters by patterns of their names: {"*.lora_B.*": 16} is LoRA+. A parameter
     may match one pattern only."""

@@ -70,7 +70,7 @@ class Sharding:
         """After the last one: gradients of the held parts are the sums over the whole batch."""
 
     def norm(self, held: Sequence[nn.Parameter]) -> Tensor:
-        """The norm of all gradients of the model, 0-dim, at least float32, alike on all devices."""
+        """The norm of all gradients of the model, 0-dim, at least float32, equal on all devices."""
         return torch.linalg.vector_norm(norms([p.grad for p in held if p.grad is not None]))
 
     @contextmanager

@@ -133,7 +133,8 @@ class TrainState:
         return {name: averages[p] for name, p in self.trained.items() if p in averages}
 
     def parameter_of(self, file: str, name: str) -> str | None:
-        """The parameter to which a tensor of `tensors` belongs: its weights, averages and moments are split alike."""
+        """The parameter to which a tensor of `tensors` belongs: its weights, averages and moments are split the same
+        way."""
         if file == "optimizer":
             number = name.partition(".")[0]
             return self._numbered[int(number)] if number.isdecimal() else None

@@ -1,7 +1,7 @@
 """Starts of a LoRA that take a part of the base's weight: PiSSA (Meng et al. 2024, arXiv 2404.02948) and OLoRA
 (Buyukakyuz 2024, arXiv 2406.01775).
 
-peft subtracts that part from the base. Here the base stays what it is, and what was subtracted stands beside the
+peft subtracts that part from the base. Here the base stays what it is, and what was subtracted is added to the
 trained factors, frozen and with the opposite sign: W + s (B A - B0 A0). The numbers are the same, other adapters and
 programs can use the same base, and a file that holds both, of twice the rank, means the same everywhere.
 """

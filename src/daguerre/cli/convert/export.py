@@ -60,7 +60,7 @@ _OF_RUN = ("weights", "checkpoint", *_SETTINGS)
 
 
 class Options(Settings):
-    """Options of `convert export`, beside settings of a run's recipe."""
+    """Options of `convert export`, other than settings of a run's recipe."""
 
     format: Literal["single_file", "diffusers", "unet", "adapters"]
     out: str | None = None
@@ -154,7 +154,7 @@ def _check_form(request: Request) -> None:
 
 @contextmanager
 def exported(request: Request) -> Iterator[Path]:
-    """The source as a pipeline in diffusers' layout, or what its adapters trained: a run is exported beside the place
+    """The source as a pipeline in diffusers' layout, or what its adapters trained: a run is exported next to the place
     that is asked for."""
     if not request.is_run:
         yield request.source
@@ -164,7 +164,7 @@ def exported(request: Request) -> Iterator[Path]:
     beside = [name for name, own in config.adapters.items() if own.separate]
     if options.format != "adapters" and len(beside) == len(config.adapters):
         raise UserError(
-            f"{', '.join(beside)}: this trains a network beside the model, which files of a whole model do not hold: "
+            f"{', '.join(beside)}: this trains a network of its own, which files of a whole model do not hold: "
             "use format=adapters",
             code="unsupported",
             setting="format",
@@ -183,7 +183,7 @@ def exported(request: Request) -> Iterator[Path]:
         else:
             with parts.attached.merged():
                 notices = parts.family.export(made, parts.objective, config.sampling)
-            notices += [f"without {name}: format=adapters writes the network beside the model" for name in beside]
+            notices += [f"without {name}: format=adapters writes that network" for name in beside]
         print("".join(f"{line}\n" for line in notices), end="")
         del parts
         yield made

@@ -28,7 +28,7 @@ and compared. Nothing is left out: a key that finds no layer is an error.
   base=MODEL         the model that it is for: a folder in diffusers' layout or a single file. Needed only for models of
                      other numbers than SD 1.x, 2.x, SDXL and Stable Cascade, and for words
 
-Words (train_tokens) that Stable Cascade's code has trained beside its LoRA, whose names only its config says, are
+Words (train_tokens) that Stable Cascade's code has trained with its LoRA, whose names only its config says, are
 written to the folder PLACE-words, as files of new tokens. The config names the LoRA's file: lora_checkpoint_path.
 
 docs/adapters.md says which program reads what.

@@ -21,7 +21,7 @@ from daguerre.remote import local_copy
 
 
 def source(target: str) -> Path:
-    """The file of a LoRA that a bare word means: itself, or that of a run. UserError if there is none."""
+    """The file of a LoRA that a bare word means: itself, or that of a run. UserError without a file."""
     if not target:
         raise UserError("no LoRA given: give a .safetensors file, or the folder of a run", code="missing")
     place = local_copy.located(target)
@@ -50,10 +50,10 @@ def about(file: Path) -> About:
 
 
 def write_words(source: Path, out: Path, base: str | None) -> None:
-    """Writes the words beside a LoRA of Stable Cascade as files of tokens, into a folder of their own."""
+    """Writes the words of a LoRA of Stable Cascade as files of tokens, into a folder of their own."""
     if base is None:
         raise UserError(
-            f"{source} has words beside its LoRA, which start from a text encoder's vocabulary: give the model, "
+            f"{source} has trained words with its LoRA, which start from a text encoder's vocabulary: give the model, "
             "base=FOLDER",
             code="missing",
             setting="base",

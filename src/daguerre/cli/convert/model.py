@@ -28,7 +28,7 @@ folder in diffusers' layout. Recipes take such files as they are; this is for ke
 
   out=FOLDER             a new folder
   pickled_weights=true   read .ckpt and .bin: their tensors alone, nothing in them is run
-  weights=ema            of a file that holds averaged weights beside the plain ones (default: raw, to train on)
+  weights=ema            of a file that holds averaged weights in addition to the plain ones (default: raw, to train on)
   prediction_type=...    epsilon or v_prediction, for the scheduler's config where the file does not say it
   dtype=float16          or bfloat16, float32 (default: as they are)
   ignore_tensors=[X]     leaves out tensors that are refused as unknown, by patterns of names such as '*.scale'

@@ -17,7 +17,7 @@ Dtype = Literal["float16", "bfloat16", "float32"]
 def read(
     arguments: Sequence[str], verb: str, options_class: type[Options], settings: Sequence[str] = ()
 ) -> tuple[str, Options, list[str]]:
-    """The bare word (empty if there is none), the options, and overrides of these settings of a recipe. UserError for
+    """The bare word (empty without one), the options, and overrides of these settings of a recipe. UserError for
     other keys."""
     given = overrides.split(arguments)
     options, rest = own_options(given.overrides, options_class)

@@ -1,4 +1,4 @@
-"""`daguerre data index`: writes the index beside each shard, so that no run has to read the shards through first."""
+"""`daguerre data index`: writes the index next to each shard, so that no run has to read the shards through first."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -26,16 +26,16 @@ SUMMARY = "index shards: offsets, sizes, digests and metadata that training need
 HELP = """\
 usage: daguerre data index PATH... [key=value ...]
 
-Reads tar shards through and writes SHARD.index beside each: how many samples, where they are, their digests, sizes of
+Reads tar shards through and writes SHARD.index next to each: how many samples, where they are, their digests, sizes of
 images and metadata for filters. Training needs them, and makes those that are missing when it starts; here they are
 made beforehand, in parallel, and lie where others find them too. Shards that have one already are left alone.
 
   daguerre data index my_shards
   daguerre data index "part-{00000..00099}.tar" more/*.tar
   daguerre data index s3://bucket/photos/            the indexes are written to the store
-  daguerre data index my_shards again=true           make them anew, after the shards have changed
+  daguerre data index my_shards again=true           make them again, after the shards have changed
 
-  again=true       make all of them anew
+  again=true       make all of them again
   processes=N      worker processes (as many as cores)
   data.formats     kinds of images, where a recipe has others than the usual
 
@@ -85,7 +85,7 @@ class Indexing:
 
 
 def _is_there(location: Location, kind: str) -> bool:
-    """True if a usable index of a shard of this size lies beside it."""
+    """True if a usable index of a shard of this size lies next to it."""
     beside = Location(location.url + SUFFIX)
     try:
         if beside.local is not None:
@@ -110,7 +110,7 @@ def _check_writable(locations: list[Location]) -> None:
 
 def _conclude(made: list[tuple[int, About]], count: int, seconds: float) -> int:
     if not made:
-        print(f"all {count:,} shards have an index; again=true makes them anew")
+        print(f"all {count:,} shards have an index; again=true makes them again")
         return errors.DONE
     samples, size = sum(samples for samples, _ in made), format_size(sum(about.shard_bytes for _, about in made))
     had = f"; {count - len(made):,} already had one" if len(made) < count else ""

@@ -36,7 +36,7 @@ SUMMARY = "write a data set into tar shards"
 HELP = """\
 usage: daguerre data pack DATA -o FOLDER_OR_URL [key=value ...]
 
-Writes the samples of a data set that its filters pass into tar shards with an index beside each, and a summary,
+Writes the samples of a data set that its filters pass into tar shards with an index next to each, and a summary,
 dataset.json. Image files are copied byte for byte; images that a source makes become PNG. Each sample keeps its id, so
 that training on the shards draws the same random numbers as training on the data. The same command again goes on where
 it was stopped: finished shards are checked and kept.

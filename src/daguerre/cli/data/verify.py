@@ -52,7 +52,7 @@ _BLOCK_SAMPLES = 512
 _MINUTE_PX = 2e10
 """Pixels that four cores of a laptop decode in about a minute."""
 _SAMPLE_PX = 1e5
-"""Cost of a sample beside its pixels, in pixels."""
+"""Cost of a sample in addition to its pixels, in pixels."""
 _UNKNOWN_PX = 2e7
 """Cost of a sample whose size is not known before it is fetched."""
 _REMOTE_SHARE = 0.01
@@ -220,5 +220,5 @@ def _unknown(subject: Subject, found: Sequence[Found]) -> str:
     return (
         f"not known, for {alone:,} of {len(found):,} shards: whether their bytes are what they once were, and whether "
         "whole samples are missing at their end, as they had no index. One was made now, for this machine; "
-        "`daguerre data index` makes it beside the shard"
+        "`daguerre data index` makes it next to the shard"
     )

@@ -33,7 +33,7 @@ there. The exit code is that of `daguerre train`, or of the process that failed.
 
 
 class Options(Settings):
-    """Options of `launch local` beside the recipe's settings."""
+    """Options of `launch local` other than the recipe's settings."""
 
     processes: int | None = Field(None, ge=1)
 

@@ -21,9 +21,9 @@ _SHOWN = 5
 def decay_groups(settings: OptimizerSettings, trained: Parameters) -> list[dict[str, Any]]:
     """Groups of a torch optimizer: for each learning rate the parameters that decay, then those that do not.
 
-    Beside what torch knows, a group has `share`, its part of the learning rate of an update, and `pattern`, those in
-    `learning_rates` and `learning_rate_factors` that it comes from ("" for none). Weights of 16 bits make several
-    groups of limited size.
+    In addition to what torch knows, a group has `share`, its part of the learning rate of an update, and `pattern`,
+    those in `learning_rates` and `learning_rate_factors` that it comes from ("" for none). Weights of 16 bits make
+    several groups of limited size.
     """
     patterns, rates, factors = settings.weight_decay_exclude, settings.learning_rates, settings.learning_rate_factors
     if patterns is None:  # biases and norms

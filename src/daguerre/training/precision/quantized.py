@@ -1,4 +1,4 @@
-"""Frozen linear layers whose weights are kept in 4 or 8 bits, and widened anew for each product.
+"""Frozen linear layers whose weights are kept in 4 or 8 bits, and widened for each product.
 
 form     codes                    a scale (float32) for        bits a weight     source
 nf4      16 levels, 2 in a byte   64 weights: their largest    4.5               Dettmers et al. 2023, arXiv 2305.14314
@@ -117,7 +117,7 @@ class QuantizedLinear(nn.Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The matrix that the codes stand for, [out, in] float32, made anew at each call."""
+        """The matrix that the codes stand for, [out, in] float32, made at each call."""
         return dequantize(self.codes, self.scale, self.form, (self.out_features, self.in_features), torch.float32)
 
     @property
