@@ -47,7 +47,7 @@ def built(kind: str, base: Path, *given: str) -> Components:
 
 
 def readers(parts: Components) -> dict[str, TextEncoder]:
-    return {reader.name: reader for reader in parts.family.text.readers}
+    return {reader.name: reader for reader in parts.family.text.encoders}
 
 
 def rows(parts: Components) -> list[nn.Parameter]:
@@ -145,13 +145,14 @@ def test_pooled_features_are_those_of_the_end_of_the_text(pipelines):
     with torch.no_grad():
         for texts in (["a dog", ""], ["no new token"]):
             first, second = (readers(each)["text_encoder_2"] for each in (parts, plain))
-            a, b = (each.features(each.tokens(texts).ids_BKT) for each in (first, second))
+            a, b = (each.features(each.tokens(texts)) for each in (first, second))
             assert torch.equal(a[0], b[0])
             assert torch.equal(a[1], b[1])
-        ids = reader.tokens(["a <toy> dog"]).ids_BKT
+        tokens = reader.tokens(["a <toy> dog"])
+        ids = tokens.ids_BKT
         encoder = reader.encoder
         last = encoder.text_model(ids[0]).last_hidden_state[0, ids[0, 0].tolist().index(513)]
-        assert torch.equal(encoder.text_projection(last), reader.features(ids)[1][0, 0])
+        assert torch.equal(encoder.text_projection(last), reader.features(tokens).pooled_BKP[0, 0])
 
 
 def test_a_long_prompt_and_its_truncation_count_every_vector(pipelines):
@@ -197,8 +198,8 @@ def test_a_token_of_the_vocabulary_moves_and_others_stay(pipelines, tmp_path):
     plain = built("sd", pipelines["sd"], "train_text_encoder=true")
     with torch.no_grad():
         for text, same in (("a b", True), ("a c", False)):
-            (a, _), (b, _) = (r.features(r.tokens([text]).ids_BKT) for p in (parts, plain) for r in readers(p).values())
-            assert torch.equal(a, b) == same
+            a, b = (r.features(r.tokens([text])) for p in (parts, plain) for r in readers(p).values())
+            assert torch.equal(a.hidden_BTD, b.hidden_BTD) == same
     assert "only Daguerre reads" in parts.attached.export(tmp_path / "out", parts.objective, None)[0]
     new, existing = token_files.read(tmp_path / "out", [*readers(parts).values()])
     assert new == {}
@@ -232,7 +233,7 @@ def test_a_lora_shares_the_text_encoder(order, pipelines, tmp_path):
 def test_a_merged_model_has_the_tokens_in_its_vocabulary(kind, pipelines, tmp_path):
     parts = moved(built(kind, pipelines[kind]))
     with torch.no_grad():
-        wanted = {r.name: r.features(r.tokens(["a <toy> b"]).ids_BKT) for r in readers(parts).values()}
+        wanted = {r.name: r.features(r.tokens(["a <toy> b"])) for r in readers(parts).values()}
     with parts.attached.merged():
         parts.family.export(tmp_path / "pipeline", parts.objective, config(kind, pipelines[kind], *TOY).sampling)
     again = built(kind, tmp_path / "pipeline", "train_text_encoder=true")
@@ -242,7 +243,7 @@ def test_a_merged_model_has_the_tokens_in_its_vocabulary(kind, pipelines, tmp_pa
         tokenizer = getattr(pipe, reader.name.replace("text_encoder", "tokenizer"))
         assert pipe.maybe_convert_prompt("a <toy> b", tokenizer) == "a <toy> <toy>_1 <toy>_2 b"
         with torch.no_grad():
-            found = reader.features(reader.tokens(["a <toy> b"]).ids_BKT)
+            found = reader.features(reader.tokens(["a <toy> b"]))
         assert torch.equal(found[0], wanted[reader.name][0])
         assert found[1] is None or torch.equal(found[1], wanted[reader.name][1])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,8 @@ class TestConditioning:
         torch.testing.assert_close(found["text"], hidden, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(found["pooled"], pooled[:, 0], rtol=1e-4, atol=1e-5)
         reader: Any = made.text
-        object.__setattr__(reader.readers[0], "masked", False)
+        encoder = reader.encoders[0]
+        object.__setattr__(encoder, "reading", replace(encoder.reading, masked=False))
         assert (made.text.features(made.text.tokens(TEXTS))["text"] - hidden).abs().max() > 1e-2
 
     @torch.no_grad()
@@ -419,7 +421,7 @@ class TestPlaces:
         pooled = made.text.features(ids)["pooled"]
         plain = CLIPTextModel.from_pretrained(SHIPPED / "quickstart" / "text_encoder", dtype=torch.float32)
         reader: Any = made.text
-        tokens = reader.readers[0].tokens(["a small red star"]).ids_BKT[0]
+        tokens = reader.encoders[0].tokens(["a small red star"]).ids_BKT[0]
         mask = (torch.arange(tokens.shape[1]) <= (tokens == plain.config.eos_token_id).int().argmax(1)).long()[None]
         with torch.no_grad():
             torch.testing.assert_close(pooled, plain(tokens, attention_mask=mask).pooler_output)

@@ -219,7 +219,7 @@ def test_files_are_a_whole_tokenizer(family, tmp_path):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_bytes(content)
     tokenizer = CLIPTokenizer.from_pretrained(tmp_path / "tokenizer")
-    assert tokenizer(CAPTIONS).input_ids == family.text.readers[0].tokenizer(CAPTIONS).input_ids
+    assert tokenizer(CAPTIONS).input_ids == family.text.encoders[0].tokenizer(CAPTIONS).input_ids
     assert tokenizer.model_max_length == MAX_TOKENS
 
 

@@ -88,10 +88,10 @@ def test_a_network_from_one_file_of_its_own_names(base: Path, other: Path, tmp_p
 def test_a_text_encoder_of_numbers_is_built_for_its_tokenizer(base: Path):
     numbers = {"hidden_size": TEXT_WIDTH, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     made = load(base, text_encoder=numbers, unet=TINY_UNET).training(["unet", "text_encoder"])
-    config = made.text.readers[0].encoder.config
+    config = made.text.encoders[0].encoder.config
     assert (config.vocab_size, config.max_position_embeddings) == (
         514,
-        made.text.readers[0].tokenizer.model_max_length,
+        made.text.encoders[0].tokenizer.model_max_length,
     )
     assert {name.partition(".")[0] for name in made.net.state_dict()} == {"unet", "text_encoder"}
 
@@ -195,14 +195,14 @@ def test_a_config_does_not_say_which_code_computes_attention(base: Path, tmp_pat
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: "stranger/kernels"}))
     for text_encoder in ("base", None):
         made = load(folder, text_encoder=text_encoder)
-        assert made.text.readers[0].encoder.config._attn_implementation == "sdpa"
+        assert made.text.encoders[0].encoder.config._attn_implementation == "sdpa"
 
 
 def test_what_is_not_trained_is_no_part_of_the_state(base: Path):
     made = load(base).training(["text_encoder"])
     assert {name.partition(".")[0] for name in made.net.state_dict()} == {"text_encoder"}
     assert not any(p.requires_grad for p in made.components["unet"].parameters())
-    assert not any(p.requires_grad for p in load(base).text.readers[0].encoder.parameters())
+    assert not any(p.requires_grad for p in load(base).text.encoders[0].encoder.parameters())
 
 
 @pytest.mark.parametrize("write", [write_sd, write_sdxl])

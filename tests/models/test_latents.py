@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from daguerre import keys as keyed
 from daguerre import plugins
+from daguerre.errors import UserError
 from daguerre.families import sd
 from daguerre.models import vae
 from daguerre.models.components import ComponentLoader
@@ -83,6 +84,43 @@ def test_decoding_is_the_inverse_as_in_sdxls_pipeline(tiny_sd: Path, values: dic
         raw = latents() * std / values["scaling_factor"] + mean
         expected = VaeImageProcessor().postprocess(made.net.decode(raw).sample, output_type="np") * 255
     assert np.abs(decoded(made, latents()) - expected.round()).max() <= 1
+
+
+def shifted(tiny_sd: Path, folder: Path) -> Path:
+    """An autoencoder with a shift_factor, as FLUX's and SD3's have one."""
+    net = AutoencoderKL.from_pretrained(tiny_sd / "vae", low_cpu_mem_usage=False)
+    net.register_to_config(scaling_factor=0.3611, shift_factor=0.1159)
+    net.save_pretrained(folder / "vae")
+    return folder
+
+
+def test_a_shift_is_that_of_fluxs_pipelines(tiny_sd: Path, tmp_path: Path):
+    """FluxImg2ImgPipeline's arithmetic on the way in, FluxPipeline's on the way out."""
+    made, plain = load(shifted(tiny_sd, tmp_path)), load(tiny_sd, scaling_factor=1.0)
+    assert torch.equal(encoded(made), (encoded(plain) - 0.1159) * 0.3611)
+    with torch.no_grad():
+        raw = latents() / 0.3611 + 0.1159
+        expected = VaeImageProcessor().postprocess(made.net.decode(raw).sample, output_type="np") * 255
+    assert np.abs(decoded(made, latents()) - expected.round()).max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["sd", "sdxl"])
+def test_a_shift_moves_into_the_weights_of_pipelines_that_know_none(kind: str, tiny_sd: Path, tmp_path: Path):
+    base = tiny_sd if kind == "sd" else tiny_models.write_sdxl(tmp_path / "base")
+    module, vae_place = plugins.find("families", kind), str(shifted(tiny_sd, tmp_path) / "vae")
+    family = module.load(module.Settings(pretrained_model_name_or_path=str(base), vae=vae_place), seed=1)
+    objective = plugins.find("objectives", "eps")
+    family.export(tmp_path / "out", objective.build(objective.Settings()), SamplingSettings())
+    config = json.loads((tmp_path / "out" / "vae" / "config.json").read_text())
+    assert config["shift_factor"] is None
+    again = module.load(module.Settings(pretrained_model_name_or_path=str(tmp_path / "out")), seed=1)
+    torch.testing.assert_close(encoded(again.images), encoded(family.images), rtol=1e-4, atol=1e-5)
+    assert np.abs(decoded(again.images, latents()) - decoded(family.images, latents())).max() <= 1
+
+
+def test_a_shift_and_statistics_are_refused_together(tiny_sd: Path, tmp_path: Path):
+    with pytest.raises(UserError, match=r"has shift_factor 0\.1159"):
+        load(shifted(tiny_sd, tmp_path), **SMALL)
 
 
 def test_a_scaling_factor_of_its_own(tiny_sd: Path):

@@ -18,6 +18,7 @@ from daguerre import plugins
 from daguerre.errors import UserError
 from daguerre.families import sd, sdxl
 from daguerre.models.family import Family
+from daguerre.models.tokenizers import Tokens
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Batch
 
@@ -135,14 +136,15 @@ def test_each_window_has_its_own_start_and_end(small: Path):
     family = load_sd(small, long_prompts=True)
     whole = family.encode_prompts(prompts(["x" * 44 + "y" * 6]), SHAPE)[0]
     # A window inside a word is no word of its own: its last byte does not end one.
-    reader = family.text.readers[0]
-    ids = reader.tokens(["x" * 44 + "y" * 6]).ids_BKT
+    reader = family.text.encoders[0]
+    tokens = reader.tokens(["x" * 44 + "y" * 6])
+    ids = tokens.ids_BKT
     assert ids.shape == (1, 3, 24)
     assert (ids[0, :, 0] == reader.tokenizer.bos_token_id).all()
     assert (ids[0, :2, -1] == reader.tokenizer.eos_token_id).all()
     assert ids[0, 2, 7] == reader.tokenizer.eos_token_id
     with torch.no_grad():
-        each = [reader.features(ids[:, k : k + 1])[0] for k in range(3)]
+        each = [reader.features(Tokens(*(rows[:, k : k + 1] for rows in tokens))).hidden_BTD for k in range(3)]
     assert torch.allclose(whole["text"], torch.cat(each, 1), atol=1e-6)
 
 
@@ -170,10 +172,10 @@ def test_pooled_features_of_several_windows(large: Path, policy: str):
     family = load_xl(large, long_prompts=True, long_prompts_pooled=policy)
     texts = [SHORT, LONG, EMPTY]
     cond = family.encode_prompts(prompts(texts), SHAPE)[0]
-    reader = family.text.readers[1]
+    reader = family.text.encoders[1]
     tokens = reader.tokens(texts)
     with torch.no_grad():
-        pooled = reader.features(tokens.ids_BKT)[1]
+        pooled = reader.features(tokens).pooled_BKP
     weighted = (pooled[1] * torch.tensor([22.0, 22.0, 6.0])[:, None]).sum(0) / 50
     expected = {"first": pooled[1, 0], "last": pooled[1, 2], "weighted": weighted}[policy]
     assert torch.allclose(cond["pooled"][1], expected, atol=1e-6)
@@ -197,7 +199,7 @@ def test_trained_encoders_run_inside_the_net(large: Path, trained: tuple[str, ..
     assert "text" in drawn
     y.square().mean().backward()
     assert {name.partition(".")[0] for name in family.net.state_dict()} == {"unet", *trained}
-    for reader in family.text.readers:
+    for reader in family.text.encoders:
         moved = [p.grad is not None and bool(p.grad.any()) for p in reader.encoder.parameters()]
         assert any(moved) == (reader.name in trained)
 
@@ -208,7 +210,7 @@ def test_frozen_encoders_inside_the_net_take_whatever_kernel_suits(large: Path):
     given = batch(family, [SHORT])
     _, cond = family.encode(given)
     able: dict[str, bool] = {}
-    for reader in family.text.readers:
+    for reader in family.text.encoders:
         reader.encoder.register_forward_pre_hook(
             lambda *_, name=reader.name: able.update({name: torch.backends.cuda.mem_efficient_sdp_enabled()})
         )
@@ -220,14 +222,14 @@ def test_frozen_encoders_inside_the_net_take_whatever_kernel_suits(large: Path):
 def test_a_trained_encoder_is_exported_as_every_transformers_reads_it(small: Path, tmp_path: Path):
     family = load_sd(small).training(["unet", "text_encoder"])
     with torch.no_grad():
-        for parameter in family.text.readers[0].encoder.parameters():
+        for parameter in family.text.encoders[0].encoder.parameters():
             parameter.add_(0.01)
     objective = plugins.find("objectives", "eps")
     family.export(tmp_path / "pipeline", objective.build(objective.Settings()), SamplingSettings())
     names = load_file(tmp_path / "pipeline" / "text_encoder" / "model.safetensors")
     assert all(name.startswith("text_model.") for name in names)
     again = load_sd(tmp_path / "pipeline")
-    for name, value in again.text.readers[0].encoder.state_dict().items():
+    for name, value in again.text.encoders[0].encoder.state_dict().items():
         assert torch.equal(value, family.net.state_dict()[f"text_encoder.{name}"])
 
 
@@ -266,4 +268,4 @@ def test_an_export_needs_no_clip_skip(load: Any, small: Path, large: Path, tmp_p
     again = load(tmp_path / "pipeline")
     ours, theirs = (made.encode_prompts(prompts([SHORT]), SHAPE)[0]["text"] for made in (family, again))
     assert torch.equal(ours, theirs)
-    assert family.text.readers[0].layers == again.text.readers[0].layers + 1
+    assert family.text.encoders[0].layers == again.text.encoders[0].layers + 1

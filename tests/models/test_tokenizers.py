@@ -10,6 +10,7 @@ from transformers import T5Tokenizer
 
 from daguerre.families import clip
 from daguerre.models import tokenizers
+from daguerre.models.reading import Reading
 from daguerre.models.text_conditioning import TextConditioning
 from daguerre.models.text_encoder import TextEncoder
 
@@ -79,7 +80,7 @@ def test_a_trained_encoder_reads_no_more_padding_than_the_longest_text_needs():
 def test_two_threads_read_as_one_does(long):
     """The loader's thread reads captions for training while another reads prompts, and asks which are cut."""
     encoder = SimpleNamespace(device=torch.device("cpu"))
-    reader = TextEncoder("text_encoder", encoder, tokenizers.clip("!"), {}, long=long)
+    reader = TextEncoder("text_encoder", encoder, tokenizers.clip("!"), {}, Reading(long=long))
     texts = TextConditioning((reader,))
     parts = np.array_split(np.array(captions(5000), dtype=object), 250)
 

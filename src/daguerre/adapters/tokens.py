@@ -28,7 +28,6 @@ from daguerre.models import new_tokens, token_files
 from daguerre.models.export.about import About
 from daguerre.models.frozen import keep_evaluating
 from daguerre.models.new_tokens import ExtendedEmbedding
-from daguerre.models.text_conditioning import TextConditioning
 from daguerre.models.text_encoder import TextEncoder
 from daguerre.settings import ADDRESS
 from daguerre.settings import Settings as Section
@@ -179,8 +178,7 @@ class Tokens(Trainable):
 
 def attach(settings: Settings, model: Family, seed: int) -> Tokens:
     """Gives text encoders rows for the tokens. UserError for names that clash, and for what no row can start from."""
-    texts = model.text
-    readers = {reader.name: reader for reader in texts.readers} if isinstance(texts, TextConditioning) else {}
+    readers = {} if model.text is None else {reader.name: reader for reader in model.text.encoders}
     reached = settings.reaches(model.trainable)
     if not reached or not {*reached} <= readers.keys():
         raise UserError(

@@ -17,7 +17,7 @@ from daguerre.models import text_encoder
 from daguerre.models.cascade import batch_norms, export, net, sizes
 from daguerre.models.cascade import load as cascade_load
 from daguerre.models.cascade.codec import STEP_PX, StageA, read_by_stage_b, scaled, scaled_size
-from daguerre.models.cascade.settings import CascadeSettings
+from daguerre.models.cascade.settings import READS, CascadeSettings
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family, Moments
@@ -80,11 +80,11 @@ class Settings(CascadeSettings):
 def load(settings: Settings, seed: int) -> Family:
     """The family of these settings. Raises UserError if something is missing or does not fit together."""
     components = ComponentLoader(settings, seed)
-    reader = text_encoder.load(components, "text_encoder", "tokenizer", -1, False, masked=True, projected=True)
-    texts = TextConditioning((reader,))
+    encoder = text_encoder.load(components, "text_encoder", "tokenizer", READS)
+    texts = TextConditioning((encoder,))
     networks = {"decoder": cascade_load.network(components, "decoder", sizes.STAGE_B.get(settings.size or ""))}
     networks |= texts.networks | {name: cascade_load.network(components, name) for name in ("effnet", "vqgan")}
-    cascade_load.check_widths(settings.components, networks, reader)
+    cascade_load.check_widths(settings.components, networks, encoder)
     if isinstance(settings.effnet, str):
         batch_norms.keep(networks["effnet"])
     reading = _Reading(networks["effnet"], settings.effnet_scale, settings.reconstruction_scale, seed)

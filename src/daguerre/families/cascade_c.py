@@ -16,7 +16,7 @@ from daguerre.models.cascade import load as cascade_load
 from daguerre.models.cascade.codec import Compressed, Decoder, Generated, Preview
 from daguerre.models.cascade.decoding import DecodingSettings, Stages
 from daguerre.models.cascade.image_prompts import ImagePrompts
-from daguerre.models.cascade.settings import STABILITY, CascadeSettings
+from daguerre.models.cascade.settings import READS, STABILITY, CascadeSettings
 from daguerre.models.components import ComponentLoader
 from daguerre.models.controlnets.beside_stage_c import OfStageC
 from daguerre.models.export.diffusers import PipelineExporter
@@ -87,8 +87,8 @@ class Settings(CascadeSettings):
 def load(settings: Settings, seed: int) -> Family:
     """The family of these settings. Raises UserError if something is missing or does not fit together."""
     components = ComponentLoader(settings, seed)
-    reader = text_encoder.load(components, "text_encoder", "tokenizer", -1, False, masked=True, projected=True)
-    texts = TextConditioning((reader,))
+    encoder = text_encoder.load(components, "text_encoder", "tokenizer", READS)
+    texts = TextConditioning((encoder,))
     networks = {"prior": cascade_load.network(components, "prior", sizes.STAGE_C.get(settings.size or ""))}
     networks |= texts.networks
     networks["effnet"] = cascade_load.network(components, "effnet")
@@ -103,7 +103,7 @@ def load(settings: Settings, seed: int) -> Family:
     else:
         networks |= {name: cascade_load.network(components, name) for name in ("decoder", "vqgan")}
         decoder = Stages(networks["decoder"], networks["vqgan"], texts, settings.decode)
-    cascade_load.check_widths(settings.components, networks, reader)
+    cascade_load.check_widths(settings.components, networks, encoder)
     images = Compressed(networks["effnet"], decoder, prompts, settings.image_embedding_dropout)
     return net.family(
         components, "prior", networks, images, texts, _exporter(settings, prompts),

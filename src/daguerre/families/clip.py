@@ -20,10 +20,12 @@ from torch.nn.functional import normalize
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from daguerre.checkpoint.export import replaced
-from daguerre.models import text_encoder, tokenizers
+from daguerre.models import tokenizers
 from daguerre.models.family import Family
+from daguerre.models.parts.clip import decided
 from daguerre.models.pixel_codec import PixelCodec
 from daguerre.models.settings import ComponentSpec, FamilySettings
+from daguerre.models.text_encoder import TextEncoder
 from daguerre.models.weights import load as weights_load
 from daguerre.objectives.objective import Objective
 from daguerre.samplers.settings import SamplingSettings
@@ -96,13 +98,13 @@ class Captions:
     tokenizer_files: Mapping[str, bytes]
     """As the text encoder's users read them."""
     net: TextImage
+    encoders: tuple[TextEncoder, ...] = ()
+    """None that is trained alone: no new tokens."""
 
     def tokens(self, texts: Sequence[str]) -> Cond:
         """`ids` [B, T]. The encoder is causal and pools at the first end token: padding beyond the longest text changes
         nothing, and is left out."""
-        ids_BKT, counts_BK = tokenizers.windows(self.tokenizer, texts, most=1)
-        longest = int(counts_BK.max()) + self.tokenizer.model_max_length - tokenizers.room(self.tokenizer)
-        return {"ids": ids_BKT[:, 0, :longest]}
+        return {"ids": tokenizers.windows(self.tokenizer, texts, most=1, longest=True).ids_BKT[:, 0]}
 
     def features(self, tokens: Cond, trained: Collection[str] = ()) -> Cond:
         """`pooled` [B, D]: what similarities are taken of."""
@@ -135,7 +137,7 @@ def load(settings: Settings, seed: int) -> Family:
     tokenizer = tokenizers.learn(settings.words, settings.max_tokens)
 
     def build() -> nn.Module:
-        encoder = CLIPTextModel(CLIPTextConfig(**(dict(settings.text_encoder) | text_encoder.decided(tokenizer))))
+        encoder = CLIPTextModel(CLIPTextConfig(**(dict(settings.text_encoder) | decided(tokenizer))))
         return TextImage(encoder, settings.image_channels)
 
     net: Any = weights_load.seeded(build, seed, "model.text_encoder")

@@ -11,13 +11,15 @@ from daguerre.models import unet as models_unet
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
+from daguerre.models.parts import clip
+from daguerre.models.reading import Reading
 from daguerre.models.schedulers.betas import BetaSchedulers
 from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import UNetSettings
 from daguerre.models.text_conditioning import TextConditioning
 
-_READS = (-1, True)
-"""Hidden state that StableDiffusionPipeline reads of the text encoder: the last, with the last norm."""
+_READS = Reading(layers=(-1,), final_norm=True)
+"""StableDiffusionPipeline's reading of the text encoder."""
 
 
 class Settings(UNetSettings):
@@ -34,14 +36,17 @@ def load(settings: Settings, seed: int) -> Family:
     """The family of these settings. Raises UserError if something is missing or does not fit together."""
     components = ComponentLoader(settings, seed)
     autoencoder = vae.load(components)
-    reader = text_encoder.load(components, "text_encoder", "tokenizer", *_READS)
-    texts = TextConditioning((reader,))
+    encoder = text_encoder.load(components, "text_encoder", "tokenizer", _READS)
+    texts = TextConditioning((encoder,))
     unet = models_unet.load(components, autoencoder, texts)
-    replaced = {"text_encoder": lambda: text_encoder.as_read(reader, *_READS), "vae": lambda: vae.scaled(autoencoder)}
+    replaced = {
+        "text_encoder": lambda: clip.as_read(encoder.encoder, encoder.reading, _READS),
+        "vae": lambda: vae.scaled(autoencoder),
+    }
     notices = []
-    if reader.long:
+    if encoder.reading.long:
         notices.append("StableDiffusionPipeline truncates prompts to 77 tokens; this run reads all tokens")
-    if not reader.final_norm:
+    if not encoder.reading.final_norm:
         notices.append("StableDiffusionPipeline applies the text encoder's last norm, which this run does not")
     index = {"requires_safety_checker": False, "safety_checker": [None, None]}
     exporter = PipelineExporter(settings, index, replaced, tuple(notices))

@@ -16,6 +16,8 @@ from daguerre.models import unet as models_unet
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
+from daguerre.models.parts import clip
+from daguerre.models.reading import Reading
 from daguerre.models.schedulers.betas import BetaSchedulers
 from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import BASE, Component, ComponentSpec, UNetSettings
@@ -25,8 +27,8 @@ from daguerre.types import Batch, Cond, Prompt
 
 _SIZES = 6  # original height and width, crop top and left, target height and width
 _SIZE_WIDTH = 256
-_READS = (-2, False)
-"""Hidden state that StableDiffusionXLPipeline reads of both text encoders: before the last, without the last norm."""
+_READS = Reading(layers=(-2,), final_norm=False)
+"""StableDiffusionXLPipeline's reading of both text encoders; the second's pooled features are read, too."""
 
 
 class Settings(UNetSettings):
@@ -66,18 +68,22 @@ def load(settings: Settings, seed: int) -> Family:
     components = ComponentLoader(settings, seed)
     autoencoder = vae.load(components)
     first, second = (
-        text_encoder.load(components, f"text_encoder{mark}", f"tokenizer{mark}", *_READS, projected=mark == "_2")
-        for mark in ("", "_2")
+        text_encoder.load(components, f"text_encoder{mark}", f"tokenizer{mark}", reading)
+        for mark, reading in (("", _READS), ("_2", replace(_READS, pooled="projected")))
     )
     texts = TextConditioning((first, second), settings.long_prompts_pooled, settings.zero_null_text)
     unet = models_unet.load(components, autoencoder, texts, _sized(components, second.encoder.config.projection_dim))
     notices = []
-    if first.long:
+    if first.reading.long:
         notices.append("StableDiffusionXLPipeline truncates prompts to 77 tokens; this run reads all tokens")
-    if first.layer == -1 or first.final_norm or (second.layer, second.final_norm) != _READS:
+    one, two = first.reading, second.reading
+    if one.layers == (-1,) or one.final_norm or (two.layers, two.final_norm) != (_READS.layers, _READS.final_norm):
         notices.append("StableDiffusionXLPipeline reads both text encoders before the last layer, this run does not")
     index = {"force_zeros_for_empty_prompt": settings.zero_null_text}
-    replaced = {"text_encoder": lambda: text_encoder.as_read(first, *_READS)}
+    replaced = {
+        "text_encoder": lambda: clip.as_read(first.encoder, first.reading, _READS),
+        "vae": lambda: vae.scaled(autoencoder, statistics=True),
+    }
     exporter = PipelineExporter(settings, index, replaced, tuple(notices))
     family = models_unet.family(components, unet, autoencoder, texts, exporter)
     return replace(family, batch_numbers=_sizes_of_batch, prompt_condition=_sizes_of_prompts)

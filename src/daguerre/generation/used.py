@@ -21,7 +21,6 @@ from daguerre.generation.load import Loading
 from daguerre.models import new_tokens, token_files
 from daguerre.models.cascade import lora_names
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE
-from daguerre.models.text_conditioning import TextConditioning
 
 _LORAS = (KOHYA_FILE, DIFFUSERS_FILE, "adapter_config.json")
 
@@ -64,8 +63,7 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
 
 def unprompted(parts: Components, prompts: Iterable[str]) -> list[str]:
     """A line about new tokens of a model, where no prompt, positive or negative, has one of them; else none."""
-    texts = parts.family.text
-    readers = texts.readers if isinstance(texts, TextConditioning) else ()
+    readers = () if parts.family.text is None else parts.family.text.encoders
     names = dict.fromkeys(name for reader in readers for name in new_tokens.names(reader))
     if not names or any(name in prompt.lower() for prompt in prompts for name in names):
         return []
@@ -100,8 +98,7 @@ def _digest(path: Path) -> str:
 @torch.no_grad()
 def _with_tokens(parts: Components, tokens: list[_Tokens]) -> Components:
     """Puts rows beside the embeddings. UserError for files of other models and for names that clash."""
-    texts = parts.family.text
-    readers = texts.readers if isinstance(texts, TextConditioning) else ()
+    readers = () if parts.family.text is None else parts.family.text.encoders
     new: dict[str, Any] = {}
     existing: dict[str, Any] = {}
     for path, given in tokens:

@@ -36,6 +36,7 @@ from daguerre.types import IMAGE, NUMBERS, OF_IMAGES, OF_TEXTS, TOKENS, Batch, C
 if TYPE_CHECKING:
     from daguerre.models.components import ComponentLoader
     from daguerre.models.controlnets.controlled import ControlNets
+    from daguerre.models.text_encoder import TextEncoder
     from daguerre.objectives.objective import Objective
     from daguerre.samplers.settings import SamplingSettings
 
@@ -75,6 +76,11 @@ class Enlarging(ImageCodec, Protocol):
 
 class TextConditioner(Protocol):
     """Captions to conditioning."""
+
+    @property
+    def encoders(self) -> tuple[TextEncoder, ...]:
+        """The text encoders that it reads, each with its tokenizer: those that can learn new tokens, and by which
+        prompts with new tokens are found. () where none can."""
 
     def tokens(self, texts: Sequence[str]) -> Cond:
         """Texts as numbers, on the CPU. Called by several threads."""

@@ -157,7 +157,7 @@ def ids_of_text(reader: TextEncoder, text: str) -> list[int]:
 def attach(reader: TextEncoder, new: Mapping[str, Tensor], existing: Mapping[str, Tensor]) -> ExtendedEmbedding:
     """Gives a text encoder rows, in place: of each new token [n, D], after `check_names`, and of tokens of the
     vocabulary [1, D]. UserError for a token of more vectors than a text may have tokens."""
-    room = reader.tokenizer.model_max_length - 2
+    room = tokenizers.room(reader.tokenizer, reader.max_tokens)
     for name, rows in new.items():
         if len(rows) > room:
             raise UserError(

@@ -198,12 +198,18 @@ class PretrainedSettings(FamilySettings):
 
 
 class CaptionedSettings(PretrainedSettings):
-    """Settings of families that read captions by a text encoder."""
+    """Settings of families that read captions by a text encoder; each further one has settings of its own with a
+    number, such as text_encoder_2."""
 
     text_encoder: Component = BASE
     """The text encoder: CLIP's or T5's."""
     tokenizer: Annotated[str, ADDRESS] = BASE
     """The tokenizer that belongs to it."""
+
+
+class ReadingSettings(CaptionedSettings):
+    """Settings of families whose recipes may choose what is read of the text encoder, where it is a CLIP."""
+
     text_encoder_layer: int | None = Field(None, le=-1)
     """Which hidden state is read: -1 the last, -2 the one before. null: the family's own."""
     text_encoder_final_norm: bool | None = None
@@ -212,7 +218,7 @@ class CaptionedSettings(PretrainedSettings):
     """Read prompts of any length in windows of 75 tokens, each with its own start and end; off: cut them, counted."""
 
 
-class UNetSettings(CaptionedSettings, LatentSettings):
+class UNetSettings(ReadingSettings, LatentSettings):
     """Settings of families with a UNet with cross attention, a KL autoencoder and text encoders."""
 
     unet: Component = BASE

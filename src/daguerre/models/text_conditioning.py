@@ -1,12 +1,13 @@
-"""Text conditioning of a UNet: features of one or several text encoders, side by side.
+"""Text conditioning of a denoiser: features of one or several text encoders, joined.
 
 Frozen encoders run where captions are encoded; if one is trained, all run inside the net (models/trained_net.py). Shape
-letters: B texts, K windows, T tokens of a window, D features, P pooled features.
+letters: B texts, K windows, T tokens, D features, P pooled features.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 
-from daguerre.models.text_encoder import TextEncoder, unread
+from daguerre.models.text_encoder import Features, TextEncoder
 from daguerre.models.tokenizers import Tokens
 from daguerre.types import Cond
 
@@ -25,70 +26,90 @@ _KERNELS = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_AT
 class TextConditioning:
     """The text encoders of a family, in the order of their features."""
 
-    readers: tuple[TextEncoder, ...]
+    encoders: tuple[TextEncoder, ...]
     pooled_window: Literal["first", "last", "weighted"] = "first"
     """Windows of a long text that the pooled features are taken of: one, or all, weighted by their tokens."""
     zero_null: bool = False
     """Whether the empty text is zeros, as SDXL's pipeline has it."""
+    null: str = ""
+    """Text that is read in place of the empty one."""
 
     @property
     def width(self) -> int:
-        """D of all encoders together."""
-        return sum(reader.width for reader in self.readers)
+        """D of the conditioning `text`."""
+        return max(sum(one.width for one in part) for part in self._parts()["text"])
 
     @property
     def networks(self) -> dict[str, torch.nn.Module]:
         """The encoders by component."""
-        return {reader.name: reader.encoder for reader in self.readers}
+        return {one.name: one.encoder for one in self.encoders}
 
     def rules(self) -> dict[str, Any]:
         """Rules by which each encoder is read, its tokenizer, and how features are put together."""
         return {
-            "readers": {reader.name: reader.rules() for reader in self.readers},
+            "readers": {one.name: one.rules() for one in self.encoders},
             "pooled_window": self.pooled_window,
             "zero_null": self.zero_null,
-        }
+        } | ({"null": self.null} if self.null else {})  # caches of families without one stay valid
 
     @property
     def unread(self) -> list[torch.nn.Parameter]:
         """Parameters that no feature depends on."""
-        return [parameter for reader in self.readers for parameter in unread(reader)]
+        return [parameter for one in self.encoders for parameter in one.unread]
 
     def tokens(self, texts: Sequence[str]) -> Cond:
         """`empty` [B] bool, and of each encoder NAME_ids [B, K, T] and NAME_counts [B, K]; on the CPU."""
-        found = {reader.name: reader.tokens(texts) for reader in self.readers}
-        n_windows = max(tokens.ids_BKT.shape[1] for tokens in found.values())
+        read = {one.name: one.tokens([text or self.null for text in texts]) for one in self.encoders}
+        n_windows = max(tokens.ids_BKT.shape[1] for tokens in read.values())
         cond = {"empty": torch.tensor([text == "" for text in texts], device="cpu")}
-        for name, tokens in found.items():
+        for name, tokens in read.items():
             more = n_windows - tokens.ids_BKT.shape[1]
             cond[f"{name}_ids"] = torch.cat([tokens.ids_BKT, tokens.ids_BKT[:, -1:].expand(-1, more, -1)], 1)
             cond[f"{name}_counts"] = pad(tokens.counts_BK, (0, more), value=-1)
         return cond
 
     def features(self, tokens: Cond, trained: Collection[str] = ()) -> Cond:
-        """`text` [B, K T, D], `pooled` [B, P] of an encoder that has it, and `text_mask` [B, K T] (1: a token to
-        attend to) where windows only pad the batch, of tokens on any device. Gradients flow through the encoders of the
-        components `trained`; the others compute in float32."""
-        hidden, cond, device = [], {}, self.readers[0].encoder.device
+        """Conditioning of tokens on any device: `text` [B, T, D] (and the other names of hidden states), each with
+        NAME_mask [B, T] (True: a token to attend to) where encoders say so or windows only pad the batch, and `pooled`
+        [B, P] where it is read. Gradients flow through the encoders of the components `trained`; the others compute in
+        float32."""
+        device = self.encoders[0].encoder.device
         tokens = {name: rows.to(device) for name, rows in tokens.items()}
-        for reader in self.readers:
-            own = Tokens(tokens[f"{reader.name}_ids"], tokens[f"{reader.name}_counts"])
-            with ExitStack() as stack:
-                if reader.name not in trained:
-                    stack.enter_context(torch.no_grad())
-                    if torch.amp.is_autocast_available(where := own.ids_BKT.device.type):  # not of the meta device
-                        stack.enter_context(torch.autocast(where, enabled=False))
-                    stack.enter_context(sdpa_kernel(_KERNELS))  # whatever was chosen for what is trained
-                features_BTD, pooled_BKP = reader.features(own.ids_BKT)
-            hidden.append(features_BTD)
-            if pooled_BKP is not None:
-                cond["pooled"] = self._pooled(pooled_BKP, own.counts_BK)
-        cond["text"] = hidden[0] if len(hidden) == 1 else torch.cat(hidden, -1)
-        used_BK = torch.stack([tokens[f"{reader.name}_counts"] for reader in self.readers]).amax(0) >= 0
-        if used_BK.shape[1] > 1:
-            n_tokens = tokens[f"{self.readers[0].name}_ids"].shape[2]
-            cond["text_mask"] = used_BK.repeat_interleave(n_tokens, 1)
+        read = {one.name: self._read(one, tokens, trained) for one in self.encoders}
+        cond: dict[str, Tensor] = {}
+        for name, parts in self._parts().items():
+            hidden_BTD, mask_BT = _joined([[read[one.name] for one in part] for part in parts])
+            cond[name] = hidden_BTD
+            if mask_BT is not None:
+                cond[f"{name}_mask"] = mask_BT
+        pooled = [
+            self._pooled(found.pooled_BKP, tokens[f"{name}_counts"])
+            for name, found in read.items()
+            if found.pooled_BKP is not None
+        ]
+        if pooled:
+            cond["pooled"] = _side_by_side(pooled)
         return self._nulled(cond, tokens["empty"]) if self.zero_null else cond
+
+    def _parts(self) -> Mapping[str, list[list[TextEncoder]]]:
+        """By name of hidden states: the encoders of each part."""
+        named: dict[str, list[TextEncoder]] = {}
+        for one in self.encoders:
+            if one.reading.text is not None:
+                named.setdefault(one.reading.text, []).append(one)
+        return {
+            name: [[*part] for _, part in groupby(found, lambda one: one.reading.part)] for name, found in named.items()
+        }
+
+    def _read(self, encoder: TextEncoder, tokens: Cond, trained: Collection[str]) -> Features:
+        given = Tokens(tokens[f"{encoder.name}_ids"], tokens[f"{encoder.name}_counts"])
+        with ExitStack() as stack:
+            if encoder.name not in trained:
+                stack.enter_context(torch.no_grad())
+                if torch.amp.is_autocast_available(where := given.ids_BKT.device.type):  # not of the meta device
+                    stack.enter_context(torch.autocast(where, enabled=False))
+                stack.enter_context(sdpa_kernel(_KERNELS))  # whatever was chosen for what is trained
+            return encoder.features(given)
 
     def _pooled(self, pooled_BKP: Tensor, counts_BK: Tensor) -> Tensor:
         if self.pooled_window == "first" or pooled_BKP.shape[1] == 1:
@@ -100,21 +121,43 @@ class TextConditioning:
         weights_BK[:, 0] += weights_BK.sum(1) == 0  # the empty text has one window
         return (weights_BK[..., None] * pooled_BKP).sum(1) / weights_BK.sum(1, keepdim=True)
 
-    def _nulled(self, cond: dict[str, Tensor], empty_B: Tensor) -> Cond:
+    def _nulled(self, cond: Mapping[str, Tensor], empty_B: Tensor) -> Cond:
+        """Zeros for the features of empty texts."""
         keep_B = torch.logical_not(empty_B).float()
-        return cond | {
-            name: cond[name] * keep_B.reshape(-1, *[1] * (cond[name].ndim - 1)).to(cond[name].dtype)
-            for name in ("text", "pooled")
-            if name in cond
+        return {
+            name: rows if rows.dtype == torch.bool else rows * keep_B.reshape(-1, *[1] * (rows.ndim - 1)).to(rows.dtype)
+            for name, rows in cond.items()
         }
 
     def truncated(self, texts: Sequence[str]) -> dict[int, str]:
-        return {index: how for reader in self.readers for index, how in reader.truncated(texts).items()}
+        """As the protocol has it: a text that one encoder reads whole is not cut."""
+        each = [one.truncated(texts) for one in self.encoders]
+        return {index: how for index, how in each[-1].items() if all(index in cut for cut in each)}
 
     def files(self) -> dict[str, bytes]:
         """The tokenizers' files, as `tokenizer/FILE` and `tokenizer_2/FILE`."""
         return {
-            f"{reader.name.replace('text_encoder', 'tokenizer')}/{name}": content
-            for reader in self.readers
-            for name, content in reader.files.items()
+            f"{one.name.replace('text_encoder', 'tokenizer')}/{name}": content
+            for one in self.encoders
+            for name, content in one.files.items()
         }
+
+
+def _joined(parts: Sequence[Sequence[Features]]) -> tuple[Tensor, Tensor | None]:
+    """Hidden states [B, T, D] of parts one after another, narrower ones filled up with zeros (Esser et al. 2024, arXiv
+    2403.03206); in each part encoders stand side by side. The mask [B, T] is None where no encoder has one."""
+    sides = [_side_by_side([one.hidden_BTD for one in part]) for part in parts]
+    masks = [[one.mask_BT for one in part if one.mask_BT is not None] for part in parts]
+    widest = max(side.shape[-1] for side in sides)
+    hidden = [side if side.shape[-1] == widest else pad(side, (0, widest - side.shape[-1])) for side in sides]
+    if not any(masks):
+        return (hidden[0] if len(hidden) == 1 else torch.cat(hidden, 1)), None
+    whole = [
+        torch.stack(own).any(0) if own else side.new_ones(side.shape[:2], dtype=torch.bool)
+        for own, side in zip(masks, sides, strict=True)
+    ]
+    return (hidden[0] if len(hidden) == 1 else torch.cat(hidden, 1)), torch.cat(whole, 1)
+
+
+def _side_by_side(features: Sequence[Tensor]) -> Tensor:
+    return features[0] if len(features) == 1 else torch.cat([*features], -1)

@@ -1,30 +1,46 @@
-"""A text encoder with its tokenizer: captions to features, CLIP's or T5's, frozen or trained.
+"""A text encoder with its tokenizer, read as a family says: captions to features, frozen or trained.
 
-A text longer than the encoder reads is truncated, or (`long`) read in windows, each with its own start and end. Shape
+A text longer than is read is truncated, or (`Reading.long`) read in windows, each with its own start and end. Shape
 letters: B texts, K windows, T tokens of a window, D features, P pooled features.
 """
 
-import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import transformers
 from torch import Tensor, nn
-from transformers import CLIPTextModel, CLIPTokenizer, T5Tokenizer
 
 from daguerre.errors import UserError
 from daguerre.models import tokenizers
 from daguerre.models.components import ComponentLoader
-from daguerre.models.settings import BASE, CaptionedSettings
+from daguerre.models.parts.clip import CLIP
+from daguerre.models.parts.t5 import T5
+from daguerre.models.parts.text_network import TextNetwork
+from daguerre.models.reading import Reading
+from daguerre.models.settings import BASE
 from daguerre.models.tokenizers import AbsentTokenizer, Tokens
 from daguerre.models.weights import resolve
 
-_MOST_TOKENS = 1 << 16
-"""A T5 without a limit of its own has 1e30 in transformers, and captions would be padded to that."""
+_CLIP, _T5 = CLIP(), T5()
+_KINDS: tuple[TextNetwork, ...] = (_CLIP, _T5)
+_USUAL = Reading()
+_ALWAYS_TOLD = ("kinds", "layers", "final_norm", "long", "masked", "max_tokens", "pooled")
+"""Fields of a `Reading` that the rules of every encoder have, in a form of their own."""
+
+
+class Features(NamedTuple):
+    """Features of texts by one encoder."""
+
+    hidden_BTD: Tensor
+    """Hidden states; T counts the tokens of all windows."""
+    pooled_BKP: Tensor | None
+    """Pooled features of each window, where they are read."""
+    mask_BT: Tensor | None
+    """True for the tokens that the denoiser may attend to; None for all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,158 +50,159 @@ class TextEncoder:
     name: str
     """Of the component, such as `text_encoder`."""
     encoder: Any
-    """transformers' CLIPTextModel, CLIPTextModelWithProjection or T5EncoderModel."""
+    """The network, of one of the classes in models/parts."""
     tokenizer: Any
-    """transformers' CLIPTokenizer or T5Tokenizer; an AbsentTokenizer where networks are built without weights."""
+    """transformers' tokenizer; an AbsentTokenizer where networks are built without weights."""
     files: dict[str, bytes]
     """The tokenizer's, as they were loaded."""
-    layer: int = -1
-    """Hidden state that is read, from the end."""
-    final_norm: bool = True
-    """Whether the last norm is applied to it."""
-    long: bool = False
-    """Whether long texts are read in windows."""
-    masked: bool = False
-    """Whether padding is hidden from attention. CLIP looks back alone, so the features of padding differ, and no
-    others."""
+    reading: Reading = _USUAL
     spellings: dict[str, str] = field(default_factory=dict)
     """New tokens of several vectors, and what stands in a text for each (models/new_tokens.py)."""
 
+    @cached_property
+    def kind(self) -> TextNetwork:
+        """The kind of the network."""
+        found = _kind(self.encoder.config.model_type)
+        assert found is not None, "a network that was loaded is of a known kind"
+        return found
+
     @property
     def width(self) -> int:
-        """D."""
-        config = self.encoder.config
-        return int(config.d_model if config.model_type == "t5" else config.hidden_size)
+        """D of all hidden states that are read together."""
+        return self.kind.width(self.encoder.config) * len(self.reading.layers)
 
     @property
     def layers(self) -> int:
-        return int(self.encoder.config.num_hidden_layers)
+        return self.kind.depth(self.encoder.config)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of a text, or of a window, with start and end."""
+        return int(self.reading.max_tokens or self.tokenizer.model_max_length)
 
     def rules(self) -> dict[str, Any]:
         """All that decides the features beside the encoder's weights and config, as JSON."""
+        reading = self.reading
+        # A cache is found by these rules: what is as it always was has no entry, so that older caches stay valid.
+        further = {
+            each.name: getattr(reading, each.name)
+            for each in fields(Reading)
+            if each.name not in _ALWAYS_TOLD and getattr(reading, each.name) != getattr(_USUAL, each.name)
+        }
+        projects = hasattr(self.encoder, "text_projection")
+        if reading.pooled != ("projected" if projects else None):
+            further["pooled"] = reading.pooled
         return {
-            "layer": self.layer,
-            "final_norm": self.final_norm,
-            "long": self.long,
-            "masked": self.masked,
+            "layer": reading.layers[0] if len(reading.layers) == 1 else list(reading.layers),
+            "final_norm": reading.final_norm,
+            "long": reading.long,
+            "masked": reading.masked,
             "class": type(self.encoder).__name__,
-            "max_tokens": self.tokenizer.model_max_length,
+            "max_tokens": self.max_tokens,
             "tokenizer": {name: sha256(content).hexdigest() for name, content in sorted(self.files.items())},
             "spellings": dict(sorted(self.spellings.items())),
+            **further,
         }
 
     def tokens(self, texts: Sequence[str]) -> Tokens:
         """The tokens of texts, on the CPU."""
-        return tokenizers.windows(self.tokenizer, self._spelled(texts), None if self.long else 1)
+        most = None if self.reading.long else 1
+        # Without a tokenizer nothing has a length: what is counted then is the most that there can be.
+        longest = self.reading.padding == "longest" and not isinstance(self.tokenizer, AbsentTokenizer)
+        return tokenizers.windows(self.tokenizer, self._written(texts), most, self._length, longest)
 
-    def features(self, ids_BKT: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [B, K T, D], as diffusers' pipelines take them, and the pooled and projected ones [B, K, P] of
-        an encoder that has them."""
-        n_texts, n_windows, n_tokens = ids_BKT.shape
-        last = self.layer == -1 and self.final_norm
-        ids = ids_BKT.reshape(-1, n_tokens)
-        mask = {"attention_mask": _up_to_end(ids, self.tokenizer.eos_token_id)} if self.masked else {}
-        out = self.encoder(ids, output_hidden_states=not last, **mask)
-        hidden = out.last_hidden_state if last else out.hidden_states[self.layer]
-        if self.final_norm and not last:
-            hidden = _final_norm(self.encoder)(hidden)
-        pooled = out.text_embeds.reshape(n_texts, n_windows, -1) if "text_embeds" in out else None
-        return hidden.reshape(n_texts, n_windows * n_tokens, -1), pooled
+    def features(self, tokens: Tokens) -> Features:
+        """Features of tokens on the encoder's device, as diffusers' pipelines take them."""
+        reading, (n_texts, n_windows, n_tokens) = self.reading, tokens.ids_BKT.shape
+        is_text_BKT = self._is_text(tokens) if reading.masked or reading.text_mask else None
+        # Nothing pads a text that is alone: without a mask its attention has more kernels to choose from.
+        if reading.padding == "longest" and n_texts == 1:
+            is_text_BKT = None
+        mask = is_text_BKT.flatten(0, 1).long() if is_text_BKT is not None and reading.masked else None
+        hidden, pooled = self.kind.read(self.encoder, tokens.ids_BKT.flatten(0, 1), mask, reading)
+        hidden = hidden.reshape(n_texts, n_windows * n_tokens, -1)[:, reading.dropped :]
+        mask_BT = None
+        if is_text_BKT is not None and reading.text_mask:
+            mask_BT = is_text_BKT.flatten(1)[:, reading.dropped :]
+            if reading.padding == "longest":  # zeros as in diffusers' pipelines, and in a batch of cached rows
+                hidden = hidden.masked_fill(torch.logical_not(mask_BT)[..., None], 0)
+        elif n_windows > 1:
+            mask_BT = (tokens.counts_BK >= 0).repeat_interleave(n_tokens, 1)
+        return Features(hidden, None if pooled is None else pooled.reshape(n_texts, n_windows, -1), mask_BT)
 
     def truncated(self, texts: Sequence[str]) -> dict[int, str]:
         """Texts that are longer than the encoder reads, by index."""
-        return {} if self.long else tokenizers.truncated(self.tokenizer, self._spelled(texts))
+        if self.reading.long:
+            return {}
+        long = tokenizers.truncated(self.tokenizer, self._written(texts), self._length)
+        return dict.fromkeys(long, f"cut to {self.max_tokens} tokens")
 
-    def _spelled(self, texts: Sequence[str]) -> Sequence[str]:
-        """The texts with each new token of several vectors as one token a vector."""
+    @property
+    def unread(self) -> list[nn.Parameter]:
+        """Parameters that no feature depends on."""
+        return self.kind.unread(self.encoder, self.reading)
+
+    @property
+    def _length(self) -> int:
+        """Tokens that the encoder gets, with those of which nothing is kept."""
+        return self.max_tokens + self.reading.dropped
+
+    @cached_property
+    def _ends(self) -> int:
+        """Tokens that are put before and behind a text."""
+        return sum(map(len, tokenizers.ends(self.tokenizer)))
+
+    def _is_text(self, tokens: Tokens) -> Tensor:
+        """[B, K, T] bool: the tokens that are no padding, start and end among them. A window that only pads the batch
+        has its first, as attention to nothing is not a number."""
+        counts_BK1 = tokens.counts_BK[..., None]
+        real_BK1 = torch.where(counts_BK1 < 0, 1, counts_BK1 + self._ends)
+        return torch.arange(tokens.ids_BKT.shape[2], device=counts_BK1.device) < real_BK1
+
+    def _written(self, texts: Sequence[str]) -> list[str]:
+        """The texts as they are read: in their template, each new token of several vectors as one token a vector."""
         for name, spelling in self.spellings.items():
-            found = re.compile(rf"{re.escape(name)}(?!_\d)", re.IGNORECASE)
-            texts = [found.sub(spelling.replace("\\", r"\\"), text) for text in texts]
-        return texts
+            pattern = re.compile(rf"{re.escape(name)}(?!_\d)", re.IGNORECASE)
+            texts = [pattern.sub(spelling.replace("\\", r"\\"), text) for text in texts]
+        before, _, behind = self.reading.template.partition("{}")
+        return [f"{before}{text}{behind}" for text in texts]
 
 
-def _up_to_end(ids_BT: Tensor, eos_token_id: int) -> Tensor:
-    """1 for each token of a text and its end, 0 for the padding behind."""
-    is_end_BT = ids_BT == eos_token_id
-    return (is_end_BT.cumsum(1) - is_end_BT.long() == 0).long()
+def _kind(model_type: str) -> TextNetwork | None:
+    return next((kind for kind in _KINDS if model_type in kind.model_types), None)
 
 
-def _final_norm(encoder: Any) -> Any:
-    """CLIP's last norm, whose depth differs between versions of transformers."""
-    return next(module for name, module in encoder.named_modules() if name.endswith("final_layer_norm"))
-
-
-def load(
-    components: ComponentLoader,
-    encoder: str,
-    tokenizer: str,
-    layer: int,
-    final_norm: bool,
-    *,
-    masked: bool = False,
-    projected: bool = False,
-) -> TextEncoder:
-    """Text encoder and tokenizer of these component names, which must be a pair. `layer` and `final_norm` are what the
-    family reads where the settings leave it open; `projected`: it needs the pooled and projected features."""
-    settings: Any = components.settings  # CaptionedSettings
-    value = getattr(settings, encoder)
-    kind = _kind(encoder, value if isinstance(value, dict) else components.config(encoder), projected)
-    layer, final_norm = _hidden_state(settings, encoder, kind, layer, final_norm)
-    words, files = _tokenizer(components, tokenizer)
-    own = {} if words is None else decided(words)
-    if projected and isinstance(value, str) and components.config(encoder).get("architectures") == ["CLIPTextModel"]:
-        net = _projecting(components.network(encoder, CLIPTextModel, own))
-    else:
-        net = components.network(encoder, kind, own)
-    reader = TextEncoder(
-        encoder, net, words or AbsentTokenizer.of(net), files, layer, final_norm, settings.long_prompts, masked
-    )
-    if -layer > reader.layers:
+def load(components: ComponentLoader, encoder: str, tokenizer: str, reading: Reading) -> TextEncoder:
+    """Text encoder and tokenizer of these component names, which must be a pair. `reading` is the family's, which
+    settings that are named after the component (`text_encoder_layer_2`) may change."""
+    value = getattr(components.settings, encoder)
+    config: Mapping[str, Any] = value if isinstance(value, dict) else components.config(encoder)
+    kind = _fitting(encoder, config, reading)
+    reading = _chosen(components.settings, encoder, kind, reading)
+    words, files = _tokenizer(components, tokenizer, kind)
+    network = kind.network(components, encoder, config, reading, words)
+    absent = AbsentTokenizer(reading.max_tokens or kind.window(network.config))
+    found = TextEncoder(encoder, network, words or absent, files, reading)
+    if min(reading.layers) < -found.layers or max(reading.layers) > found.layers:
         setting = f"model.{_setting('layer', encoder)}"
-        raise UserError(f"{setting} is {layer}, but the encoder has {reader.layers} layers", setting=setting)
-    if words is not None:
-        _check_pair(reader)
-    return reader
+        raise UserError(f"{setting} is {reading.layers[0]}, but the encoder has {found.layers} layers", setting=setting)
+    if words is not None and (problem := kind.problem(words, network.config, reading)):
+        raise UserError(f"the tokenizer of model.{encoder} {problem}", code="conflict")
+    return found
 
 
-def _projecting(encoder: Any) -> Any:
-    """A CLIPTextModel with a projection that changes nothing, for families that read projected features."""
-    config = copy.deepcopy(encoder.config)
-    config.projection_dim = config.hidden_size
-    with torch.device("meta"):
-        made = transformers.CLIPTextModelWithProjection(config)
-    made.text_model = encoder
-    identity = torch.eye(config.hidden_size, device=encoder.device)
-    made.text_projection.weight = nn.Parameter(identity, requires_grad=False)
-    made.config.architectures = ["CLIPTextModelWithProjection"]
-    return made.eval()
-
-
-def unread(reader: TextEncoder) -> list[nn.Parameter]:
-    """Parameters that no feature depends on: layers behind the one that is read, and a last norm that is left out.
-
-    Pooled features come out of the last layer, and depend on all.
-    """
-    if reader.encoder.config.model_type == "t5" or hasattr(reader.encoder, "text_projection"):
-        return []
-    layers = next(m for name, m in reader.encoder.named_modules() if name.endswith("encoder.layers"))
-    behind: list[nn.Module] = list(layers)[len(layers) + reader.layer + 1 :]
-    behind += [] if reader.final_norm else [_final_norm(reader.encoder)]
-    return [parameter for module in behind for parameter in module.parameters()]
-
-
-def as_read(reader: TextEncoder, layer: int, final_norm: bool) -> Any:
-    """The encoder for a pipeline that reads this hidden state: with fewer layers if the reader reads an earlier one.
-    Weights are shared, not copied."""
-    if reader.layer >= layer or reader.final_norm != final_norm:
-        return reader.encoder
-    layers = reader.layers + reader.layer - layer
-    config = type(reader.encoder.config)(**(reader.encoder.config.to_dict() | {"num_hidden_layers": layers}))
-    with torch.device("meta"):
-        made = type(reader.encoder)(config)
-    tensors = reader.encoder.state_dict()
-    made.load_state_dict({name: tensors[name] for name in made.state_dict()}, assign=True)
-    return made
+def _fitting(encoder: str, config: Mapping[str, Any], reading: Reading) -> TextNetwork:
+    """The kind of a text encoder, from its config. UserError for one that cannot be read so."""
+    model_type = config.get("model_type", CLIP.model_types[0])
+    kind = _kind(model_type)
+    if kind is None or kind.name not in reading.kinds:
+        able = " or ".join(kind.called for kind in _KINDS if kind.name in reading.kinds)
+        raise UserError(
+            f"model.{encoder} is a {model_type!r}: text encoders can be {able}",
+            code="unsupported",
+            setting=f"model.{encoder}",
+        )
+    return kind
 
 
 def _setting(name: str, encoder: str) -> str:
@@ -193,41 +210,27 @@ def _setting(name: str, encoder: str) -> str:
     return f"text_encoder_{name}{encoder.removeprefix('text_encoder')}"
 
 
-def _hidden_state(
-    settings: CaptionedSettings, encoder: str, kind: Any, layer: int, final_norm: bool
-) -> tuple[int, bool]:
-    """The hidden state to read, and whether the last norm is applied: by the settings, else as the family does.
-
-    A T5's is its last one; UserError where the settings ask for another.
-    """
-    own_layer = getattr(settings, _setting("layer", encoder))
-    own_norm = getattr(settings, _setting("final_norm", encoder))
-    if kind is not transformers.T5EncoderModel:
-        return layer if own_layer is None else own_layer, final_norm if own_norm is None else own_norm
-    if own_layer is not None or own_norm is not None or settings.long_prompts:
-        raise UserError(
-            f"model.{encoder} is a T5, of which only the last hidden state is used: remove text_encoder_layer, "
-            "text_encoder_final_norm and long_prompts",
-            code="conflict",
-        )
-    return -1, True
-
-
-def _kind(encoder: str, config: Mapping[str, Any], projected: bool) -> Any:
-    """The class of a text encoder, from its config."""
-    if config.get("model_type") == "t5":
-        return transformers.T5EncoderModel
-    if config.get("model_type", "clip_text_model") not in ("clip_text_model", "clip"):
-        raise UserError(
-            f"model.{encoder} is a {config['model_type']!r}: text encoders can be CLIP or T5",
-            code="unsupported",
-            setting=f"model.{encoder}",
-        )
-    projects = projected or "CLIPTextModelWithProjection" in (config.get("architectures") or ())
-    return transformers.CLIPTextModelWithProjection if projects else transformers.CLIPTextModel
+def _chosen(settings: Any, encoder: str, kind: TextNetwork, reading: Reading) -> Reading:
+    """The reading with what the settings choose in place of the family's. UserError where they choose for an encoder
+    that is read in one way alone."""
+    layer = getattr(settings, _setting("layer", encoder), None)
+    final_norm = getattr(settings, _setting("final_norm", encoder), None)
+    long = getattr(settings, "long_prompts", False)
+    if not kind.chosen:
+        if layer is not None or final_norm is not None or long:
+            raise UserError(
+                f"model.{encoder} is a {kind.called}, of which only the last hidden state is used: remove "
+                "text_encoder_layer, text_encoder_final_norm and long_prompts",
+                code="conflict",
+            )
+        return replace(reading, layers=(-1,), final_norm=True) if kind.last_alone else reading
+    layers = reading.layers if layer is None else (layer,)
+    return replace(
+        reading, layers=layers, final_norm=reading.final_norm if final_norm is None else final_norm, long=long
+    )
 
 
-def _tokenizer(components: ComponentLoader, name: str) -> tuple[Any, dict[str, bytes]]:
+def _tokenizer(components: ComponentLoader, name: str, kind: TextNetwork) -> tuple[Any, dict[str, bytes]]:
     """The tokenizer and its files. Without weights it need not be there."""
     if resolve.without_weights() and not (
         getattr(components.settings, name) == BASE and (components.base / name / "tokenizer_config.json").is_file()
@@ -239,55 +242,14 @@ def _tokenizer(components: ComponentLoader, name: str) -> tuple[Any, dict[str, b
         for path in sorted(folder.iterdir())
         if path.is_file() and path.suffix in (".json", ".txt", ".model") and path.name != "config.json"
     }
-    kind = T5Tokenizer if b'"T5Tokenizer' in files["tokenizer_config.json"] else CLIPTokenizer
+    # The files say whose they are: a tokenizer of another kind is read, too, and then refused by its numbers.
+    is_t5 = b'"T5Tokenizer' in files["tokenizer_config.json"]
+    owner = _T5 if is_t5 else _CLIP if kind is _T5 else kind
     try:
-        return tokenizers.stateless(kind.from_pretrained(folder, local_files_only=True)), files
+        return tokenizers.stateless(owner.tokenizer(folder)), files
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{folder} cannot be read as a {kind.__name__}: {error}", code="damaged", setting=f"model.{name}"
+            f"{folder} cannot be read as a tokenizer of {owner.called}: {error}",
+            code="damaged",
+            setting=f"model.{name}",
         ) from error
-
-
-def decided(tokenizer: Any) -> dict[str, Any]:
-    """Numbers that a tokenizer decides of an encoder that is built for it."""
-    if isinstance(tokenizer, T5Tokenizer):
-        return {"vocab_size": len(tokenizer)}
-    return {
-        "vocab_size": len(tokenizer),
-        "max_position_embeddings": tokenizer.model_max_length,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-
-
-def _check_pair(reader: TextEncoder) -> None:
-    """UserError where tokenizer and encoder do not belong together.
-
-    transformers 5 silently builds a tokenizer of 2 tokens when the files are not what it expects.
-    """
-    tokenizer, config = reader.tokenizer, reader.encoder.config
-    is_t5 = isinstance(tokenizer, T5Tokenizer)  # its embeddings have spare rows
-    if len(tokenizer) > config.vocab_size if is_t5 else len(tokenizer) != config.vocab_size:
-        problem = (
-            f"has {len(tokenizer)} tokens, but the text encoder has {config.vocab_size}: they do not belong "
-            "together, or the tokenizer's files are incomplete (tokenizer.json, or vocab.json with merges.txt)"
-        )
-    elif is_t5 and tokenizer.model_max_length > _MOST_TOKENS:
-        problem = (
-            "does not set the number of tokens of a caption: set model_max_length in tokenizer_config.json (T5's "
-            "were trained with 512; 77 takes less time and memory)"
-        )
-    elif not is_t5 and tokenizer.model_max_length > config.max_position_embeddings:
-        problem = (
-            f"sets model_max_length to {tokenizer.model_max_length}, but the text encoder reads "
-            f"{config.max_position_embeddings} tokens: correct model_max_length in tokenizer_config.json"
-        )
-    elif "left" in (tokenizer.padding_side, tokenizer.truncation_side):
-        problem = (
-            "cuts or fills texts on the left, which no text encoder here was trained with: remove padding_side and "
-            "truncation_side from tokenizer_config.json"
-        )
-    else:
-        return
-    raise UserError(f"the tokenizer of model.{reader.name} {problem}", code="conflict")

@@ -36,7 +36,6 @@ START, END = "<|startoftext|>", "<|endoftext|>"
 CLIP_TOKENS = 49408
 _CLIP_WINDOW = 77
 _CLIP_MERGES = Path(__file__).parents[1] / "assets" / "clip_merges.txt.gz"
-_T5_WINDOW = 512
 Merges = Sequence[tuple[str, str]]
 
 
@@ -75,19 +74,26 @@ def read(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     return found
 
 
-def room(tokenizer: Any) -> int:
-    """Tokens of a text that one window holds."""
-    return int(tokenizer.model_max_length) - sum(map(len, _ends(tokenizer)))
+def room(tokenizer: Any, length: int | None = None) -> int:
+    """Tokens of a text that one window of this many tokens holds; None: of as many as the tokenizer says."""
+    return int(length or tokenizer.model_max_length) - sum(map(len, ends(tokenizer)))
 
 
-def windows(tokenizer: Any, texts: Sequence[str], most: int | None) -> Tokens:
+def windows(
+    tokenizer: Any, texts: Sequence[str], most: int | None, length: int | None = None, longest: bool = False
+) -> Tokens:
     """Texts in windows of as many tokens as are read at once, each with start and end, in as many windows as the
-    longest text has, or in the `most` that are allowed: what does not fit is cut off."""
-    start, end = _ends(tokenizer)
-    size = room(tokenizer)
+    longest text has, or in the `most` that are allowed: what does not fit is cut off.
+
+    `length` are the tokens of a window, None: as the tokenizer says; `longest`: as many as the longest text fills.
+    """
+    start, end = ends(tokenizer)
+    size = room(tokenizer, length)
     bodies = read(tokenizer, texts)
     n_windows = min(max(1, *(-(-len(body) // size) for body in bodies)), most or sys.maxsize)
-    ids = np.full((len(texts), n_windows, tokenizer.model_max_length), tokenizer.pad_token_id, dtype=np.int64)
+    filled = min(size, max(map(len, bodies))) if longest else size
+    n_tokens = filled + len(start) + len(end)
+    ids = np.full((len(texts), n_windows, n_tokens), tokenizer.pad_token_id, dtype=np.int64)
     counts = np.full((len(texts), n_windows), -1, dtype=np.int64)
     for row, body in enumerate(bodies):
         for k in range(n_windows):
@@ -99,17 +105,17 @@ def windows(tokenizer: Any, texts: Sequence[str], most: int | None) -> Tokens:
     return Tokens(torch.from_numpy(ids), torch.from_numpy(counts))
 
 
-def truncated(tokenizer: Any, texts: Sequence[str]) -> dict[int, str]:
+def truncated(tokenizer: Any, texts: Sequence[str], length: int | None = None) -> dict[int, str]:
     """The texts that are longer than one window: {index: "cut to 77 tokens"}."""
-    size = room(tokenizer)
+    size = room(tokenizer, length)
     # A token holds a byte at least: only texts of more bytes need a look.
     suspects = [i for i, text in enumerate(texts) if len(text.encode()) > size]
     bodies = read(tokenizer, [texts[i] for i in suspects]) if suspects else []
     long = (i for i, body in zip(suspects, bodies, strict=True) if len(body) > size)
-    return dict.fromkeys(long, f"cut to {tokenizer.model_max_length} tokens")
+    return dict.fromkeys(long, f"cut to {length or tokenizer.model_max_length} tokens")
 
 
-def _ends(tokenizer: Any) -> tuple[list[int], list[int]]:
+def ends(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The ids before a text and those behind it: CLIP has a start and an end, T5 an end alone."""
     both: list[int] = tokenizer([""]).input_ids[0]
     return both[:-1], both[-1:]
@@ -212,11 +218,6 @@ class AbsentTokenizer:
     pad_token_id: int = 0
     bos_token_id: int = 0
     eos_token_id: int = 0
-
-    @classmethod
-    def of(cls, encoder: Any) -> AbsentTokenizer:
-        """One for texts as long as this encoder reads."""
-        return cls(int(getattr(encoder.config, "max_position_embeddings", None) or _T5_WINDOW))
 
     def __call__(self, texts: Sequence[str], **options: Any) -> SimpleNamespace:
         """Nothing between start and end."""

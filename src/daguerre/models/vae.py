@@ -27,6 +27,7 @@ class VAE:
     """An AutoencoderKL; latents are scaling_factor times what it makes (Rombach et al. 2022, arXiv 2112.10752).
 
     With statistics, z = (x - latents_mean) scaling_factor / latents_std, channel by channel, as in SDXL's pipeline.
+    With a shift_factor, z = (x - shift_factor) scaling_factor, as in those of FLUX and SD3.
     """
 
     net: Any
@@ -38,7 +39,7 @@ class VAE:
     @property
     def has_statistics(self) -> bool:
         """True if channels are centred and scaled each by itself."""
-        return self.net.config.latents_mean is not None
+        return hasattr(self.net, "channel_mean")
 
     @property
     def channels(self) -> int:
@@ -107,26 +108,39 @@ def load(components: ComponentLoader) -> VAE:
     settings: Any = components.settings  # LatentSettings
     net = components.network("vae", AutoencoderKL).eval().requires_grad_(False)
     net = net.to(memory_format=torch.channels_last)
-    if net.config.shift_factor is not None:
-        raise UserError(
-            "model.vae has a shift_factor, which Stable Diffusion's pipelines do not support: use another VAE",
-            code="unsupported",
-            setting="model.vae",
-        )
     given = {name: getattr(settings, name) for name in ("scaling_factor", "latents_mean", "latents_std")}
     net.register_to_config(**{name: value for name, value in given.items() if value is not None})
-    statistics = {name: net.config[name] for name in ("latents_mean", "latents_std")}
-    if any(numbers is not None for numbers in statistics.values()):
-        for name, numbers in statistics.items():
-            if numbers is None or len(numbers) != net.config.latent_channels:
-                raise UserError(
-                    f"{name} must have one number for each of the {net.config.latent_channels} latent channels of the "
-                    f"autoencoder, got {'none' if numbers is None else len(numbers)}: set model.latents_mean and "
-                    "model.latents_std",
-                    setting=f"model.{name}",
-                )
-        set_statistics(net, *(torch.tensor(numbers) for numbers in statistics.values()))
+    if (statistics := _statistics(net)) is not None:
+        set_statistics(net, *statistics)
     return VAE(net, settings.sample_posterior)
+
+
+def _statistics(net: Any) -> tuple[Tensor, Tensor] | None:
+    """Mean and deviation [C] by which the config centres and scales channels. UserError where they do not fit."""
+    config = net.config
+    numbers = {name: config[name] for name in ("latents_mean", "latents_std")}
+    if all(value is None for value in numbers.values()):
+        if config.shift_factor is None:
+            return None
+        # A shift is a mean that all channels have, with a deviation of 1, which divides to the bit.
+        return torch.full((config.latent_channels,), config.shift_factor), torch.ones(config.latent_channels)
+    for name, value in numbers.items():
+        if value is None or len(value) != config.latent_channels:
+            raise UserError(
+                f"{name} must have one number for each of the {config.latent_channels} latent channels of the "
+                f"autoencoder, got {'none' if value is None else len(value)}: set model.latents_mean and "
+                "model.latents_std",
+                setting=f"model.{name}",
+            )
+    if config.shift_factor is not None:
+        raise UserError(
+            f"the autoencoder has shift_factor {config.shift_factor:g} in its config, and latents_mean is given, "
+            "which centres its channels, too: remove model.latents_mean and model.latents_std",
+            code="conflict",
+            setting="model.latents_mean",
+        )
+    mean, std = (torch.tensor(value) for value in numbers.values())
+    return mean, std
 
 
 def set_statistics(net: Any, mean_C: Tensor, std_C: Tensor) -> None:
@@ -135,9 +149,11 @@ def set_statistics(net: Any, mean_C: Tensor, std_C: Tensor) -> None:
     net.register_buffer("channel_std", std_C.reshape(-1, 1, 1), persistent=False)
 
 
-def scaled(autoencoder: VAE) -> Any:
-    """The network for pipelines that apply the scaling factor alone, no statistics."""
-    return folded(autoencoder.net) if autoencoder.has_statistics else autoencoder.net
+def scaled(autoencoder: VAE, statistics: bool = False) -> Any:
+    """The network for pipelines that apply the scaling factor alone, or `statistics` as well, but never a shift."""
+    config = autoencoder.net.config
+    applied = config.shift_factor is None and (statistics or config.latents_mean is None)
+    return autoencoder.net if applied else folded(autoencoder.net)
 
 
 @torch.no_grad()
@@ -158,7 +174,9 @@ def folded(net: Any) -> Any:
     after.weight[mean] /= s_C.reshape(-1, 1, 1, 1)
     after.bias[mean] = (after.bias[mean] - m_C) / s_C
     after.bias[logvar] -= 2.0 * s_C.log()
-    made.register_to_config(latents_mean=None, latents_std=None, use_quant_conv=True, use_post_quant_conv=True)
+    made.register_to_config(
+        latents_mean=None, latents_std=None, shift_factor=None, use_quant_conv=True, use_post_quant_conv=True
+    )
     return made
 
 

@@ -4,13 +4,16 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from daguerre.models.cascade.export import WuerstchenSchedulers
+from daguerre.models.reading import Reading
 from daguerre.models.schedulers.scheduler import Schedulers
-from daguerre.models.settings import CaptionedSettings, Component, ComponentSpec, DenoiserSettings
+from daguerre.models.settings import Component, ComponentSpec, DenoiserSettings, ReadingSettings
 
 STABILITY = "stabilityai/stable-cascade"
+READS = Reading(layers=(-1,), final_norm=False, masked=True, pooled="projected")
+"""Stable Cascade's reading of its text encoder."""
 
 
-class CascadeSettings(CaptionedSettings, DenoiserSettings):
+class CascadeSettings(ReadingSettings, DenoiserSettings):
     """Settings of the stages of Stable Cascade, which read captions by OpenCLIP's bigG."""
 
     noise_conditioning: Literal["auto", "timestep", "log_sigma", "cosine_time", "flow_time"] = "cosine_time"

@@ -13,6 +13,7 @@ from torch import Tensor
 from daguerre.errors import UserError
 from daguerre.models import new_tokens, text_encoder
 from daguerre.models.cascade import lora_names
+from daguerre.models.cascade.settings import READS
 from daguerre.models.components import ComponentLoader
 from daguerre.models.settings import PretrainedSettings
 from daguerre.models.text_encoder import TextEncoder
@@ -30,7 +31,7 @@ def has(path: Path) -> bool:
 
 def reader(settings: PretrainedSettings) -> TextEncoder:
     """The text encoder of a base, alone."""
-    return text_encoder.load(ComponentLoader(settings, 0), "text_encoder", "tokenizer", -1, False)
+    return text_encoder.load(ComponentLoader(settings, 0), "text_encoder", "tokenizer", READS)
 
 
 def read(path: Path, reader: TextEncoder) -> tuple[Rows, Rows]:

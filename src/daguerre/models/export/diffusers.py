@@ -80,11 +80,11 @@ class PipelineExporter:
             for name, network in networks.items():
                 save(network, fresh / name)
             for path, content in family.files().items():
-                tokenizer = path.split("/")[0]
-                is_t5 = classes[tokenizer.replace("tokenizer", "text_encoder")].__name__.startswith("T5")
-                index[tokenizer] = ["transformers", "T5Tokenizer" if is_t5 else "CLIPTokenizer"]
                 (fresh / path).parent.mkdir(exist_ok=True)
                 (fresh / path).write_bytes(content)
+            for encoder in () if family.text is None else family.text.encoders:
+                tokenizer = encoder.name.replace("text_encoder", "tokenizer")
+                index[tokenizer] = ["transformers", type(encoder.tokenizer).__name__]
             index |= {**_ABSENT, **self.index, "scheduler": ["diffusers", plan.class_name]}
             write_json(fresh / "model_index.json", {"_class_name": self.settings.pipeline_class, **provenance, **index})
             (fresh / "scheduler").mkdir()

@@ -64,7 +64,7 @@ def fitting_tokens(path: Path, base: str | None, name: str | None) -> tuple[Netw
 
     def taken(made: Networks) -> tuple[Networks, Embeddings, Embeddings]:
         readers = [
-            TextEncoder(component, network, AbsentTokenizer.of(network), {})
+            TextEncoder(component, network, AbsentTokenizer(0), {})
             for component, network in made.items()
             if component.startswith("text_encoder")
         ]
