@@ -28,10 +28,11 @@ from daguerre.build import parts as building
 from daguerre.build.batch_sizes import batch_sizes
 from daguerre.config import config as configs
 from daguerre.data.dataset import open_dataset
+from daguerre.objectives.objective import Example
 from daguerre.training import step
 from daguerre.training.ema import decay_at
 from daguerre.training.state import TrainState
-from daguerre.types import Batch, LossTerms
+from daguerre.types import IMAGE, Batch, LossTerms
 
 Item = tuple[Batch, Tensor, dict[str, Tensor], dict[str, Tensor]]
 PARITY_STEPS = 20
@@ -56,7 +57,7 @@ def precomputed(parts: building.Components, config: configs.Config, count: int) 
 def loss_of(parts: building.Components, net: nn.Module, item: Item) -> LossTerms:
     """The objective's loss on precomputed inputs."""
     _, x0, cond, draws = item
-    return parts.objective.loss(net, x0, cond, draws)
+    return parts.loss_of(net, Example({IMAGE: x0}, {IMAGE: cond}, parts.objective.drawn.of(draws)))
 
 
 class Daguerre:

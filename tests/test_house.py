@@ -83,7 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "generation",
         *("memory", "models", "objectives", "remote", "report", "samplers", "storage", "tracking", "training"),
     },
-    "bench": {"build", "config", "config_import", "data", "models", "run", "training"},
+    "bench": {"build", "config", "config_import", "data", "models", "objectives", "run", "training"},
     "cli": {
         *("bench", "build", "caching", "checkpoint", "conditions", "config", "config_import", "data", "distributed"),
         *("evaluation", "families"),

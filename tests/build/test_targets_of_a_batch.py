@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,19 +13,27 @@ from tiny_models import write_sdxl
 from daguerre.build import parts
 from daguerre.build.parts import Components
 from daguerre.config import config as configs
-from daguerre.objectives.objective import Needs, Objective
+from daguerre.objectives.objective import Draws, Needs, Objective
 from daguerre.types import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number(Draws):
+    """A number of each sample."""
+
+    noise: torch.Tensor
 
 
 class Pairs(Objective):
     """Reads a pair, and draws a number of each sample."""
 
     needs = Needs(images=("rejected",))
+    drawn = Number
 
     def draws(self, seed, keys, shape, *, quantile=None):
-        return {"noise": torch.from_numpy(keys[:, :1]).float()}
+        return Number(noise=torch.from_numpy(keys[:, :1]).float())
 
-    def loss(self, net, x0_BCHW, cond, draws):
+    def loss(self, nets, example):
         raise AssertionError("not called")
 
 
@@ -50,9 +58,10 @@ def test_a_target_has_its_own_sizes_and_noise_and_all_else_of_its_sample(built):
     assert built.images == {"rejected": None}
     pair = batch()
     with_draws = replace(pair, draws=built.draws(pair))
-    each = built.family.encode_each(with_draws, built.targets)
-    assert [*each] == ["image", "rejected"]
-    (x0, cond), (other, of_other) = each.values()
+    example = built.example(with_draws)
+    assert [*example.clean] == [*example.cond] == ["image", "rejected"]
+    assert torch.equal(example.draws.noise, with_draws.draws["noise"])
+    (x0, other), (cond, of_other) = example.clean.values(), example.cond.values()
     assert cond.keys() == of_other.keys()
     told = {name for name in cond if not torch.equal(cond[name], of_other[name])}
     assert [of_other[name].tolist() for name in told] == [(10 * cond[name]).tolist() for name in told]

@@ -14,6 +14,7 @@ import torch
 from diffusers import StableCascadeDecoderPipeline, StableCascadePriorPipeline
 from diffusers.loaders.single_file_utils import convert_stable_cascade_unet_single_file_to_diffusers
 from diffusers.schedulers import scheduling_ddpm_wuerstchen as wuerstchen
+from losses import loss_of
 from safetensors.torch import load_file
 from tiny_cascade import EFFNET, TINY_B, TINY_C, stage_b, stage_c, write_decoder, write_prior
 from torch.nn import functional
@@ -56,7 +57,9 @@ def objective(**changes: Any) -> Diffusion:
 def batch(made: Family, side: int, trained: Diffusion | None = None) -> Batch:
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 3, side, side), dtype=np.uint8))
     shape = made.latent_shape((3, side, side))
-    draws = made.random_inputs(SEED, KEYS, (3, side, side)) | (trained.draws(SEED, KEYS, shape) if trained else {})
+    draws = made.random_inputs(SEED, KEYS, (3, side, side)) | (
+        trained.draws(SEED, KEYS, shape).tensors if trained else {}
+    )
     return Batch(KEYS, {"image": pixels}, TEXTS, torch.ones(3), TEXTS, np.zeros((3, 6), np.int32), draws)
 
 
@@ -102,7 +105,7 @@ class TestStep:
         trained = objective(schedule={"name": "cosine", "shift": shift}, weighting={"name": weighting})
         given = batch(made, 64, trained)
         x0, cond = made.encode(given)
-        ours = trained.loss(made.net, x0, cond, given.draws).loss_B
+        ours = loss_of(trained, made.net, x0, cond, given.draws).loss_B
         grads = gradients(made.net, ours.sum())
 
         a, s, r = level(shift)
@@ -134,10 +137,10 @@ class TestStep:
         trained = objective(weighting={"name": "adaptive"}, noise={"pyramid": 0.75})
         given = batch(made, 128, trained)
         x0, cond = made.encode(given)
-        first = trained.loss(made.net, x0, cond, given.draws)
+        first = loss_of(trained, made.net, x0, cond, given.draws)
         trained.learnt.observe(first, torch.ones(3))
         trained.learnt.absorb(lambda sums: sums, torch.tensor(False))
-        ours = trained.loss(made.net, x0, cond, given.draws).loss_B
+        ours = loss_of(trained, made.net, x0, cond, given.draws).loss_B
         grads = gradients(made.net, ours.sum())
 
         a, s, r = level()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKL
+from losses import loss_of
 from safetensors.torch import load_file
 
 from daguerre.errors import UserError
@@ -50,7 +51,7 @@ def test_weights_follow_from_the_seed(family: Family) -> None:
 def test_the_loss_is_error_and_kl_of_one_draw(family: Family) -> None:
     x, cond = family.encode(batch(family))
     settings = objective.Settings(kl_weight=0.5, square_weight=2.0)
-    terms = objective.build(settings).loss(family.net, x, cond, {})
+    terms = loss_of(objective.build(settings), family.net, x, cond, {})
     posterior = family.net.vae.encode(x).latent_dist
     again = family.net.vae.decode(posterior.mean + posterior.std * cond["posterior"]).sample
     kl = posterior.kl() / posterior.mean[0].numel()
@@ -69,10 +70,10 @@ def test_without_its_kl_latents_stray_further_from_a_normal_law() -> None:
         optimizer = torch.optim.Adam(own.net.parameters(), 3e-3)
         for _ in range(20):
             optimizer.zero_grad()
-            made.loss(own.net, x, cond, {}).loss_B.mean().backward()
+            loss_of(made, own.net, x, cond, {}).loss_B.mean().backward()
             optimizer.step()
         with torch.no_grad():
-            found[weight] = float(made.loss(own.net, x, cond, {}).metrics["kl"].mean())
+            found[weight] = float(loss_of(made, own.net, x, cond, {}).metrics["kl"].mean())
     assert found[0.0] > 2 * found[0.1], found
 
 

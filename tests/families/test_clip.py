@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from losses import loss_of
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from daguerre.errors import UserError
@@ -65,7 +66,7 @@ def test_tokens_have_the_same_ids_in_every_process() -> None:
 
 def test_the_loss_is_clips(family: Family) -> None:
     x, cond = family.encode(batch())
-    terms = contrastive.build(contrastive.Settings()).loss(family.net, x, cond, {})
+    terms = loss_of(contrastive.build(contrastive.Settings()), family.net, x, cond, {})
     similar = family.net(x, x, cond)
     assert similar.shape == (3, 3)
     rows, columns = similar.log_softmax(1).diagonal(), similar.log_softmax(0).diagonal()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from losses import loss_of
 from tiny_cascade import VQGAN
 from torch import Tensor
 
@@ -68,10 +69,10 @@ def test_without_a_term_latents_lie_further_from_their_vectors(term: str) -> Non
         optimizer = torch.optim.Adam(own.parameters(), 3e-3)
         seen = pictures(0, 64)
         for step in range(30):
-            loss = made.loss(own, seen[torch.arange(8 * step, 8 * step + 8) % 64], {}, {}).loss_B.mean()
+            loss = loss_of(made, own, seen[torch.arange(8 * step, 8 * step + 8) % 64], {}, {}).loss_B.mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         with torch.no_grad():
-            distances[weight] = float(made.loss(own.eval(), pictures(500, 16), {}, {}).metrics[term].mean())
+            distances[weight] = float(loss_of(made, own.eval(), pictures(500, 16), {}, {}).metrics[term].mean())
     assert distances[0.0] > 1.05 * distances[None], distances

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from losses import loss_of
 
 from daguerre.errors import UserError
 from daguerre.objectives import eps
@@ -83,13 +84,13 @@ def test_the_defaults_are_stable_cascades():
 def test_an_objective_weighs_by_its_table_and_validates_without():
     objective = eps.build(eps.Settings(weighting={"name": "adaptive", "adaptive_buckets": 4}))
     plain = eps.build(eps.Settings())
-    draws = objective.draws(7, KEYS, SHAPE)
+    draws = objective.draws(7, KEYS, SHAPE).tensors
     x0 = torch.randn(len(KEYS), *SHAPE, generator=torch.Generator().manual_seed(0))
-    first, raw = (each.loss(lambda x, c, cond: 0.3 * x, x0, {}, draws) for each in (objective, plain))
+    first, raw = (loss_of(each, lambda x, c, cond: 0.3 * x, x0, {}, draws) for each in (objective, plain))
     assert torch.equal(first.loss_B, raw.loss_B)
     objective.learnt.observe(first, torch.ones(len(KEYS)))
     objective.learnt.absorb(lambda tensor: tensor, GO_ON)
-    second = objective.loss(lambda x, c, cond: 0.3 * x, x0, {}, draws)
+    second = loss_of(objective, lambda x, c, cond: 0.3 * x, x0, {}, draws)
     assert torch.equal(second.raw_loss_B, raw.loss_B)
     level = torch.log(draws["a"] ** 2 / draws["s"] ** 2)
     table = objective.learnt.state()["adaptive_loss"]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from losses import loss_of
 
 from daguerre import plugins
 from daguerre.objectives.algebra import Diffusion
@@ -116,11 +117,11 @@ def test_ideal_network_has_the_analytic_loss(name: str, weighting: str, quantile
     mean, std, count = 0.3, 0.7, 64
     objective = built(name, weighting={"name": weighting})
     keys = np.array([[i, 0, 0] for i in range(count)], dtype=np.int64)
-    draws = objective.draws(11, keys, (4, 16, 16), quantile=quantile)
+    draws = objective.draws(11, keys, (4, 16, 16), quantile=quantile).tensors
     x0 = mean + std * torch.randn(count, 4, 16, 16, generator=torch.Generator().manual_seed(1))
     net, told = ideal(objective, mean, std)
     told.update(draws)
-    got = objective.loss(net, x0, {}, draws).loss_B.mean().item()
+    got = loss_of(objective, net, x0, {}, draws).loss_B.mean().item()
     a, s = objective.path(objective.times(torch.tensor(quantile, dtype=torch.float64)))
     p, q = objective.target(a, s)
     d = a * q - s * p

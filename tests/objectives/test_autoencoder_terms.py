@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from losses import loss_of
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional
@@ -59,18 +60,22 @@ def pictures(start: int, count: int) -> Tensor:
     return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
-def built(**settings: Any) -> tuple[objective.Reconstruction, Tiny, nn.Module | None]:
-    """The objective, a net, and the discriminator in it, if there is one."""
+Others = dict[str, nn.Module]
+"""The further networks of a loss by role."""
+
+
+def built(**settings: Any) -> tuple[objective.Reconstruction, Tiny, Others]:
+    """The objective, a net, and the further networks of the loss; a discriminator is in the net, too."""
     own = objective.Settings.model_validate(settings)
     made, net = objective.build(own), Tiny()
-    networks: dict[str, nn.Module] = {}
+    networks: Others = {}
     if own.adversarial is not None:
         torch.manual_seed(1)
         networks["discriminator"] = own.adversarial.network()
         net.add_module("discriminator", networks["discriminator"])
     if own.perceptual is not None:
         networks["lpips"] = Distance()
-    return made.beside(networks), net, networks.get("discriminator")
+    return made, net, networks
 
 
 def gradients(net: nn.Module, loss: Tensor) -> dict[str, Tensor]:
@@ -122,10 +127,11 @@ class TestOneBackwardPass:
     def test_each_side_gets_its_own_gradient(self) -> None:
         """The autoencoder's is that of its terms and of weight x balance x the judgement, the discriminator's that of
         its hinge loss alone: as two networks with two losses would have them."""
-        made, net, judge = built(adversarial={"weight": 0.7, **SMALL}, codebook_weight=2.0)
+        made, net, others = built(adversarial={"weight": 0.7, **SMALL}, codebook_weight=2.0)
+        judge = others["discriminator"]
         made.learnt.weight = torch.tensor(3.0)
         x = pictures(0, 4)
-        found = gradients(net, made.loss(net, x, {}, {}).loss_B.mean())
+        found = gradients(net, loss_of(made, net, x, {}, {}, **others).loss_B.mean())
         again, terms = net(x, x, {})
         its = 0.5 * (functional.relu(1 - judge(x)) + functional.relu(1 + judge(again.detach()))).mean((1, 2, 3))
         of_judge = gradients(net, its.mean())
@@ -136,39 +142,39 @@ class TestOneBackwardPass:
             torch.testing.assert_close(gradient, own[name], rtol=1e-4, atol=1e-7)
 
     def test_before_its_start_nothing_comes_of_it(self) -> None:
-        made, net, _ = built(adversarial={"start_steps": 2, **SMALL})
+        made, net, others = built(adversarial={"start_steps": 2, **SMALL})
         plain, bare, _ = built()
         x = pictures(0, 2)
-        found = gradients(net, made.loss(net, x, {}, {}).loss_B.mean())
-        alone = gradients(bare, plain.loss(bare, x, {}, {}).loss_B.mean())
+        found = gradients(net, loss_of(made, net, x, {}, {}, **others).loss_B.mean())
+        alone = gradients(bare, loss_of(plain, bare, x, {}, {}).loss_B.mean())
         for name, gradient in found.items():
             assert torch.equal(gradient, alone[name] if name in alone else torch.zeros_like(gradient)), name
         for _ in range(2):
             made.learnt.absorb(lambda value: value, torch.tensor(False))
-        after = gradients(net, made.loss(net, x, {}, {}).loss_B.mean())
+        after = gradients(net, loss_of(made, net, x, {}, {}, **others).loss_B.mean())
         assert after["discriminator.head.weight"].abs().max() > 0
 
 
 class TestBalance:
-    def observed(self, made: Any, net: Any, *parts: Tensor) -> Tensor:
+    def observed(self, made: Any, net: Any, others: Others, *parts: Tensor) -> Tensor:
         learnt = Balance(made.settings.adversarial)
         for x in parts:
-            learnt.observe(made.loss(net, x, {}, {}), torch.ones(len(x)))
+            learnt.observe(loss_of(made, net, x, {}, {}, **others), torch.ones(len(x)))
         learnt.absorb(lambda value: value, torch.tensor(False))
         return learnt.weight
 
     def test_it_is_the_quotient_of_gradients_at_the_last_layer_however_a_batch_is_cut(self) -> None:
-        made, net, judge = built(adversarial=SMALL)
+        made, net, others = built(adversarial=SMALL)
         x = pictures(0, 4)
-        again = net(x, x, {})[0]
+        again, judge = net(x, x, {})[0], others["discriminator"]
         of_errors, of_judgement = (
             torch.autograd.grad(loss, net.out.weight, retain_graph=True)[0].norm()
             for loss in ((again - x).abs().mean() + (again - x).square().mean(), -judge(again).mean())
         )
         expected = of_errors / (of_judgement + 1e-4)
         assert expected > 0
-        torch.testing.assert_close(self.observed(made, net, x), expected, rtol=1e-4, atol=0)
-        torch.testing.assert_close(self.observed(made, net, x[:1], x[1:]), expected, rtol=1e-4, atol=0)
+        torch.testing.assert_close(self.observed(made, net, others, x), expected, rtol=1e-4, atol=0)
+        torch.testing.assert_close(self.observed(made, net, others, x[:1], x[1:]), expected, rtol=1e-4, atol=0)
 
     def test_a_skipped_update_and_numbers_that_are_not_finite_leave_it(self) -> None:
         learnt = Balance(AdversarialSettings.model_validate(SMALL))
@@ -189,8 +195,8 @@ class TestBalance:
             fresh.load_state({})
 
     def test_a_fixed_weight_measures_nothing(self) -> None:
-        made, net, _ = built(adversarial={"adaptive": False, "weight": 0.25, **SMALL})
-        terms = made.loss(net, pictures(0, 2), {}, {})
+        made, net, others = built(adversarial={"adaptive": False, "weight": 0.25, **SMALL})
+        terms = loss_of(made, net, pictures(0, 2), {}, {}, **others)
         assert not terms.observed
         assert terms.metrics["adversarial_weight"].tolist() == [0.25, 0.25]
 
@@ -205,22 +211,23 @@ EVERY: dict[str, Any] = {
 """All terms, each of a weight that shows."""
 
 
-def trained(without: dict[str, Any]) -> tuple[objective.Reconstruction, Tiny]:
+def trained(without: dict[str, Any]) -> tuple[objective.Reconstruction, Tiny, Others]:
     """A net after 40 updates by all terms but for what is changed."""
     given = {name: value for name, value in {**EVERY, **without}.items() if value is not None}
-    made, net, _ = built(**given)
+    made, net, others = built(**given)
     optimizer = torch.optim.Adam(net.parameters(), 1e-2)
     seen = pictures(0, 64)[:, :, ::2, ::2]
     for step in range(40):
-        loss = made.loss(net, seen[torch.arange(8 * step, 8 * step + 8) % 64], {}, {}).loss_B.mean()
+        images = seen[torch.arange(8 * step, 8 * step + 8) % 64]
+        loss = loss_of(made, net, images, {}, {}, **others).loss_B.mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return made, net
+    return made, net, others
 
 
 @pytest.fixture(scope="module")
-def whole() -> tuple[objective.Reconstruction, Tiny]:
+def whole() -> tuple[objective.Reconstruction, Tiny, Others]:
     return trained({})
 
 
@@ -235,18 +242,18 @@ def whole() -> tuple[objective.Reconstruction, Tiny]:
     ],
 )
 def test_without_a_term_what_it_is_for_comes_out_worse(
-    without: dict[str, Any], measure: str, whole: tuple[objective.Reconstruction, Tiny]
+    without: dict[str, Any], measure: str, whole: tuple[objective.Reconstruction, Tiny, Others]
 ) -> None:
     """On images that were not trained on, all judged by the discriminator of the net that all terms have trained."""
-    made, net = whole
+    made, net, others = whole
     x = pictures(500, 16)[:, :, ::2, ::2]
 
     def measured(own: Tiny) -> float:
         with torch.no_grad():
             if measure == "told_apart":
                 again = own(x, x, {})[0]
-                return float(-adversarial.judged(made.networks["discriminator"], again, False).mean())
-            return float(made.loss(own, x, {}, {}).metrics[measure].mean())
+                return float(-adversarial.judged(others["discriminator"], again, False).mean())
+            return float(loss_of(made, own, x, {}, {}, **others).metrics[measure].mean())
 
     worse, best = measured(trained(without)[1]), measured(net)
     assert worse - best > 0.02 * abs(best), (worse, best)

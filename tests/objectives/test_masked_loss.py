@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from losses import loss_of
 from pydantic import ValidationError
 
 from daguerre import plugins
@@ -35,7 +36,7 @@ def loss(name: str, mask, levels=None, weighting: str = "none", named_images=Non
     own = {"mask": mask} | ({} if weighting == "none" else {"weighting": {"name": weighting}})
     objective = module.build(module.Settings(**own))
     x0 = torch.randn(len(KEYS), *SHAPE, generator=torch.Generator().manual_seed(0))
-    draws = objective.draws(7, KEYS, SHAPE)
+    draws = objective.draws(7, KEYS, SHAPE).tensors
     if levels is not None or named_images is not None:
         draws |= objective.elements.draws(named_images or images(levels), SHAPE)
 
@@ -43,7 +44,7 @@ def loss(name: str, mask, levels=None, weighting: str = "none", named_images=Non
         y = 0.3 * x + 0.1 * x.roll(1, 3)
         return autoencoder.Reconstructed(y, {}) if name == "autoencoder" else y
 
-    return objective.loss(net, x0, {}, draws)
+    return loss_of(objective, net, x0, {}, draws)
 
 
 def level(value: int) -> torch.Tensor:
@@ -132,10 +133,10 @@ def test_a_sample_is_weighed_by_its_own_mask_in_any_batch():
 def test_the_gradient_is_that_of_the_weighted_errors():
     objective = eps.build(eps.Settings(mask={"outside_weight": 0.1}))
     x0 = torch.randn(len(KEYS), *SHAPE, generator=torch.Generator().manual_seed(0))
-    draws = objective.draws(7, KEYS, SHAPE)
+    draws = objective.draws(7, KEYS, SHAPE).tensors
     draws |= objective.elements.draws(images(halves()), SHAPE)
     y = torch.zeros(len(KEYS), *SHAPE, requires_grad=True)
-    objective.loss(lambda x, c, cond: y, x0, {}, draws).loss_B.sum().backward()
+    loss_of(objective, lambda x, c, cond: y, x0, {}, draws).loss_B.sum().backward()
     weight = torch.where(torch.arange(5) < 2, 1.0, 0.1)
     torch.testing.assert_close(y.grad, -2 * weight * draws["noise"] / np.prod(SHAPE))
 
@@ -145,7 +146,7 @@ def test_the_kl_of_an_autoencoder_knows_no_mask():
     x0 = torch.randn(len(KEYS), *SHAPE)
     draws = objective.elements.draws(images(level(0)), SHAPE)
     kl_B = torch.arange(6.0)
-    terms = objective.loss(lambda x, c, cond: autoencoder.Reconstructed(x + 1, {"kl": kl_B}), x0, {}, draws)
+    terms = loss_of(objective, lambda x, c, cond: autoencoder.Reconstructed(x + 1, {"kl": kl_B}), x0, {}, draws)
     torch.testing.assert_close(terms.loss_B, 2.0 * kl_B)
 
 

@@ -8,6 +8,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from losses import loss_of
 from torch import Tensor
 from twins import left_to_users
 
@@ -133,8 +134,8 @@ def test_the_network_is_told_by_the_level_in_training_and_sampling():
         seen.append(c_noise)
         return x
 
-    draws = objective.draws(3, np.array([[1, 0, 0], [2, 0, 0]]), (1, 2, 2))
-    objective.loss(net, torch.zeros(2, 1, 2, 2), {}, draws)
+    draws = objective.draws(3, np.array([[1, 0, 0], [2, 0, 0]]), (1, 2, 2)).tensors
+    loss_of(objective, net, torch.zeros(2, 1, 2, 2), {}, draws)
     objective.predict(net, torch.zeros(2, 1, 2, 2), 3.0, {})
     clock = objective.noise_conditioning.clock
     expected = clock.time_of(torch.ones(2), draws["s"].double())

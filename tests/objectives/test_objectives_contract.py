@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from losses import loss_of
 
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
@@ -32,16 +33,16 @@ def test_settings_survive_being_dumped_and_name_their_file(plugin):
 
 
 def test_a_sample_has_the_same_draws_in_any_batch(objective: Diffusion):
-    whole = objective.draws(7, KEYS, SHAPE)
+    whole = objective.draws(7, KEYS, SHAPE).tensors
     for rows in ([3, 1], [2], [0, 1, 2], [1] * 17):
-        part = objective.draws(7, KEYS[rows], SHAPE)
+        part = objective.draws(7, KEYS[rows], SHAPE).tensors
         assert whole.keys() == part.keys()
         for name in whole:
             assert torch.equal(whole[name][rows], part[name]), name
 
 
 def test_draws_are_float32_on_the_cpu_one_row_a_sample(objective: Diffusion):
-    for name, value in objective.draws(7, KEYS, SHAPE).items():
+    for name, value in objective.draws(7, KEYS, SHAPE).tensors.items():
         assert value.dtype == torch.float32, name
         assert value.device.type == "cpu"
         assert value.shape == ((len(KEYS), *SHAPE) if name == "noise" else (len(KEYS),))
@@ -54,23 +55,23 @@ def test_levels_are_on_the_cpu_whatever_the_default_device_is(plugin, quantile: 
         with torch.device(where):
             made = plugin.build(plugin.Settings())
             grid = made.grid(5)
-            found.append({**vars(grid), **made.draws(7, KEYS, SHAPE, quantile=quantile)})
+            found.append({**vars(grid), **made.draws(7, KEYS, SHAPE, quantile=quantile).tensors})
     for name, value in found[0].items():
         same = torch.equal(value, found[1][name]) if isinstance(value, torch.Tensor) else value == found[1][name]
         assert same, name
 
 
 def test_each_part_of_the_key_and_the_seed_change_noise_and_level(objective: Diffusion):
-    first = objective.draws(7, KEYS[:1], SHAPE)
-    others = [objective.draws(8, KEYS[:1], SHAPE)]
-    others += [objective.draws(7, KEYS[:1] + np.eye(3, dtype=np.int64)[i], SHAPE) for i in range(3)]
+    first = objective.draws(7, KEYS[:1], SHAPE).tensors
+    others = [objective.draws(8, KEYS[:1], SHAPE).tensors]
+    others += [objective.draws(7, KEYS[:1] + np.eye(3, dtype=np.int64)[i], SHAPE).tensors for i in range(3)]
     for other in others:
         assert not torch.equal(first["noise"], other["noise"])
         assert first["quantile"] != other["quantile"]
 
 
 def test_a_fixed_quantile_leaves_the_noise(objective: Diffusion):
-    free, fixed = objective.draws(7, KEYS, SHAPE), objective.draws(7, KEYS, SHAPE, quantile=0.3)
+    free, fixed = objective.draws(7, KEYS, SHAPE).tensors, objective.draws(7, KEYS, SHAPE, quantile=0.3).tensors
     assert torch.equal(free["noise"], fixed["noise"])
     for name in fixed.keys() - {"noise"}:
         assert (fixed[name] == fixed[name][0]).all(), name
@@ -78,7 +79,7 @@ def test_a_fixed_quantile_leaves_the_noise(objective: Diffusion):
 
 
 def test_quantiles_stay_below_one(objective: Diffusion):
-    assert objective.draws(7, KEYS, SHAPE, quantile=1 - 2**-53)["quantile"].max() < 1
+    assert objective.draws(7, KEYS, SHAPE, quantile=1 - 2**-53).tensors["quantile"].max() < 1
 
 
 def test_quantile_zero_is_the_clean_end(objective: Diffusion):
@@ -89,7 +90,7 @@ def test_quantile_zero_is_the_clean_end(objective: Diffusion):
 
 def test_levels_are_drawn_evenly_over_the_law(objective: Diffusion):
     keys = np.array([[i, 0, 0] for i in range(2000)], dtype=np.int64)
-    quantile = objective.draws(3, keys, (1, 1, 1))["quantile"].numpy()
+    quantile = objective.draws(3, keys, (1, 1, 1)).tensors["quantile"].numpy()
     counts = np.histogram(quantile, bins=8, range=(0, 1))[0]
     assert ((counts - 250) ** 2 / 250).sum() < 24.3  # chi-square of 7 degrees, one in a thousand
 
@@ -99,8 +100,10 @@ def test_levels_are_drawn_evenly_over_the_law(objective: Diffusion):
 def test_loss_and_gradient_are_finite_at_every_level(plugin, weighting: str, quantile: float):
     objective = plugin.build(plugin.Settings(weighting={"name": weighting}))
     scale = torch.tensor(0.5, requires_grad=True)
-    draws = objective.draws(7, KEYS, SHAPE, quantile=quantile)
-    terms = objective.loss(lambda x, c_noise, cond: scale * x + 1e-3 * c_noise[:, None, None, None], clean(), {}, draws)
+    draws = objective.draws(7, KEYS, SHAPE, quantile=quantile).tensors
+    terms = loss_of(
+        objective, lambda x, c_noise, cond: scale * x + 1e-3 * c_noise[:, None, None, None], clean(), {}, draws
+    )
     terms.loss_B.sum().backward()
     assert terms.loss_B.isfinite().all()
     assert scale.grad is not None
@@ -112,13 +115,13 @@ def test_loss_and_gradient_are_finite_at_every_level(plugin, weighting: str, qua
 def test_the_widest_laws_stay_finite(plugin, mean: float, quantile: float):
     law = "log_normal" if plugin.Settings().schedule.name == "edm" else "logit_normal"
     objective = plugin.build(plugin.Settings(times={"name": law, "mean": mean, "std": 5.0}))
-    terms = objective.loss(identity, clean(), {}, objective.draws(7, KEYS, SHAPE, quantile=quantile))
+    terms = loss_of(objective, identity, clean(), {}, objective.draws(7, KEYS, SHAPE, quantile=quantile).tensors)
     assert terms.loss_B.isfinite().all()
 
 
 def test_loss_is_a_mean_over_elements_in_float32(objective: Diffusion):
-    draws = objective.draws(7, KEYS, SHAPE)
-    terms = objective.loss(lambda x, c_noise, cond: torch.zeros_like(x, dtype=torch.bfloat16), clean(), {}, draws)
+    draws = objective.draws(7, KEYS, SHAPE).tensors
+    terms = loss_of(objective, lambda x, c_noise, cond: torch.zeros_like(x, dtype=torch.bfloat16), clean(), {}, draws)
     p, q = (draws[name].double().reshape(-1, 1, 1, 1) for name in ("p", "q"))
     expected = draws["weight"] * (p * clean() + q * draws["noise"]).square().mean((1, 2, 3))
     assert isinstance(terms, LossTerms)
@@ -128,21 +131,23 @@ def test_loss_is_a_mean_over_elements_in_float32(objective: Diffusion):
 
 
 def test_loss_of_bfloat16_latents_is_float32(objective: Diffusion):
-    draws, latents = objective.draws(7, KEYS, SHAPE), clean().bfloat16()
-    terms = objective.loss(identity, latents, {}, draws)
+    draws, latents = objective.draws(7, KEYS, SHAPE).tensors, clean().bfloat16()
+    terms = loss_of(objective, identity, latents, {}, draws)
     assert terms.loss_B.dtype == torch.float32
-    assert torch.equal(terms.loss_B, objective.loss(identity, latents.float(), {}, draws).loss_B)
+    assert torch.equal(terms.loss_B, loss_of(objective, identity, latents.float(), {}, draws).loss_B)
 
 
 def test_loss_of_a_float64_network_is_float32(objective: Diffusion):
-    terms = objective.loss(lambda x, c_noise, cond: x.double(), clean(), {}, objective.draws(7, KEYS, SHAPE))
+    terms = loss_of(
+        objective, lambda x, c_noise, cond: x.double(), clean(), {}, objective.draws(7, KEYS, SHAPE).tensors
+    )
     assert terms.loss_B.dtype == torch.float32
 
 
 def test_the_network_sees_the_scaled_noisy_sample_and_its_conditioning(objective: Diffusion):
-    draws, cond = objective.draws(7, KEYS, SHAPE), {"text": torch.ones(len(KEYS), 2, 3)}
+    draws, cond = objective.draws(7, KEYS, SHAPE).tensors, {"text": torch.ones(len(KEYS), 2, 3)}
     seen = []
-    objective.loss(lambda *given: seen.append(given) or given[0], clean(), cond, draws)
+    loss_of(objective, lambda *given: seen.append(given) or given[0], clean(), cond, draws)
     x, c_noise, passed = seen[0]
     a, s, c_in = (draws[name].reshape(-1, 1, 1, 1) for name in ("a", "s", "c_in"))
     torch.testing.assert_close(x, c_in * (a * clean() + s * draws["noise"]))
@@ -153,7 +158,7 @@ def test_the_network_sees_the_scaled_noisy_sample_and_its_conditioning(objective
 def test_offset_noise_is_in_path_and_target(plugin):
     objective = plugin.build(plugin.Settings(noise={"offset": 0.5}))
     plain = plugin.build(plugin.Settings())
-    with_offset, without = (o.draws(7, KEYS, SHAPE) for o in (objective, plain))
+    with_offset, without = (o.draws(7, KEYS, SHAPE).tensors for o in (objective, plain))
     added = with_offset["noise"] - without["noise"]
     assert (added.flatten(2).std(-1) < 1e-6).all()
     assert added.flatten(1).std() > 0.1
@@ -162,13 +167,13 @@ def test_offset_noise_is_in_path_and_target(plugin):
 def test_input_perturbation_is_in_the_path_alone(plugin):
     """x_t = a x0 + s (eps + gamma xi), and the target has eps; as diffusers' --input_perturbation."""
     objective = plugin.build(plugin.Settings(noise={"input_perturbation": 0.5, "offset": 0.1}))
-    plain = plugin.build(plugin.Settings(noise={"offset": 0.1})).draws(7, KEYS, SHAPE)
-    draws, seen = objective.draws(7, KEYS, SHAPE), []
+    plain = plugin.build(plugin.Settings(noise={"offset": 0.1})).draws(7, KEYS, SHAPE).tensors
+    draws, seen = objective.draws(7, KEYS, SHAPE).tensors, []
     assert all(torch.equal(draws[name], plain[name]) for name in plain)
     a, s, p, q, c_in = (draws[name].reshape(-1, 1, 1, 1) for name in ("a", "s", "p", "q", "c_in"))
     eps, xi = draws["noise"], draws["perturbation"] / 0.5
     assert abs(np.corrcoef(eps.flatten(), xi.flatten())[0, 1]) < 0.2
-    terms = objective.loss(lambda x, c_noise, cond: seen.append(x) or torch.zeros_like(x), clean(), {}, draws)
+    terms = loss_of(objective, lambda x, c_noise, cond: seen.append(x) or torch.zeros_like(x), clean(), {}, draws)
     torch.testing.assert_close(seen[0], c_in * (a * clean() + s * (eps + 0.5 * xi)))
     expected = draws["weight"] * (p * clean() + q * eps).square().mean((1, 2, 3))
     torch.testing.assert_close(terms.loss_B, expected)
@@ -176,8 +181,8 @@ def test_input_perturbation_is_in_the_path_alone(plugin):
 
 def test_validation_is_free_of_bias_and_perturbation(plugin):
     values = {"timestep_bias": {"name": "later", "multiplier": 5}, "noise": {"input_perturbation": 0.1}}
-    changed = plugin.build(plugin.Settings.model_validate(values)).draws(7, KEYS, SHAPE, quantile=0.3)
-    plain = plugin.build(plugin.Settings()).draws(7, KEYS, SHAPE, quantile=0.3)
+    changed = plugin.build(plugin.Settings.model_validate(values)).draws(7, KEYS, SHAPE, quantile=0.3).tensors
+    plain = plugin.build(plugin.Settings()).draws(7, KEYS, SHAPE, quantile=0.3).tensors
     assert changed.keys() == plain.keys()
     assert all(torch.equal(changed[name], plain[name]) for name in plain)
 
@@ -187,7 +192,7 @@ def test_a_bias_moves_levels_and_leaves_noise_and_weight(plugin):
     values = {"timestep_bias": {"name": "range", "multiplier": 3, "begin": 200, "end": 500}}
     objective, plain = plugin.build(plugin.Settings.model_validate(values)), plugin.build(plugin.Settings())
     keys = np.array([[i, 0, 0] for i in range(2000)], dtype=np.int64)
-    moved, draws = (o.draws(7, keys, (1, 1, 1)) for o in (objective, plain))
+    moved, draws = (o.draws(7, keys, (1, 1, 1)).tensors for o in (objective, plain))
     assert torch.equal(moved["noise"], draws["noise"])
     assert torch.equal(moved["weight"], draws["weight"])
     order = draws["quantile"].argsort()
@@ -198,8 +203,8 @@ def test_a_bias_moves_levels_and_leaves_noise_and_weight(plugin):
 
 def test_loss_never_waits_for_the_device(objective: Diffusion):
     """Nothing may read a value back: on the meta device there are none."""
-    draws = {name: value.to("meta") for name, value in objective.draws(7, KEYS, SHAPE).items()}
-    assert objective.loss(identity, clean().to("meta"), {}, draws).loss_B.shape == (len(KEYS),)
+    draws = {name: value.to("meta") for name, value in objective.draws(7, KEYS, SHAPE).tensors.items()}
+    assert loss_of(objective, identity, clean().to("meta"), {}, draws).loss_B.shape == (len(KEYS),)
 
 
 def test_it_has_no_state_and_refuses_one(objective: Diffusion):

@@ -62,14 +62,14 @@ def test_a_size_has_the_levels_of_its_shift_in_draws_and_grid_to_the_bit(name: s
     objective = "flow" if name == "linear_flow" else "v"
     moving = built(objective, name=name, shift=1.5, resolution_shift={"name": "area", "base_px": 8})
     still = built(objective, name=name, shift=3.0)
-    draws, expected = moving.draws(1, KEYS, (4, 8, 32)), still.draws(1, KEYS, (4, 8, 32))
+    draws, expected = moving.draws(1, KEYS, (4, 8, 32)).tensors, still.draws(1, KEYS, (4, 8, 32)).tensors
     for level in ("a", "s", "p", "q", "weight", "quantile", "noise"):
         assert torch.equal(draws[level], expected[level])
     grid, wanted = moving.at((4, 8, 32)).grid(10), still.grid(10)
     assert torch.equal(grid.a, wanted.a)
     assert torch.equal(grid.s, wanted.s)
-    base = moving.draws(1, KEYS, (4, 8, 8))
-    plain = built(objective, name=name, shift=1.5).draws(1, KEYS, (4, 8, 8))
+    base = moving.draws(1, KEYS, (4, 8, 8)).tensors
+    plain = built(objective, name=name, shift=1.5).draws(1, KEYS, (4, 8, 8)).tensors
     for level in ("a", "s", "c_in", "weight"):
         assert torch.equal(base[level], plain[level])
     np.testing.assert_allclose(base["c_noise"].numpy(), plain["c_noise"].numpy(), rtol=1e-6)

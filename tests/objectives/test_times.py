@@ -118,7 +118,7 @@ def test_under_edm_a_bias_holds_on_the_quantile_of_sigma():
         {"timestep_bias": {"name": "range", "multiplier": 2, "begin": 200, "end": 500}}
     )
     keys = np.array([[i, 0, 0] for i in range(4000)], dtype=np.int64)
-    draws = module.build(settings).draws(3, keys, (1, 1, 1))
+    draws = module.build(settings).draws(3, keys, (1, 1, 1)).tensors
     normal = (draws["s"].double().log() + 1.2) / 1.2
     inside = (normal >= NormalDist().inv_cdf(0.2)) & (normal < NormalDist().inv_cdf(0.5))
     share = 0.3 * 2 / 1.3

@@ -14,6 +14,7 @@ from daguerre import errors
 from daguerre.adapters.adapter import Attached
 from daguerre.build.parts import Components
 from daguerre.errors import UserError
+from daguerre.objectives.objective import Objective
 from daguerre.run import preflight
 from daguerre.training.precision.dtypes import Precision
 from daguerre.types import Batch, LossTerms
@@ -40,11 +41,13 @@ class Net(nn.Module):
 def parts(net, compute=torch.float32):
     x0 = torch.arange(6.0).view(2, 3)
 
-    def loss(net, x0, cond, draws):
-        return LossTerms(net(x0 + 0 * torch.rand(())).square().mean(1), torch.zeros(2))
+    class Squares(Objective):
+        def loss(self, nets, example):
+            x0 = example.clean["image"]
+            return LossTerms(nets.student(x0 + 0 * torch.rand(())).square().mean(1), torch.zeros(2))
 
-    family = SimpleNamespace(encode=lambda batch: (x0, {}))
-    return Components(family, SimpleNamespace(loss=loss), Attached(net, {}), torch.device("cpu"), Precision(compute), 0)
+    family = SimpleNamespace(encode_each=lambda batch, targets: {"image": (x0, {})})
+    return Components(family, Squares(), Attached(net, {}), torch.device("cpu"), Precision(compute), 0, {})
 
 
 @pytest.mark.parametrize("measure", [preflight.seconds, preflight.check_compiled_code])

@@ -19,13 +19,13 @@ def outlined(*given: str, recipe: str = "quickstart") -> Components:
 
 
 def test_the_quickstart_is_told_timesteps_by_either_name_to_the_bit():
-    usual, named = (outlined(*more).objective.draws(0, KEYS, (4, 8, 8)) for more in ((), (TIMESTEP,)))
+    usual, named = (outlined(*more).objective.draws(0, KEYS, (4, 8, 8)).tensors for more in ((), (TIMESTEP,)))
     assert all(torch.equal(usual[name], named[name]) for name in usual)
     assert torch.equal(usual["c_noise"], usual["c_noise"].round())
 
 
 def test_edm_tells_the_network_what_the_recipe_says():
-    usual, named = (outlined(*EDM, *more).objective.draws(0, KEYS, (4, 8, 8)) for more in ((), (TIMESTEP,)))
+    usual, named = (outlined(*EDM, *more).objective.draws(0, KEYS, (4, 8, 8)).tensors for more in ((), (TIMESTEP,)))
     assert torch.allclose(usual["c_noise"], usual["s"].log() / 4)
     assert named["c_noise"][usual["s"].argsort()].diff().gt(0).all()
     assert named["c_noise"].max() > 50
@@ -44,11 +44,13 @@ def test_each_bucket_has_the_shift_of_its_size():
     made = outlined(*given)
     shape = made.family.latent_shape((3, 64, 64))
     assert made.objective.cell_px == 64 * 64 / (shape[1] * shape[2])
-    draws, expected = (each.objective.draws(0, KEYS, shape) for each in (made, outlined("objective.schedule.shift=2")))
+    draws, expected = (
+        each.objective.draws(0, KEYS, shape).tensors for each in (made, outlined("objective.schedule.shift=2"))
+    )
     assert torch.equal(draws["s"], expected["s"])
     assert made.objective.sampled().schedule.settings.shift == 2
-    small = made.objective.draws(0, KEYS, made.family.latent_shape((3, 32, 32)))
-    assert torch.equal(small["s"], outlined().objective.draws(0, KEYS, shape)["s"])
+    small = made.objective.draws(0, KEYS, made.family.latent_shape((3, 32, 32))).tensors
+    assert torch.equal(small["s"], outlined().objective.draws(0, KEYS, shape).s)
 
 
 def test_the_shifts_are_said_before_a_run(capsys):

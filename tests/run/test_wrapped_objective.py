@@ -18,8 +18,8 @@ from daguerre.objectives.wrapper import DiffusionWrapper
 class Around(DiffusionWrapper):
     """The inner loss."""
 
-    def loss(self, net, x0_BCHW, cond, draws):
-        return self.inner.loss(net, x0_BCHW, cond, draws)
+    def loss(self, nets, example):
+        return self.inner.loss(nets, example)
 
 
 def test_a_run_is_that_of_the_inner_objective_to_the_bit(tmp_path: Path, monkeypatch) -> None:
@@ -42,7 +42,7 @@ def test_learnt_weights_elements_and_draws_are_those_of_the_inner_objective() ->
     for each in (around, moved):
         assert each.learnt is each.inner.learnt
         assert each.elements is each.inner.elements
-        drawn, expected = each.draws(7, keys, shape), each.inner.draws(7, keys, shape)
+        drawn, expected = each.draws(7, keys, shape).tensors, each.inner.draws(7, keys, shape).tensors
         assert drawn.keys() == expected.keys()
         assert all(torch.equal(drawn[name], expected[name]) for name in drawn)
     assert moved.diffusion.noise_conditioning.name == "flow_time"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from daguerre.data.loading.collate import absent
 from daguerre.data.plan.buckets import Bucket, buckets
 from daguerre.data.skipped import Skips
 from daguerre.errors import UserError
+from daguerre.objectives.objective import Example
 from daguerre.training import device
 from daguerre.types import IMAGE, Batch, Cond, LossTerms
 
@@ -36,8 +38,17 @@ class Encoded:
     """A micro-batch whose clean samples and conditioning are there already."""
 
     batch: Batch
-    x0_BCHW: Tensor
-    cond: Cond
+    example: Example[Any]
+
+    @property
+    def x0_BCHW(self) -> Tensor:
+        """Clean samples of the images that are trained on."""
+        return self.example.clean[IMAGE]
+
+    @property
+    def cond(self) -> Cond:
+        """Their conditioning."""
+        return self.example.cond[IMAGE]
 
 
 @dataclass(frozen=True)
@@ -55,8 +66,7 @@ def latents(parts: Components, sizes: BatchSizes, ring: Sequence[Encoded]) -> In
     known = {id(each.batch): each for each in ring}
 
     def loss(net: nn.Module, batch: Batch) -> LossTerms:
-        each = known[id(batch)]
-        return parts.objective.loss(net, each.x0_BCHW, each.cond, batch.draws)
+        return parts.loss_of(net, known[id(batch)].example)
 
     return Inputs(_in_turn([each.batch for each in ring], sizes), loss)
 
@@ -138,11 +148,16 @@ def _encoded(parts: Components, batch: Batch, random_weights: bool) -> Encoded:
     """Encoded a few samples at a time: images take more memory than latents."""
     whole = device.on(parts.device, batch)
     made = [
-        parts.encode(whole.rows(start, start + _ENCODED_AT_ONCE))
+        parts.example(whole.rows(start, start + _ENCODED_AT_ONCE))
         for start in range(0, len(batch.names), _ENCODED_AT_ONCE)
     ]
-    x0_BCHW = torch.cat([x0 for x0, _ in made])
-    if random_weights and x0_BCHW.shape != batch.pixels_BCHW.shape:
-        x0_BCHW = torch.randn(x0_BCHW.shape, generator=torch.Generator().manual_seed(0)).to(x0_BCHW)
-    cond = {name: torch.cat([part[name] for _, part in made]) for name in made[0][1]}
-    return Encoded(replace(whole, images={}), x0_BCHW, cond)
+    clean = {name: torch.cat([part.clean[name] for part in made]) for name in made[0].clean}
+    if random_weights and clean[IMAGE].shape != batch.pixels_BCHW.shape:
+        chance = torch.Generator().manual_seed(0)
+        clean = {name: torch.randn(rows.shape, generator=chance).to(rows) for name, rows in clean.items()}
+    conditions = {
+        name: {key: torch.cat([part.cond[name][key] for part in made]) for key in cond}
+        for name, cond in made[0].cond.items()
+    }
+    example = Example(clean, conditions, parts.objective.drawn.of(whole.draws), whole.columns)
+    return Encoded(replace(whole, images={}), example)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from daguerre.bench import inputs as bench_inputs
 from daguerre.bench import random_model
@@ -139,9 +139,9 @@ class Encode(Variant):
         first = self._batch.rows(0, 1)
         self.flops_per_sample = float(flops.count(lambda: self._encode(first)))
 
-    def _encode(self, batch: Batch) -> tuple[Tensor, object]:
+    def _encode(self, batch: Batch) -> object:
         with self.parts.autocast():
-            return self.parts.encode(batch)
+            return self.parts.example(batch)
 
     def begin(self) -> None:
         """Sets how float32 is multiplied, and how much memory may be taken."""
@@ -172,8 +172,6 @@ def step_flops(config: Config, parts: Components) -> float:
     )
     bare = outline(config.model_copy(update={"training": training}))
     batch = bench_inputs.random_batch(parts, 1, bench_inputs.image_shape(config))
-    x0_BCHW, cond = parts.encode(device.on(parts.device, batch))
-    draws = {name: value.to("meta") for name, value in batch.draws.items()}
+    example = parts.example(device.on(parts.device, batch)).map(lambda rows: rows.to("meta"))
     bare.net.train()
-    on_meta = (bare.net, x0_BCHW.to("meta"), {name: value.to("meta") for name, value in cond.items()}, draws)
-    return float(flops.count(lambda: bare.objective.loss(*on_meta).loss_B.sum().backward()))
+    return float(flops.count(lambda: bare.loss_of(bare.net, example).loss_B.sum().backward()))

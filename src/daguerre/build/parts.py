@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from daguerre.models import encoders
 from daguerre.models.family import Family
 from daguerre.models.settings import DenoiserSettings
 from daguerre.objectives.autoencoder import Autoencoder
-from daguerre.objectives.objective import Objective
+from daguerre.objectives.objective import Example, Nets, Objective
 from daguerre.training import device as devices
 from daguerre.training.performance import activation_checkpointing, kernels
 from daguerre.training.precision import dtypes
@@ -33,7 +34,7 @@ from daguerre.training.precision.dtypes import Autocast, Precision
 from daguerre.training.settings import OptimizerSettings
 from daguerre.training.sharding import UNSHARDED, Sharding
 from daguerre.training.state import TrainState
-from daguerre.types import Batch, Cond, LossTerms
+from daguerre.types import IMAGE, Batch, LossTerms
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Components:
     numerics: Precision
     """What the trained networks compute with, and how they are stored while they are trained."""
     seed: int
+    others: Mapping[str, nn.Module]
+    """The networks that the loss is computed with besides `net`, by role."""
 
     @property
     def net(self) -> nn.Module:
@@ -66,14 +69,20 @@ class Components:
 
     def loss(self, net: nn.Module, batch: Batch) -> LossTerms:
         """The loss of a micro-batch: the one place where family and objective meet."""
-        x0, cond = self.encode(batch)
-        return self.objective.loss(net, x0, cond, batch.draws)
+        return self.loss_of(net, self.example(batch))
 
-    def encode(self, batch: Batch) -> tuple[Tensor, Cond]:
-        """Clean samples and conditioning of a batch, by the family and then by the adapters."""
+    def loss_of(self, net: nn.Module, example: Example[Any]) -> LossTerms:
+        """The loss of a micro-batch that is encoded already."""
+        return self.objective.loss(Nets(net, self.others), example)
+
+    def example(self, batch: Batch) -> Example[Any]:
+        """The batch as the objective reads it: encoded by the family, and conditioned further by the adapters."""
+        clean, conditions = {}, {}
         with self.numerics.frozen():
-            x0, cond = self.family.encode(batch)
-            return x0, self.attached.condition(batch, cond)
+            for name, (x0, cond) in self.family.encode_each(batch, self.targets).items():
+                of_image = batch if name == IMAGE else batch.of(name)
+                clean[name], conditions[name] = x0, self.attached.condition(of_image, cond)
+        return Example(clean, conditions, self.objective.drawn.of(batch.draws), batch.columns)
 
     def draws(self, batch: Batch, quantile: float | None = None) -> Mapping[str, Tensor]:
         """All that the loss needs of a batch beside its samples: random numbers by its keys, tokens of its captions and
@@ -82,7 +91,7 @@ class Components:
         self.attached.check(batch)
         pixel_shape = batch.pixel_shape
         shape = self.family.latent_shape(pixel_shape)
-        of_objective = self.objective.draws(self.seed, batch.keys, shape, quantile=quantile)
+        of_objective = self.objective.draws(self.seed, batch.keys, shape, quantile=quantile).tensors
         weights = self.objective.elements.draws(batch.images, shape)
         inputs = self.family.random_inputs(self.seed, batch.keys, pixel_shape)
         inputs |= self.attached.random_inputs(self.seed, batch.keys, shape)
@@ -192,7 +201,7 @@ def beside(parts: Components, adapters: Mapping[str, AdapterSettings]) -> Compon
 def _assembled(config: Config, family: Family, attached: Attached, device: torch.device) -> Components:
     """Family, adapters and objective, with what no section of the recipe can see alone refused."""
     numerics = dtypes.choose(config.training, device)
-    objective = _objective(config).beside(beside_loss.of(config.objective, family))
+    objective = _objective(config)
     _refuse_other_nets(config, attached.net)
     objective.check(attached.net)
     _refuse_weights(config, objective)
@@ -219,7 +228,8 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
         cast_together((*family.components.values(), net))
     if config.training.gradient_checkpointing:
         activation_checkpointing.enable(net, family.components.values(), numerics.attention)
-    parts = Components(family, objective, attached, device, numerics, config.seed)
+    others = beside_loss.of(config.objective, family)
+    parts = Components(family, objective, attached, device, numerics, config.seed, others)
     _refuse_idle_images(config, parts.images)
     return parts
 

@@ -68,7 +68,8 @@ class Reconstructions:
 def _decoded(parts: Components, batch: Batch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """By an autoencoder."""
     given = device.on(parts.device, replace(batch, draws=parts.draws(batch)))
-    x0_BCHW, cond = parts.encode(given)
+    example = parts.example(given)
+    x0_BCHW = example.clean[IMAGE]
     with parts.autocast():
-        again = parts.net(x0_BCHW, x0_BCHW.new_zeros(len(x0_BCHW)), cond).images_BCHW
+        again = parts.net(x0_BCHW, x0_BCHW.new_zeros(len(x0_BCHW)), example.cond[IMAGE]).images_BCHW
     return zip(levels(x0_BCHW), levels(again.float()), strict=True)

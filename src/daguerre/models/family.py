@@ -12,7 +12,9 @@ reads the places that the settings name; UserError says what it looked for. Rand
 `Family` is a value made of parts; nothing subclasses it. `images.encode` (image -> moments) and `text.features` (text
 -> features) are pure functions, so that results may be cached by content. Everything meets in one line:
 
-    loss_fn(net, batch) = objective.loss(net, *family.encode(batch), batch.draws)
+    loss_fn(net, batch) = objective.loss(nets, example)
+
+where `example` holds what `encode_each` makes of a batch, and `nets.student` is the net.
 
 Cond belongs to the family: `net` takes out what `encode` and `encode_prompts` put in; everybody else hands it on.
 """

@@ -11,9 +11,10 @@ coefficients and d = a q - s p are [B], or 0-dim for one level for all samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,9 +28,9 @@ from daguerre.objectives.levels import noise_conditioning, schedules, times
 from daguerre.objectives.levels.noise_conditioning import NoiseConditioning
 from daguerre.objectives.masks import ElementMean
 from daguerre.objectives.noise import noise, perturbation
-from daguerre.objectives.objective import Net, NothingLearnt, Objective
+from daguerre.objectives.objective import Draws, Example, Net, Nets, NothingLearnt, Objective
 from daguerre.objectives.settings import DiffusionSettings, ScheduleSettings
-from daguerre.types import Cond, Grid, LossTerms, Stateful
+from daguerre.types import IMAGE, Cond, Grid, LossTerms, Stateful
 
 Target = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """target(a, s) -> (p, q)."""
@@ -42,9 +43,37 @@ def unscaled(a: Tensor, s: Tensor) -> Tensor:
     return torch.ones_like(a)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DiffusionDraws(Draws):
+    """Noise, noise level and what follows from it: all float32."""
+
+    noise: Tensor
+    """eps [B, C, h, w]."""
+    perturbation: Tensor | None = None
+    """Further noise [B, C, h, w] of the network's input alone."""
+    quantile: Tensor
+    """The level [B] as a quantile of the time law, in [0, 1): 0 is the clean end."""
+    c_noise: Tensor
+    """The network's noise-level input [B]."""
+    c_in: Tensor
+    """Scale [B] of the network's input."""
+    a: Tensor
+    """Signal level [B]."""
+    s: Tensor
+    """Noise level [B]."""
+    p: Tensor
+    """Coefficient [B] of the target's x0."""
+    q: Tensor
+    """Coefficient [B] of the target's eps."""
+    weight: Tensor
+    """Weight [B] of the squared error of y."""
+
+
 @dataclass(frozen=True, eq=False)
 class Diffusion(Objective):
     """Every diffusion objective. Coefficients are float64 on the CPU and rounded to float32 once, per batch."""
+
+    drawn: ClassVar[type[DiffusionDraws]] = DiffusionDraws
 
     settings: DiffusionSettings
     schedule: schedules.Schedule
@@ -145,11 +174,8 @@ class Diffusion(Objective):
 
     def draws(
         self, seed: int, keys: np.ndarray, shape: tuple[int, ...], *, quantile: float | None = None
-    ) -> dict[str, Tensor]:
-        """`noise` [B, C, h, w], `quantile` [B], and what follows from it, [B] each: all that `loss` needs, float32.
-
-        With input perturbation also `perturbation` [B, C, h, w]. A fixed `quantile` is free of it and of timestep bias.
-        """
+    ) -> DiffusionDraws:
+        """All that `loss` needs. A fixed `quantile` is free of input perturbation and of timestep bias."""
         drawn = {"noise": noise(self.settings.noise, seed, keys, shape)}
         if quantile is None:
             uniform_B = torch.from_numpy(keyed.batch_uniforms(seed, "time", keys))
@@ -173,23 +199,28 @@ class Diffusion(Objective):
             "q": q_B,
             "weight": self.weight(a_B, s_B),
         }
-        return drawn | {name: value_B.float() for name, value_B in level.items()}
+        return DiffusionDraws(**drawn, **{name: value_B.float() for name, value_B in level.items()})
 
-    def loss(self, net: Net, x0_BCHW: Tensor, cond: Cond, draws: Mapping[str, Tensor]) -> LossTerms:
-        """Weighted mean squared error of the prediction of y."""
-        x0_BCHW, eps_BCHW = x0_BCHW.float(), draws["noise"]
-        a, s, p, q, c_in = (per_sample(draws[name], x0_BCHW) for name in ("a", "s", "p", "q", "c_in"))
-        seen_BCHW = eps_BCHW + draws["perturbation"] if "perturbation" in draws else eps_BCHW
+    def error(self, net: Net, x0_BCHW: Tensor, cond: Cond, draws: DiffusionDraws) -> Tensor:
+        """The prediction of y less y [B, C, h, w], float32, on clean samples with noise of the draws."""
+        x0_BCHW, eps_BCHW = x0_BCHW.float(), draws.noise
+        a, s, p, q, c_in = (per_sample(each, x0_BCHW) for each in (draws.a, draws.s, draws.p, draws.q, draws.c_in))
+        seen_BCHW = eps_BCHW if draws.perturbation is None else eps_BCHW + draws.perturbation
         x_BCHW = a * x0_BCHW + s * seen_BCHW
-        y_BCHW = net(c_in * x_BCHW, draws["c_noise"], cond)
-        error_BCHW = y_BCHW.float() - (p * x0_BCHW + q * eps_BCHW)
-        loss_B = draws["weight"] * self.elements.mean(error_BCHW.square(), draws)
+        y_BCHW = net(c_in * x_BCHW, draws.c_noise, cond)
+        return y_BCHW.float() - (p * x0_BCHW + q * eps_BCHW)
+
+    def loss(self, nets: Nets, example: Example[DiffusionDraws]) -> LossTerms:
+        """Weighted mean squared error of the prediction of y."""
+        draws = example.draws
+        error_BCHW = self.error(nets.student, example.clean[IMAGE], example.cond[IMAGE], draws)
+        loss_B = draws.weight * self.elements.mean(error_BCHW.square(), draws.element_weight)
         if not isinstance(self.learnt, AdaptiveWeight):
-            return LossTerms(loss_B=loss_B, quantile_B=draws["quantile"])
-        log_snr_B = 2.0 * (draws["a"].log() - draws["s"].log())
+            return LossTerms(loss_B=loss_B, quantile_B=draws.quantile)
+        log_snr_B = 2.0 * (draws.a.log() - draws.s.log())
         return LossTerms(
             loss_B=self.learnt.weight(log_snr_B) * loss_B,
-            quantile_B=draws["quantile"],
+            quantile_B=draws.quantile,
             raw_loss_B=loss_B,
             log_snr_B=log_snr_B,
         )

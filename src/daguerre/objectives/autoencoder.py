@@ -6,7 +6,7 @@ that is a family's affair. Shape letters: B samples, C channels, H and W height 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -17,11 +17,11 @@ from daguerre.errors import UserError
 from daguerre.objectives import adversarial, masks
 from daguerre.objectives.adversarial import AdversarialSettings, Balance
 from daguerre.objectives.masks import ElementMean
-from daguerre.objectives.objective import Net, NothingLearnt, Objective
+from daguerre.objectives.objective import Example, Nets, NothingLearnt, Objective
 from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.settings import ADDRESS
 from daguerre.settings import Settings as Section
-from daguerre.types import Cond, LossTerms, Stateful
+from daguerre.types import IMAGE, LossTerms, Stateful
 
 WEIGHTS = {"kl": 1e-3, "codebook": 1.0, "commitment": 0.25}
 """Weights of the terms on latents where a recipe sets none, by name (VQ-VAE, arXiv 1711.00937: 1 and 0.25)."""
@@ -112,8 +112,6 @@ class Reconstruction(Objective):
     drawn: there is no noise level, and the latent's noise is the family's."""
 
     settings: Settings
-    networks: Mapping[str, nn.Module] = field(default_factory=dict)
-    """The discriminator and LPIPS, as far as there are any."""
     elements: ElementMean = field(init=False)
     learnt: Stateful = field(init=False)
 
@@ -121,9 +119,6 @@ class Reconstruction(Objective):
         own = self.settings.adversarial
         object.__setattr__(self, "elements", masks.build(self.settings.mask))
         object.__setattr__(self, "learnt", NothingLearnt() if own is None else Balance(own))
-
-    def beside(self, networks: Mapping[str, nn.Module]) -> Self:
-        return replace(self, networks=networks)
 
     def check(self, net: nn.Module) -> None:
         assert isinstance(net, Autoencoder), "build/parts.py has asked"
@@ -137,24 +132,25 @@ class Reconstruction(Objective):
                     setting=f"objective.{name}_weight",
                 )
 
-    def loss(self, net: Net, x0_BCHW: Tensor, cond: Cond, draws: Mapping[str, Tensor]) -> LossTerms:
+    def loss(self, nets: Nets, example: Example[Any]) -> LossTerms:
         """The loss of images [B, 3, H, W]; the net gives `Reconstructed`."""
-        x_BCHW, nowhere_B = x0_BCHW.float(), x0_BCHW.new_zeros(len(x0_BCHW), dtype=torch.float32)
-        own, given = self.settings, net(x_BCHW, nowhere_B, cond)
+        x_BCHW = example.clean[IMAGE].float()
+        nowhere_B, weight_B1HW = x_BCHW.new_zeros(len(x_BCHW)), example.draws.element_weight
+        own, given = self.settings, nets.student(x_BCHW, nowhere_B, example.cond[IMAGE])
         assert isinstance(given, Reconstructed)
         again_BCHW = given.images_BCHW.float()
-        absolute_B = self.elements.mean((again_BCHW - x_BCHW).abs(), draws)
-        square_B = self.elements.mean((again_BCHW - x_BCHW).square(), draws)
+        absolute_B = self.elements.mean((again_BCHW - x_BCHW).abs(), weight_B1HW)
+        square_B = self.elements.mean((again_BCHW - x_BCHW).square(), weight_B1HW)
         metrics = {"absolute_error": absolute_B, "square_error": square_B, "psnr": psnr(again_BCHW, x_BCHW)}
         loss_B = own.absolute_weight * absolute_B + own.square_weight * square_B
         if own.perceptual is not None:
             with torch.autocast(x_BCHW.device.type, enabled=False):
-                metrics[LPIPS] = self.networks[LPIPS](again_BCHW, x_BCHW)
+                metrics[LPIPS] = nets[LPIPS](again_BCHW, x_BCHW)
             loss_B = loss_B + own.perceptual.weight * metrics[LPIPS]
         observed: dict[str, Tensor] = {}
         plain_B, more_B = loss_B, nowhere_B
         if isinstance(self.learnt, Balance):
-            more_B, observed = self._adversarial(self.learnt, net, loss_B, again_BCHW, x_BCHW, metrics)
+            more_B, observed = self._adversarial(self.learnt, nets, loss_B, again_BCHW, x_BCHW, metrics)
         for name, term_B in given.latent_terms.items():
             weight = getattr(own, f"{name}_weight")
             plain_B = plain_B + (WEIGHTS[name] if weight is None else weight) * term_B.float()
@@ -168,11 +164,17 @@ class Reconstruction(Objective):
         )
 
     def _adversarial(
-        self, learnt: Balance, net: Any, loss_B: Tensor, again_BCHW: Tensor, x_BCHW: Tensor, metrics: dict[str, Tensor]
+        self,
+        learnt: Balance,
+        nets: Nets,
+        loss_B: Tensor,
+        again_BCHW: Tensor,
+        x_BCHW: Tensor,
+        metrics: dict[str, Tensor],
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The addition to the loss [B] of reconstructions for the discriminator, and what is observed for the balance.
         A pass without gradients measures nothing."""
-        discriminator = self.networks[DISCRIMINATOR]
+        discriminator = nets[DISCRIMINATOR]
         its_loss_B, right_B = adversarial.discriminator_loss(discriminator, x_BCHW, again_BCHW)
         fooled_B = -adversarial.judged(discriminator, again_BCHW, learns=False)
         factor = learnt.factor(x_BCHW.device)
@@ -180,7 +182,7 @@ class Reconstruction(Objective):
         metrics["adversarial_weight"] = x_BCHW.new_zeros(len(x_BCHW)) + factor
         observed = {}
         if torch.is_grad_enabled() and learnt.settings.adaptive:
-            observed["gradients"] = adversarial.last_layer_gradients((loss_B, fooled_B), net.last_layer)
+            observed["gradients"] = adversarial.last_layer_gradients((loss_B, fooled_B), nets.student.last_layer)
         return factor * fooled_B + learnt.started * its_loss_B, observed
 
 

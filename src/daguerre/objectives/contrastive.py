@@ -4,18 +4,16 @@ The loss of CLIP (Radford et al. 2021, arXiv 2103.00020, figure 3). The net give
 family's affair.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from daguerre.objectives.objective import Net, Objective
+from daguerre.objectives.objective import Example, Nets, Objective
 from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.settings import Unused
-from daguerre.types import Cond, LossTerms
+from daguerre.types import IMAGE, LossTerms
 
 
 class Settings(ObjectiveSettings):
@@ -35,10 +33,11 @@ class Matching(Objective):
 
     couples_samples: ClassVar[bool] = True
 
-    def loss(self, net: Net, x0_BCHW: Tensor, cond: Cond, draws: Mapping[str, Tensor]) -> LossTerms:
+    def loss(self, nets: Nets, example: Example[Any]) -> LossTerms:
         """The loss of B pairs; the net gives their similarities [B, B], captions by images."""
+        x0_BCHW, cond = example.clean[IMAGE], example.cond[IMAGE]
         nowhere_B = x0_BCHW.new_zeros(len(x0_BCHW), dtype=torch.float32)
-        similar_BB = net(x0_BCHW, nowhere_B, cond).float()
+        similar_BB = nets.student(x0_BCHW, nowhere_B, cond).float()
         own_B = torch.arange(len(similar_BB), device=similar_BB.device)
         by_caption_B = cross_entropy(similar_BB, own_B, reduction="none")
         by_image_B = cross_entropy(similar_BB.T, own_B, reduction="none")

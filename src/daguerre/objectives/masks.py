@@ -15,6 +15,7 @@ from daguerre.objectives.settings import MaskSettings
 from daguerre.types import MASK
 
 _WEIGHT = "element_weight"
+"""The field of `objective.Draws` by which the weights travel."""
 
 
 class ElementMean(Protocol):
@@ -27,8 +28,8 @@ class ElementMean(Protocol):
     def draws(self, images: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
         """The inputs that `mean` needs of images [B, C, H, W] uint8, for clean samples of this shape (C, h, w)."""
 
-    def mean(self, error_BCHW: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
-        """[B]: the mean over the elements of each sample."""
+    def mean(self, error_BCHW: Tensor, weight_B1HW: Tensor | None) -> Tensor:
+        """[B]: the mean over the elements of each sample, with the weights that `draws` gave."""
 
 
 class UniformMean:
@@ -40,7 +41,7 @@ class UniformMean:
         """Nothing."""
         return {}
 
-    def mean(self, error_BCHW: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
+    def mean(self, error_BCHW: Tensor, weight_B1HW: Tensor | None) -> Tensor:
         """The plain mean."""
         return error_BCHW.flatten(1).mean(1)
 
@@ -57,9 +58,9 @@ class Masked:
         mask_B1hw = adaptive_avg_pool2d(images[MASK].float() / 255.0, (shape[-2], shape[-1]))
         return {_WEIGHT: mask_B1hw.clamp(min=self.settings.outside_weight).contiguous()}
 
-    def mean(self, error_BCHW: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
+    def mean(self, error_BCHW: Tensor, weight_B1HW: Tensor | None) -> Tensor:
         """mean(w e); with `normalise` sum(w e) / sum(w), and 0 where all weights are 0."""
-        weight_B1HW = draws[_WEIGHT]
+        assert weight_B1HW is not None, "draws has given it"
         mean_B = (weight_B1HW * error_BCHW).flatten(1).mean(1)
         if not self.settings.normalise:
             return mean_B

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from daguerre.errors import UserError
 from daguerre.objectives.masks import ElementMean, UniformMean
@@ -24,6 +25,65 @@ if TYPE_CHECKING:
 
 Net = Callable[["Tensor", "Tensor", Cond], "Tensor"]
 """net(x_BCHW, c_noise_B, cond) -> y_BCHW: what is trained, as a family's `net` is called."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draws:
+    """Random inputs of the loss of a batch, and what follows from them, a field each; the leading dim is B.
+
+    An objective that draws numbers has a subclass of its own (`Objective.drawn`). In a batch the fields travel by name.
+    """
+
+    element_weight: Tensor | None = None
+    """Weights [B, 1, h, w] of the elements of clean samples, by their masks; None: all count alike."""
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """Puts the fields together that are among tensors by name."""
+        return cls(**{each.name: tensors[each.name] for each in fields(cls) if each.name in tensors})
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The inverse of `of`."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+D = TypeVar("D", bound=Draws, covariant=True)
+
+
+@dataclass(frozen=True)
+class Example(Generic[D]):
+    """A batch as a loss reads it: what family and adapters make of its samples, and the draws. No gradient flows into
+    it."""
+
+    clean: Mapping[str, Tensor]
+    """Clean samples [B, C, h, w], float32 or bfloat16, by the name of the image that they are of: `IMAGE`, and the
+    images that the objective needs."""
+    cond: Mapping[str, Cond]
+    """Conditioning of each, by the same names: the captions are one for all, sizes are each image's own."""
+    draws: D
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """Numbers [B] of the samples' metadata by name, as far as the objective needs any."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Example[D]:
+        """The example with `change` of every tensor."""
+        cond = {name: {key: change(rows) for key, rows in own.items()} for name, own in self.cond.items()}
+        draws = self.draws.of({name: change(rows) for name, rows in self.draws.tensors.items()})
+        clean, columns = ({n: change(rows) for n, rows in own.items()} for own in (self.clean, self.columns))
+        return Example(clean, cond, draws, columns)
+
+
+@dataclass(frozen=True)
+class Nets:
+    """The networks of a loss by role."""
+
+    student: Any
+    """The network that is trained, called as a `Net` under the caller's autocast and grad mode."""
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, role: str) -> Any:
+        """A further network that the objective's settings ask for, by its name there."""
+        return self.others[role]
 
 
 class NothingLearnt:
@@ -69,6 +129,8 @@ class Objective(ABC):
     """The parts of a sample that its loss reads beside the image and the caption."""
     couples_samples: ClassVar[bool] = False
     """Whether the loss of a sample depends on the others of its batch; then a global batch is never cut."""
+    drawn: ClassVar[type[Draws]] = Draws
+    """The class of what `draws` gives."""
 
     @property
     def diffusion(self) -> Diffusion | None:
@@ -81,29 +143,20 @@ class Objective(ABC):
         run's images. Called only where there is one."""
         raise AssertionError(f"{type(self).__name__} has no diffusion objective")
 
-    def beside(self, networks: Mapping[str, nn.Module]) -> Self:
-        """The objective with the networks that its settings ask for (`ObjectiveSettings.beside`), by name."""
-        return self
-
     def check(self, net: nn.Module) -> None:
         """UserError where it cannot train this net, or where a setting would have no effect on it."""
         return
 
-    def draws(
-        self, seed: int, keys: np.ndarray, shape: tuple[int, ...], *, quantile: float | None = None
-    ) -> dict[str, Tensor]:
+    def draws(self, seed: int, keys: np.ndarray, shape: tuple[int, ...], *, quantile: float | None = None) -> Draws:
         """Random inputs of the loss of a batch, on the CPU and one batch ahead of the device: nothing by default.
 
         `keys` [B, 3] int64 (sample id, epoch, repeat) and `seed` decide every number, by `daguerre.keys` alone: sample
         i has the same draws in any batch, on any rank. `shape` is that of one clean sample, (C, h, w). `quantile` in
         [0, 1) fixes the noise level of the whole batch (validation) and leaves the noise as the keys have it.
-        The leading dim of each tensor is B; all of them come back to `loss`, on the device.
+        They come back as `Example.draws`, on the device.
         """
-        return {}
+        return Draws()
 
     @abstractmethod
-    def loss(self, net: Net, x0_BCHW: Tensor, cond: Cond, draws: Mapping[str, Tensor]) -> LossTerms:
-        """Loss of each sample, float32, weighted, mean over its elements; never waits for the device.
-
-        `net` runs under the caller's autocast and grad mode; `x0_BCHW` is float32 or bfloat16.
-        """
+    def loss(self, nets: Nets, example: Example[Any]) -> LossTerms:
+        """Loss of each sample, float32, weighted, mean over its elements; never waits for the device."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
-from torch import Tensor
 
-from daguerre.objectives.algebra import Diffusion
+from daguerre.objectives.algebra import Diffusion, DiffusionDraws
 from daguerre.objectives.masks import ElementMean
 from daguerre.objectives.objective import Objective
 from daguerre.types import Stateful
@@ -18,6 +17,8 @@ from daguerre.types import Stateful
 class DiffusionWrapper(Objective):
     """A loss around a diffusion objective, whose noise levels, random numbers, element means and learnt weights it
     has. A subclass adds its fields and `loss`; it then samples, exports and validates as the inner objective does."""
+
+    drawn: ClassVar[type[DiffusionDraws]] = DiffusionDraws
 
     inner: Diffusion
     learnt: Stateful = field(init=False)
@@ -37,5 +38,5 @@ class DiffusionWrapper(Objective):
 
     def draws(
         self, seed: int, keys: np.ndarray, shape: tuple[int, ...], *, quantile: float | None = None
-    ) -> dict[str, Tensor]:
+    ) -> DiffusionDraws:
         return self.inner.draws(seed, keys, shape, quantile=quantile)

@@ -37,9 +37,9 @@ def seconds(parts: Components, batch: Batch) -> float:
 def training_flops_per_sample(parts: Components, batch: Batch) -> float:
     """Floating-point operations of one training sample in the trained net: three times the counted forward pass."""
     parts.net.eval()
-    x0, cond = parts.encode(batch)
+    example = parts.example(batch)
     with parts.autocast():
-        return 3.0 * flops.count(lambda: parts.objective.loss(parts.net, x0, cond, batch.draws)) / len(batch.names)
+        return 3.0 * flops.count(lambda: parts.loss_of(parts.net, example)) / len(batch.names)
 
 
 @torch.no_grad()
