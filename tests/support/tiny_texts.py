@@ -8,7 +8,20 @@ from typing import Any
 
 import torch
 from tiny_models import enlarged, text_encoder, tiny_tokenizer
-from transformers import CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel, T5Tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    GemmaTokenizer,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Tokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    T5Config,
+    T5EncoderModel,
+    T5Tokenizer,
+)
 
 from daguerre.models import text_encoder as text_encoders
 from daguerre.models.components import ComponentLoader
@@ -64,6 +77,63 @@ def t5_tokenizer() -> Any:
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,;:!?'\"()-_/#@&+*%$"
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -2.0)]
     return T5Tokenizer(vocab=special + [(letter, -3.0) for letter in letters], extra_ids=0)
+
+
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+"""Qwen's chat template, as far as pipelines use it."""
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
+# Words of Qwen-Image's template that are one token each, so that it has its real length: its pipeline drops 34 tokens.
+WORDS = [
+    *("Ġrelationships", "Ġbackground", "Ġdetailing", "Ġquantity", "Ġtexture", "Ġspatial", "Ġobjects", "assistant"),
+    *("Describe", "system", "Ġimage", "Ġcolor", "Ġshape", "Ġsize", "Ġtext", "user", "Ġthe", "Ġand", "Ġof", "Ġby"),
+]
+
+
+def qwen_tokenizer() -> Any:
+    """Bytes, the words of a template and Qwen's special tokens."""
+    letters = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    symbols = [chr(byte) for byte in letters] + [chr(256 + k) for k in range(256 - len(letters))]
+    words = sorted(WORDS, key=len, reverse=True)
+    merges = list(dict.fromkeys((word[:k], word[k]) for word in words for k in range(1, len(word))))
+    pieces = dict.fromkeys([*symbols, *("".join(pair) for pair in merges), *SPECIAL])
+    tokenizer = Qwen2Tokenizer(vocab={piece: number for number, piece in enumerate(pieces)}, merges=merges)
+    tokenizer.add_special_tokens({"additional_special_tokens": [*SPECIAL[1:]]})
+    tokenizer.chat_template = CHAT
+    return tokenizer
+
+
+def _decoder(layers: int, **more: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 37, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return {**sizes, "num_hidden_layers": layers, "vocab_size": 600, "max_position_embeddings": 2048, **more}
+
+
+def qwen3(kind: Any = Qwen3ForCausalLM, layers: int = 4) -> Any:
+    return enlarged(kind(Qwen3Config(head_dim=16, **_decoder(layers))), "proj", 4.0).eval()
+
+
+def qwen25_vl() -> Any:
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e6}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": WIDTH}
+    config = Qwen2_5_VLConfig(text_config=_decoder(2, rope_parameters=rope), vision_config={**vision, "patch_size": 14})
+    return enlarged(Qwen2_5_VLForConditionalGeneration(config), "proj", 4.0).eval()
+
+
+def gemma_tokenizer() -> Any:
+    """Letters behind a start; like the real one, it pads on the left."""
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,;:!?'\"()-_/#@&+*%$"
+    pieces = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "\u2581", *letters]
+    tokenizer = GemmaTokenizer(vocab={piece: number for number, piece in enumerate(pieces)}, merges=[])
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
+    return tokenizer
+
+
+def language_model(kind: Any) -> Any:
+    config = kind.config_class(head_dim=16, **_decoder(3))
+    return enlarged(kind(config), "proj", 4.0).eval()
 
 
 def write(folder: Path, parts: Mapping[str, Any]) -> Path:

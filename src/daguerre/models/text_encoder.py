@@ -18,6 +18,7 @@ from daguerre.errors import UserError
 from daguerre.models import tokenizers
 from daguerre.models.components import ComponentLoader
 from daguerre.models.parts.clip import CLIP
+from daguerre.models.parts.language_model import LanguageModel
 from daguerre.models.parts.t5 import T5
 from daguerre.models.parts.text_network import TextNetwork
 from daguerre.models.reading import Reading
@@ -26,7 +27,7 @@ from daguerre.models.tokenizers import AbsentTokenizer, Tokens
 from daguerre.models.weights import resolve
 
 _CLIP, _T5 = CLIP(), T5()
-_KINDS: tuple[TextNetwork, ...] = (_CLIP, _T5)
+_KINDS: tuple[TextNetwork, ...] = (_CLIP, _T5, LanguageModel())
 _USUAL = Reading()
 _ALWAYS_TOLD = ("kinds", "layers", "final_norm", "long", "masked", "max_tokens", "pooled")
 """Fields of a `Reading` that the rules of every encoder have, in a form of their own."""
@@ -240,7 +241,7 @@ def _tokenizer(components: ComponentLoader, name: str, kind: TextNetwork) -> tup
     files = {  # a tokenizer may lie beside the config and weights of its encoder, which are not its own
         path.name: path.read_bytes()
         for path in sorted(folder.iterdir())
-        if path.is_file() and path.suffix in (".json", ".txt", ".model") and path.name != "config.json"
+        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja") and path.name != "config.json"
     }
     # The files say whose they are: a tokenizer of another kind is read, too, and then refused by its numbers.
     is_t5 = b'"T5Tokenizer' in files["tokenizer_config.json"]

@@ -116,9 +116,11 @@ def truncated(tokenizer: Any, texts: Sequence[str], length: int | None = None) -
 
 
 def ends(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The ids before a text and those behind it: CLIP has a start and an end, T5 an end alone."""
-    both: list[int] = tokenizer([""]).input_ids[0]
-    return both[:-1], both[-1:]
+    """The ids before a text and those behind it: CLIP has a start and an end, T5 an end, Gemma a start, Qwen none."""
+    body = read(tokenizer, ["a"])[0]
+    whole: list[int] = tokenizer(["a"]).input_ids[0]
+    start = next(k for k in range(len(whole) + 1) if whole[k : k + len(body)] == body)
+    return whole[:start], whole[start + len(body) :]
 
 
 def files(tokenizer: Any) -> dict[str, bytes]:
