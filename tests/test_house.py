@@ -75,8 +75,19 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("models", "objectives", "remote", "report", "samplers", "storage", "tracking", "training"),
     },
     "evaluation": {
-        *("build", "checkpoint", "config", "data", "generation", "models", "remote", "report", "samplers", "tracking"),
-        "training",
+        *(
+            "build",
+            "checkpoint",
+            "config",
+            "data",
+            "generation",
+            "models",
+            "objectives",
+            "remote",
+            "report",
+            "samplers",
+        ),
+        *("tracking", "training"),
     },
     "run": {
         *("adapters", "build", "caching", "checkpoint", "conditions", "config", "data", "distributed", "evaluation"),

@@ -20,6 +20,7 @@ from daguerre.objectives import adversarial
 from daguerre.objectives import autoencoder as objective
 from daguerre.objectives.adversarial import AdversarialSettings, Balance
 from daguerre.objectives.autoencoder import Autoencoder, Reconstructed
+from daguerre.objectives.networks.discriminator import PatchDiscriminator
 from daguerre.types import LossTerms
 
 SMALL = {"channels": 8, "layers": 2}
@@ -71,7 +72,7 @@ def built(**settings: Any) -> tuple[objective.Reconstruction, Tiny, Others]:
     networks: Others = {}
     if own.adversarial is not None:
         torch.manual_seed(1)
-        networks["discriminator"] = own.adversarial.network()
+        networks["discriminator"] = PatchDiscriminator(own.adversarial.channels, own.adversarial.layers)
         net.add_module("discriminator", networks["discriminator"])
     if own.perceptual is not None:
         networks["lpips"] = Distance()
@@ -88,8 +89,7 @@ class TestDiscriminator:
     def test_it_tells_images_from_blurred_ones(self) -> None:
         """Trained for 120 updates by the term's own loss; asked of 64 images that it has not seen."""
         torch.manual_seed(0)
-        settings = AdversarialSettings(channels=8, layers=2)
-        net = settings.network()
+        net = PatchDiscriminator(channels=8, layers=2)
         optimizer = torch.optim.AdamW(net.parameters(), 2e-3, betas=(0.5, 0.9))
 
         def blurred(images: Tensor) -> Tensor:
@@ -110,12 +110,12 @@ class TestDiscriminator:
         assert right >= 0.9
 
     def test_what_it_says_of_an_image_depends_on_that_image_alone(self) -> None:
-        net, images = AdversarialSettings.model_validate(SMALL).network(), pictures(0, 3)
+        net, images = PatchDiscriminator(**SMALL), pictures(0, 3)
         torch.testing.assert_close(net(images)[1:2], net(images[1:2]), rtol=1e-4, atol=1e-5)
         assert net(images).shape == (3, 1, 16, 16)
 
     def test_without_learning_only_the_images_get_gradients(self) -> None:
-        net, images = AdversarialSettings.model_validate(SMALL).network(), pictures(0, 1).requires_grad_()
+        net, images = PatchDiscriminator(**SMALL), pictures(0, 1).requires_grad_()
         assert torch.equal(net(images, False), net(images, True))
         adversarial.judged(net, images, learns=False).sum().backward()
         assert all(p.grad is None for p in net.parameters())

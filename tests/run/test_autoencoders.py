@@ -21,7 +21,8 @@ from tiny_cascade import EFFNET, PREVIEWER, TINY_B, VQGAN, write_decoder
 
 from daguerre import errors
 from daguerre.build import parts as built
-from daguerre.build.batch_sizes import BatchSizes
+from daguerre.build.batch_sizes import BatchSizes, check_uncut_batches, couples_samples, shared_out
+from daguerre.build.loss_networks import Source
 from daguerre.checkpoint.store import Store
 from daguerre.cli import main
 from daguerre.config import config as configs
@@ -197,12 +198,12 @@ class TestWhatCannotBe:
         text = self.refused(capsys, given, "training.per_device_batch_size=1")
         assert "norms over the batch, such as vqgan.down_blocks.3.1, are trained from random weights" in text
         parts = built.outline(configs.load(given, []).config)
-        couples = built.couples_samples(parts.objective, parts.net)
+        couples = couples_samples(parts.objective, parts.net)
         with pytest.raises(UserError, match="cannot be split over 2 devices"):
-            built.check_uncut_batches(configs.load(given, []).config, couples, BatchSizes(4, 2, 2))
+            check_uncut_batches(configs.load(given, []).config, couples, BatchSizes(4, 2, 2))
         save_file(PaellaVQModel(**VQGAN).state_dict(), tmp_path / "a.safetensors")
         kept = built.load(configs.load(recipe(tmp_path, "stage_a", vqgan=str(tmp_path / "a.safetensors")), []).config)
-        assert not built.couples_samples(parts.objective, kept[1].net)
+        assert not couples_samples(parts.objective, kept[1].net)
         assert any(
             isinstance(module, KeptBatchNorm2d) and not module.training for module in kept[1].net.train().modules()
         )
@@ -223,7 +224,7 @@ class TestWhatCannotBe:
     def test_networks_of_a_loss_are_not_split(self, tmp_path: Path) -> None:
         loaded = configs.load(recipe(tmp_path, "autoencoder", JUDGED), [])
         with pytest.raises(UserError, match=r"networks of this loss \(discriminator\).*data parallelism alone"):
-            built.shared_out(loaded, loaded.config.mesh.model_copy(update={"ici_fsdp_parallelism": 2}).resolved(2, 1))
+            shared_out(loaded, loaded.config.mesh.model_copy(update={"ici_fsdp_parallelism": 2}).resolved(2, 1))
 
     def test_lpips_without_its_file(self, tmp_path: Path, capsys) -> None:
         given = recipe(tmp_path, "autoencoder")
@@ -248,7 +249,7 @@ def test_plan_counts_the_discriminator(tmp_path: Path) -> None:
     config = configs.load(recipe(tmp_path, "autoencoder", JUDGED), []).config
     found = static.count(config, built.outline(config), config.mesh.resolved(1, 1))
     counted = {name: sum(each.numbers for each in held) for name, held in found.components()}
-    made = config.objective.beside["discriminator"].network()
+    made = config.objective.networks["discriminator"].network(Source(1))
     assert counted["discriminator"] == sum(p.numel() for p in made.parameters())
 
 

@@ -26,8 +26,8 @@ from tiny_cascade import EFFNET, PREVIEWER, VQGAN, write_decoder, write_prior
 from tiny_models import write_sd, write_sdxl
 
 from daguerre.config import recipe
-from daguerre.models.lpips import Lpips
 from daguerre.models.weights import architectures
+from daguerre.objectives.networks.lpips import Lpips
 
 KINDS: dict[str, Callable[[Path], Path]] = {
     "sd1": lambda folder: write_sd(folder, version=1),

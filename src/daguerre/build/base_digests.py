@@ -109,8 +109,8 @@ def _place(config: Config, component: str) -> str:
     """The origin of a component, for people."""
     settings: Any = config.model
     value = settings.places.get(component)
-    if component in config.objective.beside:
-        return str(config.objective.beside[component].path)
+    if component in config.objective.networks:
+        return str(config.objective.networks[component].place)
     if value is None or isinstance(value, dict):
         return f"random weights of seed {config.seed}"
     if value != "base":

@@ -15,8 +15,7 @@ from daguerre import keys, plugins
 from daguerre.adapters.adapter import Attached, attach
 from daguerre.adapters.lora_parts.forward import cast_together
 from daguerre.adapters.settings import AdapterSettings
-from daguerre.build import beside as beside_loss
-from daguerre.build import quantized_base
+from daguerre.build import loss_networks, quantized_base
 from daguerre.conditions.condition import Images
 from daguerre.config.config import Config
 from daguerre.data.images.kinds import KINDS
@@ -179,7 +178,7 @@ def load(config: Config, leave_out: Collection[str] = ()) -> tuple[Family, Attac
         reached = [name for own in config.adapters.values() for name in own.reaches(family.trainable)]
         family = family.training(reached) if family.trainable else family
         attached = attach(config.adapters, family, config.seed)
-        return beside_loss.added(config.objective, family, attached, config.seed)
+        return loss_networks.added(config.objective, family, attached, config.seed)
 
 
 def _narrow_denoiser(config: Config, family: Family, device: torch.device) -> None:
@@ -228,7 +227,7 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
         cast_together((*family.components.values(), net))
     if config.training.gradient_checkpointing:
         activation_checkpointing.enable(net, family.components.values(), numerics.attention)
-    others = beside_loss.of(config.objective, family)
+    others = loss_networks.of(config.objective, family)
     parts = Components(family, objective, attached, device, numerics, config.seed, others)
     _refuse_idle_images(config, parts.images)
     return parts

@@ -333,7 +333,7 @@ def load(config: Config, checkpoint: Checkpoint, raw: bool = False) -> Component
     base = base_digests.of(config, parts.family, parts.attached)
     recorded = checkpoint.documents.get("base")
     if recorded is not None:
-        recorded = {name: own for name, own in recorded.items() if name not in config.objective.beside}
+        recorded = {name: own for name, own in recorded.items() if name not in config.objective.networks}
     base_digests.check_same_base(recorded, base, checkpoint.name)
     with named(checkpoint.name):
         load_weights(parts.net, checkpoint.tensors["model"] | averages, saved=parts.attached.names)

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from daguerre.errors import UserError
-from daguerre.objectives.discriminator import PatchDiscriminator
-from daguerre.settings import Settings
+from daguerre.objectives.networks.discriminator import PatchDiscriminator
+from daguerre.objectives.networks.source import NetworkSource
+from daguerre.objectives.settings import NetworkSettings
 from daguerre.types import LossTerms
 
 LARGEST = 1e4
@@ -27,7 +28,7 @@ _SMALL = 1e-4
 """Added to the norm that is divided by."""
 
 
-class AdversarialSettings(Settings):
+class AdversarialSettings(NetworkSettings):
     """A patch discriminator, which learns to tell images from reconstructions, while these learn to pass for images."""
 
     weight: float = Field(0.5, gt=0)
@@ -42,9 +43,9 @@ class AdversarialSettings(Settings):
     layers: int = Field(3, ge=1, le=6)
     """Its convolutions that halve the sides: how large the patches are (3: about 54 pixels)."""
 
-    def network(self) -> PatchDiscriminator:
-        """A discriminator with weights from torch's random state."""
-        return PatchDiscriminator(self.channels, self.layers)
+    def network(self, source: NetworkSource) -> nn.Module:
+        """A discriminator with random weights, which is trained."""
+        return source.seeded(lambda: PatchDiscriminator(self.channels, self.layers), "objective.adversarial")
 
 
 def judged(discriminator: nn.Module, images_BCHW: Tensor, learns: bool) -> Tensor:

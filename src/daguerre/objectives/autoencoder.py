@@ -13,14 +13,16 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from daguerre import digests
 from daguerre.errors import UserError
 from daguerre.objectives import adversarial, masks
 from daguerre.objectives.adversarial import AdversarialSettings, Balance
 from daguerre.objectives.masks import ElementMean
+from daguerre.objectives.networks import lpips
+from daguerre.objectives.networks.source import NetworkSource
 from daguerre.objectives.objective import Example, Nets, NothingLearnt, Objective
-from daguerre.objectives.settings import ObjectiveSettings
+from daguerre.objectives.settings import NetworkSettings, ObjectiveSettings
 from daguerre.settings import ADDRESS
-from daguerre.settings import Settings as Section
 from daguerre.types import IMAGE, LossTerms, Stateful
 
 WEIGHTS = {"kl": 1e-3, "codebook": 1.0, "commitment": 0.25}
@@ -29,7 +31,7 @@ DISCRIMINATOR, LPIPS = "discriminator", "lpips"
 _LEAST_SQUARE = 1e-10
 
 
-class PerceptualSettings(Section):
+class PerceptualSettings(NetworkSettings):
     """LPIPS (arXiv 1801.03924): a distance by the features of VGG16, whose weights are files of this machine."""
 
     path: Annotated[str, ADDRESS] = Field(min_length=1)
@@ -39,6 +41,31 @@ class PerceptualSettings(Section):
     """SHA-256 of the weights, or its first digits: others are refused. A run records it in any case."""
     weight: float = Field(1.0, gt=0)
     """Weight of the distance beside the mean absolute error."""
+
+    @property
+    def place(self) -> str:
+        return self.path
+
+    def network(self, source: NetworkSource) -> nn.Module:
+        """LPIPS, frozen."""
+        setting = "objective.perceptual"
+        if source.without_weights:
+            return lpips.Lpips().eval().requires_grad_(False)
+        if (tensors := source.tensors(self.path)) is None:
+            raise UserError(
+                f"{setting}.path={self.path}: there is no such file here, and nothing is downloaded by itself. Needed "
+                f"is a folder with {lpips.PUBLISHED}: give its place, or train without this term ({setting}=null)",
+                code="missing",
+                setting=f"{setting}.path",
+            )
+        weights = lpips.weights(tensors, self.path)
+        if not (digest := digests.of_tensors(weights)).startswith(self.digest or ""):
+            raise UserError(
+                f"{self.path} has the weights {digest}, and {setting}.digest={self.digest} asks for others",
+                code="changed",
+                setting=f"{setting}.digest",
+            )
+        return lpips.filled(weights)
 
 
 class Settings(ObjectiveSettings):
@@ -77,7 +104,7 @@ class Settings(ObjectiveSettings):
         return self
 
     @property
-    def beside(self) -> Mapping[str, Any]:
+    def networks(self) -> Mapping[str, NetworkSettings]:
         found = {DISCRIMINATOR: self.adversarial, LPIPS: self.perceptual}
         return {name: own for name, own in found.items() if own is not None}
 

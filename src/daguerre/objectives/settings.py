@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from daguerre.errors import UserError
 from daguerre.settings import Choice, Settings, Unused
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from daguerre.objectives.networks.source import NetworkSource
 
 CONTINUOUS_STEPS = 1000
 """Steps in which the timestep bias of a schedule without timesteps counts."""
@@ -31,6 +36,20 @@ class MaskSettings(Settings):
     others."""
 
 
+class NetworkSettings(Settings):
+    """Base of the settings of a network that a loss is computed with besides the student."""
+
+    @property
+    def place(self) -> str | None:
+        """The place of its weights; None for random ones."""
+        return None
+
+    def network(self, source: NetworkSource) -> nn.Module:
+        """The network, on the CPU. Its parameters that require a gradient are trained with the student, and kept by
+        checkpoints. UserError for weights that are not there, or that are others than the settings ask for."""
+        raise NotImplementedError
+
+
 class ObjectiveSettings(Settings):
     """Base of every objective's `Settings`. An objective's file narrows `name` and adds its own fields."""
 
@@ -43,9 +62,8 @@ class ObjectiveSettings(Settings):
     """Counts the parts of images by their masks; `{}` for the usual values. Default: all parts count alike."""
 
     @property
-    def beside(self) -> Mapping[str, Any]:
-        """Settings of the networks that the loss is computed with beside the family's, by name: of those that are
-        trained with it, and of frozen ones, which have a `path`."""
+    def networks(self) -> Mapping[str, NetworkSettings]:
+        """Settings of the networks that the loss is computed with besides the student, by role."""
         return {}
 
     def in_use(self) -> Self:

@@ -8,7 +8,7 @@ import torch
 
 from daguerre.evaluation.networks.place import NetworkPlace, missing, short
 from daguerre.models import lpips
-from daguerre.models.lpips import PUBLISHED, Lpips
+from daguerre.objectives.networks.lpips import PUBLISHED, Lpips, filled
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,4 +40,4 @@ def load(place: NetworkPlace, device: torch.device) -> Network:
     """LPIPS of a place. UserError where a file is missing or holds something else."""
     if (found := lpips.read(place.path)) is None:
         raise missing(place, "lpips", f"a folder with {PUBLISHED}")
-    return Network(lpips.filled(found.tensors).to(device), place.checked(found.digest), found.published, device)
+    return Network(filled(found.tensors).to(device), place.checked(found.digest), found.published, device)

@@ -23,7 +23,7 @@ from daguerre.checkpoint.atomic import write_durably
 from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
 from daguerre.models.weights import conversion_cache
-from daguerre.models.weights.files import read_json, shards, write_json
+from daguerre.models.weights.files import read_file, read_json, shards, write_json
 from daguerre.regular import check_regular
 
 _WEIGHTS = re.compile(r"(?:diffusion_)?pytorch_model[\w.-]*\.bin")
@@ -97,6 +97,18 @@ def tensors(path: Path) -> dict[str, Tensor]:
         keys = ", ".join(map(str, found)) or "nothing"
         raise UserError(f"{path} has no weights by name; its top-level keys are: {keys}", code="unsupported")
     return weights
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of weights by any name in a folder, pickled or not; or the one file."""
+    found = sorted(path.glob("*.pth")) + sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    return [file for file in found if file.is_file()]
+
+
+def of_place(path: Path) -> dict[str, Tensor] | None:
+    """All tensors of these files; None where there is no file."""
+    found = [read_file(file) if file.suffix == ".safetensors" else tensors(file) for file in files_of(path)]
+    return {name: tensor for own in found for name, tensor in own.items()} if found else None
 
 
 def folder(path: Path) -> Path:

@@ -1,0 +1,55 @@
+"""The networks that a loss is computed with besides the student: of its settings, which say themselves what each is.
+
+They are components of the family like any other, so that all that counts, moves, splits and saves networks knows them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from daguerre.adapters.adapter import Attached
+from daguerre.models.family import Family
+from daguerre.models.settings import ComponentSpec
+from daguerre.models.weights import load, pickled, resolve
+from daguerre.objectives.settings import ObjectiveSettings
+
+
+@dataclass(frozen=True)
+class Source:
+    """The ways to these networks (objectives/networks/source.py), for one run."""
+
+    seed: int
+
+    @property
+    def without_weights(self) -> bool:
+        return resolve.without_weights()
+
+    def seeded(self, make: Callable[[], nn.Module], setting: str) -> nn.Module:
+        network: nn.Module = load.seeded(make, self.seed, setting)
+        return network
+
+    def tensors(self, place: str) -> Mapping[str, Tensor] | None:
+        return pickled.of_place(Path(place).expanduser())
+
+
+def added(settings: ObjectiveSettings, family: Family, attached: Attached, seed: int) -> tuple[Family, Attached]:
+    """The family with the networks that the objective asks for; those that are trained are also in the net."""
+    if not settings.networks:
+        return family, attached
+    networks = {role: own.network(Source(seed)) for role, own in settings.networks.items()}
+    names = set[str]()
+    for role, network in networks.items():
+        if any(p.requires_grad for p in network.parameters()):
+            attached.net.add_module(role, network)
+            names |= {f"{role}.{inner}" for inner in network.state_dict()}
+    specs = {**family.specs, **dict.fromkeys(networks, ComponentSpec("loss"))}
+    trained = family.trained | {name.partition(".")[0] for name in names}
+    family = replace(family, components={**family.components, **networks}, specs=specs, trained=trained)
+    return family, replace(attached, beside=frozenset(names))
+
+
+def of(settings: ObjectiveSettings, family: Family) -> Mapping[str, nn.Module]:
+    """These networks of the family, by role."""
+    return {role: family.components[role] for role in settings.networks}
