@@ -1,0 +1,94 @@
+"""Language models as text encoders: hidden states of their layers. They look back alone, from a text's first token on.
+
+Of a model that also sees or speaks, only the decoder of its text is run. Shape letters: B texts, T tokens, D features.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoTokenizer
+
+from daguerre.models.components import ComponentLoader
+from daguerre.models.parts.text_network import TextNetwork
+from daguerre.models.reading import Reading
+
+_CLASSES = {
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Model"),
+    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLModel"),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", "Qwen3VLModel"),
+    "gemma2": ("Gemma2Model", "Gemma2ForCausalLM"),
+    "mistral": ("MistralForCausalLM", "MistralModel"),
+    "mistral3": ("Mistral3ForConditionalGeneration", "Mistral3Model"),
+}
+"""Classes of transformers by `model_type`, the one first that is built from numbers. As names: each is a module of the
+library that takes time to import, and a run needs one at most."""
+
+
+class LanguageModel(TextNetwork):
+    """A language model: Qwen, Gemma or Mistral."""
+
+    name = "language_model"
+    called = "language model"
+    model_types = tuple(_CLASSES)
+
+    def width(self, config: Any) -> int:
+        return int(config.get_text_config().hidden_size)
+
+    def depth(self, config: Any) -> int:
+        return int(config.get_text_config().num_hidden_layers)
+
+    def window(self, config: Any) -> int:
+        return int(config.get_text_config().max_position_embeddings)
+
+    def network(
+        self, components: ComponentLoader, component: str, config: Mapping[str, Any], reading: Reading, tokenizer: Any
+    ) -> Any:
+        known = _CLASSES[config["model_type"]]
+        name = next((name for name in config.get("architectures") or () if name in known), known[0])
+        kind = getattr(transformers, name)
+        # Of a model that also sees, this number is inside its config of the text.
+        decides = tokenizer is not None and hasattr(kind.config_class(), "vocab_size")
+        return components.network(component, kind, {"vocab_size": len(tokenizer)} if decides else {})
+
+    def tokenizer(self, folder: Path) -> Any:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+    def problem(self, tokenizer: Any, config: Any, reading: Reading) -> str | None:
+        vocabulary = config.get_text_config().vocab_size
+        if len(tokenizer) > vocabulary:  # the embeddings have spare rows
+            return f"has {len(tokenizer)} tokens, but the text encoder has {vocabulary}: they do not belong together"
+        return None
+
+    def read(
+        self, network: Any, ids_BT: Tensor, mask_BT: Tensor | None, reading: Reading
+    ) -> tuple[Tensor, Tensor | None]:
+        decoder = network.get_decoder()
+        # transformers' own list of hidden states has the last one behind the norm, as of version 5; each is the input
+        # of the layer behind it, the last one that of the norm.
+        behind = [*decoder.layers, decoder.norm]
+        seen: dict[int, Tensor] = {}
+
+        def keep(layer: int) -> Any:
+            return behind[layer].register_forward_pre_hook(lambda _, inputs: seen.update({layer: inputs[0]}))
+
+        hooks = [keep(layer) for layer in {*reading.layers}]
+        try:
+            decoder(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        states = [seen[layer] for layer in reading.layers]
+        states = [decoder.norm(state) for state in states] if reading.final_norm else states
+        return torch.cat(states, -1), None
+
+    def unread(self, network: Any, reading: Reading) -> list[nn.Parameter]:
+        """Layers behind the last one that is read, the last norm, and all that sees or speaks."""
+        decoder = network.get_decoder()
+        layers = max(layer % (len(decoder.layers) + 1) for layer in reading.layers)
+        read = [decoder.embed_tokens, *decoder.layers[:layers], *([decoder.norm] if reading.final_norm else [])]
+        depended = {id(parameter) for module in read for parameter in module.parameters()}
+        return [parameter for parameter in network.parameters() if id(parameter) not in depended]
