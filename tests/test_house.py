@@ -316,7 +316,7 @@ def test_no_cycles_between_modules():
 COMPONENTS = {"unet", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "image_encoder"}
 NAMES_COMPONENTS = {
     # file: why it names components of a family
-    "config/adapter_forms.py": "train_unet and the like, which stay as names",
+    "config/short_forms.py": "train_unet and the like, which stay as names",
     "cli/convert/export.py": "format=unet is a form of files, as the layouts of Stable Diffusion are",
     "cli/doctor.py": "looks for the files that ship",
 }

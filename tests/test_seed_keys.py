@@ -14,7 +14,7 @@ import foreign_names
 import pytest
 
 from daguerre.cli import doctor, main
-from daguerre.config import config, overrides, recipe, source_forms
+from daguerre.config import config, overrides, recipe, short_forms
 from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError
@@ -484,7 +484,7 @@ def loaded(row: Row) -> config.Loaded:
 @pytest.mark.parametrize("row", [row for row in EVERY if row.values], ids=lambda row: row.given)
 def test_an_alias_is_our_setting(row):
     found = loaded(row)
-    tree = source_forms.flat(found.config.model_dump(mode="json"))
+    tree = short_forms.flat(found.config.model_dump(mode="json"))
     assert {path: recipe.get(tree, path) for path in row.values} == row.values
     said = [line for line in found.notices if row.name in line]
     assert (len(said) == 1 and row.notice in said[0]) if row.notice else not said

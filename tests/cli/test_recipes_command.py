@@ -10,6 +10,7 @@ from daguerre.config import config as configs
 from daguerre.config import fields, merge, recipe
 from daguerre.config.config import Config
 from daguerre.config.fields import Leaf
+from daguerre.config.short_forms import MAPPINGS
 
 
 def test_the_list_names_every_recipe_with_the_head_of_its_file(capsys):
@@ -65,8 +66,10 @@ def test_the_schema_documents_every_setting_of_every_plugin(capsys):
         for item in alternatives:
             for name, field in item["properties"].items():
                 assert "description" in field or "$ref" in field, (section, name)
-    sources = [resolved(schema, item) for item in schema["properties"]["data"]["anyOf"]][:-1]
-    assert [item["properties"]["source"]["const"] for item in sources] == list(plugins.names("sources"))
+    for mapping, key in MAPPINGS.items():
+        members = [resolved(schema, item) for item in find(schema, mapping)["additionalProperties"]["anyOf"]][:-1]
+        kinds = [item["properties"][key]["const"] for item in members]
+        assert kinds == list(plugins.names(mapping.rpartition(".")[2]))
     for leaf in fields.walk(Config):
         if isinstance(leaf, Leaf) and leaf.path.partition(".")[0] not in {*fields.plugin_sections(Config), "data"}:
             assert find(schema, leaf.path)["description"]

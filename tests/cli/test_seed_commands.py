@@ -23,7 +23,7 @@ from twins import Twins, shards
 
 from daguerre import errors
 from daguerre.cli import main
-from daguerre.config import overrides, recipe, source_forms
+from daguerre.config import overrides, recipe, short_forms
 
 BASES = {
     "CompVis/stable-diffusion-v1-4": "sd1",
@@ -85,7 +85,7 @@ def settings(run_folder: str) -> recipe.Tree:
 
 
 def value(run_folder: str, path: str):
-    return recipe.get(source_forms.flat(settings(run_folder)), path)
+    return recipe.get(short_forms.flat(settings(run_folder)), path)
 
 
 def steps(run_folder: str) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from daguerre import plugins
 from daguerre.cli import main
-from daguerre.config import adapter_forms, config, fields, merge, overrides, recipe, source_forms
+from daguerre.config import config, fields, merge, overrides, recipe, short_forms
 from daguerre.config.aliases import foreign, lookup, names
 from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
@@ -194,7 +194,7 @@ REFUSED = {
 @pytest.mark.parametrize(("given", "values"), CARRIED, ids=[given for given, _ in CARRIED])
 def test_a_name_is_our_setting_with_its_unit(given, values):
     found = config.load("sd15", overrides.split([f"--{given.partition('=')[0]}", given.partition("=")[2]]).overrides)
-    tree = source_forms.flat(found.config.model_dump(mode="json"))
+    tree = short_forms.flat(found.config.model_dump(mode="json"))
     assert {path: recipe.get(tree, path) for path in values} == values
 
 
@@ -226,7 +226,7 @@ def test_a_refused_name_says_what_to_use(given):
 )
 def test_what_counts_beside_what_is_as_in_their_scripts(given, path, value, said):
     found = config.load("sd15", given)
-    assert recipe.get(source_forms.flat(found.config.model_dump(mode="json")), path) == value
+    assert recipe.get(short_forms.flat(found.config.model_dump(mode="json")), path) == value
     assert len(found.notices) == bool(said)
     assert not said or (said in found.notices[0] and "has no effect" in found.notices[0])
 
@@ -259,7 +259,7 @@ TOGETHER = [
 @pytest.mark.parametrize(("given", "path", "value"), TOGETHER, ids=lambda row: row[-1] if isinstance(row, list) else "")
 def test_names_that_need_another(given, path, value):
     found = config.load("sd15", given)
-    assert recipe.get(source_forms.flat(found.config.model_dump(mode="json")), path) == value
+    assert recipe.get(short_forms.flat(found.config.model_dump(mode="json")), path) == value
     assert not found.notices
 
 
@@ -319,7 +319,7 @@ def test_other_options_need_a_value(words):
 @pytest.mark.parametrize("name", sorted(names.FLAGS | names.WORDS | names.PAIRS))
 def test_a_switch_is_a_name_that_means_something(name):
     known = name in {*names.SAME, *names.CONVERTED, *names.NOTICES, *lookup.RELATIVE}
-    known = known or any(fnmatchcase(name, row) for row in names.LATER) or adapter_forms.SWITCH.fullmatch(name)
+    known = known or any(fnmatchcase(name, row) for row in names.LATER) or short_forms.SWITCH.fullmatch(name)
     assert known or any(path.endswith(f".{name}") for path in settings_that_exist()), name
 
 

@@ -103,7 +103,7 @@ def test_a_shipped_recipe_drops_only_what_has_no_effect_from_another(name):
     notices: list[str] = []
     tree: recipe.Tree = {}
     for layer in recipe.layers(name):
-        tree = merge.lay_over(configs.Config, tree, layer.tree, notices)
+        tree = merge.lay_over(configs.Config, tree, layer.tree, notices, [])
     assert all("dropped out" in notice for notice in notices)
 
 
@@ -114,7 +114,52 @@ def test_a_config_without_trackers_is_read_back_without_any(tmp_path, none):
     assert configs.load(write(tmp_path, configs.dump(loaded.config))).config == loaded.config
 
 
-SMALL = [name for name, path in recipe.shipped().items() if "\n  source: shapes\n" in path.read_text(encoding="utf-8")]
+@pytest.mark.parametrize("given", ["[wandb]", "[]", "[tensorboard, wandb]"])
+def test_the_config_of_a_run_has_its_trackers_and_no_others(tmp_path, given):
+    loaded = configs.load("quickstart", [f"logging.trackers={given}"])
+    (tmp_path / "config.yaml").write_text(configs.dump(loaded.config))
+    assert configs.load(str(tmp_path)).config == loaded.config
+
+
+FLAT = """
+extends: sd15
+data: {source: folder, path: dogs, captions: {text: "a dog in ${data.path}"}, resolution: 96}
+adapter: {name: lora, rank: 3}
+logging: {trackers: [wandb]}
+"""
+MAPPINGS = """
+extends: sd15
+data:
+  resolution: 96
+  sources: {images: {source: folder, path: dogs, captions: {text: "a dog in ${data.sources.images.path}"}}}
+adapters: {full: null, lora: {rank: 3}}
+logging: {trackers: {tensorboard: null, wandb: {}}}
+"""
+
+
+def test_a_file_in_short_forms_is_read_as_a_command_line_is(tmp_path):
+    flat, mappings = (configs.load(write(tmp_path, text)).config for text in (FLAT, MAPPINGS))
+    given = ["data.source=folder", "data.path=dogs", "data.captions.text=a dog in dogs", "data.resolution=96"]
+    line = configs.load("sd15", [*given, "adapter=lora", "adapter.rank=3", "trackers=[wandb]"]).config
+    assert flat == mappings == line
+    assert flat.data.sources["images"].captions.text == "a dog in dogs"
+
+
+def test_a_short_form_that_cannot_be_is_refused_in_a_file_as_on_a_command_line(tmp_path):
+    text = "extends: sd15\nadapters: {full: null, a: {name: lora}, b: {name: lora}}\n"
+    for more, said in (
+        ("adapter: {rank: 8}", "write adapters.NAME, with NAME one of a, b"),
+        ("model: {train_unet: true}", "belongs to the adapter `full`, but the recipe has a, b"),
+    ):
+        with pytest.raises(UserError, match=said):
+            configs.load(write(tmp_path, text + more))
+
+
+SMALL = [
+    name
+    for name, path in recipe.shipped().items()
+    if "images:\n      source: shapes\n" in path.read_text(encoding="utf-8")
+]
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -66,11 +66,13 @@ SHORT = {
 
 @cache
 def tree(name: str) -> recipe.Tree:
-    """What a recipe and those that it extends say; not to be changed."""
+    """What a recipe and those that it extends say, settings of an only source in `data`; not to be changed."""
     merged: recipe.Tree = {}
     for layer in recipe.layers(name):
         merged = recipe.merge(merged, layer.tree)
-    return merged
+    shared = {name: value for name, value in merged["data"].items() if name != "sources"}
+    mix = merged["data"].get("sources", {})
+    return {**merged, "data": {**shared, **mix["images"]}} if [*mix] == ["images"] else merged
 
 
 def left_to_users(name: str) -> list[str]:

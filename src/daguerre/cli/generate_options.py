@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from daguerre.config import config as configs
-from daguerre.config import fields, overrides, source_forms
+from daguerre.config import fields, overrides, short_forms
 from daguerre.config import options as config_options
 from daguerre.config.aliases import lookup, lora_config
 from daguerre.config.aliases.relative import look_in
@@ -187,7 +187,7 @@ def changes_of(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], no
     """Overrides of the settings that images depend on; a notice names those that only matter for training."""
     tree = plain.model_dump()
     leaves, sections = fields.leaves(Config, tree), list(fields.sections(Config, tree))
-    look = look_in(dict(pairs), source_forms.flat(tree))
+    look = look_in(dict(pairs), short_forms.flat(tree))
     changes = []
     for key, text in pairs:
         if key.removeprefix("sampling.") in SAMPLING:

@@ -1,14 +1,15 @@
 """The Config tree: every setting of a run, from recipe and overrides to a checked, frozen object and back.
 
-Holds the tree, the checks that span sections, load, dump and diff. Reading files is in `recipe`, the meaning of
-`key=value` in `overrides` and `aliases`, what lies over what in `merge`, the texts of errors in `errors`. Imports no
-plug-in before one is named.
+Holds the tree, load, dump and diff. Reading files is in `recipe`, `key=value` in `command`, layers over one another in
+`merge`, the checks that span sections in `checks`, the texts of errors in `errors`. Imports no plug-in before one is
+named.
 """
 
 import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
 import yaml
@@ -17,11 +18,11 @@ from pydantic_core import PydanticCustomError
 
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.settings import CheckpointSettings
-from daguerre.config import checks, fields, merge, overrides, recipe, source_forms
+from daguerre.config import checks, command, dreambooth, fields, merge, overrides, recipe, short_forms
 from daguerre.config.aliases import lookup
 from daguerre.config.errors import ConfigError, Problem, missing, translate
 from daguerre.config.fields import Leaf
-from daguerre.config.recipe import Tree
+from daguerre.config.recipe import Layer, Tree
 from daguerre.credentials import scrub
 from daguerre.data.cached.settings import CacheSettings
 from daguerre.data.settings import DataSettings, LoaderSettings
@@ -32,7 +33,7 @@ from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.settings import ADDRESS, FREE, Plugin, Settings
 from daguerre.storage import address
-from daguerre.tracking.settings import LoggingSettings
+from daguerre.tracking.settings import DEFAULT, LoggingSettings
 from daguerre.training.settings import (
     EMASettings,
     LRSchedulerSettings,
@@ -149,28 +150,28 @@ def load(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> Loa
     """
     stand_in = recipe.stand_in(name) if whole is None else None
     notices = [f"{name} is not a file here: the shipped recipe {stand_in} is used in its place"] if stand_in else []
-    tree: Tree = {}
+    layers = _layers(name, given, whole, notices)
+    tree: Tree = {} if layers[-1].is_of_a_run else {"logging": {"trackers": DEFAULT}}
     own: Tree = {}
-    for layer, is_shipped in _layers(name, given, whole, notices):
-        tree = merge.lay_over(Config, tree, layer, [] if is_shipped else notices)  # what drops out of ours is meant
-        own = own if is_shipped else recipe.merge(own, layer)
-    values, problems = merge.from_overrides(Config, tree, given, notices)
-    tree = merge.lay_over(Config, tree, values, notices)
+    problems: list[Problem] = []
+    for layer in layers:  # what drops out of a shipped recipe is meant
+        tree = merge.lay_over(Config, tree, layer.tree, [] if layer.is_shipped else notices, problems)
+        own = own if layer.is_shipped else recipe.merge(own, layer.tree)
+    values, wrong = command.values(Config, tree, given, notices)
+    tree = merge.lay_over(Config, tree, values, notices, problems)
     source = f"{name} with {len(given)} override{'s' * (len(given) > 1)}" if given else name
-    if only := source_forms.only(tree):
-        tree = source_forms.with_long_references(tree, only)
+    if only := short_forms.only(tree):
+        tree = short_forms.with_long_references(tree, only)
     resolved, absent = recipe.resolve(tree, merge.kept(values), source)
     typed = frozenset(path for path, _ in recipe.paths(values))
     chosen = typed | {path for path, _ in recipe.paths(own)}
-    config = checked(Config, merge.finished(resolved), absent, problems, source)
-    return Loaded(config, tuple(scrub(source_forms.short(notice, tree)) for notice in notices), typed, chosen)
+    config = checked(Config, merge.finished(resolved), absent, problems + wrong, source)
+    return Loaded(config, tuple(scrub(short_forms.short(notice, tree)) for notice in notices), typed, chosen)
 
 
-def _layers(name: str, given: Sequence[str], whole: Tree | None, notices: list[str]) -> list[tuple[Tree, bool]]:
-    """The files of a recipe, the lowest first, and whether each is one of ours."""
-    if whole is not None:
-        return [(whole, False)]
-    return [(layer.tree, layer.path.parent == recipe.FOLDER) for layer in merge.of_recipe(name, given, notices)]
+def _layers(name: str, given: Sequence[str], whole: Tree | None, notices: list[str]) -> list[Layer]:
+    """The files of a recipe, the lowest first."""
+    return dreambooth.layers(name, given, notices) if whole is None else [Layer(Path(name), whole)]
 
 
 def peek(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> tuple[str, str]:
@@ -179,8 +180,8 @@ def peek(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> tup
     UserError if the recipe cannot be read, ConfigError if there is no run_name; other mistakes are left for `load`.
     """
     tree: Tree = {}
-    for layer, _ in _layers(name, given, whole, []):
-        tree = recipe.merge(tree, layer)
+    for layer in _layers(name, given, whole, []):
+        tree = recipe.merge(tree, layer.tree)
     values: Tree = {}
     for override in given:
         try:
@@ -209,7 +210,7 @@ def checked(cls: type[Checked], tree: Tree, absent: Sequence[str], problems: Seq
         found += [p for e in error.errors(include_url=False) for p in translate(e, "", leaves, sections)]
         found += checks.problems(_sound(cls, tree))
     found += [missing(path, leaves) for path in absent]
-    found = [replace(p, path=source_forms.short(p.path, tree), text=source_forms.short(p.text, tree)) for p in found]
+    found = [replace(p, path=short_forms.short(p.path, tree), text=short_forms.short(p.text, tree)) for p in found]
     if found or settings is None:
         raise ConfigError([*{problem.path: problem for problem in reversed(found)}.values()][::-1], source)
     return settings
@@ -324,12 +325,12 @@ def diff(old: Config, new: Config) -> list[Change]:
     trees = [config.model_dump(mode="json") for config in (old, new)]
     known = fields.leaves(Config, trees[0]) | fields.leaves(Config, trees[1])
     before, after = _side_by_side(*trees)
-    names = {source_forms.only(tree) for tree in trees}
+    names = {short_forms.only(tree) for tree in trees}
     changes = []
     for path in dict.fromkeys([*before, *after]):
         if before.get(path) != after.get(path):
             owner = next((known[p] for p in _ancestors(path) if p in known), None)  # the innermost
-            shown = source_forms.short(path, trees[0]) if len(names) == 1 else path
+            shown = short_forms.short(path, trees[0]) if len(names) == 1 else path
             changes.append(Change(shown, before.get(path), after.get(path), owner.resume if owner else "identity"))
     return changes
 

@@ -1,280 +1,41 @@
-"""Layers of settings: a recipe over the one it extends, overrides over the recipe.
+"""Layers of settings: a recipe over the one that it extends, a command line over the recipe.
 
 What a lower layer set and a choice made in a higher one leaves without effect (the keys of another plug-in, of another
 noise schedule) is dropped here with a notice. Within one layer such a pair is an error, found by the check.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 from typing import Any
 
 from daguerre import plugins
-from daguerre.config import adapter_forms, overrides, plugin_forms, recipe, source_forms, tracker_forms
 from daguerre.config import fields as config_fields
-from daguerre.config.aliases import lookup
-from daguerre.config.aliases.relative import RELATIVE, Look, look_in
-from daguerre.config.aliases.values import Meaning
-from daguerre.config.errors import Problem, group, shown, unknown
+from daguerre.config import overrides, recipe, short_forms
+from daguerre.config.errors import Problem, shown
 from daguerre.config.fields import Leaf
-from daguerre.config.overrides import Pair
 from daguerre.config.recipe import Tree
-from daguerre.errors import UserError
+from daguerre.config.short_forms import LORA, MAPPINGS, members
 from daguerre.settings import Duration, Plugin, Settings
 from daguerre.training.settings import largest_divisor
 
-MAPPINGS = {"adapters": "name", "data.sources": "source", "logging.trackers": "name"}
-"""Settings that map names of the recipe's own to sections of plug-ins, and the key that says of which."""
-_INSTANCE = "data.sources.instance."
-_OF_THE_BASE = ("output_dir", "seed", "model", "objective", "adapter", "adapters", "logging", "mesh", "distributed")
-_OF_ADDITIONS = (
-    *("optimizer.learning_rate", "optimizer.learning_rates", "optimizer.learning_rate_factors"),
-    *("training.weights_dtype", "training.frozen_precision", "training.base_precision"),
-    "training.per_device_batch_size",
-)
-"""Settings that it takes, too, from a recipe that trains no whole component: the learning rate of full training would
-teach a LoRA nothing."""
-_OF_A_RUN = "config.yaml"
-_CLASS_FOLDER = (
-    "${{output_dir}}/class_images/{name}/${{data.sources.class.captions.text}}/${{data.sources.class.generate.count}}"
-)
+_STORED = re.compile(r"^data\.(?:.*\.)?control_(?:column|dir)(?:\.(\w+))?$")
+"""Settings of a data source that say where a control image is, and its name."""
 
 
-def of_recipe(name: str, given: Sequence[str], notices: list[str]) -> list[recipe.Layer]:
-    """The layers of a recipe, the outermost base first.
-
-    Where overrides name an instance set and the recipe has none, it says the base alone, and DreamBooth's recipe of its
-    family all else.
-    """
-    own = recipe.layers(name)
-    tree: Tree = {}
-    for layer in own:
-        tree = recipe.merge(tree, layer.tree)
-    asked = None if own[-1].path.name == _OF_A_RUN else _dreambooth_by(tree, given)
-    if asked is None:
-        return own
-    family = recipe.get(tree, "model.family")
-    for template in (path for shipped, path in recipe.shipped().items() if shipped.endswith("_dreambooth")):
-        below = recipe.layers(template.stem)
-        if recipe.get(below[-1].tree, "model.family") == family:
-            ours, theirs = "the model, the objective", "class images, learning rate, duration and batch"
-            if _trains_no_whole(tree):
-                ours = "the model, the objective, the adapters, their learning rate"
-                theirs = "class images, duration and batch"
-            notices.append(
-                f"{asked}: this is DreamBooth, so the recipe {template.stem} is used with {ours} and the resolution of "
-                f"{name}; {theirs} are {template.stem}'s"
-            )
-            return [*below, recipe.Layer(own[-1].path, _as_base(tree, own[-1].path.stem))]
-    return own
-
-
-def _dreambooth_by(tree: Tree, given: Sequence[str]) -> str | None:
-    """The override that asks for DreamBooth on a recipe that is none; None where nothing does."""
-    has_sets = recipe.get(tree, _INSTANCE.rstrip(".")) is not recipe.ABSENT
-    trains = str(recipe.get(tree, "training.duration")).split()[:1] != ["0"]
-    if has_sets or not trains:
-        return None
-    asked = None
-    for override in given:
-        with suppress(UserError):  # told where the override is read
-            key, text = overrides.pair(override)
-            paths = [path for path, _ in lookup.translate(key, text).values]
-            if {"source", "data.source"} & {*paths}:
-                return None
-            asked = asked or next((key for path in paths if path.startswith(_INSTANCE)), None)
-    return None if asked is None or _denoises_anew(tree) else asked
-
-
-def _denoises_anew(tree: Tree) -> bool:
-    """True if the recipe's denoiser starts from random weights."""
-    family = recipe.get(tree, "model.family")
-    if family not in plugins.names("families"):
-        return False
-    names = plugins.find("families", family).Settings.networks("denoiser")
-    return any(isinstance(recipe.get(tree, f"model.{name}"), dict | None) for name in names)
-
-
-def _as_base(tree: Tree, name: str) -> Tree:
-    """The settings that DreamBooth takes from the recipe of a base."""
-    sources = {"class": {"path": _CLASS_FOLDER.format(name=name)}}
-    taken: Tree = {
-        **{key: tree[key] for key in _OF_THE_BASE if key in tree},
-        "run_name": f"{tree['run_name']}_dreambooth" if tree.get("run_name", "???") != "???" else "???",
-        "description": f"{name}, DreamBooth",
-        "data": {"sources": sources},
-    }
-    for path in ("data.resolution", *(_OF_ADDITIONS if _trains_no_whole(tree) else ())):
-        if (value := recipe.get(tree, path)) is not recipe.ABSENT:
-            taken = recipe.merge(taken, overrides.nested(path, value))
-    return taken
-
-
-def _trains_no_whole(tree: Tree) -> bool:
-    """True of a recipe without the adapter `full`."""
-    adapters = adapter_forms.members(adapter_forms.mapped({}, tree)).items()
-    return all(own.get("name", name) != adapter_forms.FULL for name, own in adapters)
-
-
-def from_overrides(
-    root: type[Settings], tree: Tree, given: Sequence[str], notices: list[str]
-) -> tuple[Tree, list[Problem]]:
-    """The values that `key=value` overrides set on a recipe's tree, and what is wrong with them.
-
-    Names of plug-ins are set first, wherever they stand: they decide which settings the others can mean.
-    """
-    problems: list[Problem] = []
-    raw: dict[str, str] = {}
-    meanings: list[tuple[str, Meaning]] = []
-
-    def read(key: str, text: str, look: Look | None = None) -> Meaning:
-        try:
-            meaning = lookup.translate(key, text, look)
-        except UserError as error:
-            problems.append(Problem(key, str(error), text))
-            return Meaning()
-        notices.extend(meaning.notices)
-        return meaning
-
-    for override in given:
-        try:
-            key, text = overrides.pair(override)
-        except UserError as error:
-            problems.append(Problem(override, str(error)))
-            continue
-        raw[key] = text
-        meanings.append((key, read(key, text)))
-    pairs = [pair for key, meaning in meanings for pair in _pairs(key, meaning)]
-    pairs += _implied(pairs, meanings, problems)
-    pairs = _without_idle_names(pairs, list(raw.items()), notices)
-    values: Tree = {}
-
-    def put(pairs: Sequence[Pair]) -> None:
-        below = recipe.merge(tree, values)
-        ours, wrong = adapter_forms.pairs(pairs, below)
-        problems.extend(Problem(label, why, text) for label, why, text in wrong)
-        ours = tracker_forms.pairs(source_forms.paths(ours, below), below)
-        out = [pair for pair in ours if pair[1].rpartition(".")[0] in MAPPINGS]
-        named = [pair for pair in ours if pair not in out and _names_plugin(root, pair[1])]
-        for pair in [*out, *named]:
-            problems.extend(_set(root, values, tree, pair, notices))
-        rest = [pair for pair in ours if pair not in out and pair not in named]
-        for pair in plugin_forms.pairs(root, recipe.merge(tree, values), rest):
-            problems.extend(_set(root, values, tree, pair, notices))
-
-    put(pairs)
-    look = look_in(raw, source_forms.flat(recipe.merge(tree, values)))
-    put([pair for key in raw if key in RELATIVE for pair in _pairs(key, read(key, raw[key], look))])
-    return plugin_forms.mapped(root, tree, values), problems
-
-
-def _names_plugin(root: type[Settings], path: str) -> bool:
-    section, _, key = path.rpartition(".")
-    plugin = config_fields.plugin_sections(root, overrides.nested(section, {}) if section else {}).get(section)
-    return plugin is not None and plugin.key == key
-
-
-def _pairs(key: str, meaning: Meaning) -> list[Pair]:
-    return [(key if key == path else f"{key} ({path})", path, value) for path, value in meaning.values]
-
-
-def _implied(pairs: Sequence[Pair], meanings: Sequence[tuple[str, Meaning]], problems: list[Problem]) -> list[Pair]:
-    """Overrides that follow from other trainers' names, for settings that none sets."""
-    given = {path for _, path, _ in pairs}
-    found = []
-    for key, path, find in ((key, *implied) for key, meaning in meanings for implied in meaning.implied):
-        if path in given or path.rpartition(".")[2] in given:  # as a whole path, or by the setting's own name
-            continue
-        try:
-            text = find()
-        except UserError as error:
-            problems.append(Problem(key, str(error)))
-            break
-        if text is not None:
-            found.append((f"{key} ({path})", path, text))
-    return found
-
-
-def _without_idle_names(
-    pairs: Sequence[Pair], names_given: Sequence[tuple[str, str]], notices: list[str]
-) -> list[Pair]:
-    """The overrides without names of other trainers that have no effect beside the rest; each is one notice."""
-    kept, given = [], [*((path, value) for _, path, value in pairs), *names_given]
-    for key, path, value in pairs:
-        said = lookup.idle_beside(key.partition(" ")[0], given)
-        if said is None:
-            kept.append((key, path, value))
-        else:
-            notices.append(said)
-    return kept
-
-
-def _set(root: type[Settings], values: Tree, tree: Tree, item: Pair, notices: list[str]) -> list[Problem]:
-    """Put one override into `values`, or say why it cannot be."""
-    key, path, text = item
-    below = recipe.merge(tree, values)
-    if text != "null" and not source_forms.may_stand_beside(path, below):
-        why = "this recipe has one source without a name: add data.source=mix to train on named sources instead"
-        return [_with_recipes(Problem(key, why, text), path)]
-    begun = plugin_forms.begun(root, below, path)
-    leaves, sections = config_fields.leaves(root, begun), config_fields.sections(root, begun)
-    try:
-        found = overrides.find(path, leaves, [*sections])
-    except UserError as error:
-        return [Problem(key, str(error), text)]
-    if found is None:
-        if _of_no_plugin(root, below, path):
-            return []  # the check refuses the plug-in's name; what its keys would be, nobody knows
-        optional = [name for name, leaf in leaves.items() if config_fields.plugin_of(leaf.field)]
-        if above := next((name for name in optional if path.startswith(f"{name}.")), ""):
-            return [Problem(key, f"{above} is null: choose one, {above}={config_fields.allowed(leaves[above])}", text)]
-        return [_with_recipes(unknown(key, text, leaves, [*sections]), path)]
-    target, inside = found
-    section = sections.get(target)
-    taken_out = section is not None and (section.named or section.optional) and text == "null"
-    if target in sections and not taken_out and not text.lstrip().startswith("{"):
-        return [group(key, text, leaves, target)]
-    full = ".".join([target, *inside])
-    leaf = None if inside else leaves.get(target)
-    text = lookup.value(source_forms.short(full, below), text)
-    value = overrides.yaml_value(text) if leaf is None else overrides.typed(text, leaf.field.annotation)
-    before = recipe.get(values, full)
-    merged = isinstance(before, dict) and isinstance(value, dict)  # both hold
-    if before is not recipe.ABSENT and before != value and not merged:
-        notices.append(f"{full} is given twice: {shown(value)} is used, {shown(before)} is ignored")
-    values.update(recipe.merge(values, overrides.nested(full, value)))
-    return []
-
-
-def _with_recipes(problem: Problem, path: str) -> Problem:
-    """Names of DreamBooth's sets mean something on recipes that have both."""
-    if not path.startswith("data.sources."):
-        return problem
-    recipes = [name for name in recipe.shipped() if name.endswith("dreambooth")]
-    return replace(problem, text=f"{problem.text}; the sets `instance` and `class` are in {' and '.join(recipes)}")
-
-
-def _of_no_plugin(root: type[Settings], tree: Tree, path: str) -> bool:
-    """True if a path lies in a section that names a plug-in which does not exist."""
-    for section, plugin in config_fields.plugin_sections(root, tree).items():
-        name = recipe.get(tree, f"{section}.{plugin.key}")
-        if path.startswith(f"{section}.") and name is not recipe.ABSENT and name not in plugins.names(plugin.kind):
-            return True
-    return False
-
-
-def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -> Tree:
-    """`over` on `base`, without what `base` set for choices that `over` changes; each drop is one notice."""
+def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str], problems: list[Problem]) -> Tree:
+    """`over` on `base`, without what `base` set for choices that `over` changes; each drop is one notice. `problems`
+    gets what cannot be of its short forms."""
     for section in config_fields.sections(root, recipe.merge(base, over)):
         if recipe.get(over, section) is None:  # all of its keys are comments
             over = recipe.without(over, section)
-    over = tracker_forms.mapped(base, source_forms.mapped(base, adapter_forms.mapped(base, over)))
-    over = adapter_forms.with_stored_images(base, over, notices)
-    notices += adapter_forms.strength_notices(base, over)
-    over = plugin_forms.mapped(root, base, over)
-    over = source_forms.without_nameless(base, over)
+    over = short_forms.named(short_forms.layer(base, over, problems), base)
+    over = _with_stored_images(base, over, notices)
+    notices += _strength_notices(base, over)
+    over = short_forms.without_words(root, base, over)
+    over = short_forms.without_nameless(base, over)
     base, over = _without_taken_out(base, over, notices)
     unused_before = dict(_unused(root, base))
     base = _without_old_plugins(root, base, over, notices)
@@ -301,14 +62,8 @@ def _without_taken_out(base: Tree, over: Tree, notices: list[str]) -> tuple[Tree
 
 def _taken_out(tree: Tree) -> list[str]:
     """The paths of members of mappings that are null."""
-    found = {path: recipe.get(tree, path) for path in MAPPINGS}
-    every = [
-        (f"{path}.{name}", own)
-        for path, there in found.items()
-        if isinstance(there, dict)
-        for name, own in there.items()
-    ]
-    return [path for path, own in every if own is None]
+    there = {path: found for path in MAPPINGS if isinstance(found := recipe.get(tree, path), dict)}
+    return [f"{path}.{name}" for path, found in there.items() for name, own in found.items() if own is None]
 
 
 def kept(tree: Tree) -> Tree:
@@ -321,13 +76,49 @@ def kept(tree: Tree) -> Tree:
 def finished(tree: Tree) -> Tree:
     """A tree with a source, whatever it may be."""
     data = tree.get("data", {})
-    return {**tree, "data": {"sources": {source_forms.NAMELESS: {}}, **data}} if isinstance(data, dict) else tree
+    return {**tree, "data": {"sources": {short_forms.NAMELESS: {}}, **data}} if isinstance(data, dict) else tree
 
 
 def known(root: type[Settings], tree: Tree) -> dict[str, Leaf]:
     """Every setting of a tree, written in any way, by its shortest path."""
-    tree = finished(tracker_forms.mapped({}, source_forms.mapped({}, adapter_forms.mapped({}, tree))))
-    return {source_forms.short(path, tree): leaf for path, leaf in config_fields.leaves(root, tree).items()}
+    tree = finished(short_forms.named(short_forms.layer({}, tree, []), {}))
+    return {short_forms.short(path, tree): leaf for path, leaf in config_fields.leaves(root, tree).items()}
+
+
+def _with_stored_images(base: Tree, over: Tree, notices: list[str]) -> Tree:
+    """`over` without the condition of an adapter of `base` where it says where the control image is stored that this
+    adapter reads; each is one notice."""
+    found = [(path, _STORED.search(path)) for path, value in recipe.paths(over) if value is not None]
+    stored = {match[1] or "control": path for path, match in found if match}
+    for name, own in members(base, "adapters").items() if stored else ():
+        setting, image = f"adapters.{name}", own.get("image", "control")
+        is_open = recipe.get(over, setting) is not None and recipe.get(over, f"{setting}.condition") is recipe.ABSENT
+        if image in stored and own.get("condition") and is_open:
+            over = recipe.merge(over, overrides.nested(f"{setting}.condition", None))
+            notices.append(
+                f"{stored[image]} says where control images are stored, so the recipe's {setting}.condition dropped out"
+            )
+    return over
+
+
+def _strength_notices(base: Tree, over: Tree) -> list[str]:
+    """A line for each LoRA of `base` to which `over` gives another rank and no alpha, where the recipe has one: in
+    diffusers' scripts `rank` is alpha, too."""
+    lines: list[str] = []
+    for name, own in members(base, "adapters").items():
+        setting = f"adapters.{name}"
+        new, alpha = recipe.get(over, setting), own.get("alpha")
+        if alpha is None or not isinstance(new, Mapping) or "rank" not in new or "alpha" in new:
+            continue
+        if (own | new).get("name") != LORA:
+            continue
+        usual = plugins.find("adapters", LORA).Settings.model_fields["rank"].default
+        if new["rank"] != (rank := own.get("rank", usual)):
+            lines.append(
+                f"{setting}.rank={new['rank']} keeps the recipe's alpha {alpha}, which was for rank {rank}: additions "
+                f"have another strength. {setting}.alpha=null multiplies them by 1, as diffusers' scripts do"
+            )
+    return lines
 
 
 def _without_old_plugins(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -> Tree:

@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 from pydantic import Field
 
 from daguerre import plugins
-from daguerre.config import config, fields, merge, overrides, plugin_forms, recipe, source_forms
+from daguerre.config import command, config, fields, merge, overrides, recipe, short_forms
+from daguerre.config.errors import Problem
 from daguerre.config.recipe import Tree
 from daguerre.credentials import scrub
 from daguerre.data.settings import DataSettings
@@ -94,8 +95,9 @@ def own_options(given: Sequence[str], options_class: type[Options]) -> tuple[Opt
     """The verb's options, and the overrides that are none of them. ConfigError for a value that cannot be."""
     values: Tree = {}
     rest = []
-    for override, key, text in plugin_forms.pairs(options_class, {}, [(one, *overrides.pair(one)) for one in given]):
-        leaves = fields.leaves(options_class, plugin_forms.begun(options_class, values, key))
+    pairs = [(one, *overrides.pair(one)) for one in given]
+    for override, key, text in short_forms.with_sections(options_class, {}, pairs):
+        leaves = fields.leaves(options_class, short_forms.begun(options_class, values, key))
         if key not in leaves:
             rest.append(override)
         elif recipe.get(values, key) is not recipe.ABSENT:
@@ -121,11 +123,7 @@ def _leaves(source: str) -> Mapping[str, fields.Leaf]:
 
 def from_recipe(name: str, given: Sequence[str]) -> tuple[DataRecipe, tuple[str, ...]]:
     """The data section of a recipe with overrides, and what a user should know of how it came to be."""
-    notices: list[str] = []
-    tree: Tree = {}
-    for layer in recipe.layers(name):
-        tree = merge.lay_over(DataRecipe, tree, layer.tree, notices)
-    return _resolved(tree, given, name, notices)
+    return _resolved([layer.tree for layer in recipe.layers(name)], given, name, [])
 
 
 def from_paths(paths: Sequence[str], given: Sequence[str]) -> tuple[DataRecipe, tuple[str, ...]]:
@@ -148,7 +146,7 @@ def from_paths(paths: Sequence[str], given: Sequence[str]) -> tuple[DataRecipe, 
         notices.append(
             f"{', '.join(map(scrub, paths))}: read as {detect.KINDS[data['source']]} (data.source={data['source']})"
         )
-    return _resolved(merge.lay_over(DataRecipe, {}, {"data": data}, []), given, "the data", notices)
+    return _resolved([{"data": data}], given, "the data", notices)
 
 
 def _is_recipe(word: str) -> bool:
@@ -165,11 +163,17 @@ def _refuse_recipes(words: Sequence[str]) -> None:
             )
 
 
-def _resolved(tree: Tree, given: Sequence[str], source: str, notices: list[str]) -> tuple[DataRecipe, tuple[str, ...]]:
-    values, problems = merge.from_overrides(DataRecipe, tree, given, notices)
-    tree = merge.lay_over(DataRecipe, tree, values, notices)
+def _resolved(
+    layers: Sequence[Tree], given: Sequence[str], source: str, notices: list[str]
+) -> tuple[DataRecipe, tuple[str, ...]]:
+    tree: Tree = {}
+    problems: list[Problem] = []
+    for layer in layers:
+        tree = merge.lay_over(DataRecipe, tree, layer, notices, problems)
+    values, wrong = command.values(DataRecipe, tree, given, notices)
+    tree = merge.lay_over(DataRecipe, tree, values, notices, problems)
     resolved, absent = recipe.resolve(tree, merge.kept(values), source)
     own = merge.finished({name: resolved[name] for name in DataRecipe.model_fields if name in resolved})
     absent = [path for path in absent if path.startswith("data.")]
-    found = config.checked(DataRecipe, own, absent, problems, source)
-    return found, tuple(source_forms.short(notice, tree) for notice in notices)
+    found = config.checked(DataRecipe, own, absent, wrong, source)
+    return found, tuple(short_forms.short(notice, tree) for notice in notices)

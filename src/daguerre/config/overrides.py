@@ -21,8 +21,8 @@ from daguerre.config.fields import Leaf, alternatives
 from daguerre.errors import UserError
 from daguerre.settings import Duration
 
-Pair = tuple[str, str, str]
-"""An override: the name that a problem gives it, the setting that it means, and its text."""
+Pair = tuple[str, str, Any]
+"""An override: the name that a problem gives it, the setting that it means, and its text (or its value)."""
 
 _SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
 
@@ -125,13 +125,15 @@ def _is_mapping(annotation: Any) -> bool:
     return annotation is dict or get_origin(annotation) is dict
 
 
-def typed(text: str, annotation: Any) -> Any:
-    """The value that an override's text means for a setting of this type.
+def typed(text: Any, annotation: Any) -> Any:
+    """The value that an override's text means for a setting of this type; what is no text is a value already.
 
     Text stays as it is where the setting takes text; `null` is None where None is allowed; the rest is read as YAML
     (numbers, true and false, `[1, 2]`, `{a: 1}`). Text that does not fit is returned as it is, for the check to refuse.
     """
     members = alternatives(annotation)
+    if not isinstance(text, str):
+        return text
     if text == "null" and type(None) in members:
         return None
     for member in members:

@@ -44,6 +44,16 @@ class Layer:
     path: Path
     tree: Tree
 
+    @property
+    def is_shipped(self) -> bool:
+        """True for a recipe of the package."""
+        return self.path.parent == FOLDER
+
+    @property
+    def is_of_a_run(self) -> bool:
+        """True for the config of a run, which says everything."""
+        return self.path.name == "config.yaml"
+
 
 def shipped() -> dict[str, Path]:
     """The recipes of the package by name, sorted."""

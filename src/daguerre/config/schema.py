@@ -12,19 +12,13 @@ from pydantic.json_schema import JsonSchemaValue, models_json_schema
 from pydantic_core import to_jsonable_python
 
 from daguerre import plugins
-from daguerre.config import fields, overrides, recipe, source_forms
+from daguerre.config import fields, overrides, recipe, short_forms
 from daguerre.config.config import Config
 from daguerre.config.fields import Leaf, Section
+from daguerre.config.short_forms import MAPPINGS
 from daguerre.settings import Plugin, Settings
 
 WIDTH = 100
-_MAPPINGS = {
-    "adapters": ("adapter", "One adapter: a mapping `adapters` of one."),
-    "data.sources": ("data", "What is trained on: the mapping `sources`, or the settings of the only source."),
-}
-"""Settings that map names to sections of plug-ins, the key under which one alone may be written, and its meaning."""
-_NAMES = {"logging.trackers": "tensorboard"}
-"""Likewise, where a list of names will do, and the one that has a switch."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -33,7 +27,7 @@ def json_schema() -> dict[str, Any]:
     Nothing is required in it, because a recipe may leave to the one that it extends, or to the command line, what it
     does not say.
     """
-    named = {f"{path}.NAME": path for path in (*_MAPPINGS, *_NAMES)}
+    named = {f"{path}.NAME": path for path in MAPPINGS}
     tree: dict[str, Any] = {}
     for path in named:
         tree = recipe.merge(tree, overrides.nested(path, {}))
@@ -59,16 +53,6 @@ def json_schema() -> dict[str, Any]:
         above, _, mapping = named[section].rpartition(".")
         owner = definitions[_name(whole["properties"][above])] if above else whole
         owner["properties"][mapping] |= {"additionalProperties": {"anyOf": [*alternatives, {"type": "null"}]}}
-        if switch := _NAMES.get(named[section]):
-            whole_form = owner["properties"][mapping]
-            about = whole_form.pop("description")
-            listed = {"type": "array", "items": {"enum": [*plugins.names(kinds[section].kind)]}}
-            owner["properties"][mapping] = {"description": about, "anyOf": [whole_form, listed]}
-            owner["properties"][switch] = {"description": f"Whether {mapping} has it.", "type": "boolean"}
-            continue
-        flat, about = _MAPPINGS[named[section]]
-        several = [whole["properties"][above]] if above else []
-        whole["properties"][flat] = {"description": about, "anyOf": [*alternatives, *several]}
     about = "Shipped name or path of the recipe that this one starts from."
     whole["properties"]["extends"] = {"description": about, "type": "string"}
     whole |= {"title": "A Daguerre recipe", "$defs": definitions}
@@ -102,7 +86,7 @@ def template(choices: dict[str, str]) -> str:
     for section, plugin in fields.plugin_sections(Config).items():
         tree[section] = {plugin.key: choices[section]}
     tree["adapters"] = {choices["adapter"]: {"name": choices["adapter"]}}
-    tree["data"] = {"sources": {source_forms.NAMELESS: {"source": choices["data"]}}}
+    tree["data"] = {"sources": {short_forms.NAMELESS: {"source": choices["data"]}}}
     return "\n".join([*_head(choices), *_lines(tree)]) + "\n"
 
 
@@ -121,7 +105,7 @@ def _lines(tree: dict[str, Any]) -> Iterator[str]:
         if isinstance(found, Section) and found.optional and not found.plugin:
             absent = f"{found.path}."
         depth, mark = "  " * found.path.count("."), "# " * f"{found.path}.".startswith(absent)
-        if isinstance(found, Leaf) and found.path not in _MAPPINGS:
+        if isinstance(found, Leaf) and found.path not in ("adapters", "data.sources"):
             yield from _leaf_lines(found, depth, mark, tree)
         elif isinstance(found, Leaf) or not found.named:
             yield from ([""] if "." not in found.path else [])

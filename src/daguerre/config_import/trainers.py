@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from daguerre import plugins
-from daguerre.config import merge, overrides, recipe, source_forms
+from daguerre.config import merge, overrides, recipe, short_forms
 from daguerre.config.config import Config
 from daguerre.config.recipe import Tree
 from daguerre.config_import import (
@@ -76,10 +76,10 @@ def typed(values: Mapping[str, Any]) -> Tree:
     tree: Tree = {}
     for path, value in values.items():
         tree = recipe.merge(tree, overrides.nested(path, value))
-    mapped = source_forms.mapped({}, tree)
-    known, only = merge.known(Config, mapped), source_forms.only(mapped)
+    mapped = short_forms.layer({}, tree, [])
+    known, only = merge.known(Config, mapped), short_forms.only(mapped)
     for path, value in values.items():
-        leaf = known.get(path) or (known.get(source_forms.long(path, only)) if only else None)
+        leaf = known.get(path) or (known.get(short_forms.of_only(path, only)) if only else None)
         if isinstance(value, str) and value != REQUIRED and leaf is not None:
             tree = recipe.merge(tree, overrides.nested(path, overrides.typed(value, leaf.field.annotation)))
     assert tree.keys() <= {*ORDER}, "a short form, such as adapter: it would be left out"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from daguerre.config import adapter_forms, overrides, recipe
+from daguerre.config import overrides, recipe
 from daguerre.config.aliases import lora, tokens
 from daguerre.config.aliases.values import Meaning, number, one
 from daguerre.errors import UserError
@@ -113,8 +113,9 @@ def profiler(key: str, text: str, look: Look) -> Meaning:
 
 def text_encoder_rate(key: str, text: str, look: Look) -> Meaning:
     """A learning rate of the text encoder alone."""
-    attached = look("adapters")
-    here = adapter_forms.trains(json.loads(attached) if attached else None, "text_encoder")
+    adapters = json.loads(look("adapters") or "{}").values()
+    here = any("text_encoder" in (own.get("train") or ()) for own in adapters if own)
+    here = here or any((own.get("ranks") or {}).get("text_encoder") for own in adapters if own)
     if not (here or is_true(look("model.train_text_encoder"))):
         return idle(key, "the text encoder is not trained (train_text_encoder)")
     number(key, text)

@@ -1,0 +1,99 @@
+"""DreamBooth of any base: a recipe that is none, to whose command line an instance set is given, gets class images."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from daguerre import plugins
+from daguerre.config import overrides, recipe
+from daguerre.config.aliases import lookup
+from daguerre.config.recipe import Layer, Tree
+from daguerre.config.short_forms import FULL, layer, members
+from daguerre.errors import UserError
+
+_INSTANCE = "data.sources.instance"
+_OF_THE_BASE = ("output_dir", "seed", "model", "objective", "adapter", "adapters", "logging", "mesh", "distributed")
+_OF_ADDITIONS = (
+    *("optimizer.learning_rate", "optimizer.learning_rates", "optimizer.learning_rate_factors"),
+    *("training.weights_dtype", "training.frozen_precision", "training.base_precision"),
+    "training.per_device_batch_size",
+)
+"""Settings that it takes, too, from a recipe that trains no whole component: the learning rate of full training would
+teach a LoRA nothing."""
+_CLASS_FOLDER = (
+    "${{output_dir}}/class_images/{name}/${{data.sources.class.captions.text}}/${{data.sources.class.generate.count}}"
+)
+
+
+def layers(name: str, given: Sequence[str], notices: list[str]) -> list[Layer]:
+    """The layers of a recipe, the outermost base first.
+
+    Where overrides name an instance set and the recipe has none, it says the base alone, and DreamBooth's recipe of its
+    family all else.
+    """
+    own = recipe.layers(name)
+    tree: Tree = {}
+    for each in own:
+        tree = recipe.merge(tree, each.tree)
+    asked = None if own[-1].is_of_a_run else _asked_by(tree, given)
+    if asked is None:
+        return own
+    family = recipe.get(tree, "model.family")
+    for template in (path for shipped, path in recipe.shipped().items() if shipped.endswith("_dreambooth")):
+        below = recipe.layers(template.stem)
+        if recipe.get(below[-1].tree, "model.family") == family:
+            ours, theirs = "the model, the objective", "class images, learning rate, duration and batch"
+            if _trains_no_whole(tree):
+                ours = "the model, the objective, the adapters, their learning rate"
+                theirs = "class images, duration and batch"
+            notices.append(
+                f"{asked}: this is DreamBooth, so the recipe {template.stem} is used with {ours} and the resolution of "
+                f"{name}; {theirs} are {template.stem}'s"
+            )
+            return [*below, Layer(own[-1].path, _as_base(tree, own[-1].path.stem))]
+    return own
+
+
+def _asked_by(tree: Tree, given: Sequence[str]) -> str | None:
+    """The override that asks for DreamBooth on a recipe that is none; None where nothing does."""
+    has_sets = recipe.get(tree, _INSTANCE) is not recipe.ABSENT
+    trains = str(recipe.get(tree, "training.duration")).split()[:1] != ["0"]
+    if has_sets or not trains:
+        return None
+    asked = None
+    for override in given:
+        with suppress(UserError):  # reported where the override is read
+            key, text = overrides.pair(override)
+            paths = [path for path, _ in lookup.translate(key, text).values]
+            if {"source", "data.source"} & {*paths}:
+                return None
+            asked = asked or next((key for path in paths if path.startswith(f"{_INSTANCE}.")), None)
+    return None if asked is None or _denoises_from_scratch(tree) else asked
+
+
+def _denoises_from_scratch(tree: Tree) -> bool:
+    """True if the recipe's denoiser starts from random weights."""
+    family = recipe.get(tree, "model.family")
+    if family not in plugins.names("families"):
+        return False
+    names = plugins.find("families", family).Settings.networks("denoiser")
+    return any(isinstance(recipe.get(tree, f"model.{name}"), dict | None) for name in names)
+
+
+def _as_base(tree: Tree, name: str) -> Tree:
+    """The settings that DreamBooth takes from the recipe of a base."""
+    sources = {"class": {"path": _CLASS_FOLDER.format(name=name)}}
+    taken: Tree = {
+        **{key: tree[key] for key in _OF_THE_BASE if key in tree},
+        "run_name": f"{tree['run_name']}_dreambooth" if tree.get("run_name", "???") != "???" else "???",
+        "description": f"{name}, DreamBooth",
+        "data": {"sources": sources},
+    }
+    for path in ("data.resolution", *(_OF_ADDITIONS if _trains_no_whole(tree) else ())):
+        if (value := recipe.get(tree, path)) is not recipe.ABSENT:
+            taken = recipe.merge(taken, overrides.nested(path, value))
+    return taken
+
+
+def _trains_no_whole(tree: Tree) -> bool:
+    """True of a recipe without the adapter `full`."""
+    return all(own.get("name", name) != FULL for name, own in members(layer({}, tree, []), "adapters").items())
