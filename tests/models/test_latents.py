@@ -20,7 +20,8 @@ from daguerre.errors import UserError
 from daguerre.families import sd
 from daguerre.models import vae
 from daguerre.models.components import ComponentLoader
-from daguerre.models.settings import LatentSettings
+from daguerre.models.parts import kl
+from daguerre.models.settings import ScaledSettings
 from daguerre.models.vae import VAE
 from daguerre.samplers.settings import SamplingSettings
 
@@ -149,7 +150,7 @@ def test_the_statistics_move_into_the_weights_where_a_pipeline_has_none(tiny_sd:
     made_of = AutoencoderKL(**numbers | {"use_quant_conv": has_convs, "use_post_quant_conv": has_convs})
     made_of.save_pretrained(tmp_path / "vae")
     made = load(tmp_path, **SMALL)
-    vae.folded(made.net).save_pretrained(tmp_path / "folded" / "vae")
+    kl.folded(made.net).save_pretrained(tmp_path / "folded" / "vae")
     folded = load(tmp_path / "folded")
     assert made.has_statistics
     assert not folded.has_statistics
@@ -182,7 +183,7 @@ def test_an_export_draws_the_same_in_the_stock_pipeline(tiny_sd: Path, tmp_path:
 )
 def test_settings_that_make_no_sense_are_refused(values: dict, said: str):
     with pytest.raises(ValidationError, match=said):
-        LatentSettings(family="sd", **values)
+        ScaledSettings(family="sd", **values)
 
 
 def test_statistics_must_fit_the_autoencoder(tiny_sd: Path, tmp_path: Path):

@@ -11,7 +11,7 @@ from daguerre.models import unet as models_unet
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
-from daguerre.models.parts import clip
+from daguerre.models.parts import clip, kl
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.betas import BetaSchedulers
 from daguerre.models.schedulers.scheduler import Schedulers
@@ -41,7 +41,7 @@ def load(settings: Settings, seed: int) -> Family:
     unet = models_unet.load(components, autoencoder, texts)
     replaced = {
         "text_encoder": lambda: clip.as_read(encoder.encoder, encoder.reading, _READS),
-        "vae": lambda: vae.scaled(autoencoder),
+        "vae": lambda: kl.scaled(autoencoder.net),
     }
     notices = []
     if encoder.reading.long:

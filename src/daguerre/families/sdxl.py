@@ -16,7 +16,7 @@ from daguerre.models import unet as models_unet
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
-from daguerre.models.parts import clip
+from daguerre.models.parts import clip, kl
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.betas import BetaSchedulers
 from daguerre.models.schedulers.scheduler import Schedulers
@@ -82,7 +82,7 @@ def load(settings: Settings, seed: int) -> Family:
     index = {"force_zeros_for_empty_prompt": settings.zero_null_text}
     replaced = {
         "text_encoder": lambda: clip.as_read(first.encoder, first.reading, _READS),
-        "vae": lambda: vae.scaled(autoencoder, statistics=True),
+        "vae": lambda: kl.scaled(autoencoder.net, statistics=True),
     }
     exporter = PipelineExporter(settings, index, replaced, tuple(notices))
     family = models_unet.family(components, unet, autoencoder, texts, exporter)

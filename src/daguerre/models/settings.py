@@ -109,10 +109,15 @@ class DenoiserSettings(FamilySettings):
 
 
 class LatentSettings(DenoiserSettings):
-    """Settings of families that train on the latents of a frozen autoencoder: z = (x - mean) scaling_factor / std."""
+    """Settings of families that train on the latents of a frozen autoencoder."""
 
     sample_posterior: bool = True
     """Draw a latent from the autoencoder's posterior for each sample and epoch; off: take the posterior's mean."""
+
+
+class ScaledSettings(LatentSettings):
+    """Settings of families whose recipes may choose how latents are scaled: z = (x - mean) scaling_factor / std."""
+
     scaling_factor: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Latents are multiplied by this. null: the autoencoder's own."""
     latents_mean: list[float] | None = None
@@ -218,7 +223,7 @@ class ReadingSettings(CaptionedSettings):
     """Read prompts of any length in windows of 75 tokens, each with its own start and end; off: cut them, counted."""
 
 
-class UNetSettings(ReadingSettings, LatentSettings):
+class UNetSettings(ReadingSettings, ScaledSettings):
     """Settings of families with a UNet with cross attention, a KL autoencoder and text encoders."""
 
     unet: Component = BASE

@@ -1,17 +1,15 @@
-"""A frozen KL autoencoder in use: images to latents and back, for every latent family with diffusers' AutoencoderKL.
+"""A frozen autoencoder in use: images to latents and back, for every latent family.
 
 Scaling, statistics of channels, posterior and range of pixels are those of diffusers' pipelines, and are in the
 network's config, and so in an export. Shape letters: B samples, C channels, H and W height and width.
 """
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
 from daguerre import keys as keyed
@@ -19,22 +17,33 @@ from daguerre.errors import UserError
 from daguerre.models import pixel_codec
 from daguerre.models.components import ComponentLoader
 from daguerre.models.family import Moments
+from daguerre.models.parts.flux2_vae import Flux2VAE
+from daguerre.models.parts.kl import KL, set_statistics
+from daguerre.models.parts.latent_network import LatentNetwork
+from daguerre.models.parts.qwen_image_vae import QwenImageVAE
 from daguerre.types import Latents
+
+_KINDS: Mapping[str, LatentNetwork] = {kind.library.__name__: kind for kind in (KL(), Flux2VAE(), QwenImageVAE())}
 
 
 @dataclass(frozen=True, eq=False)
 class VAE:
-    """An AutoencoderKL; latents are scaling_factor times what it makes (Rombach et al. 2022, arXiv 2112.10752).
+    """An autoencoder; latents are scaling_factor times what it makes (Rombach et al. 2022, arXiv 2112.10752).
 
     With statistics, z = (x - latents_mean) scaling_factor / latents_std, channel by channel, as in SDXL's pipeline.
     With a shift_factor, z = (x - shift_factor) scaling_factor, as in those of FLUX and SD3.
     """
 
     net: Any
-    """AutoencoderKL, frozen, channels last: 1.4 times as fast on a CPU. Its buffers `channel_mean` and `channel_std`
-    [C, 1, 1], where it has statistics, are not saved with it: its config is."""
+    """The network, frozen. Its buffers `channel_mean` and `channel_std` [C, 1, 1], where it has statistics, are not
+    saved with it: its config is."""
     sample_posterior: bool
     """Draw each latent from its posterior; else take the posterior's mean."""
+
+    @property
+    def kind(self) -> LatentNetwork:
+        """The kind of the network."""
+        return _KINDS[type(self.net).__name__]
 
     @property
     def has_statistics(self) -> bool:
@@ -43,7 +52,7 @@ class VAE:
 
     @property
     def channels(self) -> int:
-        return int(self.net.config.latent_channels)
+        return self.kind.channels(self.net)
 
     @property
     def networks(self) -> dict[str, nn.Module]:
@@ -62,8 +71,8 @@ class VAE:
 
     def encode(self, pixels_BCHW: Tensor) -> Moments:
         """`mean` and `logvar` [B, C, h, w] of the posterior of uint8 pixels, before statistics and scaling."""
-        posterior = self.net.encode(pixel_codec.scaled(pixels_BCHW)).latent_dist
-        return {"mean": posterior.mean, "logvar": posterior.logvar}
+        mean, logvar = self.kind.posterior(self.net, pixel_codec.scaled(pixels_BCHW))
+        return {"mean": mean, "logvar": logvar}
 
     def latents(self, moments: Moments, random_inputs: Mapping[str, Tensor]) -> Tensor:
         """Latents [B, C, h, w] float32: scaling_factor (mean + exp(logvar / 2) noise), after the statistics."""
@@ -72,18 +81,22 @@ class VAE:
             z_BCHW = z_BCHW + torch.exp(0.5 * moments["logvar"]) * random_inputs["posterior"]
         if self.has_statistics:
             z_BCHW = (z_BCHW - self.net.channel_mean) / self.net.channel_std
-        return (self.net.config.scaling_factor * z_BCHW).contiguous()
+        return (self._scaling * z_BCHW).contiguous()
 
     def decode(self, latents: Latents) -> np.ndarray:
-        z_BCHW = latents.x0_BCHW.float() / self.net.config.scaling_factor
+        z_BCHW = latents.x0_BCHW.float() / self._scaling
         if self.has_statistics:
             z_BCHW = z_BCHW * self.net.channel_std + self.net.channel_mean
-        return pixel_codec.levels(self.net.decode(z_BCHW.to(memory_format=torch.channels_last), return_dict=False)[0])
+        return pixel_codec.levels(self.kind.images(self.net, z_BCHW.to(memory_format=self.kind.memory_format)))
+
+    @property
+    def _scaling(self) -> float:
+        return float(self.net.config.get("scaling_factor", 1.0))
 
 
 def factor(net: Any) -> int:
-    """By how much an AutoencoderKL divides each side."""
-    return 2 ** (len(net.config.block_out_channels) - 1)
+    """Number by which an autoencoder divides each side."""
+    return _KINDS[type(net).__name__].factor(net)
 
 
 def latent_shape(net: Any, pixel_shape: tuple[int, ...]) -> tuple[int, int, int]:
@@ -95,7 +108,7 @@ def latent_shape(net: Any, pixel_shape: tuple[int, ...]) -> tuple[int, int, int]
             f"{by}; set data.resolution to a multiple of {by} (for generating: height and width)",
             setting="data.resolution",
         )
-    return int(net.config.latent_channels), height // by, width // by
+    return _KINDS[type(net).__name__].channels(net), height // by, width // by
 
 
 def posterior_noise(net: Any, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
@@ -103,12 +116,21 @@ def posterior_noise(net: Any, seed: int, keys: np.ndarray, pixel_shape: tuple[in
     return {"posterior": torch.from_numpy(keyed.batch_normals(seed, "vae", keys, latent_shape(net, pixel_shape)))}
 
 
-def load(components: ComponentLoader) -> VAE:
-    """The autoencoder of these components, frozen, with the scaling that the settings give in place of its own."""
-    settings: Any = components.settings  # LatentSettings
-    net = components.network("vae", AutoencoderKL).eval().requires_grad_(False)
-    net = net.to(memory_format=torch.channels_last)
-    given = {name: getattr(settings, name) for name in ("scaling_factor", "latents_mean", "latents_std")}
+def load(components: ComponentLoader, library: str = KL.library.__name__) -> VAE:
+    """The autoencoder of these components, frozen, with the scaling that the settings give in place of its own.
+    `library` is the class of diffusers that the family uses."""
+    settings: Any = components.settings  # LatentSettings, or ScaledSettings
+    kind = _KINDS[library]
+    if isinstance(settings.vae, str) and (named := components.config("vae").get("_class_name", library)) != library:
+        raise UserError(
+            f"model.vae is of the class {named}, and this family's latents are made by {library}: give an autoencoder "
+            "of that class",
+            code="unsupported",
+            setting="model.vae",
+        )
+    net = components.network("vae", kind.library).eval().requires_grad_(False)
+    net = net.to(memory_format=kind.memory_format)
+    given = {name: getattr(settings, name, None) for name in ("scaling_factor", "latents_mean", "latents_std")}
     net.register_to_config(**{name: value for name, value in given.items() if value is not None})
     if (statistics := _statistics(net)) is not None:
         set_statistics(net, *statistics)
@@ -117,72 +139,26 @@ def load(components: ComponentLoader) -> VAE:
 
 def _statistics(net: Any) -> tuple[Tensor, Tensor] | None:
     """Mean and deviation [C] by which the config centres and scales channels. UserError where they do not fit."""
-    config = net.config
-    numbers = {name: config[name] for name in ("latents_mean", "latents_std")}
+    config, channels = net.config, _KINDS[type(net).__name__].channels(net)
+    numbers = {name: config.get(name) for name in ("latents_mean", "latents_std")}
+    shift = config.get("shift_factor")
     if all(value is None for value in numbers.values()):
-        if config.shift_factor is None:
-            return None
         # A shift is a mean that all channels have, with a deviation of 1, which divides to the bit.
-        return torch.full((config.latent_channels,), config.shift_factor), torch.ones(config.latent_channels)
+        return None if shift is None else (torch.full((channels,), shift), torch.ones(channels))
     for name, value in numbers.items():
-        if value is None or len(value) != config.latent_channels:
+        if value is None or len(value) != channels:
             raise UserError(
-                f"{name} must have one number for each of the {config.latent_channels} latent channels of the "
+                f"{name} must have one number for each of the {channels} latent channels of the "
                 f"autoencoder, got {'none' if value is None else len(value)}: set model.latents_mean and "
                 "model.latents_std",
                 setting=f"model.{name}",
             )
-    if config.shift_factor is not None:
+    if shift is not None:
         raise UserError(
-            f"the autoencoder has shift_factor {config.shift_factor:g} in its config, and latents_mean is given, "
+            f"the autoencoder has shift_factor {shift:g} in its config, and latents_mean is given, "
             "which centres its channels, too: remove model.latents_mean and model.latents_std",
             code="conflict",
             setting="model.latents_mean",
         )
     mean, std = (torch.tensor(value) for value in numbers.values())
     return mean, std
-
-
-def set_statistics(net: Any, mean_C: Tensor, std_C: Tensor) -> None:
-    """Puts statistics into buffers, which move with the network and are not saved with it."""
-    net.register_buffer("channel_mean", mean_C.reshape(-1, 1, 1), persistent=False)
-    net.register_buffer("channel_std", std_C.reshape(-1, 1, 1), persistent=False)
-
-
-def scaled(autoencoder: VAE, statistics: bool = False) -> Any:
-    """The network for pipelines that apply the scaling factor alone, or `statistics` as well, but never a shift."""
-    config = autoencoder.net.config
-    applied = config.shift_factor is None and (statistics or config.latents_mean is None)
-    return autoencoder.net if applied else folded(autoencoder.net)
-
-
-@torch.no_grad()
-def folded(net: Any) -> Any:
-    """A copy whose latents are centred and scaled by its own weights, for pipelines that apply no statistics.
-
-    Behind the encoder: mean' = (mean - m)/s, logvar' = logvar - 2 ln s. Before the decoder: W (s z + m) + b. The
-    network gets 1x1 convolutions there if it has none.
-    """
-    made = copy.deepcopy(net)
-    m_C, s_C = made.channel_mean.flatten(), made.channel_std.flatten()
-    made.quant_conv = made.quant_conv or _identity(2 * len(m_C)).to(m_C.device)
-    made.post_quant_conv = made.post_quant_conv or _identity(len(m_C)).to(m_C.device)
-    before, after = made.post_quant_conv, made.quant_conv
-    before.bias += before.weight[:, :, 0, 0] @ m_C
-    before.weight *= s_C.reshape(1, -1, 1, 1)
-    mean, logvar = slice(None, len(m_C)), slice(len(m_C), None)
-    after.weight[mean] /= s_C.reshape(-1, 1, 1, 1)
-    after.bias[mean] = (after.bias[mean] - m_C) / s_C
-    after.bias[logvar] -= 2.0 * s_C.log()
-    made.register_to_config(
-        latents_mean=None, latents_std=None, shift_factor=None, use_quant_conv=True, use_post_quant_conv=True
-    )
-    return made
-
-
-def _identity(channels: int) -> nn.Module:
-    """A 1x1 convolution that changes nothing."""
-    conv = nn.utils.skip_init(nn.Conv2d, channels, channels, 1)
-    nn.init.dirac_(conv.weight)
-    nn.init.zeros_(conv.bias)
-    return conv

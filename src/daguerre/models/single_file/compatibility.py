@@ -12,7 +12,7 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
 
-from daguerre.models import vae
+from daguerre.models.parts import kl
 from daguerre.models.single_file.configs import (
     OF_LAYOUTS,
     PipelineConfigs,
@@ -203,7 +203,7 @@ def scaled_vae(
     # z = f (x - m) / s is to be factor * x', so x' = (x - m) / (s factor / f).
     channels = config["latent_channels"]
     scale = factor / own_factor * torch.tensor(std or [1.0] * channels)
-    vae.set_statistics(net, torch.tensor(mean or [0.0] * channels), scale)
+    kl.set_statistics(net, torch.tensor(mean or [0.0] * channels), scale)
     changed = {"scaling_factor": factor, "latents_mean": None, "latents_std": None}
     changed |= {"use_quant_conv": True, "use_post_quant_conv": True}
-    return {name: tensor.detach() for name, tensor in vae.folded(net).state_dict().items()}, changed
+    return {name: tensor.detach() for name, tensor in kl.folded(net).state_dict().items()}, changed

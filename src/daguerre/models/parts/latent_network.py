@@ -1,0 +1,37 @@
+"""The contract of a kind of autoencoder: what sets one library class of networks from images to latents apart.
+
+A kind is a module of this folder; `models/vae.py` chooses it by the class that a network's config names, and has what
+all kinds share: the draw from the posterior, statistics of channels, and scaling. Shape letters: B samples, C channels,
+H and W height and width.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+
+class LatentNetwork(ABC):
+    """A kind of autoencoder. It has no state."""
+
+    library: ClassVar[Any]
+    """The class of diffusers."""
+    memory_format: ClassVar[torch.memory_format] = torch.channels_last
+    """Of weights and latents. Channels last is 1.4 times as fast on a CPU."""
+
+    @abstractmethod
+    def channels(self, net: Any) -> int:
+        """C of latents."""
+
+    @abstractmethod
+    def factor(self, net: Any) -> int:
+        """Number by which each side of an image is divided."""
+
+    @abstractmethod
+    def posterior(self, net: Any, pixels_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log variance [B, C, h, w] of the posterior of pixels [B, 3, H, W] in [-1, 1]."""
+
+    @abstractmethod
+    def images(self, net: Any, z_BCHW: Tensor) -> Tensor:
+        """Pixels [B, 3, H, W] in about [-1, 1] of latents."""
