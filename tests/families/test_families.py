@@ -17,6 +17,7 @@ from tiny_models import TINY_UNET, prompts, write_sd
 from daguerre import plugins
 from daguerre.errors import UserError
 from daguerre.models.family import Family
+from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import FamilySettings
 from daguerre.types import Batch
 
@@ -57,6 +58,16 @@ class TestPlugin:
     def test_nothing_inherits_from_a_family(self, name):
         module = plugins.find("families", name)
         assert [c for c in vars(module).values() if isinstance(c, type) and Family in c.__mro__[1:]] == []
+
+
+def test_what_generates_says_how_it_is_guided_and_exported(family: Family):
+    """The class says it before anything is loaded; weights may take another guidance."""
+    if not family.generates or family.pretrained is None:
+        pytest.skip("generates nothing")
+    settings = type(family.pretrained.settings)
+    assert settings.guidance is not None
+    assert family.guidance == settings.guidance
+    assert isinstance(settings.schedulers, Schedulers)
 
 
 def test_the_net_holds_what_is_trained_and_nothing_else(family: Family):

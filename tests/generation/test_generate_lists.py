@@ -357,7 +357,11 @@ def test_a_kill_loses_the_open_shard_alone(run, tmp_path, capsys):
         ("a.csv", "prompt,file_name\na,b\nc,\n", "1 of 2 images have no file_name"),
         ("a.csv", "prompt,file_name\na,request\n", "is reserved"),
         ("a.csv", "prompt,sampler\na,b\n", "sampler is already a key"),
-        ("a.csv", "prompt,negative_prompt,guidance_scale\na,b,1\n", "without guidance a negative prompt has no effect"),
+        (
+            "a.csv",
+            "prompt,negative_prompt,guidance_scale\na,b,1\n",
+            "so there is no guidance: raise guidance_scale or remove negative_prompt",
+        ),
         ("a.csv", "prompt,height\na,33\n", "33"),
         ("missing.csv", None, "cannot be read: No such file"),
         ("a.txt", b"\xff\xfe\xfa", "cannot be read as UTF-8"),

@@ -138,10 +138,6 @@ def test_settings_refuse_what_would_have_no_effect() -> None:
         SamplingSettings(sampler="heun", s_tmin=0.1, s_noise=1.1)
     with pytest.raises(ValueError, match="s_tmin is 5 and s_tmax is 2"):
         SamplingSettings(sampler="heun", s_churn=1, s_tmin=5, s_tmax=2)
-    with pytest.raises(ValueError, match=r"guidance_rescale is 0\.7 and guidance_scale is 1"):
-        SamplingSettings(guidance_scale=1, guidance_rescale=0.7)
-    with pytest.raises(ValueError, match="negative_prompt is 'blurry' and guidance_scale is 1"):
-        SamplingSettings(guidance_scale=1, negative_prompt="blurry")
     with pytest.raises(ValueError, match=r"there is no 'dpm_2m' in samplers.*Did you mean 'dpmpp_2m'"):
         SamplingSettings(sampler="dpm_2m")
 

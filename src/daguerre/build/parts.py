@@ -212,6 +212,8 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
             code="unsupported",
             setting=f"training.{setting}",
         )
+    if family.generates:  # the weights may take another guidance than their class, which the config could check
+        family.guidance.check(config.sampling)
     net = attached.net
     # Asked now, so that sizes and steps that cannot be are refused before hours of training, not after.
     sizes = {bucket: family.latent_shape((3, bucket.height_px, bucket.width_px)) for bucket in buckets(config.data)}

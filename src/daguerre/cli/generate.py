@@ -34,6 +34,7 @@ from daguerre.generation.load import Loading
 from daguerre.generation.output_dir import Folder
 from daguerre.generation.requests import RequestList, Survey
 from daguerre.run import known_words
+from daguerre.samplers.guidance import CLASSIFIER_FREE
 from daguerre.tracking.progress import Counter
 from daguerre.training import device
 from daguerre.training.precision import dtypes
@@ -148,7 +149,7 @@ def prepare(arguments: list[str]) -> Job:
     options = asked_for.options
     requests = RequestList(
         prompts(asked_for), config.sampling, size_px, generate.KEYS, captioned, options.strength, options.keep_unmasked,
-        config.model.reconstructs,
+        config.model.guidance or CLASSIFIER_FREE, config.model.reconstructs,
     )  # fmt: skip
     survey = requests.survey()
     if survey.notice:
@@ -314,7 +315,7 @@ def conclude(job: Job, left: int) -> int:
     if wanted and (left or not (job.folder.path / contact_sheet.NAME).exists()):
         sampling = job.arguments.config.sampling
         steps = f"{sampling.sampler}, {sampling.num_inference_steps} step{'s' * (sampling.num_inference_steps != 1)}"
-        guided = f"guidance {sampling.guidance_scale:g}" if sampling.guided else "no guidance"
-        provenance = f"Generated with {job.loading.description}: {steps}, {guided}."
+        guidance = job.requests.guidance.described(sampling.guidance_scale)
+        provenance = f"Generated with {job.loading.description}: {steps}, {guidance}."
         print(f"contact sheet: {contact_sheet.write(job.folder.path, output.examples(), output.total, provenance)}")
     return 0

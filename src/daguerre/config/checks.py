@@ -13,6 +13,7 @@ from daguerre.data.cached.settings import CacheSettings
 from daguerre.data.settings import DataSettings
 from daguerre.models.settings import FamilySettings
 from daguerre.objectives.settings import ObjectiveSettings
+from daguerre.samplers.settings import SamplingSettings
 from daguerre.storage import address
 from daguerre.training.settings import (
     EMASettings,
@@ -176,11 +177,18 @@ def _profiles(profiler: ProfilerSettings, output_dir: str) -> list[Problem]:
     return [Problem("profiler.ranks", text, profiler.ranks)]
 
 
+def _guidance(model: FamilySettings, sampling: SamplingSettings) -> list[Problem]:
+    """The family says which scales there are, and what has no effect at one."""
+    faults = () if model.guidance is None else model.guidance.faults(sampling)
+    return [Problem(f"sampling.{name}", text, getattr(sampling, name)) for name, text in faults]
+
+
 CHECKS: dict[tuple[str, ...], Callable[..., list[Problem]]] = {
     ("training",): _batches,
     ("training", "lr_scheduler"): _warmup,
     ("data", "objective"): _masks,
     ("model", "adapters"): _adapters_of_model,
+    ("model", "sampling"): _guidance,
     ("training", "cache"): _cached_base,
     ("profiler", "output_dir"): _profiles,
     ("optimizer", "ema", "lr_scheduler"): _own_averages,

@@ -61,7 +61,7 @@ class ModelEvaluation:
     def requests(self) -> RequestList:
         """The images of the protocol's prompts."""
         size_px = generate.image_size(self.config, "sample")
-        return images.request_list(self._prompts, self.config.sampling, size_px, self.settings.num_images)
+        return images.request_list(self._prompts, self.config, size_px, self.settings.num_images)
 
     @cached_property
     def protocol(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class ModelEvaluation:
     def _draw(self, texts: Sequence[str]) -> Iterable[np.ndarray]:
         """Images of a metric's own prompts, as large as those that are trained on."""
         size_px = generate.image_size(self.config, "evaluation")
-        requests = images.request_list(images.of_texts("prompts", texts), self.config.sampling, size_px, len(texts))
+        requests = images.request_list(images.of_texts("prompts", texts), self.config, size_px, len(texts))
         return self._generated(requests).all()
 
     def _losses(self, quantiles: Sequence[float], num_samples: int) -> dict[str, np.ndarray]:

@@ -16,6 +16,7 @@ from PIL import Image
 from daguerre import keys
 from daguerre.build.parts import Components
 from daguerre.checkpoint.atomic import make_folder
+from daguerre.config.config import Config
 from daguerre.data import captions
 from daguerre.data.dataset import Dataset, Member
 from daguerre.data.images import decode
@@ -33,7 +34,7 @@ from daguerre.generation.image_shards import ShardOutput
 from daguerre.generation.jobs import TaskShard
 from daguerre.generation.prompts import Prompts, Row
 from daguerre.generation.requests import RequestList
-from daguerre.samplers.settings import SamplingSettings
+from daguerre.samplers.guidance import CLASSIFIER_FREE
 from daguerre.tracking.progress import Counter
 
 
@@ -131,11 +132,11 @@ class GeneratedImages:
         return [np.array(image) for image in opened]
 
 
-def request_list(prompts: Prompts, sampling: SamplingSettings, size_px: tuple[int, int], most: int) -> RequestList:
+def request_list(prompts: Prompts, config: Config, size_px: tuple[int, int], most: int) -> RequestList:
     """One image for each of the first `most` prompts. UserError for prompts that cannot be evaluated."""
     limited = replace(prompts, rows=lambda: islice(prompts.rows(), most))
-    single = sampling.model_copy(update={"num_images": 1})
-    found = RequestList(limited, single, size_px, generate.KEYS, captioned=True)
+    single, guidance = config.sampling.model_copy(update={"num_images": 1}), config.model.guidance or CLASSIFIER_FREE
+    found = RequestList(limited, single, size_px, generate.KEYS, captioned=True, guidance=guidance)
     if found.survey().inputs:
         raise UserError(
             f"{prompts.name} has images to start from, and metrics are for prompts alone: remove the column"

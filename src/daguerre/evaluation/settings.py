@@ -11,7 +11,6 @@ from pydantic import Field, SerializeAsAny, field_validator
 
 from daguerre.evaluation.metric import MetricSettings
 from daguerre.evaluation.networks.place import NetworkName, NetworkPlace
-from daguerre.samplers.settings import unguided_or_more
 from daguerre.settings import ADDRESS, Plugin, Settings
 
 PROTOCOLS = Path(__file__).parents[1] / "protocols"
@@ -41,7 +40,7 @@ class EvaluationSettings(Settings):
     null: images as they are."""
     sample_seed: int | None = Field(None, ge=0)
     """Of a folder: draws num_images of all by this seed; null takes the first."""
-    guidance_scales: list[float] | None = Field(None, min_length=1)
+    guidance_scales: list[Annotated[float, Field(ge=0)]] | None = Field(None, min_length=1)
     """Guidance scales to evaluate one after the other; the report draws their curve. null: sampling.guidance_scale."""
     weights: Literal["ema", "raw"] | None = None
     """Weights of a checkpoint; null: the averaged ones, if it has them."""
@@ -66,8 +65,3 @@ class EvaluationSettings(Settings):
         if isinstance(value, dict):
             return {name: {"path": own} if isinstance(own, str) else own for name, own in value.items()}
         return value
-
-    @field_validator("guidance_scales")
-    @classmethod
-    def _guides(cls, scales: list[float] | None) -> list[float] | None:
-        return None if scales is None else [unguided_or_more(scale) for scale in scales]

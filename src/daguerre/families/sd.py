@@ -17,6 +17,7 @@ from daguerre.models.schedulers.betas import BetaSchedulers
 from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import UNetSettings
 from daguerre.models.text_conditioning import TextConditioning
+from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 
 _READS = Reading(layers=(-1,), final_norm=True)
 """StableDiffusionPipeline's reading of the text encoder."""
@@ -29,6 +30,7 @@ class Settings(UNetSettings):
     """Name of the family."""
 
     pipeline_class: ClassVar[str] = "StableDiffusionPipeline"
+    guidance: ClassVar[Guidance] = CLASSIFIER_FREE
     schedulers: ClassVar[Schedulers] = BetaSchedulers()
 
 

@@ -22,6 +22,7 @@ from daguerre.models.schedulers.betas import BetaSchedulers
 from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import BASE, Component, ComponentSpec, UNetSettings
 from daguerre.models.text_conditioning import TextConditioning
+from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 from daguerre.settings import ADDRESS, Unused
 from daguerre.types import Batch, Cond, Prompt
 
@@ -50,6 +51,7 @@ class Settings(UNetSettings):
     """The empty caption is zeros instead of what the encoders make of it, as SDXL's base model samples."""
 
     pipeline_class: ClassVar[str] = "StableDiffusionXLPipeline"
+    guidance: ClassVar[Guidance] = CLASSIFIER_FREE
     schedulers: ClassVar[Schedulers] = BetaSchedulers()
     told_by_index: ClassVar[Mapping[str, str]] = {"force_zeros_for_empty_prompt": "zero_null_text"}
     components: ClassVar[Mapping[str, ComponentSpec]] = {

@@ -171,14 +171,18 @@ def generate_batch(
         controlnets.with_computed(parts, prompt, request.seed, steering.condition)
         for prompt, request in zip(shown, batch, strict=True)
     ]
-    cond, null = _conditioning(parts, batch, prompts, settings.guided)
+    _check_guidance(family, batch)
+    runs_null = family.guidance.runs_null(settings.guidance_scale)
+    cond, null = _conditioning(parts, batch, prompts, runs_null)
     known = None if batch[0].strength is None else _known(parts, prompts, seeds, batch[0].strength, shape)
     cond, null = controlnets.steered(parts, steering, shape, settings, known, (cond, null))
     with parts.autocast():
-        x0 = draw(objective, parts.net, cond, null, shape, seeds, settings, parts.device, known)
+        x0 = draw(
+            objective, parts.net, cond, null, shape, seeds, settings, parts.device, known, guidance=family.guidance
+        )
     latents = Latents(x0, prompts, seeds, batch[0].size_px)
     told = {"prompt": [prompt.text for prompt in prompts]}
-    told |= {"negative_prompt": [prompt.negative for prompt in prompts]} if settings.guided else {}
+    told |= {"negative_prompt": [prompt.negative for prompt in prompts]} if runs_null else {}
     truncated = {name: family.truncated(texts) for name, texts in told.items()}
     for rows in _cut(len(batch), batch[0].size_px):
         for i, pixels in enumerate(family.decode(latents[rows]), rows.start):
@@ -186,6 +190,18 @@ def generate_batch(
                 pixels = np.where(prompts[i].images[MASK], pixels, prompts[i].images[IMAGE])
             cut = {name: found[i] for name, found in truncated.items() if i in found}
             yield GeneratedImage(batch[i], pixels, cut)
+
+
+def _check_guidance(family: Family, batch: Sequence[ImageRequest]) -> None:
+    """UserError for a scale or a negative prompt of a single image that these weights do not take; those of the recipe
+    were refused when the model was built."""
+    scale, guidance = batch[0].guidance_scale, family.guidance
+    if fault := guidance.fault(scale):
+        raise UserError(fault, code="conflict", setting="sampling.guidance_scale")
+    for request in batch:
+        if request.prompt.negative and not guidance.runs_null(scale):
+            what = f"negative_prompt is {request.prompt.negative!r}"
+            raise UserError(guidance.without_null(what, scale), code="unused", setting="sampling.negative_prompt")
 
 
 def _cut(count: int, size_px: tuple[int, int]) -> list[slice]:
@@ -306,7 +322,7 @@ def image_metadata(parts: Components, sampling: SamplingSettings, request: Image
         "height": height,
         "width": width,
         "guidance_scale": request.guidance_scale,
-        "guidance_rescale": sampling.guidance_rescale if request.guidance_scale > 1 else 0.0,
+        "guidance_rescale": sampling.guidance_rescale if family.guidance.runs_null(request.guidance_scale) else 0.0,
         **_started(request),
         **{name: getattr(sampling, name) for name in _SETTINGS},
         **sampling.churn,

@@ -12,7 +12,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
 
 from daguerre.errors import UserError
-from daguerre.samplers.settings import unguided_or_more
 from daguerre.storage import local_files
 from daguerre.types import CONTROLS, IMAGE, IMAGE_PROMPT, MASK
 from daguerre.unicode import is_text, mended
@@ -211,12 +210,9 @@ def _whole(value: Any, name: str, where: str, least: int) -> int | None:
 
 def _scale(value: Any, where: str) -> float | None:
     number = _number(value, "guidance_scale", where)
-    try:
-        if number is not None and not 0 <= number < float("inf"):
-            raise UserError(f"guidance_scale is {value!r}: write a number from 0")
-        return None if number is None else unguided_or_more(float(number))
-    except ValueError as error:
-        raise UserError(f"{where}: {error}") from error
+    if number is not None and not 0 <= number < float("inf"):
+        raise UserError(f"{where}: guidance_scale is {value!r}: write a number from 0")
+    return None if number is None else float(number)
 
 
 def _place(value: Any, name: str, where: str, folder: Path) -> Path | None:

@@ -15,6 +15,7 @@ from daguerre.errors import UserError
 from daguerre.generation import images as input_images
 from daguerre.generation.generate import ImageRequest
 from daguerre.generation.prompts import Prompts, Row
+from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 from daguerre.samplers.known import steps_run
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import IMAGE, IMAGE_PROMPT, MASK, Prompt
@@ -58,6 +59,8 @@ class RequestList:
     mask."""
     keep_unmasked: bool = True
     """See ImageRequest."""
+    guidance: Guidance = CLASSIFIER_FREE
+    """That of the family."""
     reconstructs: bool = False
     """An image without a mask is started from only where a strength is given (FamilySettings.reconstructs)."""
 
@@ -108,7 +111,7 @@ class RequestList:
     def _request(self, row: Row, number: int, copy: int) -> ImageRequest:
         name, scale = row.file_name, self._scale(row)
         # A row without guidance has no unguided side, so the command's negative prompt does not concern it.
-        usual = self.sampling.negative_prompt if scale > 1 else ""
+        usual = self.sampling.negative_prompt if self.guidance.runs_null(scale) else ""
         return ImageRequest(
             number,
             Prompt(row.prompt, usual if row.negative_prompt is None else row.negative_prompt),
@@ -148,12 +151,11 @@ class RequestList:
 
     def _check(self, row: Row) -> None:
         scale = self._scale(row)
-        if row.negative_prompt and scale <= 1:
-            raise UserError(
-                f"{row.where}: negative_prompt is {row.negative_prompt!r} and guidance_scale is {scale:g}, and "
-                "without guidance a negative prompt has no effect: raise guidance_scale or remove negative_prompt",
-                code="unused",
-            )
+        if fault := self.guidance.fault(scale):
+            raise UserError(f"{row.where}: {fault}")
+        if row.negative_prompt and not self.guidance.runs_null(scale):
+            why = self.guidance.without_null(f"negative_prompt is {row.negative_prompt!r}", scale)
+            raise UserError(f"{row.where}: {why}", code="unused")
         height, width = self._sides(row)
         given_px = (height, width) if height is not None and width is not None else None
         input_images.check(input_images.of(row), given_px)

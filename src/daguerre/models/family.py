@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from daguerre.errors import UserError
 from daguerre.models import compatibility, encoders, sharding_axes
 from daguerre.models.settings import ComponentSpec, reachable
+from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 from daguerre.types import IMAGE, NUMBERS, OF_IMAGES, OF_TEXTS, TOKENS, Batch, Cond, Latents, Prompt
 
 if TYPE_CHECKING:
@@ -166,6 +167,8 @@ class Family:
     output: Enlarging | None = None
     """Images that are generated, where they have other sizes than those that are trained on, of which the same clean
     samples are made; None: `images` is for both."""
+    guidance: Guidance = CLASSIFIER_FREE
+    """What a guidance scale does to the denoiser: as the settings' class says, unless these weights take another."""
     controlnets: ControlNets | None = None
     """The ControlNets that can be put beside its denoiser; None for families without."""
     pretrained: ComponentLoader | None = None

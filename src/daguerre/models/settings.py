@@ -11,6 +11,7 @@ from daguerre.settings import ADDRESS, FREE, Settings, Unused
 
 if TYPE_CHECKING:
     from daguerre.models.schedulers.scheduler import Schedulers
+    from daguerre.samplers.guidance import Guidance
 
 SINGLE_FILES = (".safetensors", ".ckpt", ".pt", ".bin")
 """Suffixes of files that hold a model, or one of its networks."""
@@ -49,6 +50,8 @@ class FamilySettings(Settings):
 
     components: ClassVar[Mapping[str, ComponentSpec]] = {}
     """The family's networks and tokenizers by name."""
+    guidance: ClassVar["Guidance | None"] = None
+    """What a guidance scale does to the family's denoiser; None for a family that does not generate from prompts."""
     overflows_float16: ClassVar[bool] = False
     """Whether activations of the networks exceed the range of float16, so that training and generating refuse it."""
     reconstructs: ClassVar[bool] = False

@@ -22,6 +22,7 @@ from daguerre.generation.prompts import Prompts, Row
 from daguerre.generation.requests import RequestList
 from daguerre.models.family import Family
 from daguerre.run import known_words
+from daguerre.samplers.guidance import CLASSIFIER_FREE
 from daguerre.types import CONTROLS, IMAGE, Batch
 
 LISTING = "samples.json"
@@ -46,7 +47,8 @@ def requests(config: Config, captions: Callable[[int], list[str]]) -> list[Image
     each = [_in_turn(rows[i % len(rows)], i // len(rows)) for i in range(sampling.num_images)]
     single = sampling.model_copy(update={"num_images": 1})
     prompts, size_px = Prompts("prompts_file", "", lambda: iter(each)), generate.image_size(config, "sample")
-    found = RequestList(prompts, single, size_px, generate.KEYS)
+    guidance = config.model.guidance or CLASSIFIER_FREE
+    found = RequestList(prompts, single, size_px, generate.KEYS, guidance=guidance)
     found.survey()  # for its UserErrors
     return list(found)
 

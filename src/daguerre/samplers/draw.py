@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from daguerre import keys, plugins
-from daguerre.samplers.guidance import guide
+from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 from daguerre.samplers.known import Known
 from daguerre.samplers.settings import SamplingSettings, keywords
 from daguerre.types import Cond, Grid
@@ -60,21 +60,25 @@ def draw(
     device: torch.device | str = "cpu",
     known: Known | None = None,
     purpose: str = "sample",
+    guidance: Guidance = CLASSIFIER_FREE,
 ) -> Tensor:
     """One clean sample x0 [B, C, h, w] float32 on `device` for each of B seeds.
 
-    `cond` and `null_cond` hold B rows each, on `device`; the null side is what guidance leads away from and may
-    be None without guidance. `known` are the clean samples, on `device`, from which sampling starts, and what is kept
-    of them. `purpose` names the random numbers: those of one purpose have nothing to do with those of another, whatever
-    the seeds. All B run at once. `net` is used as it is: put it in evaluation mode and under autocast outside.
+    `cond` and `null_cond` hold B rows each, on `device`; the null side is what `guidance` leads away from and may
+    be None where the scale runs no null side. `known` are the clean samples, on `device`, from which sampling starts,
+    and what is kept of them. `purpose` names the random numbers: those of one purpose have nothing to do with those of
+    another, whatever the seeds. All B run at once. `net` is used as it is: put it in evaluation mode and under autocast
+    outside.
     """
     assert all(len(rows) == len(seeds) for rows in [*cond.values(), *(null_cond or {}).values()])
     if not seeds:
         return torch.empty((0, *shape), device=device)
     objective = objective.at(shape, settings.shift)
     grid = objective.grid(settings.num_inference_steps, settings.timestep_spacing)
-    scale = settings.guidance_scale if settings.guided else 1.0
-    y = guide(partial(objective.predict, net), cond, null_cond, scale, settings.guidance_rescale)
+    scale = settings.guidance_scale
+    null_cond = null_cond if guidance.runs_null(scale) else None
+    scale_B = torch.full((len(seeds),), scale, dtype=torch.float32, device=device)
+    y = guidance.guide(partial(objective.predict, net), cond, null_cond, scale_B, settings.guidance_rescale)
 
     def path(t: float) -> tuple[Tensor, Tensor]:
         return objective.path(torch.tensor(t, dtype=torch.float64))

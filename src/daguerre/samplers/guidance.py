@@ -1,42 +1,179 @@
-"""Classifier-free guidance: two predictions at one noise level become one.
+"""Guidance: a network's predictions become one that follows the prompt more closely, at a scale.
 
-Holds no sampler. Guidance acts on the network's prediction y, as published; since x0 is linear in y at a
-given x_t, the scale would do the same to x0, but rescaling looks at the spread of y itself.
+A family has one `Guidance`: what a scale does to its network, which scales there are, and which of them is none, in the
+notation of the family's own pipeline. Samplers and teachers call the same function; no sampler is here.
+Guidance acts on the network's prediction y, as published; since x0 is linear in y at a given x_t, the scale would do
+the same to x0, but rescaling looks at the spread of y itself.
 Letters: B samples, C channels, H and W latent height and width.
 """
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from daguerre.errors import UserError
+from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Cond
 
-Predict = Callable[[Tensor, float, Cond], Tensor]
+Time = float | Tensor
+"""One time for all samples, or [B]."""
+Predict = Callable[[Tensor, Time, Cond], Tensor]
 """(x [B, C, H, W], t, conditioning of B samples) to the network's prediction y [B, C, H, W]."""
 
 
-def guide(
-    predict: Predict, cond: Cond, null_cond: Cond | None, scale: float, rescale: float = 0.0
-) -> Callable[[Tensor, float], Tensor]:
-    """The guided prediction (x, t) -> y [B, C, H, W]: y_null + scale (y_cond - y_null).
+class Guidance(ABC):
+    """The guidance of a family."""
 
-    Ho and Salimans 2022 (arXiv 2207.12598, eq. 6, in the form where 1 is no guidance). Both sides run as one
-    batch of 2B, the null side first; at scale 1 the null side does not run and `null_cond` may be None.
-    `null_cond` is what the prediction is led away from: the null caption, or a negative prompt.
-    `rescale` in [0, 1] brings the spread back by that share (see `rescaled`).
+    @abstractmethod
+    def acts(self, scale: float) -> bool:
+        """True if a scale guides: it changes the prediction."""
+
+    def runs_null(self, scale: float) -> bool:
+        """True if an unguided side runs beside the prompt's at a scale, so that a negative prompt has an effect."""
+        return self.acts(scale)
+
+    @abstractmethod
+    def fault(self, scale: float) -> str:
+        """The reason for which a scale from 0 is refused, with what to do; "" for one that is allowed."""
+
+    @abstractmethod
+    def guide(
+        self, predict: Predict, cond: Cond, null_cond: Cond | None, scale_B: Tensor, rescale: float = 0.0
+    ) -> Callable[[Tensor, Time], Tensor]:
+        """The guided prediction (x, t) -> y [B, C, H, W] at a scale per sample, [B] on the device of the conditioning.
+
+        `null_cond` is what the prediction is led away from: the null caption, or a negative prompt. It may be None
+        where no scale `runs_null`. `rescale` in [0, 1] brings the spread back by that share (see `rescaled`).
+        """
+
+    def faults(self, sampling: SamplingSettings) -> Iterator[tuple[str, str]]:
+        """Settings of sampling that are refused, each with the reason: scales, and what has no effect at this one."""
+        scale = sampling.guidance_scale
+        if fault := self.fault(scale):
+            yield "guidance_scale", fault
+        elif not self.runs_null(scale):
+            for name in ("guidance_rescale", "negative_prompt"):
+                if value := getattr(sampling, name):
+                    yield name, self.without_null(f"{name} is {value!r}", scale)
+
+    def without_null(self, what: str, scale: float) -> str:
+        """The reason for which a setting that needs an unguided side is refused at a scale where there is none."""
+        name = what.partition(" ")[0]
+        return f"{what} and guidance_scale is {scale:g}, so there is no guidance: raise guidance_scale or remove {name}"
+
+    def check(self, sampling: SamplingSettings) -> None:
+        """UserError for the first of the `faults`."""
+        for name, fault in self.faults(sampling):
+            raise UserError(fault, code="conflict", setting=f"sampling.{name}")
+
+    def described(self, scale: float) -> str:
+        """A scale, for people."""
+        return f"guidance {scale:g}" if self.acts(scale) else "no guidance"
+
+
+@dataclass(frozen=True)
+class ClassifierFree(Guidance):
+    """Classifier-free guidance (Ho and Salimans 2022, arXiv 2207.12598): away from a second prediction.
+
+    Families with another formula of the two predictions override `combine`.
     """
-    if scale == 1:
+
+    off: float = 1.0
+    """The scale that is no guidance: 1 where pipelines compute null + scale (cond - null), 0 where they compute
+    cond + scale (cond - null). 0 is none in both."""
+
+    def acts(self, scale: float) -> bool:
+        return scale > self.off
+
+    def fault(self, scale: float) -> str:
+        # diffusers runs no guidance between 0 and 1; the formula would mix both sides, so the scale has no one meaning
+        if not 0 < scale < self.off:
+            return ""
+        return (
+            f"guidance_scale is {scale:g}: 0 and {self.off:g} are no guidance, above {self.off:g} is guidance; below "
+            f"{self.off:g} the formula would move towards the negative prompt, and diffusers generates without "
+            f"guidance: set it to {self.off:g} or more"
+        )
+
+    def combine(self, y_cond_BCHW: Tensor, y_null_BCHW: Tensor, scale_B111: Tensor) -> Tensor:
+        """The guided prediction [B, C, H, W] of both sides; `scale_B111` is at least `off`."""
+        return y_null_BCHW + (scale_B111 + (1 - self.off)) * (y_cond_BCHW - y_null_BCHW)
+
+    def guide(
+        self, predict: Predict, cond: Cond, null_cond: Cond | None, scale_B: Tensor, rescale: float = 0.0
+    ) -> Callable[[Tensor, Time], Tensor]:
+        if null_cond is None:
+            return lambda x, t: predict(x, t, cond)
+        both = {name: torch.cat([null_cond[name], cond[name]]) for name in cond}
+        scale_B = scale_B.clamp(min=self.off)
+
+        def guided(x_BCHW: Tensor, t: Time) -> Tensor:
+            # one batch of 2B, the null side first: half the launches, and the memory of both is there anyway
+            t_both = torch.cat([t, t]) if isinstance(t, Tensor) and t.ndim else t
+            y = predict(torch.cat([x_BCHW, x_BCHW]), t_both, both).to(x_BCHW.dtype)
+            y_null, y_cond = y.chunk(2)
+            scale = scale_B.to(x_BCHW.dtype).reshape(-1, *[1] * (x_BCHW.ndim - 1))
+            return rescaled(self.combine(y_cond, y_null, scale), y_cond, rescale)
+
+        return guided
+
+
+CLASSIFIER_FREE = ClassifierFree()
+"""In the usual notation: null + scale (cond - null), of which 1 is none."""
+
+
+@dataclass(frozen=True)
+class Embedded(Guidance):
+    """A network that is given the scale: a row of its conditioning, such as FLUX.1's distilled guidance.
+
+    Training gives it the same row (`Family.batch_condition`); sampling takes it from here.
+    """
+
+    name: str = "guidance"
+    """Name of that row [B] in the conditioning."""
+
+    def acts(self, scale: float) -> bool:
+        return True  # the network was never without a scale, so no number of it is none
+
+    def runs_null(self, scale: float) -> bool:
+        return False
+
+    def fault(self, scale: float) -> str:
+        return ""
+
+    def guide(
+        self, predict: Predict, cond: Cond, null_cond: Cond | None, scale_B: Tensor, rescale: float = 0.0
+    ) -> Callable[[Tensor, Time], Tensor]:
+        scaled = {**cond, self.name: scale_B}
+        return lambda x, t: predict(x, t, scaled)
+
+    def without_null(self, what: str, scale: float) -> str:
+        name = what.partition(" ")[0]
+        return f"{what}, and this model is given guidance_scale itself, without an unguided side: remove {name}"
+
+
+@dataclass(frozen=True)
+class Unguided(Guidance):
+    """A network that takes no guidance, such as one that was distilled to few steps with a scale inside."""
+
+    def acts(self, scale: float) -> bool:
+        return False
+
+    def fault(self, scale: float) -> str:
+        if scale in (0, 1):
+            return ""
+        return f"guidance_scale is {scale:g}, and this model takes no guidance: set guidance_scale to 0"
+
+    def guide(
+        self, predict: Predict, cond: Cond, null_cond: Cond | None, scale_B: Tensor, rescale: float = 0.0
+    ) -> Callable[[Tensor, Time], Tensor]:
         return lambda x, t: predict(x, t, cond)
-    assert null_cond is not None, "guidance needs the conditioning of the null side"
-    both = {name: torch.cat([null_cond[name], cond[name]]) for name in cond}
 
-    def guided(x_BCHW: Tensor, t: float) -> Tensor:
-        y = predict(torch.cat([x_BCHW, x_BCHW]), t, both).to(x_BCHW.dtype)
-        y_null, y_cond = y.chunk(2)
-        return rescaled(y_null + scale * (y_cond - y_null), y_cond, rescale)
-
-    return guided
+    def without_null(self, what: str, scale: float) -> str:
+        return f"{what}, and this model takes no guidance: remove {what.partition(' ')[0]}"
 
 
 def rescaled(y_BCHW: Tensor, y_cond_BCHW: Tensor, rescale: float) -> Tensor:

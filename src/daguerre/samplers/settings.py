@@ -7,10 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from daguerre import plugins
-from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, FREE, Settings, Unused
 
 SCHEDULERS = {
@@ -38,19 +37,6 @@ def keywords(sampler: str) -> tuple[str, ...]:
     return tuple(argument.arg for argument in next(defs).args.kwonlyargs)
 
 
-def unguided_or_more(scale: float) -> float:
-    """A guidance scale that means the same everywhere. UserError for one between 0 and 1.
-
-    diffusers runs no guidance there; the formula would mix both sides.
-    """
-    if 0 < scale < 1:
-        raise UserError(
-            f"guidance_scale is {scale:g}: 0 and 1 are no guidance, above 1 is guidance; below 1 the formula would "
-            "move towards the negative prompt, and diffusers generates without guidance: set it to 1 or more"
-        )
-    return scale
-
-
 class SamplingSettings(Settings):
     """Sampling. Nothing here changes what is learnt."""
 
@@ -68,11 +54,9 @@ class SamplingSettings(Settings):
     """With s_churn: the highest such level. null: no bound."""
     s_noise: float = Field(1.0, gt=0, allow_inf_nan=False, json_schema_extra=FREE)
     """With s_churn: standard deviation of the noise that is added; a little above 1 makes up for lost detail."""
-    guidance_scale: Annotated[float, AfterValidator(unguided_or_more)] = Field(
-        5.0, ge=0, allow_inf_nan=False, json_schema_extra=FREE
-    )
-    """Classifier-free guidance: uncond + scale * (cond - uncond); 1 is none, and so is 0, as models of few steps
-    have it in diffusers."""
+    guidance_scale: float = Field(5.0, ge=0, allow_inf_nan=False, json_schema_extra=FREE)
+    """Scale of the guidance, in the notation of the family's own pipeline. Classifier-free guidance is uncond + scale *
+    (cond - uncond); 1 is none, and so is 0, as models of few steps have it in diffusers."""
     guidance_rescale: float = Field(0.0, ge=0, le=1, json_schema_extra=FREE)
     """Share by which the guided prediction's spread is brought back to the conditional one's (2305.08891, eq. 16)."""
     timestep_spacing: Literal["trailing", "leading", "linspace"] = Field("trailing", json_schema_extra=FREE)
@@ -109,11 +93,6 @@ class SamplingSettings(Settings):
         return sampler
 
     @property
-    def guided(self) -> bool:
-        """True if an unguided side runs with the conditional one."""
-        return self.guidance_scale > 1
-
-    @property
     def churn(self) -> dict[str, Any]:
         """The settings of churn; none without churn."""
         return {name: getattr(self, name) for name in CHURN} if self.s_churn > 0 else {}
@@ -137,11 +116,4 @@ class SamplingSettings(Settings):
                 f"s_tmin is {self.s_tmin:g} and s_tmax is {self.s_tmax:g}: noise is added between these levels, so "
                 "s_tmin must be the smaller one"
             )
-        if not self.guided:
-            for name in ("guidance_rescale", "negative_prompt"):
-                if getattr(self, name):
-                    raise ValueError(
-                        f"{name} is {getattr(self, name)!r} and guidance_scale is {self.guidance_scale:g}, so there "
-                        f"is no guidance: raise guidance_scale or remove {name}"
-                    )
         return self

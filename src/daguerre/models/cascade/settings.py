@@ -7,6 +7,7 @@ from daguerre.models.cascade.export import WuerstchenSchedulers
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import Component, ComponentSpec, DenoiserSettings, ReadingSettings
+from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 
 STABILITY = "stabilityai/stable-cascade"
 READS = Reading(layers=(-1,), final_norm=False, masked=True, pooled="projected")
@@ -23,6 +24,7 @@ class CascadeSettings(ReadingSettings, DenoiserSettings):
     """The EfficientNet that makes Stage C's latents of images, frozen; its weights are float32. Of given numbers, what
     is not given is EfficientNet-V2-S."""
 
+    guidance: ClassVar[Guidance] = CLASSIFIER_FREE
     schedulers: ClassVar[Schedulers] = WuerstchenSchedulers()
     time_scale: ClassVar[float] = 1.0
     files_tell_numbers: ClassVar[bool] = True
