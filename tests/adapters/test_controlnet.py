@@ -235,7 +235,7 @@ def test_it_is_outlined_without_memory_and_placed_on_a_mesh(size, bases):
     mesh = Mesh(dict.fromkeys(AXES, 1), dict.fromkeys(AXES, 2))
     parts = outline(whole)
     assert all(p.is_meta for p in parts.net.parameters())
-    found = of_net(parts.net, parts.family.components, whole.mesh.logical_axis_rules, mesh)
+    found = of_net(parts.net, parts.networks, whole.mesh.logical_axis_rules, mesh)
     placed = {each.name: each for each in found.placed}
     for name in placed:
         if name.startswith("controlnet.") and controlnet.shared(name.partition(".")[2]):

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from splits import MESHES, ONE, Both, build, placements
+from known_networks import BLOCKS, HEADS, placed_children
+from splits import MESHES, ONE, Both, build
 
 from daguerre.checkpoint.shard_reader import opened
 from daguerre.checkpoint.sharded import ShardedStore
@@ -22,7 +23,6 @@ from daguerre.checkpoint.store import Store
 from daguerre.distributed import parallelize, sharding_rules
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.sharding_rules import own_region
-from daguerre.models import sharding_axes
 from daguerre.ranks import over
 
 CHAINS = {"some": {"sd": [(1, 2, 2), (1, 4, 1)]}}
@@ -47,13 +47,11 @@ def slices_of(
 
 def split_net(kind: str, mesh: Mesh) -> tuple[Both, list[sharding_rules.ParameterSplit], parallelize.Split]:
     net = build(kind)
-    placed = placements(net, mesh)
+    placed = list(placed_children(net, mesh).placed)
     return (
         net,
         placed,
-        parallelize.apply(
-            net, mesh, placed, parallelize.device_mesh(mesh, "cpu"), sharding_axes.BLOCKS, sharding_axes.GATED
-        ),
+        parallelize.apply(net, mesh, placed, parallelize.device_mesh(mesh, "cpu"), BLOCKS, HEADS),
     )
 
 

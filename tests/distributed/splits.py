@@ -13,14 +13,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from diffusers import UNet2DConditionModel
+from known_networks import BLOCKS, HEADS, placed_children
 from tiny_models import SDXL_UNET, TINY_UNET
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from daguerre.distributed import collectives, parallelize, sharding_rules
+from daguerre.distributed import collectives, parallelize
 from daguerre.distributed.mesh import Mesh
-from daguerre.models import sharding_axes
 
 ONE = {"data": 1, "fsdp": 1, "tensor": 1}
 MESHES = [(4, 1, 1), (2, 2, 1), (1, 4, 1), (1, 2, 2), (2, 1, 2)]
@@ -72,24 +72,11 @@ def cut(value: Any, part: slice) -> Any:
     return None if value is None else value[part]
 
 
-def placements(net: Both, mesh: Mesh) -> list[sharding_rules.ParameterSplit]:
-    """The parts of every parameter, by the usual rules."""
-    placed = []
-    for name, part in net.named_children():
-        shapes = {key: tuple(p.shape) for key, p in part.named_parameters()}
-        dims = sharding_rules.logical(sharding_axes.patterns(part), shapes)
-        found, _ = sharding_rules.place(shapes, dims, sharding_rules.DEFAULT, mesh, sharding_axes.heads(part))
-        placed += [
-            sharding_rules.ParameterSplit(f"{name}.{each.name}", *list(vars(each).values())[1:]) for each in found
-        ]
-    return placed
-
-
 def train(net: Both, kind: str, mesh: Mesh, rank: int) -> tuple[list[float], parallelize.Split | None]:
     """Losses and gradient norms of five updates with two micro-batches each; the net is moved."""
-    placed = placements(net, mesh)
+    placed = placed_children(net, mesh).placed
     devices = parallelize.device_mesh(mesh, "cpu")
-    split = parallelize.apply(net, mesh, placed, devices, sharding_axes.BLOCKS, sharding_axes.GATED)
+    split = parallelize.apply(net, mesh, placed, devices, BLOCKS, HEADS)
     reducer = None
     if mesh.degree("fsdp") == 1 and mesh.degree("data") > 1:
         reducer = collectives.Reducer(list(net.parameters()), devices["data"].get_group())

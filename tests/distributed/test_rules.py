@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+import known_networks
 import pytest
 import torch
 from diffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
 from refusals import refused
 from tiny_models import SDXL_UNET, TINY_UNET
-from transformers import T5Config, T5EncoderModel
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModelWithProjection,
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
+    T5Config,
+    T5EncoderModel,
+)
 
 from daguerre.distributed import sharding_rules
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.settings import MeshSettings
 from daguerre.errors import UserError
 from daguerre.families import sd, sdxl
-from daguerre.models import sharding_axes
+from daguerre.models import placement
+from daguerre.models.network import Network
 
 ONE = {"data": 1, "fsdp": 1, "tensor": 1}
 HUB = {
@@ -30,29 +39,23 @@ def mesh(**ici: int) -> Mesh:
     return Mesh(ONE, ONE | ici)
 
 
-def shapes(network: torch.nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
-
-
 def placed(
-    network: torch.nn.Module, on: Mesh, by: sharding_rules.Rules = sharding_rules.DEFAULT
+    module: torch.nn.Module, on: Mesh, by: sharding_rules.Rules = sharding_rules.DEFAULT
 ) -> tuple[dict[str, Any], list[str]]:
-    own = shapes(network)
-    dims = sharding_rules.logical(sharding_axes.patterns(network), own)
-    found, said = sharding_rules.place(own, dims, by, on, sharding_axes.heads(network))
-    return {each.name: each for each in found}, said
+    found = known_networks.placed(module, on, by)
+    return {each.name: each for each in found.placed}, [f"{name}: {why}" for name, why in found.problems]
 
 
 @pytest.mark.parametrize("hub_id", HUB)
 def test_every_parameter_of_the_published_networks_has_its_axes(hub_id: str):
     family = HUB[hub_id]
     with torch.device("meta"):
-        parts = family.load(family.Settings(pretrained_model_name_or_path=hub_id), 0).components
+        parts = family.load(family.Settings(pretrained_model_name_or_path=hub_id), 0).networks
     for network in parts.values():
-        dims = sharding_rules.logical(sharding_axes.patterns(network), shapes(network))
-        assert dims.keys() == shapes(network).keys()
-        heads = sharding_axes.heads(network)
-        assert all(name in heads for name, axes in dims.items() if "heads" in axes)
+        found = placement.placement(network, sharding_rules.DEFAULT, mesh(fsdp=2, tensor=7919))
+        assert all(found.patterns.values())
+        with_heads = {each.name for each in found.placed if "heads" in each.dims}
+        assert {name for name, why in found.problems if "heads over" in why} == with_heads
 
 
 def networks() -> dict[str, Any]:
@@ -60,6 +63,8 @@ def networks() -> dict[str, Any]:
     numbers = {"cross_attention_dim": 48, "in_channels": 4, "out_channels": 4}
     control = {name: value for name, value in TINY_UNET.items() if name not in ("up_block_types", "sample_size")}
     t5 = T5Config(vocab_size=32, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
+    clip = CLIPTextConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    image = CLIPVisionConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
     with torch.device("meta"):
         return {
             "unet": UNet2DConditionModel(**TINY_UNET | numbers),
@@ -74,20 +79,25 @@ def networks() -> dict[str, Any]:
                 up_block_types=["UpDecoderBlock2D"] * 2,
             ),
             "one level": AutoencoderKL(block_out_channels=[16], norm_num_groups=8),
+            "clip": CLIPTextModelWithProjection(clip),
+            "clip image": CLIPVisionModelWithProjection(image),
             "t5": T5EncoderModel(t5),
             "gated t5": T5EncoderModel(T5Config(**t5.to_dict() | {"feed_forward_proj": "gated-gelu"})),
         }
 
 
-@pytest.mark.parametrize("name", ["unet", "sdxl", "controlnet", "vae", "one level", "t5", "gated t5"])
-def test_every_parameter_of_other_networks_has_its_axes(name: str):
-    network = networks()[name]
-    assert sharding_rules.logical(sharding_axes.patterns(network), shapes(network)).keys() == shapes(network).keys()
+def test_every_parameter_of_other_networks_has_its_axes_and_no_pattern_is_idle():
+    used: set[str] = set()
+    for module in networks().values():
+        patterns = known_networks.placed(module, mesh()).patterns
+        assert all(patterns.values())
+        used |= {*patterns.values()}
+    assert used == {pattern for facts in known_networks.FACTS.values() for pattern in facts.axes}
 
 
-def test_both_lists_are_shown_where_patterns_and_parameters_do_not_agree():
+def test_patterns_and_parameters_that_do_not_agree_are_shown():
     patterns = {"b.*": ("embed",), "*.weight": ("embed",), "c": ()}
-    said = r"b\.weight \(2,\): b\.\*, \*\.weight\n  a\.bias \(2, 2\): no pattern\n  c: no parameter"
+    said = r"b\.weight \(2,\): b\.\*, \*\.weight\n  a\.bias \(2, 2\): no pattern"
     with pytest.raises(UserError, match=said):
         sharding_rules.logical(patterns, {"b.weight": (2,), "a.bias": (2, 2)})
 
@@ -148,6 +158,19 @@ def test_rules_that_are_none_are_refused_with_what_there_is(rule):
 def test_rules_that_the_engine_cannot_follow_are_refused_by_name():
     with refused("unsupported", "mesh.logical_axis_rules", "activation_heads -> fsdp"):
         sharding_rules.check([("activation_heads", ["fsdp"])], mesh(fsdp=2, tensor=2))
+
+
+def test_a_network_without_facts_is_split_along_dim_0_and_that_is_said():
+    """A transformer whose names end like a UNet's is not taken for one."""
+    module = torch.nn.ModuleDict({"transformer_blocks": torch.nn.ModuleList([torch.nn.Linear(6, 4)])})
+    found = placement.placement(Network(module, "denoiser"), sharding_rules.DEFAULT, mesh(fsdp=2, tensor=2))
+    assert [(each.tensor, each.fsdp, each.by_rule) for each in found.placed] == [(None, 0, False)] * 2
+    net = placement.of_net(module, {"transformer": Network(module, "denoiser")}, sharding_rules.DEFAULT, mesh(fsdp=2))
+    (line,) = placement.describe_unknown(net.unknown, mesh(fsdp=2))
+    assert line == (
+        "transformer: no logical axes are known, so their parameters are split over the 2 devices of fsdp along dim 0"
+    )
+    assert placement.describe_unknown(net.unknown, mesh(data=2)) == []
 
 
 def test_what_does_nothing_on_this_mesh_is_said():

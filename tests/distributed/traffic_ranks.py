@@ -14,14 +14,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from diffusers import UNet2DConditionModel
+from known_networks import BLOCKS, HEADS, placed_children
 from tiny_models import TINY_UNET
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from daguerre.distributed import collectives, parallelize, sharding_rules
+from daguerre.distributed import collectives, parallelize
 from daguerre.distributed.mesh import Mesh
-from daguerre.models import sharding_axes
 
 ONE = {"data": 1, "fsdp": 1, "tensor": 1}
 MESHES = {2: [(2, 1, 1), (1, 2, 1), (1, 1, 2)], 4: [(4, 1, 1), (2, 2, 1), (1, 4, 1), (1, 2, 2), (2, 1, 2)]}
@@ -82,17 +82,10 @@ class Counted(TorchDispatchMode):
         self.calls[where] += 1
 
 
-def placed(net: Net, mesh: Mesh) -> list[sharding_rules.ParameterSplit]:
-    shapes = {key: tuple(p.shape) for key, p in net.unet.named_parameters()}
-    dims = sharding_rules.logical(sharding_axes.patterns(net.unet), shapes)
-    found, _ = sharding_rules.place(shapes, dims, sharding_rules.DEFAULT, mesh, sharding_axes.heads(net.unet))
-    return [sharding_rules.ParameterSplit(f"unet.{each.name}", *list(vars(each).values())[1:]) for each in found]
-
-
 def counted(shape: tuple[int, int, int]) -> dict[str, Any]:
     mesh = Mesh(ONE, dict(zip(("data", "fsdp", "tensor"), shape, strict=True)))
     net, devices = Net(), parallelize.device_mesh(mesh, "cpu")
-    parallelize.apply(net, mesh, placed(net, mesh), devices, sharding_axes.BLOCKS, sharding_axes.GATED)
+    parallelize.apply(net, mesh, placed_children(net, mesh).placed, devices, BLOCKS, HEADS)
     reducer = None
     if mesh.degree("data") > 1 and mesh.degree("fsdp") == 1:
         reducer = collectives.Reducer(list(net.parameters()), devices["data"].get_group())

@@ -75,7 +75,7 @@ def test_the_net_holds_what_is_trained_and_nothing_else(family: Family):
     assert inside
     for name, network in family.components.items():
         assert all((id(p) in inside) == (name in family.trained) for p in network.parameters())
-        assert name in family.specs
+        assert family.networks[name].role
         if name not in family.trained:
             assert not any(p.requires_grad for p in network.parameters())
             assert not network.training
@@ -118,14 +118,14 @@ def test_a_batch_is_encoded_by_the_two_pure_functions(family: Family):
     assert x0.shape == (3, *family.latent_shape(SHAPE))
     if family.text is not None:
         tokens = family.text.tokens(TEXTS)
-        in_net = any(family.specs[name].role == "text_encoder" for name in family.trained)
+        in_net = any(family.networks[name].role == "text_encoder" for name in family.trained)
         read = tokens if in_net else family.text.features(tokens)
         assert all(torch.equal(cond[name], rows) for name, rows in read.items())
         assert family.encode_prompts(prompts(TEXTS), SHAPE)[0].keys() >= family.text.features(tokens).keys()
 
 
 def test_components_are_trained_after_they_were_loaded(family: Family):
-    able = [name for name in family.components if family.specs[name].trainable]
+    able = [name for name, network in family.networks.items() if network.trainable]
     if not able:
         with pytest.raises(UserError, match="together"):
             family.training([])
@@ -139,7 +139,7 @@ def test_components_are_trained_after_they_were_loaded(family: Family):
     y = changed.net(changed.encode(given)[0], torch.tensor([1.0, 5.0, 9.0]), changed.encode(given)[1])
     getattr(y, "images_BCHW", y).square().mean().backward()
     assert all(p.grad is not None for p in changed.net.parameters() if p.requires_grad)
-    fixed = next((name for name, spec in family.specs.items() if not spec.trainable), "another")
+    fixed = next((name for name, network in family.networks.items() if not network.trainable), "another")
     with pytest.raises(UserError, match=f"{fixed} cannot be trained in this family; there are: {able[0]}"):
         family.training([fixed])
     family.training(family.trained)

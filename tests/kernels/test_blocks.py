@@ -6,6 +6,7 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from diffusers.models.resnet import ResnetBlock2D
+from known_networks import BLOCKS
 from tiny_models import TEXT_WIDTH, TINY_UNET
 from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
@@ -13,7 +14,6 @@ from torch._dynamo.testing import CompileCounter
 
 from daguerre.errors import UserError
 from daguerre.kernels import available, blocks, channels_last
-from daguerre.models.sharding_axes import BLOCKS
 from daguerre.training.performance import flops
 
 CPU = torch.device("cpu")

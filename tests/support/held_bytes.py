@@ -25,7 +25,7 @@ from daguerre.distributed import parallelize
 from daguerre.distributed.mesh import AXES, Mesh
 from daguerre.distributed.rank0 import Agreement
 from daguerre.memory import estimate, static
-from daguerre.models.placement import frozen as frozen_of
+from daguerre.models.placement import frozen_modules
 from daguerre.run import distribute
 from daguerre.training import step
 from daguerre.training.state import TrainState
@@ -70,7 +70,7 @@ def held(config: Config, mesh: Mesh, rank: int) -> dict[str, int]:
     state.optimizer.zero_grad()
     moments = [t for part in state.optimizer.parts for e in part.optimizer.state.values() for t in e.values()]
     buffers = {id(b): b for m in [*parts.family.components.values(), parts.net] for b in m.buffers()}
-    frozen = [p for network in frozen_of(parts.net, parts.family.components).values() for p in network.parameters()]
+    frozen = [p for network in frozen_modules(parts.net, parts.networks).values() for p in network.parameters()]
     found = {
         "weights": storages(p for p in parts.net.parameters()),
         "gradients": gradients,

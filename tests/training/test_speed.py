@@ -3,6 +3,7 @@
 import pytest
 import torch
 from diffusers import StableCascadeUNet, UNet2DConditionModel
+from known_networks import BLOCKS
 from pydantic import ValidationError
 from tiny_cascade import TINY_C
 from tiny_models import TEXT_WIDTH, TINY_UNET, tiny_vae
@@ -10,7 +11,6 @@ from torch import nn
 
 from daguerre.errors import UserError
 from daguerre.kernels import attention, available, channels_last, products, swap
-from daguerre.models.sharding_axes import BLOCKS
 from daguerre.training.performance import kernels
 from daguerre.training.precision import dtypes
 from daguerre.training.settings import TrainingSettings

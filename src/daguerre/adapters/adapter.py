@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from daguerre.models.family import Family
+    from daguerre.models.network import Network
     from daguerre.objectives.objective import Objective
     from daguerre.samplers.settings import SamplingSettings
 
@@ -63,6 +64,11 @@ class Trainable(ABC):
     """Whether these weights stay float32, whatever type the base is stored in (training.weights_dtype)."""
     whole: bool = False
     """Whether `export` writes a whole model: a run has it as `pipeline/`, and every other export as `adapter/`."""
+
+    @property
+    def added_networks(self) -> Mapping[str, Network]:
+        """The networks that it adds to the model's, by their names in `net`."""
+        return {}
 
     @property
     def images(self) -> Images:
@@ -137,6 +143,11 @@ class Attached:
     def float32(self) -> frozenset[str]:
         """Of these, what stays float32."""
         return frozenset[str]().union(*(each.names for each in self.trainables.values() if each.float32))
+
+    @property
+    def added_networks(self) -> dict[str, Network]:
+        """The networks that any of them adds."""
+        return {name: network for each in self.trainables.values() for name, network in each.added_networks.items()}
 
     @property
     def images(self) -> Images:

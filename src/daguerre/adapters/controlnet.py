@@ -29,6 +29,7 @@ from daguerre.models import encoders
 from daguerre.models.controlnets import controlled
 from daguerre.models.controlnets.controlled import Bottleneck, Controlled, ControlNets, Reads, Size, Wanted
 from daguerre.models.frozen import keep_evaluating
+from daguerre.models.network import Network
 from daguerre.models.weights import resolve
 from daguerre.settings import ADDRESS, Unused
 from daguerre.types import Batch, Cond
@@ -116,6 +117,11 @@ class ControlNet(Trainable):
     kind: ControlNets
     float32 = True
     strengths = (0.0, 0.5)
+
+    @property
+    def added_networks(self) -> dict[str, Network]:
+        """The ControlNet."""
+        return {self.name: Network(self.network, "control", self.kind.facts, trainable=True)}
 
     @property
     def images(self) -> Images:

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from daguerre import keys
 from daguerre.adapters.adapter import Trainable, in_none
 from daguerre.adapters.lora_parts import forward, from_file, inits
-from daguerre.adapters.lora_parts.layers import FROM_BASE, IN_PEFT_LORA, LAYERS, Numbers, chosen, numbers, wrapped
+from daguerre.adapters.lora_parts.layers import FROM_BASE, IN_PEFT_LORA, PRESETS, Numbers, chosen, numbers, wrapped
 from daguerre.adapters.settings import AdapterSettings, Part
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
@@ -52,6 +52,7 @@ from daguerre.settings import FREE, Unused
 if TYPE_CHECKING:
     from daguerre.models.export.about import About
     from daguerre.models.family import Family
+    from daguerre.models.network import Network
     from daguerre.objectives.objective import Objective
     from daguerre.samplers.settings import SamplingSettings
 
@@ -167,20 +168,13 @@ class Settings(AdapterSettings):
     @field_validator("targets")
     @classmethod
     def _known(cls, targets: str | list[str]) -> str | list[str]:
-        if isinstance(targets, str) and (wrong := [part for part in targets.split("+") if part not in LAYERS]):
+        if isinstance(targets, str) and (wrong := [part for part in targets.split("+") if part not in PRESETS]):
             raise ValueError(
-                f"{', '.join(wrong)}: allowed: {', '.join(LAYERS)}, several joined by +, or a list of layers' names"
+                f"{', '.join(wrong)}: allowed: {', '.join(PRESETS)}, several joined by +, or a list of layers' names"
             )
         if not targets:
             raise ValueError("nothing would be trained: name at least one layer")
         return targets
-
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        """Patterns of the names of the layers that get an addition."""
-        if isinstance(self.targets, str):
-            return tuple(pattern for part in self.targets.split("+") for pattern in LAYERS[part])
-        return tuple(self.targets)
 
     @property
     def subtracts(self) -> bool:
@@ -352,13 +346,9 @@ def attach(settings: Settings, model: Family, seed: int) -> LoRA:
     networks, names, used = {}, set[str](), set[str]()
     for component, rank in settings.by_component(model.trainable).items():
         network: Any = model.components[component]
-        targets = chosen(component, network, settings, rank, {id(p) for p in model.unread}, used)
+        targets = chosen(component, model.networks[component], settings, rank, used)
         if not targets:
-            raise UserError(
-                f"no layer of the LoRA's targets is in {component} ({', '.join(settings.patterns)}): set targets, or "
-                f"ranks.{component}=null",
-                code="empty",
-            )
+            raise _without_targets(component, model.networks[component], settings)
         before = {id(p) for p in network.parameters()}
         others = [p for p in network.parameters() if p.requires_grad]
         with warnings.catch_warnings():
@@ -386,6 +376,16 @@ def attach(settings: Settings, model: Family, seed: int) -> LoRA:
             code="unknown",
         )
     return LoRA(model.net, frozenset(names), networks, model.components, settings.kind, settings.trigger_phrase)
+
+
+def _without_targets(component: str, network: Network, settings: Settings) -> UserError:
+    asked = settings.targets if isinstance(settings.targets, str) else ", ".join(settings.targets)
+    known = ", ".join([*network.facts.layers, "all"])
+    return UserError(
+        f"no layer of the LoRA's targets ({asked}) is in {component}: set targets to what it has ({known}, several "
+        f"joined by +, or a list of layers' names), or ranks.{component}=null",
+        code="empty",
+    )
 
 
 def _inject(

@@ -12,7 +12,7 @@ from daguerre.config.config import Config
 from daguerre.errors import UserError
 from daguerre.models import encoders
 from daguerre.models.family import Family
-from daguerre.models.sharding_axes import host
+from daguerre.models.hosts import host
 from daguerre.models.weights import file_digests
 
 _WORD_BYTES = 8

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from daguerre.adapters.adapter import Attached
 from daguerre.models.family import Family
-from daguerre.models.settings import ComponentSpec
+from daguerre.models.network import Network
 from daguerre.models.weights import load, pickled, resolve
 from daguerre.objectives.settings import ObjectiveSettings
 
@@ -44,9 +44,9 @@ def added(settings: ObjectiveSettings, family: Family, attached: Attached, seed:
         if any(p.requires_grad for p in network.parameters()):
             attached.net.add_module(role, network)
             names |= {f"{role}.{inner}" for inner in network.state_dict()}
-    specs = {**family.specs, **dict.fromkeys(networks, ComponentSpec("loss"))}
     trained = family.trained | {name.partition(".")[0] for name in names}
-    family = replace(family, components={**family.components, **networks}, specs=specs, trained=trained)
+    more = {role: Network(network, "loss") for role, network in networks.items()}
+    family = replace(family, networks={**family.networks, **more}, trained=trained)
     return family, replace(attached, beside=frozenset(names))
 
 

@@ -23,6 +23,7 @@ from daguerre.data.plan.buckets import buckets
 from daguerre.errors import UserError
 from daguerre.models import encoders
 from daguerre.models.family import Family
+from daguerre.models.network import Network, block_classes
 from daguerre.models.settings import DenoiserSettings
 from daguerre.objectives.autoencoder import Autoencoder
 from daguerre.objectives.objective import Example, Nets, Objective
@@ -50,6 +51,11 @@ class Components:
     seed: int
     others: Mapping[str, nn.Module]
     """The networks that the loss is computed with besides `net`, by role."""
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        """The family's networks, and those that adapters have added."""
+        return {**self.family.networks, **self.attached.added_networks}
 
     @property
     def net(self) -> nn.Module:
@@ -183,9 +189,9 @@ def load(config: Config, leave_out: Collection[str] = ()) -> tuple[Family, Attac
 
 def _narrow_denoiser(config: Config, family: Family, device: torch.device) -> None:
     """Stores a denoiser that is frozen outside of the net, as beside new tokens, as the net's weights are stored."""
-    for name, network in family.components.items():
-        if family.specs[name].role == "denoiser" and name not in family.trained:
-            dtypes.choose(config.training, device).store(network)
+    for name, network in family.networks.items():
+        if network.role == "denoiser" and name not in family.trained:
+            dtypes.choose(config.training, device).store(network.module)
 
 
 def beside(parts: Components, adapters: Mapping[str, AdapterSettings]) -> Components:
@@ -224,7 +230,8 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
         diffusion = replace(diffusion, cell_px=cell_px, sampled_px=sampled_px)
         objective = objective.with_diffusion(diffusion)
         diffusion.sampled(sampling.shift).grid(sampling.num_inference_steps, sampling.timestep_spacing)
-    kernels.apply(config.training, net, family.components.values(), family.block_classes, device)
+    compiled = block_classes([*family.networks.values(), *attached.added_networks.values()])
+    kernels.apply(config.training, net, family.components.values(), compiled, device)
     if device.type == "cuda" and config.training.kernels != "plain" and not config.training.compile:
         cast_together((*family.components.values(), net))
     if config.training.gradient_checkpointing:

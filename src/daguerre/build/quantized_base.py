@@ -10,7 +10,8 @@ from daguerre.distributed.parallelize import blocks
 from daguerre.errors import UserError
 from daguerre.formatting import counted, scaled
 from daguerre.models.family import Family
-from daguerre.models.sharding_axes import host
+from daguerre.models.hosts import host
+from daguerre.models.network import Network
 from daguerre.training.precision import quantized
 from daguerre.training.precision.quantized import SETTING, Form, QuantizedLinear
 
@@ -21,12 +22,12 @@ def quantize(form: Form | Literal["no"], family: Family, device: torch.device | 
     where the denoiser itself is trained."""
     if form == "no":
         return
-    for component, network in family.components.items():
-        if family.specs[component].role == "autoencoder":  # it consists of convolutions
+    for component, network in family.networks.items():
+        if network.role == "autoencoder":  # it consists of convolutions
             continue
-        found = _layers(network, family)
+        found = _layers(network)
         still = {name: layer for name, layer in found.items() if not layer.weight.requires_grad}
-        if family.specs[component].role == "denoiser" and not still:
+        if network.role == "denoiser" and not still:
             why = "its weights are trained, which codes of few bits cannot be" if found else "it has no blocks"
             raise UserError(
                 f"{SETTING}={form} is for a base that adapters leave as it is (lora, tokens, controlnet), and of "
@@ -36,15 +37,15 @@ def quantize(form: Form | Literal["no"], family: Family, device: torch.device | 
             )
         for name, layer in still.items():
             owner, _, last = name.rpartition(".")
-            setattr(network.get_submodule(owner), last, QuantizedLinear(layer, form, device))
+            setattr(network.module.get_submodule(owner), last, QuantizedLinear(layer, form, device))
 
 
-def _layers(network: nn.Module, family: Family) -> dict[str, nn.Linear]:
+def _layers(network: Network) -> dict[str, nn.Linear]:
     """The linear layers inside the blocks, without the factors that adapters have added."""
-    inside = {id(module) for block in blocks(network, family.block_classes) for module in block.modules()}
+    inside = {id(module) for block in blocks(network.module, network.facts.blocks) for module in block.modules()}
     return {
         name: module
-        for name, module in network.named_modules()
+        for name, module in network.module.named_modules()
         if isinstance(module, nn.Linear) and id(module) in inside and not host(f"{name}.weight")[1]
     }
 

@@ -4,14 +4,12 @@ then FSDP2.
 The engine is PyTorch's: DTensor, `parallelize_module`, `fully_shard`. A network knows nothing of it. Gradients are
 summed, never averaged: the loss is divided by the global count of samples before it is differentiated. The data axis of
 a network that FSDP2 does not hold is distributed/collectives.py's. Names and shapes of parameters stay as they were;
-`Split` knows the one thing that changes, the order of rows in layers whose two halves are split alike.
+`Split` knows the one thing that changes, the order of rows in layers whose segments are each split.
 """
 
 import logging
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +19,9 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from daguerre.distributed.mesh import AXES, Mesh
-from daguerre.distributed.sharding_rules import ParameterSplit
+from daguerre.distributed.sharding_rules import ParameterSplit, axes_of
 
 _REMARKS = logging.getLogger("torch.distributed.tensor._redistribute")
-_WRAPPED = re.compile(r"\.(base_layer|lora_[AB]\.\w+)$")
-"""The end of the names of a layer's parts once a LoRA wraps it."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +52,17 @@ def apply(
     placed: Sequence[ParameterSplit],
     devices: DeviceMesh,
     units: Collection[str],
-    gated: Collection[str],
+    heads: Collection[str],
 ) -> Split:
     """Splits `net` in place. Every rank must hold the same weights.
 
     Args:
         units: class names of the modules that FSDP2 gathers and frees one at a time.
-        gated: class names of the owners of linear layers whose output is two halves that are split alike.
+        heads: attributes by which attention modules count their heads; those of split ones become the device's own.
     """
     where = {each.name: each for each in placed}
     degree = mesh.degree("tensor")
-    rows = _tensor_parallel(net, where, devices["tensor"], degree, gated) if degree > 1 else {}
+    rows = _tensor_parallel(net, where, devices["tensor"], degree, heads) if degree > 1 else {}
     if mesh.degree("fsdp") > 1:
         over = devices["data", "fsdp"] if mesh.degree("data") > 1 else devices["fsdp"]
         _fully_shard(net, where, over, blocks(net, units))
@@ -74,24 +70,29 @@ def apply(
 
 
 def _tensor_parallel(
-    net: nn.Module, where: Mapping[str, ParameterSplit], devices: DeviceMesh, degree: int, gated: Collection[str]
+    net: nn.Module, where: Mapping[str, ParameterSplit], devices: DeviceMesh, degree: int, heads: Collection[str]
 ) -> dict[str, Tensor]:
     """Splits linear layers by rows (columns of the product) or by columns, as their weights are placed. Of one with a
     LoRA it is the layer inside and one of the two factors; the wrapper adds what these give."""
     rows: dict[str, Tensor] = {}
     for name, module in net.named_modules():
         if isinstance(module, nn.Linear):
-            dim = where[f"{name}.weight"].tensor
-            if dim == 0 and _is_one(net.get_submodule(_WRAPPED.sub("", name).rpartition(".")[0]), gated):
-                rows |= _interleave(name, module, degree)
+            placed = where[f"{name}.weight"]
+            dim = placed.tensor
+            if dim == 0 and isinstance(segments := placed.dims[0], tuple):
+                rows |= _interleave(name, module, len(segments), degree)
             if dim is not None:
                 parallelize_module(module, devices, ColwiseParallel() if dim == 0 else RowwiseParallel())
     for name, module in net.named_modules():
-        owner: Any = module
-        query = where.get(f"{name}.to_q.weight") or where.get(f"{name}.to_q.base_layer.weight")
-        if query is not None and query.tensor == 0:
-            owner.heads //= degree  # diffusers asks for it, CLIP counts heads by their width
+        for attribute in heads:
+            if isinstance(count := getattr(module, attribute, None), int) and _heads_are_split(name, module, where):
+                setattr(module, attribute, count // degree)  # diffusers' attention asks for it
     return rows
+
+
+def _heads_are_split(name: str, module: nn.Module, where: Mapping[str, ParameterSplit]) -> bool:
+    placed = [where[f"{name}.{parameter}"] for parameter, _ in module.named_parameters()]
+    return any(each.tensor is not None and "heads" in axes_of(each.dims[each.tensor]) for each in placed)
 
 
 def blocks(net: nn.Module, units: Collection[str]) -> list[nn.Module]:
@@ -105,10 +106,9 @@ def _is_one(module: nn.Module, names: Collection[str]) -> bool:
 
 
 @torch.no_grad()
-def _interleave(name: str, layer: nn.Linear, degree: int) -> dict[str, Tensor]:
-    """Puts the rows of a gated layer in an order in which each of `degree` equal parts holds as much of both halves."""
-    halves = torch.arange(layer.out_features).reshape(2, degree, -1)
-    order = halves.transpose(0, 1).reshape(-1)
+def _interleave(name: str, layer: nn.Linear, segments: int, degree: int) -> dict[str, Tensor]:
+    """Puts rows in an order in which each of `degree` equal parts holds its part of every segment."""
+    order = torch.arange(layer.out_features).reshape(segments, degree, -1).transpose(0, 1).reshape(-1)
     found = {}
     for key, parameter in layer.named_parameters():
         parameter.copy_(parameter[order.to(parameter.device)])

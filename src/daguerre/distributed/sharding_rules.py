@@ -6,7 +6,6 @@ a dim goes (`heads` to `tensor`, `embed` to `fsdp`). Nothing here touches a tens
 result is distributed/parallelize.py.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,9 +14,20 @@ from math import prod
 from daguerre.distributed.mesh import Axis, Mesh
 from daguerre.errors import UserError
 
-Dims = tuple[str | None, ...]
-"""The logical axis of each dim of a parameter; None for one that is never split, and none for the last dims that are
-never split, as those of a convolution's kernel."""
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of a dim in which several things lie one after the other, such as the halves of a gated layer."""
+
+    axis: str | None
+    """Its logical axis."""
+
+
+Dim = str | None | tuple[Segment, ...]
+"""The logical axis of a dim, None for one that is never split, or its segments, which are of equal length: each device
+gets its part of every one."""
+Dims = tuple[Dim, ...]
+"""A parameter's; none for the last dims that are never split, as those of a convolution's kernel."""
 Rules = Sequence[tuple[str, Sequence[str]]]
 """(logical axis, mesh axes it is split over), the first that fits first."""
 
@@ -76,27 +86,21 @@ class ParameterSplit:
 
 
 def logical(patterns: Mapping[str, Dims], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Dims]:
-    """The dims of each parameter by the one pattern that means it.
-
-    UserError where a parameter has none or several, or a pattern means no parameter: both lists are shown.
-    """
+    """The dims of each parameter by the one pattern that means it. UserError where a parameter has none or several."""
     found: dict[str, Dims] = {}
-    used: Counter[str] = Counter()
     odd: list[str] = []
     for name, shape in shapes.items():
         matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
-        used.update(matching)
         if len(matching) != 1:
             odd.append(f"{name} {shape}: {', '.join(matching) or 'no pattern'}")
         elif len(patterns[matching[0]]) > len(shape):
             odd.append(f"{name} {shape}: {matching[0]} says {patterns[matching[0]]}")
         else:
             found[name] = patterns[matching[0]]
-    idle = [pattern for pattern in patterns if not used[pattern]]
-    if odd or idle:
+    if odd:
         raise UserError(
-            "logical axes: each parameter must match exactly one pattern, and each pattern must match a parameter.\n"
-            + "\n".join([f"  {line}" for line in odd] + [f"  {pattern}: no parameter" for pattern in idle])
+            "logical axes: each parameter must match exactly one pattern of its network's facts (models/network.py):\n"
+            + "\n".join(f"  {line}" for line in odd)
         )
     return found
 
@@ -153,8 +157,9 @@ def place(
         tensor = _dim(dims[name], rules, "tensor")
         if mesh.degree("tensor") == 1:
             tensor = None
-        elif tensor is not None and (problem := _indivisible(shape[tensor], mesh, heads.get(name))):
-            notices.append(f"{name}: {dims[name][tensor]} -> tensor is not possible: {problem}")
+        elif tensor is not None and (problem := _indivisible(shape[tensor], dims[name][tensor], mesh, heads.get(name))):
+            axes = "+".join(axes_of(dims[name][tensor]))
+            notices.append(f"{name}: {axes} -> tensor is not possible: {problem}")
             tensor = None
         fsdp = _dim(dims[name], rules, "fsdp")
         by_rule = fsdp is not None and fsdp != tensor and shape[fsdp] % mesh.degree("fsdp") == 0
@@ -166,19 +171,25 @@ def place(
     return placed, notices
 
 
+def axes_of(dim: Dim) -> tuple[str, ...]:
+    """The logical axes of a dim, each once."""
+    segments = dim if isinstance(dim, tuple) else (Segment(dim),)
+    return tuple(dict.fromkeys(each.axis for each in segments if each.axis is not None))
+
+
 def _dim(dims: Dims, rules: Rules, axis: str) -> int | None:
     """The dim that the first fitting rule sends to an axis of the mesh."""
     for name, axes in rules:
-        if axis in axes and name in dims:
-            return dims.index(name)
+        if axis in axes and (fitting := [number for number, dim in enumerate(dims) if name in axes_of(dim)]):
+            return fitting[0]
     return None
 
 
-def _indivisible(length: int, mesh: Mesh, heads: int | None) -> str:
+def _indivisible(length: int, dim: Dim, mesh: Mesh, heads: int | None) -> str:
     degree = mesh.degree("tensor")
     if heads is not None and heads % degree:
         return f"{heads} heads over {degree} devices"
-    if length % degree:
+    if length % (degree * len(dim) if isinstance(dim, tuple) else degree):
         return f"{length} over {degree} devices"
     return ""
 

@@ -21,6 +21,8 @@ from torch import Tensor
 from daguerre.checkpoint.export import replaced
 from daguerre.models.components import ComponentLoader
 from daguerre.models.family import Family, Moments
+from daguerre.models.network import named
+from daguerre.models.parts.facts import KL_AUTOENCODER
 from daguerre.models.pixel_codec import PixelCodec
 from daguerre.models.settings import BASE, Component, ComponentSpec, PretrainedSettings
 from daguerre.models.vae import latent_shape, posterior_noise
@@ -145,7 +147,7 @@ def load(settings: Settings, seed: int) -> Family:
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(settings.train == "all" or name.startswith(_DECODING))
     return Family(
-        {"vae": network}, settings.components, KLAutoencoder(network, settings.train), Images(network),
-        partial(_export, settings=settings), batch_condition=_posterior, trained=frozenset(settings.components),
-        pretrained=components.reading,
+        named({"vae": network}, settings.components, {"vae": KL_AUTOENCODER}),
+        KLAutoencoder(network, settings.train), Images(network), partial(_export, settings=settings),
+        batch_condition=_posterior, trained=frozenset(settings.components), pretrained=components.reading,
     )  # fmt: skip

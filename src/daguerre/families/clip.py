@@ -22,7 +22,9 @@ from transformers import CLIPTextConfig, CLIPTextModel
 from daguerre.checkpoint.export import replaced
 from daguerre.models import tokenizers
 from daguerre.models.family import Family
+from daguerre.models.network import named
 from daguerre.models.parts.clip import decided
+from daguerre.models.parts.facts import CLIP_TEXT
 from daguerre.models.pixel_codec import PixelCodec
 from daguerre.models.settings import ComponentSpec, FamilySettings
 from daguerre.models.text_encoder import TextEncoder
@@ -141,9 +143,9 @@ def load(settings: Settings, seed: int) -> Family:
         return TextImage(encoder, settings.image_channels)
 
     net: Any = weights_load.seeded(build, seed, "model.text_encoder")
+    modules = {"text_encoder": net.text_encoder, "image_encoder": net.image_encoder}
     return Family(
-        {"text_encoder": net.text_encoder, "image_encoder": net.image_encoder},
-        settings.components,
+        named(modules, settings.components, {"text_encoder": CLIP_TEXT}),
         net,
         PixelCodec(),
         partial(_export, export_half=settings.export_half),

@@ -26,6 +26,7 @@ from daguerre.models.cascade.previewer import FACTOR
 from daguerre.models.cascade.settings import STABILITY
 from daguerre.models.components import ComponentLoader
 from daguerre.models.family import Family, Moments
+from daguerre.models.network import named
 from daguerre.models.settings import Component, ComponentSpec, PretrainedSettings
 from daguerre.objectives import autoencoder as reconstruction
 from daguerre.objectives.autoencoder import Reconstructed
@@ -164,8 +165,9 @@ def load(settings: Settings, seed: int) -> Family:
             batch_norms.keep(network)
         network.requires_grad_(False)
     whole = Family(
-        networks, settings.components, Previewing(networks, {}), Images(networks["effnet"], settings.latent_noise),
-        _export, batch_condition=_Reading(networks["effnet"]).of_batch, pretrained=components.reading,
+        named(networks, settings.components, {}), Previewing(networks, {}),
+        Images(networks["effnet"], settings.latent_noise), _export,
+        batch_condition=_Reading(networks["effnet"]).of_batch, pretrained=components.reading,
         make_net=partial(Previewing, networks),
     )  # fmt: skip
     return whole.training(["previewer"])

@@ -20,6 +20,7 @@ from daguerre.models.cascade.codec import STAGE_A_PX, check_sides
 from daguerre.models.cascade.settings import STABILITY
 from daguerre.models.components import ComponentLoader
 from daguerre.models.family import Family
+from daguerre.models.network import named
 from daguerre.models.pixel_codec import PixelCodec
 from daguerre.models.settings import BASE, Component, ComponentSpec, PretrainedSettings
 from daguerre.models.weights import load as weights_load
@@ -123,6 +124,6 @@ def load(settings: Settings, seed: int) -> Family:
         batch_norms.keep(network)
     network.requires_grad_(True)
     return Family(
-        {"vqgan": network}, settings.components, StageA(network), Images(), _export,
+        named({"vqgan": network}, settings.components, {}), StageA(network), Images(), _export,
         trained=frozenset(settings.components), pretrained=components.reading,
     )  # fmt: skip

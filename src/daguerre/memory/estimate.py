@@ -14,7 +14,7 @@ from daguerre.memory import peak as memory_peak
 from daguerre.memory.peak import Peak, SimulatedStep
 from daguerre.memory.report import format_size, wrap
 from daguerre.memory.static import MemoryCount
-from daguerre.models.placement import frozen
+from daguerre.models.placement import frozen_modules
 from daguerre.training.performance import kernels
 from daguerre.training.settings import bytes_of
 
@@ -50,7 +50,7 @@ class Target:
             training = self.given.training
             fused = training.kernels in ("auto", "triton")
             last = fused if training.channels_last == "auto" else training.channels_last
-            kernels.layout((parts.net, *frozen(parts.net, parts.family.components).values()), fused, last)
+            kernels.layout((parts.net, *frozen_modules(parts.net, parts.networks).values()), fused, last)
         return parts
 
     def left(self, peak: Peak) -> float:

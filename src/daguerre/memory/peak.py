@@ -25,7 +25,8 @@ from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.parallelize import blocks
 from daguerre.distributed.sharding_rules import own_region
 from daguerre.memory.static import MemoryCount, ResidentTensor
-from daguerre.models.placement import frozen
+from daguerre.models.network import block_classes
+from daguerre.models.placement import frozen_modules
 from daguerre.training import step
 from daguerre.training.memory_tracker import Live, use_cuda_types
 from daguerre.training.state import TrainState
@@ -78,12 +79,13 @@ class SimulatedStep:
         self._mode, self._live = FakeTensorMode(allow_non_fake_inputs=True), Live()
         self._given = _sample(config, parts)
         self._gathered = gathered_bytes(parts, count, config.mesh.shard_frozen)
-        inside = {id(p) for unit in blocks(parts.net, parts.family.block_classes) for p in unit.parameters()}
+        units = blocks(parts.net, block_classes(parts.networks.values()))
+        inside = {id(p) for unit in units for p in unit.parameters()}
         apart = {name for name, p in parts.net.named_parameters() if p.requires_grad and id(p) not in inside}
         self._together = apart if count.mesh.degree("fsdp") > 1 else set()
         if on_gpu:
-            for network in (parts.net, *frozen(parts.net, parts.family.components).values()):
-                use_cuda_types(network)
+            for module in (parts.net, *frozen_modules(parts.net, parts.networks).values()):
+                use_cuda_types(module)
         with self._mode, self._live:
             _fill(parts)
             self._given = _from_cache(config, parts, self._given)
@@ -182,7 +184,8 @@ def gathered_bytes(parts: Components, count: MemoryCount, shard_frozen: bool) ->
     if mesh.degree("fsdp") == 1:
         return 0
     split = {each.placed.name for each in count.held if each.placed.tensor is not None}
-    networks = {"": parts.net} | (frozen(parts.net, parts.family.components) if shard_frozen else {})
+    networks = {"": parts.net} | (frozen_modules(parts.net, parts.networks) if shard_frozen else {})
+    classes = block_classes(parts.networks.values())
     outside, largest = 0, 0
     for component, network in networks.items():
         prefix = f"{component}." if component else ""
@@ -190,7 +193,7 @@ def gathered_bytes(parts: Components, count: MemoryCount, shard_frozen: bool) ->
             id(p): p.numel() * p.element_size() // (mesh.degree("tensor") if f"{prefix}{name}" in split else 1)
             for name, p in network.named_parameters()
         }
-        units = blocks(network, parts.family.block_classes)
+        units = blocks(network, classes)
         inside = {id(p) for unit in units for p in unit.parameters()}
         outside += sum(size for key, size in sizes.items() if key not in inside)
         largest = max([largest, *(sum(sizes[id(p)] for p in unit.parameters()) for unit in units)])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from daguerre import formatting
 from daguerre.distributed.mesh import AXES, Mesh
-from daguerre.distributed.sharding_rules import PARAMETER_AXES, Rules
+from daguerre.distributed.sharding_rules import PARAMETER_AXES, Rules, axes_of
 from daguerre.formatting import counted
 from daguerre.memory.static import KINDS, MemoryCount, ResidentTensor
 
@@ -44,12 +44,13 @@ def format_split(held: ResidentTensor, mesh: Mesh) -> str:
         return "whole"
     dims = [*placed.dims, *[None] * (len(placed.shape) - len(placed.dims))]
     texts = []
-    for dim, name in enumerate(dims):
+    for dim, logical in enumerate(dims):
+        name = "+".join(axes_of(logical))
         axes = [axis for axis, where in (("tensor", placed.tensor), ("fsdp", placed.fsdp)) if where == dim]
         mark = "" if placed.by_rule or "fsdp" not in axes else "*"
         if axes:
             texts.append(f"{name or f'dim {dim}'}/{'+'.join(axes)}{mark}")
-        elif name is not None and dim < 2:
+        elif name and dim < 2:
             texts.append(name)
     return ", ".join(texts)
 

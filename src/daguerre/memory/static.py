@@ -19,8 +19,8 @@ from daguerre.distributed import sharding_rules
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.sharding_rules import ParameterSplit, own_region
 from daguerre.errors import UserError
-from daguerre.models.placement import frozen, of_net, placement
-from daguerre.models.sharding_axes import host
+from daguerre.models.hosts import host
+from daguerre.models.placement import describe_unknown, frozen, of_net, placement
 from daguerre.training.optimizers import optimizer
 from daguerre.training.precision import quantized
 from daguerre.training.precision.quantized import QuantizedLinear
@@ -40,7 +40,7 @@ class ResidentTensor:
     component: str
     placed: ParameterSplit
     pattern: str
-    """That names its dims; "" where no table knows its network."""
+    """That names its dims; "" where its network has no logical axes."""
     numbers: int
     """Elements on this device."""
     kinds: Mapping[str, int]
@@ -80,26 +80,28 @@ def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
     """The count of a model, which may be without memory. Raises UserError for what cannot be trained on this mesh."""
     axis_rules = config.mesh.logical_axis_rules
     notices = sharding_rules.check(axis_rules, mesh)
-    net = of_net(parts.net, parts.family.components, axis_rules, mesh)
+    net = of_net(parts.net, parts.networks, axis_rules, mesh)
     held = [
         _held(placed.name.partition(".")[0], placed, net.patterns[placed.name], mesh, _in_net(config, parts, name, p))
         for placed, (name, p) in zip(net.placed, parts.net.named_parameters(), strict=True)
     ]
-    problems = list(net.problems)
+    problems, unknown = list(net.problems), [*net.unknown]
     absent = {name for codec in cache.expected(config, parts.family).values() for name in codec.networks}
     if absent:
         notices.append(f"not in memory while a run trains on its cache: {', '.join(sorted(absent))}")
-    for component, network in frozen(parts.net, parts.family.components).items():
+    for component, network in frozen(parts.net, parts.networks).items():
         if component in absent:
             continue
         found = placement(network, axis_rules, mesh)
+        unknown += [component] if config.mesh.shard_frozen and not network.facts.axes else []
         problems += [(f"{component}.{name}", why) for name, why in found.problems if config.mesh.shard_frozen]
-        for placed, p in zip(found.placed, network.parameters(), strict=True):
+        for placed, p in zip(found.placed, network.module.parameters(), strict=True):
             own = replace(placed, name=f"{component}.{placed.name}")
             own = own if config.mesh.shard_frozen else replace(own, tensor=None, fsdp=None)
             kinds = partial(_frozen, p.element_size())
             held.append(_held(component, own, found.patterns[placed.name], mesh, kinds))
     held += [each for component, network in parts.family.components.items() for each in _quantized(component, network)]
+    notices += describe_unknown(unknown, mesh)
     result = MemoryCount(mesh, tuple(held), _buffers(parts, absent), tuple(problems), tuple(notices))
     _check_optimizer(config, parts, result)
     return result

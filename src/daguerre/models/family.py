@@ -31,8 +31,9 @@ import torch
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
-from daguerre.models import compatibility, encoders, sharding_axes
-from daguerre.models.settings import ComponentSpec, reachable
+from daguerre.models import compatibility, encoders
+from daguerre.models.network import Network, block_classes
+from daguerre.models.settings import reachable
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 from daguerre.types import IMAGE, NUMBERS, OF_IMAGES, OF_TEXTS, TOKENS, Batch, Cond, Latents, Prompt
 
@@ -138,10 +139,8 @@ def _nothing(*_: Any) -> Cond:
 class Family:
     """Networks around one `net`, and what leads into it and out of it."""
 
-    components: Mapping[str, nn.Module]
-    """Every network by its component name, trained or frozen."""
-    specs: Mapping[str, ComponentSpec]
-    """Role of each component, tokenizers among them."""
+    networks: Mapping[str, Network]
+    """Every network by its component name, trained or frozen, with its role and its facts (models/network.py)."""
     net: nn.Module
     """net(x_BCHW, c_noise_B, cond) -> y_BCHW. Holds all that is trained and nothing that is frozen. Its state-dict
     names are `COMPONENT.` and the library's own name in that component, so that an export only drops the prefix."""
@@ -175,17 +174,23 @@ class Family:
     """Source of the pretrained components; None for networks that always start from random weights."""
     make_net: Callable[[Mapping[str, nn.Module]], nn.Module] | None = None
     """Makes the net in which these components are trained; None for a family that always trains all it has."""
-    unread: Collection[nn.Parameter] = ()
-    """Parameters that no output depends on, such as a text encoder's layers behind the one that is read. Never trained,
-    as they would have no gradient."""
-    block_classes: Collection[str] = sharding_axes.BLOCKS
-    """Class names of the blocks that its networks consist of: FSDP gathers and frees them one at a time, and
-    training.compile=blocks compiles those of diffusers."""
-    gated_classes: Collection[str] = sharding_axes.GATED
-    """Class names of the modules whose linear layer gives two halves, one of which gates the other: tensor parallel
-    gives each device a part of both."""
     trained: frozenset[str] = frozenset()
     """The components that are trained: those in `net`."""
+
+    @property
+    def components(self) -> dict[str, nn.Module]:
+        """The module of each network."""
+        return {name: network.module for name, network in self.networks.items()}
+
+    @property
+    def unread(self) -> list[nn.Parameter]:
+        """Parameters of all networks that no output depends on."""
+        return [parameter for network in self.networks.values() for parameter in network.unread]
+
+    @property
+    def block_classes(self) -> frozenset[str]:
+        """Class names of the blocks of all networks."""
+        return block_classes(self.networks.values())
 
     @property
     def device(self) -> torch.device:
@@ -195,13 +200,13 @@ class Family:
     @property
     def generates(self) -> bool:
         """True if it generates images from prompts: it reads texts, and one of its components denoises."""
-        return self.text is not None and any(spec.role == "denoiser" for spec in self.specs.values())
+        return self.text is not None and any(network.role == "denoiser" for network in self.networks.values())
 
     @property
     def trainable(self) -> tuple[str, ...]:
         """The components that adapters can reach, the one first that is trained by default; () for a family
         that always trains all it has."""
-        return reachable({name: self.specs[name] for name in self.components})
+        return reachable({name: network.spec for name, network in self.networks.items()})
 
     def to(self, device: torch.device | str) -> Self:
         """Moves every network, in place, and returns the family. What is left out of memory stays so."""
@@ -218,7 +223,7 @@ class Family:
                 every = ", ".join(self.components)
                 raise UserError(f"this family always trains {every} together", code="unsupported")
             return self
-        whole = [name for name in self.components if self.specs[name].trainable]
+        whole = [name for name, network in self.networks.items() if network.trainable]
         if odd := sorted(wanted - {*whole}):
             able = ", ".join(whole)
             raise UserError(f"{', '.join(odd)} cannot be trained in this family; there are: {able}", code="unsupported")
@@ -299,7 +304,7 @@ class Family:
         """Conditioning of captions, as `encode` has it."""
         if self.text is None:
             return {}
-        in_net = any(self.specs[name].role == "text_encoder" for name in self.trained)
+        in_net = any(self.networks[name].role == "text_encoder" for name in self.trained)
         return tokens if in_net else self.text.features(tokens)
 
     @torch.no_grad()

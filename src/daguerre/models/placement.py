@@ -1,10 +1,10 @@
-"""The place of each parameter of a model on a mesh, by the families' logical axes and the recipe's rules.
+"""The place of each parameter of a model on a mesh, by the logical axes of its network and the recipe's rules.
 
 Works on networks with and without memory, and touches no tensor. distributed/parallelize.py splits parameters by the
 result; memory/static.py counts what it takes of a device.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -14,7 +14,8 @@ from daguerre.distributed import sharding_rules
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.sharding_rules import ParameterSplit, Rules
 from daguerre.errors import UserError
-from daguerre.models import sharding_axes
+from daguerre.models import hosts as named_hosts
+from daguerre.models.network import Network
 
 
 @dataclass(frozen=True)
@@ -24,22 +25,23 @@ class Placement:
     placed: tuple[ParameterSplit, ...]
     """In the network's order."""
     patterns: Mapping[str, str]
-    """The pattern that means a parameter, by its name; "" where no table knows the network."""
+    """The pattern that means a parameter, by its name; "" where the network has no logical axes."""
     problems: tuple[tuple[str, str], ...]
     """(parameter, why it could not be split as the rules say)."""
+    unknown: tuple[str, ...] = ()
+    """The networks of a net that have no logical axes."""
 
 
-def placement(network: nn.Module, axis_rules: Rules, mesh: Mesh) -> Placement:
+def placement(network: Network, axis_rules: Rules, mesh: Mesh) -> Placement:
     """Places of the parameters of a network, by its own names. UserError where names and patterns do not fit together.
 
-    A network that no table knows has no logical axes: its parameters are split over `fsdp` along dim 0. A single number
-    stays whole.
+    Parameters of a network without logical axes are split over `fsdp` along dim 0. A single number stays whole.
     """
-    own = {name: tuple(p.shape) for name, p in network.named_parameters()}
-    shapes = own | _few_bits(network)
-    table = sharding_axes.patterns(network)
-    hosts = {name: sharding_axes.host(name) for name in shapes}
-    odd = next((name for name, (_, factor) in hosts.items() if factor == sharding_axes.OTHER), None)
+    own = {name: tuple(p.shape) for name, p in network.module.named_parameters()}
+    shapes = own | _few_bits(network.module)
+    table = network.facts.axes
+    hosts = {name: named_hosts.host(name) for name in shapes}
+    odd = next((name for name, (_, factor) in hosts.items() if factor == named_hosts.OTHER), None)
     if odd and mesh.degree("tensor") > 1:
         raise UserError(
             f"{odd} cannot follow its layer when that is split over the mesh's tensor axis: only adapters of kind lora "
@@ -48,8 +50,8 @@ def placement(network: nn.Module, axis_rules: Rules, mesh: Mesh) -> Placement:
         )
     whole = {host: shapes[name] for name, (host, factor) in hosts.items() if not factor}
     of_host = sharding_rules.logical(table, whole) if table else dict.fromkeys(whole, ())
-    dims = {name: sharding_axes.of_factor(of_host[host], factor) for name, (host, factor) in hosts.items()}
-    placed, messages = sharding_rules.place(shapes, dims, axis_rules, mesh, sharding_axes.heads(network))
+    dims = {name: named_hosts.of_factor(of_host[host], factor) for name, (host, factor) in hosts.items()}
+    placed, messages = sharding_rules.place(shapes, dims, axis_rules, mesh, _heads(network))
     placed = _with_hosts(placed, hosts)
     patterns = {name: next((each for each in table if fnmatchcase(hosts[name][0], each)), "") for name in own}
     problems = [line.partition(": ") for line in messages]
@@ -58,6 +60,15 @@ def placement(network: nn.Module, axis_rules: Rules, mesh: Mesh) -> Placement:
         patterns,
         tuple((name, why) for name, _, why in problems),
     )
+
+
+def _heads(network: Network) -> dict[str, int]:
+    """Attention heads of the module that a parameter is in, by its name."""
+    found: dict[str, int] = {}
+    for name, module in network.module.named_modules():
+        if network.facts.heads and isinstance(count := getattr(module, network.facts.heads, None), int):
+            found |= {f"{name}.{parameter}": count for parameter, _ in module.named_parameters()}
+    return found
 
 
 def _few_bits(network: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -80,15 +91,18 @@ def _with_hosts(placed: list[ParameterSplit], hosts: Mapping[str, tuple[str, str
     return found
 
 
-def of_net(net: nn.Module, components: Mapping[str, nn.Module], axis_rules: Rules, mesh: Mesh) -> Placement:
-    """Places of the parameters of the trained net, by its names: `COMPONENT.` and the component's own."""
+def of_net(net: nn.Module, networks: Mapping[str, Network], axis_rules: Rules, mesh: Mesh) -> Placement:
+    """Places of the parameters of the trained net, by its names: `COMPONENT.` and the component's own. Parameters of no
+    network have no logical axes either."""
     own = {id(p): name for name, p in net.named_parameters()}
     found: dict[str, ParameterSplit] = {}
     patterns: dict[str, str] = {}
     problems: list[tuple[str, str]] = []
-    for network in {**dict(net.named_children()), **components}.values():  # with what adapters have put beside them
-        names = {name: own[id(p)] for name, p in network.named_parameters() if id(p) in own}
+    unknown: list[str] = []
+    for component, network in networks.items():
+        names = {name: own[id(p)] for name, p in network.module.named_parameters() if id(p) in own}
         if names:
+            unknown += [] if network.facts.axes else [component]
             inner = placement(network, axis_rules, mesh)
             found |= {names[each.name]: replace(each, name=names[each.name]) for each in inner.placed}
             patterns |= {names[name]: pattern for name, pattern in inner.patterns.items()}
@@ -97,10 +111,28 @@ def of_net(net: nn.Module, components: Mapping[str, nn.Module], axis_rules: Rule
     for each in sharding_rules.place(rest, dict.fromkeys(rest, ()), axis_rules, mesh, {})[0]:
         found[each.name] = each if each.shape else replace(each, fsdp=None)
     placed = tuple(found[name] for name, _ in net.named_parameters())
-    return Placement(placed, dict.fromkeys(rest, "") | patterns, tuple(problems))
+    unknown += dict.fromkeys(name.partition(".")[0] for name in rest)
+    return Placement(placed, dict.fromkeys(rest, "") | patterns, tuple(problems), tuple(unknown))
 
 
-def frozen(net: nn.Module, components: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """The components that are no part of the net."""
+def describe_unknown(names: Collection[str], mesh: Mesh) -> list[str]:
+    """A notice about networks without logical axes; none where there are none, or the mesh splits no parameters."""
+    parts = []
+    if mesh.degree("fsdp") > 1:
+        parts.append(f"split over the {mesh.degree('fsdp')} devices of fsdp along dim 0")
+    if mesh.degree("tensor") > 1:
+        parts.append(f"computed whole by each of the {mesh.degree('tensor')} devices of a tensor group")
+    if not names or not parts:
+        return []
+    return [f"{', '.join(names)}: no logical axes are known, so their parameters are {' and '.join(parts)}"]
+
+
+def frozen(net: nn.Module, networks: Mapping[str, Network]) -> dict[str, Network]:
+    """The networks that are no part of the net."""
     in_net = {id(p) for p in net.parameters()}
-    return {name: other for name, other in components.items() if not any(id(p) in in_net for p in other.parameters())}
+    return {n: each for n, each in networks.items() if not any(id(p) in in_net for p in each.module.parameters())}
+
+
+def frozen_modules(net: nn.Module, networks: Mapping[str, Network]) -> dict[str, nn.Module]:
+    """The modules of these."""
+    return {name: network.module for name, network in frozen(net, networks).items()}

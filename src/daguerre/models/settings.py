@@ -21,11 +21,15 @@ Component = Annotated[str | dict[str, Any] | None, ADDRESS]
 """Source of a network: `base`, another place, the numbers of its config, or null: the base's numbers."""
 
 
-class ComponentSpec(NamedTuple):
-    """A component of a family. Shared code asks for the role: only a family knows its components' names."""
+Role = Literal["denoiser", "autoencoder", "text_encoder", "image_encoder", "tokenizer", "control", "loss"]
+"""What a network is for. control: it adds to the denoiser; loss: only the objective reads it."""
 
-    role: Literal["denoiser", "autoencoder", "text_encoder", "image_encoder", "tokenizer", "loss"]
-    """loss: a network that only the objective reads."""
+
+class ComponentSpec(NamedTuple):
+    """A component of a family as its settings declare it, without torch. Shared code asks for the role: only a family
+    knows its components' names."""
+
+    role: Role
     trainable: bool = False
     """Whether adapters can train it, or add to it. False for all of a family that always trains what it has."""
 

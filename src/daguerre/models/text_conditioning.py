@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 
+from daguerre.models.network import Facts
 from daguerre.models.text_encoder import Features, TextEncoder
 from daguerre.models.tokenizers import Tokens
 from daguerre.types import Cond
@@ -53,9 +54,9 @@ class TextConditioning:
         } | ({"null": self.null} if self.null else {})  # caches of families without one stay valid
 
     @property
-    def unread(self) -> list[torch.nn.Parameter]:
-        """Parameters that no feature depends on."""
-        return [parameter for one in self.encoders for parameter in one.unread]
+    def facts(self) -> dict[str, Facts]:
+        """Facts of each encoder, as it is read, by component."""
+        return {one.name: one.facts for one in self.encoders}
 
     def tokens(self, texts: Sequence[str]) -> Cond:
         """`empty` [B] bool, and of each encoder NAME_ids [B, K, T] and NAME_counts [B, K]; on the CPU."""

@@ -12,11 +12,12 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from daguerre.errors import UserError
 from daguerre.models import tokenizers
 from daguerre.models.components import ComponentLoader
+from daguerre.models.network import Facts
 from daguerre.models.parts.clip import CLIP
 from daguerre.models.parts.language_model import LanguageModel
 from daguerre.models.parts.t5 import T5
@@ -139,9 +140,11 @@ class TextEncoder:
         return dict.fromkeys(long, f"cut to {self.max_tokens} tokens")
 
     @property
-    def unread(self) -> list[nn.Parameter]:
-        """Parameters that no feature depends on."""
-        return self.kind.unread(self.encoder, self.reading)
+    def facts(self) -> Facts:
+        """Facts of the network, as it is read: no feature depends on layers behind the ones that are read."""
+        unread = {id(parameter) for parameter in self.kind.unread(self.encoder, self.reading)}
+        names = frozenset(name for name, parameter in self.encoder.named_parameters() if id(parameter) in unread)
+        return replace(self.kind.facts, unread=names)
 
     @property
     def _length(self) -> int:

@@ -15,6 +15,9 @@ from daguerre.models.components import ComponentLoader
 from daguerre.models.controlnets.beside_unet import OfUNet
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.family import Exporter, Family
+from daguerre.models.network import named
+from daguerre.models.parts.facts import KL_AUTOENCODER
+from daguerre.models.stable_diffusion_facts import UNET
 from daguerre.models.text_conditioning import TextConditioning
 from daguerre.models.trained_net import TrainedNet
 from daguerre.models.vae import VAE, factor
@@ -113,9 +116,10 @@ def family(
     settings: Any = components.settings
     make_net = partial(TrainedNet, partial(denoise, unet), texts)
     controlnets = OfUNet("unet", unet, autoencoder, settings.long_prompts)
-    networks = {"unet": unet, "vae": autoencoder.net, **texts.networks}
+    modules = {"unet": unet, "vae": autoencoder.net, **texts.networks}
+    networks = named(modules, settings.components, {"unet": UNET, "vae": KL_AUTOENCODER, **texts.facts})
     whole = Family(
-        networks, settings.components, make_net({}), autoencoder, exporter,
-        text=texts, pretrained=components, make_net=make_net, unread=texts.unread, controlnets=controlnets,
+        networks, make_net({}), autoencoder, exporter,
+        text=texts, pretrained=components, make_net=make_net, controlnets=controlnets,
     )  # fmt: skip
     return whole.training(settings.trainable()[:1])

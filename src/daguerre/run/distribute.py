@@ -22,7 +22,8 @@ from daguerre.distributed.sharding import MeshSharding
 from daguerre.distributed.watchdog.failure import Failure
 from daguerre.errors import UserError
 from daguerre.models import encoders
-from daguerre.models.placement import frozen, of_net, placement
+from daguerre.models.network import block_classes
+from daguerre.models.placement import describe_unknown, frozen, of_net, placement
 from daguerre.run.storage import RunStorage
 from daguerre.training import device as devices
 from daguerre.training.sharding import UNSHARDED, Sharding
@@ -54,23 +55,26 @@ def shard_networks(config: Config, parts: Components, processes: Processes, mesh
     if mesh.devices == 1:
         return UNSHARDED, []
     absent = encoders.absent(parts.family)
-    there = {name: network for name, network in parts.family.components.items() if name not in absent}
+    there = {name: network for name, network in parts.networks.items() if name not in absent}
     still = frozen(parts.net, there)
-    check_same_weights({"what is trained": parts.net, **still}, processes.agreement)
+    weights = {"what is trained": parts.net, **{name: network.module for name, network in still.items()}}
+    check_same_weights(weights, processes.agreement)
     axis_rules = config.mesh.logical_axis_rules
     notices = sharding_rules.check(axis_rules, mesh)
     grid = parallelize.device_mesh(mesh, parts.device.type)
-    classes = parts.family.block_classes, parts.family.gated_classes
-    found = of_net(parts.net, parts.family.components, axis_rules, mesh)
-    problems = [*found.problems]
-    split = parallelize.apply(parts.net, mesh, found.placed, grid, *classes)
+    found = of_net(parts.net, parts.networks, axis_rules, mesh)
+    problems, unknown = [*found.problems], [*found.unknown]
+    counts = {network.facts.heads for network in there.values()} - {""}
+    split = parallelize.apply(parts.net, mesh, found.placed, grid, block_classes(there.values()), counts)
     for name, network in still.items():
         if config.mesh.shard_frozen and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
             own = placement(network, axis_rules, mesh)
             problems += [(f"{name}.{parameter}", why) for parameter, why in own.problems]
-            parallelize.apply(network, mesh, own.placed, grid, *classes)
-            for entry in (each for each in _ENTRIES if hasattr(network, each)):
-                register_fsdp_forward_method(network, entry)
+            unknown += [] if network.facts.axes else [name]
+            parallelize.apply(network.module, mesh, own.placed, grid, network.facts.blocks, {network.facts.heads})
+            for entry in (each for each in _ENTRIES if hasattr(network.module, each)):
+                register_fsdp_forward_method(network.module, entry)
+    notices += describe_unknown(unknown, mesh)
     sharding = MeshSharding(parts.net, mesh, found.placed, split, processes.world.rank, processes.agreement)
     if problems:
         name, why = problems[0]

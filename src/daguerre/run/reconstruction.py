@@ -62,7 +62,8 @@ def _autoencoder(family: Family) -> str | None:
     decodes, or where it is itself trained."""
     if family.output is not None or not family.encodes or not family.generates:
         return None
-    found = [name for name, spec in family.specs.items() if spec.role == "autoencoder" and name not in family.trained]
+    networks = family.networks.items()
+    found = [name for name, network in networks if network.role == "autoencoder" and name not in family.trained]
     return found[0] if len(found) == 1 else None
 
 

@@ -14,15 +14,11 @@ from daguerre.errors import UserError
 
 if TYPE_CHECKING:
     from daguerre.adapters.lora import Settings
+    from daguerre.models.network import Network
 
-LAYERS: Mapping[str, tuple[str, ...]] = {
-    "attention": ("to_q", "to_k", "to_v", "to_out.0", "q_proj", "k_proj", "v_proj", "out_proj", "SelfAttention.[qkvo]"),
-    "ff": ("ff.net.0.proj", "ff.net.2", "proj_in", "proj_out", "mlp.fc?", "DenseReluDense.w[io]*"),
-    "conv": ("conv1", "conv2", "conv_shortcut", "time_emb_proj", "downsamplers.*.conv", "upsamplers.*.conv"),
-    "all": ("*",),
-}
-"""Layers by the names that diffusers, CLIP and T5 give them: attention's four products; feed-forward layers, and what
-leads into a transformer and out of it; those of residual blocks; every linear layer and convolution."""
+PRESETS = ("attention", "ff", "conv", "all")
+"""Attention's four products; feed-forward layers, and what leads into a transformer and out of it; layers of residual
+blocks; every linear layer and convolution. Which layers these are, the facts of a network say (models/network.py)."""
 IN_PEFT_LORA = ("lora", "rslora", "dora")
 """Kinds that are peft's LoraConfig, and that diffusers has. Of these alone peft drops inputs and has inits."""
 OF_MATRICES = ("pissa", "pissa_niter_16", "olora", "orthogonal")
@@ -44,10 +40,8 @@ def wrapped(network: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in network.named_modules() if isinstance(module, BaseTunerLayer)}
 
 
-def chosen(
-    component: str, network: nn.Module, settings: Settings, rank: int, unread: set[int], used: set[str]
-) -> dict[str, Numbers]:
-    """The layers that get an addition, without those that no output depends on (`unread`, ids of weights).
+def chosen(component: str, network: Network, settings: Settings, rank: int, used: set[str]) -> dict[str, Numbers]:
+    """The layers that get an addition, without those that no output depends on.
 
     Args:
         rank: of layers that no pattern means.
@@ -57,11 +51,13 @@ def chosen(
         UserError: for a layer of a shape that this kind or this init cannot have.
     """
     found: dict[str, Numbers] = {}
-    for name, module in network.named_modules():
+    unread = {id(parameter) for parameter in network.unread}
+    patterns = targeted(settings, network)
+    for name, module in network.module.named_modules():
         if not isinstance(module, nn.Linear | nn.Conv2d) or id(module.weight) in unread:
             continue
         whole = f"{component}.{name}"
-        meant = [pattern for pattern in settings.patterns if _means(pattern, whole)]
+        meant = [pattern for pattern in patterns if _means(pattern, whole)]
         if not meant:
             continue
         own: dict[str, Any] = {"rank": rank, "alpha": settings.alpha, "dropout": settings.dropout}
@@ -75,6 +71,14 @@ def chosen(
             found[name] = numbers(settings, **own)
             _check_shape(settings, whole, module, own["rank"])
     return found
+
+
+def targeted(settings: Settings, network: Network) -> tuple[str, ...]:
+    """Patterns of the names of the layers of a network that get an addition."""
+    if not isinstance(settings.targets, str):
+        return tuple(settings.targets)
+    known = {**network.facts.layers, "all": ("*",)}
+    return tuple(pattern for preset in settings.targets.split("+") for pattern in known.get(preset, ()))
 
 
 def numbers(settings: Settings, rank: int, alpha: float | None, dropout: float) -> Numbers:

@@ -9,17 +9,16 @@ from typing import Any
 
 from torch import Tensor
 
-from daguerre.models import sharding_axes
+from daguerre.models.cascade import facts
 from daguerre.models.cascade.codec import STAGE_A_PX, STEP_PX, at_cells
 from daguerre.models.components import ComponentLoader
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.family import Exporter, Family, ImageCodec
+from daguerre.models.network import named
+from daguerre.models.parts.facts import CLIP_IMAGE
 from daguerre.models.text_conditioning import TextConditioning
 from daguerre.models.trained_net import TrainedNet
 from daguerre.types import Cond
-
-BLOCKS = ("SDCascadeResBlock", "SDCascadeAttnBlock", "SDCascadeTimestepBlock", *sharding_axes.BLOCKS)
-"""Class names of the blocks of these networks and of their text encoder."""
 
 
 def denoise(unet: Any, effnet: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
@@ -51,18 +50,19 @@ def _compressed(effnet: Any, x_BCHW: Tensor, cond: Cond) -> Cond:
 def family(
     components: ComponentLoader,
     denoiser: str,
-    networks: Mapping[str, Any],
+    modules: Mapping[str, Any],
     images: ImageCodec,
     texts: TextConditioning,
     exporter: Exporter,
     **more: Any,
 ) -> Family:
     """The family of these networks, in which the denoiser is trained. `more` are further parts of a Family."""
-    make_net = partial(TrainedNet, partial(denoise, networks[denoiser], networks["effnet"]), texts)
+    make_net = partial(TrainedNet, partial(denoise, modules[denoiser], modules["effnet"]), texts)
+    known = {"prior": facts.STAGE, "decoder": facts.STAGE, "image_encoder": CLIP_IMAGE, **texts.facts}
     whole = Family(
-        networks, components.settings.components, make_net({}), images, exporter,
-        text=texts, pretrained=components, make_net=make_net, unread=texts.unread, block_classes=BLOCKS, **more,
+        named(modules, components.settings.components, known), make_net({}), images, exporter,
+        text=texts, pretrained=components, make_net=make_net, **more,
     )  # fmt: skip
-    for network in networks.values():
-        network.requires_grad_(False)
+    for module in modules.values():
+        module.requires_grad_(False)
     return whole.training(components.settings.trainable()[:1])

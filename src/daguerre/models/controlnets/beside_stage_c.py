@@ -20,6 +20,7 @@ from daguerre.models.controlnets.controlled import Bottleneck, Reads, Residuals,
 from daguerre.models.controlnets.places import SINGLE_FILE
 from daguerre.models.controlnets.stage_c import StageCControlNet
 from daguerre.models.export.about import About
+from daguerre.models.network import Facts
 from daguerre.models.weights import load
 from daguerre.types import Cond
 
@@ -38,6 +39,7 @@ class OfStageC:
     """The EfficientNet that makes Stage C's latents."""
     absent: Callable[[], bool] = lambda: False
     """Whether the EfficientNet is left out of memory, as a cache has its latents."""
+    facts: ClassVar[Facts] = Facts()
     copied: ClassVar[frozenset[str]] = frozenset({"effnet"})
     own: ClassVar[frozenset[str]] = frozenset({"blocks", "bottleneck", "reads", "latent_factor"})
 

@@ -14,6 +14,8 @@ from daguerre.models.controlnets.controlled import Residuals, Wanted
 from daguerre.models.controlnets.places import SINGLE_FILE
 from daguerre.models.export.about import About
 from daguerre.models.family import ImageCodec
+from daguerre.models.network import Facts
+from daguerre.models.stable_diffusion_facts import CONTROLNET
 from daguerre.models.weights import load
 from daguerre.types import Cond
 
@@ -26,6 +28,7 @@ class OfUNet:
     unet: Any
     images: ImageCodec
     long_prompts: bool
+    facts: ClassVar[Facts] = CONTROLNET
     copied: ClassVar[frozenset[str]] = frozenset()
     own: ClassVar[frozenset[str]] = frozenset({"size"})
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
+from daguerre.models.network import Facts
 from daguerre.types import Cond
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ class ControlNets(Protocol):
     @property
     def component(self) -> str:
         """Name of the denoiser."""
+
+    facts: ClassVar[Facts]
+    """Facts of their networks."""
 
     copied: ClassVar[frozenset[str]]
     """Components beside the denoiser whose weights a new one starts from."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from daguerre.errors import UserError
 from daguerre.models.controlnets.controlled import Size
 from daguerre.models.family import ImageCodec
-from daguerre.models.sharding_axes import host
+from daguerre.models.hosts import host
 
 _EMBEDDING = (16, 32, 96, 256)
 """Channels of the control image's embedding for an autoencoder that shrinks sides by 8."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from daguerre.models.components import ComponentLoader
+from daguerre.models.parts import facts
 from daguerre.models.parts.text_network import TextNetwork, left_side
 from daguerre.models.reading import Reading
 
@@ -24,6 +25,7 @@ class CLIP(TextNetwork):
     name = "clip"
     called = "CLIP"
     model_types = ("clip_text_model", "clip")
+    facts = facts.CLIP_TEXT
     chosen = True
 
     def window(self, config: Any) -> int:

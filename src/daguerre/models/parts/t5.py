@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import T5Tokenizer
 
 from daguerre.models.components import ComponentLoader
+from daguerre.models.parts import facts
 from daguerre.models.parts.text_network import TextNetwork, left_side
 from daguerre.models.reading import Reading
 
@@ -23,6 +24,7 @@ class T5(TextNetwork):
     name = "t5"
     called = "T5"
     model_types = ("t5",)
+    facts = facts.T5
     last_alone = True
 
     def width(self, config: Any) -> int:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from daguerre.models.components import ComponentLoader
+from daguerre.models.network import Facts
 from daguerre.models.reading import Reading
 
 
@@ -27,6 +28,8 @@ class TextNetwork(ABC):
     """By which configs name it."""
     chosen: ClassVar[bool] = False
     """Whether settings may choose another hidden state than the family's, and windows for long prompts."""
+    facts: ClassVar[Facts] = Facts()
+    """Facts of its networks, but for what a family does not read of them."""
     last_alone: ClassVar[bool] = False
     """Whether its last hidden state is read whatever a family reads of other kinds."""
 
