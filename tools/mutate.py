@@ -3,7 +3,7 @@
 
     .venv/bin/python tools/mutate.py list                            # the number of possible mutations of each room
     .venv/bin/python tools/mutate.py run --seed 0 --out found.json   # draws some, tests them, prints the survivors
-    .venv/bin/python tools/mutate.py run --only models/unet.py:57 --out found.json
+    .venv/bin/python tools/mutate.py run --only families/stable_diffusion/unet.py:57 --out found.json
 
 Mutations are drawn by seed from all that exist, the same number from each room. Each is tested in a copy of the
 repository: first by the test files that import the mutated module, then by those of its room, then (`--whole`) by all

@@ -32,6 +32,7 @@ sys.path[:0] = [str(ROOT / "src")]
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from daguerre.families.stable_diffusion import lora_names as unet_names  # noqa: E402
 from daguerre.models.cascade import lora_names  # noqa: E402
 from daguerre.models.lora_files import bases, kohya  # noqa: E402
 from daguerre.models.weights import architectures  # noqa: E402
@@ -94,7 +95,7 @@ def comfyui(folder: Path) -> Callable[[str, dict[str, nn.Module]], dict[str, tup
                 continue
             own = [name for name, module in network.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
             cascade = lora_names.is_one(network)
-            spelt = {n: lora_names.path(network, n) for n in own} if cascade else kohya.original_names(network)
+            spelt = {n: lora_names.path(network, n) for n in own} if cascade else unet_names.original_names(network)
             keys |= {f"diffusion_model.{spelt[layer]}.weight": (component, layer) for layer in own}
         kind = kinds["StableCascade_C"] if model == "cascade_c" else object
         config: dict[str, Any] = {}
@@ -182,7 +183,7 @@ def webui(file: Path) -> Callable[[str, dict[str, nn.Module]], dict[str, tuple[s
         for component, network in made.items():
             own = [name for name, part in network.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)]
             if component == "unet":
-                originals = kohya.original_names(network)
+                originals = unet_names.original_names(network)
                 there |= {f"diffusion_model.{originals[layer]}".replace(".", "_"): (component, layer) for layer in own}
             elif component.startswith("text"):
                 start = "0_transformer_" if model == "sdxl" else "transformer_"

@@ -21,8 +21,8 @@ from daguerre.config import config as configs
 from daguerre.config.errors import ConfigError
 from daguerre.distributed.mesh import AXES, Mesh
 from daguerre.errors import UserError
+from daguerre.families.stable_diffusion import controlnet
 from daguerre.models.controlnets import controlled
-from daguerre.models.controlnets import unet as controlnet
 from daguerre.models.placement import of_net
 from daguerre.types import Batch, Cond, Prompt
 

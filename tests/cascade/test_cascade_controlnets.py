@@ -18,9 +18,10 @@ from safetensors.torch import load_file, save_file
 from daguerre.conditions import canny, inpaint, qr, tile
 from daguerre.conditions.condition import computed
 from daguerre.errors import UserError
+from daguerre.families.stable_diffusion import controlnet_files as unet_files
 from daguerre.models.cascade import files, sizes
 from daguerre.models.cascade.efficientnet import EfficientNetEncoder
-from daguerre.models.controlnets import stage_c, stage_c_files, unet_files
+from daguerre.models.controlnets import stage_c, stage_c_files
 from daguerre.models.controlnets.beside_stage_c import OfStageC
 from daguerre.models.controlnets.controlled import Wanted
 from daguerre.models.export.about import About

@@ -22,7 +22,7 @@ from tiny_models import write_sd, write_sdxl
 
 from daguerre import errors, plugins
 from daguerre.conditions.condition import computed, drawing
-from daguerre.models.controlnets.unet_files import write
+from daguerre.families.stable_diffusion.controlnet_files import write
 from daguerre.samplers.draw import initial_noise
 
 # diffusers' schedulers hand a tensor to np.array, which numpy 2 warns of.

@@ -18,10 +18,9 @@ from tiny_models import SDXL_UNET, TEXT_WIDTH, TINY_UNET
 from torch import Tensor
 
 from daguerre.errors import UserError
+from daguerre.families.stable_diffusion import controlnet, controlnet_files
+from daguerre.families.stable_diffusion.controlnet_files import Base
 from daguerre.models.controlnets import controlled, places
-from daguerre.models.controlnets import unet as controlnet
-from daguerre.models.controlnets import unet_files as controlnet_files
-from daguerre.models.controlnets.unet_files import Base
 from daguerre.models.single_file import keys
 
 ARCHITECTURES = Path(__file__).parents[2] / "src" / "daguerre" / "architectures"

@@ -11,7 +11,7 @@ from tiny_models import write_sdxl
 
 from daguerre import errors
 from daguerre.cli import main
-from daguerre.models.controlnets import unet_files
+from daguerre.families.stable_diffusion import controlnet_files as unet_files
 from daguerre.models.lora_files.low_rank import Keep, of_weight
 from daguerre.models.weights.files import DTYPES
 

@@ -14,9 +14,8 @@ from safetensors.torch import save_file
 from tiny_models import SDXL_UNET, TINY_UNET
 from torch import Tensor
 
-from daguerre.models.controlnets import unet as controlnet
-from daguerre.models.controlnets import unet_files as controlnet_files
-from daguerre.models.controlnets.unet_files import Base
+from daguerre.families.stable_diffusion import controlnet, controlnet_files
+from daguerre.families.stable_diffusion.controlnet_files import Base
 from daguerre.models.single_file import keys
 
 DIGESTS = {

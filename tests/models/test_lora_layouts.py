@@ -15,7 +15,8 @@ from tiny_models import tiny_sd_folder, write_sdxl
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
-from daguerre.models.lora_files import bases, kohya
+from daguerre.families.stable_diffusion import lora_names as unet_names
+from daguerre.models.lora_files import bases
 from daguerre.models.lora_files.read import read
 
 Networks = dict[str, nn.Module]
@@ -58,7 +59,7 @@ def own(network: nn.Module, layer: str) -> str:
 
 
 def originals(network: nn.Module, layer: str) -> str:
-    return kohya.original_names(network)[layer]
+    return unet_names.original_names(network)[layer]
 
 
 def omi(component: str, layer: str, made: Networks) -> str:

@@ -12,8 +12,8 @@ from tiny_models import write_sdxl
 from daguerre import errors
 from daguerre.cli import main
 from daguerre.errors import UserError
+from daguerre.families.stable_diffusion import controlnet_files as unet_files
 from daguerre.generation import load as generation_load
-from daguerre.models.controlnets import unet_files
 from daguerre.models.schedulers.scheduler import other_sampling
 from daguerre.models.single_file import load, yaml_beside
 from daguerre.models.single_file.configs import of_file

@@ -4,10 +4,10 @@ from torch import nn
 
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.sharding_rules import DEFAULT, Rules
+from daguerre.families.stable_diffusion.facts import CONTROLNET, UNET
 from daguerre.models.network import Facts, Network, block_classes
 from daguerre.models.parts.facts import CLIP_IMAGE, CLIP_TEXT, KL_AUTOENCODER, T5
 from daguerre.models.placement import Placement, of_net, placement
-from daguerre.models.stable_diffusion_facts import CONTROLNET, UNET
 
 FACTS: dict[str, Facts] = {
     "UNet2DConditionModel": UNET,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from daguerre import keys as keyed
 from daguerre.models import text_encoder
-from daguerre.models.cascade import batch_norms, export, net, sizes
+from daguerre.models.cascade import batch_norms, export, facts, net, sizes
 from daguerre.models.cascade import load as cascade_load
 from daguerre.models.cascade.codec import STEP_PX, StageA, read_by_stage_b, scaled, scaled_size
 from daguerre.models.cascade.settings import READS, CascadeSettings
@@ -25,6 +25,8 @@ from daguerre.models.settings import BASE, Component, ComponentSpec
 from daguerre.models.text_conditioning import TextConditioning
 from daguerre.settings import FREE, Unused
 from daguerre.types import IMAGE, Batch, Cond, Prompt
+
+FACTS = facts.FACTS
 
 
 class Settings(CascadeSettings):

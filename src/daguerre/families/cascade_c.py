@@ -11,7 +11,7 @@ from pydantic import Field
 from transformers import CLIPVisionModelWithProjection
 
 from daguerre.models import text_encoder
-from daguerre.models.cascade import export, net, sizes
+from daguerre.models.cascade import export, facts, net, sizes
 from daguerre.models.cascade import load as cascade_load
 from daguerre.models.cascade.codec import Compressed, Decoder, Generated, Preview
 from daguerre.models.cascade.decoding import DecodingSettings, Stages
@@ -25,6 +25,8 @@ from daguerre.models.settings import BASE, Component, ComponentSpec
 from daguerre.models.text_conditioning import TextConditioning
 from daguerre.settings import FREE, Unused
 from daguerre.types import IMAGE_PROMPT
+
+FACTS = facts.FACTS
 
 
 class Settings(CascadeSettings):

@@ -6,8 +6,9 @@ encoder or both are trained; the autoencoder is frozen.
 
 from typing import ClassVar, Literal
 
+from daguerre.families.stable_diffusion import facts
+from daguerre.families.stable_diffusion import unet as sd_unet
 from daguerre.models import text_encoder, vae
-from daguerre.models import unet as models_unet
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
@@ -21,6 +22,7 @@ from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 
 _READS = Reading(layers=(-1,), final_norm=True)
 """StableDiffusionPipeline's reading of the text encoder."""
+FACTS = facts.FACTS
 
 
 class Settings(UNetSettings):
@@ -40,7 +42,7 @@ def load(settings: Settings, seed: int) -> Family:
     autoencoder = vae.load(components)
     encoder = text_encoder.load(components, "text_encoder", "tokenizer", _READS)
     texts = TextConditioning((encoder,))
-    unet = models_unet.load(components, autoencoder, texts)
+    unet = sd_unet.load(components, autoencoder, texts)
     replaced = {
         "text_encoder": lambda: clip.as_read(encoder.encoder, encoder.reading, _READS),
         "vae": lambda: kl.scaled(autoencoder.net),
@@ -52,4 +54,4 @@ def load(settings: Settings, seed: int) -> Family:
         notices.append("StableDiffusionPipeline applies the text encoder's last norm, which this run does not")
     index = {"requires_safety_checker": False, "safety_checker": [None, None]}
     exporter = PipelineExporter(settings, index, replaced, tuple(notices))
-    return models_unet.family(components, unet, autoencoder, texts, exporter)
+    return sd_unet.family(components, unet, autoencoder, texts, exporter)

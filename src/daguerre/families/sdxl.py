@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from daguerre.families.stable_diffusion import facts
+from daguerre.families.stable_diffusion import unet as sd_unet
 from daguerre.models import text_encoder, vae
-from daguerre.models import unet as models_unet
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
@@ -30,6 +31,7 @@ _SIZES = 6  # original height and width, crop top and left, target height and wi
 _SIZE_WIDTH = 256
 _READS = Reading(layers=(-2,), final_norm=False)
 """StableDiffusionXLPipeline's reading of both text encoders; the second's pooled features are read, too."""
+FACTS = facts.FACTS
 
 
 class Settings(UNetSettings):
@@ -74,7 +76,7 @@ def load(settings: Settings, seed: int) -> Family:
         for mark, reading in (("", _READS), ("_2", replace(_READS, pooled="projected")))
     )
     texts = TextConditioning((first, second), settings.long_prompts_pooled, settings.zero_null_text)
-    unet = models_unet.load(components, autoencoder, texts, _sized(components, second.encoder.config.projection_dim))
+    unet = sd_unet.load(components, autoencoder, texts, _sized(components, second.encoder.config.projection_dim))
     notices = []
     if first.reading.long:
         notices.append("StableDiffusionXLPipeline truncates prompts to 77 tokens; this run reads all tokens")
@@ -87,7 +89,7 @@ def load(settings: Settings, seed: int) -> Family:
         "vae": lambda: kl.scaled(autoencoder.net, statistics=True),
     }
     exporter = PipelineExporter(settings, index, replaced, tuple(notices))
-    family = models_unet.family(components, unet, autoencoder, texts, exporter)
+    family = sd_unet.family(components, unet, autoencoder, texts, exporter)
     return replace(family, batch_numbers=_sizes_of_batch, prompt_condition=_sizes_of_prompts)
 
 

@@ -7,26 +7,63 @@ without facts trains on one device, and a mesh splits its parameters along dim 0
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import cache
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 from torch import nn
 
-from daguerre.distributed.sharding_rules import Dims
+from daguerre import plugins
+from daguerre.distributed.sharding_rules import Dims as Dims
+from daguerre.distributed.sharding_rules import Segment as Segment  # for the tables of families
 from daguerre.models.hosts import host
 from daguerre.models.settings import ComponentSpec, Role
-from daguerre.models.weights.original_names import Link
 
+Spelling = tuple[str, tuple[str, ...], bool]
+"""A name in a file, the layers that it means, and whether it names them in the original layout."""
+EMPTY: Mapping[str, str] = MappingProxyType({})
 Table = dict[str, Dims]
 """The logical axes of parameters, by pattern of their names."""
 
 
-class Names(Protocol):
-    """Names that files of other programs have for the tensors of a network, such as a `NameTable`."""
+Layers = tuple[str, ...]
+"""Layers of a network that another program has as one: the parts of a fused projection, or a single one."""
 
-    def links(self, names: Iterable[str]) -> list[Link]:
-        """The tensors of such a file that stand for the network's tensors of these names: read both ways."""
+
+class Names(Protocol):
+    """Names that files of LoRAs of other programs have for the layers of a class of networks.
+
+    `networks` are all of the model, by component: the names of a text encoder depend on how many there are.
+    """
+
+    @property
+    def text_encoders(self) -> str:
+        """The prefix that sd-scripts' names have for the only text encoder of a model with this denoiser: `te`."""
+
+    @property
+    def swapped(self) -> frozenset[str]:
+        """Layers whose two halves of outputs are in the other order in the original layout."""
+
+    def spellings(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> Iterator[Spelling]:
+        """Every name that a file may have for these layers of the component, beside `COMPONENT.LAYER`."""
+
+    def kohya(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> dict[str, Layers]:
+        """The names that sd-scripts has for these layers, each with the layers that it means."""
+
+
+class Architecture(NamedTuple):
+    """A model by the names that headers of files have for it."""
+
+    modelspec: str
+    """Stability's ModelSpec 1.0.1, `modelspec.architecture` without the kind of the file."""
+    size_px: tuple[int, int]
+    """Height and width of the images that it usually makes."""
+    kohya: Mapping[str, str] = EMPTY
+    """`ss_*` keys of sd-scripts that say which model it is."""
+    implementation: str = "diffusers"
+    """`modelspec.implementation`."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +82,9 @@ class Facts:
     layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Patterns of the layers that an adapter's preset (`attention`, `ff`, `conv`) stands for."""
     names: Names | None = None
-    """Names of its tensors in files of other programs; None where there are no such files."""
+    """Names of its layers in LoRAs of other programs than diffusers and peft; None where there are no such files."""
+    architecture: Callable[[nn.Module, str], Architecture] | None = None
+    """The model with this denoiser, by the network and what it predicts (`eps`, `v`, `flow`; empty: unknown)."""
     unread: frozenset[str] = frozenset()
     """Names of the parameters that no output depends on, such as a text encoder's layers behind the one that is read.
     Never trained, as they would have no gradient."""
@@ -71,6 +110,18 @@ class Network:
         """The parameters that no output depends on, also once an adapter has wrapped their layers."""
         hosts = ((host(name), p) for name, p in self.module.named_parameters())
         return [p for (name, factor), p in hosts if name in self.facts.unread and not factor]
+
+
+@cache
+def _known() -> dict[type, Facts]:
+    families = (plugins.find("families", name) for name in plugins.names("families"))
+    return {kind: facts for family in families for kind, facts in getattr(family, "FACTS", {}).items()}
+
+
+def facts_of(module: nn.Module) -> Facts:
+    """Facts of a network that no family has loaded, such as one that a file is converted for: those that a family has
+    written for its class (`FACTS`); without any for another class."""
+    return _known().get(type(module), Facts())
 
 
 def named(

@@ -32,6 +32,8 @@ from daguerre.models.weights.files import opened
 
 Embeddings = dict[str, dict[str, Tensor]]
 """Rows [n, D] of each token, by token and text encoder."""
+_CASCADE = "stable-cascade-v1"
+"""Start of the architectures of Stable Cascade, whose only text encoder programs call clip_g."""
 LEARNED, EXISTING = "learned_embeds", "existing_tokens"
 """Starts of the names of the files of new tokens for diffusers, and of trained tokens of the vocabulary."""
 _ANY_NAME = ("emb_params", "*")
@@ -54,7 +56,7 @@ def write(folder: Path, new: Embeddings, existing: Embeddings, metadata: Mapping
         metadata: of the model: modelspec's architecture and so on.
     """
     encoders = list(next(iter([*new.values(), *existing.values()])))
-    of_cascade = metadata.get(_ARCHITECTURE, "").startswith(header.CASCADE)
+    of_cascade = metadata.get(_ARCHITECTURE, "").startswith(_CASCADE)
     own_keys = _SDXL if len(encoders) == 2 else _SDXL[1:] if of_cascade else _ANY_NAME[:1]
     for start, tokens in ((LEARNED, new), (EXISTING, existing)):
         for encoder in encoders if tokens else ():

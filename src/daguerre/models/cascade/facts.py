@@ -1,7 +1,11 @@
 """Facts of Stable Cascade's networks. EfficientNet, previewer, Stage A and ControlNets have none."""
 
+from diffusers.models.unets.unet_stable_cascade import StableCascadeUNet
+
 from daguerre.distributed.sharding_rules import Dims
+from daguerre.models.cascade.lora_names import StageNames, architecture
 from daguerre.models.network import Facts, layers
+from daguerre.models.parts.facts import TEXT_ENCODERS
 
 _CONV: Dims = ("conv_out", "conv_in")
 STAGE = Facts(
@@ -22,5 +26,9 @@ STAGE = Facts(
     },
     heads="heads",
     layers={"attention": ("to_q", "to_k", "to_v", "to_out.0")},
+    names=StageNames(),
+    architecture=architecture,
 )
 """diffusers' StableCascadeUNet: Stage C and Stage B."""
+FACTS: dict[type, Facts] = {StableCascadeUNet: STAGE, **TEXT_ENCODERS}
+"""By class, for networks that no family has loaded."""

@@ -7,7 +7,7 @@ convert_stable_cascade_lora.py; Stability-AI/StableCascade modules/lora.py.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -17,6 +17,8 @@ import yaml
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
+from daguerre.models.network import Architecture, Layers, Spelling
+from daguerre.models.weights.original_names import FLAT, PREFIXES
 
 CLASS = "StableCascadeUNet"
 CONFIGS = (".yaml", ".yml")
@@ -87,6 +89,35 @@ def is_one(network: nn.Module) -> bool:
 def is_stage_c(network: nn.Module) -> bool:
     """True of Stage C, of the two."""
     return hasattr(network, "clip_txt_mapper")
+
+
+@dataclass(frozen=True)
+class StageNames:
+    """Names of the layers of Stage C and B: diffusers', Stability's with attention's products apart, and OneTrainer's
+    numbers of these."""
+
+    text_encoders: str = "prior_te"
+    swapped: frozenset[str] = frozenset()
+
+    def spellings(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> Iterator[Spelling]:
+        network, numbers = networks[component], {"to_q": "0", "to_k": "1", "to_v": "2"}
+        flat = {*FLAT, f"{prefix(network)}_"}
+        for layer in layers:
+            stability = path(network, layer)
+            stem, _, last = stability.rpartition(".attn.")
+            names = {layer, stability, f"{stem}.attn.in_proj.{numbers[last]}" if last in numbers else stability}
+            for name in names:
+                yield from ((f"{start}{name}", (layer,), True) for start in (f"{component}.", *PREFIXES, "unet."))
+                yield from ((f"{start}{name.replace('.', '_')}", (layer,), True) for start in flat)
+
+    def kohya(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> dict[str, Layers]:
+        network = networks[component]
+        return {f"{prefix(network)}_{path(network, layer).replace('.', '_')}": (layer,) for layer in layers}
+
+
+def architecture(network: nn.Module, prediction: str) -> Architecture:
+    """Stage C or B; sd-scripts has no name for them."""
+    return Architecture(f"stable-cascade-v1-{'prior' if is_stage_c(network) else 'stage-b'}", (1024, 1024))
 
 
 def prefix(network: nn.Module) -> str:

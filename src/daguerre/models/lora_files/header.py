@@ -12,55 +12,38 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 from torch import Tensor, nn
 
 from daguerre import documents
 from daguerre.checkpoint.safetensors import encode
-from daguerre.models.cascade import lora_names
 from daguerre.models.export.about import About
 from daguerre.models.lora_files.addition import DIFF, DOWN, Addition
+from daguerre.models.network import Architecture, facts_of
 from daguerre.models.weights import file_digests, seals
 
 BASE = "daguerre.base"
 """Key of a header: JSON of {component: {place, digest}} of the weights that were not trained."""
-CASCADE = "stable-cascade-v1"
-"""Start of modelspec's architectures of Stable Cascade."""
 _LEGACY = (0x100000, 0x110000)
 """Bytes of a file that its old, short hash is of."""
 _THUMBNAIL_PX = 256
 """The longer side of a thumbnail, as the spec recommends."""
 
 
-def is_sdxl(networks: Mapping[str, nn.Module]) -> bool:
-    """True of SDXL, whose UNet is told sizes and a pooled text."""
-    return any(_config(network, "addition_embed_type") == "text_time" for network in networks.values())
-
-
-def _is_v2(networks: Mapping[str, nn.Module]) -> bool:
-    """True of 2.x, which 1.x differs from in the width of the text that its UNet reads."""
-    return not is_sdxl(networks) and any(_config(each, "cross_attention_dim") == 1024 for each in networks.values())
-
-
-def _stage(networks: Mapping[str, nn.Module]) -> str:
-    """The stage of Stable Cascade that is among them; empty where none is."""
-    stages = [network for network in networks.values() if lora_names.is_one(network)]
-    return ("prior" if any(map(lora_names.is_stage_c, stages)) else "stage-b") if stages else ""
-
-
-def _config(network: nn.Module, name: str) -> Any:
-    return getattr(getattr(network, "config", None), name, None)
+def _model(networks: Mapping[str, nn.Module], prediction: str) -> Architecture | None:
+    """The model with the denoiser among these networks; None where no family says which it is."""
+    known = ((network, facts_of(network).architecture) for network in networks.values())
+    return next((named(network, prediction) for network, named in known if named is not None), None)
 
 
 def modelspec(networks: Mapping[str, nn.Module], about: About, kind: str = "lora") -> dict[str, str]:
     """Of a file of this kind for diffusion networks: the spec's required keys, the others that are known, and the
     base."""
-    sdxl = is_sdxl(networks)
+    model = _model(networks, about.prediction)
     found = {
         **of_model(networks, about, kind),
-        "modelspec.implementation": "https://github.com/Stability-AI/generative-models" if sdxl else "diffusers",
+        "modelspec.implementation": model.implementation if model else "diffusers",
         "modelspec.title": about.title or {"lora": "LoRA", "controlnet": "ControlNet"}[kind],
         "modelspec.date": datetime.now(UTC).isoformat(timespec="seconds"),
         "modelspec.trigger_phrase": about.trigger_phrase,
@@ -72,17 +55,12 @@ def modelspec(networks: Mapping[str, nn.Module], about: About, kind: str = "lora
 
 def of_model(networks: Mapping[str, nn.Module], about: About, kind: str) -> dict[str, str]:
     """modelspec's keys of the model that a file of this kind is for: lora, controlnet, or textual-inversion."""
-    v2, sdxl, v = _is_v2(networks), is_sdxl(networks), about.prediction == "v"
-    architecture = "stable-diffusion-xl-v1-base" if sdxl else "stable-diffusion-v1"
-    if v2:
-        architecture = "stable-diffusion-v2-768-v" if v else "stable-diffusion-v2-512"
-    if stage := _stage(networks):
-        architecture = f"{CASCADE}-{stage}"
-    height, width = about.size_px or ((1024, 1024) if sdxl or stage else (768, 768) if v2 and v else (512, 512))
+    model = _model(networks, about.prediction)
+    height, width = about.size_px or (model.size_px if model else (0, 0))
     found = {
         "modelspec.sai_model_spec": "1.0.1",
-        "modelspec.architecture": f"{architecture}/{kind}",
-        "modelspec.resolution": f"{width}x{height}",
+        "modelspec.architecture": f"{model.modelspec}/{kind}" if model else "",
+        "modelspec.resolution": f"{width}x{height}" if width else "",
         "modelspec.prediction_type": {"eps": "epsilon", "v": "v"}.get(about.prediction, ""),
         "modelspec.thumbnail": _thumbnail(about.image),
     }
@@ -160,7 +138,7 @@ def kohya(networks: Mapping[str, nn.Module], main: list[Addition], alpha: float,
         "ss_network_dim": "Dynamic" if len(ranks) > 1 else "".join(map(str, ranks)),
         "ss_network_alpha": str(alpha),
         "ss_network_args": json.dumps(_arguments(main, alpha)),
-        **_version(networks),
+        **(model.kohya if (model := _model(networks, about.prediction)) else {}),
         "ss_output_name": about.title,
         "ss_sd_model_name": first.get("place", ""),
         "ss_resolution": str((about.size_px[1], about.size_px[0])) if about.size_px else "",
@@ -170,14 +148,6 @@ def kohya(networks: Mapping[str, nn.Module], main: list[Addition], alpha: float,
         **_of_base(next(iter(about.base.values()), {}).get("place", "")),
     }
     return {name: value for name, value in found.items() if value}
-
-
-def _version(networks: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Nothing of Stable Cascade, for which sd-scripts has no name."""
-    if _stage(networks):
-        return {}
-    named = "sdxl_base_v1-0" if is_sdxl(networks) else "sd_v2" if _is_v2(networks) else "sd_v1"
-    return {"ss_base_model_version": named, "ss_v2": str(_is_v2(networks))}
 
 
 def _of_base(place: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ every module of a file has the same one here, and the rest of its strength is mu
 Sources: kohya-ss/sd-scripts networks/lora.py; KohakuBlueleaf/LyCORIS; Comfy-Org/ComfyUI comfy/lora.py.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,22 +16,18 @@ from torch import Tensor, nn
 from daguerre.checkpoint.atomic import write_durably
 from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
-from daguerre.models.cascade import lora_names
 from daguerre.models.export.about import UNKNOWN, About
-from daguerre.models.lora_files import header
+from daguerre.models.lora_files import fusing, header
 from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DIFF, DOWN, MAGNITUDE, UP, Addition
-from daguerre.models.single_file import keys
+from daguerre.models.network import facts_of
 
-PROJECTION = "text_projection"
-"""The layer of a text encoder that stands beside its transformer, and so has no `text_model` in its name."""
 NAMES = {DOWN: "lora_down.weight", UP: "lora_up.weight"}
 """Factors that sd-scripts calls otherwise than peft."""
 
 
 def has_names(network: nn.Module) -> bool:
     """True of networks for whose layers sd-scripts has names."""
-    known = ("UNet2DConditionModel", "CLIPTextModel", "CLIPTextModelWithProjection", lora_names.CLASS)
-    return type(network).__name__ in known
+    return facts_of(network).names is not None
 
 
 def write(
@@ -47,11 +43,10 @@ def write(
     tensors: dict[str, Tensor] = {}
     for component, own in additions.items():
         _check(component, networks[component], own)
-        names = module_names(component, networks, [each.layer for each in own])
-        for each in own:
+        for name, each in _fused(component, networks, own):
             is_norm = not isinstance(networks[component].get_submodule(each.layer), nn.Linear | nn.Conv2d)
-            for name, value in _named(each, alpha, is_norm).items():
-                tensors[f"{names[each.layer]}.{name}"] = value.detach().to("cpu", torch.float32)
+            for factor, value in _named(each, alpha, is_norm).items():
+                tensors[f"{name}.{factor}"] = value.detach().to("cpu", torch.float32)
     metadata = header.kohya(networks, main, alpha, about) | header.modelspec(networks, about)
     write_durably(path, encode(tensors, metadata | header.hashes(tensors, metadata)))
 
@@ -67,30 +62,30 @@ def _check(component: str, network: nn.Module, additions: list[Addition]) -> Non
         )
 
 
-def module_names(component: str, networks: Mapping[str, nn.Module], layers: Iterable[str]) -> dict[str, str]:
-    """kohya's name of each layer of a component."""
-    texts = sorted(name for name in networks if name.startswith("text_encoder"))
-    if component in texts:
-        cascade = any(map(lora_names.is_one, networks.values()))
-        prefix = f"te{texts.index(component) + 1}" if len(texts) > 1 else "prior_te" if cascade else "te"
-        paths = {layer: layer if layer == PROJECTION else keys.with_wrapper(layer) for layer in layers}
-    elif lora_names.is_one(networks[component]):
-        prefix = lora_names.prefix(networks[component]).removeprefix("lora_")
-        paths = {layer: lora_names.path(networks[component], layer) for layer in layers}
-    elif header.is_sdxl(networks):
-        prefix, original = "unet", original_names(networks[component])
-        paths = {layer: original[layer] for layer in layers}
-    else:
-        prefix, paths = "unet", {layer: layer for layer in layers}
-    return {layer: f"lora_{prefix}_{path.replace('.', '_')}" for layer, path in paths.items()}
+def module_names(component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> dict[str, str]:
+    """kohya's name of each layer of a component; those of one fused projection have the same."""
+    names = facts_of(networks[component]).names
+    assert names is not None, "`write` has checked it"
+    found = names.kohya(component, networks, layers)
+    return {layer: name for name, parts in found.items() for layer in parts}
 
 
-def original_names(unet: nn.Module) -> dict[str, str]:
-    """Names of a UNet's layers in the original layout (SGM's)."""
-    kinds = nn.Linear | nn.Conv2d | nn.LayerNorm | nn.GroupNorm
-    weights = [f"{name}.weight" for name, layer in unet.named_modules() if isinstance(layer, kinds)]
-    links = keys.unet(weights)
-    return {link.names[0].removesuffix(".weight"): link.original.removesuffix(".weight") for link in links}
+def _fused(
+    component: str, networks: Mapping[str, nn.Module], additions: list[Addition]
+) -> Iterator[tuple[str, Addition]]:
+    """The additions by kohya's names: those to the parts of a fused projection as one to the whole of it."""
+    network = networks[component]
+    names = facts_of(network).names
+    assert names is not None, "`write` has checked it"
+    of_layer: dict[str, list[Addition]] = {}
+    for each in additions:
+        of_layer.setdefault(each.layer, []).append(each)
+    for name, parts in names.kohya(component, networks, [*of_layer]).items():
+        if len(parts) > 1:
+            yield from ((name, each) for each in fusing.joined(network, parts, of_layer))
+        else:
+            swapped = parts[0] in names.swapped
+            yield from ((name, fusing.swapped(each) if swapped else each) for each in of_layer.get(parts[0], ()))
 
 
 def _named(addition: Addition, alpha: float, is_norm: bool) -> dict[str, Tensor]:

@@ -15,14 +15,17 @@ from torch import Tensor, nn
 
 from daguerre.errors import UserError
 from daguerre.models.cascade import lora_names
-from daguerre.models.lora_files import header, names, shapes
+from daguerre.models.lora_files import fusing, header, names, shapes
 from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DIFF, MAGNITUDE, Addition
 from daguerre.models.lora_files.contents import Contents, contents_of, find
 from daguerre.models.lora_files.names import BIAS, BIAS_OF_UP, Place
 from daguerre.models.lora_files.scales import Scales
-from daguerre.models.lora_files.strangers import check_is_lora
+from daguerre.models.lora_files.strangers import check_is_lora, check_model
+from daguerre.models.network import facts_of
 
 _BIASES = (BIAS, BIAS_OF_UP)
+_Layer = tuple[str, str]
+"""(component, layer)"""
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 """Numbers of 8 bits, for which torch has no arithmetic."""
 _NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -45,8 +48,7 @@ def read(path: Path, networks: Mapping[str, nn.Module], *, tokens_apart: bool = 
     if tokens_apart:
         kept = {name: value for name, value in contents.tensors.items() if not name.startswith("bundle_emb.")}
         contents = contents._replace(tensors=kept)
-    cascade = any(map(lora_names.is_one, networks.values()))
-    check_is_lora(place, [name for name in contents.tensors if not (cascade and name.startswith("lora_prior_"))])
+    check_is_lora(place, contents.tensors)
     modules = _modules(place, contents, networks)
     scales = {component: Scales(place, component, contents.numbers) for component in networks}
     found: dict[str, list[Addition]] = {}
@@ -56,25 +58,42 @@ def read(path: Path, networks: Mapping[str, nn.Module], *, tokens_apart: bool = 
     return {component: found[component] for component in networks if component in found}
 
 
-def _modules(path: Path, contents: Contents, networks: Mapping[str, nn.Module]) -> dict[Place, dict[str, Tensor]]:
+def _modules(path: Path, contents: Contents, networks: Mapping[str, nn.Module]) -> dict[_Layer, dict[str, Tensor]]:
     """The factors of each layer. UserError for a layer that is unknown, or there twice."""
     layers = names.layers(networks)
-    found: dict[Place, dict[str, Tensor]] = {}
-    spelt: dict[tuple[Place, str], str] = {}
+    found: dict[_Layer, dict[str, Tensor]] = {}
+    spelt: dict[tuple[_Layer, str], str] = {}
     unknown = set[str]()
     for name, value in contents.tensors.items():
         stem, factor = names.parted(name, path)
         if (place := layers.get(stem)) is None:
             unknown.add(stem)
             continue
-        if (other := spelt.setdefault((place, factor), name)) != name:
-            raise UserError(f"{path} has {'.'.join(place)} twice: {other} and {name}", code="conflict")
-        found.setdefault(place, {})[factor] = _checked(path, name, factor, value)
+        for layer, part in _parts(path, name, factor, _checked(path, name, factor, value), place, networks):
+            if (other := spelt.setdefault((layer, factor), name)) != name:
+                raise UserError(f"{path} has {'.'.join(layer)} twice: {other} and {name}", code="conflict")
+            found.setdefault(layer, {})[factor] = part
     if unknown:
+        check_model(path, contents.tensors)
         raise UserError(_lost(path, sorted(unknown), layers, contents.metadata), code="unknown")
     if not found:
         raise UserError(f"{path} has no additions in it", code="empty")
     return found
+
+
+def _parts(
+    path: Path, name: str, factor: str, value: Tensor, place: Place, networks: Mapping[str, nn.Module]
+) -> Iterator[tuple[_Layer, Tensor]]:
+    """A file's factor by the layers of the model: several where the file has one for a fused projection."""
+    network = networks[place.component]
+    if len(place.layers) > 1:
+        rows = [len(network.get_submodule(layer).weight) for layer in place.layers]  # type: ignore[arg-type]
+        values = fusing.parts(path, name, factor, value, rows)
+    else:
+        own = facts_of(network).names
+        turned = place.is_original and own is not None and place.layers[0] in own.swapped
+        values = [fusing.halves(value) if turned and factor in fusing.BY_ROWS else value]
+    yield from (((place.component, layer), part) for layer, part in zip(place.layers, values, strict=True))
 
 
 def _with_names(place: Path, contents: Contents, networks: Mapping[str, nn.Module]) -> Contents:

@@ -16,17 +16,20 @@ _KINDS = (
         "a whole model, not a LoRA: `daguerre convert extract` makes one of its difference from a base",
     ),
     (
-        r"(lora_unet_(double|single)_blocks_.*|transformer\.(single_)?transformer_blocks\..*|"
-        r"diffusion_model\.(double|single)_blocks\..*)",
-        "a LoRA for Flux or a like transformer, which this model is not",
-    ),
-    (r"lora_prior_.*", "a LoRA for Stable Cascade, which this model is not"),
-    (
         r"bundle_emb\..*",
         "a LoRA with new tokens in it: `daguerre convert lora` and `daguerre convert tokens` write each apart",
     ),
 )
 """Names of tensors, and what a file with one of them is."""
+_MODELS = (
+    (
+        r"(lora_unet_(double|single)_blocks_.*|transformer\.(single_)?transformer_blocks\..*|"
+        r"diffusion_model\.(double|single)_blocks\..*)",
+        "Flux or a like transformer",
+    ),
+    (r"lora_prior_.*", "Stable Cascade"),
+)
+"""Names of tensors, and the models that have them."""
 _FACTOR = re.compile(r".*(lora|hada|lokr|alpha).*")
 _OTHERS = (
     (r"(a1|a2|b1|b2|bm)\.weight", "a GLoRA (LyCORIS)"),
@@ -59,6 +62,13 @@ def check_is_lora(path: Path, names: Iterable[str]) -> None:
         marked = re.compile(rf"(.*\.)?{pattern}(\.default)?")
         if (name := next(filter(marked.fullmatch, names), None)) is not None:
             raise UserError(f"{path} is {kind}, which is not supported: it has {name}. {_ADVICE}", code="unsupported")
+
+
+def check_model(path: Path, names: Iterable[str]) -> None:
+    """UserError for a LoRA with names of another model's layers, once its own model has none of them."""
+    for name in names:
+        if (model := next((model for pattern, model in _MODELS if re.fullmatch(pattern, name)), None)) is not None:
+            raise UserError(f"{path} is a LoRA for {model}, which this model is not", code="unsupported")
 
 
 def _kind(names: Iterable[str]) -> str | None:

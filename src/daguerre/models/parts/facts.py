@@ -1,7 +1,10 @@
 """Facts of the networks that several families use: CLIP's and T5's encoders, and the KL autoencoder."""
 
+from transformers import CLIPTextModel, CLIPTextModelWithProjection, T5EncoderModel
+
 from daguerre.distributed.sharding_rules import Dims
 from daguerre.models.network import Facts, Table, layers
+from daguerre.models.parts.text_names import ClipNames, T5Names
 
 _CONV: Dims = ("conv_out", "conv_in")
 _NORM: Dims = ("norm",)
@@ -22,6 +25,7 @@ CLIP_TEXT = Facts(
     },
     heads="num_heads",
     layers={"attention": ("q_proj", "k_proj", "v_proj", "out_proj"), "ff": ("mlp.fc?",)},
+    names=ClipNames(),
 )
 """transformers' CLIPTextModel, with and without a projection."""
 CLIP_IMAGE = Facts(
@@ -50,6 +54,7 @@ T5 = Facts(
     },
     heads="n_heads",
     layers={"attention": ("SelfAttention.[qkvo]",), "ff": ("DenseReluDense.w[io]*",)},
+    names=T5Names(),
 )
 """transformers' T5EncoderModel. Its first block alone has the biases of positions, a column a head."""
 KL_AUTOENCODER = Facts(
@@ -66,3 +71,9 @@ KL_AUTOENCODER = Facts(
     heads="heads",
 )
 """diffusers' AutoencoderKL, whose only attention is in its middle."""
+TEXT_ENCODERS: dict[type, Facts] = {
+    CLIPTextModel: CLIP_TEXT,
+    CLIPTextModelWithProjection: CLIP_TEXT,
+    T5EncoderModel: T5,
+}
+"""By class, for the `FACTS` of families."""

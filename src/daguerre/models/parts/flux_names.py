@@ -65,7 +65,7 @@ FLUX = NameTable(
         "single_blocks.*.norm.query_norm": f"{_SINGLE}attn.norm_q",
         "single_blocks.*.norm.key_norm": f"{_SINGLE}attn.norm_k",
     },
-    swapped=frozenset({"final_layer.adaLN_modulation.1"}),
+    swapped=frozenset({"norm_out.linear"}),
     scales=frozenset(
         f"{place}.{norm}"
         for place in ("double_blocks.*.img_attn.norm", "double_blocks.*.txt_attn.norm", "single_blocks.*.norm")

@@ -5,13 +5,13 @@ writing, equal to the bit. A family writes a `NameTable` next to the class that 
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from daguerre.checkpoint.safetensors import Later
 from daguerre.errors import UserError
@@ -36,6 +36,10 @@ class Link(NamedTuple):
 Links = Callable[[Iterable[str]], list[Link]]
 """The links of a network whose tensors have these names in its library."""
 _NUMBER = re.compile(r"\.(\d+)\.")
+PREFIXES = ("model.diffusion_model.", "diffusion_model.", "")
+"""What files put before the names of a denoiser in the original layout; the first is that of files of whole models."""
+FLAT = ("lora_unet_", "lycoris_")
+"""What files of LoRAs put before such names, and before diffusers', with `_` for each dot."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +50,10 @@ class NameTable:
     """The library's layers by the original one, without `.weight` and `.bias`; the first `*` is the number of a block.
     Several are the parts of a fused projection."""
     swapped: frozenset[str] = frozenset()
-    """Original layers whose two halves of rows are in the other order."""
+    """The library's layers whose two halves of rows are in the other order there."""
     scales: frozenset[str] = frozenset()
     """Original layers whose weight is called `scale`."""
-    prefixes: tuple[str, ...] = ("model.diffusion_model.", "diffusion_model.", "")
-    """What files may put before the names; the first is that of files with several networks."""
+    text_encoders: str = "te"
 
     @cached_property
     def _originals(self) -> dict[str, str]:
@@ -73,11 +76,34 @@ class NameTable:
             if original is None:
                 raise UserError(f"the original layout has no name for {name}", code="unsupported")
             parts = tuple(f"{part.replace('*', number)}.{tensor}" for part in self.parts(original))
-            form: Form = "fused" if len(parts) > 1 else "swapped" if original in self.swapped else "same"
+            form: Form = "fused" if len(parts) > 1 else "swapped" if self.swapped & {*self.parts(original)} else "same"
             end = "scale" if original in self.scales else tensor
             link = Link(f"{original.replace('*', number)}.{end}", parts, form)
             found[link.original] = link
         return [*found.values()]
+
+    def spellings(
+        self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]
+    ) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+        """Names of layers in files of LoRAs (models/network.py, Names)."""
+        for layer in layers:
+            yield from ((f"{start}{layer}", (layer,), False) for start in (f"{component}.", ""))
+            flat = layer.replace(".", "_")
+            yield from ((f"{start}{flat}", (layer,), False) for start in (*FLAT, f"lora_{component}_"))
+        for original, parts in self._layers(layers).items():
+            yield from ((f"{start}{original}", parts, True) for start in PREFIXES)
+            yield from ((f"{start}{original.replace('.', '_')}", parts, True) for start in FLAT)
+
+    def kohya(
+        self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]
+    ) -> dict[str, tuple[str, ...]]:
+        """The names of sd-scripts, which are those of the original layout."""
+        found = self._layers(layers)
+        return {f"lora_unet_{original.replace('.', '_')}": parts for original, parts in found.items()}
+
+    def _layers(self, layers: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        links = self.links([f"{layer}.weight" for layer in layers])
+        return {link.original.rpartition(".")[0]: tuple(n.rpartition(".")[0] for n in link.names) for link in links}
 
 
 def unpacked(link: Link, tensor: Tensor, shapes: Mapping[str, Shape] | None = None) -> dict[str, Tensor]:

@@ -11,13 +11,13 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor
 
 from daguerre.errors import UserError
+from daguerre.families.stable_diffusion.controlnets import OfUNet
+from daguerre.families.stable_diffusion.facts import UNET
 from daguerre.models.components import ComponentLoader
-from daguerre.models.controlnets.beside_unet import OfUNet
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.family import Exporter, Family
 from daguerre.models.network import named
 from daguerre.models.parts.facts import KL_AUTOENCODER
-from daguerre.models.stable_diffusion_facts import UNET
 from daguerre.models.text_conditioning import TextConditioning
 from daguerre.models.trained_net import TrainedNet
 from daguerre.models.vae import VAE, factor

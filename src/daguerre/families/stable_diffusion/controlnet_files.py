@@ -16,8 +16,8 @@ from diffusers import ControlNetModel
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
+from daguerre.families.stable_diffusion import controlnet
 from daguerre.models.controlnets import controlled
-from daguerre.models.controlnets import unet as controlnet
 from daguerre.models.controlnets.places import SINGLE_FILE, find
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header

@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
-from daguerre.distributed.sharding_rules import Dims, Segment
-from daguerre.models.network import Facts, layers
+from diffusers import ControlNetModel, UNet2DConditionModel
+
+from daguerre.families.stable_diffusion.lora_names import UNetNames, architecture
+from daguerre.models.network import Dims, Facts, Segment, layers
+from daguerre.models.parts.facts import TEXT_ENCODERS
 
 _CONV: Dims = ("conv_out", "conv_in")
 _NORM: Dims = ("norm",)
@@ -32,6 +35,8 @@ UNET = Facts(
         "ff": ("ff.net.0.proj", "ff.net.2", "proj_in", "proj_out"),
         "conv": ("conv1", "conv2", "conv_shortcut", "time_emb_proj", "downsamplers.*.conv", "upsamplers.*.conv"),
     },
+    names=UNetNames(),
+    architecture=architecture,
 )
 """Stable Diffusion 1, 2 and XL. `ff` has also what leads into a transformer and out of it."""
 CONTROLNET = replace(
@@ -42,5 +47,8 @@ CONTROLNET = replace(
         **layers(_CONV, "controlnet_*_block*"),
     },
     layers={},
+    names=None,
 )
 """diffusers' ControlNetModel, a copy of the UNet's first half between convolutions of its own."""
+FACTS: dict[type, Facts] = {UNet2DConditionModel: UNET, ControlNetModel: CONTROLNET, **TEXT_ENCODERS}
+"""By class, for networks that no family has loaded."""

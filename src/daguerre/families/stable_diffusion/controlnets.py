@@ -9,13 +9,14 @@ from diffusers import ControlNetModel
 from torch import Tensor
 
 from daguerre.errors import UserError
-from daguerre.models.controlnets import controlled, unet, unet_files
+from daguerre.families.stable_diffusion import controlnet, controlnet_files
+from daguerre.families.stable_diffusion.facts import CONTROLNET
+from daguerre.models.controlnets import controlled
 from daguerre.models.controlnets.controlled import Residuals, Wanted
 from daguerre.models.controlnets.places import SINGLE_FILE
 from daguerre.models.export.about import About
 from daguerre.models.family import ImageCodec
 from daguerre.models.network import Facts
-from daguerre.models.stable_diffusion_facts import CONTROLNET
 from daguerre.models.weights import load
 from daguerre.types import Cond
 
@@ -35,21 +36,21 @@ class OfUNet:
     def new(self, wanted: Wanted, seed: int) -> Any:
         """A copy of the UNet's first half, in the layers that both have, or random weights."""
         self._check()
-        numbers = unet.numbers(self.unet, unet.embedding_channels(self._factor), wanted.size or "large")
+        numbers = controlnet.numbers(self.unet, controlnet.embedding_channels(self._factor), wanted.size or "large")
         network = load.seeded(lambda: load.build(ControlNetModel, numbers), seed, "adapter")
         if wanted.init == "base":
-            unet.copy_from(self.unet, network)
+            controlnet.copy_from(self.unet, network)
         return network
 
     def read(self, place: str, wanted: Wanted) -> Any:
         """In any layout."""
         self._check()
-        return unet_files.read(place, unet_files.Base(self.unet, self._factor))
+        return controlnet_files.read(place, controlnet_files.Base(self.unet, self._factor))
 
     def write(self, folder: Path, network: Any, about: About, scale: float) -> None:
         """The folder that diffusers' `ControlNetModel.from_pretrained` reads, and in it a single file in the original
         layout for ComfyUI and A1111."""
-        unet_files.write(folder, network, about)
+        controlnet_files.write(folder, network, about)
         (folder / "README.md").write_text(_CARD.replace("SCALE", f"{scale:g}"), encoding="utf-8")
 
     def check(self, network: Any, pixels_BCHW: Tensor) -> None:
@@ -83,7 +84,7 @@ class OfUNet:
 
     @property
     def _factor(self) -> int:
-        return unet.factor_of(self.images)
+        return controlnet.factor_of(self.images)
 
     def _check(self) -> None:
         if self.long_prompts:

@@ -1,0 +1,103 @@
+"""Additions to the parts of a fused projection, such as query, key and value, as one addition to the whole of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from daguerre.errors import UserError
+from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DIFF, DOWN, MAGNITUDE, UP, Addition
+
+BY_ROWS = (UP, DIFF, "hada_w1_a", "hada_w2_a", "diff_b", "lora_B.bias", MAGNITUDE)
+"""Factors with a row for each output of the layer."""
+_SHARED = (DOWN, ALPHA, "hada_w1_b", "hada_w2_b")
+"""Factors that all outputs have in common."""
+
+
+def parts(path: Path, name: str, factor: str, value: Tensor, rows: Sequence[int]) -> Sequence[Tensor]:
+    """The factor of each part of a fused projection, of the one that a file has for the whole.
+
+    Args:
+        rows: outputs of each part.
+
+    Raises:
+        UserError: for a factor that cannot be cut, or has another number of rows.
+    """
+    by_rows = factor in BY_ROWS or (factor == COLUMNS and len(value) == sum(rows))
+    if factor in _SHARED:
+        return [value] * len(rows)
+    if not by_rows:
+        raise UserError(
+            f"{path}: {name} is {factor} of a projection that is {len(rows)} layers here, and a LoKr or a DoRA over "
+            "inputs cannot be cut in parts: write the file again as a LoRA",
+            code="unsupported",
+        )
+    if value.ndim == 0 or len(value) != sum(rows):
+        raise UserError(
+            f"{path} was made for another model: {name} is {list(value.shape)}, for a projection with {sum(rows)} "
+            "outputs here",
+            code="unsupported",
+        )
+    return value.split([*rows])
+
+
+def swapped(addition: Addition) -> Addition:
+    """The addition to a layer whose two halves of outputs are in the other order."""
+    turned = {name: halves(value) if name in BY_ROWS else value for name, value in addition.factors.items()}
+    return replace(addition, factors=turned)
+
+
+def halves(value: Tensor) -> Tensor:
+    """The rows with their two halves exchanged."""
+    return torch.cat(value.chunk(2)[::-1])
+
+
+def joined(
+    network: nn.Module, layers: Sequence[str], additions: Mapping[str, Sequence[Addition]]
+) -> Iterator[Addition]:
+    """The additions to the parts as one to the weight of the whole, and one to its bias.
+
+    Products of factors stay exact: the ranks follow each other, and each part's rows are zero in the ranks of others.
+    UserError for kinds that have no such form.
+    """
+    for tensor in ("weight", "bias"):
+        found = {layer: each for layer in layers for each in additions.get(layer, ()) if each.tensor == tensor}
+        if not found:
+            continue
+        kinds = {frozenset(each.factors) for each in found.values()}
+        rows = [len(network.get_submodule(layer).weight) for layer in layers]  # type: ignore[arg-type]
+        if kinds == {frozenset({DIFF})}:
+            first = next(iter(found.values()))
+            values = [
+                found[layer].factors[DIFF] * found[layer].scale
+                if layer in found
+                else first.factors[DIFF].new_zeros(count, *first.factors[DIFF].shape[1:])
+                for layer, count in zip(layers, rows, strict=True)
+            ]
+            yield replace(first, layer=layers[0], factors={DIFF: torch.cat(values)}, scale=1.0)
+        elif kinds == {frozenset({DOWN, UP})}:
+            yield _product(layers, rows, found)
+        else:
+            raise UserError(
+                f"kohya's layout has {', '.join(layers)} as one projection, for which only LoRAs and whole differences "
+                "have a form: write format=diffusers or format=peft",
+                code="unsupported",
+            )
+
+
+def _product(layers: Sequence[str], rows: Sequence[int], found: Mapping[str, Addition]) -> Addition:
+    downs = [found[layer].factors[DOWN] for layer in layers if layer in found]
+    if len(downs) == len(layers) and all(torch.equal(down, downs[0]) for down in downs):
+        ups = [found[layer].factors[UP] * found[layer].scale for layer in layers]
+        return Addition(layers[0], {DOWN: downs[0], UP: torch.cat(ups)}, 1.0)
+    up = downs[0].new_zeros(sum(rows), sum(map(len, downs)))
+    row = column = 0
+    for layer, count in zip(layers, rows, strict=True):
+        if layer in found:
+            own = found[layer].factors[UP]
+            up[row : row + count, column : column + own.shape[1]] = own * found[layer].scale
+            column += own.shape[1]
+        row += count
+    return Addition(layers[0], {DOWN: torch.cat(downs), UP: up}, 1.0)

@@ -1,0 +1,69 @@
+"""Names of the layers of text encoders in files of LoRAs: of sd-scripts, ComfyUI, A1111 and OneTrainer."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from daguerre.models.network import Layers, Spelling, facts_of
+from daguerre.models.single_file.keys import with_wrapper
+
+PROJECTION = "text_projection"
+"""The layer of a CLIP text encoder that stands outside its transformer, and so has no `text_model` in its name."""
+_TEXT_ENCODER = re.compile(r"text_encoder(_\d)?")
+
+
+def _place(component: str, networks: Mapping[str, nn.Module]) -> tuple[int, bool]:
+    """The number of a text encoder among those of the model, and whether it is the only one."""
+    texts = sorted(name for name in networks if _TEXT_ENCODER.fullmatch(name))
+    return texts.index(component), len(texts) == 1
+
+
+@dataclass(frozen=True)
+class ClipNames:
+    """Of CLIP's encoders, which are numbered by their place in the model."""
+
+    text_encoders: str = "te"
+    swapped: frozenset[str] = frozenset()
+
+    def spellings(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> Iterator[Spelling]:
+        number, alone = _place(component, networks)
+        clips = ("clip_l", "clip_h", "clip_g") if alone else (("clip_l", "clip_g")[number],)
+        dotted = [
+            f"{component}.",
+            *(f"{clip}." for clip in clips),
+            *(f"text_encoders.{clip}.transformer." for clip in clips),
+        ]
+        flat = ["lora_te_", "lora_te1_", "lora_prior_te_"] if alone else [f"lora_te{number + 1}_"]
+        dotted += [""] if alone else []
+        flat += ["lora_te_wrapped_transformer_"] if alone else []
+        for layer in layers:
+            for name in {layer, layer.removeprefix("text_model."), with_wrapper(layer)}:
+                yield from ((f"{start}{name}", (layer,), False) for start in dotted)
+                yield from ((f"{start}{name.replace('.', '_')}", (layer,), False) for start in flat)
+
+    def kohya(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> dict[str, Layers]:
+        number, alone = _place(component, networks)
+        # Of Stable Cascade the encoder's prefix says that it is the prior's: the denoiser's names know that.
+        only = next((names.text_encoders for each in networks.values() if (names := facts_of(each).names)), "te")
+        prefix = only if alone else f"te{number + 1}"
+        paths = {layer: layer if layer == PROJECTION else with_wrapper(layer) for layer in layers}
+        return {f"lora_{prefix}_{path.replace('.', '_')}": (layer,) for layer, path in paths.items()}
+
+
+@dataclass(frozen=True)
+class T5Names:
+    """Of T5, which is the third encoder for every program, whichever others a model has."""
+
+    text_encoders: str = "te"
+    swapped: frozenset[str] = frozenset()
+
+    def spellings(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> Iterator[Spelling]:
+        for layer in layers:
+            yield from ((f"{start}{layer}", (layer,), False) for start in (f"{component}.", "t5xxl.transformer."))
+            yield f"text_encoders.t5xxl.transformer.{layer}", (layer,), False
+        yield from ((name, parts, False) for name, parts in self.kohya(component, networks, layers).items())
+
+    def kohya(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> dict[str, Layers]:
+        return {f"lora_te3_{layer.replace('.', '_')}": (layer,) for layer in layers}
