@@ -325,7 +325,7 @@ SPEAKS_FOR_OTHERS = ("config/aliases/", "config_import/")
 
 
 def test_only_families_and_their_networks_name_their_components():
-    """Shared code asks for roles (models/settings.py, ComponentSpec). Docstrings and help texts may name them."""
+    """Shared code asks for roles (models/settings.py, ComponentSpec). Docstrings may name them."""
     for path in FILES:
         shared = not name(path).startswith(("families/", "models/", *SPEAKS_FOR_OTHERS))
         found = {f"{line}: {word}" for line, word in words(trees()[path]) if word.removeprefix("train_") in COMPONENTS}
@@ -336,10 +336,8 @@ def test_only_families_and_their_networks_name_their_components():
 
 
 def words(tree: ast.Module) -> list[tuple[int, str]]:
-    """Names and the words of texts, with their lines, without docstrings and help texts."""
+    """Names and the words of texts, with their lines, without docstrings."""
     prose = {id(node.value) for node in nodes(tree) if isinstance(node, ast.Expr)}
-    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
-    prose |= {id(node.value) for node in assigned if ast.unparse(node.targets[0]) == "HELP"}
     found = []
     for node in nodes(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:

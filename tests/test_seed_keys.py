@@ -595,8 +595,8 @@ def test_tpu_settings_of_the_environment_are_mentioned_by_doctor(monkeypatch):
 
 
 def test_their_download_script_is_a_verb():
-    assert "[-o DIR]" in main.verbs()["fetch"].texts["HELP"]
-    assert "-m MODEL" in main.verbs()["fetch"].texts["HELP"]
+    assert "[-o DIR]" in main.verbs()["fetch"].help
+    assert "-m MODEL" in main.verbs()["fetch"].help
 
 
 def test_config_names_the_recipe():

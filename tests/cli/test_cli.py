@@ -41,12 +41,12 @@ def outcome(monkeypatch, capsys):
     return run
 
 
-def test_every_file_of_a_verb_has_its_texts_as_literals():
+def test_the_docstring_of_a_verb_is_its_help():
     found = main.verbs()
     assert list(found)[:1] == ["train"]
     assert {"recipes", "doctor"} <= set(found)
     for name, verb in found.items():
-        summary, text = verb.texts["SUMMARY"], verb.texts["HELP"]
+        summary, text = verb.summary, verb.help
         assert "\n" not in summary, name
         assert len(summary) < 75, name
         assert text.startswith(f"usage: daguerre {name}"), name
@@ -61,7 +61,7 @@ def test_help_says_all_verbs_and_exit_codes(capsys):
     text = capsys.readouterr().out
     for name, verb in main.verbs().items():
         assert f"{name} " in text
-        assert verb.texts["SUMMARY"] in text
+        assert verb.summary in text
     for code in errors.EXIT_CODES:
         assert f"{code}  " in text
 
@@ -69,7 +69,7 @@ def test_help_says_all_verbs_and_exit_codes(capsys):
 def test_help_of_a_verb(capsys):
     assert main.run(["train", "--help"]) == main.run(["help", "train"]) == main.run(["train", "x", "-h"]) == 0
     text = capsys.readouterr().out
-    assert text == (main.verbs()["train"].texts["HELP"] + "\n") * 3
+    assert text == (main.verbs()["train"].help + "\n") * 3
     assert "training.duration" in text
 
 

@@ -8,7 +8,7 @@ import data_sets
 import pytest
 from pydantic import Field
 
-from daguerre.cli import data, main
+from daguerre.cli import main
 from daguerre.config import options
 from daguerre.data.sources import shapes
 from daguerre.errors import UserError
@@ -36,16 +36,16 @@ def place(tmp_path, monkeypatch) -> Path:
 
 def test_the_verbs_are_those_that_have_a_file():
     for name, verb in main.verbs("data").items():
-        text = verb.texts["HELP"]
+        text = verb.help
         assert text.startswith(f"usage: daguerre data {name} ")
         assert max(map(len, text.splitlines())) <= 120
-        assert f"  {name:<8} {verb.texts['SUMMARY']}\n" in data.HELP
+        assert f"  {name:<6}  {verb.summary}\n" in main.verbs()["data"].help
 
 
 def test_help_at_each_level(capsys):
     assert main.run(["data"]) == main.run(["data", "--help"]) == main.run(["help", "data"]) == 0
     text = capsys.readouterr().out
-    assert text == (data.HELP.strip("\n") + "\n") * 3
+    assert text == (main.verbs()["data"].help + "\n") * 3
     for words in (["data", "pack", "--help"], ["help", "data", "pack"], ["data", "pack", "-h"]):
         assert main.run(words) == 0
     assert capsys.readouterr().out.count("usage: daguerre data pack") == 3

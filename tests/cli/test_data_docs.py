@@ -33,5 +33,5 @@ def test_every_command_runs_and_every_verb_has_one(tmp_path, monkeypatch, capsys
 def test_every_option_of_the_help_exists():
     for name, verb in main.verbs("data").items():
         module = __import__(f"daguerre.cli.data.{name}", fromlist=["Options"])
-        listed = set(re.findall(r"^  (?:-o \w+ or )?([a-z_]+)=", verb.texts["HELP"], flags=re.MULTILINE))
+        listed = set(re.findall(r"^  (?:-o \w+ or )?([a-z_]+)=", verb.help, flags=re.MULTILINE))
         assert listed - {"seed"} == set(module.Options.model_fields), name

@@ -122,7 +122,7 @@ def test_handing_in(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypat
 
 
 def test_the_help_names_every_option():
-    text = main.verbs("launch")["slurm"].texts["HELP"]
+    text = main.verbs("launch")["slurm"].help
     assert [name for name in Options.model_fields if name not in text] == []
 
 

@@ -461,8 +461,8 @@ def test_what_the_documentation_says_is_accepted():
     said = (Path(__file__).parents[2] / "docs" / "generate.md").read_text(encoding="utf-8")
     for name in prompts.KNOWN:
         assert f"`{name}`" in said
-        assert name in generate_command.HELP
-    keys = set(re.findall(r"(?<![\w.-])(\w+)=", said + generate_command.HELP))
+        assert name in generate_command.__doc__
+    keys = set(re.findall(r"(?<![\w.-])(\w+)=", said + generate_command.__doc__))
     known = {*generate_options.Options.model_fields, *generate_options.SAMPLING, *generate_options.PLACE}
     assert keys - known <= {"key", "resume_from_checkpoint", "pretrained_model_name_or_path", "lora_config"}
-    assert known - set(re.findall(r"\w+", generate_command.HELP)) <= {"prompts_file"}
+    assert known - set(re.findall(r"\w+", generate_command.__doc__)) <= {"prompts_file"}

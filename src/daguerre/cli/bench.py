@@ -1,34 +1,5 @@
-"""`daguerre bench`: how fast a recipe trains on the device at hand, and how fast variants of it do.
+"""Measure the training speed of a recipe and of variants of it.
 
-Nothing is trained that is kept: no run folder, no checkpoint. bench/variants.py is timed by bench/timing.py and
-reported by bench/report.py.
-"""
-
-import tempfile
-import time
-from collections.abc import Callable, Mapping
-from functools import partial
-from pathlib import Path
-from typing import Any
-
-import torch
-
-from daguerre import errors
-from daguerre.bench import options as bench_options
-from daguerre.bench import report, timing, variants
-from daguerre.bench.options import Request
-from daguerre.bench.report import Rates
-from daguerre.bench.timing import Ended, Result, Rounds
-from daguerre.bench.variants import Variant
-from daguerre.checkpoint.atomic import write_json_atomically
-from daguerre.checkpoint.environment import environment
-from daguerre.errors import UserError
-from daguerre.run import summary
-from daguerre.training import device as devices
-from daguerre.training.performance import peak_rates as measured
-
-SUMMARY = "measure the training speed of a recipe and of variants of it"
-HELP = """\
 usage: daguerre bench RECIPE [key=value ...]
 
 Times the training step of a recipe: the run's own update with its optimizer, averages and clipping, on random data.
@@ -56,6 +27,29 @@ Columns: images a second; milliseconds an update; model FLOP/s (forward and back
 nothing computed twice), as a share of a large matrix product measured in the same call, and of the datasheet;
 memory; waiting for data; what the first updates took beyond usual ones. More: docs/speed.md.
 """
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from daguerre import errors
+from daguerre.bench import options as bench_options
+from daguerre.bench import report, timing, variants
+from daguerre.bench.options import Request
+from daguerre.bench.report import Rates
+from daguerre.bench.timing import Ended, Result, Rounds
+from daguerre.bench.variants import Variant
+from daguerre.checkpoint.atomic import write_json_atomically
+from daguerre.checkpoint.environment import environment
+from daguerre.errors import UserError
+from daguerre.run import summary
+from daguerre.training import device as devices
+from daguerre.training.performance import peak_rates as measured
 
 
 def run(arguments: list[str]) -> int:

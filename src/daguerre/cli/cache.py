@@ -1,18 +1,5 @@
-"""`daguerre cache`: fills the cache of a recipe, looks whether it is right, and removes what is not used any more."""
+"""Encode images and captions once, for training.
 
-from collections.abc import Sequence
-
-from daguerre import errors
-from daguerre.caching import fill, upkeep
-from daguerre.config.config import Loaded
-from daguerre.config.overrides import pair, split
-from daguerre.config_import import in_memory
-from daguerre.errors import UserError
-from daguerre.formatting import format_size
-from daguerre.run import cached, storage
-
-SUMMARY = "encode images and captions once, for training"
-HELP = """\
 usage: daguerre cache RECIPE [key=value ...]
        daguerre cache verify|list|purge RECIPE [key=value ...]
 
@@ -34,6 +21,18 @@ purge    removes all that the recipe does not read
   cache.dtype=float32    all as the encoders make it; auto keeps log variances and texts in float16
   again=true             read every image again, also where size and time of change are the same
 """
+
+from collections.abc import Sequence
+
+from daguerre import errors
+from daguerre.caching import fill, upkeep
+from daguerre.config.config import Loaded
+from daguerre.config.overrides import pair, split
+from daguerre.config_import import in_memory
+from daguerre.errors import UserError
+from daguerre.formatting import format_size
+from daguerre.run import cached, storage
+
 _VERBS = ("verify", "list", "purge")
 
 

@@ -1,6 +1,9 @@
-"""`daguerre doctor`: checks installation and machine, and prints the command that mends what is missing.
+"""Check the installation: packages, devices, what is missing.
 
-Looks and reports; changes nothing. Works where a part, even torch, is not installed.
+usage: daguerre doctor
+
+Lists versions, devices, memory and disk, and checks the shipped recipes and networks. For everything that is missing
+or too old it prints the command that fixes it, and exits with 1.
 """
 
 import os
@@ -22,14 +25,6 @@ from daguerre import __version__, errors
 from daguerre.config import recipe
 from daguerre.errors import UserError, install
 from daguerre.formatting import beside
-
-SUMMARY = "check the installation: packages, devices, what is missing"
-HELP = """\
-usage: daguerre doctor
-
-Lists versions, devices, memory and disk, and checks the shipped recipes and networks. For everything that is missing
-or too old it prints the command that fixes it, and exits with 1.
-"""
 
 PACKAGE = Path(recipe.__file__).parent.parent
 OLDEST_PYTHON = (3, 11)

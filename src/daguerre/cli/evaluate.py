@@ -1,28 +1,5 @@
-"""`daguerre evaluate`: measures a run, a pipeline or a folder of images; the same command goes on where it stopped."""
+"""Measure a run, a pipeline or a folder of images: FID, CLIP score and more.
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-
-from daguerre.checkpoint.signals import StopSignals
-from daguerre.cli import evaluate_options, generate_options
-from daguerre.cli.evaluate_options import Arguments, Options
-from daguerre.config import options, overrides, recipe
-from daguerre.config.config import Config
-from daguerre.data.dataset import open_dataset
-from daguerre.errors import UserError
-from daguerre.evaluation import compare, follow
-from daguerre.evaluation.evaluate import FolderEvaluation, ModelEvaluation
-from daguerre.evaluation.images import SourceImages
-from daguerre.evaluation.result import Result
-from daguerre.evaluation.settings import EvaluationSettings
-from daguerre.generation import generate, jobs, load
-from daguerre.generation.jobs import TaskShard
-from daguerre.generation.load import Model
-from daguerre.remote import local_copy
-from daguerre.run import trackers
-
-SUMMARY = "measure a run, a pipeline or a folder of images: FID, CLIP score ..."
-HELP = """\
 usage: daguerre evaluate RUN|PIPELINE|FOLDER [key=value ...]
        daguerre evaluate RUN --follow [follow=all] [key=value ...]
        daguerre evaluate A B
@@ -58,6 +35,28 @@ what was not measured before. Nothing is downloaded: say where the weights of th
 
 docs/evaluate.md says more.
 """
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from daguerre.checkpoint.signals import StopSignals
+from daguerre.cli import evaluate_options, generate_options
+from daguerre.cli.evaluate_options import Arguments, Options
+from daguerre.config import options, overrides, recipe
+from daguerre.config.config import Config
+from daguerre.data.dataset import open_dataset
+from daguerre.errors import UserError
+from daguerre.evaluation import compare, follow
+from daguerre.evaluation.evaluate import FolderEvaluation, ModelEvaluation
+from daguerre.evaluation.images import SourceImages
+from daguerre.evaluation.result import Result
+from daguerre.evaluation.settings import EvaluationSettings
+from daguerre.generation import generate, jobs, load
+from daguerre.generation.jobs import TaskShard
+from daguerre.generation.load import Model
+from daguerre.remote import local_copy
+from daguerre.run import trackers
+
 _OF_FOLDERS = ("against", "crop_px", "sample_seed")
 _OF_MODELS = ("base", "guidance_scales", "keep_images", "prompts_file", "weights")
 

@@ -1,4 +1,25 @@
-"""`daguerre fetch`: brings a base model from the hub into a folder, for machines without a connection."""
+"""Download a base model from the hub, for use without a network.
+
+usage: daguerre fetch MODEL [-o DIR] [key=value ...]
+
+Downloads what training and generating need of a model: configs, tokenizers, and one set of weights of each network, in
+safetensors where there are any. Then set model.pretrained_model_name_or_path=DIR. The same command again
+goes on where it was stopped, and checks every byte.
+
+  daguerre fetch stable-diffusion-v1-5/stable-diffusion-v1-5 -o models/sd15
+  daguerre fetch stabilityai/stable-diffusion-xl-base-1.0 -o models/sdxl variant=fp16
+  daguerre fetch stabilityai/sd-vae-ft-mse -o models/vae
+  daguerre fetch stabilityai/stable-cascade/effnet_encoder.safetensors -o models
+  daguerre fetch OWNER/NAME/FILE.safetensors -o models
+
+  MODEL, -m MODEL   OWNER/NAME of the hub, or one of its files, OWNER/NAME/FILE
+  -o DIR            a folder; without it the hub's own cache, where recipes look for OWNER/NAME
+  revision=NAME     a branch, tag or commit (default: main)
+  variant=NAME      weights of that name, such as fp16 or non_ema
+  components=A,B    only these, such as unet, vae, text_encoder, tokenizer, scheduler; of Stable Cascade prior, decoder
+
+Models whose licence must be accepted need a token of yours in the environment: HF_TOKEN. HF_ENDPOINT names a mirror.
+"""
 
 import json
 import os
@@ -26,28 +47,6 @@ from daguerre.models.cascade import files as cascade_files
 from daguerre.models.weights import architectures
 from daguerre.settings import Settings
 
-SUMMARY = "download a base model from the hub, for use without a network"
-HELP = """\
-usage: daguerre fetch MODEL [-o DIR] [key=value ...]
-
-Downloads what training and generating need of a model: configs, tokenizers, and one set of weights of each network, in
-safetensors where there are any. Then set model.pretrained_model_name_or_path=DIR. The same command again
-goes on where it was stopped, and checks every byte.
-
-  daguerre fetch stable-diffusion-v1-5/stable-diffusion-v1-5 -o models/sd15
-  daguerre fetch stabilityai/stable-diffusion-xl-base-1.0 -o models/sdxl variant=fp16
-  daguerre fetch stabilityai/sd-vae-ft-mse -o models/vae
-  daguerre fetch stabilityai/stable-cascade/effnet_encoder.safetensors -o models
-  daguerre fetch OWNER/NAME/FILE.safetensors -o models
-
-  MODEL, -m MODEL   OWNER/NAME of the hub, or one of its files, OWNER/NAME/FILE
-  -o DIR            a folder; without it the hub's own cache, where recipes look for OWNER/NAME
-  revision=NAME     a branch, tag or commit (default: main)
-  variant=NAME      weights of that name, such as fp16 or non_ema
-  components=A,B    only these, such as unet, vae, text_encoder, tokenizer, scheduler; of Stable Cascade prior, decoder
-
-Models whose licence must be accepted need a token of yours in the environment: HF_TOKEN. HF_ENDPOINT names a mirror.
-"""
 NOTE = "fetched.json"
 """The file in the folder that says which model it is, and whether all of it is there."""
 _SHORT = {"-o": "--out", "-m": "--model"}

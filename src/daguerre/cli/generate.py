@@ -1,47 +1,5 @@
-"""`daguerre generate`: one image or a hundred thousand; the same command goes on where it was stopped."""
+"""Generate images from prompts: with a run, a base model or a pipeline.
 
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
-from statistics import fmean
-from typing import Any
-
-from daguerre.build.parts import Components
-from daguerre.checkpoint.signals import StopSignals
-from daguerre.cli import generate_options
-from daguerre.cli.generate_options import Arguments
-from daguerre.config import recipe
-from daguerre.errors import UserError
-from daguerre.evaluation.formulas import pairs
-from daguerre.formatting import counted, format_duration
-from daguerre.generation import (
-    contact_sheet,
-    controlnets,
-    generate,
-    images,
-    jobs,
-    load,
-    output_dir,
-    prompt_syntax,
-    used,
-)
-from daguerre.generation import prompts as generation_prompts
-from daguerre.generation.generate import GeneratedImage, ImageRequest
-from daguerre.generation.image_files import Encoding, FileOutput
-from daguerre.generation.image_shards import ShardOutput
-from daguerre.generation.load import Loading
-from daguerre.generation.output_dir import Folder
-from daguerre.generation.requests import RequestList, Survey
-from daguerre.run import known_words
-from daguerre.samplers.guidance import CLASSIFIER_FREE
-from daguerre.tracking.progress import Counter
-from daguerre.training import device
-from daguerre.training.precision import dtypes
-from daguerre.types import IMAGE, MASK
-
-SUMMARY = "generate images from prompts: with a run, a base model or a pipeline"
-HELP = """\
 usage: daguerre generate RUN prompt="..." [key=value ...]
 
 Generates images with the newest checkpoint of a run, by its averaged weights if it keeps them. RUN is a run folder; a
@@ -95,6 +53,46 @@ where it was stopped: complete images are kept.
 
 Writes 000.png, 001.png ... and a JSON next to each, with all its settings. docs/generate.md says more.
 """
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from daguerre.build.parts import Components
+from daguerre.checkpoint.signals import StopSignals
+from daguerre.cli import generate_options
+from daguerre.cli.generate_options import Arguments
+from daguerre.config import recipe
+from daguerre.errors import UserError
+from daguerre.evaluation.formulas import pairs
+from daguerre.formatting import counted, format_duration
+from daguerre.generation import (
+    contact_sheet,
+    controlnets,
+    generate,
+    images,
+    jobs,
+    load,
+    output_dir,
+    prompt_syntax,
+    used,
+)
+from daguerre.generation import prompts as generation_prompts
+from daguerre.generation.generate import GeneratedImage, ImageRequest
+from daguerre.generation.image_files import Encoding, FileOutput
+from daguerre.generation.image_shards import ShardOutput
+from daguerre.generation.load import Loading
+from daguerre.generation.output_dir import Folder
+from daguerre.generation.requests import RequestList, Survey
+from daguerre.run import known_words
+from daguerre.samplers.guidance import CLASSIFIER_FREE
+from daguerre.tracking.progress import Counter
+from daguerre.training import device
+from daguerre.training.precision import dtypes
+from daguerre.types import IMAGE, MASK
 
 
 @dataclass(frozen=True)

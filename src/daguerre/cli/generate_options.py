@@ -54,7 +54,7 @@ HARD_EDGE = ("padding_mask_crop", "mask_blur", "blur_factor")
 
 
 class Options(Settings):
-    """Options of `generate` other than settings, as HELP has them."""
+    """Options of `generate` other than settings, as the help has them."""
 
     prompt: str | None = None
     out: Annotated[str | None, ADDRESS] = None

@@ -1,8 +1,8 @@
 """The command line: finds the verb's file in this folder, runs it, and turns errors into text and an exit code.
 
-A file with SUMMARY, HELP and `run(arguments) -> int` is a verb; `data/__init__.py` is the verb `data`, and
-`data/pack.py` in this folder the verb `data pack`. The texts are read from the file without importing it, so that every
-help is printed at once. Exit codes are in `errors`.
+A file whose docstring is a help (one line, then `usage: daguerre VERB ...`) and that has `run(arguments) -> int` is a
+verb; `data/__init__.py` is the group `data`, and `data/pack.py` in this folder the verb `data pack`. The docstring is
+read from the file without importing it, so that every help is printed at once. Exit codes are in `errors`.
 """
 
 import ast
@@ -12,6 +12,7 @@ import io
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -37,13 +38,23 @@ class Verb:
         """True for a folder of verbs, such as `data`: alone it prints its help."""
         return self.path.name == "__init__.py"
 
+    @property
+    def summary(self) -> str:
+        """The first line of its docstring."""
+        return self._parts[0].removesuffix(".")
+
+    @property
+    def help(self) -> str:
+        """The rest of its docstring; of a group with its verbs behind the line of usage."""
+        usage, _, text = self._parts[1].partition("\n\n")
+        listed = [_listed(verbs(self.path.parent.name))] if self.is_group else []
+        return "\n\n".join([usage, *listed, text])
+
     @cached_property
-    def texts(self) -> dict[str, str]:
-        """SUMMARY and HELP, read from the file's syntax tree; nothing is imported."""
-        tree = ast.parse(self.path.read_text(encoding="utf-8"))
-        found = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
-        values = {ast.unparse(node.targets[0]): node.value.value for node in found}  # type: ignore[attr-defined]
-        return {name: values[name].strip("\n") for name in ("SUMMARY", "HELP")}
+    def _parts(self) -> tuple[str, str]:
+        """The first line and the rest of its docstring, read from the file's syntax tree; nothing is imported."""
+        summary, _, text = (ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or "").partition("\n\n")
+        return summary, text
 
     def run(self, arguments: list[str]) -> int:
         """Runs the verb; returns its exit code."""
@@ -59,7 +70,7 @@ def verbs(above: str = "") -> dict[str, Verb]:
     found = {
         path.parent.name if path.name == "__init__.py" else path.stem: Verb(path)
         for path in sorted(files)
-        if "\nSUMMARY = " in path.read_text(encoding="utf-8")
+        if "\n\nusage: daguerre " in (*path.read_text(encoding="utf-8").split('"""'), "")[1]
     }
     order = [*(name for name in USUAL_ORDER if name in found), *sorted(found.keys() - {*USUAL_ORDER})]
     return {name: found[name] for name in order}
@@ -100,12 +111,12 @@ def _dispatch(arguments: list[str]) -> int:
     arguments = [credentials.word(word) for word in arguments]
     first, *rest = arguments or ["--help"]
     if first in ("-h", "--help", "help"):
-        return _print(_verb([*rest, "--help"])[0].texts["HELP"] if rest else _overview())
+        return _print(_verb([*rest, "--help"])[0].help if rest else _overview())
     if first in ("-V", "--version"):
         return _print(f"daguerre {__version__}")
     verb, rest = _verb(arguments)
     _refuse_pipes(rest)
-    return _print(verb.texts["HELP"]) if verb.is_group or _asks_for_help(rest) else verb.run(rest)
+    return _print(verb.help) if verb.is_group or _asks_for_help(rest) else verb.run(rest)
 
 
 def _refuse_pipes(words: list[str]) -> None:
@@ -165,15 +176,20 @@ def _print(text: str) -> int:
     return errors.DONE
 
 
+def _listed(found: Mapping[str, Verb]) -> str:
+    """Verbs with their summaries, a line each."""
+    width = max(map(len, found))
+    return "\n".join(f"  {name:<{width}}  {verb.summary}" for name, verb in found.items())
+
+
 def _overview() -> str:
-    listed = "\n".join(f"  {name:<10} {verb.texts['SUMMARY']}" for name, verb in verbs().items())
     codes = "\n".join(f"  {code:>3}  {meaning}" for code, meaning in errors.EXIT_CODES.items())
     return f"""\
 daguerre {__version__}: train, fine-tune, sample and evaluate diffusion models
 
 usage: daguerre VERB RECIPE [key=value ...]
 
-{listed}
+{_listed(verbs())}
 
 RECIPE is the name of a shipped recipe (`daguerre recipes`), a YAML file, or the folder of a run.
 `daguerre VERB --help` explains a verb, docs/config.md explains recipes and settings.

@@ -1,4 +1,24 @@
-"""`daguerre plan`: mesh, rules, where each parameter goes and how much memory a device needs, without any device."""
+"""Show how devices share a run, and the memory that each needs.
+
+usage: daguerre plan RECIPE [devices=N nodes=N card=SIZE] [key=value ...] [--all] [--json]
+
+Says, without any device or weights, how devices share a recipe's model and what each needs: the mesh, the rules, which
+parameter goes where, bytes by what they are for, the peak of a step, and the largest micro-batch that fits.
+
+  daguerre plan sdxl
+  daguerre plan sdxl card=24GB
+  daguerre plan sdxl devices=64 nodes=8 mesh.ici_fsdp_parallelism=8
+  daguerre plan sdxl devices=8 mesh.ici_fsdp_parallelism=4 mesh.ici_tensor_parallelism=2 --all
+
+  devices=1    devices in all
+  nodes=1      nodes that they are on
+  card=SIZE    memory of a device, such as 24GB (1e9 bytes) or 80GiB: what fits it; where the recipe does not, the exit
+               code is 2, and the settings with which it does are looked for
+  --all        every parameter, in place of one line a pattern
+  --json       the same for programs
+
+Settings of the recipe are overridden as for `daguerre train`. docs/plan.md says what is counted, and what is not.
+"""
 
 import json
 import re
@@ -23,28 +43,6 @@ from daguerre.memory.static import MemoryCount
 from daguerre.settings import Settings
 from daguerre.tracking.progress import Stages
 from daguerre.training.settings import Size
-
-SUMMARY = "how a recipe uses several devices, and the memory that each needs"
-HELP = """\
-usage: daguerre plan RECIPE [devices=N nodes=N card=SIZE] [key=value ...] [--all] [--json]
-
-Says, without any device or weights, how devices share a recipe's model and what each needs: the mesh, the rules, which
-parameter goes where, bytes by what they are for, the peak of a step, and the largest micro-batch that fits.
-
-  daguerre plan sdxl
-  daguerre plan sdxl card=24GB
-  daguerre plan sdxl devices=64 nodes=8 mesh.ici_fsdp_parallelism=8
-  daguerre plan sdxl devices=8 mesh.ici_fsdp_parallelism=4 mesh.ici_tensor_parallelism=2 --all
-
-  devices=1    devices in all
-  nodes=1      nodes that they are on
-  card=SIZE    memory of a device, such as 24GB (1e9 bytes) or 80GiB: what fits it; where the recipe does not, the exit
-               code is 2, and the settings with which it does are looked for
-  --all        every parameter, in place of one line a pattern
-  --json       the same for programs
-
-Settings of the recipe are overridden as for `daguerre train`. docs/plan.md says what is counted, and what is not.
-"""
 
 
 class Options(Settings):

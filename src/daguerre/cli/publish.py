@@ -1,4 +1,23 @@
-"""`daguerre publish`: puts the export of a run on the hub, with a model card, the recipe and sample images."""
+"""Put a run's pipeline or adapter on the hub, with a model card.
+
+usage: daguerre publish RUN OWNER/NAME [key=value ...] [--dry-run]
+
+Sends the newest export of a run (its pipeline, or the adapter that it trained) to a repository of the hub, with the
+recipe, sample images, and a model card: how it was trained, on what, what was measured, and the licence of its base.
+The repository is created if it is not there, and is private. One commit holds all; a command that was stopped sends
+only what is missing when it is given again.
+
+  daguerre publish runs/my-style me/my-style
+  daguerre publish runs/my-style me/my-style private=false license=openrail++
+  daguerre publish runs/my-style me/my-style --dry-run        shows the files and the card; sends nothing
+
+  private=true      of a new repository; one that is there stays as it is
+  license=ID        licence of the model, such as apache-2.0 (default: that of its base)
+  images=8          sample images of the last save
+  message="..."     of the commit
+
+A token that may write comes from the environment, HF_TOKEN; HF_ENDPOINT names another hub.
+"""
 
 import re
 from collections.abc import Iterator
@@ -20,26 +39,6 @@ from daguerre.report import card
 from daguerre.report.run import Run, read_run
 from daguerre.settings import Settings
 
-SUMMARY = "put a run's pipeline or adapter on the hub, with a model card"
-HELP = """\
-usage: daguerre publish RUN OWNER/NAME [key=value ...] [--dry-run]
-
-Sends the newest export of a run (its pipeline, or the adapter that it trained) to a repository of the hub, with the
-recipe, sample images, and a model card: how it was trained, on what, what was measured, and the licence of its base.
-The repository is created if it is not there, and is private. One commit holds all; a command that was stopped sends
-only what is missing when it is given again.
-
-  daguerre publish runs/my-style me/my-style
-  daguerre publish runs/my-style me/my-style private=false license=openrail++
-  daguerre publish runs/my-style me/my-style --dry-run        shows the files and the card; sends nothing
-
-  private=true      of a new repository; one that is there stays as it is
-  license=ID        licence of the model, such as apache-2.0 (default: that of its base)
-  images=8          sample images of the last save
-  message="..."     of the commit
-
-A token that may write comes from the environment, HF_TOKEN; HF_ENDPOINT names another hub.
-"""
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _CARD, _RECIPE = "README.md", "recipe.yaml"
 

@@ -1,17 +1,5 @@
-"""`daguerre recipes`: lists the shipped recipes, prints one, or prints the schema or a template of all settings."""
+"""List the shipped recipes, print one, or an annotated template.
 
-import json
-import sys
-from pathlib import Path
-
-from daguerre import plugins
-from daguerre.config import fields, overrides, recipe, schema
-from daguerre.config.config import Config
-from daguerre.errors import UserError
-from daguerre.formatting import beside
-
-SUMMARY = "list the shipped recipes, print one, or an annotated template"
-HELP = """\
 usage: daguerre recipes [NAME | --schema | --template [section=plug-in ...]]
 
   daguerre recipes                      the shipped recipes and what each is for
@@ -25,6 +13,16 @@ usage: daguerre recipes [NAME | --schema | --template [section=plug-in ...]]
 
 docs/config.md says how recipes and overrides work.
 """
+
+import json
+import sys
+from pathlib import Path
+
+from daguerre import plugins
+from daguerre.config import fields, overrides, recipe, schema
+from daguerre.config.config import Config
+from daguerre.errors import UserError
+from daguerre.formatting import beside
 
 PREFERRED = {"families": "sd", "objectives": "v", "adapters": "full", "sources": "folder", "optimizers": "adamw"}
 """The plug-ins of the template, where they exist and nothing else was asked for."""

@@ -1,23 +1,5 @@
-"""`daguerre reference`: statistics of a data set's images, which evaluations compare with."""
+"""Write statistics of a data set, which `evaluate` compares with.
 
-import shutil
-from functools import partial
-from pathlib import Path
-from typing import get_args
-
-from daguerre.cli import evaluate, evaluate_options
-from daguerre.cli.evaluate_options import Options
-from daguerre.errors import UserError
-from daguerre.evaluation import blocks, reference
-from daguerre.evaluation.evaluate import FolderEvaluation
-from daguerre.evaluation.inputs import features_of, network
-from daguerre.evaluation.networks.dinov2 import Resize
-from daguerre.evaluation.networks.resize import Policy
-from daguerre.generation import jobs
-from daguerre.training import device
-
-SUMMARY = "write statistics of a data set, which `evaluate` compares with"
-HELP = """\
 usage: daguerre reference DATA [key=value ...] out=FILE
 
 Computes features of the images of DATA (a folder, shards, a table, or the held-out samples of a recipe or run) and
@@ -36,6 +18,23 @@ writes them with their mean, covariance and digests. The same command again goes
 
 docs/evaluate.md says more.
 """
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+from daguerre.cli import evaluate, evaluate_options
+from daguerre.cli.evaluate_options import Options
+from daguerre.errors import UserError
+from daguerre.evaluation import blocks, reference
+from daguerre.evaluation.evaluate import FolderEvaluation
+from daguerre.evaluation.inputs import features_of, network
+from daguerre.evaluation.networks.dinov2 import Resize
+from daguerre.evaluation.networks.resize import Policy
+from daguerre.generation import jobs
+from daguerre.training import device
+
 _ACTING = {"networks", "num_images", "crop_px", "sample_seed", "out"}
 _CROPS = ("shorter_side", "square_first")
 _POLICIES: dict[str, tuple[str, ...]] = {"inception": get_args(Policy), "dinov2": get_args(Resize)}

@@ -1,14 +1,5 @@
-"""`daguerre report`: writes the page about a run into its folder, and opens it on request."""
+"""Write the report of a run: report.html in its folder.
 
-import webbrowser
-
-from daguerre.errors import UserError
-from daguerre.remote import local_copy
-from daguerre.report import page
-from daguerre.storage.errors import StoreError
-
-SUMMARY = "write the report of a run: report.html in its folder"
-HELP = """\
 usage: daguerre report RUN_FOLDER [--open]
 
 Writes RUN_FOLDER/report.html, one page that needs no other file and no network, and prints its path. A run writes it at
@@ -18,6 +9,13 @@ each save too; this rewrites it, of a run in progress as well.
   daguerre report runs/quickstart --open         and show it in the browser
   daguerre report s3://bucket/runs/quickstart    of a run in an object store; the page is written there, too
 """
+
+import webbrowser
+
+from daguerre.errors import UserError
+from daguerre.remote import local_copy
+from daguerre.report import page
+from daguerre.storage.errors import StoreError
 
 
 def run(arguments: list[str]) -> int:

@@ -1,22 +1,5 @@
-"""`daguerre train`: trains what a recipe describes, or goes on with a run that was stopped.
+"""Train a recipe, or continue a stopped run.
 
-Only what can be known without torch happens here: whether the run folder is free. The run is run/trainer.py.
-"""
-
-from collections.abc import Sequence
-from pathlib import Path
-
-from daguerre.config import config as configs
-from daguerre.config import overrides
-from daguerre.config.recipe import shipped
-from daguerre.config_import import in_memory
-from daguerre.distributed.launch import environment
-from daguerre.errors import ReportedElsewhere, UserError
-from daguerre.run import storage
-from daguerre.storage import address
-
-SUMMARY = "train a recipe, or continue a stopped run"
-HELP = """\
 usage: daguerre train RECIPE [key=value ...] [--dry-run [--full]]
 
 Trains a recipe: the name of a shipped one (`daguerre recipes`), a YAML file, or a run folder. The same command
@@ -41,6 +24,18 @@ Common settings
 
 Every key: `daguerre recipes --template`, docs/config.md.
 """
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from daguerre.config import config as configs
+from daguerre.config import overrides
+from daguerre.config.recipe import shipped
+from daguerre.config_import import in_memory
+from daguerre.distributed.launch import environment
+from daguerre.errors import ReportedElsewhere, UserError
+from daguerre.run import storage
+from daguerre.storage import address
 
 
 def run(arguments: list[str]) -> int:

@@ -1,25 +1,5 @@
-"""`daguerre convert config`: reads a config of another trainer and writes a recipe, saying what became of each key."""
+"""A recipe from a config of another trainer: kohya's TOML, OneTrainer, MaxDiffusion, MindOne and others.
 
-from collections.abc import Sequence
-from pathlib import Path
-
-from daguerre import errors
-from daguerre.checkpoint.atomic import write_bytes_atomically
-from daguerre.cli.convert import options
-from daguerre.config import config as configs
-from daguerre.config import overrides, recipe
-from daguerre.config.aliases import foreign
-from daguerre.config.errors import ConfigError, Problem, shown
-from daguerre.config.recipe import Tree
-from daguerre.config_import import files, trainers
-from daguerre.config_import.reader import REQUIRED, Reading, references
-from daguerre.config_import.trainers import CONVERT
-from daguerre.errors import UserError
-from daguerre.families import catalogue
-from daguerre.settings import Settings
-
-SUMMARY = "a recipe from a config of another trainer: kohya's TOML, OneTrainer, MaxDiffusion, MindOne ..."
-HELP = """\
 usage: daguerre convert config FILE [out=FILE]
 
 Reads a config of another trainer, detects which one and writes a recipe. What is lost is printed: keys that ask for
@@ -43,6 +23,24 @@ its family is not supported yet, in which case it is still written; or because a
 config fits no setting here, or because it trains something else than networks, a LoRA, a ControlNet or new tokens
 (SDXL's refiner, DreamBooth of MaxDiffusion), in which cases nothing is written. docs/coming-from.md says more.
 """
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from daguerre import errors
+from daguerre.checkpoint.atomic import write_bytes_atomically
+from daguerre.cli.convert import options
+from daguerre.config import config as configs
+from daguerre.config import overrides, recipe
+from daguerre.config.aliases import foreign
+from daguerre.config.errors import ConfigError, Problem, shown
+from daguerre.config.recipe import Tree
+from daguerre.config_import import files, trainers
+from daguerre.config_import.reader import REQUIRED, Reading, references
+from daguerre.config_import.trainers import CONVERT
+from daguerre.errors import UserError
+from daguerre.families import catalogue
+from daguerre.settings import Settings
 
 ALL = "--all"
 """Asks for every key, and not for what is lost alone."""

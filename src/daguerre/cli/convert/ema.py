@@ -1,4 +1,18 @@
-"""`daguerre convert ema`: rebuilds the average of any width from the profiles that a run's checkpoints keep."""
+"""A pipeline with averaged weights of another width (post-hoc EMA).
+
+usage: daguerre convert ema RUN width=W [out=FOLDER]
+
+Rebuilds the power-function average of width W at the newest checkpoint of a run, from the profiles of all checkpoints
+that it keeps, and writes it as a diffusers pipeline. The run must have been trained with ema.post_hoc.
+
+  daguerre convert ema runs/my-run width=0.15
+  daguerre convert ema runs/my-run width=0.03 out=pipeline-sharp
+
+  width=W      standard deviation of the average's profile, as a share of the run: above 0, up to 0.2887
+  out=FOLDER   a new folder (default: RUN/pipeline-ema-W)
+
+docs/optimizers.md says more.
+"""
 
 from pathlib import Path
 
@@ -17,22 +31,6 @@ from daguerre.settings import Settings
 from daguerre.training import post_hoc
 from daguerre.training.ema import profile_file
 from daguerre.training.state import load_weights
-
-SUMMARY = "a pipeline with averaged weights of another width (post-hoc EMA)"
-HELP = """\
-usage: daguerre convert ema RUN width=W [out=FOLDER]
-
-Rebuilds the power-function average of width W at the newest checkpoint of a run, from the profiles of all checkpoints
-that it keeps, and writes it as a diffusers pipeline. The run must have been trained with ema.post_hoc.
-
-  daguerre convert ema runs/my-run width=0.15
-  daguerre convert ema runs/my-run width=0.03 out=pipeline-sharp
-
-  width=W      standard deviation of the average's profile, as a share of the run: above 0, up to 0.2887
-  out=FOLDER   a new folder (default: RUN/pipeline-ema-W)
-
-docs/optimizers.md says more.
-"""
 
 
 class Options(Settings):

@@ -1,4 +1,30 @@
-"""`daguerre convert export`: a run, or a pipeline, as the files that other programs read."""
+"""A run or a pipeline as one file for ComfyUI and A1111, as a diffusers folder, its UNet or its LoRA alone.
+
+usage: daguerre convert export RUN|PIPELINE format=single_file|diffusers|unet|adapters out=PLACE [key=value ...]
+
+Writes the newest checkpoint of a run, or a pipeline in diffusers' layout, in another form. Nothing is overwritten.
+
+  daguerre convert export runs/my-run format=single_file out=my-model.safetensors dtype=float16
+  daguerre convert export runs/my-run format=diffusers out=my-model-raw weights=raw checkpoint=step-00010000
+  daguerre convert export runs/my-run/pipeline format=unet out=unet.safetensors
+
+  format=single_file   one .safetensors in the original layout of SD 1.x, 2.x and SDXL
+         diffusers     a folder that diffusers' from_pretrained opens
+         unet          the UNet alone: a folder, or one file in diffusers' names if out ends with .safetensors
+         adapters      of a run, what its adapters trained: a folder for diffusers' load_lora_weights; the other forms
+                       hold it merged into the networks
+  out=PLACE            a new file or folder
+  dtype=float16        or bfloat16, float32 (default: as the weights are, float32 of a run)
+  weights=ema          or raw: of a run, the averaged weights (default where it keeps them) or the trained ones
+  checkpoint=NAME      of a run, such as step-00010000 (default: the newest)
+  variant=NAME         of a pipeline, such as fp16: its files of that name
+  ignore_tensors=[X]   of a pipeline: leaves out tensors that are refused as unknown, by patterns of names
+  component=NAME       of Stable Cascade with single_file: effnet, vqgan or another network in place of the stage
+  training.device=cpu  of a run: where its networks are put together
+  model.pretrained_model_name_or_path=PLACE    of a run: its base, if that has moved; other weights are refused
+
+docs/export.md says what each form holds, and what programs that read one file take for granted.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -25,34 +51,6 @@ from daguerre.models.weights import files
 from daguerre.remote import local_copy
 from daguerre.run import samples
 from daguerre.settings import Settings
-
-SUMMARY = "a run or a pipeline as one file for ComfyUI and A1111, as a diffusers folder, its UNet or its LoRA alone"
-HELP = """\
-usage: daguerre convert export RUN|PIPELINE format=single_file|diffusers|unet|adapters out=PLACE [key=value ...]
-
-Writes the newest checkpoint of a run, or a pipeline in diffusers' layout, in another form. Nothing is overwritten.
-
-  daguerre convert export runs/my-run format=single_file out=my-model.safetensors dtype=float16
-  daguerre convert export runs/my-run format=diffusers out=my-model-raw weights=raw checkpoint=step-00010000
-  daguerre convert export runs/my-run/pipeline format=unet out=unet.safetensors
-
-  format=single_file   one .safetensors in the original layout of SD 1.x, 2.x and SDXL
-         diffusers     a folder that diffusers' from_pretrained opens
-         unet          the UNet alone: a folder, or one file in diffusers' names if out ends with .safetensors
-         adapters      of a run, what its adapters trained: a folder for diffusers' load_lora_weights; the other forms
-                       hold it merged into the networks
-  out=PLACE            a new file or folder
-  dtype=float16        or bfloat16, float32 (default: as the weights are, float32 of a run)
-  weights=ema          or raw: of a run, the averaged weights (default where it keeps them) or the trained ones
-  checkpoint=NAME      of a run, such as step-00010000 (default: the newest)
-  variant=NAME         of a pipeline, such as fp16: its files of that name
-  ignore_tensors=[X]   of a pipeline: leaves out tensors that are refused as unknown, by patterns of names
-  component=NAME       of Stable Cascade with single_file: effnet, vqgan or another network in place of the stage
-  training.device=cpu  of a run: where its networks are put together
-  model.pretrained_model_name_or_path=PLACE    of a run: its base, if that has moved; other weights are refused
-
-docs/export.md says what each form holds, and what programs that read one file take for granted.
-"""
 
 _SETTINGS = ("training.device", "model.pretrained_model_name_or_path")
 """Settings of a run's recipe that may be others here."""

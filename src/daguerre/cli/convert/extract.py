@@ -1,4 +1,24 @@
-"""`daguerre convert extract`: a LoRA of the difference between a fine-tuned model and its base."""
+"""A LoRA of the difference between a fine-tuned model and its base.
+
+usage: daguerre convert extract TUNED base=BASE rank=R|energy=E out=PLACE [format=kohya]
+
+Writes the nearest LoRA of what fine-tuning has changed in the UNet and the text encoders, layer by layer, by singular
+values in float64, and says how much it differs. One layer is in memory at a time.
+
+  daguerre convert extract my-model.safetensors base=sd15.safetensors rank=64 out=style.safetensors
+  daguerre convert extract runs/my_sd15/pipeline base=models/sd15 energy=0.9 rank=128 out=style.safetensors
+
+  TUNED, base=BASE   models as folders in diffusers' layout or as single files
+  rank=R             the rank, or with energy the highest one
+  energy=E           the lowest rank of each layer that has this share of its squared singular values: above 0, up to 1
+  out=PLACE          a new .safetensors file, of peft a new folder
+  format=kohya       or diffusers, peft: as `daguerre convert lora` has them
+  variant=fp16       of folders: the weights of that name, of each network that has them
+  ignore_tensors=[X] leaves out tensors that are refused as unknown, by patterns of names such as '*.scale'
+
+Layers that are equal in both, or differ by the rounding of a model in 16 bits alone, are left out. Norms, biases and
+embeddings cannot be in a LoRA: it says how many differ.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,28 +39,6 @@ from daguerre.models.lora_files.low_rank import Keep
 from daguerre.models.single_file.keys import with_wrapper
 from daguerre.models.weights import files
 from daguerre.settings import ADDRESS, Settings
-
-SUMMARY = "a LoRA of the difference between a fine-tuned model and its base"
-HELP = """\
-usage: daguerre convert extract TUNED base=BASE rank=R|energy=E out=PLACE [format=kohya]
-
-Writes the nearest LoRA of what fine-tuning has changed in the UNet and the text encoders, layer by layer, by singular
-values in float64, and says how much it differs. One layer is in memory at a time.
-
-  daguerre convert extract my-model.safetensors base=sd15.safetensors rank=64 out=style.safetensors
-  daguerre convert extract runs/my_sd15/pipeline base=models/sd15 energy=0.9 rank=128 out=style.safetensors
-
-  TUNED, base=BASE   models as folders in diffusers' layout or as single files
-  rank=R             the rank, or with energy the highest one
-  energy=E           the lowest rank of each layer that has this share of its squared singular values: above 0, up to 1
-  out=PLACE          a new .safetensors file, of peft a new folder
-  format=kohya       or diffusers, peft: as `daguerre convert lora` has them
-  variant=fp16       of folders: the weights of that name, of each network that has them
-  ignore_tensors=[X] leaves out tensors that are refused as unknown, by patterns of names such as '*.scale'
-
-Layers that are equal in both, or differ by the rounding of a model in 16 bits alone, are left out. Norms, biases and
-embeddings cannot be in a LoRA: it says how many differ.
-"""
 
 
 class Options(Settings):

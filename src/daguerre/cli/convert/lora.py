@@ -1,16 +1,5 @@
-"""`daguerre convert lora`: a LoRA in the names and with the strength that another program reads."""
+"""A LoRA in the names of another program: kohya's (ComfyUI, A1111), diffusers' or peft's.
 
-from typing import Annotated
-
-from daguerre.cli.convert import loras
-from daguerre.cli.convert import options as given
-from daguerre.models.cascade import words
-from daguerre.models.lora_files import bases
-from daguerre.models.lora_files.forms import Form
-from daguerre.settings import ADDRESS, Settings
-
-SUMMARY = "a LoRA in the names of another program: kohya's (ComfyUI, A1111), diffusers' or peft's"
-HELP = """\
 usage: daguerre convert lora FILE|RUN|CONFIG format=kohya|diffusers|peft out=PLACE [base=MODEL]
 
 Writes a LoRA, LoHa or LoKr of any program in another layout, with the strength that its writer gave it. It is read back
@@ -33,6 +22,15 @@ written to the folder PLACE-words, as files of new tokens. The config names the 
 
 docs/adapters.md says which program reads what.
 """
+
+from typing import Annotated
+
+from daguerre.cli.convert import loras
+from daguerre.cli.convert import options as given
+from daguerre.models.cascade import words
+from daguerre.models.lora_files import bases
+from daguerre.models.lora_files.forms import Form
+from daguerre.settings import ADDRESS, Settings
 
 
 class Options(Settings):

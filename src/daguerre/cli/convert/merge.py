@@ -1,4 +1,23 @@
-"""`daguerre convert merge`: LoRAs put into the weights of a model."""
+"""LoRAs put into the weights of a model, each with its strength.
+
+usage: daguerre convert merge MODEL use='{FILE: 0.8}' out=PLACE [dtype=float16]
+
+Adds LoRAs (LoHa, LoKr; of any program, or folders of runs) to the weights of a model, as `daguerre generate use=` does:
+each difference is computed in float32 from the model's own weights, and their sum is added. One layer is in memory at a
+time.
+
+  daguerre convert merge sd15.safetensors use='{style.safetensors: 0.8}' out=merged.safetensors
+  daguerre convert merge sdxl-base use='{runs/style: 1, dog.safetensors: -0.5}' out=merged dtype=float16
+
+  MODEL               a folder in diffusers' layout or a single file
+  use='{FILE: 0.8}'   LoRAs with their strengths: 1 as it was trained, 0 nothing, below 0 the opposite
+  out=PLACE           a new folder in diffusers' layout, or a single file if it ends with .safetensors
+  dtype=float16       or bfloat16, float32 (default: as the model's weights are)
+  variant=fp16        of a folder: the weights of that name, of each network that has them
+  ignore_tensors=[X]  leaves out tensors that are refused as unknown, by patterns of names such as '*.scale'
+
+A run with a LoRA of its own is merged by `daguerre convert export`.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,27 +42,6 @@ from daguerre.models.lora_files.read import read
 from daguerre.models.single_file import save
 from daguerre.models.weights import files
 from daguerre.settings import ADDRESS, Settings
-
-SUMMARY = "LoRAs put into the weights of a model, each with its strength"
-HELP = """\
-usage: daguerre convert merge MODEL use='{FILE: 0.8}' out=PLACE [dtype=float16]
-
-Adds LoRAs (LoHa, LoKr; of any program, or folders of runs) to the weights of a model, as `daguerre generate use=` does:
-each difference is computed in float32 from the model's own weights, and their sum is added. One layer is in memory at a
-time.
-
-  daguerre convert merge sd15.safetensors use='{style.safetensors: 0.8}' out=merged.safetensors
-  daguerre convert merge sdxl-base use='{runs/style: 1, dog.safetensors: -0.5}' out=merged dtype=float16
-
-  MODEL               a folder in diffusers' layout or a single file
-  use='{FILE: 0.8}'   LoRAs with their strengths: 1 as it was trained, 0 nothing, below 0 the opposite
-  out=PLACE           a new folder in diffusers' layout, or a single file if it ends with .safetensors
-  dtype=float16       or bfloat16, float32 (default: as the model's weights are)
-  variant=fp16        of a folder: the weights of that name, of each network that has them
-  ignore_tensors=[X]  leaves out tensors that are refused as unknown, by patterns of names such as '*.scale'
-
-A run with a LoRA of its own is merged by `daguerre convert export`.
-"""
 
 
 class Options(Settings):

@@ -1,22 +1,5 @@
-"""`daguerre convert model`: a checkpoint of one file, or old pickled weights, as a folder in diffusers' layout."""
+"""A single-file checkpoint or pickled weights as a diffusers folder.
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Literal
-
-from pydantic import Field
-
-from daguerre.checkpoint.atomic import make_folder
-from daguerre.checkpoint.export import replaced
-from daguerre.cli.convert import options as given
-from daguerre.cli.convert.options import Dtype
-from daguerre.errors import UserError
-from daguerre.models.single_file import load
-from daguerre.models.weights import files, pickled
-from daguerre.settings import Settings
-
-SUMMARY = "a single-file checkpoint or pickled weights as a diffusers folder"
-HELP = """\
 usage: daguerre convert model FILE|FOLDER out=FOLDER [key=value ...]
 
 Writes a checkpoint of one file (SD 1.x, 2.x and SDXL in the original layout), or a folder of old pickled weights, as a
@@ -33,6 +16,21 @@ folder in diffusers' layout. Recipes take such files as they are; this is for ke
   dtype=float16          or bfloat16, float32 (default: as they are)
   ignore_tensors=[X]     leaves out tensors that are refused as unknown, by patterns of names such as '*.scale'
 """
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from pydantic import Field
+
+from daguerre.checkpoint.atomic import make_folder
+from daguerre.checkpoint.export import replaced
+from daguerre.cli.convert import options as given
+from daguerre.cli.convert.options import Dtype
+from daguerre.errors import UserError
+from daguerre.models.single_file import load
+from daguerre.models.weights import files, pickled
+from daguerre.settings import Settings
 
 
 class Options(Settings):

@@ -1,20 +1,5 @@
-"""`daguerre convert resize`: a LoRA of lower rank, by its singular values."""
+"""A LoRA of lower rank, and a LoRA of a LoHa or LoKr.
 
-from typing import Annotated
-
-from pydantic import Field
-
-from daguerre.cli.convert import loras
-from daguerre.cli.convert import options as given
-from daguerre.errors import UserError
-from daguerre.models.lora_files import bases, low_rank
-from daguerre.models.lora_files.addition import COLUMNS, MAGNITUDE, MIDDLE, UP, Addition
-from daguerre.models.lora_files.forms import Form
-from daguerre.models.lora_files.low_rank import Fitted, Keep
-from daguerre.settings import ADDRESS, Settings
-
-SUMMARY = "a LoRA of lower rank, and a LoRA of a LoHa or LoKr"
-HELP = """\
 usage: daguerre convert resize FILE|RUN rank=R|energy=E out=PLACE [format=kohya] [base=MODEL]
 
 Writes the nearest LoRA of a lower rank, layer by layer, by singular values, and says how much it differs. A LoHa or
@@ -29,6 +14,19 @@ LoKr becomes a LoRA.
   format=kohya   or diffusers, peft: as `daguerre convert lora` has them
   base=MODEL     the model that it is for; needed only for models of other numbers than SD 1.x, 2.x and SDXL
 """
+
+from typing import Annotated
+
+from pydantic import Field
+
+from daguerre.cli.convert import loras
+from daguerre.cli.convert import options as given
+from daguerre.errors import UserError
+from daguerre.models.lora_files import bases, low_rank
+from daguerre.models.lora_files.addition import COLUMNS, MAGNITUDE, MIDDLE, UP, Addition
+from daguerre.models.lora_files.forms import Form
+from daguerre.models.lora_files.low_rank import Fitted, Keep
+from daguerre.settings import ADDRESS, Settings
 
 
 class Options(Settings):

@@ -1,20 +1,5 @@
-"""`daguerre convert tokens`: new tokens (textual inversion) as the files that other programs read."""
+"""New tokens (textual inversion) for diffusers, A1111, ComfyUI and kohya's scripts.
 
-from typing import Annotated
-
-from daguerre.checkpoint.atomic import make_folder
-from daguerre.checkpoint.export import replaced
-from daguerre.cli.convert import options as given
-from daguerre.errors import UserError
-from daguerre.formatting import counted
-from daguerre.models import token_files
-from daguerre.models.export.about import UNKNOWN
-from daguerre.models.lora_files import bases
-from daguerre.remote import local_copy
-from daguerre.settings import ADDRESS, Settings
-
-SUMMARY = "new tokens (textual inversion) for diffusers, A1111, ComfyUI and kohya's scripts"
-HELP = """\
 usage: daguerre convert tokens FILE|RUN out=FOLDER [name=NAME] [base=MODEL]
 
 Reads new tokens in the layout of any program: diffusers, A1111 (also pickled, as tensors alone), ComfyUI, kohya's
@@ -32,6 +17,19 @@ compared, to the bit.
 
 docs/tokens.md says which program reads what.
 """
+
+from typing import Annotated
+
+from daguerre.checkpoint.atomic import make_folder
+from daguerre.checkpoint.export import replaced
+from daguerre.cli.convert import options as given
+from daguerre.errors import UserError
+from daguerre.formatting import counted
+from daguerre.models import token_files
+from daguerre.models.export.about import UNKNOWN
+from daguerre.models.lora_files import bases
+from daguerre.remote import local_copy
+from daguerre.settings import ADDRESS, Settings
 
 
 class Options(Settings):

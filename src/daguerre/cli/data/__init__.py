@@ -1,14 +1,6 @@
-"""`daguerre data`: verbs that work on a data set without training on it, one file each."""
+"""Pack, index, verify, measure and show a data set.
 
-SUMMARY = "pack, index, verify, measure and show a data set"
-HELP = """\
 usage: daguerre data VERB DATA [key=value ...]
-
-  pack     write a data set into tar shards
-  index    index shards: offsets, sizes, digests and metadata that training needs
-  verify   look for damage: digests, counts, and a share of the images decoded
-  stats    a report on sizes, shapes, captions, filters and cropping
-  show     an image of samples as the network will see them, with captions
 
 DATA is a path (a folder of images, tar shards, a parquet or CSV table; also s3://, gs://, https://), or a recipe, of
 which the data section is read. Settings are changed as in training, so that filters, captions and buckets are the same:

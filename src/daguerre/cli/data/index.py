@@ -1,4 +1,22 @@
-"""`daguerre data index`: writes the index next to each shard, so that no run has to read the shards through first."""
+"""Index shards: offsets, sizes, digests and metadata that training needs.
+
+usage: daguerre data index PATH... [key=value ...]
+
+Reads tar shards through and writes SHARD.index next to each: how many samples, where they are, their digests, sizes of
+images and metadata for filters. Training needs them, and makes those that are missing when it starts; here they are
+made beforehand, in parallel, and lie where others find them too. Shards that have one already are left alone.
+
+  daguerre data index my_shards
+  daguerre data index "part-{00000..00099}.tar" more/*.tar
+  daguerre data index s3://bucket/photos/            the indexes are written to the store
+  daguerre data index my_shards again=true           make them again, after the shards have changed
+
+  again=true       make all of them again
+  processes=N      worker processes (as many as cores)
+  data.formats     kinds of images, where a recipe has others than the usual
+
+Exits with 1 if a shard is damaged: the index holds what can be read of it, and where it is broken.
+"""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -22,29 +40,9 @@ from daguerre.storage.expand import expand
 from daguerre.storage.location import WEB, Location
 from daguerre.tracking.progress import Counter, skip_summary
 
-SUMMARY = "index shards: offsets, sizes, digests and metadata that training needs"
-HELP = """\
-usage: daguerre data index PATH... [key=value ...]
-
-Reads tar shards through and writes SHARD.index next to each: how many samples, where they are, their digests, sizes of
-images and metadata for filters. Training needs them, and makes those that are missing when it starts; here they are
-made beforehand, in parallel, and lie where others find them too. Shards that have one already are left alone.
-
-  daguerre data index my_shards
-  daguerre data index "part-{00000..00099}.tar" more/*.tar
-  daguerre data index s3://bucket/photos/            the indexes are written to the store
-  daguerre data index my_shards again=true           make them again, after the shards have changed
-
-  again=true       make all of them again
-  processes=N      worker processes (as many as cores)
-  data.formats     kinds of images, where a recipe has others than the usual
-
-Exits with 1 if a shard is damaged: the index holds what can be read of it, and where it is broken.
-"""
-
 
 class Options(Settings):
-    """Options of `index`, as HELP has them."""
+    """Options of `index`, as the help has them."""
 
     again: bool = False
     processes: int | None = Field(None, ge=1)

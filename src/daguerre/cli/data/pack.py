@@ -1,6 +1,24 @@
-"""`daguerre data pack`: writes a data set into tar shards, and goes on where it was stopped.
+"""Write a data set into tar shards.
 
-Holds the options, the choice of samples and the messages; `data/tools/pack.py` writes shards.
+usage: daguerre data pack DATA -o FOLDER_OR_URL [key=value ...]
+
+Writes the samples of a data set that its filters pass into tar shards with an index next to each, and a summary,
+dataset.json. Image files are copied byte for byte; images that a source makes become PNG. Each sample keeps its id, so
+that training on the shards draws the same random numbers as training on the data. The same command again goes on where
+it was stopped: finished shards are checked and kept.
+
+  daguerre data pack my_images -o my_shards
+  daguerre data pack photos.parquet -o s3://bucket/photos shard_mb=512
+  daguerre data pack "raw/{00000..00099}.tar" -o clean data.filters="pwatermark < 0.5 and original_width >= 512"
+  daguerre data pack quickstart -o shapes count=10000
+
+  -o FOLDER or out=FOLDER   where to; also s3:// and gs://
+  shard_mb=N                size of a shard, about, in MB (256)
+  shard_samples=N           or the number of its samples
+  count=N                   the first N samples only; an endless source needs it
+  order=shuffled            in random order, by the seed: for sets that are sorted by class or date
+  processes=N               worker processes (as many as cores)
+  data.KEY=VALUE            settings of the source, filters among them, as in training
 """
 
 from __future__ import annotations
@@ -32,36 +50,13 @@ from daguerre.formatting import counted, format_duration, format_size
 from daguerre.settings import ADDRESS, Settings
 from daguerre.tracking.progress import Counter, skip_summary
 
-SUMMARY = "write a data set into tar shards"
-HELP = """\
-usage: daguerre data pack DATA -o FOLDER_OR_URL [key=value ...]
-
-Writes the samples of a data set that its filters pass into tar shards with an index next to each, and a summary,
-dataset.json. Image files are copied byte for byte; images that a source makes become PNG. Each sample keeps its id, so
-that training on the shards draws the same random numbers as training on the data. The same command again goes on where
-it was stopped: finished shards are checked and kept.
-
-  daguerre data pack my_images -o my_shards
-  daguerre data pack photos.parquet -o s3://bucket/photos shard_mb=512
-  daguerre data pack "raw/{00000..00099}.tar" -o clean data.filters="pwatermark < 0.5 and original_width >= 512"
-  daguerre data pack quickstart -o shapes count=10000
-
-  -o FOLDER or out=FOLDER   where to; also s3:// and gs://
-  shard_mb=N                size of a shard, about, in MB (256)
-  shard_samples=N           or the number of its samples
-  count=N                   the first N samples only; an endless source needs it
-  order=shuffled            in random order, by the seed: for sets that are sorted by class or date
-  processes=N               worker processes (as many as cores)
-  data.KEY=VALUE            settings of the source, filters among them, as in training
-"""
-
 _USUAL_MB = 256.0
 _LITTLE_BYTES = 64e6
 """Packed before worker processes have started."""
 
 
 class Options(Settings):
-    """Options of `pack`, as HELP has them."""
+    """Options of `pack`, as the help has them."""
 
     out: Annotated[str | None, ADDRESS] = None
     shard_mb: float | None = Field(None, gt=0)

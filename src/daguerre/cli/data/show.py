@@ -1,4 +1,23 @@
-"""`daguerre data show`: a contact sheet of the images that the network will see, with their captions."""
+"""An image of samples as the network will see them, with captions.
+
+usage: daguerre data show DATA [-o sheet.png] [count=24] [key=value ...]
+
+Takes samples at random and shows each as training has it in its first epoch: decoded, resized to its bucket, flipped
+and cropped, with the caption that is chosen for it (none is dropped here). Its mask and control images stand on its
+right; a checkerboard stands for what is unknown in them. The same command shows the same samples.
+
+  daguerre data show my_images
+  daguerre data show my_images data.resolution=256 data.crop=random data.buckets.aspects=auto
+  daguerre data show quickstart -o shapes.png count=40
+  daguerre data show my_images condition=canny condition.low=50
+
+  -o FILE or out=FILE   .png, .jpg or .webp (data-show.png)
+  count=N               how many (24)
+  condition=NAME        computes the control image of each sample, as adapters do (docs/conditions.md)
+  condition.KEY=VALUE   settings of the condition
+  seed=N                chooses samples and crops (0, or the recipe's)
+  data.KEY=VALUE        settings of the data, as in training
+"""
 
 import textwrap
 from dataclasses import dataclass
@@ -24,27 +43,6 @@ from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, Settings
 from daguerre.types import CONTROLS
 
-SUMMARY = "an image of samples as the network will see them, with captions"
-HELP = """\
-usage: daguerre data show DATA [-o sheet.png] [count=24] [key=value ...]
-
-Takes samples at random and shows each as training has it in its first epoch: decoded, resized to its bucket, flipped
-and cropped, with the caption that is chosen for it (none is dropped here). Its mask and control images stand on its
-right; a checkerboard stands for what is unknown in them. The same command shows the same samples.
-
-  daguerre data show my_images
-  daguerre data show my_images data.resolution=256 data.crop=random data.buckets.aspects=auto
-  daguerre data show quickstart -o shapes.png count=40
-  daguerre data show my_images condition=canny condition.low=50
-
-  -o FILE or out=FILE   .png, .jpg or .webp (data-show.png)
-  count=N               how many (24)
-  condition=NAME        computes the control image of each sample, as adapters do (docs/conditions.md)
-  condition.KEY=VALUE   settings of the condition
-  seed=N                chooses samples and crops (0, or the recipe's)
-  data.KEY=VALUE        settings of the data, as in training
-"""
-
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 _SHEET_PX = 1600
 _CHECK_PX = 8
@@ -62,7 +60,7 @@ _PAPER, _INK, _SOFT, _EDGE = "#faf9f6", "#1f2328", "#6b6f76", "#d8d4ca"
 
 
 class Options(Settings):
-    """Options of `show`, as HELP has them."""
+    """Options of `show`, as the help has them."""
 
     out: Annotated[str, ADDRESS] = Field("data-show.png", min_length=1)
     count: int = Field(24, ge=1, le=400)

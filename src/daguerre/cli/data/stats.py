@@ -1,4 +1,23 @@
-"""`daguerre data stats`: one page about a data set: sizes, shapes, captions, filters, and what buckets do with it."""
+"""A report on sizes, shapes, captions, filters and cropping.
+
+usage: daguerre data stats DATA [-o stats.html] [key=value ...]
+
+Prints how many samples there are, what is left out and how much is cropped. Writes one page that needs no other file:
+histograms of sizes, aspect ratios and caption lengths, which bucket takes how many images and how much of them it
+crops, what each filter passes, what is left out and why, the metadata that filters can use, and example images. Sizes
+and metadata come from the index, of all samples; captions from random samples.
+
+  daguerre data stats my_images
+  daguerre data stats "shards/{000..099}.tar" data.buckets.aspects=auto data.filters="pwatermark < 0.5"
+  daguerre data stats quickstart -o shapes.html open=true
+
+  -o FILE or out=FILE   the page (data-stats.html)
+  read=N                samples that are read for captions (2000)
+  images=N              how many of them are shown (24)
+  open=true             show the page in the browser
+  seed=N                which samples are drawn (0, or the recipe's)
+  data.KEY=VALUE        settings of the data, as in training
+"""
 
 import io
 import webbrowser
@@ -29,34 +48,13 @@ from daguerre.report.dataset_page import Example, Part
 from daguerre.settings import ADDRESS, Settings
 from daguerre.tracking.progress import Counter, skip_summary
 
-SUMMARY = "a report on sizes, shapes, captions, filters and cropping"
-HELP = """\
-usage: daguerre data stats DATA [-o stats.html] [key=value ...]
-
-Prints how many samples there are, what is left out and how much is cropped. Writes one page that needs no other file:
-histograms of sizes, aspect ratios and caption lengths, which bucket takes how many images and how much of them it
-crops, what each filter passes, what is left out and why, the metadata that filters can use, and example images. Sizes
-and metadata come from the index, of all samples; captions from random samples.
-
-  daguerre data stats my_images
-  daguerre data stats "shards/{000..099}.tar" data.buckets.aspects=auto data.filters="pwatermark < 0.5"
-  daguerre data stats quickstart -o shapes.html open=true
-
-  -o FILE or out=FILE   the page (data-stats.html)
-  read=N                samples that are read for captions (2000)
-  images=N              how many of them are shown (24)
-  open=true             show the page in the browser
-  seed=N                which samples are drawn (0, or the recipe's)
-  data.KEY=VALUE        settings of the data, as in training
-"""
-
 _THUMB_PX = 320
 _LETTERS = 1000
 """Longest caption below an image."""
 
 
 class Options(Settings):
-    """Options of `stats`, as HELP has them."""
+    """Options of `stats`, as the help has them."""
 
     out: Annotated[str, ADDRESS] = Field("data-stats.html", min_length=1)
     read: int = Field(2000, ge=1)

@@ -1,4 +1,21 @@
-"""`daguerre data verify`: looks for damage in a data set, and prints what was found and what could not be known."""
+"""Look for damage: digests, counts, and a share of the images decoded.
+
+usage: daguerre data verify DATA [share=S] [key=value ...]
+
+Reads the data whole and compares it with what is known of it: shards with their indexes and with the dataset.json of
+`data pack`, sample by sample where a shard is not what it was. Decodes all images, or of a large set as many as a
+laptop decodes in about a minute. Exits with 1 if anything is damaged or missing.
+
+  daguerre data verify my_shards
+  daguerre data verify my_images share=1
+  daguerre data verify "s3://bucket/part-{000..099}.tar" share=0.001
+
+  share=S          share of the images that are decoded, from 0 to 1: 1 finds every broken image. Default: all of
+                   20 gigapixels (1,600 photographs of 12 megapixels, 50,000 images of 512 x 512), of more so many;
+                   0.01 of remote data
+  processes=N      worker processes (as many as cores)
+  data.KEY=VALUE   settings of the source, such as data.formats; filters leave nothing out here
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,25 +45,6 @@ from daguerre.settings import Settings
 from daguerre.storage.expand import expand
 from daguerre.tracking.progress import Counter
 
-SUMMARY = "look for damage: digests, counts, and a share of the images decoded"
-HELP = """\
-usage: daguerre data verify DATA [share=S] [key=value ...]
-
-Reads the data whole and compares it with what is known of it: shards with their indexes and with the dataset.json of
-`data pack`, sample by sample where a shard is not what it was. Decodes all images, or of a large set as many as a
-laptop decodes in about a minute. Exits with 1 if anything is damaged or missing.
-
-  daguerre data verify my_shards
-  daguerre data verify my_images share=1
-  daguerre data verify "s3://bucket/part-{000..099}.tar" share=0.001
-
-  share=S          share of the images that are decoded, from 0 to 1: 1 finds every broken image. Default: all of
-                   20 gigapixels (1,600 photographs of 12 megapixels, 50,000 images of 512 x 512), of more so many;
-                   0.01 of remote data
-  processes=N      worker processes (as many as cores)
-  data.KEY=VALUE   settings of the source, such as data.formats; filters leave nothing out here
-"""
-
 _LISTED_SHARDS = 20
 _BLOCK_SAMPLES = 512
 _MINUTE_PX = 2e10
@@ -64,7 +62,7 @@ _DAMAGE += (manifest.ABSENT, manifest.UNFINISHED, manifest.DAMAGED, manifest.WIT
 
 
 class Options(Settings):
-    """Options of `verify`, as HELP has them."""
+    """Options of `verify`, as the help has them."""
 
     share: float | None = Field(None, ge=0, le=1)
     processes: int | None = Field(None, ge=1)

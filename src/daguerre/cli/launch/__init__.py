@@ -1,4 +1,13 @@
-"""`daguerre launch`: a run on many devices, of this machine or of a cluster. Each verb is a file launch_VERB.py."""
+"""Start a run on many devices: of this machine, or of a cluster.
+
+usage: daguerre launch VERB RECIPE [key=value ...]
+
+  daguerre launch local sdxl processes=8 run_name=first
+  daguerre launch slurm sdxl nodes=16 time=96:00:00 output_dir=/shared/runs run_name=first
+
+`daguerre launch VERB --help` shows more. docs/launching.md explains signals, processes that die
+or hang, and how to start a run with torchrun or srun.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,20 +19,6 @@ from daguerre.config.config import Loaded
 from daguerre.config_import import in_memory
 from daguerre.distributed import sharding_rules
 from daguerre.run import resume, storage
-
-SUMMARY = "start a run on many devices: of this machine, or of a cluster"
-HELP = """\
-usage: daguerre launch VERB RECIPE [key=value ...]
-
-  local    train a recipe on the GPUs of this machine, one process each
-  slurm    write an sbatch file that trains a recipe on several nodes, and submit it
-
-  daguerre launch local sdxl processes=8 run_name=first
-  daguerre launch slurm sdxl nodes=16 time=96:00:00 output_dir=/shared/runs run_name=first
-
-`daguerre launch VERB --help` shows more. docs/launching.md explains signals, processes that die
-or hang, and how to start a run with torchrun or srun.
-"""
 
 
 def trainable(recipe: str, given: Sequence[str], devices: int, nodes: int) -> Loaded:

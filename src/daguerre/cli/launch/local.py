@@ -1,21 +1,5 @@
-"""`daguerre launch local`: a run on the devices of this machine, one process each, after its recipe was checked."""
+"""Train a recipe on the GPUs of this machine, one process each.
 
-import os
-import sys
-
-import torch
-from pydantic import Field
-
-from daguerre import credentials
-from daguerre.cli.launch import trainable, without_secrets
-from daguerre.config import options, overrides
-from daguerre.config.config import Config
-from daguerre.distributed.launch import local
-from daguerre.errors import UserError
-from daguerre.settings import Settings
-
-SUMMARY = "train a recipe on the GPUs of this machine, one process each"
-HELP = """\
 usage: daguerre launch local RECIPE [processes=N] [key=value ...]
 
 Trains RECIPE as `daguerre train` does, with as many processes as this machine has GPUs, which share the work as the
@@ -30,6 +14,20 @@ section `mesh` says. The recipe is checked before anything starts; nothing is wr
 Ctrl-C, SIGTERM, SIGUSR1 or a closed terminal: all processes save and leave together, and the same command goes on from
 there. The exit code is that of `daguerre train`, or of the process that failed. docs/launching.md says more.
 """
+
+import os
+import sys
+
+import torch
+from pydantic import Field
+
+from daguerre import credentials
+from daguerre.cli.launch import trainable, without_secrets
+from daguerre.config import options, overrides
+from daguerre.config.config import Config
+from daguerre.distributed.launch import local
+from daguerre.errors import UserError
+from daguerre.settings import Settings
 
 
 class Options(Settings):

@@ -1,32 +1,5 @@
-"""`daguerre launch slurm`: an sbatch file for a recipe that was checked first. Its text is
-distributed/launch/slurm.py's."""
+"""Write an sbatch file that trains a recipe, and submit it.
 
-import shutil
-import subprocess
-from collections.abc import Sequence
-from pathlib import Path
-
-from daguerre import credentials
-from daguerre.checkpoint.atomic import write_bytes_atomically
-from daguerre.cli import evaluate_options
-from daguerre.cli.launch import trainable, without_secrets
-from daguerre.config import merge, options, overrides
-from daguerre.config.aliases import lookup
-from daguerre.config.config import Config, Loaded
-from daguerre.config.errors import ConfigError
-from daguerre.config.recipe import shipped
-from daguerre.distributed.launch.slurm import (
-    Location,
-    SlurmSettings,
-    batch_file,
-    check_options,
-    job_name,
-    submit_command,
-)
-from daguerre.errors import UserError
-
-SUMMARY = "write an sbatch file that trains a recipe, and submit it"
-HELP = """\
 usage: daguerre launch slurm RECIPE nodes=N [option=value ...] [key=value ...] [--submit]
 
 Writes an sbatch file that trains RECIPE, to check and edit; with --submit it is also submitted. Anything that is not an
@@ -59,6 +32,30 @@ option below is a setting of the recipe and goes to `daguerre train`. The recipe
 
 The nodes must share the disk with the recipe, the data and the run folder. docs/launching.md says more.
 """
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from daguerre import credentials
+from daguerre.checkpoint.atomic import write_bytes_atomically
+from daguerre.cli import evaluate_options
+from daguerre.cli.launch import trainable, without_secrets
+from daguerre.config import merge, options, overrides
+from daguerre.config.aliases import lookup
+from daguerre.config.config import Config, Loaded
+from daguerre.config.errors import ConfigError
+from daguerre.config.recipe import shipped
+from daguerre.distributed.launch.slurm import (
+    Location,
+    SlurmSettings,
+    batch_file,
+    check_options,
+    job_name,
+    submit_command,
+)
+from daguerre.errors import UserError
 
 
 class Options(SlurmSettings):
