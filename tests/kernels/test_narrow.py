@@ -7,10 +7,21 @@ import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from tiny_models import tiny_text_encoder, tiny_vae
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from daguerre.kernels import channels_last, narrow, swap
 
 CPU = torch.device("cpu")
+
+
+class Casts(TorchDispatchMode):
+    """Counts casts of single tensors."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count += operation is torch.ops.aten._to_copy.default
+        return operation(*args, **kwargs or {})
 
 
 def off(found, wanted):
@@ -64,6 +75,31 @@ def test_it_holds_where_autocast_is_switched_off_around_it(vae):
     narrow.enable([vae], CPU)
     with torch.autocast("cpu", enabled=False):
         assert not torch.equal(vae.encode(pixels).latent_dist.mean, wanted)
+
+
+@pytest.mark.parametrize("largest", [narrow.LARGEST, 3000])
+def test_weights_that_are_cast_at_once_encode_to_the_same_bits(vae, reader, largest, monkeypatch):
+    monkeypatch.setattr(narrow, "LARGEST", largest)
+    pixels, ids, results, casts = torch.rand(2, 3, 32, 32), torch.randint(0, 500, (3, 16)), [], []
+    for at_once in (False, True):
+        networks = [copy.deepcopy(vae), copy.deepcopy(reader)]
+        weights = [tensor for network in networks for tensor in network.state_dict().values()]
+        assert narrow.enable(networks, CPU, at_once) == 2
+        with Casts() as seen:
+            read = networks[1](ids, output_hidden_states=True)
+            results.append((networks[0].encode(pixels).latent_dist.mean, read.pooler_output, *read.hidden_states))
+        casts.append(seen.count)
+        after = [tensor for network in networks for tensor in network.state_dict().values()]
+        assert all(tensor.data_ptr() == weight.data_ptr() for tensor, weight in zip(after, weights, strict=True))
+    assert all(torch.equal(*both) for both in zip(*results, strict=True))
+    assert casts[1] < casts[0] / 2
+
+
+def test_weights_are_there_again_after_an_error(reader):
+    narrow.enable([reader], CPU, at_once=True)
+    with pytest.raises(RuntimeError), torch.autocast("cpu", torch.bfloat16):
+        reader.encoder.layers[0](torch.ones(1, 2, 3), None)
+    assert all(p.dtype == torch.float32 and isinstance(p, nn.Parameter) for p in reader.parameters())
 
 
 def test_what_is_trained_stays(vae, reader):

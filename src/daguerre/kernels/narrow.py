@@ -1,27 +1,35 @@
 """Frozen networks that encode in bf16, by autocast: the encoder of an autoencoder, and text encoders.
 
 Weights stay float32, and so do results, so that nothing behind them sees a change but in the numbers. What decodes is
-left alone.
+left alone. Autocast casts each weight of a frozen network by itself at each pass; a GPU, which waits for launches at
+small batches, may get those of a block at once.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
 from typing import Any
 
 import torch
 from diffusers.models.autoencoders.vae import Encoder
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+LARGEST = 2**25
+"""Most weights that are cast at once: their copies take memory."""
 
-def enable(networks: Iterable[nn.Module], device: torch.device) -> int:
-    """Makes the frozen encoders among these networks compute in bf16 on this device; returns how many there are."""
+
+def enable(networks: Iterable[nn.Module], device: torch.device, at_once: bool = False) -> int:
+    """Makes the frozen encoders among these networks compute in bf16 on this device; returns how many there are.
+    `at_once`: weights are cast block by block, not one by one."""
     frozen = [network for network in networks if not any(p.requires_grad for p in network.parameters())]
     found: list[nn.Module] = [m for network in frozen for m in network.modules() if type(m) is Encoder]
     found += [network for network in frozen if isinstance(network, PreTrainedModel)]
     for module in found:
         # A bound method: a copy of the module gets one of its own.
         setattr(module, "forward", MethodType(_narrow(device.type), module))  # noqa: B010
+        for part in _parts(module) if at_once else ():
+            setattr(part, "forward", MethodType(_at_once(device.type), part))  # noqa: B010
     return len(found)
 
 
@@ -33,6 +41,42 @@ def _narrow(device_type: str) -> Callable[..., Any]:
             return _widened(type(self).forward(self, *args, **kwargs))
 
     return forward
+
+
+def _parts(network: nn.Module) -> Iterator[nn.Module]:
+    """The outermost modules in a network that are called and have not more than LARGEST weights."""
+    for module in network.children():
+        if isinstance(module, nn.ModuleList) or sum(p.numel() for p in module.parameters()) > LARGEST:
+            yield from _parts(module)
+        else:
+            yield module
+
+
+def _at_once(device_type: str) -> Callable[..., Any]:
+    """The forward pass of a module's type, under autocast with copies of its weights that need no cast."""
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        slots: list[tuple[dict[str, Any], str, Any]] = []
+        if torch.is_autocast_enabled(device_type):
+            tables = [module._parameters for module in self.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+            slots = [(table, name, p) for table in tables for name, p in table.items() if _is_wide(p)]
+        weights = [p for *_, p in slots]
+        copies = [torch.empty_like(p, dtype=torch.get_autocast_dtype(device_type)) for p in weights]
+        if copies:
+            torch._foreach_copy_(copies, weights)
+        try:
+            for (table, name, _), copy in zip(slots, copies, strict=True):
+                table[name] = copy
+            return type(self).forward(self, *args, **kwargs)
+        finally:
+            for table, name, p in slots:
+                table[name] = p
+
+    return forward
+
+
+def _is_wide(p: Tensor | None) -> bool:
+    return p is not None and p.dtype == torch.float32 and not isinstance(p, DTensor)
 
 
 def _widened(found: Any) -> Any:

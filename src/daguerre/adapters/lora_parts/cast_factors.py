@@ -3,12 +3,15 @@
 Autocast casts each factor by itself, and each gradient back; the strength is a product by itself, and so is the sum.
 For 560 layers that is most of what a GPU is asked to do, and at batch 1 it waits for the asking. Here all casts of a
 pass are one launch, all gradients another, a strength that is a power of two goes into B meanwhile, and B's product
-adds to what the layer itself has computed. The result is rounded once, not twice; all else keeps its numbers.
+adds to what the layer itself has computed. Layers that read one input are computed as one (`one_product`). The result
+is rounded once, not twice, and so is the gradient of an input; all else keeps its numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -17,10 +20,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
+from daguerre.adapters.lora_parts import one_product
+
 POWERS = tuple(2.0**i for i in range(-24, 25))
 """Strengths by which numbers are multiplied without rounding."""
 _Factors = Mapping[str, tuple[Tensor, Tensor]]
-"""A and B of a layer by their adapters' names."""
+"""A and B by their adapters' names; of n layers [n, rank, in] and [n, out, rank]."""
 
 
 def is_plain(layer: Any) -> bool:
@@ -28,12 +33,54 @@ def is_plain(layer: Any) -> bool:
     return not (layer.disable_adapters or layer.merged or layer.lora_variant)
 
 
+@dataclass(eq=False)
+class Unit:
+    """A layer with its factors for a pass, or several that read one input and are computed as one product."""
+
+    layers: Sequence[Any]
+    """In the order in which they are called."""
+    factors: _Factors
+    is_product: bool
+    """The base is linear and frozen, and one addition is made to it, of all that it reads."""
+    _read: Tensor | None = None
+    """The input that the first layer has read."""
+    _waiting: dict[Any, Tensor] = field(default_factory=dict)
+    """Results for it that the other layers have not asked for yet."""
+
+    def has(self, layer: Any, x: Tensor) -> bool:
+        """False for a layer that reads another input than the first one."""
+        return layer is self.layers[0] or (x is self._read and layer in self._waiting)
+
+    def result(self, layer: Any, x: Tensor) -> Tensor:
+        """The result of a layer and what its active additions add, under autocast. The first layer computes those of
+        all."""
+        if not self.is_product:
+            return _sum(layer, self.factors, x)
+        if layer is not self.layers[0]:
+            result = self._waiting.pop(layer)
+            self._read = x if self._waiting else None  # else the inputs of all blocks would stay in memory
+            return result
+        ((name, (a, b)),) = self.factors.items()
+        dtype, bases = torch.get_autocast_dtype(x.device.type), [each.base_layer for each in self.layers]
+        weight, bias = bases[0].weight, bases[0].bias
+        if len(bases) > 1:
+            weight = one_product.joined([base.weight for base in bases])
+            bias = None if bias is None else one_product.joined([base.bias for base in bases])
+        rows = layer.together.rows(x, dtype)
+        made = one_product.Product.apply(rows, weight, bias, a, b, _rest(layer, name, dtype))
+        first, *others = (y.unflatten(0, x.shape[:-1]) for y in made)
+        self._read, self._waiting = x if others else None, dict(zip(self.layers[1:], others, strict=True))
+        return first
+
+
 class Together:
     """The cast factors of a network's layers, from the beginning of a pass to the end of its backward pass."""
 
-    def __init__(self, layers: Sequence[Any]) -> None:
-        self._layers, self._held, self._passing = layers, dict[Any, _Factors](), False
-        for layer in layers:
+    def __init__(self, groups: Sequence[Sequence[Any]]) -> None:
+        """`groups`: layers that read one input, in the order in which they are called, or one layer."""
+        self._groups, self._held, self._passing = groups, dict[Any, Unit](), False
+        self._rows: tuple[Tensor, Tensor] | None = None
+        for layer in chain.from_iterable(groups):
             layer.together = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Together:
@@ -45,23 +92,38 @@ class Together:
         network.register_forward_pre_hook(self._before)
         network.register_forward_hook(self._behind, always_call=True)
 
-    def of(self, layer: Any, x: Tensor) -> _Factors | None:
-        """The factors of a layer, None where it computes without them. A block that is computed again for its backward
-        pass gets the same ones; a layer that is called outside of a pass gets its own, by the same operators."""
+    def of(self, layer: Any, x: Tensor) -> Unit | None:
+        """The unit that computes a layer, None for a layer that computes as peft does. A block that is computed again
+        for its backward pass gets the same factors; a layer that is called outside of a pass gets its own, by the same
+        operators."""
         if not torch.is_autocast_enabled(x.device.type):
             return None
-        again = torch._C._current_graph_task_id() != -1
-        if (self._passing or again) and (held := self._held.get(layer)) is not None:
+        held = self._held.get(layer) if self._acts else None
+        if held is not None and held.has(layer, x):
             return held
-        return _cast([layer], torch.get_autocast_dtype(x.device.type), lambda: None)[0] if _fits(layer) else None
+        alone = _alike([[layer]])
+        return _cast(alone, torch.get_autocast_dtype(x.device.type), lambda: None)[0] if alone else None
+
+    def rows(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The rows [rows, in] of x [..., in] in a type. What all attentions read, such as the features of a text, is
+        cast once if it has no gradient."""
+        if x.dtype == dtype or x.requires_grad or not self._acts:
+            return x.flatten(0, -2).to(dtype)
+        if self._rows is None or self._rows[0] is not x:
+            self._rows = x, x.flatten(0, -2).to(dtype)
+        return self._rows[1]
+
+    @property
+    def _acts(self) -> bool:
+        """True within a pass, and while blocks of it are computed again."""
+        return self._passing or torch._C._current_graph_task_id() != -1
 
     def _before(self, network: nn.Module, inputs: Any) -> None:
         self._drop()
         device = next(network.parameters()).device.type
-        layers = [layer for layer in self._layers if is_plain(layer) and _fits(layer)]
-        if layers and torch.is_autocast_enabled(device):
-            cast = _cast(layers, torch.get_autocast_dtype(device), self._drop)
-            self._held, self._passing = dict(zip(layers, cast, strict=True)), True
+        if torch.is_autocast_enabled(device) and (groups := _alike(self._groups)):
+            units = _cast(groups, torch.get_autocast_dtype(device), self._drop)
+            self._held, self._passing = {layer: unit for unit in units for layer in unit.layers}, True
 
     def _behind(self, network: nn.Module, inputs: Any, outputs: Any) -> None:
         self._passing = False
@@ -69,18 +131,44 @@ class Together:
             self._drop()
 
     def _drop(self) -> None:
-        self._held = {}
+        self._held, self._rows = {}, None
 
 
-def _fits(layer: Any) -> bool:
-    """True where all factors that are added are float32, without a bias, and no weight is split among devices."""
-    factors = [own[name] for own in (layer.lora_A, layer.lora_B) for name in _names(layer)]
-    plain = all(factor.weight.dtype == torch.float32 and factor.bias is None for factor in factors)
-    return plain and not any(isinstance(p, DTensor) for p in layer.parameters())
+def _alike(groups: Iterable[Sequence[Any]]) -> list[tuple[Sequence[Any], bool]]:
+    """The layers whose factors can be cast, and whether they are one product: the given groups where all layers are and
+    differ in nothing but their numbers, else each layer by itself."""
+    units: list[tuple[Sequence[Any], bool]] = []
+    for group in groups:
+        facts = [_facts(layer) for layer in group]
+        if len(group) > 1 and facts[0] and all(each == facts[0] for each in facts):
+            units.append((group, True))
+        else:
+            units += [([layer], bool(each)) for layer, each in zip(group, facts, strict=True) if each is not None]
+    return units
 
 
-def forward(layer: Any, factors: _Factors, x: Tensor) -> Tensor:
-    """The result of a layer and what its active additions add, under autocast."""
+def _facts(layer: Any) -> tuple[Any, ...] | None:
+    """Facts of a layer that are equal in all layers of one product; () if it cannot be one, and None if it computes as
+    peft does: more is done than that factors are added, or they are not float32, have a bias, or have weights that
+    several devices share."""
+    base, names = layer.base_layer, _names(layer)
+    factors = [module[name] for module in (layer.lora_A, layer.lora_B) for name in names]
+    weights, frozen = [factor.weight for factor in factors], [p for p in base._parameters.values() if p is not None]
+    if not is_plain(layer) or any(factor.bias is not None for factor in factors):
+        return None
+    if any(weight.dtype != torch.float32 for weight in weights):
+        return None
+    if any(isinstance(p, DTensor) for p in (*weights, *frozen)):
+        return None
+    if type(base) is not nn.Linear or len(names) != 1 or type(layer.lora_dropout[names[0]]) is not nn.Identity:
+        return ()
+    if any(p.requires_grad for p in frozen):
+        return ()
+    return names[0], layer.scaling[names[0]], *((t.shape, t.dtype, t.requires_grad) for t in (*weights, *frozen))
+
+
+def _sum(layer: Any, factors: _Factors, x: Tensor) -> Tensor:
+    """The result of a layer whose additions are not one product with it."""
     dtype = torch.get_autocast_dtype(x.device.type)
     if type(layer.base_layer) is nn.Linear:
         # In place: on a GPU addmm first copies what it adds to. Of rows: a view of the result would have its whole
@@ -121,27 +209,40 @@ def _rest(layer: Any, name: str, dtype: torch.dtype) -> float:
     return strength / _within(strength, dtype)
 
 
-def _cast(layers: Sequence[Any], dtype: torch.dtype, done: Callable[[], None]) -> list[_Factors]:
-    """The factors of each layer in the type of its products. `done` is called when all have their gradients."""
-    pairs = [(layer, name) for layer in layers for name in _names(layer)]
-    weights = [own[name].weight for layer, name in pairs for own in (layer.lora_A, layer.lora_B)]
-    scales = [scale for layer, name in pairs for scale in (1.0, _within(layer.scaling[name], dtype))]
-    made = iter(_Cast.apply(dtype, scales, done, *weights))
-    return [{name: (next(made), next(made)) for name in _names(layer)} for layer in layers]
+def _cast(groups: Sequence[tuple[Sequence[Any], bool]], dtype: torch.dtype, done: Callable[[], None]) -> list[Unit]:
+    """Each group with its factors in the type of its products. `done` is called when all have their gradients."""
+    named = [(group, name) for group, _ in groups for name in _names(group[0])]
+    sets = [[getattr(each, of)[name].weight for each in group] for group, name in named for of in ("lora_A", "lora_B")]
+    scales = [scale for group, name in named for scale in (1.0, _within(group[0].scaling[name], dtype))]
+    made = iter(_Cast.apply(dtype, scales, [len(each) for each in sets], done, *chain.from_iterable(sets)))
+    return [
+        Unit(group, {name: (next(made), next(made)) for name in _names(group[0])}, is_product)
+        for group, is_product in groups
+    ]
 
 
 class _Cast(torch.autograd.Function):
-    """Copies of float32 weights in another type, each times a power of two, and their gradients in float32."""
+    """Copies of float32 weights in another type, each times a power of two, and their gradients in float32. A copy is
+    of as many weights as its count says, [count, ...], or of one weight."""
 
     @staticmethod
     def forward(
-        ctx: Any, dtype: torch.dtype, scales: Sequence[float], done: Callable[[], None], *weights: Tensor
+        ctx: Any,
+        dtype: torch.dtype,
+        scales: Sequence[float],
+        counts: Sequence[int],
+        done: Callable[[], None],
+        *weights: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.scales, ctx.done = scales, done
+        ctx.scales, ctx.counts, ctx.done = scales, counts, done
         ctx.set_materialize_grads(False)
-        made = _copies(weights, dtype, scales)
+        rest = iter(weights)
+        sets = [[*islice(rest, count)] for count in counts]
+        made = [_room(each, dtype) for each in sets]
+        _fill(_apart(made, counts), weights)
+        _scale(made, scales)
         ctx.mark_non_differentiable(
-            *(own for own, weight in zip(made, weights, strict=True) if not weight.requires_grad)
+            *(copy for copy, (first, *_) in zip(made, sets, strict=True) if not first.requires_grad)
         )
         return tuple(made)
 
@@ -150,14 +251,33 @@ class _Cast(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.done()
         there = {i: grad for i, grad in enumerate(grads) if grad is not None}
-        wide = dict(zip(there, _copies([*there.values()], torch.float32, [ctx.scales[i] for i in there]), strict=True))
-        return None, None, None, *(wide.pop(i, None) for i in range(len(grads)))
+        wide = {i: torch.empty_like(grad, dtype=torch.float32) for i, grad in there.items()}
+        _fill([*wide.values()], [*there.values()])
+        _scale([*wide.values()], [ctx.scales[i] for i in wide])
+        return None, None, None, None, *_apart([wide.get(i) for i in range(len(grads))], ctx.counts)
 
 
-def _copies(tensors: Sequence[Tensor], dtype: torch.dtype, scales: Sequence[float]) -> list[Tensor]:
-    made = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-    if made:
-        torch._foreach_copy_(made, list(tensors))
-    if scaled := [(own, scale) for own, scale in zip(made, scales, strict=True) if scale != 1]:
-        torch._foreach_mul_([own for own, _ in scaled], [scale for _, scale in scaled])
-    return made
+def _room(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """An empty tensor for the copies of weights of one shape."""
+    first, count = weights[0], len(weights)
+    return torch.empty_like(first, dtype=dtype) if count == 1 else first.new_empty((count, *first.shape), dtype=dtype)
+
+
+def _apart(tensors: Sequence[Any], counts: Sequence[int]) -> list[Any]:
+    """The tensors of each weight; None of each where there is none."""
+    return [
+        part
+        for tensor, count in zip(tensors, counts, strict=True)
+        for part in ([tensor] * count if count == 1 or tensor is None else tensor.unbind())
+    ]
+
+
+def _fill(tensors: list[Tensor], sources: Sequence[Tensor]) -> None:
+    if tensors:
+        torch._foreach_copy_(tensors, [*sources])
+
+
+def _scale(tensors: Sequence[Tensor], scales: Sequence[float]) -> None:
+    """Multiplies in place, by what is not 1."""
+    if scaled := [(tensor, scale) for tensor, scale in zip(tensors, scales, strict=True) if scale != 1]:
+        torch._foreach_mul_([tensor for tensor, _ in scaled], [scale for _, scale in scaled])

@@ -42,7 +42,8 @@ def apply(
                 code="unsupported",
                 setting="training.frozen_precision",
             )
-        if not narrow.enable(every, device):
+        at_once = device.type == "cuda" and settings.kernels != "plain"
+        if not narrow.enable(every, device, at_once):
             raise UserError(
                 "training.frozen_precision=bf16: there is no frozen encoder, because every encoder is trained: "
                 "remove it",
