@@ -112,6 +112,11 @@ class Batch:
             return channels, height, width
         return (3, int(self.sizes[0, 4]), int(self.sizes[0, 5]))
 
+    @property
+    def adapter_inputs(self) -> AdapterInputs:
+        """The part that adapters read."""
+        return AdapterInputs(self.images, self.texts, self.draws)
+
     def map(self, change: Callable[[Any], Any], host: Callable[[Any], Any] = lambda value: value) -> Batch:
         """The batch with `change` of every tensor that is for the device, and `host` of every other field but None."""
 
@@ -138,6 +143,18 @@ class Batch:
         own = {name.removeprefix(start): rows for name, rows in self.draws.items() if name.startswith(start)}
         images = {**self.images, IMAGE: self.images[target]}
         return replace(self, images=images, sizes=self.sizes_of.get(target, self.sizes), draws={**self.draws, **own})
+
+
+@dataclass(frozen=True)
+class AdapterInputs:
+    """The part of samples that adapters read, of those that are trained on and of images that are generated."""
+
+    images: Mapping[str, Tensor]
+    """[B, C, H, W] uint8 by name: those that adapters ask for, as in `Batch`; in training also the others."""
+    texts: Sequence[str]
+    """One a sample: captions, or the prompts of one side of guidance."""
+    draws: Mapping[str, Tensor]
+    """Random inputs that adapters ask for; in training also the others. Leading dim B."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from daguerre.generation import generate
 from daguerre.generation.generate import ImageRequest
 from daguerre.objectives.objective import Objective
 from daguerre.samplers.settings import SamplingSettings
-from daguerre.types import IMAGE, Batch, Cond, Prompt
+from daguerre.types import IMAGE, AdapterInputs, Batch, Cond, Prompt
 
 SIZE = (32, 32)
 
@@ -30,11 +30,11 @@ class Louder(Trainable):
 
     net: nn.Module
     names: frozenset[str]
-    seen: list[Batch] = field(default_factory=list)
+    seen: list[AdapterInputs] = field(default_factory=list)
 
-    def condition(self, batch: Batch, cond: Cond) -> Cond:
-        self.seen.append(batch)
-        return {**cond, "text": cond["text"] + batch.draws["louder"][:, None, None]}
+    def condition(self, inputs: AdapterInputs, cond: Cond) -> Cond:
+        self.seen.append(inputs)
+        return {**cond, "text": cond["text"] + inputs.draws["louder"][:, None, None]}
 
     def random_inputs(self, seed: int, keys_B3: np.ndarray, shape: tuple[int, ...]) -> dict[str, Tensor]:
         numbers = [keys.uniforms(seed, "louder", *map(int, key), count=1)[0] for key in keys_B3]
@@ -70,8 +70,8 @@ def test_it_is_applied_in_training_and_on_both_sides_of_guidance(built):
     found = images(built, requests, 4)
     assert [each.texts for each in louder.seen] == [["a cat 0", "a cat 1", "a cat 2"], ["blur"] * 3]
     for each in louder.seen:
-        assert each.keys.tolist() == [[7, 0, 0], [8, 0, 0], [9, 0, 0]]
-        assert each.sizes.tolist() == [[32, 32, 0, 0, 32, 32]] * 3
+        drawn = louder.random_inputs(built.seed, np.array([[7, 0, 0], [8, 0, 0], [9, 0, 0]]), (4, 16, 16))
+        assert each.draws["louder"].tolist() == drawn["louder"].tolist(), "of the seeds, as keys (seed, 0, 0)"
     assert np.abs(found - images(built, requests, 1)).max() <= 1, "an image depends on its own seed alone"
     plain = replace(built, attached=Attached(built.net, {}))
     assert (found != images(plain, requests, 4)).any(axis=(1, 2, 3)).all()

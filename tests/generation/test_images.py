@@ -134,7 +134,7 @@ def test_a_line_of_one_pixel_is_painted_anew(built, tmp_path):
     found = next(generation_generate.generate(built, sampling, [one])).pixels_HWC
     changed = (found != photo).any(-1)
     assert changed[:, 17].mean() > 0.9
-    known = generation_generate._known(built, [generation_generate._shown(one, (32, 32))], [7], 1.0, (4, 16, 16))
+    known = generation_generate._known(built, [generation_generate._pixels(built, one)], [7], 1.0, (4, 16, 16))
     assert known.anew_B1HW is not None
     assert known.anew_B1HW.any(2).flatten().nonzero().flatten().tolist() == [8]
     assert not np.delete(changed, 17, axis=1).any()

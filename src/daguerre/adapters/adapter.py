@@ -30,7 +30,7 @@ from daguerre.checkpoint.export import replaced
 from daguerre.conditions.condition import ConditionSettings, Images
 from daguerre.errors import UserError
 from daguerre.models.export.about import UNKNOWN, About
-from daguerre.types import CONTROLS, Batch, Cond
+from daguerre.types import CONTROLS, AdapterInputs, Cond
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,25 +72,25 @@ class Trainable(ABC):
 
     @property
     def images(self) -> Images:
-        """The images that `condition` reads in `batch.images` in addition to the one that is trained on, by name:
+        """The images that `condition` reads in `inputs.images` in addition to the one that is trained on, by name:
         `CONTROLS` of `types.py`, [B, 4, H, W] uint8, RGBA; see `conditions/condition.py`. None: the data source stores
         it, and samples without one are left out; settings of a condition: it is computed from the image that is trained
         on."""
         return {}
 
-    def check(self, batch: Batch) -> None:
-        """UserError for images of a batch, on the host, that `condition` cannot read: it cannot tell on a device, which
+    def check(self, inputs: AdapterInputs) -> None:
+        """UserError for images of samples, on the host, that `condition` cannot read: it cannot tell on a device, which
         it would have to wait for."""
         return
 
-    def condition(self, batch: Batch, cond: Cond) -> Cond:
-        """Conditioning of a batch on the device, with what the adapter adds to it. No gradient flows into it. Images
-        that are generated ask for each side of guidance: `texts` are its prompts, and keys (seed, 0, 0)."""
+    def condition(self, inputs: AdapterInputs, cond: Cond) -> Cond:
+        """Conditioning of samples on the device, with what the adapter adds to it. No gradient flows into it. Images
+        that are generated ask for each side of guidance: `texts` are its prompts."""
         return cond
 
     def random_inputs(self, seed: int, keys: np.ndarray, shape: tuple[int, ...]) -> dict[str, Tensor]:
-        """The random numbers that `condition` needs, on the CPU, by `daguerre.keys`; keys [B, 3], shape of a latent.
-        They are in `batch.draws`."""
+        """The random numbers that `condition` needs, on the CPU, by `daguerre.keys`; keys [B, 3], those of images that
+        are generated (seed, 0, 0); shape of a latent. They come back in `inputs.draws`."""
         return {}
 
     def unseen(self, captions: Callable[[int], Sequence[str]]) -> list[str]:
@@ -171,15 +171,15 @@ class Attached:
         """Lines of all adapters."""
         return [line for each in self.trainables.values() for line in each.unseen(captions)]
 
-    def check(self, batch: Batch) -> None:
+    def check(self, inputs: AdapterInputs) -> None:
         """By all adapters."""
         for each in self.trainables.values():
-            each.check(batch)
+            each.check(inputs)
 
-    def condition(self, batch: Batch, cond: Cond) -> Cond:
+    def condition(self, inputs: AdapterInputs, cond: Cond) -> Cond:
         """Conditioning, by one adapter after the other."""
         for each in self.trainables.values():
-            cond = each.condition(batch, cond)
+            cond = each.condition(inputs, cond)
         return cond
 
     def random_inputs(self, seed: int, keys: np.ndarray, shape: tuple[int, ...]) -> dict[str, Tensor]:

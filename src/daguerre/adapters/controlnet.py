@@ -32,7 +32,7 @@ from daguerre.models.frozen import keep_evaluating
 from daguerre.models.network import Network
 from daguerre.models.weights import resolve
 from daguerre.settings import ADDRESS, Unused
-from daguerre.types import Batch, Cond
+from daguerre.types import AdapterInputs, Cond
 
 if TYPE_CHECKING:
     from daguerre.models.export.about import About
@@ -128,14 +128,14 @@ class ControlNet(Trainable):
         """Its control image."""
         return {self.settings.image: self.settings.condition}
 
-    def check(self, batch: Batch) -> None:
+    def check(self, inputs: AdapterInputs) -> None:
         """As its kind does."""
-        self.kind.check(self.network, batch.images[self.settings.image])
+        self.kind.check(self.network, inputs.images[self.settings.image])
 
-    def condition(self, batch: Batch, cond: Cond) -> Cond:
+    def condition(self, inputs: AdapterInputs, cond: Cond) -> Cond:
         """Adds the control image as the network reads it, [B, C, H, W]."""
-        hint_BCHW = self.kind.hint(self.network, batch.images[self.settings.image])
-        dropped_B = batch.draws.get(self._dropped) if self.network.training else None
+        hint_BCHW = self.kind.hint(self.network, inputs.images[self.settings.image])
+        dropped_B = inputs.draws.get(self._dropped) if self.network.training else None
         if dropped_B is not None:
             hint_BCHW = torch.where(dropped_B[:, None, None, None], self.kind.blank(self.network, hint_BCHW), hint_BCHW)
         return {**cond, self.name: hint_BCHW}

@@ -86,14 +86,14 @@ class Components:
         with self.numerics.frozen():
             for name, (x0, cond) in self.family.encode_each(batch, self.targets).items():
                 of_image = batch if name == IMAGE else batch.of(name)
-                clean[name], conditions[name] = x0, self.attached.condition(of_image, cond)
+                clean[name], conditions[name] = x0, self.attached.condition(of_image.adapter_inputs, cond)
         return Example(clean, conditions, self.objective.drawn.of(batch.draws), batch.columns)
 
     def draws(self, batch: Batch, quantile: float | None = None) -> Mapping[str, Tensor]:
         """All that the loss needs of a batch beside its samples: random numbers by its keys, tokens of its captions and
         its sizes, on the CPU (`quantile` fixes the noise level), and weights of elements, where the images are.
         UserError for an image that an adapter cannot read."""
-        self.attached.check(batch)
+        self.attached.check(batch.adapter_inputs)
         pixel_shape = batch.pixel_shape
         shape = self.family.latent_shape(pixel_shape)
         of_objective = self.objective.draws(self.seed, batch.keys, shape, quantile=quantile).tensors

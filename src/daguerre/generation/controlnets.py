@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor
@@ -24,7 +25,7 @@ from daguerre.models.controlnets import controlled
 from daguerre.models.controlnets.places import digest
 from daguerre.samplers.known import Known
 from daguerre.samplers.settings import SamplingSettings
-from daguerre.types import CONTROLS, Cond, Prompt
+from daguerre.types import CONTROLS, Cond
 
 ADAPTER = "controlnet"
 
@@ -184,16 +185,17 @@ def _check_images(parts: Components, inputs: Mapping[str, int], condition: Condi
         raise UserError(f"condition has no effect: {why}; remove it", code="unused", setting="condition")
 
 
-def with_computed(parts: Components, prompt: Prompt, seed: int, condition: ConditionSettings | None) -> Prompt:
-    """The prompt with control images that are computed of its photo, [H, W, 4] uint8, in place of the photo."""
-    if CONTROL_FROM not in prompt.images:
-        return prompt
-    images = {name: image for name, image in prompt.images.items() if name != CONTROL_FROM}
-    for name, own in parts.attached.images.items():
+def with_computed(
+    parts: Components, images: Mapping[str, np.ndarray], seed: int, condition: ConditionSettings | None
+) -> dict[str, np.ndarray]:
+    """The images of a request with control images that are computed of its photo, [H, W, 4] uint8, in place of the
+    photo."""
+    found = {name: image for name, image in images.items() if name != CONTROL_FROM}
+    for name, own in parts.attached.images.items() if CONTROL_FROM in images else ():
         settings = own or condition
-        if name not in images and settings is not None:
-            images[name] = computed(settings, prompt.images[CONTROL_FROM], drawing(parts.seed, name, (seed, 0, 0)))
-    return replace(prompt, images=images)
+        if name not in found and settings is not None:
+            found[name] = computed(settings, images[CONTROL_FROM], drawing(parts.seed, name, (seed, 0, 0)))
+    return found
 
 
 def added(loading: Loading, places: Mapping[str, float]) -> Loading:

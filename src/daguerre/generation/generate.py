@@ -32,7 +32,7 @@ from daguerre.samplers.draw import draw, initial_noise
 from daguerre.samplers.known import Known
 from daguerre.samplers.settings import CHURN, SamplingSettings
 from daguerre.training import oom
-from daguerre.types import IMAGE, MASK, Batch, Cond, Latents, Prompt
+from daguerre.types import IMAGE, MASK, AdapterInputs, Cond, Latents, Prompt
 
 _SETTINGS = ("sampler", "num_inference_steps", "eta", "timestep_spacing")
 _OF_IMAGE = ("prompt", "negative_prompt", "seed", "height", "width", "guidance_scale", "guidance_rescale")
@@ -164,30 +164,25 @@ def generate_batch(
     family, objective = generative(parts)
     shape = family.generated.latent_shape((3, *batch[0].size_px))
     settings = sampling.model_copy(update={"guidance_scale": batch[0].guidance_scale})
-    seeds = [request.seed for request in batch]
-    control_px = family.trained_px(batch[0].size_px)
-    shown = [_shown(request, control_px) for request in batch]
-    prompts = [
-        controlnets.with_computed(parts, prompt, request.seed, steering.condition)
-        for prompt, request in zip(shown, batch, strict=True)
-    ]
     _check_guidance(family, batch)
     runs_null = family.guidance.runs_null(settings.guidance_scale)
-    cond, null = _conditioning(parts, batch, prompts, runs_null)
-    known = None if batch[0].strength is None else _known(parts, prompts, seeds, batch[0].strength, shape)
+    seeds, texts = [request.seed for request in batch], [request.prompt for request in batch]
+    images = [_pixels(parts, request, steering) for request in batch]
+    cond, null = _conditioning(parts, batch, images, runs_null)
+    known = None if batch[0].strength is None else _known(parts, images, seeds, batch[0].strength, shape)
     cond, null = controlnets.steered(parts, steering, shape, settings, known, (cond, null))
     with parts.autocast():
         x0 = draw(
             objective, parts.net, cond, null, shape, seeds, settings, parts.device, known, guidance=family.guidance
         )
-    latents = Latents(x0, prompts, seeds, batch[0].size_px)
-    told = {"prompt": [prompt.text for prompt in prompts]}
-    told |= {"negative_prompt": [prompt.negative for prompt in prompts]} if runs_null else {}
-    truncated = {name: family.truncated(texts) for name, texts in told.items()}
+    latents = Latents(x0, texts, seeds, batch[0].size_px)
+    read = {"prompt": [prompt.text for prompt in texts]}
+    read |= {"negative_prompt": [prompt.negative for prompt in texts]} if runs_null else {}
+    truncated = {name: family.truncated(sides) for name, sides in read.items()}
     for rows in _cut(len(batch), batch[0].size_px):
         for i, pixels in enumerate(family.decode(latents[rows]), rows.start):
-            if MASK in prompts[i].images and batch[i].keep_unmasked:
-                pixels = np.where(prompts[i].images[MASK], pixels, prompts[i].images[IMAGE])
+            if MASK in images[i] and batch[i].keep_unmasked:
+                pixels = np.where(images[i][MASK], pixels, images[i][IMAGE])
             cut = {name: found[i] for name, found in truncated.items() if i in found}
             yield GeneratedImage(batch[i], pixels, cut)
 
@@ -211,76 +206,79 @@ def _cut(count: int, size_px: tuple[int, int]) -> list[slice]:
     return [slice(first, first + at_once) for first in range(0, count, at_once)]
 
 
-def _shown(request: ImageRequest, control_px: tuple[int, int]) -> Prompt:
-    """The prompt with the pixels of its images; control images in this size."""
-    if not request.images:
-        return request.prompt
-    of_files = input_images.pixels(request.images, request.size_px, control_px)
-    return replace(request.prompt, images={**request.prompt.images, **of_files})
+def _pixels(parts: Components, request: ImageRequest, steering: Steering = AS_TRAINED) -> dict[str, np.ndarray]:
+    """All images of a request [H, W, C] uint8 by name: of its prompt, of its files, and computed of its photo."""
+    images = dict(request.prompt.images)
+    if request.images:
+        images |= input_images.pixels(request.images, request.size_px, parts.family.trained_px(request.size_px))
+    return controlnets.with_computed(parts, images, request.seed, steering.condition)
 
 
 def _known(
-    parts: Components, prompts: Sequence[Prompt], seeds: Sequence[int], strength: float, shape: tuple[int, ...]
+    parts: Components,
+    images: Sequence[Mapping[str, np.ndarray]],
+    seeds: Sequence[int],
+    strength: float,
+    shape: tuple[int, ...],
 ) -> Known:
     """The encoded images, and the cells of the latent in which any pixel is painted anew."""
-    height, width, _ = prompts[0].images[IMAGE].shape
+    height, width, _ = images[0][IMAGE].shape
     encoded = [
-        parts.family.encode_images(_stacked(prompts[rows], IMAGE).to(parts.device), seeds[rows])
-        for rows in _cut(len(prompts), (height, width))
+        parts.family.encode_images(_stacked(images[rows], IMAGE).to(parts.device), seeds[rows])
+        for rows in _cut(len(images), (height, width))
     ]
-    if MASK not in prompts[0].images:
+    if MASK not in images[0]:
         return Known(torch.cat(encoded), strength)
-    cells_B3HW = functional.adaptive_max_pool2d(_stacked(prompts, MASK).float(), shape[1:])
+    cells_B3HW = functional.adaptive_max_pool2d(_stacked(images, MASK).float(), shape[1:])
     return Known(torch.cat(encoded), strength, cells_B3HW[:, :1].to(parts.device) > 0)
 
 
-def _stacked(prompts: Sequence[Prompt], name: str) -> Tensor:
-    """The images of this name [B, 3, H, W] uint8."""
-    return torch.from_numpy(np.stack([prompt.images[name] for prompt in prompts])).permute(0, 3, 1, 2)
+def _stacked(images: Sequence[Mapping[str, np.ndarray]], name: str) -> Tensor:
+    """The images of this name [B, C, H, W] uint8."""
+    return torch.from_numpy(np.stack([of_one[name] for of_one in images])).permute(0, 3, 1, 2)
 
 
 def _conditioning(
-    parts: Components, batch: Sequence[ImageRequest], prompts: Sequence[Prompt], guided: bool
+    parts: Components, batch: Sequence[ImageRequest], images: Sequence[Mapping[str, np.ndarray]], runs_null: bool
 ) -> tuple[Cond, Cond | None]:
-    """Conditioning by the family and then by the adapters, as in training; where `guided`, also the unguided side.
-    `prompts` are those of the batch with pixels."""
+    """Conditioning by the family and then by the adapters, as in training; where it `runs_null`, also the unguided
+    side. `images` are those of each request."""
+    # What sampling starts from and what adapters read is no part of the prompt: the family refuses what it cannot read.
     started = set() if batch[0].strength is None else {IMAGE, MASK} - {*parts.family.prompt_images}
-    known = started | {*parts.attached.images}
-    told = [replace(prompt, images=_without(prompt.images, known)) for prompt in prompts]
-    cond, null = parts.family.encode_prompts(told, (3, *batch[0].size_px), guided)
-    read = _as_batch(parts, [replace(request, prompt=prompt) for request, prompt in zip(batch, prompts, strict=True)])
-    cond = parts.attached.condition(read, cond)
+    elsewhere = started | {*parts.attached.images}
+    prompts = [
+        replace(one.prompt, images={name: pixels for name, pixels in of_one.items() if name not in elsewhere})
+        for one, of_one in zip(batch, images, strict=True)
+    ]
+    cond, null = parts.family.encode_prompts(prompts, (3, *batch[0].size_px), runs_null)
+    inputs = _adapter_inputs(parts, batch, images)
+    cond = parts.attached.condition(inputs, cond)
     if null is not None:
-        null = parts.attached.condition(replace(read, texts=[prompt.negative for prompt in prompts]), null)
+        null = parts.attached.condition(replace(inputs, texts=[prompt.negative for prompt in prompts]), null)
     return cond, null
 
 
-def _without(found: Mapping[str, np.ndarray], names: Collection[str]) -> dict[str, np.ndarray]:
-    return {name: pixels for name, pixels in found.items() if name not in names}
-
-
-def _as_batch(parts: Components, requests: Sequence[ImageRequest]) -> Batch:
-    """Requests as the batch that adapters read: keys (seed, 0, 0), and images that all prompts have in one size."""
-    (height, width), count = requests[0].size_px, len(requests)
-    keys = np.array([(request.seed, 0, 0) for request in requests], dtype=np.int64)
-    shape = parts.family.generated.latent_shape((3, height, width))
-    images = {}
-    for name in frozenset.intersection(*(frozenset(request.prompt.images) for request in requests)):
-        of_name = [request.prompt.images[name] for request in requests]
-        if len({image.shape for image in of_name}) == 1:
-            images[name] = torch.from_numpy(np.stack(of_name)).permute(0, 3, 1, 2)
-    if missing := [name for name in parts.attached.images if name not in images]:
+def _adapter_inputs(
+    parts: Components, batch: Sequence[ImageRequest], images: Sequence[Mapping[str, np.ndarray]]
+) -> AdapterInputs:
+    """The part of requests that adapters read: their images, which all requests have in one size, the prompts, and
+    random numbers of the seeds, as keys (seed, 0, 0)."""
+    wanted = parts.attached.images
+    shapes = {name: {of_one[name].shape if name in of_one else None for of_one in images} for name in wanted}
+    if missing := [name for name in wanted if None in shapes[name] or len(shapes[name]) > 1]:
         raise UserError(
-            f"this model reads {', '.join(missing)} beside the prompt, and there is none here: give "
+            f"this model reads {', '.join(missing)} with the prompt, and there is none here: give "
             f"{missing[0]}=PICTURE to `daguerre generate` (docs/controlnet.md)",
             code="missing",
         )
-    sizes = np.tile(np.array([height, width, 0, 0, height, width], dtype=np.int32), (count, 1))
-    names, texts = [str(request.number) for request in requests], [request.prompt.text for request in requests]
+    keys = np.array([(request.seed, 0, 0) for request in batch], dtype=np.int64)
+    shape = parts.family.generated.latent_shape((3, *batch[0].size_px))
     draws = parts.attached.random_inputs(parts.seed, keys, shape)
-    batch = Batch(keys, images, texts, torch.ones(count), names, sizes, draws)
-    parts.attached.check(batch)
-    return batch.map(lambda tensor: tensor.to(parts.device))
+    texts = [request.prompt.text for request in batch]
+    inputs = AdapterInputs({name: _stacked(images, name) for name in wanted}, texts, draws)
+    parts.attached.check(inputs)
+    on_device = {name: rows.to(parts.device) for name, rows in inputs.images.items()}
+    return replace(inputs, images=on_device, draws={name: rows.to(parts.device) for name, rows in draws.items()})
 
 
 def generate_images(

@@ -32,7 +32,7 @@ class Guidance(ABC):
         """True if a scale guides: it changes the prediction."""
 
     def runs_null(self, scale: float) -> bool:
-        """True if an unguided side runs beside the prompt's at a scale, so that a negative prompt has an effect."""
+        """True if an unguided side runs with the prompt's at a scale, so that a negative prompt has an effect."""
         return self.acts(scale)
 
     @abstractmethod
