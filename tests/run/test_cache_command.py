@@ -85,6 +85,7 @@ CAUSES = [
     ("bytes", changed_image, (), (1, 0)),
     ("caption", lambda place: (place.folder / "images" / "03.txt").write_text("another image"), (), (0, 1)),
     ("weights", changed_weights, (), (IMAGES, 0)),
+    ("bfloat16 is of texts alone", None, ("cache.dtype=bfloat16",), (0, TEXTS)),
     ("layer", None, ("model.text_encoder_layer=-2",), (0, TEXTS)),
 ]
 MORE = [

@@ -21,7 +21,7 @@ def parts(bad, rows):
         return {name: found, "mean": torch.ones(count)}
 
     images = SimpleNamespace(encode=lambda pixels_BCHW: made(len(pixels_BCHW), "logvar"))
-    text = SimpleNamespace(tokens=list, features=lambda texts: made(len(texts), "features"))
+    text = SimpleNamespace(encoders=(), tokens=list, features=lambda texts: made(len(texts), "features"))
     return SimpleNamespace(
         device=torch.device("cpu"),
         family=SimpleNamespace(images=images, text=text),

@@ -11,9 +11,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from daguerre.build.parts import Components
+from daguerre.caching import encode
 from daguerre.config.config import Config
 from daguerre.data.cached.rows import Rows
+from daguerre.data.cached.settings import CacheSettings
 from daguerre.data.dataset import Dataset, Member
 from daguerre.data.loading.loader import without_chance
 from daguerre.data.plan.buckets import Bucket
@@ -169,7 +173,7 @@ def _why_not(config: Config, family: Family, codec: Any, what: str) -> str | Non
 def _half(name: str, codec: Cacheable, family: Family, config: Config, anew: bool) -> Half:
     told = {
         "code": CODE,
-        "dtype": config.cache.dtype,
+        "dtype": _dtype(name, codec, config.cache),
         "matmul_precision": config.training.matmul_precision,
         "frozen_precision": config.training.frozen_precision,
         "codec": type(codec).__name__,
@@ -177,6 +181,14 @@ def _half(name: str, codec: Cacheable, family: Family, config: Config, anew: boo
         "rules": codec.rules(),
     }
     return Half(name, sha256(json.dumps(told, sort_keys=True).encode()).hexdigest(), told)
+
+
+def _dtype(name: str, codec: Any, settings: CacheSettings) -> str:
+    """Type of what is kept, as a key has it: float16 is `auto` there, which was the only one beside float32."""
+    dtype = torch.float32 if settings.dtype == "float32" else torch.float16
+    if name == "texts":
+        dtype = encode.dtype_of_texts(settings, codec)
+    return "auto" if dtype == torch.float16 else str(dtype).removeprefix("torch.")
 
 
 class Wanted(NamedTuple):

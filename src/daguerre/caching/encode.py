@@ -1,16 +1,18 @@
 """Rows of a cache, made by the encoders of a family."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from daguerre.build.parts import Components
-from daguerre.data.cached.rows import Row
+from daguerre.data.cached.rows import BFLOAT16, Row
 from daguerre.data.cached.settings import CacheSettings
 from daguerre.errors import Code, UserError
+from daguerre.models.family import TextConditioner
 
+_MASK = "_mask"
 _SHOWN = 60
 """Letters of a caption that a message has."""
 
@@ -28,36 +30,59 @@ def encode_images(
     pixels_BCHW = torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2).to(parts.device)
     with parts.numerics.frozen(), torch.autocast(parts.device.type, enabled=False):
         moments = parts.family.images.encode(pixels_BCHW)
-    return _rows(moments, names, settings, lambda name: name == "logvar")
+    return _rows(moments, names, torch.float32 if settings.dtype == "float32" else torch.float16, {"logvar"})
 
 
 @torch.no_grad()
 def encode_texts(
     parts: Components, settings: CacheSettings, texts: Sequence[str], names: Sequence[str] = ()
 ) -> list[Row]:
-    """Features of texts, made the same way; a text is its own name. One that is read in several windows is encoded
-    alone, so that nothing pads it."""
-    assert parts.family.text is not None
+    """Features of texts, made the same way; a text is its own name. What only pads a batch is not kept: a text that is
+    read in several windows is encoded alone, and one that is filled up to the longest is cut."""
+    conditioner = parts.family.text
+    assert conditioner is not None
     with parts.numerics.frozen(), torch.autocast(parts.device.type, enabled=False):
-        features = parts.family.text.features(parts.family.text.tokens(texts))
-    if len(texts) > 1 and any(name.endswith("_mask") for name in features):
+        features = {**conditioner.features(conditioner.tokens(texts))}
+    readings = [encoder.reading for encoder in conditioner.encoders]
+    masks = {name.removesuffix(_MASK) for name in features if name.endswith(_MASK)}
+    if len(texts) > 1 and masks - {reading.text for reading in readings if not reading.long}:
         return [row for text in texts for row in encode_texts(parts, settings, [text])]
-    return _rows(features, [f"the caption {_shortened(text)!r}" for text in texts], settings, lambda name: True)
+    filled = masks & {reading.text for reading in readings if reading.padding == "longest"}
+    lengths = {name: features.pop(f"{name}{_MASK}").sum(1).tolist() for name in filled}
+    known = [f"the caption {_shortened(text)!r}" for text in texts]
+    made = _rows(features, known, dtype_of_texts(settings, conditioner), {*features})
+    return [
+        {name: array[: lengths[name][row]] if name in lengths else array for name, array in own.items()}
+        for row, own in enumerate(made)
+    ]
+
+
+def dtype_of_texts(settings: CacheSettings, conditioner: TextConditioner) -> torch.dtype:
+    """The type in which features of texts are kept."""
+    if settings.dtype == "auto":
+        return torch.bfloat16 if any(encoder.kind.wide for encoder in conditioner.encoders) else torch.float16
+    return torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
 
 
 def _rows(
-    tensors: Mapping[str, Tensor], names: Sequence[str], settings: CacheSettings, narrow: Callable[[str], bool]
+    tensors: Mapping[str, Tensor], names: Sequence[str], dtype: torch.dtype, narrow: Collection[str]
 ) -> list[Row]:
-    """Rows of tensors [B, ...], each of a sample of these names; in float16 those that are `narrow`."""
+    """Rows of tensors [B, ...], each of a sample of these names; those in `narrow` are kept in `dtype`."""
     kept = {}
     for name, tensor in tensors.items():
         _check_finite(tensor, names, f"gives {name} that is not finite: the encoder's weights are damaged")
-        if tensor.is_floating_point() and narrow(name) and settings.dtype == "auto":
-            tensor = tensor.half()
-            what = f"gives {name} with values above float16's limit: set cache.dtype=float32"
+        if tensor.is_floating_point() and name in narrow and tensor.dtype != dtype:
+            tensor = tensor.to(dtype)
+            what = f"gives {name} with values above float16's limit: set cache.dtype=float32, or bfloat16 for captions"
             _check_finite(tensor, names, what, code="conflict", setting="cache.dtype")
-        kept[name] = tensor.cpu().numpy()
+        kept[name] = _array(tensor.cpu())
     return [{name: array[row] for name, array in kept.items()} for row in range(len(names))]
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(BFLOAT16)
+    return tensor.numpy()
 
 
 def _check_finite(

@@ -277,14 +277,15 @@ class Filling:
 
 
 def possible(each: Iterable[Wanted], known: Known) -> list[str]:
-    """Every caption that those of these samples may have of which something is known, each once."""
+    """Every caption that those of these samples may have of which something is known, and the empty one, each once."""
     found: dict[str, None] = {}
     for one in each:
         fact = known.get((one.member, one.number))
         if fact is not None and not fact.broken:
             with suppress(Undecodable):
                 found |= dict.fromkeys(captions.possible(fact.texts, one.settings))
-    return [*found]
+    # The null caption is read by whatever guides, whether dropout of captions leaves some empty or not.
+    return [*(found | {"": None})]
 
 
 def ahead(pool: ThreadPoolExecutor, act: Callable[[Any], Any], given: Iterable[Any]) -> Iterator[Any]:

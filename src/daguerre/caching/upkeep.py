@@ -97,7 +97,7 @@ def _compare(held: Rows, key: bytes, made: rows.Row, name: str, found: Verified)
         found.wrong.append(f"{name}: has other features than are encoded now")
         return
     found.equal += all(np.array_equal(row[feature], made[feature]) for feature in row)
-    for kept, now in ((row[each].astype(np.float64), made[each].astype(np.float64)) for each in row):
+    for kept, now in ((rows.numbers(row[each]), rows.numbers(made[each])) for each in row):
         off = float(np.abs(kept - now).max() / max(float(np.sqrt(np.square(now).mean())), 1e-12))
         found.largest = max(found.largest, off)
         if off > TOLERANCE:

@@ -59,7 +59,11 @@ class TextConditioning:
         return {one.name: one.facts for one in self.encoders}
 
     def tokens(self, texts: Sequence[str]) -> Cond:
-        """`empty` [B] bool, and of each encoder NAME_ids [B, K, T] and NAME_counts [B, K]; on the CPU."""
+        """`empty` [B] bool, and of each encoder NAME_ids [B, K, T] and NAME_counts [B, K]; on the CPU.
+
+        NAME_ragged [B] is there where texts of several lengths are filled up. It is its presence that counts: lengths
+        on a device would be waited for.
+        """
         read = {one.name: one.tokens([text or self.null for text in texts]) for one in self.encoders}
         n_windows = max(tokens.ids_BKT.shape[1] for tokens in read.values())
         cond = {"empty": torch.tensor([text == "" for text in texts], device="cpu")}
@@ -67,6 +71,8 @@ class TextConditioning:
             more = n_windows - tokens.ids_BKT.shape[1]
             cond[f"{name}_ids"] = torch.cat([tokens.ids_BKT, tokens.ids_BKT[:, -1:].expand(-1, more, -1)], 1)
             cond[f"{name}_counts"] = pad(tokens.counts_BK, (0, more), value=-1)
+            if tokens.ragged:
+                cond[f"{name}_ragged"] = torch.ones(len(texts), dtype=torch.bool, device="cpu")
         return cond
 
     def features(self, tokens: Cond, trained: Collection[str] = ()) -> Cond:
@@ -103,7 +109,8 @@ class TextConditioning:
         }
 
     def _read(self, encoder: TextEncoder, tokens: Cond, trained: Collection[str]) -> Features:
-        given = Tokens(tokens[f"{encoder.name}_ids"], tokens[f"{encoder.name}_counts"])
+        ids_BKT, counts_BK = tokens[f"{encoder.name}_ids"], tokens[f"{encoder.name}_counts"]
+        given = Tokens(ids_BKT, counts_BK, f"{encoder.name}_ragged" in tokens)
         with ExitStack() as stack:
             if encoder.name not in trained:
                 stack.enter_context(torch.no_grad())

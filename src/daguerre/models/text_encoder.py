@@ -117,8 +117,8 @@ class TextEncoder:
         """Features of tokens on the encoder's device, as diffusers' pipelines take them."""
         reading, (n_texts, n_windows, n_tokens) = self.reading, tokens.ids_BKT.shape
         is_text_BKT = self._is_text(tokens) if reading.masked or reading.text_mask else None
-        # Nothing pads a text that is alone: without a mask its attention has more kernels to choose from.
-        if reading.padding == "longest" and n_texts == 1:
+        # Where nothing is padding there is no mask: without one, attention has more kernels to choose from.
+        if reading.padding == "longest" and not tokens.ragged:
             is_text_BKT = None
         mask = is_text_BKT.flatten(0, 1).long() if is_text_BKT is not None and reading.masked else None
         hidden, pooled = self.kind.read(self.encoder, tokens.ids_BKT.flatten(0, 1), mask, reading)

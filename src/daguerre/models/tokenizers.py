@@ -59,6 +59,8 @@ class Tokens(NamedTuple):
     """int64, special tokens and padding included."""
     counts_BK: Tensor
     """int64: tokens of the text in each window; a window that only pads the batch has -1."""
+    ragged: bool = False
+    """Whether texts of several lengths are filled up to the longest."""
 
 
 def stateless(tokenizer: Any) -> Any:
@@ -102,7 +104,7 @@ def windows(
             ids[row, k, : len(window)] = window
             if part or k == 0:
                 counts[row, k] = len(part)
-    return Tokens(torch.from_numpy(ids), torch.from_numpy(counts))
+    return Tokens(torch.from_numpy(ids), torch.from_numpy(counts), longest and len({*counts[:, 0].tolist()}) > 1)
 
 
 def truncated(tokenizer: Any, texts: Sequence[str], length: int | None = None) -> dict[int, str]:

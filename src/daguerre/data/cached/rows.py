@@ -29,6 +29,9 @@ _OPEN_SECONDS = 60.0
 _LENGTH_BYTES = 8
 _READ_BYTES = 1 << 25
 
+BFLOAT16 = np.dtype("V2")
+"""Stands for bfloat16, which numpy does not have: two bytes that it does not look into."""
+
 Row = Mapping[str, np.ndarray]
 """Features by name, without a leading dim."""
 
@@ -60,6 +63,13 @@ class Lost(Undecodable):
 
     def __init__(self) -> None:
         super().__init__(LOST)
+
+
+def numbers(array: np.ndarray) -> np.ndarray:
+    """The values of a feature as float64."""
+    if array.dtype == BFLOAT16:  # the upper half of a float32
+        array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float64)
 
 
 def key(*parts: bytes) -> bytes:

@@ -22,8 +22,9 @@ class CacheSettings(Settings):
     """Cache what the autoencoder makes of images. Default: if it can be cached; true: refuse the run if it cannot."""
     texts: bool | None = Field(None, json_schema_extra=FREE)
     """Cache what text encoders make of captions. Default: if it can be cached; true: refuse the run if it cannot."""
-    dtype: Literal["auto", "float32"] = Field("auto", json_schema_extra=FREE)
-    """Types of what is kept. auto: means of latents in float32, their log variances and texts in float16; float32: all
+    dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", json_schema_extra=FREE)
+    """Types of what is kept. auto: means of latents in float32, their log variances and texts in float16, but texts of
+    language models, whose hidden states can be too large for it, in bfloat16; bfloat16: all texts in it; float32: all
     as the encoders make it."""
     batch_size: int = Field(1, ge=1, json_schema_extra=FREE)
     """Images or captions that are encoded together. With 1 a row depends on its own image or caption alone, to the

@@ -14,6 +14,7 @@ from daguerre.conditions.condition import Images
 from daguerre.data import captions
 from daguerre.data.alternatives import SEVERAL_LINES
 from daguerre.data.cached import rows
+from daguerre.data.cached.rows import BFLOAT16
 from daguerre.data.dataset import Member, ReadRequest, number_of
 from daguerre.data.images import decode
 from daguerre.data.images.decode import Frame
@@ -106,7 +107,7 @@ class Collator:
                 own[row] = frames[name].sizes
             for name, value in numbers.items():
                 columns[name][row] = value
-        cached = {name: torch.from_numpy(array) for name, array in stacked(features, lacking).items()}
+        cached = {name: _tensor(array) for name, array in stacked(features, lacking).items()}
         valid, weights_B = valid_B(size, failures), self.weights_B(reads)
         batch = Batch(reads.keys, tensors, texts, valid, names, sizes, {}, weights_B, cached, sizes_of)
         batch = replace(batch, columns={name: torch.from_numpy(own) for name, own in columns.items()})
@@ -173,21 +174,32 @@ class Collator:
 
 def stacked(rows: Sequence[Mapping[str, np.ndarray]], absent: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The features of all samples [B, ...] by name, 0 for a sample without any; `absent` has one of each name. Shorter
-    ones are padded with 0 along their first dim, which a mask NAME_mask then says of each NAME."""
+    ones are padded with 0 along their first dim, which a mask NAME_mask then says of each NAME, as a text encoder says
+    it that fills texts up to the longest of a batch."""
     found: dict[str, np.ndarray] = {}
     held = [own for own in rows if own] or [absent]
-    for name in {name: None for own in held for name in own}:
-        there = [own[name] for own in held if name in own]
+    names = list({name: None for own in held for name in own})
+    ragged = [name for name in names if len({own[name].shape[:1] for own in held if name in own}) > 1]
+    for name in dict.fromkeys([*names, *(f"{name}{_MASK}" for name in ragged if not name.endswith(_MASK))]):
+        masked = name.removesuffix(_MASK)
+        there = [own[name] for own in held if name in own] or [np.ones(len(own[masked]), bool) for own in held]
         longest = max(there, key=lambda one: one.shape[:1])
         found[name] = np.zeros((len(rows), *longest.shape), longest.dtype)
-        masked = name.removesuffix(_MASK)
         for row, own in enumerate(rows):
             if name in own:
                 place = found[name][row]
                 place[tuple(map(slice, own[name].shape[:1]))] = own[name]
             elif masked in own:
                 found[name][row, : len(own[masked])] = True
+            elif masked != name:  # zeros of a sample without any: attention to nothing is not a number
+                found[name][row] = True
     return found
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def _read(features: Features, frame: Frame, text: str) -> Mapping[str, np.ndarray]:

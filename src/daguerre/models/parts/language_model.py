@@ -34,6 +34,7 @@ class LanguageModel(TextNetwork):
     name = "language_model"
     called = "language model"
     model_types = tuple(_CLASSES)
+    wide = True
 
     def width(self, config: Any) -> int:
         return int(config.get_text_config().hidden_size)

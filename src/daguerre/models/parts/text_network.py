@@ -26,6 +26,8 @@ class TextNetwork(ABC):
     """As messages have it."""
     model_types: ClassVar[tuple[str, ...]]
     """By which configs name it."""
+    wide: ClassVar[bool] = False
+    """Whether hidden states exceed the range of float16, so that caches keep them in bfloat16."""
     chosen: ClassVar[bool] = False
     """Whether settings may choose another hidden state than the family's, and windows for long prompts."""
     facts: ClassVar[Facts] = Facts()
