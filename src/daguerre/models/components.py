@@ -19,8 +19,9 @@ from daguerre.errors import UserError
 from daguerre.models import encoders
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.single_file import load as single_file_load
-from daguerre.models.weights import files, load, resolve
+from daguerre.models.weights import files, load, original_files, resolve
 from daguerre.models.weights.files import read_json, weight_files
+from daguerre.models.weights.original_names import NameTable
 from daguerre.models.weights.resolve import Options
 
 
@@ -89,12 +90,15 @@ class ComponentLoader:
         at_base = value is None or isinstance(value, dict) or _is_file(value)
         return read_json((self.base / name if at_base else self.folder(name, self._needed(name))) / "config.json")
 
-    def network(self, name: str, kind: Any, decided: Mapping[str, Any] | None = None) -> Any:
+    def network(
+        self, name: str, kind: Any, decided: Mapping[str, Any] | None = None, names: NameTable | None = None
+    ) -> Any:
         """The network `name`, of class `kind`, in float32 on the CPU; on the meta device where it is left out.
 
         `decided` are numbers that other networks decide; a network of given numbers takes them unless it says else.
+        `names` are those of its authors' files; None: the layouts of Stable Diffusion's single files.
         """
-        return self.made(name, partial(self._network, name, kind, decided))
+        return self.made(name, partial(self._network, name, kind, decided, names))
 
     def made(self, name: str, make: Callable[[], Any]) -> Any:
         """`make()`, the network `name`; on the meta device where it is left out."""
@@ -106,7 +110,7 @@ class ComponentLoader:
         with torch.device("meta"):
             return make()
 
-    def _network(self, name: str, kind: Any, decided: Mapping[str, Any] | None) -> Any:
+    def _network(self, name: str, kind: Any, decided: Mapping[str, Any] | None, names: NameTable | None) -> Any:
         value = getattr(self.settings, name)
         if isinstance(value, dict):
             _check_known(name, kind, value)
@@ -120,6 +124,10 @@ class ComponentLoader:
         net = self._random(name, kind, load.config(kind, self.base / name))
         path = self.file(name)
         options = self.elsewhere
+        if names is not None:
+            shapes = {own: tuple(value.shape) for own, value in net.state_dict().items()}
+            load.fill(net, original_files.read(path, names, shapes, options.ignored), path)
+            return net
         found = single_file_load.network_tensors(path, name, net.state_dict(), options.pickled, options.ignored)
         load.fill(net, found, path)
         return net

@@ -39,6 +39,8 @@ class VAE:
     saved with it: its config is."""
     sample_posterior: bool
     """Draw each latent from its posterior; else take the posterior's mean."""
+    patch: int = 1
+    """Side in latent pixels of a token of the denoiser: sides of latents are multiples of it."""
 
     @property
     def kind(self) -> LatentNetwork:
@@ -63,7 +65,7 @@ class VAE:
         return {}
 
     def latent_shape(self, pixel_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return latent_shape(self.net, pixel_shape)
+        return latent_shape(self.net, pixel_shape, self.patch)
 
     def random_inputs(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
         """`posterior` as `posterior_noise` has it; {} where the posterior's mean is taken."""
@@ -99,13 +101,15 @@ def factor(net: Any) -> int:
     return _KINDS[type(net).__name__].factor(net)
 
 
-def latent_shape(net: Any, pixel_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """(C, h, w) of the latent of an image (3, H, W). UserError if the sides do not divide."""
+def latent_shape(net: Any, pixel_shape: tuple[int, ...], patch: int = 1) -> tuple[int, int, int]:
+    """(C, h, w) of the latent of an image (3, H, W). UserError if the sides do not divide, with `patch` latent pixels
+    to a side of the denoiser's tokens."""
     (_, height, width), by = pixel_shape, factor(net)
-    if height % by or width % by:
+    if height % (by * patch) or width % (by * patch):
+        whose = "autoencoder" if patch == 1 else "model"
         raise UserError(
-            f"images of {height}x{width} px do not fit this autoencoder, which needs sides that are multiples of "
-            f"{by}; set data.resolution to a multiple of {by} (for generating: height and width)",
+            f"images of {height}x{width} px do not fit this {whose}, which needs sides that are multiples of "
+            f"{by * patch}; set data.resolution to a multiple of {by * patch} (for generating: height and width)",
             setting="data.resolution",
         )
     return _KINDS[type(net).__name__].channels(net), height // by, width // by
@@ -116,9 +120,9 @@ def posterior_noise(net: Any, seed: int, keys: np.ndarray, pixel_shape: tuple[in
     return {"posterior": torch.from_numpy(keyed.batch_normals(seed, "vae", keys, latent_shape(net, pixel_shape)))}
 
 
-def load(components: ComponentLoader, library: str = KL.library.__name__) -> VAE:
+def load(components: ComponentLoader, library: str = KL.library.__name__, patch: int = 1) -> VAE:
     """The autoencoder of these components, frozen, with the scaling that the settings give in place of its own.
-    `library` is the class of diffusers that the family uses."""
+    `library` is the class of diffusers that the family uses, `patch` the side of its denoiser's tokens."""
     settings: Any = components.settings  # LatentSettings, or ScaledSettings
     kind = _KINDS[library]
     if isinstance(settings.vae, str) and (named := components.config("vae").get("_class_name", library)) != library:
@@ -134,7 +138,7 @@ def load(components: ComponentLoader, library: str = KL.library.__name__) -> VAE
     net.register_to_config(**{name: value for name, value in given.items() if value is not None})
     if (statistics := _statistics(net)) is not None:
         set_statistics(net, *statistics)
-    return VAE(net, settings.sample_posterior)
+    return VAE(net, settings.sample_posterior, patch)
 
 
 def _statistics(net: Any) -> tuple[Tensor, Tensor] | None:

@@ -1,0 +1,58 @@
+"""Files of one network in its authors' layout: read and written with the names of its library."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from daguerre.checkpoint.atomic import make_folder, write_atomically
+from daguerre.checkpoint.safetensors import encode
+from daguerre.models.weights import beside, files
+from daguerre.models.weights.original_names import PREFIXES, NameTable, Shape, packed, unpacked
+
+
+def read(path: Path, names: NameTable, shapes: Mapping[str, Shape], ignored: Sequence[str] = ()) -> dict[str, Tensor]:
+    """The weights of a network in its library's names, from a file in those or in its authors' names.
+
+    Weights of 8-bit floats are multiplied by their scales. What the file lacks is left out, so that `weights.load.fill`
+    names it; other networks in the file stay unread.
+
+    Args:
+        shapes: those of the network's tensors.
+        ignored: patterns of tensors that are left out.
+
+    Raises:
+        UserError: for a file that cannot be read, and for tensors that change what the weights mean.
+    """
+    with files.opened(path) as file:
+        held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata() or {}
+    kept, _ = beside.without(held, ignored)
+    tensors = beside.multiplied(kept, metadata)
+    if shapes.keys() <= tensors.keys():
+        beside.check(path, tensors, {*shapes}, [name for name in tensors if name not in shapes])
+        return {name: tensors[name] for name in shapes}
+    links = names.links(shapes)
+    # A name without a prefix is also in files with one, so the prefix with the most names is the file's.
+    prefix = max(PREFIXES, key=lambda start: sum(start + link.original in tensors for link in links))
+    used = {prefix + link.original: link for link in links if prefix + link.original in tensors}
+    rest = [name for name in tensors if name.startswith(prefix) and name not in used]
+    beside.check(path, tensors, {*used}, rest, [prefix])
+    parts = (unpacked(link, tensors[name], shapes) for name, link in used.items())
+    return {name: part for each in parts for name, part in each.items()}
+
+
+def write(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    names: NameTable,
+    dtype: torch.dtype | None = None,
+    prefix: str = "",
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Writes a network's weights in its authors' layout; `dtype` None keeps every dtype, `prefix` is what comes before
+    each name (`model.diffusion_model.` in files for ComfyUI)."""
+    made = {prefix + link.original: packed(link, tensors, dtype) for link in names.links(tensors)}
+    make_folder(path.parent)
+    write_atomically(path, encode(made, metadata))
