@@ -121,10 +121,11 @@ def describe_cut_captions(family: Family, dataset: Dataset) -> list[str]:
     if not (cut := family.truncated(captions)):
         return []
     first = next(iter(cut))
+    in_windows = hasattr(family.pretrained and family.pretrained.settings, "long_prompts")
+    way = "Shorten them" + (", or read them in several windows (model.long_prompts=true)" if in_windows else "")
     return [
         f"{len(cut):,} of the first {len(captions):,} captions are not read to their end, such as one that is "
-        f"{cut[first]}: {captions[first][:_LETTERS]!r} ... Shorten them, or read them in several windows "
-        "(model.long_prompts=true)"
+        f"{cut[first]}: {captions[first][:_LETTERS]!r} ... {way}"
     ]
 
 

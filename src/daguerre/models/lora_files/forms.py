@@ -56,7 +56,13 @@ def compare(path: Path, networks: Networks, additions: Additions) -> None:
     """Reads a file or folder. RuntimeError if what is applied of it is not what these additions are."""
     found = read(path, networks)
     given = {(component, each.name): each for component, own in additions.items() for each in own}
-    there = {(component, each.name): each for component, own in found.items() for each in own}
+    # A fused projection is read as additions to all of its parts, also to those that were given none.
+    there = {
+        (component, each.name): each
+        for component, own in found.items()
+        for each in own
+        if (component, each.name) in given or each.factors[each.strong].any()
+    }
     wrong = [place for place in given.keys() | there.keys() if place not in there or place not in given]
     if wrong or (wrong := [place for place, each in given.items() if not each.agrees(there[place])]):
         raise RuntimeError(f"{path.name} does not hold {'.'.join(wrong[0])} with the strength that it has")
