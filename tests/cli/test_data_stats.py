@@ -162,3 +162,13 @@ def test_a_long_caption_is_cut_on_the_page(place):
     (folder / "000.txt").write_text("cat " * 100_000)
     assert stats("images", "data.resolution=32") == 0
     assert Path("data-stats.html").stat().st_size < 100_000
+
+
+def test_captions_of_several_lines_are_counted(place, capsys):
+    folder = data_sets.folder(place / "images", 3)
+    (folder / "000.txt").write_text("a cat\na pet")
+    assert stats("images", "data.resolution=32") == 0
+    assert re.search(r"noted:\n +1  caption of several lines: joined .* read\): 000", capsys.readouterr().out)
+    assert "trained on all the same" in words("data-stats.html")
+    assert stats("images", "data.resolution=32", "data.captions.lines=drawn") == 0
+    assert "several lines" not in capsys.readouterr().out

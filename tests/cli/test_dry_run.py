@@ -192,5 +192,20 @@ def test_captions_that_are_cut_are_told_before_the_start(tmp_path, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "1 of the first 2 captions are not read to their end, such as one that is cut to 32 tokens" in said
     assert "model.long_prompts=true" in said
+    assert "several lines" not in said
+    assert "how well the frozen autoencoder makes some of these images again" in said
     assert main.run([*given, "model.long_prompts=true"]) == errors.DONE
     assert "not read to their end" not in " ".join(capsys.readouterr().out.split())
+
+
+def test_captions_of_several_lines_are_named_before_the_start(tmp_path, capsys):
+    for i, caption in enumerate(["a red circle", "a red circle\na disc"]):
+        Image.new("RGB", (64, 64)).save(tmp_path / f"{i}.png")
+        (tmp_path / f"{i}.txt").write_text(caption)
+    given = ["train", "quickstart", "--dry-run", "data.source=folder", f"data.path={tmp_path}", "run_name=lines"]
+    given += [f"output_dir={tmp_path / 'runs'}", "data.held_out_fraction=0", "training.global_batch_size=2"]
+    assert main.run(given) == errors.DONE
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 of the first 2 samples have a caption of several lines: joined" in said
+    assert main.run([*given, "data.captions.lines=first"]) == errors.DONE
+    assert "several lines" not in capsys.readouterr().out

@@ -285,6 +285,35 @@ def test_runs_are_compared_on_equal_numbers_alone(setup, whole, tmp_path, capsys
         compare.run(str(folder), str(fewer))
 
 
+def test_folders_of_images_are_compared_by_their_newest_results(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for folder, shift in (("a [1]", 9), ("b", 30), ("originals", 0)):
+        Path(folder).mkdir()
+        for i in range(2):
+            ramp = np.arange(24 * 20 * 3).reshape(24, 20, 3) * (i + 3) % 200 + shift
+            Image.fromarray(ramp.astype(np.uint8)).save(f"{folder}/{i}.png")
+    command = ["metrics=[psnr]", "against=originals"]
+    assert main.run(["evaluate", "a [1]", "b"]) != errors.DONE
+    assert "no evaluation yet" in capsys.readouterr().err
+    assert main.run(["evaluate", "b", *command]) == errors.DONE
+    for i in range(2):
+        (Path("b") / f"{i}.png").write_bytes((Path("originals") / f"{1 - i}.png").read_bytes())
+    for path in Path("runs/evaluations").glob("*/result.json"):  # measured in another second
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"time": "2020-01-01T00:00:00+00:00"}))
+    assert main.run(["evaluate", "a [1]/", *command]) == errors.DONE
+    assert main.run(["evaluate", str(tmp_path / "b"), *command]) == errors.DONE
+    newest = json.loads(results_of("b")[-1].read_text())["tables"]["psnr"]["rows"][0]
+    capsys.readouterr()
+    assert main.run(["evaluate", "a [1]", "b"]) == errors.DONE
+    assert f"B {newest['value']:.6g}," in capsys.readouterr().out
+
+
+def results_of(folder: str) -> list[Path]:
+    """The results of a folder of images, the oldest first."""
+    found = Path("runs/evaluations").glob(f"{folder}-*/result.json")
+    return sorted(found, key=lambda path: json.loads(path.read_text())["time"])
+
+
 def test_pairs_of_folders(tmp_path, capsys):
     pictures = {}
     for folder, shift in (("a", 0), ("b", 9)):

@@ -279,6 +279,7 @@ def test_shards_of_images_that_start_from_others(run, photos, tmp_path):
         ((515, 300), None, None, (512, 296)),
         ((4, 5), None, None, (8, 8)),
         ((1500, 3000), None, None, (720, 1448)),  # 4 times 512 x 512
+        ((1500, 3001), None, None, (720, 1448)),
         ((1024, 1024), None, None, (1024, 1024)),
         ((600, 400), 300, None, (300, 200)),
         ((600, 400), None, 300, (448, 300)),
@@ -286,6 +287,17 @@ def test_shards_of_images_that_start_from_others(run, photos, tmp_path):
 )
 def test_sizes_follow_the_image(own, height, width, expected):
     assert images.fitting(own, height, width, 4 * 512 * 512) == expected
+
+
+def test_a_small_model_keeps_the_shape_of_a_large_image():
+    """Of the sizes that have no more pixels than the model's own, the nearest in shape."""
+    assert images.fitting((300, 400), None, None, 64 * 64) == (56, 72)
+    for own in ((300, 401), (4000, 900), (77, 78), (65, 64)):
+        height, width = images.fitting(own, None, None, 64 * 64)
+        sizes = [(h, w) for h in range(8, 700, 8) for w in range(8, 700, 8) if 0.75 * 4096 < h * w <= 4096]
+        nearest = min(abs(np.log(h * own[1] / (w * own[0]))) for h, w in sizes)
+        assert height * width <= 64 * 64
+        assert abs(np.log(height * own[1] / (width * own[0]))) <= max(nearest, 0.09), own
 
 
 def test_pixels_are_upright_without_transparency_and_cover_the_size(tmp_path):

@@ -2,14 +2,17 @@
 
 A job is {"recipe": NAME, "overrides": [...]}. The project's own loop trains networks of the recipe's numbers, as
 `daguerre train` would on an H100: it encodes a batch, computes the loss and its gradients, clips, moves weights,
-moments and averages. A result is of the second update, as the first one makes what later ones find: `kernels` (how many
-of each operator are launched), `waits` (what the host waits for), `adamw` (how many parameters are AdamW's), `one_pass`
-(how many of them the one-launch kernel moves) and `misplaced` (tensors of the optimizer that lie in memory otherwise
-than their parameter, as they are made and as a checkpoint gives them back).
+moments and averages; and it validates the batch. A result is of the second update, as the first one makes what later
+ones find: `kernels` (how many of each operator are launched), `waits` and `validation_waits` (what the host waits for),
+`adamw` (how many parameters are AdamW's), `one_pass` (how many of them the one-launch kernel moves) and `misplaced`
+(tensors of the optimizer that lie in memory otherwise than their parameter, as they are made and as a checkpoint gives
+them back).
 """
 
 import json
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +30,14 @@ PINNED = fake_cuda.pretend()
 from daguerre.bench import inputs  # noqa: E402
 from daguerre.build import parts as build  # noqa: E402
 from daguerre.build.batch_sizes import batch_sizes  # noqa: E402
+from daguerre.build.parts import Components  # noqa: E402
 from daguerre.config import config as configs  # noqa: E402
 from daguerre.data.loading import loader  # noqa: E402
 from daguerre.kernels import attention, available  # noqa: E402
 from daguerre.training import device as devices  # noqa: E402
 from daguerre.training import loop  # noqa: E402
 from daguerre.training.state import TrainState  # noqa: E402
+from daguerre.types import Batch  # noqa: E402
 
 
 class OnePass:
@@ -88,12 +93,20 @@ def misplaced(state: TrainState) -> list[str]:
     ]
 
 
+class Parts(Components):
+    """The same, with the draws of a batch that was made outside of what computes nothing."""
+
+    def draws(self, batch: Batch, quantile: float | None = None) -> Mapping[str, Tensor]:
+        return batch.draws
+
+
 def update(recipe: str, overrides: list[str]) -> dict[str, Any]:
     """The result of one job."""
     config = configs.load(recipe, overrides).config
     parts = build.outline(config)
     sizes, shape = batch_sizes(config), inputs.image_shape(config)
     host = [inputs.random_batch(parts, sizes.micro, shape, first=i * sizes.micro) for i in range(sizes.accumulation)]
+    unsent = replace(host[0], draws={name: rows.clone() for name, rows in host[0].draws.items()})
     host = [loader.pinned(batch) for batch in host]
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     seen = watching.Watch(fake, PINNED)
@@ -120,10 +133,16 @@ def update(recipe: str, overrides: list[str]) -> dict[str, Any]:
         wrong = misplaced(state)
         state.optimizer.load({name: t.contiguous() for name, t in state.optimizer.tensors().items()})
         wrong += misplaced(state)
+        seen.forget()
+        with torch.no_grad():
+            for _ in Parts(**vars(parts)).losses_at(unsent, [0.5]):
+                pass
+        validation_waits = dict(seen.waits)
     return {
         "recipe": recipe,
         "kernels": kernels,
         "waits": waits,
+        "validation_waits": validation_waits,
         "adamw": sum(p.numel() for part in state.optimizer.parts if part.one_pass for p in part.parameters),
         "one_pass": ONE_PASS.moved,
         "misplaced": wrong,

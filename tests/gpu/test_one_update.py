@@ -87,6 +87,7 @@ def updates(library, folder, names):
 def check(name, result):
     assert "error" not in result, result["error"]
     assert result["waits"] == {}, "the host waits for the device"
+    assert result["validation_waits"] == {}, "the host waits for the device while it validates"
     assert result["misplaced"] == [], "fused kernels walk weights and moments as they lie in memory"
     assert result["one_pass"] == result["adamw"], "every parameter of AdamW is moved by the kernel of one launch"
     launches = sum(result["kernels"].values())

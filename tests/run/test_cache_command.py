@@ -164,7 +164,9 @@ def test_verify_finds_an_edit_that_the_system_hides_and_again_mends_it(place, ca
     in_place(path, painted("blue"))
     assert made(place, capsys) == (0, 0)
     assert main.run(command(place, f"rows={IMAGES}", verb="verify")) == errors.FAILED
-    assert "05.png: changed, but neither its size" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "05.png: changed, but neither its size" in said
+    assert "again=true" in said
     assert made(place, capsys, "again=true") == (1, 0)
     assert main.run(command(place, f"rows={IMAGES}", verb="verify")) == 0
     said = capsys.readouterr().out

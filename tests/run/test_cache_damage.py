@@ -83,6 +83,8 @@ def test_every_verb_tells_the_truth(place, cache, capsys):
     assert main.run(command(place, cache, "verify")) == errors.FAILED
     said = capsys.readouterr().out
     assert f"{IMAGES} damaged rows" in said
+    assert "encoded again by: daguerre cache RECIPE ...\n" in said
+    assert "again=true" not in said  # every image would be read, and none need be
     assert main.run(command(place, cache)) == errors.DONE
     said = capsys.readouterr().out
     assert f"damaged rows of images: {IMAGES}; those that this recipe reads are encoded again" in said

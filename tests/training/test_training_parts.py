@@ -9,7 +9,7 @@ from daguerre.training import state
 from daguerre.training.device import choose_device
 from daguerre.training.meters import Meter
 from daguerre.training.settings import EMASettings
-from daguerre.training.validation import validation_losses
+from daguerre.training.validation import one_behind, validation_losses
 from daguerre.types import LossTerms
 
 
@@ -53,15 +53,24 @@ def test_meter_means_over_samples_and_by_quartile():
 
 
 def test_validation_means_over_valid_samples_at_each_level(toy):
-    def loss_at(batch, quantile):
-        return LossTerms(torch.arange(4.0) + 10 * quantile, torch.full((4,), quantile))
+    def losses_at(batch, quantiles):
+        for quantile in quantiles:
+            yield LossTerms(torch.arange(4.0) + 10 * quantile, torch.full((4,), quantile))
 
     batches = [toy.batch(0), toy.batch(1, valid=[1, 0, 0, 0])]
-    values = validation_losses(batches, loss_at, 2)
+    values = validation_losses(batches, losses_at, 2)
     assert values == pytest.approx(
         {"validation/loss_level_0": 6 / 5 + 2.5, "validation/loss_level_1": 6 / 5 + 7.5, "validation/loss": 6.2}
     )
-    assert validation_losses([], loss_at, 2) == {}
+    assert validation_losses([], losses_at, 2) == {}
+
+
+def test_what_is_read_is_one_behind_what_is_made():
+    said = []
+    made = (said.append(f"made {i}") or i for i in range(3))
+    for item in one_behind(made):
+        said.append(f"read {item}")
+    assert said == ["made 0", "made 1", "read 0", "made 2", "read 1", "read 2"]
 
 
 def test_weights_that_do_not_fit_are_refused_by_name(toy):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -88,6 +88,16 @@ class Components:
                 of_image = batch if name == IMAGE else batch.of(name)
                 clean[name], conditions[name] = x0, self.attached.condition(of_image.adapter_inputs, cond)
         return Example(clean, conditions, self.objective.drawn.of(batch.draws), batch.columns)
+
+    def losses_at(self, batch: Batch, quantiles: Iterable[float]) -> Iterator[LossTerms]:
+        """The loss terms of a batch of the host at quantiles in [0, 1] of the objective's law of times, by `net` as it
+        is. Like an update, this never waits for the device: `training.validation.one_behind` says how to read them."""
+        sent = devices.on(self.device, batch)
+        for quantile in quantiles:
+            # Drawn on the host, where the images still are; what was sent before stays where it is.
+            drawn = devices.on(self.device, replace(sent, draws=self.draws(batch, quantile)))
+            with self.autocast():
+                yield self.loss(self.net, drawn)
 
     def draws(self, batch: Batch, quantile: float | None = None) -> Mapping[str, Tensor]:
         """All that the loss needs of a batch beside its samples: random numbers by its keys, tokens of its captions and

@@ -16,6 +16,7 @@ from daguerre.data.cached.rows import Lost, Rows, Writer
 from daguerre.data.cached.source import image_digest, text_key
 from daguerre.data.images import decode
 from daguerre.data.images.headers import Undecodable
+from daguerre.formatting import counted
 from daguerre.models import encoders
 from daguerre.storage import io as storage_io
 from daguerre.storage.location import Location
@@ -24,6 +25,11 @@ from daguerre.types import IMAGE
 TOLERANCE = 0.01
 """Largest difference of a row from what is encoded again, as a share of its root mean square: rounding of other devices
 and of float16 is below a tenth of it."""
+
+
+ENCODE = "encoded again by: daguerre cache RECIPE ..."
+READ = "found, and encoded again, by: daguerre cache RECIPE ... again=true"
+ELSEWHERE = "kept, as the rows are as they were written: encode all of it here by another cache.path=FOLDER"
 
 
 @dataclass
@@ -35,7 +41,12 @@ class Verified:
     """Of them, to the bit."""
     largest: float = 0.0
     """Largest difference, as a share of the root mean square."""
-    wrong: list[str] = field(default_factory=list)
+    wrong: dict[str, list[str]] = field(default_factory=dict)
+    """Faults by what mends them, one of the constants above."""
+
+    def add(self, remedy: str, fault: str) -> None:
+        """Notes a fault."""
+        self.wrong.setdefault(remedy, []).append(fault)
 
 
 def verify(filling: Filling, each: Sequence[Wanted], known: Known, count: int, seed: int) -> Verified:
@@ -44,13 +55,14 @@ def verify(filling: Filling, each: Sequence[Wanted], known: Known, count: int, s
     for name, half in cache.halves.items():
         for component, known_as in half.told["networks"].items():
             if encoders.identity(filling.parts.family, component, anew=True) != known_as:
-                found.wrong.append(f"{component}: its files changed, but neither their sizes nor times of change did")
+                found.add(READ, f"{component}: its files changed, but neither their sizes nor times of change did")
         held = cache.rows(name)
-        found.wrong += [f"{cache.name}/{shard}: a damaged file" for shard in ([] if held is None else held.damaged)]
+        for shard in [] if held is None else held.damaged:
+            found.add(ENCODE, f"{cache.name}/{shard}: a damaged file")
     for name, own in used(filling, each, known).items():
         held = Rows.found(f"{cache.url}/{name}")
         if damaged := len(own & held.lost()):
-            found.wrong.append(f"{cache.name}/{name}: {damaged:,} damaged rows")
+            found.add(ENCODE, f"{cache.name}/{name}: {counted(damaged, 'damaged row')}")
     with filling.present():
         for one in _drawn([one for one in each if (one.member, one.number) in known], count, seed):
             _verify_sample(filling, one, known, found)
@@ -75,7 +87,7 @@ def _verify_sample(filling: Filling, one: Wanted, known: Known, found: Verified)
         return
     image = record.images[IMAGE]
     if image_digest(image) != fact.image or dict(record.texts) != dict(fact.texts):
-        found.wrong.append(f"{name}: changed, but neither its size nor its time of change did")
+        found.add(READ, f"{name}: changed, but neither its size nor its time of change did")
         return
     if fact.broken or (images := filling.cache.rows("images")) is None:
         return
@@ -91,17 +103,17 @@ def _compare(held: Rows, key: bytes, made: rows.Row, name: str, found: Verified)
     try:
         row = held.read(key)
     except Lost as lost:
-        found.wrong.append(f"{name}: {lost}")
+        found.add(ENCODE, f"{name}: {lost}")
         return
     if row.keys() != made.keys() or any(row[each].shape != made[each].shape for each in row):
-        found.wrong.append(f"{name}: has other features than are encoded now")
+        found.add(ELSEWHERE, f"{name}: has other features than are encoded now")
         return
     found.equal += all(np.array_equal(row[feature], made[feature]) for feature in row)
     for kept, now in ((rows.numbers(row[each]), rows.numbers(made[each])) for each in row):
         off = float(np.abs(kept - now).max() / max(float(np.sqrt(np.square(now).mean())), 1e-12))
         found.largest = max(found.largest, off)
         if off > TOLERANCE:
-            found.wrong.append(f"{name}: differs by {off:.1%} from what is encoded now")
+            found.add(ELSEWHERE, f"{name}: differs by {off:.1%} from what is encoded now")
 
 
 @dataclass(frozen=True)
@@ -124,8 +136,8 @@ def parts(cache: Cache, used: dict[str, set[bytes]]) -> list[Part]:
         held = Rows.found(f"{cache.url}/{name}")
         own = used.get(name, set())
         size = sum(storage_io.size(held.location(shard)).bytes for shard in held.shards)
-        counted = int(held.has(sorted(own)).sum())
-        found.append(Part(name, len(held.keys), size, counted, len(held.damaged)))
+        in_use = int(held.has(sorted(own)).sum())
+        found.append(Part(name, len(held.keys), size, in_use, len(held.damaged)))
     return found
 
 

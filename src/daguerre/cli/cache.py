@@ -30,7 +30,7 @@ from daguerre.config.config import Loaded
 from daguerre.config.overrides import pair, split
 from daguerre.config_import import in_memory
 from daguerre.errors import UserError
-from daguerre.formatting import format_size
+from daguerre.formatting import counted, format_size
 from daguerre.run import cached, storage
 
 _VERBS = ("verify", "list", "purge")
@@ -73,10 +73,8 @@ def _verify(loaded: Loaded, place: storage.RunStorage, own: dict[str, str]) -> i
             f"encoded {found.rows:,} rows again: {found.equal:,} are equal to the bit, the largest difference is "
             f"{found.largest:.2g} of the root mean square"
         )
-    for line in found.wrong:
-        print(f"  {line}")
-    if found.wrong:
-        print("what is wrong is encoded again by: daguerre cache RECIPE ... again=true")
+    for remedy, faults in found.wrong.items():
+        print(*(f"  {fault}" for fault in faults), f"they are {remedy}", sep="\n")
     return errors.FAILED if found.wrong else errors.DONE
 
 
@@ -105,7 +103,7 @@ def _show(filling: fill.Filling, used: dict[str, set[bytes]]) -> None:
     found = upkeep.parts(filling.cache, used)
     print(filling.cache.name if found else f"{filling.cache.name}: nothing is cached there")
     for part in found:
-        damaged = f"; {part.damaged:,} damaged files" if part.damaged else ""
+        damaged = f"; {counted(part.damaged, 'damaged file')}" if part.damaged else ""
         what = upkeep.about(filling.cache, part.name)
         size = format_size(part.bytes)
         print(f"  {part.name}: {part.rows:,} rows ({size}) of {what}; the recipe reads {part.used:,}{damaged}")

@@ -13,7 +13,7 @@ from daguerre.data.dataset import open_dataset
 from daguerre.data.loading.loader import Loading
 from daguerre.data.sources import huggingface
 from daguerre.errors import Absent
-from daguerre.run import class_images, lengths, resume, samples, schedule, summary, trackers
+from daguerre.run import class_images, lengths, reconstruction, resume, samples, schedule, summary, trackers
 from daguerre.run.storage import RunStorage
 from daguerre.training import device
 from daguerre.training.optimizers import optimizer
@@ -64,7 +64,8 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
         every = schedule.intervals(config, pace)
         total = every.total
         notices += [*of_lengths, *changed, *summary.describe_warmup(every)]
-        notices += summary.describe_cut_captions(parts.family, dataset)
+        notices += summary.describe_cut_captions(parts.family, dataset) + summary.describe_joined_captions(dataset)
+        notices += reconstruction.foreseen(parts.family, dataset) if start.checkpoint is None else []
     notices += [*quantized_base.describe(parts.family.components), *samples.prompt_notices(config)]
     print(summary.dry_run(config, parts, sizes, total, start, data, notices, full))
     return 0

@@ -46,7 +46,7 @@ from daguerre.config import options, overrides, recipe
 from daguerre.config.config import Config
 from daguerre.data.dataset import open_dataset
 from daguerre.errors import UserError
-from daguerre.evaluation import compare, follow
+from daguerre.evaluation import compare, follow, results
 from daguerre.evaluation.evaluate import FolderEvaluation, ModelEvaluation
 from daguerre.evaluation.images import SourceImages
 from daguerre.evaluation.result import Result
@@ -157,7 +157,7 @@ def _of_folder(asked: Arguments, word: str, part: TaskShard) -> int:
     reads_texts = any(own.reads_texts for own in settings.metrics.values())
     images = source_images([word], asked.rest, settings, reads_texts, None)
     against = source_images([settings.against], (), settings, False, None) if settings.against else None
-    root = Path(options_.out).expanduser() if options_.out else Path("runs") / "evaluations"
+    root = Path(options_.out).expanduser() if options_.out else results.OF_FOLDERS
     one = FolderEvaluation(word, images, settings, root, part=part, against=against)
     show(one.run(), one.folder.path)
     return 0

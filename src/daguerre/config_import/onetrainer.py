@@ -29,6 +29,8 @@ def convert(reading: Reading) -> None:
     folders = _folders(reading)
     if peers.asks(reading.get("concept_file_name")) and not any(key.startswith("concepts.") for key in reading.whole):
         reading.refuse("concept_file_name", peers.NO_FILE)
+    if peers.asks(reading.get("sample_definition_file_name")) and not reading.keys("samples.*"):
+        reading.notice("sample_definition_file_name", "not on this machine: prompts are captions of the data")
     peers.lay(reading, folders)
     _concepts(reading, folders)
     reading.take(TABLES["same"])

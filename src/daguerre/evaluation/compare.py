@@ -4,9 +4,10 @@ Only equal numbers of images are compared: most metrics change with it. Both saw
 same samples are left out of both, so that what they share does not blur the difference.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from glob import escape
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -287,13 +288,22 @@ def _reference(place: str, label: str, digest: str) -> Statistics:
 
 
 def _found(name: str) -> list[Evaluation]:
-    """The evaluations of a run, or the one in a folder. UserError without any."""
+    """The evaluations of a run or of a folder of images, or the one in a folder. UserError without any."""
     folder = local_copy.located(name)
-    folders = [folder, *sorted((folder / "evaluations").glob("*/")), *sorted(folder.glob("*/"))]
-    found = [Evaluation(each, results.read(each)) for each in folders if (each / results.NAME).is_file()]
+    found = _results([folder, *sorted((folder / "evaluations").glob("*/")), *sorted(folder.glob("*/"))])
+    if not found:  # of images, the newest first
+        there = _results(results.OF_FOLDERS.glob(f"{escape(folder.name)}-*/"))
+        found = [
+            one for one in there if Path(one.protocol.get("folder", "")).expanduser().resolve() == folder.resolve()
+        ]
+        found.sort(key=lambda one: str(one.document.get("time")), reverse=True)
     if not found:
         raise UserError(f"{name} has no evaluation yet: `daguerre evaluate {name} metrics=[...]` first", code="missing")
     return found
+
+
+def _results(folders: Iterable[Path]) -> list[Evaluation]:
+    return [Evaluation(folder, results.read(folder)) for folder in folders if (folder / results.NAME).is_file()]
 
 
 def _chosen(

@@ -1,7 +1,6 @@
 """Validation losses of a checkpoint by sample and noise level: noise is a function of sample and quantile alone."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from daguerre.evaluation import blocks
 from daguerre.evaluation.metric import Incomplete
 from daguerre.generation.jobs import TaskShard
 from daguerre.tracking.progress import Counter
-from daguerre.training import device
+from daguerre.training.validation import one_behind
 
 _BATCH = 16
 
@@ -63,15 +62,9 @@ def by_sample(parts: Components, held_out: Dataset, quantiles: Sequence[float], 
     total = num_samples if held_out.size is None else min(num_samples, held_out.size)
     with Counter("validation loss", total) as counter:
         made = loader.fixed_batches(held_out, num_samples, lambda _: _BATCH, images=parts.images, columns=parts.columns)
-        for batch in made:
-            batch = device.on(parts.device, batch)
-            columns = []
-            for quantile in quantiles:
-                draws = {name: value.to(parts.device) for name, value in parts.draws(batch, quantile).items()}
-                with parts.autocast():
-                    terms = parts.loss(parts.net, replace(batch, draws=draws))
-                loss_B = terms.loss_B if terms.raw_loss_B is None else terms.raw_loss_B
-                columns.append(loss_B.double().cpu().numpy())
+        for batch, found_at in one_behind((batch, [*parts.losses_at(batch, quantiles)]) for batch in made):
+            each = (terms.loss_B if terms.raw_loss_B is None else terms.raw_loss_B for terms in found_at)
+            columns = [loss_B.double().cpu().numpy() for loss_B in each]
             rows.append(np.stack(columns, axis=1)[batch.valid_B.numpy() > 0])
             counter.add(len(rows[-1]))
     found = np.concatenate(rows) if rows else np.zeros((0, len(quantiles)))

@@ -4,7 +4,8 @@
     def evaluate(settings: Settings, inputs: Inputs) -> dict[str, Result]
 
 and returns tables by their names. One over all pairs of images may define `of_groups` besides, which gives its numbers
-without some of the images more quickly than `evaluate` on the others would (`metrics/kid.py`). What a metric asks of
+without some of the images more quickly than `evaluate` on the others would, up to a constant of the reference, as
+comparisons take differences (`metrics/kid.py`). What a metric asks of
 its `inputs` is made block by block of sample ids, kept, and shared by all metrics; numbers are then computed from whole
 arrays, in the order of sample ids, by one process. So they do not depend on how many processes worked, or where one was
 killed.

@@ -19,6 +19,8 @@ from daguerre.evaluation.settings import EvaluationSettings
 from daguerre.models.weights.file_digests import sha256
 
 NAME = "result.json"
+OF_FOLDERS = Path("runs") / "evaluations"
+"""Results of folders of images, unless `out` names another place."""
 
 
 class _Row(BaseModel, extra="forbid"):

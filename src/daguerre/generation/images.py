@@ -9,8 +9,8 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
-from math import isqrt
+from itertools import islice, product
+from math import isqrt, log
 from pathlib import Path
 from typing import Literal
 
@@ -89,17 +89,22 @@ def _sha256(image: InputImage) -> str:
 def fitting(own_px: tuple[int, int], height: int | None, width: int | None, most_px: int) -> tuple[int, int]:
     """Height and width of what is generated from an image of this (height, width), where not both are given.
 
-    Its own size, cut to multiples of `STEP_PX`; one of more than `most_px` pixels is scaled down to that first. With
-    one side given the other follows the aspect ratio.
+    Its own size, cut to multiples of `STEP_PX`; one of more than `most_px` pixels is scaled down to that first, and of
+    the sizes around it that have no more the one nearest to its aspect ratio is taken. With one side given the other
+    follows the aspect ratio.
     """
     own_height, own_width = own_px
     if height is not None:
         return height, _cut(own_width * height // own_height)
     if width is not None:
         return _cut(own_height * width // own_width), width
-    if own_height * own_width > most_px:
-        own_height, own_width = isqrt(most_px * own_height // own_width), isqrt(most_px * own_width // own_height)
-    return _cut(own_height), _cut(own_width)
+    if own_height * own_width <= most_px:
+        return _cut(own_height), _cut(own_width)
+    low = _cut(isqrt(most_px * own_height // own_width)), _cut(isqrt(most_px * own_width // own_height))
+    near = [(low[0] + more[0], low[1] + more[1]) for more in product((0, STEP_PX), repeat=2)]
+    # Both sides cut would change the shape of a small image: 300 x 400 at 64 x 64 px is 56 x 72, not 48 x 72.
+    fits = [size for size in near if size == low or size[0] * size[1] <= most_px]
+    return min(fits, key=lambda size: (abs(log(size[0] * own_width / (size[1] * own_height))), -size[0] * size[1]))
 
 
 def _cut(side_px: int) -> int:

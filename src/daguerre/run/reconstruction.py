@@ -31,10 +31,8 @@ _IMAGES, _PIXELS = 8, 1 << 21
 def notices(config: Config, parts: Components, dataset: Dataset, encoded: int = 0) -> list[str]:
     """A line where the frozen autoencoder makes images of the data again poorly; [] for families without one, for a
     cache alone, which has no images, and where the autoencoder was left out of memory and has `encoded` nothing."""
-    name = _autoencoder(parts.family)
+    name = _autoencoder(parts.family, dataset)
     if name is None or (name in encoders.absent(parts.family) and not encoded):
-        return []
-    if any(isinstance(member.source, CachedSource) for member in dataset.members):
         return []
     with encoders.present(parts.family, parts.device, [name]):
         found = list(_psnr_db(parts, dataset))
@@ -57,9 +55,21 @@ def notices(config: Config, parts: Components, dataset: Dataset, encoded: int = 
     ]
 
 
-def _autoencoder(family: Family) -> str | None:
+def foreseen(family: Family, dataset: Dataset) -> list[str]:
+    """A line that says what a run will measure, for a look at it without weights."""
+    if _autoencoder(family, dataset) is None:
+        return []
+    return [
+        "before its first update `train` measures how well the frozen autoencoder makes some of these images again, "
+        f"and warns below {POOR_DB:g} dB; that needs weights, so it is not known here"
+    ]
+
+
+def _autoencoder(family: Family, dataset: Dataset) -> str | None:
     """The frozen network that encodes and decodes images of one size; None where the model has none, where diffusion
-    decodes, or where it is itself trained."""
+    decodes, where it is itself trained, or where a source has features and no images."""
+    if any(isinstance(member.source, CachedSource) for member in dataset.members):
+        return None
     if family.output is not None or not family.encodes or not family.generates:
         return None
     networks = family.networks.items()

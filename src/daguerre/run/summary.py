@@ -13,6 +13,7 @@ from daguerre.config import config as configs
 from daguerre.config.config import Config
 from daguerre.config.recipe import paths
 from daguerre.data import skipped
+from daguerre.data.alternatives import SEVERAL_LINES
 from daguerre.data.dataset import Dataset
 from daguerre.data.loading import loader
 from daguerre.data.plan.buckets import buckets
@@ -127,6 +128,15 @@ def describe_cut_captions(family: Family, dataset: Dataset) -> list[str]:
         f"{len(cut):,} of the first {len(captions):,} captions are not read to their end, such as one that is "
         f"{cut[first]}: {captions[first][:_LETTERS]!r} ... {way}"
     ]
+
+
+def describe_joined_captions(dataset: Dataset) -> list[str]:
+    """A line where the lines of some of the first captions are joined unasked. Training counts them as it reads them;
+    data elsewhere are not read for this."""
+    if any(member.remote for member in dataset.members):
+        return []
+    joined = loader.have_joined_captions(dataset, _CAPTIONS)
+    return [f"{sum(joined):,} of the first {len(joined):,} samples have a {SEVERAL_LINES}"] if any(joined) else []
 
 
 def extent(dataset: Dataset) -> str:

@@ -7,7 +7,6 @@ between makes on restart what is missing.
 import resource
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from signal import Signals
 from typing import Any
@@ -38,7 +37,7 @@ from daguerre.run.storage import RunStorage
 from daguerre.tracking.sinks import read_metrics
 from daguerre.training import device, loop, oom, profiler, validation
 from daguerre.training.state import evaluating
-from daguerre.types import IMAGE, Batch, LossTerms, Prompt
+from daguerre.types import IMAGE, Batch, Prompt
 
 
 def train(loaded: Loaded, storage: RunStorage) -> int:
@@ -154,12 +153,6 @@ def hardware_numbers(run: Run, step_seconds: float) -> dict[str, float]:
 
 def validate(run: Run) -> None:
     """Loss on the first held-out samples at fixed noise levels, by the averaged weights."""
-
-    def loss_at(batch: Batch, quantile: float) -> LossTerms:
-        draws = {name: value.to(run.parts.device) for name, value in run.parts.draws(batch, quantile).items()}
-        with run.parts.autocast():
-            return run.parts.loss(run.parts.net, replace(batch, draws=draws))
-
     settings, sharding = run.config.validation, run.state.sharding
     with busy(run, "validating", advice.of_validation), evaluating(run.state):
         made = loader.fixed_batches(
@@ -171,9 +164,7 @@ def validate(run: Run) -> None:
             run.parts.images,
             run.parts.columns,
         )
-        values = validation.validation_losses(
-            (device.on(run.parts.device, batch) for batch in named(run, made)), loss_at, settings.num_levels, sharding
-        )
+        values = validation.validation_losses(named(run, made), run.parts.losses_at, settings.num_levels, sharding)
     if values:
         run.log(values)
 

@@ -60,24 +60,27 @@ def _share(settings: TrainingSettings, device: torch.device) -> float:
 
 
 def on(device: torch.device, batch: Batch) -> Batch:
-    """The batch with its tensors by name on `device`. A GPU gets them by a stream of its own, while it still computes
-    what it was given before; pinned ones (`Loading.pinned`) nobody waits for."""
+    """The batch with its tensors by name on `device`. A GPU gets them by a stream of its own, from pinned memory, while
+    it still computes what it was given before: nobody waits for it."""
     with _sending(device) as sent:
-        return batch.map(lambda tensor: sent(tensor.to(device, non_blocking=True)))
+        return batch.map(sent)
 
 
 @contextmanager
 def _sending(device: torch.device) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Within the context what is queued is queued apart; afterwards the device waits for it. Takes down whatever is
-    sent, so that its memory is not given away before it was read."""
+    """Within the context the function sends a tensor apart from what is computed; afterwards the device waits for all
+    that was sent."""
     if device.type != "cuda":
-        yield lambda tensor: tensor
+        yield lambda tensor: tensor.to(device)
         return
     computing, sending = torch.cuda.current_stream(device), _stream(device)
 
     def sent(tensor: Tensor) -> Tensor:
-        tensor.record_stream(computing)
-        return tensor
+        # The host waits for a copy of pageable memory, whatever is asked for; what is pinned already is not copied.
+        host = tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+        there = host.to(device, non_blocking=True)
+        there.record_stream(computing)  # so that its memory is not given away before it was read
+        return there
 
     with torch.cuda.stream(sending):
         yield sent

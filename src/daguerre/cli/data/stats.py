@@ -37,7 +37,8 @@ from daguerre.cli.data.opened import Opened, opened
 from daguerre.cli.data.samples import Lost, Seen
 from daguerre.config import options
 from daguerre.config.options import Request
-from daguerre.data import skipped
+from daguerre.data import captions, skipped
+from daguerre.data.alternatives import SEVERAL_LINES
 from daguerre.data.images import decode
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.index.index import Index
@@ -140,6 +141,8 @@ def _inspected(data: Opened, request: Request[Options]) -> Inspection:
 
 def _inspect(sample: Seen, data: Opened, found: Inspection, shown: bool, seed: int) -> None:
     found.ids.append(int(sample.key[0]))
+    if captions.is_joined_of_lines(sample.record.texts, data.settings):
+        skipped.add(found.lost, SEVERAL_LINES, sample.record.key, kept=True)
     if sample.caption is None:
         found.without += 1
     else:

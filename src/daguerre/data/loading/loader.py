@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +30,7 @@ from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import NAMELESS, LoaderSettings
 from daguerre.data.skipped import Failure, SkipEvent, Skips
 from daguerre.errors import UserError
-from daguerre.types import Batch
+from daguerre.types import Batch, Record
 
 Draw = Callable[[Batch], Mapping[str, Tensor]]
 Cut = Callable[[Sequence[str]], Mapping[int, str]]
@@ -251,6 +253,12 @@ def fixed_captions(dataset: Dataset, num_samples: int) -> list[str]:
     return [caption for _, caption in _captions(dataset, num_samples)][:num_samples]
 
 
+def have_joined_captions(dataset: Dataset, num_samples: int) -> list[bool]:
+    """Of each of the same samples: whether several lines of its caption are joined although no setting says so."""
+    records = islice(_records(dataset, num_samples), num_samples)
+    return [captions.is_joined_of_lines(record.texts, dataset.members[m].settings) for m, record, _ in records]
+
+
 def tags(dataset: Dataset) -> dict[str, dict[str, int]]:
     """By source: the tags (what stands between commas) of the captions, each with its frequency, as sd-scripts counts
     them. {} where not all captions can be read in a moment: of an endless, a remote or a large data set."""
@@ -266,11 +274,17 @@ def tags(dataset: Dataset) -> dict[str, dict[str, int]]:
 def _captions(dataset: Dataset, num_samples: int | None) -> Iterator[tuple[int, str]]:
     """The source's number and the caption of each of the first samples; None: of all."""
     members = without_chance(dataset)
+    for member, record, key in _records(dataset, num_samples):
+        with suppress(Undecodable):
+            yield member, captions.choose(record, members[member].settings, 0, key)
+
+
+def _records(dataset: Dataset, num_samples: int | None) -> Iterator[tuple[int, Record, np.ndarray]]:
+    """The source's number, the record and the key of each of the first samples that can be read; None: of all."""
     for _, reads in dataset.first(num_samples):
         for member, number, key in zip(reads.members.tolist(), reads.numbers.tolist(), reads.keys, strict=True):
-            settings, source, _ = members[member]
             with suppress(Undecodable):
-                yield member, captions.choose(retrying(source.record, number), settings, 0, key)
+                yield member, retrying(dataset.members[member].source.record, number), key
 
 
 def without_chance(dataset: Dataset) -> tuple[Member, ...]:

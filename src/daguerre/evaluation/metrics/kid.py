@@ -46,7 +46,8 @@ def evaluate(settings: Settings, inputs: Inputs) -> dict[str, Result]:
 
 
 def of_groups(settings: Settings, inputs: Inputs, group_N: np.ndarray) -> Callable[[np.ndarray], dict[str, float]]:
-    """KID of all pairs of the images of some groups: its mean is that of the subsets."""
+    """KID of all pairs of the images of some groups, less what is the reference's alone: a difference of two such is
+    that of the means over subsets."""
     network = inputs.network("inception", resize=settings.resize)
     value = kernels.kid_of_groups(inputs.features(network), inputs.reference(network).features(), group_N)
     return lambda kept: {"kid": value(kept)}
