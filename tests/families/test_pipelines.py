@@ -1,0 +1,84 @@
+"""The contract of every family with a pipeline, found by its file: its export is opened as what it was, and draws the
+same image in diffusers, or says what differs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_families
+import torch
+from diffusers import DiffusionPipeline
+from tiny_models import prompts
+
+from daguerre import plugins
+from daguerre.families import catalogue
+from daguerre.generation import load
+from daguerre.models.compatibility import differences
+from daguerre.models.family import Family
+from daguerre.objectives.algebra import Diffusion
+from daguerre.samplers.draw import draw, initial_noise
+from daguerre.samplers.settings import SamplingSettings
+from daguerre.types import Latents
+
+PROMPTS, SEEDS, SIDE_PX = ["a large red circle", "blue"], [3, 4], 64
+PIPELINES = sorted(catalogue.pipelines().values())
+
+
+def built(section: dict[str, Any], family: Family) -> Diffusion:
+    """The objective of a section, as the family's network reads noise levels."""
+    settings: Any = family.pretrained.settings if family.pretrained else None
+    module = plugins.find("objectives", section["name"])
+    objective = module.build(module.Settings.model_validate(section))
+    told: Diffusion = objective.with_noise_conditioning(settings.noise_conditioning, settings.time_scale)
+    _, *cells = family.latent_shape((3, SIDE_PX, SIDE_PX))
+    return replace(told, cell_px=SIDE_PX**2 / np.prod(cells), sampled_px=SIDE_PX**2)
+
+
+def ours(family: Family, objective: Diffusion, sampling: SamplingSettings) -> np.ndarray:
+    size = (3, SIDE_PX, SIDE_PX)
+    sides = family.encode_prompts(prompts(PROMPTS), size, family.guidance.runs_null(sampling.guidance_scale))
+    shape = family.latent_shape(size)
+    x0 = draw(objective, family.net.eval(), *sides, shape, SEEDS, sampling, guidance=family.guidance)
+    return family.decode(Latents(x0, prompts(PROMPTS), SEEDS)).astype(int)
+
+
+def theirs(folder: Path, family: Family, sampling: SamplingSettings) -> np.ndarray:
+    """The pipeline's images from the same noise, packed to tokens where it takes tokens."""
+    pipe: Any = DiffusionPipeline.from_pretrained(folder, local_files_only=True, low_cpu_mem_usage=False)
+    pipe.set_progress_bar_config(disable=True)
+    latents: Any = initial_noise(SEEDS, family.latent_shape((3, SIDE_PX, SIDE_PX)))
+    latents = pipe._pack_latents(latents, *latents.shape) if hasattr(pipe, "_pack_latents") else latents
+    settings: Any = family.pretrained.settings if family.pretrained else None
+    length = {name: value for name in ["max_sequence_length"] if (value := getattr(settings, name, None))}
+    options = {"num_inference_steps": sampling.num_inference_steps, "guidance_scale": sampling.guidance_scale}
+    images = pipe(PROMPTS, height=SIDE_PX, width=SIDE_PX, latents=latents, output_type="np", **options, **length).images
+    return (images * 255).round().astype(int)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "sd" else [pytest.mark.long]) for n in PIPELINES])
+def test_an_export_is_opened_as_it_was_and_draws_the_same_image_or_says_what_differs(name, tmp_path):
+    family, folder = tiny_families.load(name, tmp_path), tmp_path / "pipeline"
+    assert family.pretrained is not None
+    scheduler = family.pretrained.scheduler()
+    assert scheduler is not None, "tests of a family stand on a pipeline"
+    objective = built(family.pretrained.settings.schedulers.objective_of(scheduler), family)
+    # a shift of its own is the same at every size: tiny autoencoders make more tokens of an image than real ones
+    shift = 3.0 if objective.settings.schedule.name == "linear_flow" else None
+    sampling = SamplingSettings(sampler="ddim", num_inference_steps=6, guidance_scale=3.0, shift=shift)
+    notices = family.export(folder, objective, sampling)
+    opened = load.find(str(folder), [], False).config([]).config
+    assert opened.model.family == name
+    assert differences(opened.objective, objective) == []
+    if notices:
+        assert any("images differ" in notice or "equal in distribution only" in notice for notice in notices)
+        return
+    found = ours(family, objective, sampling)
+    assert np.abs(found - theirs(folder, family, sampling)).max() <= 2
+    other = ours(family, objective, sampling.model_copy(update={"guidance_scale": 5.0}))
+    assert np.abs(found - other).max() > 2, "else the comparison would not see the guidance"
