@@ -69,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config_import": {"config", "models"},
     "build": {"adapters", "conditions", "config", "data", "distributed", "models", "objectives", "training"},
     "caching": {"build", "checkpoint", "conditions", "config", "data", "models", "storage"},
-    "memory": {"build", "caching", "config", "data", "distributed", "models", "samplers", "training"},
+    "memory": {"build", "caching", "config", "data", "distributed", "models", "objectives", "samplers", "training"},
     "generation": {
         *("build", "checkpoint", "conditions", "config", "config_import", "data", "distributed", "families", "memory"),
         *("models", "objectives", "remote", "report", "samplers", "storage", "tracking", "training"),

@@ -19,6 +19,7 @@ from daguerre.bench.inputs import Inputs
 from daguerre.bench.options import Options
 from daguerre.build.batch_sizes import BatchSizes, batch_sizes, check_uncut_batches, couples_samples
 from daguerre.build.parts import Components, begin, build, outline
+from daguerre.build.roles import in_training
 from daguerre.config.config import Config
 from daguerre.models.placement import frozen_modules
 from daguerre.run.preflight import check_compiled_code
@@ -78,6 +79,7 @@ class Update(Variant):
         self.flops_per_sample = step_flops(config, self.parts)
         self._inputs = self._prepared(options, sizes)
         self.state = begin(config, self.parts)
+        self.parts = in_training(self.parts, self.state)
         self.state.net.train()
         self._uncompared = bool(config.training.compile)
 

@@ -14,6 +14,7 @@ from daguerre.models import encoders
 from daguerre.models.family import Family
 from daguerre.models.hosts import host
 from daguerre.models.weights import file_digests
+from daguerre.objectives.objective import REFERENCE
 
 _WORD_BYTES = 8
 _WIDTH = 1024
@@ -68,7 +69,7 @@ def check_same_base(recorded: Base | None, own: Base, checkpoint: str) -> None:
             "and this version cannot read it. Continue with the version that wrote it, or start a new run",
             code="unsupported",
         )
-    for component in [*recorded, *(name for name in own if name not in recorded)]:
+    for component in [name for name in {**recorded, **own} if name != REFERENCE]:
         then, now = recorded.get(component), own.get(component)
         if then is None or now is None:
             holds, lacks = ("the checkpoint", "this recipe") if now is None else ("this recipe", "the checkpoint")
@@ -83,6 +84,32 @@ def check_same_base(recorded: Base | None, own: Base, checkpoint: str) -> None:
                 "model.revision, model.variant), or start a new run",
                 code="changed",
             )
+
+
+def reference(net: nn.Module, config: Config) -> Base:
+    """The weights of a net before its first update, which a loss compares with. A checkpoint does not hold them: they
+    are made again from what the run was begun from."""
+    first = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    return {REFERENCE: {"place": config.init_from or "the base", "digest": digest(first)}}
+
+
+def check_same_reference(recorded: Base, own: Base, checkpoint: str) -> None:
+    """UserError where the weights before the first update are others than those of the run."""
+    then, now = recorded.get(REFERENCE), own[REFERENCE]
+    if then is None:
+        raise UserError(
+            f"{checkpoint} was trained with a loss that compares with no other network, so the model before its first "
+            "update is not recorded: start a new run from it with init_from",
+            code="changed",
+            setting="objective.name",
+        )
+    if then["digest"] != now["digest"]:
+        raise UserError(
+            f"{checkpoint}: its loss compares with the model before the first update (digest "
+            f"{then['digest'][:_SHOWN]}), and {now['place']} now gives others (digest {now['digest'][:_SHOWN]}). Give "
+            "the base, the type of weights and the init_from that the run was begun with, or start a new run",
+            code="changed",
+        )
 
 
 def digest(weights: Mapping[str, Tensor]) -> str:

@@ -10,9 +10,13 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from daguerre.adapters.adapter import Attached
+from daguerre.build.batch_sizes import couples_samples
+from daguerre.config.config import Config
+from daguerre.errors import UserError
 from daguerre.models.family import Family
 from daguerre.models.network import Network
 from daguerre.models.weights import load, pickled, resolve
+from daguerre.objectives.objective import AVERAGE, Objective
 from daguerre.objectives.settings import ObjectiveSettings
 
 
@@ -53,3 +57,36 @@ def added(settings: ObjectiveSettings, family: Family, attached: Attached, seed:
 def of(settings: ObjectiveSettings, family: Family) -> Mapping[str, nn.Module]:
     """These networks of the family, by role."""
     return {role: family.components[role] for role in settings.networks}
+
+
+def check(config: Config, objective: Objective, net: nn.Module) -> None:
+    """UserError for a recipe whose other parts leave a network that the loss needs without a meaning."""
+    name, roles = config.objective.name, objective.needs.networks
+    if AVERAGE in roles and not config.ema.enabled:
+        raise UserError(
+            f"objective.name={name} reads the moving averages of the weights, and ema.enabled is false: set "
+            "ema.enabled=true",
+            code="conflict",
+            setting="ema.enabled",
+        )
+    fixed = [role for role in roles if role != AVERAGE]
+    for adapter, own in config.adapters.items():
+        why = ""
+        if own.part == "embeddings":
+            why = "which would read captions with words that only the student has learnt"
+        elif own.separate:
+            why = "which has not learnt what the network of this adapter reads"
+        if fixed and why:
+            raise UserError(
+                f"objective.name={name} compares the student with another network ({', '.join(fixed)}), {why}: remove "
+                f"adapters.{adapter} ({own.name}), or choose another objective",
+                code="conflict",
+                setting="objective.name",
+            )
+    if roles and (norms := couples_samples(objective, net)):
+        raise UserError(
+            f"objective.name={name} calls the student with other weights, and {norms}: their running statistics are "
+            "the student's alone. Train other components, or choose another objective",
+            code="unsupported",
+            setting="objective.name",
+        )

@@ -26,7 +26,7 @@ from daguerre.models.family import Family
 from daguerre.models.network import Network, block_classes
 from daguerre.models.settings import DenoiserSettings
 from daguerre.objectives.autoencoder import Autoencoder
-from daguerre.objectives.objective import Example, Nets, Objective
+from daguerre.objectives.objective import Example, Net, Nets, Objective
 from daguerre.training import device as devices
 from daguerre.training.performance import activation_checkpointing, kernels
 from daguerre.training.precision import dtypes
@@ -49,7 +49,7 @@ class Components:
     numerics: Precision
     """What the trained networks compute with, and how they are stored while they are trained."""
     seed: int
-    others: Mapping[str, nn.Module]
+    others: Mapping[str, Net]
     """The networks that the loss is computed with besides `net`, by role."""
 
     @property
@@ -220,6 +220,7 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
     _refuse_other_nets(config, attached.net)
     objective.check(attached.net)
     _refuse_weights(config, objective)
+    loss_networks.check(config, objective, attached.net)
     if config.model.overflows_float16 and torch.float16 in (numerics.compute, numerics.weights):
         of_weights = config.training.weights_dtype == "float16"
         setting, serves = ("weights_dtype", "bfloat16") if of_weights else ("mixed_precision", "bf16")

@@ -1,6 +1,7 @@
 """Validation losses of a checkpoint by sample and noise level: noise is a function of sample and quantile alone."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from daguerre.errors import UserError
 from daguerre.evaluation import blocks
 from daguerre.evaluation.metric import Incomplete
 from daguerre.generation.jobs import TaskShard
+from daguerre.objectives.objective import AVERAGE
 from daguerre.tracking.progress import Counter
 from daguerre.training.validation import one_behind
 
@@ -56,7 +58,15 @@ def array_name(weights: str, quantiles: Sequence[float], num_samples: int) -> st
 @torch.no_grad()
 def by_sample(parts: Components, held_out: Dataset, quantiles: Sequence[float], num_samples: int) -> np.ndarray:
     """[n, quantiles] float64: the loss of each held-out sample that can be decoded, without learnt weights, by the
-    weights that the net holds."""
+    weights that the net holds. UserError for a loss that compares with a network which no checkpoint holds."""
+    if lacking := [role for role in parts.objective.needs.networks if role not in (AVERAGE, *parts.others)]:
+        raise UserError(
+            f"validation_loss: this run's loss compares with another network ({', '.join(lacking)}), which only "
+            "training has: its own validation is in metrics/metrics.jsonl. Leave validation_loss out",
+            code="unsupported",
+            setting="metrics",
+        )
+    parts = replace(parts, others={AVERAGE: parts.net, **parts.others})  # as in a run's validation
     parts.net.eval()
     rows: list[np.ndarray] = []
     total = num_samples if held_out.size is None else min(num_samples, held_out.size)

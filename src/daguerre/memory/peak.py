@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from daguerre import plugins
 from daguerre.build.parts import Components, begin
+from daguerre.build.roles import in_training
 from daguerre.caching import cache
 from daguerre.config.config import Config
 from daguerre.data.loading.collate import absent
@@ -90,6 +91,7 @@ class SimulatedStep:
             _fill(parts)
             self._given = _from_cache(config, parts, self._given)
             self._state = _begun(config, parts)
+            self._parts = in_training(parts, self._state)
         self._held = {each.placed.name: each for each in count.held if "gradients" in each.kinds}
 
     def peak(self, micro: int) -> Peak:

@@ -160,7 +160,7 @@ def _least(target: Target, count: MemoryCount, names: Container[str]) -> float:
     """Bytes that these remedies leave of what is held, gradients among it; activations are not."""
     kept = {kind: float(count.bytes_of(kind)) for kind in static.KINDS}
     if "weights" in names:
-        kept |= {kind: kept[kind] / 2 for kind in ("weights", "gradients")}
+        kept |= {kind: kept[kind] / 2 for kind in ("weights", "gradients", "reference")}
     if "moments" in names:
         kept["moments"] = 0
     if "averages" in names:

@@ -157,7 +157,7 @@ def describe_problems(problems: Iterable[tuple[str, str]], every: bool) -> list[
 def resident_table(count: MemoryCount, optimizer: str) -> list[str]:
     """Bytes of a model by kind, with shares of the sum."""
     words = {"moments": f"state of {optimizer}", "frozen": "frozen networks", "averages": "averages (EMA)"}
-    words |= {"quantized": "layers of few bits"}
+    words |= {"quantized": "layers of few bits", "reference": "weights before update 1"}
     lines = [
         f"{words.get(kind, kind):<24} {format_size(taken):>12} {taken / count.whole:>8.1%}  "
         f"{'#' * round(40 * taken / count.whole)}".rstrip()

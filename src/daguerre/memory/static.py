@@ -21,11 +21,12 @@ from daguerre.distributed.sharding_rules import ParameterSplit, own_region
 from daguerre.errors import UserError
 from daguerre.models.hosts import host
 from daguerre.models.placement import describe_unknown, frozen, of_net, placement
+from daguerre.objectives.objective import REFERENCE
 from daguerre.training.optimizers import optimizer
 from daguerre.training.precision import quantized
 from daguerre.training.precision.quantized import QuantizedLinear
 
-KINDS = ("weights", "gradients", "moments", "averages", "frozen", "quantized", "buffers")
+KINDS = ("weights", "gradients", "moments", "averages", "reference", "frozen", "quantized", "buffers")
 """Kinds of bytes, in the order of a report."""
 _AVERAGE = 4
 """Bytes of a number in an average."""
@@ -137,12 +138,14 @@ def _in_net(config: Config, parts: Components, name: str, p: nn.Parameter) -> _K
     if not p.requires_grad:
         return lambda name, shape: {"weights": prod(shape) * size}
     averages = config.ema.enabled + len(config.ema.post_hoc)
+    refers = REFERENCE in parts.objective.needs.networks
     state_bytes = plugins.find("optimizers", config.optimizer.name).state_bytes
     return lambda name, shape: {
         "weights": prod(shape) * size,
         "gradients": prod(shape) * size,
         "moments": state_bytes(config.optimizer, name, shape),
         "averages": prod(shape) * _AVERAGE * averages,
+        **({"reference": prod(shape) * size} if refers else {}),
     }
 
 

@@ -82,7 +82,8 @@ class Nets:
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, role: str) -> Any:
-        """A further network that the objective's settings ask for, by its name there."""
+        """A further network: one of the objective's settings (`ObjectiveSettings.networks`), or `REFERENCE` or
+        `AVERAGE`, which are called before the student, run in evaluation mode, and give no gradient."""
         return self.others[role]
 
 
@@ -109,13 +110,20 @@ class NothingLearnt:
             )
 
 
+REFERENCE, AVERAGE = "reference", "average"
+"""Roles of the student with other weights: those before its first update, and their moving averages."""
+
+
 class Needs(NamedTuple):
-    """The parts of a sample that an objective reads beside its image and caption."""
+    """The inputs of an objective besides the student, an image and its caption; asked once, where parts are put
+    together."""
 
     images: tuple[str, ...] = ()
     """Further images, of `TARGETS` in types.py; a sample without one of them is left out."""
     columns: tuple[str, ...] = ()
-    """Numbers of the metadata, such as `reward`: `batch.columns`; a sample without one of them is left out."""
+    """Numbers of the metadata, such as `reward`: `Example.columns`; a sample without one of them is left out."""
+    networks: tuple[str, ...] = ()
+    """`REFERENCE`, `AVERAGE`, or both: the student with other weights."""
 
 
 class Objective(ABC):
@@ -126,7 +134,7 @@ class Objective(ABC):
     elements: ElementMean = UniformMean()
     """How the errors of a sample's elements become its loss, where each has one."""
     needs: Needs = Needs()
-    """The parts of a sample that its loss reads beside the image and the caption."""
+    """The inputs of its loss besides the student, an image and its caption."""
     couples_samples: ClassVar[bool] = False
     """Whether the loss of a sample depends on the others of its batch; then a global batch is never cut."""
     drawn: ClassVar[type[Draws]] = Draws

@@ -226,9 +226,10 @@ def _difference(change: Change) -> str:
     return f"{change.path}: the run has {shown(change.old)}, this command has {shown(change.new)}"
 
 
-def first_weights(attached: Attached, start: StartPoint, config: Config) -> list[str]:
-    """Puts the weights of `init_from` into the net of a fresh run, before it is split. Returns notices."""
-    if start.checkpoint is not None or config.init_from is None:
+def first_weights(attached: Attached, start: StartPoint, config: Config, refers: bool = False) -> list[str]:
+    """Puts the weights of `init_from` into the net of a fresh run, before it is split; also of one that goes on, where
+    its loss `refers` to them. Returns notices."""
+    if (start.checkpoint is not None and not refers) or config.init_from is None:
         return []
     other = RunFolder(local_copy.located(config.init_from))
     if other.path.exists() and not (other.checkpoints.is_dir() or other.config.is_file()):

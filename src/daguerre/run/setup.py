@@ -10,6 +10,7 @@ from daguerre import faults, ranks
 from daguerre.build import base_digests, quantized_base
 from daguerre.build.batch_sizes import BatchSizes, check_uncut_batches, couples_samples, shared_out
 from daguerre.build.parts import Components, begin, build, load
+from daguerre.build.roles import in_training
 from daguerre.caching import cache as caching
 from daguerre.checkpoint.async_save import FailedSaves, Outcome, Saver
 from daguerre.checkpoint.retention import RetentionPolicy
@@ -26,6 +27,7 @@ from daguerre.distributed.watchdog.watchdog import may_come_from_others
 from daguerre.errors import UserError
 from daguerre.formatting import format_duration
 from daguerre.memory import advice as memory_advice
+from daguerre.objectives.objective import REFERENCE
 from daguerre.report import page
 from daguerre.run import (
     cached,
@@ -171,7 +173,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     check_uncut_batches(config, couples_samples(parts.objective, parts.net), sizes)
     samples.check(config, parts)
     notices = [*loaded.notices, *point.notices, *sizes.notices, *_of_networks(config, parts)]
-    state, of_state = _state(config, parts, point, mesh, processes, stop)
+    parts, state, first, of_state = _state(config, parts, point, mesh, processes, stop)
     dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images, parts.columns)
     caches = cached.filled(config, parts, dataset, held_out, processes)
     if point.checkpoint is None:  # alike on every rank: an autoencoder that is in memory may be split over them
@@ -201,7 +203,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
         config, folder, processes, Saver(store, keep, FailedSaves(own.max_failed_saves), own.background), parts, sizes,
         pace, every, dataset, held_out, caches.wrap(held_out), state, loading, terminal,
         trackers.sinks(config, folder, point.step, terminal.message, stack) if processes.leads else [],
-        distribute.GatheredModel(config, processes.leads), base,
+        distribute.GatheredModel(config, processes.leads), {**base, **first},
     )  # fmt: skip
     stack.push(partial(_record_failure, run))
     return _announced(run, probe, [*([f"{world}: {mesh}"] if world.size > 1 else []), *notices], storage)
@@ -215,10 +217,15 @@ def _of_networks(config: Config, parts: Components) -> list[str]:
 
 def _state(
     config: Config, parts: Components, point: resume.StartPoint, mesh: Mesh, processes: Processes, stop: StopSignals
-) -> tuple[TrainState, list[str]]:
-    """The state around sharded networks, and notices. Whatever needs whole networks comes first."""
-    attached = parts.attached
-    notices = resume.first_weights(attached, point, config)
+) -> tuple[Components, TrainState, base_digests.Base, list[str]]:
+    """The parts and the state around sharded networks, the digest of the first weights if the loss refers to them, and
+    notices. Whatever needs whole networks comes first."""
+    attached, refers = parts.attached, REFERENCE in parts.objective.needs.networks
+    notices = resume.first_weights(attached, point, config, refers)
+    first = base_digests.reference(attached.net, config) if refers else {}
+    if refers and point.checkpoint is not None:
+        notices = []  # of a start that was made before
+        base_digests.check_same_reference(point.documents["base"], first, point.checkpoint.name)
     averages = resume.first_averages(attached, point, config)
     if point.checkpoint is None:
         with processes.watch.doing("generating class images"):
@@ -227,7 +234,9 @@ def _state(
             )
     sharding, of_mesh = distribute.shard_networks(config, parts, processes, mesh)
     state = begin(config, parts, sharding)
-    return state, [*notices, *of_mesh, *resume.restore(state, point, config, averages)]
+    # Before the checkpoint is restored, as the weights are still those before the first update.
+    parts = in_training(parts, state)
+    return parts, state, first, [*notices, *of_mesh, *resume.restore(state, point, config, averages)]
 
 
 def _loading(
