@@ -19,9 +19,9 @@ def write(folder: Path, seed: int = 0, **numbers: Any) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         autoencoder = AutoencoderKL(
-            block_out_channels=[16, 16],
-            down_block_types=["DownEncoderBlock2D"] * 2,
-            up_block_types=["UpDecoderBlock2D"] * 2,
+            block_out_channels=[16] * 4,  # a factor of 8, as the shift counts tokens of 16 px
+            down_block_types=["DownEncoderBlock2D"] * 4,
+            up_block_types=["UpDecoderBlock2D"] * 4,
             layers_per_block=1,
             norm_num_groups=8,
             latent_channels=4,
