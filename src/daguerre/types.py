@@ -26,10 +26,41 @@ TARGETS = ("rejected",)
 """Names of further images of a sample that become clean samples as the first one does, each cut by a frame of its own
 to the same shape: the one of a pair that people like less."""
 
+REFERENCES = ("reference", *(f"reference_{number}" for number in range(2, 11)))
+"""Names of reference images of a sample, in their order: pictures of any size that say what is generated, as its
+caption does. They are conditioning, and never noised."""
+
 OF_IMAGES, OF_TEXTS = "image.", "text."
 """How the names of cached features begin: those of images and those of captions."""
 TOKENS, NUMBERS = "tokens.", "numbers."
 """How the names of draws begin that are not random: captions as tokens, and numbers that the host knows."""
+
+
+@dataclass(frozen=True)
+class References:
+    """Reference images as a family reads them: how many, and in which size each. Sizes are the picture's own, so those
+    of one sample differ from those of another."""
+
+    most: int
+    """Most pictures of a sample, at most as many as `REFERENCES`."""
+    least: int = 0
+    """A sample with fewer is left out."""
+    max_px: int = 1024 * 1024
+    """Area in pixels to which a larger picture is scaled down."""
+    step_px: int = 16
+    """Both sides are multiples of this."""
+    enlarges: bool = False
+    """Whether a smaller picture is scaled up to `max_px`, too."""
+    stretches: bool = False
+    """Whether sides are rounded to multiples of `step_px`, which bends the aspect ratio a little; else what is over is
+    cropped evenly at both ends."""
+    interpolation: str = "lanczos"
+    """Filter of the resize, as in `data.interpolation`."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return REFERENCES[: self.most]
+
 
 Cond = Mapping[str, "Tensor"]
 """Conditioning by name; the leading dim of every tensor is B. `text` is [B, T, D] for text-to-image families."""
@@ -51,12 +82,12 @@ class Record:
     """A file name, or shard and index; for messages only, never an identity."""
     images: Mapping[str, bytes | np.ndarray]
     """Encoded image files by name, or pixels [H, W, 3] uint8 (control images also [H, W, 4]). `image` is there unless
-    `size` is given; the others are `data/images/kinds.py`."""
+    `sizes` has it; the others are `data/images/kinds.py`."""
     texts: Mapping[str, str]
     """Caption fields by name; the usual caption is `text`."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    size: tuple[int, int] | None = None
-    """Upright height and width of an image of which only cached features are read."""
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Upright height and width of the images of which only cached features are read, by name."""
     features: Features | None = None
     """Cached features of what is chosen of the sample."""
 
@@ -75,7 +106,8 @@ class Batch:
     images: Mapping[str, Tensor]
     """[B, C, H, W] uint8 by name, cropped alike, channels last in memory. `image` is RGB, and there unless its features
     are; `mask` (255: counts in full, 0: outside) has one channel; control images have four, RGBA (alpha 0: unknown);
-    `TARGETS` are RGB, and show their own scenes."""
+    `TARGETS` are RGB, and show their own scenes; `REFERENCES` are RGB, too, as many in each sample, and of sizes of
+    their own, each of one size in all samples."""
     texts: list[str]
     """One caption a sample, after dropout."""
     valid_B: Tensor
@@ -103,6 +135,11 @@ class Batch:
     def pixels_BCHW(self) -> Tensor:
         """The images that are trained on: uint8, RGB."""
         return self.images[IMAGE]
+
+    @property
+    def references(self) -> tuple[Tensor, ...]:
+        """The reference images [B, 3, h, w] uint8, in their order; those of each place are of one size."""
+        return tuple(self.images[name] for name in REFERENCES if name in self.images)
 
     @property
     def pixel_shape(self) -> tuple[int, int, int]:
@@ -135,6 +172,14 @@ class Batch:
             return value[start:stop]
 
         return self.map(cut, host=cut)
+
+    def at(self, rows: Sequence[int]) -> Batch:
+        """The batch of these rows, in their order."""
+
+        def chosen(value: Any) -> Any:
+            return [value[row] for row in rows] if isinstance(value, list) else value[list(rows)]
+
+        return self.map(chosen, host=chosen)
 
     def of(self, target: str) -> Batch:
         """The batch with one of its `TARGETS` in the place of the image that is trained on: with the pixels, the sizes

@@ -162,8 +162,8 @@ STORED, COMPUTED = {"control": None}, {"control": grey.Settings()}
 def test_control_images_follow_their_images_whatever_makes_the_batches(photos, images):
     dataset = opened(photos, images)
     found, skipped = batches(dataset, images, 0)
-    missing = [reason for reason in skipped if "beside the image" in reason]
-    assert missing == (["no control image (control) beside the image"] if images is STORED else [])
+    missing = [reason for reason in skipped if "with the image" in reason]
+    assert missing == (["no control image (control) with the image"] if images is STORED else [])
     assert len({batch.pixels_BCHW.shape for batch in found}) > 1
     for batch in found:
         assert batch.valid_B.all()
@@ -200,7 +200,7 @@ def train(output_dir: Path, photos: Path, *overrides: str) -> list[dict]:
 
 def test_an_adapter_trains_on_stored_control_images(tmp_path, photos, capsys):
     train(tmp_path, photos, "loader.num_workers=1")
-    assert "no control image (control) beside the image" in capsys.readouterr().out
+    assert "no control image (control) with the image" in capsys.readouterr().out
     assert len(hinted.SEEN) >= 8
     assert all(torch.equal(255 - each["image"], each["control"][:, :3]) for each in hinted.SEEN)
 

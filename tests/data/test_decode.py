@@ -48,8 +48,8 @@ def decoded(data, **given):
 def framed(image, chosen, seed=0, key=KEY, bucket=None):
     """Frame and pixels of the image in `bucket`, or in the square of the settings' resolution."""
     bucket = bucket or Bucket(chosen.resolution, chosen.resolution)
-    frame, images = decode.cut({"image": image}, chosen, bucket, seed, key)
-    return SimpleNamespace(sizes=frame.sizes, pixels_CHW=images["image"])
+    frames, images = decode.cut({"image": image}, chosen, bucket, seed, key)
+    return SimpleNamespace(sizes=frames["image"].sizes, pixels_CHW=images["image"])
 
 
 def cut(image, chosen, seed=0, key=KEY, bucket=None):

@@ -117,7 +117,7 @@ def test_workers_change_nothing_on_any_number_of_ranks(dataset, whole):
     with workers(Collator(dataset.members, 7), sum(WORKERS)) as crew:
         for part in (crew[: WORKERS[1]], crew[WORKERS[1] :]):
             tasks = [task for _, task, _ in jobs] + [jobs[0][1]] * (2 * len(part))
-            batches = [batch for batch, _ in islice(made_by(part, iter(tasks), 2), len(jobs))]
+            batches = [batch for ((_, (batch, _)),) in islice(made_by(part, iter(tasks), 2), len(jobs))]
             for ranks in RANKS:
                 mine = [(b, last) for b, (r, _, last) in zip(batches, jobs, strict=True) if r == ranks]
                 ends = [i + 1 for i, (_, last) in enumerate(mine) if last]

@@ -35,8 +35,8 @@ def key(number: int) -> np.ndarray:
 
 
 def cut(image: np.ndarray, number: int, **given: Any) -> tuple[decode.Frame, torch.Tensor]:
-    frame, found = decode.cut({"image": image}, settings(**given), SQUARE, 1, key(number))
-    return frame, found["image"]
+    frames, found = decode.cut({"image": image}, settings(**given), SQUARE, 1, key(number))
+    return frames["image"], found["image"]
 
 
 @pytest.mark.parametrize("left", [4, 116, 226])

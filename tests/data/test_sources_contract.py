@@ -162,7 +162,7 @@ def test_a_record_is_an_image_with_a_caption(opened, split):
         assert record.key
         assert record.texts["text"].strip()
         if record.features is not None:
-            assert record.size == (40, 48)
+            assert record.sizes == {"image": (40, 48)}
             assert not record.images
         elif not isinstance(record.image, bytes):
             assert record.image.dtype == np.uint8

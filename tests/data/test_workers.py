@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from daguerre.data.dataset import open_dataset
+from daguerre.data.dataset import ReadRequest, open_dataset
 from daguerre.data.loading.collate import Collator, Task
 from daguerre.data.loading.loader import Loading
 from daguerre.data.loading.processes import Worker
 from daguerre.data.loading.workers import _received, _send, made_by, workers
+from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import LoaderSettings
 from daguerre.data.skipped import Failure
 from daguerre.data.sources import folder
@@ -29,9 +30,10 @@ from daguerre.types import Batch
 
 TRAINER = """
 import sys, time
-from daguerre.data.dataset import open_dataset
+from daguerre.data.dataset import ReadRequest, open_dataset
 from daguerre.data.loading.loader import Loading
 from daguerre.data.loading.collate import Collator
+from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import LoaderSettings
 from daguerre.data.sources import folder
 from daguerre.data.loading.workers import made_by, workers
@@ -87,6 +89,12 @@ def work(image_folder: Path) -> tuple[Collator, Iterator[Task]]:
     return Collator(loading.dataset.members, 0), (task for task, _ in loading.tasks(0))
 
 
+def batch_of(parts) -> Batch:
+    """The only one of a task."""
+    ((_, (batch, _)),) = parts
+    return batch
+
+
 def test_a_batch_arrives_as_it_was_sent():
     """Every field, of whatever type, with its layout in memory; empty ones and those that are not dense too."""
     pixels_BHWC = torch.arange(2 * 4 * 5 * 3, dtype=torch.uint8).reshape(2, 4, 5, 3)
@@ -107,10 +115,13 @@ def test_a_batch_arrives_as_it_was_sent():
         },
     )
     ours, theirs = Pipe()
-    sender = threading.Thread(target=_send, args=(theirs, (sent, [Failure(1, "y", "why")])))
+    task = Task(ReadRequest(np.zeros(2, np.int64), np.arange(2), sent.keys), Bucket(4, 5))
+    sender = threading.Thread(target=_send, args=(theirs, [(task, (sent, [Failure(1, "y", "why")]))]))
     sender.start()
-    got, failures = _received(Worker(None, ours))
+    ((of, (got, failures)),) = _received(Worker(None, ours))
     sender.join()
+    assert of.bucket == task.bucket
+    assert of.reads.numbers.tolist() == [0, 1]
     assert failures == [Failure(1, "y", "why")]
     assert (got.texts, got.names) == (sent.texts, sent.names)
     for name in ("keys", "sizes", "valid_B", "weights_B"):
@@ -211,7 +222,7 @@ def test_a_scheduler_that_ends_every_process_leaves_workers_to_the_trainer(image
         crew[0].process.send_signal(signal.SIGTERM)
         crew[0].process.send_signal(signal.SIGINT)
         crew[0].process.send_signal(signal.SIGUSR1)
-        assert len(next(made)[0].names) == 4
+        assert len(batch_of(next(made)).names) == 4
     assert crew[0].process.returncode == -signal.SIGKILL
 
 
@@ -238,4 +249,4 @@ def test_many_tasks_beside_large_answers_do_not_block_each_other(image_folder):
     tasks = (task for task, _ in loading.tasks(0))
     with workers(Collator(loading.dataset.members, 0), 1) as crew:
         made = made_by(crew, tasks, 24)
-        assert [len(next(made)[0].names) for _ in range(3)] == [512] * 3
+        assert [len(batch_of(next(made)).names) for _ in range(3)] == [512] * 3

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from daguerre import plugins
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.export import replaced
-from daguerre.conditions.condition import ConditionSettings, Images
+from daguerre.conditions.condition import ConditionSettings, ControlImages
 from daguerre.errors import UserError
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.types import CONTROLS, AdapterInputs, Cond
@@ -71,7 +71,7 @@ class Trainable(ABC):
         return {}
 
     @property
-    def images(self) -> Images:
+    def images(self) -> ControlImages:
         """The images that `condition` reads in `inputs.images` in addition to the one that is trained on, by name:
         `CONTROLS` of `types.py`, [B, 4, H, W] uint8, RGBA; see `conditions/condition.py`. None: the data source stores
         it, and samples without one are left out; settings of a condition: it is computed from the image that is trained
@@ -150,7 +150,7 @@ class Attached:
         return {name: network for each in self.trainables.values() for name, network in each.added_networks.items()}
 
     @property
-    def images(self) -> Images:
+    def images(self) -> ControlImages:
         """The images that any of them reads. UserError where two want different ones of one name."""
         found: dict[str, ConditionSettings | None] = {}
         owners: dict[str, str] = {}

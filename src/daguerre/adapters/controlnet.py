@@ -23,7 +23,7 @@ from daguerre import keys
 from daguerre.adapters.adapter import Trainable
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.export import replaced
-from daguerre.conditions.condition import Images, OptionalCondition
+from daguerre.conditions.condition import ControlImages, OptionalCondition
 from daguerre.errors import UserError
 from daguerre.models import encoders
 from daguerre.models.controlnets import controlled
@@ -124,7 +124,7 @@ class ControlNet(Trainable):
         return {self.name: Network(self.network, "control", self.kind.facts, trainable=True)}
 
     @property
-    def images(self) -> Images:
+    def images(self) -> ControlImages:
         """Its control image."""
         return {self.settings.image: self.settings.condition}
 

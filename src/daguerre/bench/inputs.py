@@ -91,7 +91,7 @@ def loaded(config: Config, parts: Components, sizes: BatchSizes, stack: ExitStac
     loading = loader.Loading(
         dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.truncated,
         Skips(config.data.max_skipped), pinned=parts.device.type == "cuda", images=parts.images,
-        columns=parts.columns,
+        columns=parts.columns, layout=parts.family.layout,
     )  # fmt: skip
     loading.skips.begin()
     batches = stack.enter_context(loading.updates(0))

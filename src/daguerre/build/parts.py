@@ -126,7 +126,14 @@ class Components:
     def images(self) -> Images:
         """The images that a batch holds beside those that are trained on: stored by the sources (None), or computed."""
         asked = (*self.objective.elements.images, *self.objective.needs.images)
-        return {**dict.fromkeys(asked), **self.attached.images}
+        rule = self.family.references
+        of_family = {} if rule is None else dict.fromkeys(rule.names, rule)
+        return {**dict.fromkeys(asked), **self.attached.images, **of_family}
+
+    @property
+    def is_ragged(self) -> bool:
+        """True where not all samples of a bucket can be computed together."""
+        return self.family.references is not None or self.family.layout is not None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -250,6 +257,13 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
     others = loss_networks.of(config.objective, family)
     parts = Components(family, objective, attached, device, numerics, config.seed, others)
     _refuse_idle_images(config, parts.images)
+    if parts.is_ragged and objective.couples_samples:
+        raise UserError(
+            f"objective.name={config.objective.name} compares the samples of a batch, and model.family="
+            f"{config.model.family} computes samples of different layouts apart: choose another objective or family",
+            code="conflict",
+            setting="objective.name",
+        )
     return parts
 
 

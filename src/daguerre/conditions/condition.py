@@ -34,6 +34,7 @@ from pydantic import AfterValidator, SerializeAsAny
 from daguerre import keys, plugins
 from daguerre.errors import UserError
 from daguerre.settings import Plugin, Settings
+from daguerre.types import References
 
 Draw = Callable[[str, int], np.ndarray]
 """draw(purpose, count): [count] float64 in [0, 1). Another purpose gives other numbers, the same one the same again."""
@@ -62,9 +63,11 @@ OptionalCondition = Annotated[SerializeAsAny[ConditionSettings] | None, Plugin("
 """Annotation of the setting of an adapter that reads a control image: `condition: OptionalCondition = None`, where None
 is an image that the data source stores. Recipes write `condition: canny` or `condition: {name: canny, low: 50}`."""
 
-Images = Mapping[str, ConditionSettings | None]
-"""Further images that are wanted with those that are trained on, by name: computed, or stored by the data source
-(None)."""
+ControlImages = Mapping[str, ConditionSettings | None]
+"""Images that adapters read, by name: computed, or stored by the data source (None)."""
+Images = Mapping[str, ConditionSettings | References | None]
+"""Further images that are wanted with those that are trained on, by name: computed, or stored by the data source (None,
+or the rule by which a family reads reference images)."""
 NO_IMAGES: Images = {}
 
 
@@ -79,8 +82,15 @@ def computed(settings: ConditionSettings, pixels_HWC: np.ndarray, draw: Draw) ->
 def check(images: Images) -> None:
     """UserError where something is missing that the conditions of these images need."""
     for settings in images.values():
-        if settings is not None and (own := getattr(plugins.find("conditions", settings.name), "check", None)):
+        if isinstance(settings, ConditionSettings) and (
+            own := getattr(plugins.find("conditions", settings.name), "check", None)
+        ):
             own(settings)
+
+
+def references(images: Images) -> References | None:
+    """The rule of the reference images among these; None where there are none."""
+    return next((asked for asked in images.values() if isinstance(asked, References)), None)
 
 
 def with_alpha(pixels_HWC: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -31,7 +31,7 @@ from daguerre.data.settings import SharedSettings, SourceSettings
 from daguerre.data.skipped import SkipReport
 from daguerre.data.source import RemoteSource, Source, Split
 from daguerre.errors import UserError
-from daguerre.types import Record
+from daguerre.types import REFERENCES, Record
 
 
 class Member(NamedTuple):
@@ -53,6 +53,10 @@ class ReadRequest(NamedTuple):
     def part(self, start: int, stop: int) -> ReadRequest:
         """Samples `start` to `stop` of these."""
         return ReadRequest(*(array[start:stop] for array in self))
+
+    def at(self, rows: Sequence[int]) -> ReadRequest:
+        """These samples alone."""
+        return ReadRequest(*(array[list(rows)] for array in self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,22 +185,24 @@ class Dataset:
                 counts += member.settings.repeats * np.bincount(chosen.buckets, minlength=len(self.buckets))
         listed = isinstance(self.settings.buckets.aspects, tuple)
         return skipped.merged(
-            selection.unfilled(counts, self.buckets, batch_size, listed), self._lacking(_stored(images))
+            selection.unfilled(counts, self.buckets, batch_size, listed), self._lacking(kinds.stored(images))
         )
 
     def check_present(self, images: Images) -> None:
         """UserError where no sample has one of the further images."""
-        for name in _stored(images):
-            if not any(self._share_with(name)):
-                raise UserError(kinds.nowhere(name), code="missing" if kinds.is_needed(name) else "unused")
+        for name, needed in kinds.stored(images).items():
+            if (needed or name not in REFERENCES) and not any(self._share_with(name)):
+                raise UserError(kinds.nowhere(name), code="missing" if needed else "unused")
 
-    def _lacking(self, images: Iterable[str]) -> SkipReport:
+    def _lacking(self, images: Mapping[str, bool]) -> SkipReport:
         found: skipped.Counts = {}
-        for name in images:
+        for name, needed in images.items():
+            if name in REFERENCES[1:] and not needed:
+                continue  # samples have as many as they have
             shares = zip(self.selections, self._share_with(name), strict=True)
             count = sum(round((1 - share) * len(chosen.numbers)) for chosen, share in shares if chosen is not None)
             if count:
-                found[kinds.lacking(name)] = {"count": count, "examples": [], "kept": not kinds.is_needed(name)}
+                found[kinds.lacking(name, needed)] = {"count": count, "examples": [], "kept": not needed}
         return found
 
     def _share_with(self, name: str) -> list[float]:
@@ -245,10 +251,6 @@ def number_of(record: Record, column: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _stored(images: Images) -> list[str]:
-    return [name for name, condition in images.items() if condition is None]
-
-
 def open_dataset(
     settings: SharedSettings, split: Split, images: Images = NO_IMAGES, columns: Sequence[str] = ()
 ) -> Dataset:
@@ -264,7 +266,7 @@ def open_datasets(
     out. UserError where a condition lacks what it needs, or where no sample has such a number."""
     conditions.check(images)
     weights = tuple(settings.shares())
-    needed = [name for name in _stored(images) if kinds.is_needed(name)]
+    needed = [name for name, is_needed in kinds.stored(images).items() if is_needed]
     opened = [_opened(name, own, splits, needed, columns) for name, own in settings.named().items()]
     bucketing.check_not_idle(settings)
     buckets = bucketing.buckets(settings)

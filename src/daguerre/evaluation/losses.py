@@ -71,7 +71,9 @@ def by_sample(parts: Components, held_out: Dataset, quantiles: Sequence[float], 
     rows: list[np.ndarray] = []
     total = num_samples if held_out.size is None else min(num_samples, held_out.size)
     with Counter("validation loss", total) as counter:
-        made = loader.fixed_batches(held_out, num_samples, lambda _: _BATCH, images=parts.images, columns=parts.columns)
+        made = loader.fixed_batches(
+            held_out, num_samples, lambda _: _BATCH, images=parts.images, columns=parts.columns, alone=parts.is_ragged
+        )
         for batch, found_at in one_behind((batch, [*parts.losses_at(batch, quantiles)]) for batch in made):
             each = (terms.loss_B if terms.raw_loss_B is None else terms.raw_loss_B for terms in found_at)
             columns = [loss_B.double().cpu().numpy() for loss_B in each]

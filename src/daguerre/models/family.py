@@ -21,7 +21,7 @@ Cond belongs to the family: `net` takes out what `encode` and `encode_prompts` p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
@@ -35,7 +35,19 @@ from daguerre.models import compatibility, encoders
 from daguerre.models.network import Network, block_classes
 from daguerre.models.settings import reachable
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
-from daguerre.types import IMAGE, NUMBERS, OF_IMAGES, OF_TEXTS, TOKENS, Batch, Cond, Latents, Prompt
+from daguerre.types import (
+    IMAGE,
+    NUMBERS,
+    OF_IMAGES,
+    OF_TEXTS,
+    REFERENCES,
+    TOKENS,
+    Batch,
+    Cond,
+    Latents,
+    Prompt,
+    References,
+)
 
 if TYPE_CHECKING:
     from daguerre.models.components import ComponentLoader
@@ -100,6 +112,15 @@ class TextConditioner(Protocol):
         """Files that belong to the weights (a tokenizer's), by relative path, for checkpoints."""
 
 
+@runtime_checkable
+class ReferenceText(TextConditioner, Protocol):
+    """A TextConditioner that reads the reference images of a sample with its caption; others need none of this."""
+
+    def tokens_of(self, texts: Sequence[str], references: Sequence[Tensor]) -> Cond:
+        """As `tokens`, of texts with these images [B, 3, h, w] uint8, in their order: all that `features` reads of them
+        is among the tokens. The empty text is read with them, too. Called by several threads."""
+
+
 class Exporter(Protocol):
     """Writes what the networks' usual library opens."""
 
@@ -161,6 +182,12 @@ class Family:
     """Names of the images of a prompt that `prompt_condition` reads."""
     encodes: bool = True
     """False for a family that makes images of clean samples, and no clean samples of images."""
+    references: References | None = None
+    """The reference images that its conditioning reads, and in which sizes; None for none. What the image encoder makes
+    of them is among the moments that `batch_condition` gets, as `reference.NAME`, `reference_2.NAME` and so on."""
+    layout: Callable[[Batch], Sequence[Hashable]] | None = None
+    """By the draws of a batch, a key of each row, where not all rows can be computed together, such as the length of
+    captions that must not be padded. Reference images of other sizes are apart anyway."""
     uncached_images: str = ""
     """Reason for which `batch_condition` needs the images themselves, so moments do not stand in for them."""
     output: Enlarging | None = None
@@ -261,8 +288,13 @@ class Family:
         """All that `encode` reads of a batch which is no image and not random, on the CPU: the tokens of captions whose
         features are not cached, and numbers."""
         is_cached = any(name.startswith(OF_TEXTS) for name in batch.features)
-        tokens = {} if self.text is None or is_cached else self.text.tokens(batch.texts)
+        tokens = {} if is_cached else self._tokens(batch.texts, batch.references)
         return {TOKENS + name: rows for name, rows in tokens.items()} | self.numbers(batch)
+
+    def _tokens(self, texts: Sequence[str], references: Sequence[Tensor]) -> Cond:
+        if isinstance(self.text, ReferenceText):
+            return self.text.tokens_of(texts, [pixels.cpu() for pixels in references])
+        return {} if self.text is None else self.text.tokens(texts)
 
     def numbers(self, batch: Batch) -> dict[str, Tensor]:
         """The numbers among what is `told`: those that belong to one image of the batch."""
@@ -287,17 +319,28 @@ class Family:
         told = batch.draws if is_told else {name: rows.to(device) for name, rows in self.told(batch).items()}
         with torch.autocast(device.type, enabled=False):
             texts = cached(batch.features, OF_TEXTS) or self._of_tokens(_named(told, TOKENS))
+            of_references = self._of_references(batch)
         batch = replace(batch, draws={**batch.draws, **told})
-        found = {IMAGE: self._of_image(batch, texts)}
-        return found | {name: self._of_image(batch.of(name), texts) for name in targets}
+        found = {IMAGE: self._of_image(batch, texts, of_references)}
+        return found | {name: self._of_image(batch.of(name), texts, of_references) for name in targets}
 
-    def _of_image(self, batch: Batch, texts: Cond) -> tuple[Tensor, Cond]:
+    def _of_references(self, batch: Batch) -> Moments:
+        """Moments of the reference images, each under the name of its image: no noise is ever added to them."""
+        found: dict[str, Tensor] = {}
+        for name in REFERENCES if self.references is not None else ():
+            moments = cached(batch.features, f"{name}.")
+            if not moments and name in batch.images:
+                moments = dict(self.images.encode(batch.images[name]))
+            found |= {f"{name}.{moment}": rows for moment, rows in moments.items()}
+        return found
+
+    def _of_image(self, batch: Batch, texts: Cond, of_references: Moments) -> tuple[Tensor, Cond]:
         """Clean samples of the image that is trained on, and their conditioning with that of the captions."""
         device = self.device
         with torch.autocast(device.type, enabled=False):
             moments = cached(batch.features, OF_IMAGES) or self.images.encode(batch.pixels_BCHW)
             x0 = self.images.latents(moments, batch.draws)
-        more = {**_named(batch.draws, NUMBERS), **self.batch_condition(batch, moments)}
+        more = {**_named(batch.draws, NUMBERS), **self.batch_condition(batch, {**moments, **of_references})}
         return x0, {**texts, **{name: rows.to(device) for name, rows in more.items()}}
 
     def _of_tokens(self, tokens: Cond) -> Cond:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from daguerre.build.parts import Components
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
-from daguerre.conditions.condition import Images, computed, drawing
+from daguerre.conditions.condition import ControlImages, computed, drawing
 from daguerre.config.config import Config
 from daguerre.errors import UserError
 from daguerre.generation import generate, prompt_syntax
@@ -71,7 +71,7 @@ def with_images(
     return found
 
 
-def control_images(wanted: Images, pixels_HWC: np.ndarray, number: int) -> dict[str, np.ndarray]:
+def control_images(wanted: ControlImages, pixels_HWC: np.ndarray, number: int) -> dict[str, np.ndarray]:
     """The control images of an image [H, W, 3] uint8, as the conditions compute them; `number` is its seed."""
     return {
         name: computed(condition, pixels_HWC, drawing(0, name, (number, 0, 0)))

@@ -247,7 +247,8 @@ def _loading(
     return loader.Loading(
         dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.truncated, skips,
         state.sharding.rank, state.sharding.ranks, pinned=parts.device.type == "cuda", images=parts.images,
-        columns=parts.columns,
+        columns=parts.columns, layout=parts.family.layout,
+        agreed=lambda count: max(state.sharding.gather(count)),
     )  # fmt: skip
 
 

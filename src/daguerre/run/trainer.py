@@ -163,6 +163,7 @@ def validate(run: Run) -> None:
             sharding.ranks,
             run.parts.images,
             run.parts.columns,
+            run.parts.is_ragged,
         )
         values = validation.validation_losses(named(run, made), run.parts.losses_at, settings.num_levels, sharding)
     if values:

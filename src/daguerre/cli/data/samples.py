@@ -1,6 +1,5 @@
 """Samples as training makes them in its first epoch, for people to look at: captions, frames and pixels."""
 
-import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -11,12 +10,12 @@ from torch import Tensor
 from daguerre.cli.data.opened import Opened, is_remote
 from daguerre.conditions.condition import NO_IMAGES, Images
 from daguerre.data import captions
-from daguerre.data.images import decode, headers
+from daguerre.data.images import decode, references
 from daguerre.data.images.decode import Frame
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.plan import buckets as bucketing
 from daguerre.data.settings import SourceSettings
-from daguerre.types import IMAGE, Record
+from daguerre.types import IMAGE, REFERENCES, Record, References
 
 _READERS = 8
 """Threads that read remote samples."""
@@ -75,18 +74,12 @@ def framed(
     """The sample's frame and its images as training has them, in its bucket, [C, H, W] uint8 each: all that it has, and
     those to be computed. Raises `Undecodable`."""
     images = sample.record.images
-    height, width = upright_px(images[IMAGE], settings)
+    height, width = decode.upright_px(images[IMAGE], settings.formats)
     number = int(bucketing.assign(settings, np.array([height]), np.array([width]), sample.key[:1]).numbers[0])
     if number < 0:
         raise Undecodable(bucketing.TOO_SMALL)
-    stored = dict.fromkeys(name for name in images if name != IMAGE)
+    stored = dict.fromkeys(name for name in images if name != IMAGE and name not in REFERENCES)
     bucket, wanted = bucketing.buckets(settings)[number], {**stored, **computed}
     frames, cut = decode.cut(images, settings, bucket, seed, sample.key, wanted)
-    return frames[IMAGE], cut
-
-
-def upright_px(image: bytes | np.ndarray, settings: SourceSettings) -> tuple[int, int]:
-    """Height and width of an image. `Undecodable` if its header does not tell."""
-    if isinstance(image, np.ndarray):
-        return image.shape[0], image.shape[1]
-    return headers.upright_size(io.BytesIO(image), settings.formats)
+    read = references.frames(images, References(most=len(REFERENCES)), settings.formats)
+    return frames[IMAGE], cut | references.cut(images, read, settings)

@@ -41,7 +41,7 @@ from daguerre.data import skipped
 from daguerre.data.images.headers import Undecodable
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, Settings
-from daguerre.types import CONTROLS
+from daguerre.types import CONTROLS, IMAGE
 
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 _SHEET_PX = 1600
@@ -121,14 +121,20 @@ def _cells(request: Request[Options], lost: skipped.Counts) -> list[Cell]:
             except Undecodable as error:
                 skipped.add(lost, str(error), found.record.key)
                 continue
-            side_by_side = torch.cat([_shown(pixels_CHW) for pixels_CHW in cut.values()], dim=2)
+            height = cut[IMAGE].shape[1]
+            side_by_side = torch.cat([_shown(pixels_CHW, height) for pixels_CHW in cut.values()], dim=2)
             pixels = np.ascontiguousarray(side_by_side.permute(1, 2, 0).numpy())
             cells.append(Cell(Image.fromarray(pixels), found.caption, _note(frame.sizes)))
     return cells
 
 
-def _shown(pixels_CHW: torch.Tensor) -> torch.Tensor:
-    """[3, H, W] uint8 of grey, RGB, or RGBA, in which a checkerboard stands for what is unknown."""
+def _shown(pixels_CHW: torch.Tensor, height: int) -> torch.Tensor:
+    """[3, height, W] uint8 of grey, RGB, or RGBA, in which a checkerboard stands for what is unknown; a reference image
+    has another height, and is resized to this one."""
+    if pixels_CHW.shape[1] != height:
+        image = Image.fromarray(np.ascontiguousarray(pixels_CHW.permute(1, 2, 0).numpy()))
+        resized = image.resize((max(1, image.width * height // image.height), height), Image.Resampling.LANCZOS)
+        return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
     if len(pixels_CHW) < 4:
         return pixels_CHW.expand(3, -1, -1)
     down_H, right_W = (torch.arange(side) // _CHECK_PX for side in pixels_CHW.shape[1:])

@@ -149,7 +149,7 @@ def _inspect(sample: Seen, data: Opened, found: Inspection, shown: bool, seed: i
         found.captions.append(sample.caption)
     try:
         if data.index is None:
-            found.sizes_px.append(samples.upright_px(sample.record.image, data.settings))
+            found.sizes_px.append(decode.upright_px(sample.record.image, data.settings.formats))
         if shown:
             found.examples.append(_example(sample, data.settings, seed))
     except Undecodable as error:

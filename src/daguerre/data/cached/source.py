@@ -23,7 +23,7 @@ from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import SharedSettings
 from daguerre.data.skipped import SkipReport
 from daguerre.data.source import Source
-from daguerre.types import OF_IMAGES, OF_TEXTS, Record
+from daguerre.types import IMAGE, OF_IMAGES, OF_TEXTS, Record
 
 if TYPE_CHECKING:
     from daguerre.data.images.decode import Frame  # imports torch, which a source does without
@@ -148,7 +148,7 @@ class CachedSource:
             images = {name: held[name] for name in self.reads if name in held}
         features = SampleFeatures(fact.image, self.settings, self.images, self.texts)
         metadata = {name: self._columns[_number(name)][number].as_py() for name in self.columns}
-        return Record(self.name(number), images, fact.texts, metadata, (fact.height, fact.width), features)
+        return Record(self.name(number), images, fact.texts, metadata, {IMAGE: (fact.height, fact.width)}, features)
 
     def features(self, height_px: int, width_px: int) -> dict[str, np.ndarray]:
         told = dict(self.shapes).get((height_px, width_px), {})

@@ -5,7 +5,7 @@ are chosen in `buckets.py`; families scale to [-1, 1].
 """
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -21,11 +21,11 @@ from daguerre import keys
 from daguerre.conditions import condition as conditions
 from daguerre.conditions.condition import NO_IMAGES, ConditionSettings, Images
 from daguerre.data.images import kinds, saliency
-from daguerre.data.images.headers import BROKEN, PIXEL_LIMIT, Undecodable, opened, orientation
+from daguerre.data.images.headers import BROKEN, PIXEL_LIMIT, Undecodable, opened, orientation, upright_size
 from daguerre.data.images.kinds import KINDS
 from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import SharedSettings
-from daguerre.types import IMAGE
+from daguerre.types import IMAGE, References
 
 _TORCH_FILTERS = frozenset({"bilinear", "bicubic"})  # the ones torch has with antialias for uint8: 6-9 times as fast
 _PILLOW_FILTERS: Mapping[str, Image.Resampling] = MappingProxyType(
@@ -139,33 +139,44 @@ def cut(
     seed: int,
     key: np.ndarray,
     wanted: Images = NO_IMAGES,
-    size: tuple[int, int] | None = None,
+    sizes: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> tuple[dict[str, Frame], dict[str, Tensor]]:
     """The images of a record in the shape of `bucket`, each [C, H, W] uint8: the one that is trained on, and those that
     are wanted (of `KINDS`), as far as it has them. One with a condition is computed from the first, as it is cut. The
-    frames are those of the images that have one of their own, the first among them. Where only its features are read,
-    the first is absent, and has this upright height and width. Raises `Undecodable`."""
+    frames are those of the images that have one of their own, the first among them. An image of which only features are
+    read is absent, and has its upright height and width in `sizes`. Reference images are `references.py`'s. Raises
+    `Undecodable`."""
     found: dict[str, Tensor] = {}
     frames: dict[str, Frame] = {}
     if IMAGE in images:
         frames[IMAGE], found[IMAGE] = _scene(images[IMAGE], settings, bucket, seed, key)
     else:
-        assert size is not None, "without its image a record says how large that is"
-        frames[IMAGE] = frame(size, settings, bucket, seed, key)
+        frames[IMAGE] = frame(sizes[IMAGE], settings, bucket, seed, key)
     for name, condition in wanted.items():
         kind = KINDS[name]
+        if isinstance(condition, References):
+            continue  # in data/images/references.py, as a sample has as many as it has
         if condition is not None:
             found[name] = _computed(condition, found[IMAGE], conditions.drawing(seed, name, key))
         elif name in images and kind.is_scene:
             with kinds.named(name):
                 # By the same key: a pair is flipped and cropped together, so nothing but the pictures tells them apart.
                 frames[name], found[name] = _scene(images[name], settings, bucket, seed, key)
+        elif name in sizes:
+            frames[name] = frame(sizes[name], settings, bucket, seed, key)
         elif name in images:
             pixels_HWC = beside(name, images[name], frames[IMAGE].size, settings, bucket)
             found[name] = _decided(frames[IMAGE].apply(pixels_HWC, kind.interpolation))
         elif kind.absent is None:
-            raise Undecodable(kinds.lacking(name))
+            raise Undecodable(kinds.lacking(name, needed=True))
     return frames, found
+
+
+def upright_px(image: bytes | np.ndarray, formats: Sequence[str]) -> tuple[int, int]:
+    """Height and width of an image. `Undecodable` if its header does not tell."""
+    if isinstance(image, np.ndarray):
+        return image.shape[0], image.shape[1]
+    return upright_size(io.BytesIO(image), formats)
 
 
 def _scene(

@@ -1,7 +1,8 @@
 """Kinds of images that a sample may have with the one that is trained on, and how each is read. No torch here.
 
 A source puts them into `Record.images` under these names. Masks and control images show the scene of the image, and are
-cropped as the image itself (`decode.Frame`); a target shows a scene of its own.
+cropped as the image itself (`decode.Frame`); a target shows a scene of its own, and so does a reference image, which
+also keeps its size.
 """
 
 import io
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from daguerre.conditions.condition import Images
 from daguerre.data.images import headers
 from daguerre.data.images.headers import Undecodable
-from daguerre.types import CONTROLS, MASK, TARGETS
+from daguerre.types import CONTROLS, MASK, REFERENCES, TARGETS, References
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Kind:
     """Settings of sources that say where it is: a name, or {name of the image: name} for several."""
     absent: int | None
     """Value of every pixel if a sample has none; None: such a sample is left out, and counted."""
+    without: str = ""
+    """What holds for a sample that is kept without one, for messages."""
     otherwise: str = ""
     """A way to do without stored ones, for messages."""
     is_scene: bool = False
@@ -43,19 +47,34 @@ class Kind:
 
 
 _MASK = Kind(
-    1, "mask", "objective.mask", ("mask_dir", "mask_column"), absent=255, interpolation="area", under="#000000"
-)
+    1, "mask", "objective.mask", ("mask_dir", "mask_column"), absent=255, without=": all of it counts",
+    interpolation="area", under="#000000",
+)  # fmt: skip
 _CONTROL = Kind(
     4, "control image", "an adapter", ("control_dir", "control_column"), absent=None,
     otherwise="let it be computed, such as adapter.condition=canny (docs/conditions.md)",
 )  # fmt: skip
 _REJECTED = Kind(3, "rejected image", "an objective", ("rejected_dir", "rejected_column"), absent=None, is_scene=True)
+_REFERENCE = Kind(
+    3, "reference image", "a family", ("reference_dir", "reference_column"), absent=0,
+    without=": from its caption alone", is_scene=True,
+)  # fmt: skip
 KINDS: Mapping[str, Kind] = MappingProxyType(
-    {MASK: _MASK, **dict.fromkeys(CONTROLS, _CONTROL), **dict.fromkeys(TARGETS, _REJECTED)}
+    {
+        MASK: _MASK,
+        **dict.fromkeys(CONTROLS, _CONTROL),
+        **dict.fromkeys(TARGETS, _REJECTED),
+        **dict.fromkeys(REFERENCES, _REFERENCE),
+    }
 )
 """By name."""
 ControlName = Literal["control", "control_2", "control_3", "control_4"]
 """One of `CONTROLS`."""
+ReferenceName = Literal[
+    "reference", "reference_2", "reference_3", "reference_4", "reference_5", "reference_6", "reference_7",
+    "reference_8", "reference_9", "reference_10",
+]  # fmt: skip
+"""One of `REFERENCES`."""
 _SUFFIXES: Mapping[str, str] = {**{f".{name}": name for name in KINDS}, "-masklabel": MASK, "-condlabel": CONTROLS[0]}
 """Endings of their names in a folder; the last two are OneTrainer's."""
 
@@ -81,22 +100,28 @@ def places(settings: object, which: Literal["dir", "column"]) -> list[tuple[str,
     return found
 
 
-def lacking(name: str) -> str:
-    """The reason for a sample without this image."""
-    word = KINDS[name].word
-    return f"no {word} ({name}) with the image" if is_needed(name) else f"kept without a {word}: all of it counts"
+def lacking(name: str, needed: bool) -> str:
+    """The reason for a sample without this image, which is left out where the image is needed."""
+    kind = KINDS[name]
+    return f"no {kind.word} ({name}) with the image" if needed else f"kept without a {kind.word}{kind.without}"
 
 
-def is_needed(name: str) -> bool:
-    """True if a sample without this image is left out."""
-    return KINDS[name].absent is None
+def stored(images: Images) -> dict[str, bool]:
+    """The images among these that the sources store, by name: whether a sample without one is left out."""
+    found = {}
+    for name, asked in images.items():
+        if isinstance(asked, References):
+            found[name] = REFERENCES.index(name) < asked.least
+        elif asked is None:
+            found[name] = KINDS[name].absent is None
+    return found
 
 
 def nowhere(name: str) -> str:
     """The message where no sample has this image."""
     kind, (folder, column) = KINDS[name], KINDS[name].settings
     where = f"cat.{name}.png next to cat.jpg, data.{folder}, or data.{column} of a table (docs/data.md)"
-    if is_needed(name):
+    if kind.absent is None or kind is _REFERENCE:
         return (
             f"no sample has a {kind.word} ({name}), which {kind.reader} of the recipe reads: add one to the samples, "
             f"{where}{kind.otherwise and '; or ' + kind.otherwise}"

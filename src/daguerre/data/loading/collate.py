@@ -1,7 +1,7 @@
 """Micro-batches of given samples: read, decoded and captioned. Planning and counting is `data/loading/loader.py`."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import NamedTuple, TypeVar
@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from daguerre.conditions import condition as conditions
 from daguerre.conditions.condition import Images
 from daguerre.data import captions
 from daguerre.data.alternatives import SEVERAL_LINES
 from daguerre.data.cached import rows
 from daguerre.data.cached.rows import BFLOAT16
 from daguerre.data.dataset import Member, ReadRequest, number_of
-from daguerre.data.images import decode
+from daguerre.data.images import decode, references
 from daguerre.data.images.decode import Frame
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.images.kinds import KINDS
@@ -25,33 +26,110 @@ from daguerre.data.plan.selection import no_number
 from daguerre.data.skipped import Failure
 from daguerre.data.source import FeatureSource, MendingSource
 from daguerre.errors import UserError
-from daguerre.types import IMAGE, OF_IMAGES, Batch, Features, Record
+from daguerre.types import IMAGE, OF_IMAGES, REFERENCES, TARGETS, Batch, Features, Record, References
 
 Read = TypeVar("Read")
+Row = Mapping[str, np.ndarray]
+"""Features of a sample by name."""
+Layout = tuple[tuple[int, int], ...]
+"""Heights and widths of a sample's reference images, in their order."""
 _MASK = "_mask"
 ATTEMPTS = 4
 FIRST_PAUSE_SECONDS = 0.2
 
 
 class Task(NamedTuple):
-    """A micro-batch to collate."""
+    """A micro-batch to collate; or, where `largest` is set, the samples of an update, which become several
+    (`layouts.py`)."""
 
     reads: ReadRequest
     bucket: Bucket
+    largest: int = 0
+    """Most samples of one of several micro-batches."""
+    max_pixels: int | None = None
+    """Most pixels of one of them with its reference images, if it has more than one sample."""
+
+    def at(self, rows: Sequence[int]) -> "Task":
+        """The task of these samples alone."""
+        return self._replace(reads=self.reads.at(rows))
 
 
 Collated = tuple[Batch, list[Failure]]
 
 
-def absent(names: Iterable[str], size: int, bucket: Bucket) -> dict[str, Tensor]:
-    """The images by name of samples that have none, [B, C, H, W] uint8 each."""
-    return {name: _empty(size, bucket, KINDS[name].channels, KINDS[name].absent or 0) for name in names}
+class Sample(NamedTuple):
+    """One sample as it goes into a batch."""
+
+    frames: Mapping[str, Frame]
+    images: Mapping[str, Tensor]
+    features: Mapping[str, np.ndarray]
+    numbers: Mapping[str, float]
+
+
+def absent(images: Images, size: int, bucket: Bucket) -> dict[str, Tensor]:
+    """The images by name of samples that have none, [B, C, H, W] uint8 each; of reference images the least number that
+    the family reads, but one at least, about as large as the bucket."""
+    scenes = [name for name in images if name not in REFERENCES]
+    found = {name: _empty(size, bucket, KINDS[name].channels, KINDS[name].absent or 0) for name in scenes}
+    rule = conditions.references(images)
+    return found if rule is None else found | _blank(rule, max(1, rule.least), size, bucket)
+
+
+def _blank(rule: References, count: int, size: int, bucket: Bucket) -> dict[str, Tensor]:
+    frame = references.frame((bucket.height_px, bucket.width_px), rule)
+    return {name: _empty(size, Bucket(frame.height_px, frame.width_px), 3) for name in REFERENCES[:count]}
 
 
 def _empty(size: int, bucket: Bucket, channels: int, value: int = 0) -> Tensor:
+    # Filled by numpy: a large torch operation here would start a second team of OpenMP threads beside the trainer's,
+    # and with more threads than cores OpenMP's waits fall asleep (measured: 1.5 times slower training on two cores).
+    # Channels stand last in memory, as decoders give them and networks are fastest with.
     shape = (size, bucket.height_px, bucket.width_px, channels)
     pixels_BHWC = np.full(shape, value, dtype=np.uint8) if value else np.zeros(shape, dtype=np.uint8)
     return torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2)
+
+
+class _Rows:
+    """A micro-batch in the making: each sample is copied to its row as soon as it is cut, as what it was cut from may
+    be many times larger."""
+
+    def __init__(self, size: int, bucket: Bucket, images: Images, columns: Sequence[str], lacking: Row) -> None:
+        pixels = {} if any(name.startswith(OF_IMAGES) for name in lacking) else {IMAGE: _empty(size, bucket, 3)}
+        self._rule, self._lacking, self._bucket = conditions.references(images), lacking, bucket
+        scenes = {name: asked for name, asked in images.items() if name not in REFERENCES}
+        self.images = pixels | absent(scenes, size, bucket)
+        self.features: list[Row] = [{} for _ in range(size)]
+        self.texts = [""] * size
+        self.sizes = np.zeros((size, 6), dtype=np.int32)
+        self.sizes[:, 4:] = bucket.height_px, bucket.width_px
+        self.sizes_of = {name: self.sizes.copy() for name in images if name in TARGETS}
+        self.columns = {name: np.zeros(size, dtype=np.float32) for name in columns}
+
+    def put(self, row: int, sample: Sample) -> None:
+        """Fills a row. Reference images have the sizes of those of the first sample."""
+        for name, pixels_CHW in sample.images.items():
+            if name not in self.images:
+                _, height, width = pixels_CHW.shape
+                self.images[name] = _empty(len(self.texts), Bucket(height, width), 3)
+            self.images[name].permute(0, 2, 3, 1).numpy()[row] = pixels_CHW.numpy().transpose(1, 2, 0)
+        self.features[row] = sample.features
+        self.sizes[row] = sample.frames[IMAGE].sizes
+        for name, own in self.sizes_of.items():
+            own[row] = sample.frames[name].sizes
+        for name, value in sample.numbers.items():
+            self.columns[name][row] = value
+
+    def batch(self, reads: ReadRequest, names: list[str], failures: list[Failure], weights_B: Tensor | None) -> Batch:
+        """The batch, once all rows are filled that can be."""
+        size = len(names)
+        if self._rule is not None and len(failures) == size:  # none says how many references there are
+            self.images |= _blank(self._rule, self._rule.least, size, self._bucket)
+        features = {name: _tensor(array) for name, array in stacked(self.features, self._lacking).items()}
+        columns = {name: torch.from_numpy(array) for name, array in self.columns.items()}
+        return Batch(
+            reads.keys, self.images, self.texts, valid_B(size, failures), names, self.sizes, {}, weights_B, features,
+            self.sizes_of, columns,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,65 +143,56 @@ class Collator:
     columns: tuple[str, ...] = ()
     """Numbers of the metadata to have, by name."""
 
-    def collate(self, task: Task) -> Collated:
-        """The micro-batch, and the samples that could not be used. UserError if a sample cannot be read."""
-        reads, bucket = task
-        size = len(reads.numbers)
-        # Filled by numpy: a large torch operation here would start a second team of OpenMP threads beside the
-        # trainer's, and with more threads than cores OpenMP's waits fall asleep (measured: 1.5 times slower training on
-        # two cores).
-        # Channels stand last in memory, as decoders give them and networks are fastest with.
-        lacking = self._features(bucket)
-        pixels = {} if any(name.startswith(OF_IMAGES) for name in lacking) else {IMAGE: _empty(size, bucket, 3)}
-        tensors = pixels | absent(self.images, size, bucket)
-        images = {name: tensor.permute(0, 2, 3, 1).numpy() for name, tensor in tensors.items()}
-        features: list[Mapping[str, np.ndarray]] = [{} for _ in range(size)]
-        sizes = np.zeros((size, 6), dtype=np.int32)
-        sizes[:, 4:] = bucket.height_px, bucket.width_px
-        sizes_of = {name: sizes.copy() for name in self.images if KINDS[name].is_scene}
-        columns = {name: np.zeros(size, dtype=np.float32) for name in self.columns}
-        texts, names, failures, notes = [""] * size, [], [], []
-        for row in range(size):
+    def collate(self, task: Task, records: Sequence[Record | Undecodable] | None = None) -> Collated:
+        """The micro-batch, and the samples that could not be used. `records` are those that were read before; their
+        reference images have the same sizes. UserError if a sample cannot be read."""
+        reads, names = task.reads, list[str]()
+        failures, notes = list[Failure](), list[Failure]()
+        made = _Rows(len(reads.numbers), task.bucket, self.images, self.columns, self._features(task.bucket))
+        for row in range(len(reads.numbers)):
             settings, source, _ = self.members[reads.members[row]]
             number = int(reads.numbers[row])
             with _Named(f"number {number} of {settings.source}"):
                 names.append(retrying(source.name, number))
             try:
                 with _Named(names[row]):
-                    record, texts[row] = self._said(task, row)
+                    record = self.record(task, row) if records is None else records[row]
+                    if isinstance(record, Undecodable):
+                        raise record
+                    made.texts[row] = text = captions.choose(record, settings, self.seed, reads.keys[row])
                     if captions.is_joined_of_lines(record.texts, settings):
                         notes.append(Failure(row, names[row], SEVERAL_LINES, kept=True))
-                    frames, cut = self._cut(task, row, record)
-                    numbers = self._numbers(record)
-                    if record.features is not None:
-                        features[row] = _read(record.features, frames[IMAGE], texts[row])
+                    made.put(row, self._sample(task, row, record, text))
             except Undecodable as error:
                 failures.append(Failure(row, names[row], str(error)))
-                continue
-            for name in images.keys() & cut.keys():
-                images[name][row] = cut[name].numpy().transpose(1, 2, 0)
-            sizes[row] = frames[IMAGE].sizes
-            for name, own in sizes_of.items():
-                own[row] = frames[name].sizes
-            for name, value in numbers.items():
-                columns[name][row] = value
-        cached = {name: _tensor(array) for name, array in stacked(features, lacking).items()}
-        valid, weights_B = valid_B(size, failures), self.weights_B(reads)
-        batch = Batch(reads.keys, tensors, texts, valid, names, sizes, {}, weights_B, cached, sizes_of)
-        batch = replace(batch, columns={name: torch.from_numpy(own) for name, own in columns.items()})
-        return batch, failures + notes
+        return made.batch(reads, names, failures, self.weights_B(reads)), failures + notes
 
-    def _said(self, task: Task, row: int) -> tuple[Record, str]:
-        """A sample of a micro-batch, and its caption. `Undecodable`."""
-        settings, source, _ = self.members[task.reads.members[row]]
-        record = retrying(source.record, int(task.reads.numbers[row]))
-        return record, captions.choose(record, settings, self.seed, task.reads.keys[row])
+    def record(self, task: Task, row: int) -> Record | Undecodable:
+        """A sample as its source has it, or the reason why it cannot be used. UserError if it cannot be read."""
+        source = self.members[task.reads.members[row]].source
+        try:
+            return retrying(source.record, int(task.reads.numbers[row]))
+        except Undecodable as error:
+            return error
 
-    def _cut(self, task: Task, row: int, record: Record) -> tuple[dict[str, Frame], dict[str, Tensor]]:
-        """The parts of its images that are taken, and these. `Undecodable`."""
-        settings = self.members[task.reads.members[row]].settings
-        key = task.reads.keys[row]
-        return decode.cut(record.images, settings, task.bucket, self.seed, key, self.images, record.size)
+    def layout(self, task: Task, row: int, record: Record) -> Layout:
+        """Heights and widths of a sample's reference images, in their order. `Undecodable`."""
+        rule = conditions.references(self.images)
+        if rule is None:
+            return ()
+        formats = self.members[task.reads.members[row]].settings.formats
+        each = references.frames(record.images, rule, formats, record.sizes).values()
+        return tuple((frame.height_px, frame.width_px) for frame in each)
+
+    def _sample(self, task: Task, row: int, record: Record, text: str) -> Sample:
+        """`Undecodable` where it cannot be used."""
+        settings, key = self.members[task.reads.members[row]].settings, task.reads.keys[row]
+        frames, images = decode.cut(record.images, settings, task.bucket, self.seed, key, self.images, record.sizes)
+        if (rule := conditions.references(self.images)) is not None:
+            chosen = references.frames(record.images, rule, settings.formats, record.sizes)
+            frames, images = frames | chosen, images | references.cut(record.images, chosen, settings)
+        features = {} if record.features is None else _read(record.features, frames[IMAGE], text)
+        return Sample(frames, images, features, self._numbers(record))
 
     def _numbers(self, record: Record) -> dict[str, float]:
         """The numbers of its metadata that are asked for. `Undecodable` where it lacks one."""
@@ -143,10 +212,13 @@ class Collator:
         members = [*self.members]
         for failure in lost:
             which = int(task.reads.members[failure.row])
-            source, (record, text) = members[which].source, self._said(task, failure.row)
-            frames, _ = self._cut(task, failure.row, record)
+            source, record = members[which].source, self.record(task, failure.row)
             assert isinstance(source, MendingSource)
-            whole = source.mended(int(task.reads.numbers[failure.row]), frames[IMAGE], task.bucket, text)
+            assert isinstance(record, Record), "only its features are lost"
+            text = captions.choose(record, members[which].settings, self.seed, task.reads.keys[failure.row])
+            sample = self._sample(task, failure.row, replace(record, features=None), text)
+            number = int(task.reads.numbers[failure.row])
+            whole = source.mended(number, sample.frames[IMAGE], task.bucket, text)
             members[which] = members[which]._replace(source=whole)
         batch, failures = replace(self, members=tuple(members)).collate(task)
         left = {failure.row for failure in failures if not failure.kept}

@@ -5,11 +5,11 @@ leaves its slot empty (valid 0) and is counted; a fault that may pass is retried
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -17,12 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from daguerre.conditions.condition import NO_IMAGES, Images
+from daguerre.conditions.condition import NO_IMAGES, Images, references
 from daguerre.data import captions, skipped
 from daguerre.data.cached.rows import LOST
 from daguerre.data.dataset import Dataset, Member
 from daguerre.data.images.headers import Undecodable
+from daguerre.data.loading import layouts
 from daguerre.data.loading.collate import Collated, Collator, Task, retrying
+from daguerre.data.loading.layouts import Part
 from daguerre.data.loading.prefetch import prefetching
 from daguerre.data.loading.workers import made_by, workers
 from daguerre.data.plan.batches import BatchPlan
@@ -34,6 +36,7 @@ from daguerre.types import Batch, Record
 
 Draw = Callable[[Batch], Mapping[str, Tensor]]
 Cut = Callable[[Sequence[str]], Mapping[int, str]]
+LayoutOf = Callable[[Batch], Sequence[Hashable]]
 EMPTY_LIMIT = 10_000
 """Slots in a row without a sample that can be decoded, after which a run stops."""
 _COUNTED = 2_000
@@ -73,6 +76,12 @@ class Loading:
     """Further images that batches hold with those that are trained on; None: the sources store them."""
     columns: tuple[str, ...] = ()
     """Numbers of the metadata that batches hold."""
+    layout: LayoutOf | None = None
+    """What a family knows of the rows of a batch with its draws: those of equal layouts can be computed together. None:
+    any can."""
+    agreed: Callable[[int], int] = field(default=lambda count: count, repr=False)
+    """The largest of the counts of all ranks, which call this at the same time; used where updates differ in the number
+    of their micro-batches."""
     _unshared: list[SkipEvent] = field(default_factory=list, init=False, repr=False)
     """Findings of this rank that the others do not know yet."""
 
@@ -93,6 +102,11 @@ class Loading:
             ready = _prefetched(thread, lambda: self._ready(next(collated)), self.loader.prefetch_batches)
             yield self._grouped(ready, locations, reached)
 
+    @property
+    def is_ragged(self) -> bool:
+        """True where not all samples of a bucket can be computed together."""
+        return self.layout is not None or references(self.images) is not None
+
     @cached_property
     def plan(self) -> BatchPlan:
         """The plan of the run's batches. UserError if the ranks cannot have equal shares of a batch."""
@@ -106,13 +120,16 @@ class Loading:
         return self.dataset.plan(self.seed, self.batch_size)
 
     def tasks(self, position: int) -> Iterator[tuple[Task, _Location]]:
-        """This rank's micro-batches from a position on, without end."""
+        """This rank's micro-batches from a position on, without end; of ragged ones, its share of each update."""
         for number, planned in enumerate(self.plan.batches(position // self.batch_size), position // self.batch_size):
             bucket = self.dataset.buckets[planned.bucket]
             reads = self.dataset.reads(planned.part(self.rank, self.ranks))
             size = self.micro_size(bucket)
             count = len(reads.numbers)
             first = number * self.batch_size + self.rank * self.batch_size // self.ranks
+            if self.is_ragged:
+                yield Task(reads, bucket, size, self.loader.max_pixels), _Location(first, True)
+                continue
             for start in range(0, count, size):
                 yield Task(reads.part(start, start + size), bucket), _Location(first + start, start + size >= count)
 
@@ -137,45 +154,64 @@ class Loading:
             locations.append(asked)
             yield asked[0]
 
-    def _collated(self, stack: ExitStack, tasks: Iterator[Task]) -> Iterator[Collated]:
+    def _collated(self, stack: ExitStack, tasks: Iterator[Task]) -> Iterator[list[Part]]:
         if not self.loader.num_workers:
-            return map(self._collator.collate, tasks)
+            return map(partial(layouts.parts, self._collator), tasks)
         pool = stack.enter_context(workers(self._collator, self.loader.num_workers))
         return made_by(pool, tasks, self.loader.prefetch_batches)
 
-    def _ready(self, collated: Collated) -> Collated:
-        batch, failures = collated
-        batch = replace(batch, draws=self.draw(batch))
-        return pinned(batch) if self.pinned else batch, failures
+    def _ready(self, parts: list[Part]) -> list[Part]:
+        found = []
+        for task, (batch, failures) in parts:
+            drawn = task, (replace(batch, draws=self.draw(batch)), failures)
+            found += [drawn] if self.layout is None else layouts.by_key(drawn, self.layout)
+        if self.pinned:
+            found = [(task, (pinned(batch), failures)) for task, (batch, failures) in found]
+        return found
 
     def _grouped(
-        self, ready: Iterator[Collated], locations: deque[tuple[Task, _Location]], reached: Callable[[int], None]
+        self, ready: Iterator[list[Part]], locations: deque[tuple[Task, _Location]], reached: Callable[[int], None]
     ) -> Iterator[list[Batch]]:
         empty, limit = 0, min(EMPTY_LIMIT, self.dataset.count or EMPTY_LIMIT)
         update: list[Batch] = []
-        for batch, failures in ready:
-            task, location = locations.popleft()
-            if any(failure.reason == LOST for failure in failures):  # here, as this thread alone uses the encoders
-                batch, failures = self._ready(self._collator.mended(task, (batch, failures)))
-            cut = [
-                Failure(i, batch.names[i], f"caption {how}", kept=True)
-                for i, how in self.cut(batch.texts).items()
-                if batch.valid_B[i]
-            ]
-            look = self.skips.seen(location.position, batch.keys, failures + cut)
-            if self.ranks == 1:
-                self.skips.take(look, self.dataset.size)
-            else:  # counted when all ranks share theirs
-                self._unshared.append(look)
-            empty = 0 if batch.valid_B.any() else empty + len(batch.names)
-            if empty >= limit:
-                what = f"none of the last {empty:,} samples could be decoded:\n{skipped.table(self.skips.reasons)}"
-                raise UserError(what, code="empty")
-            update.append(batch)
+        for parts in ready:
+            _, location = locations.popleft()
+            position = location.position
+            for batch, failures in self._mended(parts):
+                self._note(position, batch, failures)
+                position += len(batch.names)
+                empty = 0 if batch.valid_B.any() else empty + len(batch.names)
+                if empty >= limit:
+                    what = f"none of the last {empty:,} samples could be decoded:\n{skipped.table(self.skips.reasons)}"
+                    raise UserError(what, code="empty")
+                update.append(batch)
             if location.last:
                 reached(location.position // self.batch_size)
-                yield update
+                yield layouts.as_many(update, self.agreed(len(update))) if self.is_ragged else update
                 update = []
+
+    def _mended(self, parts: list[Part]) -> Iterator[Collated]:
+        """The micro-batches, once cached rows that they lack are encoded again: here, as this thread alone uses the
+        encoders."""
+        for task, (batch, failures) in parts:
+            if any(failure.reason == LOST for failure in failures):
+                whole = self._collator.mended(task, (batch, failures))
+                yield from (collated for _, collated in self._ready([(task, whole)]))
+            else:
+                yield batch, failures
+
+    def _note(self, position: int, batch: Batch, failures: list[Failure]) -> None:
+        """Counts what was found in a micro-batch whose first slot is `position`."""
+        cut = [
+            Failure(i, batch.names[i], f"caption {how}", kept=True)
+            for i, how in self.cut(batch.texts).items()
+            if batch.valid_B[i]
+        ]
+        look = self.skips.seen(position, batch.keys, failures + cut)
+        if self.ranks == 1:
+            self.skips.take(look, self.dataset.size)
+        else:  # counted when all ranks share theirs
+            self._unshared.append(look)
 
     def share(self, gather: Callable[[Any], list[Any]]) -> None:
         """With several ranks: counts on each the findings of all since the last call. UserError as `Skips.take`.
@@ -191,8 +227,10 @@ class Loading:
 
     def first(self, position: int) -> Batch:
         """The micro-batch at a position, with its draws, made here and now; nothing is counted."""
-        task, _ = next(self.tasks(position))
-        return self._ready(self._collator.mended(task, self._collator.collate(task)))[0]
+        asked, _ = next(self.tasks(position))
+        task, collated = layouts.parts(self._collator, asked)[0]
+        _, (batch, _) = self._ready([(task, self._collator.mended(task, collated))])[0]
+        return batch
 
     def report(self) -> dict[str, Any]:
         """The source and the samples left out, for data.json."""
@@ -231,16 +269,19 @@ def fixed_batches(
     ranks: int = 1,
     images: Images = NO_IMAGES,
     columns: tuple[str, ...] = (),
+    alone: bool = False,
 ) -> Iterator[Batch]:
     """The first samples of a data set in its own order, captions kept, centre crops, no flips: for validation.
 
-    `size_of` gives the most samples of a batch of a bucket. Each rank gets its batches, all as many: where there are
-    not enough, the last one once more without a valid sample.
+    `size_of` gives the most samples of a batch of a bucket, if each does not stand `alone`. Each rank gets its batches,
+    all as many: where there are not enough, the last one once more without a valid sample.
     """
     collator, tasks = Collator(without_chance(dataset), 0, images, columns), []
     for number, reads in dataset.first(num_samples):
         bucket, count = dataset.buckets[number], len(reads.numbers)
-        size = min(size_of(bucket), -(-count // ranks))
+        # Where layouts differ, none can be computed with another for sure, and each rank has to know beforehand how
+        # many batches there are.
+        size = 1 if alone or references(images) is not None else min(size_of(bucket), -(-count // ranks))
         tasks += [Task(reads.part(start, start + size), bucket) for start in range(0, count, size)]
     for index in range(rank, -(-len(tasks) // ranks) * ranks, ranks):
         task = tasks[min(index, len(tasks) - 1)]
@@ -293,7 +334,7 @@ def without_chance(dataset: Dataset) -> tuple[Member, ...]:
     return tuple(m._replace(settings=m.settings.model_copy(update=plain)) for m in dataset.members)
 
 
-def _prefetched(thread: ThreadPoolExecutor, make: Callable[[], Collated], size: int) -> Iterator[Collated]:
+def _prefetched(thread: ThreadPoolExecutor, make: Callable[[], list[Part]], size: int) -> Iterator[list[Part]]:
     """Values of `make` in order, `size` of them ready or in the making; an error comes where its value would have."""
     ready = deque(thread.submit(make) for _ in range(size))
     while True:

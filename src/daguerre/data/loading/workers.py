@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from daguerre.data.loading.collate import Collated, Collator, Task
+from daguerre.data.loading import layouts
+from daguerre.data.loading.collate import Collator, Task
+from daguerre.data.loading.layouts import Part
 from daguerre.data.loading.processes import Worker, started
 from daguerre.errors import UserError
 
@@ -27,7 +29,7 @@ def workers(collator: Collator, count: int) -> AbstractContextManager[list[Worke
     return started(__name__, collator, count, ignored, "loader process", "loader.num_workers=0")
 
 
-def made_by(pool: list[Worker], tasks: Iterator[Task], prefetch: int) -> Iterator[Collated]:
+def made_by(pool: list[Worker], tasks: Iterator[Task], prefetch: int) -> Iterator[list[Part]]:
     """The micro-batches of endless tasks, in order; each worker makes every len(pool)-th, `prefetch` at once."""
     for i, task in enumerate(islice(tasks, len(pool) * prefetch)):
         _ask(pool[i % len(pool)], task)
@@ -52,7 +54,7 @@ def worker_main(descriptor: int) -> None:
     while (asked := tasks.get()) is not None:
         collator, task = asked
         try:
-            answer: Collated | UserError = collator.collate(task)
+            answer: list[Part] | UserError = layouts.parts(collator, task)
         except UserError as error:
             answer = error
         with suppress(ConnectionError):
@@ -68,11 +70,10 @@ def _listen(pipe: Connection, tasks: SimpleQueue[tuple[Collator, Task] | None]) 
     tasks.put(None)
 
 
-def _send(pipe: Connection, answer: Collated | UserError) -> None:
+def _send(pipe: Connection, answer: list[Part] | UserError) -> None:
     if isinstance(answer, UserError):
         pipe.send(answer)
         return
-    batch, failures = answer
     follow: list[Tensor] = []
 
     def taken_out(value: Any) -> Any:
@@ -82,7 +83,7 @@ def _send(pipe: Connection, answer: Collated | UserError) -> None:
         follow.append(value.permute(order).contiguous())
         return _Follows(value.dtype, tuple(follow[-1].shape), tuple(np.argsort(order).tolist()))
 
-    pipe.send((batch.map(taken_out, host=taken_out), failures))
+    pipe.send([(task, (batch.map(taken_out, host=taken_out), failures)) for task, (batch, failures) in answer])
     for tensor in follow:
         pipe.send_bytes(_memory(tensor))
 
@@ -101,12 +102,11 @@ def _memory(tensor: Tensor) -> memoryview:
     return tensor.view(-1).view(torch.uint8).numpy().data
 
 
-def _received(worker: Worker) -> Collated:
+def _received(worker: Worker) -> list[Part]:
     with worker.connected():
         answer = worker.pipe.recv()
         if isinstance(answer, UserError):
             raise answer
-        batch, failures = answer
 
         def put_back(value: Any) -> Any:
             if not isinstance(value, _Follows):
@@ -115,4 +115,4 @@ def _received(worker: Worker) -> Collated:
             worker.pipe.recv_bytes_into(_memory(tensor))
             return tensor.permute(value.order)
 
-        return batch.map(put_back, host=put_back), failures
+        return [(task, (batch.map(put_back, host=put_back), failures)) for task, (batch, failures) in answer]

@@ -15,7 +15,7 @@ from daguerre.data.class_labels import Labels
 from daguerre.data.folder import index as folder_index
 from daguerre.data.folder.captions import CAPTION, TEXT_FILES, Rules
 from daguerre.data.images import kinds
-from daguerre.data.images.kinds import ControlName
+from daguerre.data.images.kinds import ControlName, ReferenceName
 from daguerre.data.index import cache
 from daguerre.data.index.cache import ShardIndex
 from daguerre.data.index.index import Index
@@ -83,6 +83,12 @@ class Settings(SourceSettings):
     )
     """Folder with the image that people like less for each image, at the same path but for the extension. Default: they
     are next to the images, `cat.rejected.jpg` next to `cat.jpg`. For objectives that learn from pairs."""
+    reference_dir: Annotated[str | dict[ReferenceName, str] | None, ADDRESS] = Field(
+        None, json_schema_extra=FREE, exclude_if=lambda folder: folder is None
+    )
+    """Folder with a reference image for each image, at the same path but for the extension; or a folder for each of
+    several, `{reference: DIR, reference_2: DIR}`. Default: they are next to the images, `cat.reference.png` next to
+    `cat.jpg`. For families that read some."""
     generate: GenerateSettings | None = Field(None, json_schema_extra=FREE, exclude_if=lambda made: made is None)
     """Generates what the folder lacks before training. Default: the folder is taken as it is."""
     idx_to_prompt: Labels | None = None

@@ -18,12 +18,12 @@ from daguerre import unicode
 from daguerre.data import class_labels
 from daguerre.data.class_labels import Classes, Labels
 from daguerre.data.images import kinds
-from daguerre.data.images.kinds import ControlName
+from daguerre.data.images.kinds import ControlName, ReferenceName
 from daguerre.data.settings import SourceSettings
 from daguerre.data.table.pairs import PICK_A_PIC
 from daguerre.errors import Code, UserError
 from daguerre.settings import Unused
-from daguerre.types import CONTROLS
+from daguerre.types import CONTROLS, REFERENCES
 
 CAPTION = "text"
 """The caption field that `caption_column` is."""
@@ -86,6 +86,9 @@ class TableSettings(SourceSettings):
     preference_column: str | None = Field(None, exclude_if=lambda column: column is None)
     """Column that says which image of a pair people prefer: 1 that of `image_column`, 0 that of `rejected_column`,
     which change places then; rows with 0.5, a tie, are left out and counted. Default: the first is preferred."""
+    reference_column: str | dict[ReferenceName, str] | None = Field(None, exclude_if=lambda column: column is None)
+    """Column with the reference images, of the same kinds as images, or of lists of them; or a column for each of
+    several, `{reference: A, reference_2: B}`. Empty cells for images without one. For families that read some."""
     idx_to_prompt: Labels | None = None
     """Names of the classes, where the caption column holds class labels: a list, a map, a JSON file with either, or
     `imagenet`. Default: the names that a Hugging Face table carries."""
@@ -143,6 +146,12 @@ class Columns:
     def images(self) -> tuple[str, ...]:
         """The columns with images, that of the images first."""
         return (self.image, *(column for _, column in self.beside))
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """The names of all images that a row may have with its image: a cell may list several reference images."""
+        names = [name for name, _ in self.beside]
+        return tuple(dict.fromkeys([*names, *(REFERENCES if REFERENCES[0] in names else ())]))
 
     @property
     def examined(self) -> tuple[str, ...]:
@@ -249,6 +258,8 @@ def _check_image_column(schema: pa.Schema, column: str, setting: str, where: str
     """UserError where a column is missing, or cannot hold images."""
     _there(schema, column, setting, where)
     kind = schema.field(column).type
+    several = setting == "reference_column" and (types.is_list(kind) or types.is_large_list(kind))
+    kind = kind.value_type if several else kind
     if not (_is_bytes(kind) or _is_struct(kind) or is_text(kind)):
         raise _unfit(schema, column, setting, "bytes, {bytes, path}, a path or an address", where)
 

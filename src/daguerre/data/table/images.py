@@ -8,11 +8,13 @@ import io
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import md5
 from typing import Any
 
 from obstore.exceptions import BaseError
 
+from daguerre import documents
 from daguerre.data.images import headers
 from daguerre.data.images.headers import Undecodable
 from daguerre.storage import clients, local_files
@@ -74,6 +76,15 @@ def is_there(value: Any) -> bool:
         return bool(_held(value))
     except Lacking:
         return False
+
+
+def several(value: Any, json_cells: bool) -> list[Any]:
+    """The cells of a cell that may be a list of images; in tables without types it is written as JSON."""
+    if json_cells and isinstance(value, str) and value.lstrip().startswith("["):
+        with suppress(ValueError):
+            listed = documents.parse(value)
+            return listed if all(isinstance(one, str) for one in listed) else [value]
+    return [*value] if isinstance(value, list) else [value]
 
 
 def stored(value: Any) -> bytes:

@@ -33,6 +33,7 @@ from daguerre.errors import UserError
 from daguerre.storage import local_files
 from daguerre.storage.file_cache import ShardCache
 from daguerre.storage.location import WEB, Location
+from daguerre.types import REFERENCES
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Builder:
         check(schema, self.columns, self.first, location.name)
         counts: skipped.Counts = {}
         gathered = Gathered(tuple(self.columns.metadata(schema)), self.tables.typed)
-        stat, kept = file.stat(), _Kept(gathered, tuple(name for name, _ in self.columns.beside))
+        stat, kept = file.stat(), _Kept(gathered, self.columns.further)
         base = base_of(location)
         names = self.columns.read(schema)
         try:
@@ -188,7 +189,14 @@ def _caption(value: Any, columns: Columns) -> Any:
 
 def images_of(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
     """{name: cell} of the further images of a row."""
-    return {name: row[column] for name, column in columns.beside if images.is_there(row.get(column))}
+    found: dict[str, Any] = {}
+    for name, column in columns.beside:
+        cells = images.several(row.get(column), columns.json_cells) if name in REFERENCES else [row.get(column)]
+        names = REFERENCES[REFERENCES.index(name) :] if name in REFERENCES else (name,)
+        if len(cells) > len(names):
+            raise Undecodable(f"{len(cells)} reference images: at most {len(names)} are read")
+        found |= {of: cell for of, cell in zip(names, cells, strict=False) if images.is_there(cell)}
+    return found
 
 
 def digest_of(image: Any, texts: Mapping[str, str], beside: Mapping[str, Any]) -> int:

@@ -1,0 +1,65 @@
+"""A Stable Diffusion that reads reference images: each is a further token beside those of the caption."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import pad
+
+from daguerre.families import sd
+from daguerre.models.family import Family
+from daguerre.types import REFERENCES, References
+
+RULE = References(most=2, max_px=24 * 24, step_px=8)
+WIDTH = 48
+"""Of a token of the tiny text encoder."""
+
+
+def tokens(batch: Any, moments: Any) -> dict[str, Tensor]:
+    """The mean of each reference image's latent, [B, 4], as a token."""
+    means = [moments[f"{name}.mean"].mean((2, 3)) for name in REFERENCES if f"{name}.mean" in moments]
+    return {"pictures": torch.stack([pad(mean, (0, WIDTH - 4)) for mean in means], 1)} if means else {}
+
+
+def reading(family: Family, rule: References = RULE) -> Family:
+    """The family with reference images."""
+    make = family.make_net
+
+    def make_net(inside: Any) -> Any:
+        net = make(inside)
+
+        class Reading(type(net)):  # type: ignore[misc]
+            """The net, its state dict as it was."""
+
+            def forward(self, x: Tensor, c_noise: Tensor, cond: Any) -> Tensor:
+                pictures = cond.get("pictures")
+                told = {name: rows for name, rows in cond.items() if name != "pictures"}
+                if pictures is not None:
+                    told["text"] = torch.cat([told["text"], pictures], 1)
+                return super().forward(x, c_noise, told)
+
+        net.__class__ = Reading
+        return net
+
+    return replace(family, references=rule, batch_condition=tokens, make_net=make_net)
+
+
+def installed(monkeypatch: Any, rule: References = RULE) -> None:
+    """`sd` reads them, while a test runs."""
+    load = sd.load
+    monkeypatch.setattr(sd, "load", lambda settings, seed: reading(load(settings, seed), rule))
+
+
+def add_references(folder: Path) -> None:
+    """None, one or two reference images for each image of a folder, of several sizes."""
+    for number, path in enumerate(sorted(folder.glob("??.png"))):
+        for i, name in enumerate(REFERENCES[: number % 3]):
+            size = (8 + 8 * (number % 2), 16 + 8 * i, 3)
+            pixels = np.random.default_rng([number, i]).integers(0, 256, size, dtype=np.uint8)
+            Image.fromarray(pixels).save(path.with_suffix(f".{name}.png"))
