@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,15 @@ class TestRefused:
         save_file(tensors, tmp_path / "two.safetensors")
         with pytest.raises(UserError, match=r"reads pictures of 2 channels, and there are: 1 \(grey\)"):
             family.read(str(tmp_path / "two.safetensors"), Wanted(blocks=BLOCKS))
+
+    def test_tensors_that_are_left_out_by_patterns(self, family: OfStageC, tmp_path: Path):
+        tensors = load_file(path("grey"))
+        save_file({**tensors, "projections.1.0.scale": torch.tensor(3.0)}, tmp_path / "scaled.safetensors")
+        with pytest.raises(UserError, match=r"projections\.1\.0\.scale"):
+            family.read(str(tmp_path / "scaled.safetensors"), Wanted(blocks=BLOCKS))
+        lenient = replace(family, ignored=("*.scale",))
+        network = lenient.read(str(tmp_path / "scaled.safetensors"), Wanted(blocks=BLOCKS))
+        assert all(torch.equal(network.state_dict()[name], tensor.float()) for name, tensor in tensors.items())
 
     def test_numbers_that_are_none(self, family: OfStageC, tmp_path: Path):
         tensors = load_file(path("grey"))

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import write_sd, write_sdxl
 
-from daguerre.cli.convert import export, extract, model
+from daguerre.cli.convert import export, extract, lora, model, resize, tokens
 from daguerre.errors import UserError
 from daguerre.models.cascade import files as cascade_files
 from daguerre.models.single_file import layout, load, save
@@ -146,6 +146,31 @@ def test_tensors_are_left_out_by_patterns(tmp_path, xl, monkeypatch, capsys):
     assert model.run([str(path), *out]) == 0
     with pytest.raises(UserError, match="there is nothing to extract"):
         extract.run([str(path), f"base={xl[0]}", "rank=1", out[0], f"out={tmp_path / 'x.safetensors'}"])
+
+
+@pytest.mark.parametrize("verb", [lora, resize, tokens])
+def test_a_base_of_an_adapter_is_read_without_them(verb, tmp_path, xl):
+    weights = load_file(xl[0] / "unet" / "diffusion_pytorch_model.safetensors")
+    layer = next(name.removesuffix(".weight") for name in weights if name.endswith("attn1.to_q.weight"))
+    out, inside = weights[f"{layer}.weight"].shape
+    factors = {f"unet.{layer}.lora_A.weight": torch.ones(1, inside), f"unet.{layer}.lora_B.weight": torch.ones(out, 1)}
+    if verb is tokens:
+        texts = (load_file(xl[0] / name / "model.safetensors") for name in ("text_encoder", "text_encoder_2"))
+        widths = (next(t.shape[1] for key, t in own.items() if "token_embedding" in key) for own in texts)
+        factors = {name: torch.ones(1, width) for name, width in zip(("clip_l", "clip_g"), widths, strict=True)}
+    save_file(factors, tmp_path / "own.safetensors")
+    ending, more = {
+        tokens: ("", "name=<x>"),
+        resize: (".safetensors", "rank=1"),
+        lora: (".safetensors", "format=kohya"),
+    }[verb]
+    words, path = [str(tmp_path / "own.safetensors"), more], written(tmp_path, xl, MEANT)
+    ignored, out = "ignore_tensors=[*.scale_weight, flow_pred]", f"out={tmp_path / f'x{ending}'}"
+    with pytest.raises(UserError, match="ignore_tensors="):
+        verb.run([*words, f"base={path}", out])
+    assert verb.run([*words, f"base={path}", out, ignored]) == 0
+    with pytest.raises(UserError, match="only a base is read by it"):
+        verb.run([*words, f"out={tmp_path / f'y{ending}'}", ignored])
 
 
 @pytest.fixture

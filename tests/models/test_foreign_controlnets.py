@@ -10,10 +10,11 @@ import foreign_controlnets as foreign
 import pytest
 import torch
 from diffusers import ControlNetModel, UNet2DConditionModel
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny_models import SDXL_UNET, TINY_UNET
 from torch import Tensor
 
+from daguerre.errors import UserError
 from daguerre.families.stable_diffusion import controlnet, controlnet_files
 from daguerre.families.stable_diffusion.controlnet_files import Base
 from daguerre.models.single_file import keys
@@ -129,6 +130,20 @@ def test_a_file_that_diffusers_writes_in_half_precision(sd: Base, tmp_path: Path
     assert all(torch.equal(value, expected[name]) for name, value in read.state_dict().items())
     folder = controlnet_files.read(str(tmp_path), sd)
     assert all(torch.equal(value, expected[name]) for name, value in folder.state_dict().items())
+
+
+@pytest.mark.parametrize("form", ["file", "folder"])
+def test_tensors_that_are_not_known_are_left_out_by_patterns(form: str, sd: Base, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = ControlNetModel.from_unet(sd.unet)
+    network.save_pretrained(tmp_path)
+    path = tmp_path / "diffusion_pytorch_model.safetensors"
+    written({**load_file(path), "conv_in.weight_scale": torch.tensor(3.0)}, path)
+    place = str(path if form == "file" else tmp_path)
+    with pytest.raises(UserError, match=r"conv_in\.weight_scale"):
+        controlnet_files.read(place, sd)
+    read = controlnet_files.read(place, sd._replace(ignored=("*.weight_scale",)))
+    assert all(torch.equal(value, network.state_dict()[name]) for name, value in read.state_dict().items())
 
 
 def written(tensors: dict[str, Tensor], path: Path) -> str:

@@ -112,7 +112,10 @@ def load(settings: Settings, seed: int) -> Family:
         output=Generated(images, settings.resolution_multiple),
         batch_condition=prompts.of_batch, prompt_condition=prompts.of_prompts,
         prompt_images=(IMAGE_PROMPT,) if settings.image_prompts else (),
-        controlnets=OfStageC("prior", networks["prior"], networks["effnet"], lambda: "effnet" in components.left_out),
+        controlnets=OfStageC(
+            "prior", networks["prior"], networks["effnet"], lambda: "effnet" in components.left_out,
+            tuple(settings.ignore_tensors),
+        ),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ and compared. Nothing is left out: a key that finds no layer is an error.
   out=PLACE          a new .safetensors file, of peft a new folder
   base=MODEL         the model that it is for: a folder in diffusers' layout or a single file. Needed only for models of
                      other numbers than SD 1.x, 2.x, SDXL and Stable Cascade, and for words
+  ignore_tensors=[X] leaves out tensors of a single file that are refused as unknown, by patterns of their names
 
 Words (train_tokens) that Stable Cascade's code has trained with its LoRA, whose names only its config says, are
 written to the folder PLACE-words, as files of new tokens. The config names the LoRA's file: lora_checkpoint_path.
@@ -24,6 +25,8 @@ docs/adapters.md says which program reads what.
 """
 
 from typing import Annotated
+
+from pydantic import Field
 
 from daguerre.cli.convert import loras
 from daguerre.cli.convert import options as given
@@ -39,14 +42,16 @@ class Options(Settings):
     format: Form
     out: str | None = None
     base: Annotated[str | None, ADDRESS] = None
+    ignore_tensors: list[str] = Field([])
 
 
 def run(arguments: list[str]) -> int:
     """Writes the file or the folder; 0, or a UserError."""
     target, options, _ = given.read(arguments, "convert lora", Options)
     source, out = loras.source(target), loras.place(options.out, options.format)
-    networks, additions = bases.fitting(source, options.base)
+    base = bases.given(options.base, options.ignore_tensors)
+    networks, additions = bases.fitting(source, base)
     if words.has(source):
-        loras.write_words(source, out, options.base)
+        loras.write_words(source, out, base)
     loras.write(options.format, out, networks, additions, loras.about(source))
     return 0

@@ -49,7 +49,7 @@ def about(file: Path) -> About:
     return header.about(contents_of(file).metadata, file.stem)
 
 
-def write_words(source: Path, out: Path, base: str | None) -> None:
+def write_words(source: Path, out: Path, base: Path | None) -> None:
     """Writes the words of a LoRA of Stable Cascade as files of tokens, into a folder of their own."""
     if base is None:
         raise UserError(
@@ -61,9 +61,9 @@ def write_words(source: Path, out: Path, base: str | None) -> None:
     folder = out.with_name(f"{out.stem}-words")
     if folder.exists():
         raise UserError(f"{folder} exists, and the words of {source} would go there: choose another out=PLACE")
-    settings = plugins.find("families", "cascade_c").Settings(pretrained_model_name_or_path=str(bases.folder(base)))
+    settings = plugins.find("families", "cascade_c").Settings(pretrained_model_name_or_path=str(base))
     new, existing = token_files.read(source, [words.reader(settings)])
-    told = token_files.metadata(bases.networks(bases.folder(base)), about(source))
+    told = token_files.metadata(bases.networks(base), about(source))
     with replaced(folder) as fresh:
         token_files.write(fresh, new, existing, told)
     print(f"{folder}: {', '.join([*new, *existing])}; read back")

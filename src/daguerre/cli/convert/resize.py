@@ -13,6 +13,7 @@ LoKr becomes a LoRA.
   out=PLACE      a new .safetensors file, of peft a new folder
   format=kohya   or diffusers, peft: as `daguerre convert lora` has them
   base=MODEL     the model that it is for; needed only for models of other numbers than SD 1.x, 2.x and SDXL
+  ignore_tensors=[X]   leaves out tensors of a single file that are refused as unknown, by patterns of their names
 """
 
 from typing import Annotated
@@ -37,6 +38,7 @@ class Options(Settings):
     out: str | None = None
     format: Form = "kohya"
     base: Annotated[str | None, ADDRESS] = None
+    ignore_tensors: list[str] = Field([])
 
 
 def run(arguments: list[str]) -> int:
@@ -45,7 +47,7 @@ def run(arguments: list[str]) -> int:
     if options.rank is None and options.energy is None:
         raise UserError("give rank=R, energy=E or both", code="missing", setting="rank")
     source, out = loras.source(target), loras.place(options.out, options.format)
-    networks, additions = bases.fitting(source, options.base)
+    networks, additions = bases.fitting(source, bases.given(options.base, options.ignore_tensors))
     keep, lost, whole = Keep(options.rank, options.energy), 0.0, 0.0
     found: dict[str, list[Addition]] = {}
     for component, own in additions.items():

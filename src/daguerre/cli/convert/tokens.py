@@ -14,11 +14,14 @@ compared, to the bit.
   name=NAME    the token's name, in place of the one that the file has
   base=MODEL   the model that they are for: a folder in diffusers' layout or a single file. Needed only for models of
                other numbers than SD 1.x, 2.x, SDXL and Stable Cascade
+  ignore_tensors=[X]   leaves out tensors of a single file that are refused as unknown, by patterns of their names
 
 docs/tokens.md says which program reads what.
 """
 
 from typing import Annotated
+
+from pydantic import Field
 
 from daguerre.checkpoint.atomic import make_folder
 from daguerre.checkpoint.export import replaced
@@ -38,6 +41,7 @@ class Options(Settings):
     out: str | None = None
     name: str | None = None
     base: Annotated[str | None, ADDRESS] = None
+    ignore_tensors: list[str] = Field([])
 
 
 def run(arguments: list[str]) -> int:
@@ -50,7 +54,8 @@ def run(arguments: list[str]) -> int:
         raise UserError(f"{target or 'what?'}: there are no new tokens: give a file of some, or a run", code="missing")
     if found.is_dir() and options.name:
         raise UserError(f"name={options.name}: it is for one file, and {found} is a folder; remove it", setting="name")
-    networks, new, existing = bases.fitting_tokens(found, options.base, options.name)
+    base = bases.given(options.base, options.ignore_tensors)
+    networks, new, existing = bases.fitting_tokens(found, base, options.name)
     make_folder(out.parent)
     encoders = [*next(iter([*new.values(), *existing.values()]))]
     with replaced(out) as fresh:

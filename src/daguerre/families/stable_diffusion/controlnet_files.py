@@ -22,8 +22,8 @@ from daguerre.models.controlnets.places import SINGLE_FILE, find
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header
 from daguerre.models.single_file import keys, yaml_beside
+from daguerre.models.weights import beside, resolve, seals
 from daguerre.models.weights import load as weights_load
-from daguerre.models.weights import resolve, seals
 from daguerre.models.weights.files import read_file, read_json, write_compared
 
 PREFIX = "control_model."
@@ -63,6 +63,8 @@ class Base(NamedTuple):
     unet: Any
     factor: int
     """Sides of an image by those of its latent."""
+    ignored: tuple[str, ...] = ()
+    """Patterns of tensors that are left out of files of ControlNets."""
 
 
 def read(place: str, base: Base) -> Any:
@@ -86,7 +88,7 @@ def _of_folder(folder: Path, base: Base) -> Any:
     _check_fits(folder, defaults | weights_load.config(ControlNetModel, folder), base)
     for file in folder.glob("diffusion_pytorch_model*.safetensors") if not resolve.without_weights() else ():
         seals.check(file)
-    return weights_load.load(ControlNetModel, folder, _variant(folder))
+    return weights_load.load(ControlNetModel, folder, _variant(folder), base.ignored)
 
 
 def _variant(folder: Path) -> str | None:
@@ -133,7 +135,7 @@ def _check_embedding(path: Path, levels: int, base: Base) -> None:
 def _of_file(path: Path, base: Base) -> Any:
     """The ControlNet in one file. Its size, and the channels of its embedding, follow from its tensors."""
     seals.check(path)
-    tensors = read_file(path)
+    tensors, _ = beside.without(read_file(path), base.ignored)
     own = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items() if name.startswith(PREFIX)} or tensors
     for pattern, what in _OTHERS:
         if any(re.match(pattern, name) for name in (*own, *(tensors.keys() & _MARKS))):

@@ -29,6 +29,8 @@ class OfUNet:
     unet: Any
     images: ImageCodec
     long_prompts: bool
+    ignored: tuple[str, ...] = ()
+    """Patterns of tensors that are left out of its files."""
     facts: ClassVar[Facts] = CONTROLNET
     copied: ClassVar[frozenset[str]] = frozenset()
     own: ClassVar[frozenset[str]] = frozenset({"size"})
@@ -45,7 +47,7 @@ class OfUNet:
     def read(self, place: str, wanted: Wanted) -> Any:
         """In any layout."""
         self._check()
-        return controlnet_files.read(place, controlnet_files.Base(self.unet, self._factor))
+        return controlnet_files.read(place, controlnet_files.Base(self.unet, self._factor, self.ignored))
 
     def write(self, folder: Path, network: Any, about: About, scale: float) -> None:
         """The folder that diffusers' `ControlNetModel.from_pretrained` reads, and in it a single file in the original

@@ -115,7 +115,7 @@ def family(
     """The family of these networks, in which the UNet is trained."""
     settings: Any = components.settings
     make_net = partial(TrainedNet, partial(denoise, unet), texts)
-    controlnets = OfUNet("unet", unet, autoencoder, settings.long_prompts)
+    controlnets = OfUNet("unet", unet, autoencoder, settings.long_prompts, tuple(settings.ignore_tensors))
     modules = {"unet": unet, "vae": autoencoder.net, **texts.networks}
     networks = named(modules, settings.components, {"unet": UNET, "vae": KL_AUTOENCODER, **texts.facts})
     whole = Family(

@@ -39,6 +39,8 @@ class OfStageC:
     """The EfficientNet that makes Stage C's latents."""
     absent: Callable[[], bool] = lambda: False
     """Whether the EfficientNet is left out of memory, as a cache has its latents."""
+    ignored: tuple[str, ...] = ()
+    """Patterns of tensors that are left out of its files."""
     facts: ClassVar[Facts] = Facts()
     copied: ClassVar[frozenset[str]] = frozenset({"effnet"})
     own: ClassVar[frozenset[str]] = frozenset({"blocks", "bottleneck", "reads", "latent_factor"})
@@ -68,7 +70,7 @@ class OfStageC:
 
     def read(self, place: str, wanted: Wanted) -> Any:
         """Of Stability's file, or ours."""
-        network = stage_c_files.read(place, wanted, self._opened(), self._channels)
+        network = stage_c_files.read(place, wanted, self._opened(), self._channels, self.ignored)
         _check_factor(wanted, network.config.reads)
         self._check_there(network.config.reads)
         return network

@@ -18,8 +18,8 @@ from daguerre.models.controlnets.controlled import Reads, Wanted
 from daguerre.models.controlnets.stage_c import StageCControlNet
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header
+from daguerre.models.weights import beside, resolve, seals
 from daguerre.models.weights import load as weights_load
-from daguerre.models.weights import resolve, seals
 from daguerre.models.weights.files import opened, read_file, read_json, write_compared
 
 _BLOCKS, _FACTOR = "daguerre.blocks", "daguerre.latent_factor"
@@ -35,16 +35,19 @@ def usual_blocks(count: int) -> tuple[int, ...]:
     return tuple(sorted(first | {count - 1 - number for number in first}))
 
 
-def read(place: str, wanted: Wanted, widths: Sequence[int], known: Mapping[int, Reads]) -> Any:
+def read(
+    place: str, wanted: Wanted, widths: Sequence[int], known: Mapping[int, Reads], ignored: Sequence[str] = ()
+) -> Any:
     """The ControlNet of a place, for a Stage C whose residual blocks have these widths. `known` are channels of
-    pictures. UserError for what is none, or does not fit."""
+    pictures, `ignored` patterns of tensors that are left out. UserError for what is none, or does not fit."""
     path = places.find(place)
     if path.is_dir():
         what = read_json(path / "config.json").get("_class_name") or "no network"
         raise UserError(f"{path} is a {what}, not a ControlNet for Stage C of Stable Cascade", code="unsupported")
     with opened(path) as file:
         _check_kind(path, file.keys())
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        names, _ = beside.without(dict.fromkeys(file.keys()), ignored)
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
         metadata = file.metadata() or {}
     numbers = told(shapes)
     if numbers["channels"] not in known:
@@ -68,7 +71,7 @@ def read(place: str, wanted: Wanted, widths: Sequence[int], known: Mapping[int, 
     )
     if not resolve.without_weights():
         seals.check(path)
-        tensors = read_file(path)
+        tensors, _ = beside.without(read_file(path), ignored)
         weights_load.fill(found, tensors, path)
         for name, tensor in tensors.items():
             if not torch.isfinite(tensor).all():

@@ -41,24 +41,37 @@ def folder(place: str, ignored: Sequence[str] = ()) -> Path:
     return path
 
 
+def given(place: str | None, ignored: Sequence[str]) -> Path | None:
+    """`folder` of a base that was given; None without one. UserError for patterns of tensors of no base."""
+    if place is not None:
+        return folder(place, ignored)
+    if ignored:
+        raise UserError(
+            f"ignore_tensors={[*ignored]} has no effect: only a base is read by it; give base=FILE, or remove it",
+            code="unused",
+            setting="ignore_tensors",
+        )
+    return None
+
+
 def networks(model: Path) -> Networks:
     """UNet and text encoders of a folder in diffusers' layout, on the meta device."""
     there = [name for name in _EXTENDED if (model / name / "config.json").is_file()]
     return {name: configs.outline(name, read_json(model / name / "config.json")) for name in there}
 
 
-def fitting(path: Path, base: str | None) -> tuple[Networks, dict[str, list[Addition]]]:
+def fitting(path: Path, base: Path | None) -> tuple[Networks, dict[str, list[Addition]]]:
     """The networks that a LoRA is for, and its additions: those of `base`, or of the first published architecture that
     has all of its layers. UserError if it is for none."""
     return _fitting(path, base, lambda made: (made, read(path, made, tokens_apart=True)))
 
 
-def fitting_tokens(path: Path, base: str | None, name: str | None) -> tuple[Networks, Embeddings, Embeddings]:
+def fitting_tokens(path: Path, base: Path | None, name: str | None) -> tuple[Networks, Embeddings, Embeddings]:
     """The networks that new tokens are for, as `fitting` finds them; the tokens, and trained ones of the vocabulary.
 
     Args:
         path: a file, or the folder of an export.
-        base: the model that they are for.
+        base: the folder of the model that they are for.
         name: the token's name, in place of the one that the file has.
     """
 
@@ -76,11 +89,11 @@ def fitting_tokens(path: Path, base: str | None, name: str | None) -> tuple[Netw
     return _fitting(path, base, taken)
 
 
-def _fitting(path: Path, base: str | None, taken: Callable[[Networks], Found]) -> Found:
+def _fitting(path: Path, base: Path | None, taken: Callable[[Networks], Found]) -> Found:
     """Takes a file for the networks of `base`, or for the first published architecture that it is for. UserError if it
     is for none."""
     if base is not None:
-        return taken(networks(folder(base)))
+        return taken(networks(base))
     refused: dict[str, UserError] = {}
     for name in architectures.names():
         try:
