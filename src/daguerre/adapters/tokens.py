@@ -151,8 +151,10 @@ class Tokens(Trainable):
             for found, own in zip((new, existing), part.rows(), strict=True):
                 for name, rows in own.items():
                     found.setdefault(name, {})[component] = rows
+        assert self.model.text is not None
+        named = token_files.keys(self.model.text.encoders)
         with replaced(folder) as fresh:
-            token_files.write(fresh, new, existing, token_files.metadata(self.model.components, about))
+            token_files.write(fresh, new, existing, token_files.metadata(self.model.components, about), named)
             (fresh / "README.md").write_text(token_files.card(new, [*self.parts]), encoding="utf-8")
         if existing:
             return [f"{token_files.EXISTING}.safetensors: only Daguerre reads trained tokens of the vocabulary"]

@@ -7,6 +7,7 @@ is found in any case and wherever it stands. Shape letters: N rows, D width of t
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,14 +31,20 @@ _LEGACY_EOS = 2
 class ExtendedEmbedding(nn.Module):
     """The embeddings of a vocabulary with rows of their own for some ids, in the vocabulary or above it."""
 
+    weight: nn.Parameter
     ids: Tensor
     """int64 [N], of the rows."""
+    embed_scale: Tensor | None
+    """Factor of all embeddings; None: 1."""
 
-    def __init__(self, weight: nn.Parameter, ids: Sequence[int], rows_ND: Tensor) -> None:
+    def __init__(self, table: Any, ids: Sequence[int], rows_ND: Tensor) -> None:
+        """`table` are the embeddings of the vocabulary, an nn.Embedding."""
         super().__init__()
-        self.weight = weight
+        self.weight = table.weight
         self.rows = nn.Parameter(rows_ND)
-        self.register_buffer("ids", torch.tensor(ids, device=weight.device), persistent=False)
+        self.register_buffer("ids", torch.tensor(ids, device=table.weight.device), persistent=False)
+        self.register_buffer("embed_scale", getattr(table, "embed_scale", None), persistent=False)  # Gemma's
+        self._table = (table,)  # in a tuple: its weight is registered here
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embeddings [..., D] of ids [...], in the type of the vocabulary's."""
@@ -45,12 +52,16 @@ class ExtendedEmbedding(nn.Module):
         own = same.any(-1)
         of_vocabulary = F.embedding(ids.masked_fill(own, 0), self.weight)
         of_rows = F.embedding(same.to(torch.int8).argmax(-1), self.rows)
-        return torch.where(own[..., None], of_rows.to(of_vocabulary.dtype), of_vocabulary)
+        found = torch.where(own[..., None], of_rows.to(of_vocabulary.dtype), of_vocabulary)
+        return found if self.embed_scale is None else found * self.embed_scale.to(found.dtype)
 
     def plain(self) -> nn.Embedding:
-        """The embeddings of the vocabulary alone, with the same weight."""
-        count, width = self.weight.shape
-        return nn.Embedding(count, width, _weight=self.weight)
+        """The embeddings of the vocabulary alone, of their library's class, with the same weight."""
+        made = copy.copy(self._table[0])
+        made._parameters = {"weight": self.weight}
+        made._buffers = {} if self.embed_scale is None else {"embed_scale": self.embed_scale}
+        made.num_embeddings = len(self.weight)
+        return made
 
     @torch.no_grad()
     def merge(self) -> None:
@@ -72,7 +83,10 @@ def names(reader: TextEncoder) -> list[str]:
     """The new tokens that a text encoder's tokenizer knows; of several vectors the first one's name."""
     if isinstance(reader.tokenizer, AbsentTokenizer):
         return []
-    found = [token.content for token in reader.tokenizer.added_tokens_decoder.values() if not token.special]
+    # Language models come with added tokens of their vendor's, such as <think>, which nobody here has trained.
+    known = tokenizers.added(reader.files) if reader.kind.has_added_words else []
+    added = [token.content for token in reader.tokenizer.added_tokens_decoder.values() if not token.special]
+    found = [name for name in added if name not in known]
     return [name for name in found if name.rpartition("_")[0] not in found]
 
 
@@ -166,12 +180,12 @@ def attach(reader: TextEncoder, new: Mapping[str, Tensor], existing: Mapping[str
             )
     ids = ids_of(reader, [*existing]) + _learn(reader, {name: len(rows) for name, rows in new.items()})
     before = reader.encoder.get_input_embeddings().weight
-    owner, slot = _places(reader.encoder, before)[-1]  # a T5 has two, and reads the second
+    owner, slot = _places(reader.encoder, before)[-1]  # a T5 has two tables, and reads the second
     parts = [rows.to(before.device, torch.float32) for rows in (*existing.values(), *new.values())]
     there = getattr(owner, slot)
     if isinstance(there, ExtendedEmbedding):  # what comes first counts
-        ids, parts = ids + there.ids.tolist(), [*parts, there.rows.detach()]
-    extended = ExtendedEmbedding(before, ids, torch.cat(parts))
+        ids, parts, there = ids + there.ids.tolist(), [*parts, there.rows.detach()], there.plain()
+    extended = ExtendedEmbedding(there, ids, torch.cat(parts))
     setattr(owner, slot, extended)
     for module in reader.encoder.modules():
         if getattr(module, "eos_token_id", None) == _LEGACY_EOS:
@@ -194,8 +208,11 @@ def merge(reader: TextEncoder, extended: ExtendedEmbedding, names: Mapping[str, 
     extended.merge()
     for owner, slot in _places(reader.encoder, before):
         setattr(owner, slot, extended.plain())
+    head = reader.encoder.get_output_embeddings()
+    if head is not None and head.weight is before:  # a language model's, which writes with the table that it reads with
+        head.weight = extended.weight
     config = reader.encoder.config
-    config.vocab_size = len(extended.weight)
+    config.get_text_config().vocab_size = len(extended.weight)
     if getattr(config, "eos_token_id", None) == _LEGACY_EOS:
         config.eos_token_id = reader.tokenizer.eos_token_id
     fresh = tokenizers.loaded(type(reader.tokenizer), reader.files)
@@ -221,10 +238,10 @@ def _learn(reader: TextEncoder, counts: Mapping[str, int]) -> list[int]:
 
 
 def _places(encoder: nn.Module, weight: nn.Parameter) -> list[tuple[Any, str]]:
-    """The modules whose child has this weight, and the child's name."""
+    """The modules that have the table of embeddings with this weight, and its name there."""
     return [
         (owner, slot)
         for owner in encoder.modules()
         for slot, module in owner.named_children()
-        if getattr(module, "weight", None) is weight
+        if isinstance(module, nn.Embedding | ExtendedEmbedding) and module.weight is weight
     ]

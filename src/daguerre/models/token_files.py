@@ -39,6 +39,8 @@ LEARNED, EXISTING = "learned_embeds", "existing_tokens"
 _ANY_NAME = ("emb_params", "*")
 """Keys that are no token's name: the file has it."""
 _SDXL = ("clip_l", "clip_g")
+_PROGRAMS = {"clip_l": "clip_l", "clip_g": "clip_g", "t5xxl": "t5xxl", "t5": "t5xxl"}
+"""Keys of text encoders in files of several: ComfyUI's, and what OneTrainer writes in their place."""
 _XL = "stable-diffusion-xl"
 """Start of modelspec's architectures with these two text encoders."""
 _OF_LAYERS = re.compile(r"lora|hada_|lokr_|\.(weight|bias|alpha|diff|dora_scale|oft_blocks)$")
@@ -49,15 +51,33 @@ _PICKLED = (".pt", ".bin")
 _TRIGGER, _ARCHITECTURE = "modelspec.trigger_phrase", "modelspec.architecture"
 
 
-def write(folder: Path, new: Embeddings, existing: Embeddings, metadata: Mapping[str, str]) -> None:
+def keys(readers: Sequence[TextEncoder]) -> dict[str, str]:
+    """Names of text encoders in a file with embeddings for several, by component."""
+    kinds = [reader.kind for reader in readers]
+    return {
+        reader.name: reader.kind.file_keys[min(kinds[:number].count(reader.kind), len(reader.kind.file_keys) - 1)]
+        for number, reader in enumerate(readers)
+    }
+
+
+def write(
+    folder: Path,
+    new: Embeddings,
+    existing: Embeddings,
+    metadata: Mapping[str, str],
+    named: Mapping[str, str] | None = None,
+) -> None:
     """Writes the files of tokens into a folder. RuntimeError if one does not hold what was trained.
 
     Args:
         metadata: of the model: modelspec's architecture and so on.
+        named: `keys` of the model's text encoders; None: they are CLIPs.
     """
     encoders = list(next(iter([*new.values(), *existing.values()])))
     of_cascade = metadata.get(_ARCHITECTURE, "").startswith(_CASCADE)
-    own_keys = _SDXL if len(encoders) == 2 else _SDXL[1:] if of_cascade else _ANY_NAME[:1]
+    own_keys: tuple[str, ...] = _SDXL[1:] if of_cascade else _ANY_NAME[:1]
+    if len(encoders) > 1:
+        own_keys = _SDXL if named is None else tuple(named[encoder] for encoder in encoders)
     for start, tokens in ((LEARNED, new), (EXISTING, existing)):
         for encoder in encoders if tokens else ():
             _write(folder / _of_encoder(start, encoder), {name: own[encoder] for name, own in tokens.items()}, metadata)
@@ -219,26 +239,29 @@ def _read(
     if not tensors:
         raise UserError(f"{path} has no embeddings in it", code="empty")
     of_one_encoder = len(tensors) == len(readers) == 1
-    if {*tensors} & {*_SDXL} and not of_one_encoder:
-        if {*tensors} != {*_SDXL} or len(readers) != 2:
+    named = keys(readers)
+    if {*tensors} & {*_PROGRAMS} and not of_one_encoder:
+        tensors = {_PROGRAMS.get(key, key): rows for key, rows in tensors.items()}
+        if {*tensors} != {*named.values()}:
+            of_sdxl = ", which SDXL's two text encoders read" if {*tensors} == {*_SDXL} else ""
             raise UserError(
-                f"{path} has embeddings for {', '.join(sorted(tensors))}, which SDXL's two text encoders read; this "
-                f"model has {', '.join(reader.name for reader in readers)}",
+                f"{path} has embeddings for {', '.join(sorted(tensors))}{of_sdxl}; this model has "
+                f"{', '.join(reader.name for reader in readers)}",
                 code="unsupported",
             )
-        own = {r.name: _checked(path, key, tensors[key], r) for key, r in zip(_SDXL, readers, strict=True)}
+        own = {r.name: _checked(path, named[r.name], tensors[named[r.name]], r) for r in readers}
         return {name or metadata.get(_TRIGGER, path.stem): own}
     if len(readers) != 1:
         raise UserError(
             f"{path} has embeddings for one text encoder, but this model has {len(readers)}: give a file with "
-            f"{' and '.join(_SDXL)}, or the folder of a run",
+            f"{' and '.join(named.values())}, or the folder of a run",
             code="unsupported",
         )
     if name and len(tensors) > 1:
         raise UserError(f"{path} has {len(tensors)} tokens, which cannot all be called {name}: remove the name")
     found = {}
     for key, rows in tensors.items():
-        token = name or (metadata.get(_TRIGGER, path.stem) if key in (*_ANY_NAME, *_SDXL) else key)
+        token = name or (metadata.get(_TRIGGER, path.stem) if key in (*_ANY_NAME, *_PROGRAMS) else key)
         found[token] = {readers[0].name: _checked(path, key, rows, readers[0])}
     return found
 
@@ -246,7 +269,7 @@ def _read(
 def _check_model(path: Path, metadata: Mapping[str, str], readers: Sequence[TextEncoder]) -> None:
     """UserError for a file for another model by its header: SDXL's first text encoder is as wide as that of SD 1.x."""
     made_for = metadata.get(_ARCHITECTURE, "").partition("/")[0]
-    if made_for and made_for.startswith(_XL) != (len(readers) == len(_SDXL)):
+    if made_for and made_for.startswith(_XL) != (tuple(keys(readers).values()) == _SDXL):
         raise UserError(
             f"{path} was made for another model ({made_for}), and this one has "
             f"{' and '.join(reader.name for reader in readers)}",

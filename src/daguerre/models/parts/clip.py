@@ -27,6 +27,7 @@ class CLIP(TextNetwork):
     model_types = ("clip_text_model", "clip")
     facts = facts.CLIP_TEXT
     chosen = True
+    file_keys = ("clip_l", "clip_g")
 
     def window(self, config: Any) -> int:
         return int(config.max_position_embeddings)

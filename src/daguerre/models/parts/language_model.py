@@ -35,6 +35,8 @@ class LanguageModel(TextNetwork):
     called = "language model"
     model_types = tuple(_CLASSES)
     wide = True
+    has_added_words = True
+    file_keys = ("language_model",)
 
     def width(self, config: Any) -> int:
         return int(config.get_text_config().hidden_size)

@@ -26,6 +26,7 @@ class T5(TextNetwork):
     model_types = ("t5",)
     facts = facts.T5
     last_alone = True
+    file_keys = ("t5xxl",)
 
     def width(self, config: Any) -> int:
         return int(config.d_model)

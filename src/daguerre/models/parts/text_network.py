@@ -28,6 +28,10 @@ class TextNetwork(ABC):
     """By which configs name it."""
     wide: ClassVar[bool] = False
     """Whether hidden states exceed the range of float16, so that caches keep them in bfloat16."""
+    has_added_words: ClassVar[bool] = False
+    """Whether its tokenizers have added tokens that are words, beside those that somebody trains."""
+    file_keys: ClassVar[tuple[str, ...]]
+    """Names by which other programs know the encoders of this kind in a model, in order, in files of new tokens."""
     chosen: ClassVar[bool] = False
     """Whether settings may choose another hidden state than the family's, and windows for long prompts."""
     facts: ClassVar[Facts] = Facts()
