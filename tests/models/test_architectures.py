@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AutoencoderKL, FluxTransformer2DModel, UNet2DConditionModel
 from diffusers.models.unets.unet_stable_cascade import StableCascadeUNet
 from diffusers.pipelines.deprecated.wuerstchen.modeling_paella_vq_model import PaellaVQModel
 from transformers import (
@@ -13,6 +13,8 @@ from transformers import (
     CLIPTextModelWithProjection,
     CLIPVisionConfig,
     CLIPVisionModelWithProjection,
+    T5Config,
+    T5EncoderModel,
 )
 
 from daguerre.models.cascade import sizes as cascade_sizes
@@ -26,6 +28,10 @@ LATENT_SIDE = {"sd1": 64, "sd2_base": 64, "sd21": 96, "sdxl": 128}
 PREDICTION = {"sd21": "v_prediction"}
 CASCADE = {"cascade_c": {"prior": 3_589_103_632, "image_encoder": 303_966_208, "text_encoder": BIG_G}}
 CASCADE |= {"cascade_b": {"decoder": 1_562_941_136, "vqgan": 18_406_894, "text_encoder": BIG_G}}
+
+
+FLUX = {"flux1_dev": 11_901_408_320, "flux1_schnell": 11_891_178_560}
+T5_XXL, FLUX_VAE = 4_762_310_656, 83_819_683
 
 
 def numbers(name, component):
@@ -45,7 +51,7 @@ def size(net):
 
 def test_the_tables_and_the_folders_agree():
     folders = [folder.name for folder in architectures.FOLDER.iterdir() if folder.is_dir()]
-    assert sorted(architectures.names()) == sorted(folders) == sorted([*UNET, *CASCADE])
+    assert sorted(architectures.names()) == sorted(folders) == sorted([*UNET, *CASCADE, *FLUX])
     ids = [hub_id for own in architectures.HUB_IDS.values() for hub_id in own]
     assert len(ids) == len({hub_id.lower() for hub_id in ids})
 
@@ -78,7 +84,17 @@ def test_networks_of_stable_cascade_have_the_published_sizes(name):
     assert numbers(name, "scheduler") == {"_class_name": "DDPMWuerstchenScheduler", "s": 0.008, "scaler": 1.0}
 
 
-@pytest.mark.parametrize("name", [*sorted(UNET), *CASCADE])
+@pytest.mark.parametrize("name", FLUX)
+def test_networks_of_flux_have_the_published_sizes(name):
+    with torch.device("meta"):
+        transformer = FluxTransformer2DModel.from_config(numbers(name, "transformer"))
+        vae = AutoencoderKL.from_config(numbers(name, "vae"))
+        t5 = T5EncoderModel(T5Config(**numbers(name, "text_encoder_2")))
+    found = [size(transformer), size(vae), size(text_encoder(name, "text_encoder")), size(t5)]
+    assert found == [FLUX[name], FLUX_VAE, CLIP_L, T5_XXL]
+
+
+@pytest.mark.parametrize("name", [*sorted(UNET), *CASCADE, *FLUX])
 def test_the_index_names_the_networks_that_are_there(name):
     index = json.loads((architectures.FOLDER / name / "model_index.json").read_text(encoding="utf-8"))
     folders = {path.name for path in (architectures.FOLDER / name).iterdir() if path.is_dir()}

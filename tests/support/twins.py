@@ -23,6 +23,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from shards import write as write_tar
 from tiny_cascade import EFFNET, PREVIEWER, VQGAN, write_decoder, write_prior
+from tiny_families.flux import write as write_flux
 from tiny_models import write_sd, write_sdxl
 
 from daguerre.config import recipe
@@ -36,6 +37,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "sdxl": write_sdxl,
     "cascade_c": write_prior,
     "cascade_b": write_decoder,
+    "flux1_dev": write_flux,
 }
 """Tiny pipelines by the architecture that they stand for."""
 IMAGES = 8

@@ -41,6 +41,8 @@ HUB_IDS: dict[str, tuple[str, ...]] = {
     ),
     "cascade_c": ("stabilityai/stable-cascade-prior",),
     "cascade_b": ("stabilityai/stable-cascade",),
+    "flux1_dev": ("black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-Krea-dev"),
+    "flux1_schnell": ("black-forest-labs/FLUX.1-schnell",),
 }
 """Hub ids by the folder that has their numbers, those first that most models are of."""
 
