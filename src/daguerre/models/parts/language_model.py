@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from daguerre.models.components import ComponentLoader
+from daguerre.models.network import Facts
 from daguerre.models.parts.text_network import TextNetwork
 from daguerre.models.reading import Reading
 
@@ -34,6 +35,16 @@ class LanguageModel(TextNetwork):
     name = "language_model"
     called = "language model"
     model_types = tuple(_CLASSES)
+    facts = Facts(
+        blocks=(
+            *("Qwen3DecoderLayer", "Qwen2_5_VLDecoderLayer", "Qwen3VLTextDecoderLayer"),
+            *("Gemma2DecoderLayer", "MistralDecoderLayer"),
+        ),
+        layers={
+            "attention": ("layers.*.self_attn.[qkvo]_proj",),
+            "ff": ("layers.*.mlp.gate_proj", "layers.*.mlp.up_proj", "layers.*.mlp.down_proj"),
+        },
+    )
     wide = True
     has_added_words = True
     file_keys = ("language_model",)
@@ -78,6 +89,9 @@ class LanguageModel(TextNetwork):
         def keep(layer: int) -> Any:
             return behind[layer].register_forward_pre_hook(lambda _, inputs: seen.update({layer: inputs[0]}))
 
+        if ids_BT.is_meta:
+            # transformers looks into numbers to choose a mask, and there are none; a whole mask it takes as it is.
+            mask_BT = ids_BT.new_ones(len(ids_BT), 1, *2 * ids_BT.shape[1:], dtype=torch.bool)
         hooks = [keep(layer) for layer in {*reading.layers}]
         try:
             decoder(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False)
