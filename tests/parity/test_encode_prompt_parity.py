@@ -215,6 +215,18 @@ def test_a_last_hidden_state_before_the_norm(tmp_path: Path):
     assert not torch.allclose(before["text"], behind["text"])
 
 
+def test_layers_behind_the_last_one_that_is_read_are_not_run(tmp_path: Path):
+    texts = tiny_texts.conditioning(
+        tiny_texts.write(tmp_path, parts(text_encoder=seeded(tiny_texts.qwen3))), {"text_encoder": KLEIN}
+    )
+    layers, run = texts.encoders[0].encoder.model.layers, []
+    for number, layer in enumerate(layers):
+        layer.register_forward_hook(lambda *_, number=number: run.append(number))
+    features(texts, TEXTS)
+    assert run == [0, 1, 2]
+    assert texts.encoders[0].encoder.model.layers is layers
+
+
 def test_a_text_is_cut_where_every_encoder_cuts_it(tmp_path: Path):
     made = parts(text_encoder=seeded(tiny_texts.clip), text_encoder_2=seeded(tiny_texts.t5))
     texts = tiny_texts.conditioning(tiny_texts.write(tmp_path, made), FLUX)

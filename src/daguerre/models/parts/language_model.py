@@ -80,32 +80,38 @@ class LanguageModel(TextNetwork):
     def read(
         self, network: Any, ids_BT: Tensor, mask_BT: Tensor | None, reading: Reading
     ) -> tuple[Tensor, Tensor | None]:
-        decoder = network.get_decoder()
+        decoder, wanted = network.get_decoder(), _numbers(network, reading)
+        layers, seen = decoder.layers, dict[int, Tensor]()
         # transformers' own list of hidden states has the last one behind the norm, as of version 5; each is the input
-        # of the layer behind it, the last one that of the norm.
-        behind = [*decoder.layers, decoder.norm]
-        seen: dict[int, Tensor] = {}
-
-        def keep(layer: int) -> Any:
-            return behind[layer].register_forward_pre_hook(lambda _, inputs: seen.update({layer: inputs[0]}))
-
+        # of the layer behind it, and the last one that of the norm.
+        behind = [*layers[: max(wanted)], decoder.norm]
+        hooks = [
+            behind[layer].register_forward_pre_hook(lambda _, inputs, layer=layer: seen.update({layer: inputs[0]}))
+            for layer in {*wanted}
+        ]
         if ids_BT.is_meta:
             # transformers looks into numbers to choose a mask, and there are none; a whole mask it takes as it is.
             mask_BT = ids_BT.new_ones(len(ids_BT), 1, *2 * ids_BT.shape[1:], dtype=torch.bool)
-        hooks = [keep(layer) for layer in {*reading.layers}]
+        decoder.layers = layers[: max(wanted)]  # those behind would be run for nothing: of klein's a quarter
         try:
             decoder(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False)
         finally:
+            decoder.layers = layers
             for hook in hooks:
                 hook.remove()
-        states = [seen[layer] for layer in reading.layers]
+        states = [seen[layer] for layer in wanted]
         states = [decoder.norm(state) for state in states] if reading.final_norm else states
         return torch.cat(states, -1), None
 
     def unread(self, network: Any, reading: Reading) -> list[nn.Parameter]:
         """Layers behind the last one that is read, the last norm, and all that sees or speaks."""
         decoder = network.get_decoder()
-        layers = max(layer % (len(decoder.layers) + 1) for layer in reading.layers)
-        read = [decoder.embed_tokens, *decoder.layers[:layers], *([decoder.norm] if reading.final_norm else [])]
+        layers = decoder.layers[: max(_numbers(network, reading))]
+        read = [decoder.embed_tokens, *layers, *([decoder.norm] if reading.final_norm else [])]
         depended = {id(parameter) for module in read for parameter in module.parameters()}
         return [parameter for parameter in network.parameters() if id(parameter) not in depended]
+
+
+def _numbers(network: Any, reading: Reading) -> list[int]:
+    """The hidden states that are read: the embeddings are 0, and each layer's has its number from 1 on."""
+    return [layer % (len(network.get_decoder().layers) + 1) for layer in reading.layers]
