@@ -117,9 +117,9 @@ def test_the_pipeline_of_a_run_points_to_the_run(tmp_path, capsys):
     assert generate(tmp_path / "run" / "pipeline", "prompt=a") == 2
     assert "give the run" in capsys.readouterr().err
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+    (tmp_path / "other" / "model_index.json").write_text('{"_class_name": "AudioLDMPipeline"}')
     assert main.run(["generate", str(tmp_path / "other"), "prompt=a"]) == 2
-    assert "is a FluxPipeline" in capsys.readouterr().err
+    assert "is a AudioLDMPipeline" in capsys.readouterr().err
 
 
 def test_a_list_for_a_base_model_with_sizes_of_its_own(xl, tmp_path):

@@ -16,7 +16,7 @@ from daguerre.build.parts import Components, build
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.checkpoint.store import Checkpoint, Found, Store
 from daguerre.config import config as configs
-from daguerre.config import overrides, recipe
+from daguerre.config import overrides, recipe, short_forms
 from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
 from daguerre.config_import import in_memory
@@ -127,8 +127,9 @@ def _of_recipe(target: str, place: Sequence[str], base: bool) -> Model:
             code="missing",
         )
     defaults = [f"output_dir={output_dir}", f"run_name={run_name}"]
-    if recipe.get(_tree(target), "data.path") == "???":  # it is for training, and nothing reads it
-        defaults.append("data.path=none")
+    sources = recipe.get(_tree(target), "data.sources") or {}
+    unset = [name for name, own in sources.items() if isinstance(own, dict) and own.get("path") == "???"]
+    defaults += [f"data.sources.{name}.path=none" for name in unset]  # they are for training, and nothing reads them
     return _base(target, target, Path(output_dir) / run_name, tuple(defaults))
 
 
@@ -141,7 +142,7 @@ def _tree(target: str) -> recipe.Tree:
     converted = in_memory.of(target, (), may_lose=True)
     tree: recipe.Tree = {} if converted is None else converted.tree
     for layer in [] if converted is not None else recipe.layers(target):
-        tree = recipe.merge(tree, layer.tree)
+        tree = recipe.merge(tree, short_forms.layer(tree, layer.tree, []))
     return tree
 
 
