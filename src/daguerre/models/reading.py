@@ -23,7 +23,7 @@ class Reading:
     """Tokens of which hidden states are given: longer texts are cut. None: as many as the tokenizer says."""
     padding: Literal["fixed", "longest"] = "fixed"
     """fixed: every text is filled up to max_tokens; longest: up to the longest of its batch. Always on the right: what
-    looks back alone, or is told its padding, gives the tokens of a text the same features with padding on the left."""
+    looks back alone, or has its padding hidden, gives a text's tokens the same features with padding on the left."""
     masked: bool = False
     """Whether padding is hidden from the encoder's attention."""
     text_mask: bool = False

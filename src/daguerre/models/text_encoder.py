@@ -83,7 +83,7 @@ class TextEncoder:
         return int(self.reading.max_tokens or self.tokenizer.model_max_length)
 
     def rules(self) -> dict[str, Any]:
-        """All that decides the features beside the encoder's weights and config, as JSON."""
+        """All that decides the features besides the encoder's weights and config, as JSON."""
         reading = self.reading
         # A cache is found by these rules: what is as it always was has no entry, so that older caches stay valid.
         further = {

@@ -1,4 +1,4 @@
-"""The contract of a kind of autoencoder: what sets one library class of networks from images to latents apart.
+"""The contract of a kind of autoencoder: the differences between one library class and others.
 
 A kind is a module of this folder; `models/vae.py` chooses it by the class that a network's config names, and has what
 all kinds share: the draw from the posterior, statistics of channels, and scaling. Shape letters: B samples, C channels,

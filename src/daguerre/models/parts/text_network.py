@@ -1,4 +1,4 @@
-"""The contract of a kind of text encoder: what sets the networks of one library class, or of several alike, apart.
+"""The contract of a kind of text encoder: the differences between networks of one library class, or a few, and others.
 
 A kind is a module of this folder; `models/text_encoder.py` chooses it by `model_type` of a network's config. Kinds have
 no state: they are asked about a network and the way in which a family reads it. Shape letters: B texts, T tokens, D
@@ -29,7 +29,7 @@ class TextNetwork(ABC):
     wide: ClassVar[bool] = False
     """Whether hidden states exceed the range of float16, so that caches keep them in bfloat16."""
     has_added_words: ClassVar[bool] = False
-    """Whether its tokenizers have added tokens that are words, beside those that somebody trains."""
+    """Whether its tokenizers have added tokens that are words, besides those that somebody trains."""
     file_keys: ClassVar[tuple[str, ...]]
     """Names by which other programs know the encoders of this kind in a model, in order, in files of new tokens."""
     chosen: ClassVar[bool] = False
