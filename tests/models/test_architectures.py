@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, FluxTransformer2DModel, UNet2DConditionModel
+from diffusers import AutoencoderKL, FluxTransformer2DModel, UNet2DConditionModel, ZImageTransformer2DModel
 from diffusers.models.unets.unet_stable_cascade import StableCascadeUNet
 from diffusers.pipelines.deprecated.wuerstchen.modeling_paella_vq_model import PaellaVQModel
 from transformers import (
@@ -13,6 +13,8 @@ from transformers import (
     CLIPTextModelWithProjection,
     CLIPVisionConfig,
     CLIPVisionModelWithProjection,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     T5Config,
     T5EncoderModel,
 )
@@ -51,7 +53,7 @@ def size(net):
 
 def test_the_tables_and_the_folders_agree():
     folders = [folder.name for folder in architectures.FOLDER.iterdir() if folder.is_dir()]
-    assert sorted(architectures.names()) == sorted(folders) == sorted([*UNET, *CASCADE, *FLUX])
+    assert sorted(architectures.names()) == sorted(folders) == sorted([*UNET, *CASCADE, *FLUX, "z_image"])
     ids = [hub_id for own in architectures.HUB_IDS.values() for hub_id in own]
     assert len(ids) == len({hub_id.lower() for hub_id in ids})
 
@@ -94,7 +96,15 @@ def test_networks_of_flux_have_the_published_sizes(name):
     assert found == [FLUX[name], FLUX_VAE, CLIP_L, T5_XXL]
 
 
-@pytest.mark.parametrize("name", [*sorted(UNET), *CASCADE, *FLUX])
+def test_networks_of_z_image_have_the_published_sizes():
+    with torch.device("meta"):
+        transformer = ZImageTransformer2DModel.from_config(numbers("z_image", "transformer"))
+        qwen = Qwen3ForCausalLM(Qwen3Config(**numbers("z_image", "text_encoder")))
+    assert [size(transformer), size(qwen)] == [6_154_908_736, 4_022_468_096]
+    assert numbers("z_image", "vae") == numbers("flux1_dev", "vae")
+
+
+@pytest.mark.parametrize("name", [*sorted(UNET), *CASCADE, *FLUX, "z_image"])
 def test_the_index_names_the_networks_that_are_there(name):
     index = json.loads((architectures.FOLDER / name / "model_index.json").read_text(encoding="utf-8"))
     folders = {path.name for path in (architectures.FOLDER / name).iterdir() if path.is_dir()}

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from shards import write as write_tar
 from tiny_cascade import EFFNET, PREVIEWER, VQGAN, write_decoder, write_prior
 from tiny_families.flux import write as write_flux
+from tiny_families.z_image import write as write_z_image
 from tiny_models import write_sd, write_sdxl
 
 from daguerre.config import recipe
@@ -38,6 +39,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "cascade_c": write_prior,
     "cascade_b": write_decoder,
     "flux1_dev": write_flux,
+    "z_image": write_z_image,
 }
 """Tiny pipelines by the architecture that they stand for."""
 IMAGES = 8

@@ -43,6 +43,7 @@ HUB_IDS: dict[str, tuple[str, ...]] = {
     "cascade_b": ("stabilityai/stable-cascade",),
     "flux1_dev": ("black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-Krea-dev"),
     "flux1_schnell": ("black-forest-labs/FLUX.1-schnell",),
+    "z_image": ("Tongyi-MAI/Z-Image",),
 }
 """Hub ids by the folder that has their numbers, those first that most models are of."""
 

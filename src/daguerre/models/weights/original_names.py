@@ -54,6 +54,8 @@ class NameTable:
     scales: frozenset[str] = frozenset()
     """Original layers whose weight is called `scale`."""
     text_encoders: str = "te"
+    others: bool = False
+    """Whether layers that the table does not have, and parameters outside of layers, have the same name in both."""
 
     @cached_property
     def _originals(self) -> dict[str, str]:
@@ -73,6 +75,9 @@ class NameTable:
             # The number of a block is the first one; `ff.net.0` and `to_out.0` behind it belong to the layer's name.
             number = match[1] if (match := _NUMBER.search(layer)) else ""
             original = self._originals.get(layer) or self._originals.get(_NUMBER.sub(".*.", layer, count=1))
+            if original is None and self.others:
+                found[name] = Link(name, (name,))
+                continue
             if original is None:
                 raise UserError(f"the original layout has no name for {name}", code="unsupported")
             parts = tuple(f"{part.replace('*', number)}.{tensor}" for part in self.parts(original))

@@ -1,0 +1,138 @@
+"""Z-Image: one stream of image and text tokens, conditioned on a language model's hidden states.
+
+Tongyi-MAI 2025 (https://huggingface.co/Tongyi-MAI/Z-Image). Trained by flow matching: the network is given 1 - s and
+predicts the velocity with the opposite sign, in diffusers' notation. Shape letters: B samples, C channels, H and W
+height and width of latents, T tokens, D features.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from diffusers import ZImageTransformer2DModel
+from pydantic import Field
+from torch import Tensor, nn
+
+from daguerre.models import text_encoder, vae
+from daguerre.models.components import ComponentLoader
+from daguerre.models.controlnets.controlled import Residuals
+from daguerre.models.export.diffusers import PipelineExporter
+from daguerre.models.family import Family
+from daguerre.models.network import Architecture, Facts, named
+from daguerre.models.parts.facts import KL_AUTOENCODER, TEXT_ENCODERS
+from daguerre.models.reading import Reading
+from daguerre.models.schedulers.flow_matching import FlowMatching
+from daguerre.models.schedulers.scheduler import Schedulers
+from daguerre.models.settings import BASE, CaptionedSettings, Component, ComponentSpec, LatentSettings
+from daguerre.models.text_conditioning import TextConditioning
+from daguerre.models.trained_net import TrainedNet
+from daguerre.models.weights.original_names import NameTable
+from daguerre.samplers.guidance import ClassifierFree, Guidance
+from daguerre.types import Cond
+
+_PATCH = 2
+"""Side of the square of latent pixels that is one token."""
+_READS = Reading(
+    kinds=("language_model",), template="<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
+    padding="longest", masked=True, text_mask=True, layers=(-2,), final_norm=False,
+)  # fmt: skip
+"""ZImagePipeline reads the last hidden state but one of a user's turn, and leaves padding out."""
+
+
+def _architecture(network: nn.Module, prediction: str) -> Architecture:
+    return Architecture("z-image", (1024, 1024), {"ss_base_model_version": "zimage"})
+
+
+_BLOCKS = ("layers", "noise_refiner", "context_refiner")
+NAMES = NameTable(
+    {
+        "x_embedder": "all_x_embedder.2-1",
+        "final_layer.linear": "all_final_layer.2-1.linear",
+        "final_layer.adaLN_modulation.1": "all_final_layer.2-1.adaLN_modulation.1",
+        **{f"{block}.*.attention.qkv": tuple(f"{block}.*.attention.to_{part}" for part in "qkv") for block in _BLOCKS},
+        **{
+            f"{block}.*.attention.{original}": f"{block}.*.attention.{layer}"
+            for block in _BLOCKS
+            for original, layer in (("out", "to_out.0"), ("q_norm", "norm_q"), ("k_norm", "norm_k"))
+        },
+    },
+    others=True,
+)
+"""Tongyi's and ComfyUI's names of the transformer."""
+TRANSFORMER = Facts(
+    blocks=("ZImageTransformerBlock",),
+    layers={
+        "attention": ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0"),
+        "ff": ("feed_forward.w?",),
+    },
+    names=NAMES,
+    architecture=_architecture,
+)
+FACTS: dict[type, Facts] = {ZImageTransformer2DModel: TRANSFORMER, **TEXT_ENCODERS}
+
+
+class Settings(CaptionedSettings, LatentSettings):
+    """Z-Image."""
+
+    family: Literal["z_image"] = "z_image"
+    """Name of the family."""
+    transformer: Component = BASE
+    """The transformer: also a single file of its authors or ComfyUI, whose numbers are the base's."""
+    vae: Component = BASE
+    """The autoencoder, which is FLUX.1's, frozen; its weights are float32."""
+    text_encoder: Component = BASE
+    """The language model: Qwen3."""
+    max_sequence_length: int = Field(512, ge=1, le=2048)
+    """Tokens that are read of a caption in its template; longer ones are cut."""
+    sample_posterior: bool = False
+    """Draw a latent from the autoencoder's posterior for each sample and epoch; off, as diffusers' script trains it:
+    take the posterior's mean."""
+
+    pipeline_class: ClassVar[str] = "ZImagePipeline"
+    schedulers: ClassVar[Schedulers] = FlowMatching(token_px=16)
+    guidance: ClassVar[Guidance] = ClassifierFree(off=0.0)
+    time_scale: ClassVar[float] = 1.0
+    overflows_float16: ClassVar[bool] = True
+    usual: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "data": {"resolution": 1024},
+        "sampling": {"guidance_scale": 4.0, "num_inference_steps": 50},
+    }
+    components: ClassVar[Mapping[str, ComponentSpec]] = {
+        "transformer": ComponentSpec("denoiser", trainable=True),
+        "vae": ComponentSpec("autoencoder"),
+        "text_encoder": ComponentSpec("text_encoder", trainable=True),
+        "tokenizer": ComponentSpec("tokenizer"),
+    }
+
+
+def load(settings: Settings, seed: int) -> Family:
+    """The family of these settings. Raises UserError if something is missing or does not fit together."""
+    components = ComponentLoader(settings, seed)
+    autoencoder = vae.load(components, patch=_PATCH)
+    reading = replace(_READS, max_tokens=settings.max_sequence_length)
+    encoder = text_encoder.load(components, "text_encoder", "tokenizer", reading)
+    texts = TextConditioning((encoder,))
+    decided = {"in_channels": autoencoder.channels, "cap_feat_dim": texts.width}
+    transformer = components.network("transformer", ZImageTransformer2DModel, decided, NAMES)
+    make_net = partial(TrainedNet, partial(denoise, transformer), texts)
+    modules = {"transformer": transformer, "vae": autoencoder.net, **texts.networks}
+    facts = {"transformer": TRANSFORMER, "vae": KL_AUTOENCODER, **texts.facts}
+    family = Family(
+        named(modules, settings.components, facts), make_net({}), autoencoder,
+        PipelineExporter(settings, {}, {}), text=texts, pretrained=components, make_net=make_net,
+        guidance=Settings.guidance,
+    )  # fmt: skip
+    return family.training(settings.trainable()[:1])
+
+
+def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
+    """The velocity [B, C, H, W] of noisy latents. `cond` has `text` [B, T, D], and `text_mask` [B, T] where texts of a
+    batch differ in length."""
+    texts: list[Tensor] = [*cond["text"]]
+    if (mask_BT := cond.get("text_mask")) is not None:
+        # The network takes texts without their padding, so their lengths are needed here: the one wait for the device.
+        texts = [text[:length] for text, length in zip(texts, mask_BT.sum(1).tolist(), strict=True)]
+    y = transformer(x=[*x_BCHW[:, :, None]], t=1 - c_noise_B, cap_feats=texts, return_dict=False)[0]
+    return -torch.stack(y)[:, :, 0]
