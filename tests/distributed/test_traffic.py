@@ -13,6 +13,7 @@ import communication
 import pytest
 import torch
 import traffic_ranks
+from known_networks import placed_children
 
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.sharding_rules import ParameterSplit
@@ -112,7 +113,7 @@ def predicted(shape, ranks):
     where = Mesh(traffic_ranks.ONE, dict(zip(("data", "fsdp", "tensor"), shape, strict=True)))
     with torch.device("meta"):
         net = traffic_ranks.Net()
-    placed = traffic_ranks.placed(net, where)
+    placed = placed_children(net, where).placed
     units = [name for name, m in net.named_modules() if type(m).__name__ in ("BasicTransformerBlock", "ResnetBlock2D")]
 
     def unit_of(name):
