@@ -62,7 +62,7 @@ def split(tensor: Tensor, name: str, rank: int, fsdp: int, tensor_parallel: int)
         mine, held = shape[0] // tensor_parallel, tensor[order]
         begin, length = rows(mine, fsdp, shard)
         start = head * mine + begin
-        return in_order(order, (start, 0), held[start : start + length].clone(), shape)
+        return in_order(0, order, (start, 0), held[start : start + length].clone(), shape)
     begin, length = rows(shape[0], fsdp, shard)
     return ShardedTensor(
         shape, tensor.dtype, [Shard((begin, *(0 for _ in shape[1:])), tensor[begin : begin + length].clone())]

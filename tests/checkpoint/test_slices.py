@@ -139,15 +139,17 @@ def test_a_piece_of_another_dtype_and_a_dtype_without_a_name_are_refused():
 
 
 @pytest.mark.parametrize(("begin", "length"), [(0, 8), (0, 4), (4, 4), (2, 3), (5, 0)])
-@pytest.mark.parametrize("column", [0, 2])
-def test_rows_in_another_order_are_pieces_in_their_own(begin, length, column):
-    tensor = torch.arange(24).reshape(8, 3)
+@pytest.mark.parametrize("other", [0, 2])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_elements_in_another_order_are_pieces_in_their_own(begin, length, other, dim):
+    tensor = torch.arange(24).reshape(8, 3) if dim == 0 else torch.arange(24).reshape(3, 8)
     order = torch.tensor([0, 1, 4, 5, 2, 3, 6, 7])
-    local = tensor[order][begin : begin + length, column:].clone()
-    sliced = in_order(order, (begin, column), local, (8, 3))
-    assert sum(len(piece.tensor) for piece in sliced.pieces) == length
+    local = tensor.index_select(dim, order).narrow(dim, begin, length).narrow(1 - dim, other, 3 - other).clone()
+    offsets = (begin, other) if dim == 0 else (other, begin)
+    sliced = in_order(dim, order, offsets, local, tensor.shape)
+    assert sum(piece.tensor.shape[dim] for piece in sliced.pieces) == length
     for piece in sliced.pieces:
-        assert torch.equal(piece.tensor, tensor[piece.region.within(full_region((8, 3)))])
+        assert torch.equal(piece.tensor, tensor[piece.region.within(full_region(tensor.shape))])
         piece.tensor.fill_(-1)
     assert bool((local == -1).all()), "pieces are views"
 

@@ -38,8 +38,8 @@ def slices_of(
     for name, p in net.named_parameters():
         local, (offsets, shape) = parallelize.local(p.detach()), own_region(where[name], mesh, rank)
         assert tuple(local.shape) == shape, (name, local.shape, shape)
-        if name in split.rows:
-            found[name] = in_order(split.rows[name], offsets, local, where[name].shape)
+        if name in split.orders:
+            found[name] = in_order(*split.orders[name], offsets, local, where[name].shape)
         else:
             found[name] = ShardedTensor(where[name].shape, p.dtype, [Shard(offsets, local)])
     return {"model": found}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 from pathlib import Path
 from typing import get_type_hints
@@ -15,8 +16,12 @@ from tiny_families import NAMES
 from tiny_models import TINY_UNET, prompts, write_sd
 
 from daguerre import plugins
+from daguerre.adapters.adapter import attach
+from daguerre.distributed.mesh import AXES, Mesh
+from daguerre.distributed.sharding_rules import DEFAULT
 from daguerre.errors import UserError
 from daguerre.models.family import Family
+from daguerre.models.placement import describe_unknown, of_net, placement
 from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import FamilySettings
 from daguerre.types import Batch
@@ -168,3 +173,25 @@ def test_numbers_without_a_place_train_the_same(tmp_path: Path):
     both = made.training(["unet", "text_encoder"])
     assert {name.partition(".")[0] for name in both.net.state_dict()} == {"unet", "text_encoder"}
     assert all(p.requires_grad for p in both.net.parameters())
+
+
+@pytest.mark.parametrize("degrees", [{"fsdp": 2}, {"tensor": 2}, {"fsdp": 2, "tensor": 2}])
+@pytest.mark.parametrize("adapter", ["full", "lora"])
+def test_every_mesh_can_be_planned(family: Family, adapter, degrees):
+    """Each parameter, trained or frozen, has its place; a network without logical axes is named."""
+    if adapter == "lora" and not any(network.spec.extensible for network in family.networks.values()):
+        pytest.skip("has no network to which a LoRA can be added")
+    mesh = Mesh(dict.fromkeys(AXES, 1), dict.fromkeys(AXES, 1) | degrees)
+    fresh = copy.deepcopy(family)
+    settings = plugins.find("adapters", adapter).Settings(**({"rank": 2} if adapter == "lora" else {}))
+    net = attach({"own": settings}, fresh, 0).net
+    whole = of_net(net, fresh.networks, DEFAULT, mesh)
+    assert [each.name for each in whole.placed] == [name for name, _ in net.named_parameters()]
+    without = {name for name, network in fresh.networks.items() if not network.facts.axes}
+    assert {name.partition(".")[0] for name in whole.patterns} & without <= {*whole.unknown}
+    assert len(describe_unknown(whole.unknown, mesh)) == bool(whole.unknown)
+    for name, network in fresh.networks.items():
+        found = placement(network, DEFAULT, mesh)
+        assert all(found.patterns.values()) == (name not in without)
+        over_fsdp = [each.fsdp is not None for each in found.placed if each.shape]
+        assert all(over_fsdp) == ("fsdp" in degrees)

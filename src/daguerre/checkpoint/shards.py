@@ -89,15 +89,20 @@ Groups = Mapping[str, Mapping[str, ShardedTensor]]
 """Tensors by group and name."""
 
 
-def in_order(order: Tensor, offsets: Sequence[int], local: Tensor, shape: Sequence[int]) -> ShardedTensor:
-    """A tensor whose rows were put into another order before it was split.
+def in_order(dim: int, order: Tensor, offsets: Sequence[int], local: Tensor, shape: Sequence[int]) -> ShardedTensor:
+    """A tensor whose elements along a dim were put into another order before it was split.
 
-    `order[i]` is the row, as its library counts them, that stands at place i; `local` is the part whose first element
-    stands at `offsets`. The pieces are views of `local`, one for each stretch of rows that follow one another.
+    `order[i]` is the element, as its library counts them, that stands at place i; `local` is the part whose first
+    element stands at `offsets`. The pieces are views of `local`, one for each stretch of elements that follow one
+    another.
     """
-    rows = order[offsets[0] : offsets[0] + len(local)].tolist()
-    cuts = [0, *(place for place, (a, b) in enumerate(pairwise(rows), 1) if b != a + 1), len(rows)]
-    pieces = [Shard((rows[start], *offsets[1:]), local[start:end]) for start, end in pairwise(cuts) if end > start]
+    places = order[offsets[dim] : offsets[dim] + local.shape[dim]].tolist()
+    cuts = [0, *(place for place, (a, b) in enumerate(pairwise(places), 1) if b != a + 1), len(places)]
+    pieces = [
+        Shard((*offsets[:dim], places[start], *offsets[dim + 1 :]), local.narrow(dim, start, end - start))
+        for start, end in pairwise(cuts)
+        if end > start
+    ]
     return ShardedTensor(tuple(shape), local.dtype, pieces)
 
 

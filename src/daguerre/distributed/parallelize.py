@@ -4,10 +4,11 @@ then FSDP2.
 The engine is PyTorch's: DTensor, `parallelize_module`, `fully_shard`. A network knows nothing of it. Gradients are
 summed, never averaged: the loss is divided by the global count of samples before it is differentiated. The data axis of
 a network that FSDP2 does not hold is distributed/collectives.py's. Names and shapes of parameters stay as they were;
-`Split` knows the one thing that changes, the order of rows in layers whose segments are each split.
+`Split` knows the one thing that changes, the order of elements in layers whose segments are each split.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,10 +17,17 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 from daguerre.distributed.mesh import AXES, Mesh
 from daguerre.distributed.sharding_rules import ParameterSplit, axes_of
+from daguerre.training.sharding import Order
 
 _REMARKS = logging.getLogger("torch.distributed.tensor._redistribute")
 
@@ -29,16 +37,15 @@ class Split:
     """A network that was split."""
 
     mesh: DeviceMesh
-    rows: Mapping[str, Tensor]
-    """By parameter: which of its own rows stands where, for parameters whose rows were put into another order."""
+    orders: Mapping[str, Order]
+    """By parameter, of those whose elements were put into another order."""
 
     def own_order(self, name: str, whole: Tensor) -> Tensor:
-        """A gathered parameter (or its average, or its moments) with its rows as the network's library has them."""
-        if name not in self.rows:
+        """A gathered parameter (or its average, or its moments) with its elements as the network's library has them."""
+        if name not in self.orders:
             return whole
-        restored = torch.empty_like(whole)
-        restored[self.rows[name].to(whole.device)] = whole
-        return restored
+        dim, indices = self.orders[name]
+        return torch.empty_like(whole).index_copy_(dim, indices.to(whole.device), whole)
 
 
 def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
@@ -62,32 +69,58 @@ def apply(
     """
     where = {each.name: each for each in placed}
     degree = mesh.degree("tensor")
-    rows = _tensor_parallel(net, where, devices["tensor"], degree, heads) if degree > 1 else {}
+    orders = _put_in_order(net, where, degree)
+    if degree > 1:
+        _tensor_parallel(net, where, devices["tensor"], degree, heads)
     if mesh.degree("fsdp") > 1:
         over = devices["data", "fsdp"] if mesh.degree("data") > 1 else devices["fsdp"]
         _fully_shard(net, where, over, blocks(net, units))
-    return Split(devices, rows)
+    return Split(devices, orders)
+
+
+@torch.no_grad()
+def _put_in_order(net: nn.Module, where: Mapping[str, ParameterSplit], degree: int) -> dict[str, Order]:
+    """Puts elements into the order in which each of `degree` equal parts holds its part of every segment: the engine
+    cuts equal parts and knows no segments."""
+    found: dict[str, Order] = {}
+    for name, parameter in net.named_parameters():
+        if order := where[name].order(degree):
+            dim, indices = where[name].tensor or 0, torch.tensor(order)
+            parameter.copy_(parameter.index_select(dim, indices.to(parameter.device)))
+            found[name] = Order(dim, indices)
+    return found
 
 
 def _tensor_parallel(
     net: nn.Module, where: Mapping[str, ParameterSplit], devices: DeviceMesh, degree: int, heads: Collection[str]
-) -> dict[str, Tensor]:
+) -> None:
     """Splits linear layers by rows (columns of the product) or by columns, as their weights are placed. Of one with a
     LoRA it is the layer inside and one of the two factors; the wrapper adds what these give."""
-    rows: dict[str, Tensor] = {}
     for name, module in net.named_modules():
-        if isinstance(module, nn.Linear):
-            placed = where[f"{name}.weight"]
-            dim = placed.tensor
-            if dim == 0 and isinstance(segments := placed.dims[0], tuple):
-                rows |= _interleave(name, module, len(segments), degree)
-            if dim is not None:
-                parallelize_module(module, devices, ColwiseParallel() if dim == 0 else RowwiseParallel())
+        trained = {key: p.requires_grad for key, p in module.named_parameters(recurse=False)}
+        # A parameter that is tied to another module's has the name that it has there.
+        own = {key: where[whole] for key in trained if (whole := f"{name}.{key}".lstrip(".")) in where}
+        if (style := _style(module, own)) is not None:
+            parallelize_module(module, devices, style)
+            for key, p in module.named_parameters(recurse=False):
+                p.requires_grad_(trained[key])  # the parameters are new ones
     for name, module in net.named_modules():
         for attribute in heads:
             if isinstance(count := getattr(module, attribute, None), int) and _heads_are_split(name, module, where):
                 setattr(module, attribute, count // degree)  # diffusers' attention asks for it
-    return rows
+
+
+def _style(module: nn.Module, own: Mapping[str, ParameterSplit]) -> ParallelStyle | None:
+    """The style by which a module with these parameters is split; None where each device has it whole."""
+    if any(placed.partial for placed in own.values()):
+        # A norm of heads treats every row alike, so that along any dim but the last what a device has is a part of the
+        # input. The engine then knows that gradients are partial.
+        return SequenceParallel(sequence_dim=0, use_local_output=True)
+    if not isinstance(module, nn.Linear | nn.Embedding) or "weight" not in own or own["weight"].tensor is None:
+        return None
+    # The columns of an embedding are features, as the rows of a linear layer are.
+    features = 0 if isinstance(module, nn.Linear) else 1
+    return ColwiseParallel() if own["weight"].tensor == features else RowwiseParallel()
 
 
 def _heads_are_split(name: str, module: nn.Module, where: Mapping[str, ParameterSplit]) -> bool:
@@ -105,17 +138,6 @@ def _is_one(module: nn.Module, names: Collection[str]) -> bool:
     return any(kind.__name__ in names for kind in type(module).__mro__)
 
 
-@torch.no_grad()
-def _interleave(name: str, layer: nn.Linear, segments: int, degree: int) -> dict[str, Tensor]:
-    """Puts rows in an order in which each of `degree` equal parts holds its part of every segment."""
-    order = torch.arange(layer.out_features).reshape(segments, degree, -1).transpose(0, 1).reshape(-1)
-    found = {}
-    for key, parameter in layer.named_parameters():
-        parameter.copy_(parameter[order.to(parameter.device)])
-        found[f"{name}.{key}"] = order
-    return found
-
-
 def _fully_shard(
     net: nn.Module, where: Mapping[str, ParameterSplit], devices: DeviceMesh, units: Sequence[nn.Module]
 ) -> None:
@@ -131,8 +153,10 @@ def _fully_shard(
             parameter.data = parameter.data.contiguous()  # FSDP2 cuts no other
     # The components, too, as they are called by themselves as well: a text encoder that is trained reads prompts.
     # Not the lists of blocks that a UNet alone, which is frozen, has for children: they are never called.
-    called = [m for m in net.children() if not isinstance(m, nn.ModuleList)]
-    components = [m for m in called if m not in units and any(True for _ in m.parameters())]
+    called = [m for m in net.children() if not isinstance(m, nn.ModuleList) and m not in units]
+    # Nor what shares a parameter with another one, such as T5's embedding: each would get a copy of its own.
+    owners = Counter(id(p) for m in net.children() for p in m.parameters())
+    components = [m for m in called if (own := [*m.parameters()]) and all(owners[id(p)] == 1 for p in own)]
     for module in [*units, *components, net]:
         before = type(module)
         fully_shard(module, mesh=devices, shard_placement_fn=placement)
@@ -172,8 +196,15 @@ def hand_over(parameters: Sequence[nn.Parameter], parts: Sequence[nn.Parameter])
     """The gradients of parameters, as those of their own parts."""
     for p, part in zip(parameters, parts, strict=True):
         if part is not p:
-            part.grad = None if p.grad is None else local(p.grad)
+            part.grad = None if p.grad is None else local(summed(p.grad, p))
             p.grad = None
+
+
+def summed(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient, split as its parameter is: what devices have of it in part is summed, by all of them."""
+    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor) and gradient.placements != parameter.placements:
+        return gradient.redistribute(placements=parameter.placements)
+    return gradient
 
 
 def local(tensor: Tensor) -> Tensor:

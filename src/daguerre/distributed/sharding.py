@@ -146,4 +146,4 @@ class MeshSharding(Sharding):
 
 def _part(placed: ParameterSplit, mesh: Mesh, rank: int, split: parallelize.Split) -> ShardRegion:
     offsets, _ = own_region(placed, mesh, rank)
-    return ShardRegion(offsets, placed.shape, split.rows.get(placed.name))
+    return ShardRegion(offsets, placed.shape, split.orders.get(placed.name))

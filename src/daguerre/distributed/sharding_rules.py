@@ -9,6 +9,7 @@ result is distributed/parallelize.py.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from math import prod
 
 from daguerre.distributed.mesh import Axis, Mesh
@@ -21,11 +22,15 @@ class Segment:
 
     axis: str | None
     """Its logical axis."""
+    length: int | None = None
+    """None: an equal share of what segments with a length leave."""
+    unit: int = 1
+    """Elements that stay together, such as the width of a head."""
 
 
 Dim = str | None | tuple[Segment, ...]
-"""The logical axis of a dim, None for one that is never split, or its segments, which are of equal length: each device
-gets its part of every one."""
+"""The logical axis of a dim, None for one that is never split, or its segments: each device gets its part of every
+one."""
 Dims = tuple[Dim, ...]
 """A parameter's; none for the last dims that are never split, as those of a convolution's kernel."""
 Rules = Sequence[tuple[str, Sequence[str]]]
@@ -34,6 +39,9 @@ Rules = Sequence[tuple[str, Sequence[str]]]
 Region = tuple[tuple[int, ...], tuple[int, ...]]
 """First element of a part in each dim, and its shape."""
 
+HEAD = "head"
+"""The logical axis of a parameter that every head uses, such as the norm of queries: each device of a tensor group has
+it whole, but sees only its own heads, so that gradients are summed over the group."""
 PARAMETER_AXES = ("embed", "heads", "mlp", "conv_in", "conv_out", "norm", "time", "vocabulary", "positions")
 """Logical axes that dims of parameters have."""
 ACTIVATION_AXES: dict[str, tuple[str, ...]] = {
@@ -75,6 +83,22 @@ class ParameterSplit:
     """The dim that is split over `fsdp`; None where there is no such axis, or nothing to split."""
     by_rule: bool
     """True if a rule chose the fsdp dim; if not, it is dim 0, as the engine needs one."""
+    partial: bool = False
+    """Whether the devices of a tensor group each see a part of what the parameter is used on (`HEAD`)."""
+
+    def order(self, degree: int) -> list[int]:
+        """The element of the tensor dim that is put at each place, so that each of `degree` equal parts holds its part
+        of every segment; [] where all stay where they are."""
+        if self.tensor is None or degree == 1 or not isinstance(dim := self.dims[self.tensor], tuple) or len(dim) == 1:
+            return []
+        lengths = _lengths(dim, self.shape[self.tensor])
+        stretches = [range(end - length, end) for length, end in zip(lengths, accumulate(lengths), strict=True)]
+        return [
+            element
+            for part in range(degree)
+            for each in stretches
+            for element in each[part * len(each) // degree : (part + 1) * len(each) // degree]
+        ]
 
     def elements(self, mesh: Mesh) -> int:
         """Elements on the fullest device: uneven parts of dim 0 are rounded up, as FSDP2 pads them."""
@@ -154,13 +178,14 @@ def place(
     """
     placed, notices = [], []
     for name, shape in shapes.items():
-        tensor = _dim(dims[name], rules, "tensor")
-        if mesh.degree("tensor") == 1:
-            tensor = None
-        elif tensor is not None and (problem := _indivisible(shape[tensor], dims[name][tensor], mesh, heads.get(name))):
-            axes = "+".join(axes_of(dims[name][tensor]))
-            notices.append(f"{name}: {axes} -> tensor is not possible: {problem}")
-            tensor = None
+        tensor = _dim(dims[name], rules, "tensor") if mesh.degree("tensor") > 1 else None
+        if tensor is not None:
+            problem = _indivisible(shape[tensor], dims[name][tensor], mesh, heads.get(name))
+            _refuse_apart(name, dims[name][tensor], rules, problem)
+            if problem:
+                axes = "+".join(axes_of(dims[name][tensor]))
+                notices.append(f"{name}: {axes} -> tensor is not possible: {problem}")
+                tensor = None
         fsdp = _dim(dims[name], rules, "fsdp")
         by_rule = fsdp is not None and fsdp != tensor and shape[fsdp] % mesh.degree("fsdp") == 0
         if mesh.degree("fsdp") == 1:
@@ -185,20 +210,47 @@ def _dim(dims: Dims, rules: Rules, axis: str) -> int | None:
     return None
 
 
+def _lengths(segments: tuple[Segment, ...], whole: int) -> list[int]:
+    """The length of each segment of a dim. UserError where they do not add up."""
+    known = sum(each.length or 0 for each in segments)
+    open_ones = sum(each.length is None for each in segments)
+    share, rest = divmod(whole - known, open_ones or 1)
+    if rest or (not open_ones and share):
+        raise UserError(f"logical axes: segments {segments} do not make up a dim of {whole}")
+    return [share if each.length is None else each.length for each in segments]
+
+
 def _indivisible(length: int, dim: Dim, mesh: Mesh, heads: int | None) -> str:
     degree = mesh.degree("tensor")
     if heads is not None and heads % degree:
         return f"{heads} heads over {degree} devices"
-    if length % (degree * len(dim) if isinstance(dim, tuple) else degree):
-        return f"{length} over {degree} devices"
+    segments = dim if isinstance(dim, tuple) else (Segment(dim),)
+    for segment, own in zip(segments, _lengths(segments, length), strict=True):
+        if own % (degree * segment.unit):
+            return f"{own // segment.unit} {segment.axis} over {degree} devices"
     return ""
+
+
+def _refuse_apart(name: str, dim: Dim, rules: Rules, problem: str) -> None:
+    """UserError where a dim of several axes cannot follow all of the layers whose outputs it reads, or gives: some of
+    these would be split, and this one not."""
+    axes = axes_of(dim)
+    apart = [axis for axis in axes if not any(axis == name and "tensor" in over for name, over in rules)]
+    if len(axes) > 1 and (apart or problem):
+        why = problem or f"the rules split {', '.join(axis for axis in axes if axis not in apart)} alone"
+        raise UserError(
+            f"{name} has {' and '.join(axes)} in one dim, so tensor splits both or neither, and {why}: choose a "
+            "mesh.ici_tensor_parallelism that divides both, and logical_axis_rules that split both",
+            code="conflict",
+            setting="mesh.ici_tensor_parallelism",
+        )
 
 
 def own_region(placed: ParameterSplit, mesh: Mesh, rank: int) -> Region:
     """The part that a rank holds, also of the parameter's averages and moments. Tensor parallel cuts first and evenly,
     FSDP2 then cuts each such part into chunks of which the last may be short or empty.
 
-    Of parameters in `Split.rows` the rows count in the order that they were put into.
+    Elements of a dim with segments count in the order that they were put into.
     """
     offsets, shape, place = [0] * len(placed.shape), list(placed.shape), mesh.place(rank)
     for axis, dim in (("tensor", placed.tensor), ("fsdp", placed.fsdp)):

@@ -6,6 +6,7 @@ Shape letters: B samples, C channels, H and W height and width of latents, T tok
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -22,6 +23,7 @@ from daguerre.models.family import Family
 from daguerre.models.network import Architecture, Facts, named
 from daguerre.models.parts.facts import KL_AUTOENCODER, TEXT_ENCODERS
 from daguerre.models.parts.flux_names import FLUX
+from daguerre.models.parts.flux_transformer import flux_axes
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
@@ -47,6 +49,7 @@ def _architecture(network: nn.Module, prediction: str) -> Architecture:
 
 TRANSFORMER = Facts(
     blocks=("FluxTransformerBlock", "FluxSingleTransformerBlock"),
+    heads="heads",
     layers={
         "attention": ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_?_proj", "attn.to_add_out"),
         "ff": ("ff.net.*", "ff_context.net.*", "proj_mlp", "single_transformer_blocks.*.proj_out"),
@@ -119,7 +122,9 @@ def load(settings: Settings, seed: int) -> Family:
     transformer = components.network("transformer", FluxTransformer2DModel, decided, FLUX)
     make_net = partial(TrainedNet, partial(denoise, transformer), texts)
     modules = {"transformer": transformer, "vae": autoencoder.net, **texts.networks}
-    facts = {"transformer": TRANSFORMER, "vae": KL_AUTOENCODER, **texts.facts}
+    # How long the stretches of a fused layer are follows from the numbers of this transformer.
+    known = replace(TRANSFORMER, axes=flux_axes(transformer))
+    facts = {"transformer": known, "vae": KL_AUTOENCODER, **texts.facts}
     takes_guidance = transformer.config.guidance_embeds
 
     def training_guidance(batch: Batch) -> Cond:

@@ -12,7 +12,7 @@ from torch import nn
 
 from daguerre.distributed import sharding_rules
 from daguerre.distributed.mesh import Mesh
-from daguerre.distributed.sharding_rules import ParameterSplit, Rules
+from daguerre.distributed.sharding_rules import HEAD, ParameterSplit, Rules, axes_of
 from daguerre.errors import UserError
 from daguerre.models import hosts as named_hosts
 from daguerre.models.network import Network
@@ -51,8 +51,10 @@ def placement(network: Network, axis_rules: Rules, mesh: Mesh) -> Placement:
     whole = {host: shapes[name] for name, (host, factor) in hosts.items() if not factor}
     of_host = sharding_rules.logical(table, whole) if table else dict.fromkeys(whole, ())
     dims = {name: named_hosts.of_factor(of_host[host], factor) for name, (host, factor) in hosts.items()}
-    placed, messages = sharding_rules.place(shapes, dims, axis_rules, mesh, _heads(network))
-    placed = _with_hosts(placed, hosts)
+    attention = _attention(network)
+    heads = {name: count for name, (_, count) in attention.items()}
+    placed, messages = sharding_rules.place(shapes, dims, axis_rules, mesh, heads)
+    placed = _partial(_with_hosts(placed, hosts), attention)
     patterns = {name: next((each for each in table if fnmatchcase(hosts[name][0], each)), "") for name in own}
     problems = [line.partition(": ") for line in messages]
     return Placement(
@@ -62,13 +64,26 @@ def placement(network: Network, axis_rules: Rules, mesh: Mesh) -> Placement:
     )
 
 
-def _heads(network: Network) -> dict[str, int]:
-    """Attention heads of the module that a parameter is in, by its name."""
-    found: dict[str, int] = {}
+def _attention(network: Network) -> dict[str, tuple[str, int]]:
+    """The attention module that a parameter is in, and its heads, by the parameter's name."""
+    found: dict[str, tuple[str, int]] = {}
     for name, module in network.module.named_modules():
         if network.facts.heads and isinstance(count := getattr(module, network.facts.heads, None), int):
-            found |= {f"{name}.{parameter}": count for parameter, _ in module.named_parameters()}
+            found |= {f"{name}.{parameter}": (name, count) for parameter, _ in module.named_parameters()}
     return found
+
+
+def _partial(placed: list[ParameterSplit], attention: Mapping[str, tuple[str, int]]) -> list[ParameterSplit]:
+    """Marks what all heads use in attention whose heads are split."""
+    split = {
+        attention[each.name][0]
+        for each in placed
+        if each.name in attention and each.tensor is not None and "heads" in axes_of(each.dims[each.tensor])
+    }
+    return [
+        replace(each, partial=HEAD in each.dims and each.name in attention and attention[each.name][0] in split)
+        for each in placed
+    ]
 
 
 def _few_bits(network: nn.Module) -> dict[str, tuple[int, ...]]:

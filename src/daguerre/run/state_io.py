@@ -60,7 +60,7 @@ def _sliced(tensor: Tensor, part: ShardRegion | None) -> ShardedTensor:
     if part is None:
         return ShardedTensor.of(tensor)
     if part.order is not None:
-        return in_order(part.order, part.offsets, tensor, part.whole)
+        return in_order(*part.order, part.offsets, tensor, part.whole)
     return ShardedTensor(part.whole, tensor.dtype, [Shard(part.offsets, tensor)])
 
 

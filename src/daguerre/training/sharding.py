@@ -7,10 +7,18 @@ device's part of each parameter, as plain tensors: their arithmetic goes element
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+
+class Order(NamedTuple):
+    """Another order of a parameter's elements along a dim, in which each device's part is one stretch."""
+
+    dim: int
+    indices: Tensor
+    """Which of the parameter's own elements stands where."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +29,8 @@ class ShardRegion:
     """Its start, a dim each."""
     whole: tuple[int, ...]
     """Shape of all of the parameter."""
-    order: Tensor | None = None
-    """Indices of the parameter's own rows, if they were put into another order."""
+    order: Order | None = None
+    """In which the rectangle is cut, if it is not the parameter's own."""
 
 
 class Sharding:
@@ -106,5 +114,5 @@ def cut(whole: Tensor, part: ShardRegion | None, shape: Sequence[int]) -> Tensor
     """The part, of this shape, of a whole tensor."""
     if part is None:
         return whole
-    ordered = whole if part.order is None else whole[part.order]
+    ordered = whole if part.order is None else whole.index_select(*part.order)
     return ordered[tuple(slice(start, start + length) for start, length in zip(part.offsets, shape, strict=True))]
