@@ -7,13 +7,14 @@ custom operators trace without Triton, as shapes alone.
 import pytest
 import torch
 from diffusers import StableCascadeUNet, UNet2DConditionModel
+from known_networks import BLOCKS
 from peft import LoraConfig, inject_adapter_in_model
 from tiny_cascade import IMAGE, POOLED, TEXT, TINY_B, TINY_C
 from tiny_models import SDXL_UNET, TEXT_WIDTH, TINY_UNET, tiny_vae
 
-from daguerre.adapters.lora_parts.forward import lighten
+from daguerre.adapters.lora_parts.forward import cast_together, lighten
 from daguerre.kernels import blocks, swap
-from daguerre.models.cascade.net import BLOCKS
+from daguerre.models.cascade.facts import STAGE
 from daguerre.training.performance import kernels
 from daguerre.training.precision.quantized import QuantizedLinear
 
@@ -31,6 +32,15 @@ def unet_with_lora():
     net, given, sizes = unet()
     inject_adapter_in_model(LoraConfig(r=2, target_modules=["to_q", "to_v", "ff.net.0.proj", "conv1"]), net)
     lighten([*net.modules()])
+    return net, given, sizes
+
+
+def unet_with_lora_as_on_a_gpu():
+    net, given, sizes = unet()
+    targets = ["to_q", "to_k", "to_v", "ff.net.0.proj", "conv1"]
+    inject_adapter_in_model(LoraConfig(r=2, target_modules=targets), net)
+    lighten([*net.modules()])
+    assert cast_together([net]) > 0
     return net, given, sizes
 
 
@@ -73,7 +83,13 @@ def breaks(function, *args, **kwargs):
     return found.graph_break_count, [reason.reason for reason in found.break_reasons], found.op_count
 
 
-@pytest.mark.parametrize("made", [unet, unet_with_lora, unet_of_8_bits_with_lora, sdxl, stage_c, stage_b, autoencoder])
+@pytest.mark.parametrize(
+    "made",
+    [
+        unet, unet_with_lora, unet_with_lora_as_on_a_gpu, unet_of_8_bits_with_lora, sdxl, stage_c, stage_b,
+        autoencoder,
+    ],
+)  # fmt: skip
 def test_every_kind_of_block_is_one_graph(made):
     torch.manual_seed(0)
     net, given, named = made()
@@ -85,7 +101,7 @@ def test_every_kind_of_block_is_one_graph(made):
     def keep(block, args, kwargs):
         met.setdefault(type(block), (block, args, kwargs))
 
-    compiled = [block for block in net.modules() if blocks._is_of_diffusers(block, BLOCKS)]
+    compiled = [block for block in net.modules() if blocks._is_of_diffusers(block, {*BLOCKS, *STAGE.blocks})]
     hooks = [block.register_forward_pre_hook(keep, with_kwargs=True) for block in compiled]
     extra = {"added_cond_kwargs": named} if made is sdxl else named
     with torch.autocast("cpu", dtype=torch.bfloat16):

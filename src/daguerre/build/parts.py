@@ -250,7 +250,7 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
         diffusion.sampled(sampling.shift).grid(sampling.num_inference_steps, sampling.timestep_spacing)
     compiled = block_classes([*family.networks.values(), *attached.added_networks.values()])
     kernels.apply(config.training, net, family.components.values(), compiled, device)
-    if device.type == "cuda" and config.training.kernels != "plain" and not config.training.compile:
+    if device.type == "cuda" and config.training.kernels != "plain":
         cast_together((*family.components.values(), net))
     if config.training.gradient_checkpointing:
         activation_checkpointing.enable(net, family.components.values(), numerics.attention)

@@ -37,39 +37,39 @@ def is_plain(layer: Any) -> bool:
 class Unit:
     """A layer with its factors for a pass, or several that read one input and are computed as one product."""
 
-    layers: Sequence[Any]
-    """In the order in which they are called."""
     factors: _Factors
-    is_product: bool
-    """The base is linear and frozen, and one addition is made to it, of all that it reads."""
+    product: tuple[Tensor, Tensor | None, float] | None
+    """Weight and bias of the bases of all layers, and the strength; None of a layer that is no such product."""
     _read: Tensor | None = None
     """The input that the first layer has read."""
-    _waiting: dict[Any, Tensor] = field(default_factory=dict)
-    """Results for it that the other layers have not asked for yet."""
+    _waiting: dict[int, Tensor] = field(default_factory=dict)
+    """Results for it that the other layers have not asked for yet, by their places."""
 
-    def has(self, layer: Any, x: Tensor) -> bool:
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of a layer gets factors of its own."""
+
+    def has(self, place: int, x: Tensor) -> bool:
         """False for a layer that reads another input than the first one."""
-        return layer is self.layers[0] or (x is self._read and layer in self._waiting)
+        return place == 0 or (x is self._read and place in self._waiting)
 
-    def result(self, layer: Any, x: Tensor) -> Tensor:
+    def result(self, layer: Any, place: int, x: Tensor) -> Tensor:
         """The result of a layer and what its active additions add, under autocast. The first layer computes those of
         all."""
-        if not self.is_product:
+        if self.product is None:
             return _sum(layer, self.factors, x)
-        if layer is not self.layers[0]:
-            result = self._waiting.pop(layer)
+        if place:
+            result = self._waiting.pop(place)
             self._read = x if self._waiting else None  # else the inputs of all blocks would stay in memory
             return result
-        ((name, (a, b)),) = self.factors.items()
-        dtype, bases = torch.get_autocast_dtype(x.device.type), [each.base_layer for each in self.layers]
-        weight, bias = bases[0].weight, bases[0].bias
-        if len(bases) > 1:
-            weight = one_product.joined([base.weight for base in bases])
-            bias = None if bias is None else one_product.joined([base.bias for base in bases])
-        rows = layer.together.rows(x, dtype)
-        made = one_product.Product.apply(rows, weight, bias, a, b, _rest(layer, name, dtype))
+        ((a, b),), (weight, bias, strength) = self.factors.values(), self.product
+        if torch.compiler.is_compiling():
+            rows = x.flatten(0, -2).to(a.dtype)
+            made = one_product.traced(rows, weight, bias, a, b, strength)
+        else:
+            rows = layer.together.rows(x, a.dtype)
+            made = one_product.Product.apply(rows, weight, bias, a, b, strength)
         first, *others = (y.unflatten(0, x.shape[:-1]) for y in made)
-        self._read, self._waiting = x if others else None, dict(zip(self.layers[1:], others, strict=True))
+        self._read, self._waiting = x if others else None, dict(enumerate(others, 1))
         return first
 
 
@@ -78,7 +78,7 @@ class Together:
 
     def __init__(self, groups: Sequence[Sequence[Any]]) -> None:
         """`groups`: layers that read one input, in the order in which they are called, or one layer."""
-        self._groups, self._held, self._passing = groups, dict[Any, Unit](), False
+        self._groups, self._passing = groups, False
         self._rows: tuple[Tensor, Tensor] | None = None
         for layer in chain.from_iterable(groups):
             layer.together = self
@@ -92,17 +92,17 @@ class Together:
         network.register_forward_pre_hook(self._before)
         network.register_forward_hook(self._behind, always_call=True)
 
-    def of(self, layer: Any, x: Tensor) -> Unit | None:
-        """The unit that computes a layer, None for a layer that computes as peft does. A block that is computed again
-        for its backward pass gets the same factors; a layer that is called outside of a pass gets its own, by the same
-        operators."""
-        if not torch.is_autocast_enabled(x.device.type):
-            return None
-        held = self._held.get(layer) if self._acts else None
-        if held is not None and held.has(layer, x):
-            return held
+    def result(self, layer: Any, x: Tensor) -> Tensor | None:
+        """The result of a layer under autocast; None for a layer that computes as peft does. A block that is computed
+        again for its backward pass gets the same factors; a layer that is called outside of a pass gets its own, by
+        the same operators."""
+        if layer.unit is not None and self._acts and layer.unit.has(layer.place, x):
+            return layer.unit.result(layer, layer.place, x)
         alone = _alike([[layer]])
-        return _cast(alone, torch.get_autocast_dtype(x.device.type), lambda: None)[0] if alone else None
+        if not alone:
+            return None
+        (unit,) = _cast(alone, torch.get_autocast_dtype(x.device.type), lambda: None)
+        return unit.result(layer, 0, x)
 
     def rows(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """The rows [rows, in] of x [..., in] in a type. What all attentions read, such as the features of a text, is
@@ -115,15 +115,19 @@ class Together:
 
     @property
     def _acts(self) -> bool:
-        """True within a pass, and while blocks of it are computed again."""
-        return self._passing or torch._C._current_graph_task_id() != -1
+        """True within a pass, and while blocks of it are computed again. What is compiled is called in passes alone."""
+        return torch.compiler.is_compiling() or self._passing or torch._C._current_graph_task_id() != -1
 
     def _before(self, network: nn.Module, inputs: Any) -> None:
         self._drop()
         device = next(network.parameters()).device.type
-        if torch.is_autocast_enabled(device) and (groups := _alike(self._groups)):
+        if torch.is_autocast_enabled(device):
+            groups = _alike(self._groups)
             units = _cast(groups, torch.get_autocast_dtype(device), self._drop)
-            self._held, self._passing = {layer: unit for unit in units for layer in unit.layers}, True
+            for unit, (layers, _) in zip(units, groups, strict=True):
+                for place, layer in enumerate(layers):
+                    vars(layer).update(unit=unit, place=place)  # nn.Module's own way takes the host longer
+            self._passing = True
 
     def _behind(self, network: nn.Module, inputs: Any, outputs: Any) -> None:
         self._passing = False
@@ -131,7 +135,9 @@ class Together:
             self._drop()
 
     def _drop(self) -> None:
-        self._held, self._rows = {}, None
+        self._rows = None
+        for layer in chain.from_iterable(self._groups):
+            vars(layer)["unit"] = None
 
 
 def _alike(groups: Iterable[Sequence[Any]]) -> list[tuple[Sequence[Any], bool]]:
@@ -211,14 +217,27 @@ def _rest(layer: Any, name: str, dtype: torch.dtype) -> float:
 
 def _cast(groups: Sequence[tuple[Sequence[Any], bool]], dtype: torch.dtype, done: Callable[[], None]) -> list[Unit]:
     """Each group with its factors in the type of its products. `done` is called when all have their gradients."""
-    named = [(group, name) for group, _ in groups for name in _names(group[0])]
-    sets = [[getattr(each, of)[name].weight for each in group] for group, name in named for of in ("lora_A", "lora_B")]
-    scales = [scale for group, name in named for scale in (1.0, _within(group[0].scaling[name], dtype))]
+    named = [(layers, name) for layers, _ in groups for name in _names(layers[0])]
+    sets = [
+        [getattr(each, of)[name].weight for each in layers] for layers, name in named for of in ("lora_A", "lora_B")
+    ]
+    scales = [scale for layers, name in named for scale in (1.0, _within(layers[0].scaling[name], dtype))]
     made = iter(_Cast.apply(dtype, scales, [len(each) for each in sets], done, *chain.from_iterable(sets)))
     return [
-        Unit(group, {name: (next(made), next(made)) for name in _names(group[0])}, is_product)
-        for group, is_product in groups
+        Unit(
+            {name: (next(made), next(made)) for name in _names(layers[0])},
+            _base(layers, dtype) if is_product else None,
+        )
+        for layers, is_product in groups
     ]
+
+
+def _base(layers: Sequence[Any], dtype: torch.dtype) -> tuple[Tensor, Tensor | None, float]:
+    """Weight, bias and strength of layers that are one product."""
+    bases, (name,) = [layer.base_layer for layer in layers], _names(layers[0])
+    weight = one_product.joined([base.weight for base in bases])
+    bias = None if bases[0].bias is None else one_product.joined([base.bias for base in bases])
+    return weight, bias, _rest(layers[0], name, dtype)
 
 
 class _Cast(torch.autograd.Function):

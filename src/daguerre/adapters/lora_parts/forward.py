@@ -23,8 +23,10 @@ from daguerre.adapters.lora_parts import cast_factors
 
 def _forward(layer: Any, x: Tensor) -> Tensor:
     """The layer's result and what its active additions add."""
-    if layer.together is not None and (unit := layer.together.of(layer, x)) is not None:
-        return unit.result(layer, x)
+    if layer.together is not None and torch.is_autocast_enabled(x.device.type):
+        together: Tensor | None = layer.together.result(layer, x)
+        if together is not None:
+            return together
     result: Tensor = layer.base_layer(x)
     dtype = result.dtype
     for name in layer.active_adapters:
@@ -46,6 +48,8 @@ def _addition(layer: Any, name: str, x: Tensor) -> Tensor:
 
 class _Linear(Linear):
     together: cast_factors.Together | None = None
+    unit: cast_factors.Unit | None = None
+    place = 0
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """As peft's."""
@@ -55,6 +59,8 @@ class _Linear(Linear):
 
 class _Conv2d(Conv2d):
     together: cast_factors.Together | None = None
+    unit: cast_factors.Unit | None = None
+    place = 0
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """As peft's."""

@@ -53,6 +53,17 @@ class Product(torch.autograd.Function):
         return dx, None, None, da, db, None
 
 
+def traced(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, strength: float) -> tuple[Tensor, ...]:
+    """The same for torch.compile, which knows what becomes of a part of a result, but not of one that is changed in
+    place."""
+    n = len(b) if b.ndim == 3 else 1
+    y, inner = F.linear(x, weight, bias), F.linear(x, a.flatten(0, -2))
+    if n == 1:
+        return (torch.addmm(y, inner, b.t(), alpha=strength),)
+    added = torch.bmm(_parts(inner, n), b.mT).transpose(0, 1).flatten(1)
+    return (y + strength * added).chunk(n, 1)
+
+
 def _add(n: int, made: Tensor, left: Tensor, right: Tensor, **rule: float) -> None:
     """Adds products of n layers in place. A batch of one would take the host longer."""
     (made.addmm_ if n == 1 else made.baddbmm_)(left, right, **rule)
@@ -63,15 +74,16 @@ def _parts(rows: Tensor, n: int) -> Tensor:
     return rows if n == 1 else rows.view(len(rows), n, -1).transpose(0, 1)
 
 
-@torch.no_grad()
 def joined(tensors: Sequence[Tensor]) -> Tensor:
     """Frozen tensors of one shape as one that has the rows of all, in their own memory. Tensors that lie apart are
     moved there first: they keep names and numbers, and whoever writes into one of them writes into the whole."""
     first, count = tensors[0], len(tensors)
+    if count == 1:
+        return first
     # Asked at each pass, as a network may have been moved, or its weights replaced.
     places = {(t.untyped_storage()._cdata, t.storage_offset() - i * t.numel()) for i, t in enumerate(tensors)}
     if len(places) > 1 or not first.is_contiguous():
-        for tensor, rows in zip(tensors, torch.cat([*tensors]).chunk(count), strict=True):
+        for tensor, rows in zip(tensors, torch.cat([t.data for t in tensors]).chunk(count), strict=True):
             tensor.data = rows
     shape = (count * len(first), *first.shape[1:])
-    return first.detach().as_strided(shape, first.stride(), first.storage_offset())
+    return first.data.as_strided(shape, first.stride(), first.storage_offset())
