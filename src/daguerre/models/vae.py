@@ -45,7 +45,7 @@ class VAE:
     @property
     def kind(self) -> LatentNetwork:
         """The kind of the network."""
-        return _KINDS[type(self.net).__name__]
+        return _kind(self.net)
 
     @property
     def has_statistics(self) -> bool:
@@ -96,9 +96,14 @@ class VAE:
         return float(self.net.config.get("scaling_factor", 1.0))
 
 
+def _kind(net: Any) -> LatentNetwork:
+    """The kind of a network, by its class or, once FSDP has made a class of its own of that, by the one before."""
+    return next(_KINDS[kind.__name__] for kind in type(net).__mro__ if kind.__name__ in _KINDS)
+
+
 def factor(net: Any) -> int:
     """Number by which an autoencoder divides each side."""
-    return _KINDS[type(net).__name__].factor(net)
+    return _kind(net).factor(net)
 
 
 def latent_shape(net: Any, pixel_shape: tuple[int, ...], patch: int = 1) -> tuple[int, int, int]:
@@ -112,7 +117,7 @@ def latent_shape(net: Any, pixel_shape: tuple[int, ...], patch: int = 1) -> tupl
             f"{by * patch}; set data.resolution to a multiple of {by * patch} (for generating: height and width)",
             setting="data.resolution",
         )
-    return _KINDS[type(net).__name__].channels(net), height // by, width // by
+    return _kind(net).channels(net), height // by, width // by
 
 
 def posterior_noise(net: Any, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
@@ -143,7 +148,7 @@ def load(components: ComponentLoader, library: str = KL.library.__name__, patch:
 
 def _statistics(net: Any) -> tuple[Tensor, Tensor] | None:
     """Mean and deviation [C] by which the config centres and scales channels. UserError where they do not fit."""
-    config, channels = net.config, _KINDS[type(net).__name__].channels(net)
+    config, channels = net.config, _kind(net).channels(net)
     numbers = {name: config.get(name) for name in ("latents_mean", "latents_std")}
     shift = config.get("shift_factor")
     if all(value is None for value in numbers.values()):
