@@ -40,9 +40,11 @@ LEAVES = {
     "regular",
     "settings",
     "threads",
+    "trees",
     "types",
     "unicode",
     "user_cache",
+    "yaml_text",
 }
 MAY_IMPORT: dict[str, set[str]] = {
     # room: the rooms whose modules it may import, beside itself and the leaves; nearly in the order of the house, from
@@ -62,16 +64,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"checkpoint", "distributed", "objectives", "samplers"},
     "families": {"checkpoint", "models", "objectives", "samplers"},
     "adapters": {"checkpoint", "conditions", "models", "objectives", "samplers"},
+    "foreign": {"data", "distributed", "models", "objectives", "samplers", "storage"},
     "config": {
-        *("adapters", "checkpoint", "data", "distributed", "models", "objectives", "remote", "samplers", "storage"),
-        *("tracking", "training"),
+        *("adapters", "checkpoint", "data", "distributed", "foreign", "models", "objectives", "remote", "samplers"),
+        *("storage", "tracking", "training"),
     },
-    "config_import": {"config", "models"},
     "build": {"adapters", "conditions", "config", "data", "distributed", "models", "objectives", "training"},
     "caching": {"build", "checkpoint", "conditions", "config", "data", "models", "storage"},
-    "memory": {"build", "caching", "config", "data", "distributed", "models", "objectives", "samplers", "training"},
+    "memory": {
+        *("build", "caching", "config", "data", "distributed", "foreign", "models", "objectives", "samplers"),
+        "training",
+    },
     "generation": {
-        *("build", "checkpoint", "conditions", "config", "config_import", "data", "distributed", "families", "memory"),
+        *("build", "checkpoint", "conditions", "config", "data", "distributed", "families", "memory"),
         *("models", "objectives", "remote", "report", "samplers", "storage", "tracking", "training"),
     },
     "evaluation": {
@@ -94,10 +99,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "generation",
         *("memory", "models", "objectives", "remote", "report", "samplers", "storage", "tracking", "training"),
     },
-    "bench": {"build", "config", "config_import", "data", "models", "objectives", "run", "training"},
+    "bench": {"build", "config", "data", "models", "objectives", "run", "training"},
     "cli": {
-        *("bench", "build", "caching", "checkpoint", "conditions", "config", "config_import", "data", "distributed"),
-        *("evaluation", "families"),
+        *("bench", "build", "caching", "checkpoint", "conditions", "config", "data", "distributed"),
+        *("evaluation", "families", "foreign"),
         *("generation", "memory", "models", "remote", "report", "run", "samplers", "storage", "tracking", "training"),
     },
     "__main__": {"cli"},
@@ -320,7 +325,7 @@ NAMES_COMPONENTS = {
     "cli/convert/export.py": "format=unet is a form of files, as the layouts of Stable Diffusion are",
     "cli/doctor.py": "looks for the files that ship",
 }
-SPEAKS_FOR_OTHERS = ("config/aliases/", "config_import/")
+SPEAKS_FOR_OTHERS = ("foreign/",)
 """Tables of other trainers' names: what they call a setting of a family."""
 
 

@@ -11,7 +11,7 @@ import test_seed_keys
 
 from daguerre.cli import main
 from daguerre.config import config, overrides, recipe
-from daguerre.config.aliases import foreign
+from daguerre.foreign import signs
 
 PAGE = (Path(__file__).parents[1] / "docs" / "coming-from.md").read_text(encoding="utf-8")
 COMMANDS = [
@@ -47,6 +47,6 @@ def test_the_names_of_a_table_are_tested(head):
 
 
 def test_the_files_that_stand_for_recipes_are_listed():
-    for name, ours in foreign.RECIPES.items():
+    for name, ours in signs.RECIPES.items():
         assert re.search(rf"`{re.escape(name)}`\s+{ours}\b", PAGE), name
         assert ours in recipe.shipped()

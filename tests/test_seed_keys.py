@@ -1,7 +1,7 @@
 """What each name of the other trainers' guides becomes on the command line: the whole table, row by row.
 
 `alias`: the setting and its value; `notice`: one printed line; `refused`: a message that says what to use. What only
-`convert config` reads is tested with it (tests/config_import/test_convert_config.py) and listed here, so that nothing
+`convert config` reads is tested with it (tests/foreign/test_convert_config.py) and listed here, so that nothing
 of the table is forgotten.
 """
 
@@ -13,8 +13,9 @@ from typing import Any
 import foreign_names
 import pytest
 
+from daguerre import trees
 from daguerre.cli import doctor, main
-from daguerre.config import config, overrides, recipe, short_forms
+from daguerre.config import config, overrides, short_forms
 from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError
@@ -485,7 +486,7 @@ def loaded(row: Row) -> config.Loaded:
 def test_an_alias_is_our_setting(row):
     found = loaded(row)
     tree = short_forms.flat(found.config.model_dump(mode="json"))
-    assert {path: recipe.get(tree, path) for path in row.values} == row.values
+    assert {path: trees.get(tree, path) for path in row.values} == row.values
     said = [line for line in found.notices if row.name in line]
     assert (len(said) == 1 and row.notice in said[0]) if row.notice else not said
 

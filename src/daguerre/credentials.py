@@ -44,6 +44,10 @@ _NEXT = re.compile(r",(?![^{]*\})")
 """A comma between members of a list; but not in a range such as {00,05}."""
 _OPENING = {")": "(", "]": "[", "}": "{"}
 _WORD = re.compile(r"[a-z-]{,16}")
+_SECRET_NAME = re.compile(
+    r"api_?key|secret|passw(or)?d|(^|[._])(?<!placeholder_)(?<!initializer_)(?<!vectors_per_)token$", re.IGNORECASE
+)
+"""Names of secrets: not those of a new token of a text encoder."""
 _LEAST_LENGTH = 6
 """Of a secret that is searched for in texts by itself; shorter ones are part of other words."""
 _kept: dict[str, str] = {}
@@ -204,3 +208,9 @@ def _unreadable(address: str) -> bool:
         return urlsplit(address).port == -1
     except ValueError:
         return True
+
+
+def is_secret(path: str, value: Any = None) -> bool:
+    """True if a path, or a key inside its value, is named like a secret."""
+    inner = [is_secret(str(name), below) for name, below in value.items()] if isinstance(value, dict) else []
+    return _SECRET_NAME.search(path) is not None or any(inner)

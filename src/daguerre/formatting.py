@@ -1,8 +1,12 @@
-"""Numbers and errors as people read them: sizes, durations, counts, shares."""
+"""Numbers, values and errors as people read them: sizes, durations, counts, shares."""
 
+import json
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+from daguerre.credentials import scrub
 
 PERCENT = "\N{NO-BREAK SPACE}%"
 
@@ -76,3 +80,11 @@ def titled(sections: Mapping[str, Sequence[str]]) -> list[str]:
     for title, content in sections.items():
         lines += ["", title, *(f"  {line}" for line in content)] if content else []
     return lines
+
+
+def shown(value: Any, width: int = 60) -> str:
+    """A value on one line, as one would write it in a recipe; long ones are cut."""
+    if value is None:
+        return "null"
+    text = scrub(json.dumps(value, ensure_ascii=False, default=str))  # before it is cut
+    return text if len(text) <= width else text[: width - 4] + " ..."

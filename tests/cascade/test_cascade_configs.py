@@ -83,7 +83,7 @@ def test_captions_are_those_of_its_getter(tmp_path):
     theirs, ours = tmp_path / "theirs.yaml", tmp_path / "ours.yml"
     theirs.write_text(yaml.safe_dump(COMMON | CONFIGS["finetune_c_3b_lowres"] | said))
     assert main.run(["convert", "config", str(theirs), f"out={ours}", "--all"]) == errors.DONE
-    data = recipe.read(ours)["data"]
+    data = recipe.read(ours)["data"]["sources"]["images"]
     assert data["captions"] == {"fields": ["og_caption", "caption"], "weights": [0.05, 0.95]}
     assert data["filters"] == said["dataset_filters"]
 

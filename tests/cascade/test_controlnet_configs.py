@@ -81,8 +81,9 @@ def test_it_is_converted_whole(name, tmp_path, capsys):
     assert {key: adapter[key] for key in WANTED[name]} == WANTED[name]
     assert tree["objective"]["weighting"]["name"] == "p2"
     assert tree["objective"].get("noise", {}).get("offset") == CONFIGS[name].get("offset_noise")
-    assert tree["data"]["filters"] == OF_ALL["dataset_filters"]
-    assert tree["data"]["captions"] == {"fields": ["text"]}
+    (source,) = tree["data"]["sources"].values()
+    assert source["filters"] == OF_ALL["dataset_filters"]
+    assert source["captions"] == {"fields": ["text"]}
     if name == "identity":
         condition = adapter["condition"]
         assert (condition["name"], condition["dropout"], condition["everywhere"]) == ("faces", 0.05, 0.3)

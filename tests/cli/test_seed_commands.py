@@ -21,7 +21,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from twins import Twins, shards
 
-from daguerre import errors
+from daguerre import errors, trees
 from daguerre.cli import main
 from daguerre.config import overrides, recipe, short_forms
 
@@ -79,13 +79,13 @@ def run(twins, hub, tmp_path, monkeypatch, capsys):
     return command
 
 
-def settings(run_folder: str) -> recipe.Tree:
+def settings(run_folder: str) -> trees.Tree:
     """What a run was told."""
     return recipe.read(Path(run_folder) / "config.yaml")
 
 
 def value(run_folder: str, path: str):
-    return recipe.get(short_forms.flat(settings(run_folder)), path)
+    return trees.get(short_forms.flat(settings(run_folder)), path)
 
 
 def steps(run_folder: str) -> int:

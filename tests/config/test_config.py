@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twins import left_to_users
 
-from daguerre import plugins
+from daguerre import plugins, trees
 from daguerre.cli import main
 from daguerre.config import config as configs
-from daguerre.config import fields, merge, overrides, recipe
+from daguerre.config import fields, merge, recipe
 from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
 from daguerre.distributed.launch.slurm import SlurmSettings
@@ -366,7 +366,7 @@ def test_whatever_a_recipe_says_is_a_config_or_a_users_error(tmp_path_factory, c
     tree: dict = {"extends": "base.yaml"}
     for path, value in changes.items():
         with contextlib.suppress(TypeError, AttributeError):  # a path inside a value that is no mapping
-            tree = recipe.merge(tree, overrides.nested(path, value))
+            tree = trees.merge(tree, trees.nested(path, value))
     (folder / "config.yaml").write_text(json.dumps(tree), encoding="utf-8")
     try:
         config = load(folder / "config.yaml")
@@ -456,7 +456,7 @@ def test_what_differs_from_the_defaults_is_the_whole_recipe(name, tmp_path):
     again = load(tmp_path / "short.yaml")
     assert again == whole
     assert configs.differing(again) == short
-    count, every = (len(list(recipe.paths(each))) for each in (short, whole.model_dump(mode="json")))
+    count, every = (len(list(trees.paths(each))) for each in (short, whole.model_dump(mode="json")))
     assert count < every / 3
 
 
@@ -478,7 +478,8 @@ TEXTS = {
     "placeholder_token", "initializer_token", "tokens", "init", "init_pattern", "existing", "text_encoders", "word",
     "adapters", "train", "targets", "ranks", "rank_pattern", "alpha_pattern", "dropout_pattern", "trigger_phrase",
     "adamw_for", "learning_rates", "learning_rate_factors", "weight_decay_exclude", "max_device_memory", "variants",
-    "shard", "card", "control_column", "trackers", "project", "entity", "set", "metrics", "ignore_tensors",
+    "shard", "card", "control_column", "rejected_column", "preference_column", "reference_column",
+    "trackers", "project", "entity", "set", "metrics", "ignore_tensors",
     "networks",
 }  # fmt: skip
 

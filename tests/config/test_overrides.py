@@ -6,10 +6,10 @@ import pytest
 
 from daguerre import plugins
 from daguerre.config import config, fields, merge, overrides
-from daguerre.config.aliases import lookup, names
 from daguerre.config.config import Config, load
 from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError
+from daguerre.foreign.names import lookup, tables
 from daguerre.settings import Duration
 
 TREE = {"data": {"source": "folder"}, "objective": {"name": "v"}}
@@ -78,7 +78,7 @@ def test_every_setting_is_reached_by_its_path_and_by_a_name_of_its_own(leaves):
         assert overrides.find(path, leaves, []) == (path, ())
         name = path.rpartition(".")[2]
         same = [other for other in leaves if other.rpartition(".")[2] == name]
-        if len(same) == 1 and name not in names.REFUSED:
+        if len(same) == 1 and name not in tables.REFUSED:
             assert overrides.find(name, leaves, []) == (path, ())
     assert overrides.find("seed", leaves, []) == ("seed", ())
     assert overrides.find("model.unet.layers.n", leaves, []) == ("model.unet", ("layers", "n"))
@@ -159,22 +159,22 @@ def of_plugins() -> set[str]:
 
 def test_what_the_tables_name_exists(leaves):
     """A path that is renamed must be renamed in the tables; the members of a mix have names of the recipe."""
-    named = set(names.SAME.values()) | {path for _, values in EXAMPLES.values() for path in values if "." in path}
+    named = set(tables.SAME.values()) | {path for _, values in EXAMPLES.values() for path in values if "." in path}
     mixed = {path for path in named if path.startswith(("data.sources.", "logging.trackers."))}
     assert named - mixed <= {*leaves, *of_plugins()}
     trackers = merge.known(Config, {"logging": {"trackers": [*plugins.names("trackers")]}})
     assert {path for path in mixed if path.startswith("logging.")} <= set(trackers)
     ours = {*leaves, "data.sources"}
-    assert {*names.SAME, *names.CONVERTED} & ours == {"resume_from_checkpoint"}  # whose value theirs may be, too
+    assert {*tables.SAME, *tables.CONVERTED} & ours == {"resume_from_checkpoint"}  # whose value theirs may be, too
 
 
-@pytest.mark.parametrize("key", names.REFUSED)
+@pytest.mark.parametrize("key", tables.REFUSED)
 def test_refused_names_say_what_to_use(key):
     with pytest.raises(UserError, match=r"not a Daguerre setting: .{20}"):
         lookup.translate(key, "1")
 
 
-@pytest.mark.parametrize("key", names.NOTICES)
+@pytest.mark.parametrize("key", tables.NOTICES)
 def test_names_without_counterpart_are_one_notice(key):
     meaning = lookup.translate(key, "1")
     assert meaning.values == ()
@@ -190,7 +190,7 @@ def test_names_of_later_work_are_refused_unless_they_ask_for_nothing():
         assert "has no effect" in lookup.translate(key, text).notices[0]
 
 
-@pytest.mark.parametrize("table", [names.CONVERTED], ids=["CONVERTED"])
+@pytest.mark.parametrize("table", [tables.CONVERTED], ids=["CONVERTED"])
 def test_a_value_that_means_nothing_is_an_error(table):
     counted = {"max_train_steps", "updates", "warmup_updates", "num_examples_to_see", "checkpoint_every", "save_every"}
     counted |= {"warmup_length", "backup_every", "total_step", "num_train_epochs", "max_train_epochs", "lr_decay_steps"}

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from daguerre import plugins
+from daguerre import plugins, trees
 from daguerre.cli import main
-from daguerre.config import config, fields, merge, overrides, recipe, short_forms
-from daguerre.config.aliases import foreign, lookup, names
+from daguerre.config import config, fields, merge, overrides, short_forms
 from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError
+from daguerre.foreign import signs
+from daguerre.foreign.names import lookup, tables
 
 TENSORBOARD = {"tensorboard": {"name": "tensorboard"}}
 WANDB = {"wandb": {"name": "wandb", "project": None, "entity": None, "mode": None}}
@@ -195,7 +196,7 @@ REFUSED = {
 def test_a_name_is_our_setting_with_its_unit(given, values):
     found = config.load("sd15", overrides.split([f"--{given.partition('=')[0]}", given.partition("=")[2]]).overrides)
     tree = short_forms.flat(found.config.model_dump(mode="json"))
-    assert {path: recipe.get(tree, path) for path in values} == values
+    assert {path: trees.get(tree, path) for path in values} == values
 
 
 @pytest.mark.parametrize("given", SAID)
@@ -226,7 +227,7 @@ def test_a_refused_name_says_what_to_use(given):
 )
 def test_what_counts_beside_what_is_as_in_their_scripts(given, path, value, said):
     found = config.load("sd15", given)
-    assert recipe.get(short_forms.flat(found.config.model_dump(mode="json")), path) == value
+    assert trees.get(short_forms.flat(found.config.model_dump(mode="json")), path) == value
     assert len(found.notices) == bool(said)
     assert not said or (said in found.notices[0] and "has no effect" in found.notices[0])
 
@@ -259,7 +260,7 @@ TOGETHER = [
 @pytest.mark.parametrize(("given", "path", "value"), TOGETHER, ids=lambda row: row[-1] if isinstance(row, list) else "")
 def test_names_that_need_another(given, path, value):
     found = config.load("sd15", given)
-    assert recipe.get(short_forms.flat(found.config.model_dump(mode="json")), path) == value
+    assert trees.get(short_forms.flat(found.config.model_dump(mode="json")), path) == value
     assert not found.notices
 
 
@@ -316,10 +317,10 @@ def test_other_options_need_a_value(words):
         overrides.split(words)
 
 
-@pytest.mark.parametrize("name", sorted(names.FLAGS | names.WORDS | names.PAIRS))
+@pytest.mark.parametrize("name", sorted(tables.FLAGS | tables.WORDS | tables.PAIRS))
 def test_a_switch_is_a_name_that_means_something(name):
-    known = name in {*names.SAME, *names.CONVERTED, *names.NOTICES, *lookup.RELATIVE}
-    known = known or any(fnmatchcase(name, row) for row in names.LATER) or short_forms.SWITCH.fullmatch(name)
+    known = name in {*tables.SAME, *tables.CONVERTED, *tables.NOTICES, *lookup.RELATIVE}
+    known = known or any(fnmatchcase(name, row) for row in tables.LATER) or short_forms.SWITCH.fullmatch(name)
     assert known or any(path.endswith(f".{name}") for path in settings_that_exist()), name
 
 
@@ -339,28 +340,28 @@ def test_no_row_of_a_part_that_is_there():
     there |= {f"setting/{path}" for path in settings_that_exist()}
     stale = {
         part: [name for name in there for pattern in patterns if fnmatchcase(name, pattern)]
-        for part, patterns in names.PARTS.items()
+        for part, patterns in tables.PARTS.items()
     }
     assert not {part: names for part, names in stale.items() if names}
-    assert set(names.PARTS) <= {part for part, _ in names.LATER.values()}
+    assert set(tables.PARTS) <= {part for part, _ in tables.LATER.values()}
 
 
 def test_every_other_part_is_one_that_no_name_of_ours_would_show():
     others = {"ControlNet for Stable Cascade", "ControlNet", "LoRA", "new tokens", "a recipe"}
     others |= {"a profiling service of Google (profiler.steps records updates here)"}
-    parts = {part for part, _ in names.LATER.values()}
-    assert parts - set(names.PARTS) <= others
-    files = {re.split(" is not | for | have ", what)[0] for what in foreign.LATER.values()}
-    assert files - set(names.PARTS) <= others | {"SDXL's refiner"}
+    parts = {part for part, _ in tables.LATER.values()}
+    assert parts - set(tables.PARTS) <= others
+    files = {re.split(" is not | for | have ", what)[0] for what in signs.LATER.values()}
+    assert files - set(tables.PARTS) <= others | {"SDXL's refiner"}
 
 
 def test_a_test_for_stale_rows_sees_one(monkeypatch):
-    monkeypatch.setitem(names.PARTS, "DREAM", ["adapters/full"])
+    monkeypatch.setitem(tables.PARTS, "DREAM", ["adapters/full"])
     with pytest.raises(AssertionError):
         test_no_row_of_a_part_that_is_there()
 
 
-@pytest.mark.parametrize("table", [names.SAME, names.CONVERTED, names.BESIDE])
+@pytest.mark.parametrize("table", [tables.SAME, tables.CONVERTED, tables.BESIDE])
 def test_names_are_written_as_they_are_looked_up(table):
     assert not [name for name in table if "-" in name]
 

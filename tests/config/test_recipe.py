@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from twins import left_to_users
 
+from daguerre import trees, yaml_text
 from daguerre.config import config as configs
 from daguerre.config import merge, recipe
 from daguerre.errors import UserError
@@ -81,12 +82,12 @@ def test_resolvers_of_the_environment_are_gone(tmp_path, monkeypatch):
     monkeypatch.setenv("SECRET_OF_MINE", "abc123")
     for text in ("${oc.env:SECRET_OF_MINE}", "${oc.decode:1}", "${oc.select:a}"):
         with pytest.raises(UserError, match="own paths only") as caught:
-            recipe.resolve({"a": text}, {}, "r.yaml")
+            yaml_text.resolve({"a": text}, {}, "r.yaml")
         assert "abc123" not in str(caught.value)
 
 
 def test_what_is_missing_is_listed_once_and_taken_out():
-    tree, missing = recipe.resolve({"a": "???", "b": "x ${a}", "c": {"d": "???", "e": 1}}, {}, "r.yaml")
+    tree, missing = yaml_text.resolve({"a": "???", "b": "x ${a}", "c": {"d": "???", "e": 1}}, {}, "r.yaml")
     assert missing == ["a", "c.d"]
     assert tree == {"c": {"e": 1}}
 
@@ -101,7 +102,7 @@ def test_every_shipped_recipe_loads_and_is_dumped_and_read_back(tmp_path, name):
 @pytest.mark.parametrize("name", recipe.shipped())
 def test_a_shipped_recipe_drops_only_what_has_no_effect_from_another(name):
     notices: list[str] = []
-    tree: recipe.Tree = {}
+    tree: trees.Tree = {}
     for layer in recipe.layers(name):
         tree = merge.lay_over(configs.Config, tree, layer.tree, notices, [])
     assert all("dropped out" in notice for notice in notices)

@@ -17,10 +17,10 @@ from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.config import config as configs
 from daguerre.config import fields, merge
 from daguerre.config.config import Config
-from daguerre.config.recipe import paths
 from daguerre.errors import UserError
 from daguerre.run.resume import check_same_recipe
 from daguerre.settings import Settings
+from daguerre.trees import paths
 
 ELASTIC = {
     *(f"loader.{name}" for name in ("max_pixels", "num_workers", "prefetch_batches")),
@@ -37,7 +37,17 @@ FREE = {
     *(f"checkpoint.{name}" for name in ("background", "backup_every", "every", "export", "keep", "max_failed_saves")),
     *(
         f"data.{name}"
-        for name in ("cache_dir", "cache_gb", "checked_prompts", "control_dir", "mask_dir", "max_skipped", "path")
+        for name in (
+            "cache_dir",
+            "cache_gb",
+            "checked_prompts",
+            "control_dir",
+            "mask_dir",
+            "max_skipped",
+            "path",
+            "reference_dir",
+            "rejected_dir",
+        )
     ),
     *("data.kept_prompts", "data.marks"),
     *(f"data.generate.{name}" for name in ("count", "prompt", "seed")),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from daguerre.config import config, recipe
-from daguerre.config.errors import ConfigError, is_secret
+from daguerre import trees
+from daguerre.config import config
+from daguerre.config.errors import ConfigError
+from daguerre.credentials import is_secret
 from daguerre.data.caption_templates import TEMPLATES
 
 DATA = "data.path=somewhere"
@@ -53,11 +55,11 @@ def test_a_file_of_templates_is_read(tmp_path):
     file = tmp_path / "templates.txt"
     file.write_text("a photo of {}\n\n{}, at night\n", encoding="utf-8")
     tree = config.load("sd15_textual_inversion", [DATA, f"template_file={file}"]).config.model_dump(mode="json")
-    (source,) = recipe.get(tree, "data.sources").values()
+    (source,) = trees.get(tree, "data.sources").values()
     assert source["captions"]["templates"] == ["a photo of {}", "{}, at night"]
     other = ["placeholder_token=<toy>", "learnable_property=face"]  # MindOne's third property has sentences in a file
     tree = config.load("sd15_textual_inversion", [DATA, *other, f"template_file={file}"]).config.model_dump(mode="json")
-    (source,) = recipe.get(tree, "data.sources").values()
+    (source,) = trees.get(tree, "data.sources").values()
     assert source["captions"]["templates"] == ["a photo of {}", "{}, at night"]
     with pytest.raises(ConfigError, match="allowed: object, style"):
         config.load("sd15_textual_inversion", [DATA, *other])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import foreign_configs
 from omegaconf import OmegaConf
 
-from daguerre.config_import.reader import leaves
+from daguerre.foreign.reader import leaves
 
 BIAS = ("strategy", "multiplier", "begin", "end", "portion")
 AXES = ("data", "fsdp", "tensor")

@@ -1,6 +1,6 @@
 """Settings of ours whose default is what other trainers do without being asked, or that their configs always say.
 
-Beside `unasked` of src/daguerre/config_import/TRAINER.yaml; together they name every setting that changes
+Beside `unasked` of src/daguerre/foreign/trainers/TRAINER.yaml; together they name every setting that changes
 what is learnt.
 """
 
@@ -38,7 +38,7 @@ _ALIKE = {
     *("data.shuffle", "data.lanes", "data.lane_samples", "data.idx_to_prompt"),
     *("training.global_batch_size", "training.weights_dtype", "training.base_precision", "training.matmul_precision"),
     *("optimizer.name", "optimizer.scale_lr", "optimizer.learning_rates", "optimizer.beta1", "optimizer.beta2"),
-    "optimizer.learning_rate_factors",
+    *("optimizer.learning_rate_factors", "objective.schedule.terminal"),
     *(f"lr_scheduler.{name}" for name in ("name", "warmup", "final", "power", "decay", "decay_shape", "stages")),
     *(f"ema.{name}" for name in ("path", "ramp_steps", "every_steps", "start_steps", "post_hoc")),
 }
@@ -51,6 +51,7 @@ _SDXL = {
 _HUB = {
     *("data.source", "data.name", "data.config", "data.revision", "data.split", "data.image_column"),
     *("data.caption_column", "data.mask_column", "data.control_column"),
+    *("data.rejected_column", "data.preference_column", "data.reference_column"),
     *("data.width_column", "data.height_column"),
 }
 _PREDICTED = {"objective.name", "objective.schedule.name", "objective.weighting.name"}

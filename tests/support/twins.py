@@ -27,6 +27,7 @@ from tiny_families.flux import write as write_flux
 from tiny_families.z_image import write as write_z_image
 from tiny_models import write_sd, write_sdxl
 
+from daguerre import trees
 from daguerre.config import recipe
 from daguerre.models.weights import architectures
 from daguerre.objectives.networks.lpips import Lpips
@@ -69,11 +70,11 @@ SHORT = {
 
 
 @cache
-def tree(name: str) -> recipe.Tree:
+def tree(name: str) -> trees.Tree:
     """What a recipe and those that it extends say, settings of an only source in `data`; not to be changed."""
-    merged: recipe.Tree = {}
+    merged: trees.Tree = {}
     for layer in recipe.layers(name):
-        merged = recipe.merge(merged, layer.tree)
+        merged = trees.merge(merged, layer.tree)
     shared = {name: value for name, value in merged["data"].items() if name != "sources"}
     mix = merged["data"].get("sources", {})
     return {**merged, "data": {**shared, **mix["images"]}} if [*mix] == ["images"] else merged
@@ -81,10 +82,10 @@ def tree(name: str) -> recipe.Tree:
 
 def left_to_users(name: str) -> list[str]:
     """Settings that a recipe leaves to its user, with a place that is not there."""
-    return [f"{path}=somewhere" for path, value in recipe.paths(tree(name)) if value == "???"]
+    return [f"{path}=somewhere" for path, value in trees.paths(tree(name)) if value == "???"]
 
 
-def sources(data: recipe.Tree) -> dict[str, recipe.Tree]:
+def sources(data: trees.Tree) -> dict[str, trees.Tree]:
     """The sources of a recipe's data, by the path of their settings."""
     mix = data.get("sources")
     return {"data": data} if mix is None else {f"data.sources.{name}": own for name, own in mix.items()}
@@ -131,7 +132,7 @@ class Twins:
         path = self.folder / kind
         return path if path.exists() else KINDS[kind](path)
 
-    def _images(self, said: recipe.Tree) -> dict[str, Any]:
+    def _images(self, said: trees.Tree) -> dict[str, Any]:
         """Few images and little validation, where the recipe has them at all."""
         changes: dict[str, Any] = {}
         if said.get("sampling", {}).get("num_images", 8):
@@ -146,13 +147,13 @@ class Twins:
                 changes[f"{setting}.generate.count"] = 3
         return changes
 
-    def conditions(self, said: recipe.Tree) -> dict[str, Any]:
+    def conditions(self, said: trees.Tree) -> dict[str, Any]:
         """Tiny networks for conditions that ask for some."""
         changes: dict[str, Any] = {}
         for adapter, own in said.get("adapters", {}).items():
             condition = own.get("condition")
             settings = condition if isinstance(condition, dict) else {}  # a name alone asks for none
-            wanted = [path.rpartition("path")[0] for path, value in recipe.paths(settings) if value == "???"]
+            wanted = [path.rpartition("path")[0] for path, value in trees.paths(settings) if value == "???"]
             for place in wanted:
                 made = self._network(condition["name"], place.strip("."))
                 changes |= {f"adapters.{adapter}.condition.{place}{key}": value for key, value in made.items()}
@@ -167,7 +168,7 @@ class Twins:
             self.networks[condition] = getattr(tiny_networks, condition)(folder)
         return {key: value for key, value in self.networks[condition].items() if isinstance(value, str)}
 
-    def _model(self, model: recipe.Tree) -> dict[str, Any]:
+    def _model(self, model: trees.Tree) -> dict[str, Any]:
         found = architectures.find(model["pretrained_model_name_or_path"])
         assert found is not None, "the numbers of a recipe's base ship with the package: architectures/"
         changes: dict[str, Any] = {"model.pretrained_model_name_or_path": self.pipeline(found.name)}
@@ -178,7 +179,7 @@ class Twins:
                 changes[f"model.{component}"] = self._weights(found.name, component, Path(place).name)
         return changes
 
-    def _autoencoder(self, said: recipe.Tree) -> dict[str, Any]:
+    def _autoencoder(self, said: trees.Tree) -> dict[str, Any]:
         """Tiny networks of a recipe that trains an autoencoder, and LPIPS with random weights."""
         changes = dict(OF_FAMILY.get(said["model"]["family"], {}))
         if "/" in str(said["model"].get("vae")):
@@ -204,11 +205,11 @@ class Twins:
             save_file({key: value * 1.01 for key, value in weights.items()}, path)
         return path
 
-    def _data(self, data: recipe.Tree) -> dict[str, Any]:
+    def _data(self, data: trees.Tree) -> dict[str, Any]:
         changes = [self._source(setting, own) for setting, own in sources(data).items()]
         return {path: value for part in changes for path, value in part.items()} | {"data.resolution": RESOLUTION_PX}
 
-    def _source(self, setting: str, data: recipe.Tree) -> dict[str, Any]:
+    def _source(self, setting: str, data: trees.Tree) -> dict[str, Any]:
         """What is read in place of a source; images that are drawn before training are drawn."""
         if "generate" in data:
             return {}

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from daguerre.config import config as configs
 from daguerre.config import options as config_options
 from daguerre.config import overrides
 from daguerre.config.config import Config
-from daguerre.config_import import in_memory
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, Settings
 
@@ -71,7 +71,7 @@ def read(arguments: Sequence[str]) -> Request:
     variants: list[VariantConfig] = []
     notices: list[str] = []
     for name, own in options.variants.items():
-        loaded = in_memory.load(given.recipe, [*rest, *own])
+        loaded = configs.load(given.recipe, [*rest, *own])
         variants.append(VariantConfig(name, tuple(own), loaded.config))
         notices += loaded.notices
     _check_different(variants)

@@ -26,9 +26,9 @@ from collections.abc import Sequence
 
 from daguerre import errors
 from daguerre.caching import fill, upkeep
+from daguerre.config import config as configs
 from daguerre.config.config import Loaded
 from daguerre.config.overrides import pair, split
-from daguerre.config_import import in_memory
 from daguerre.errors import UserError
 from daguerre.formatting import counted, format_size
 from daguerre.run import cached, storage
@@ -41,9 +41,9 @@ def run(arguments: list[str]) -> int:
     verb, rest = (arguments[0], arguments[1:]) if arguments[:1] and arguments[0] in _VERBS else ("", arguments)
     given = split(rest)
     own, wanted = _own(given.overrides, {"verify": ("rows",), "": ("again",)}.get(verb, ()))
-    loaded = in_memory.load(given.recipe, wanted)
+    loaded = configs.load(given.recipe, wanted)
     if loaded.config.cache.path is None:
-        loaded = in_memory.load(given.recipe, [*wanted, "cache.path=auto"])
+        loaded = configs.load(given.recipe, [*wanted, "cache.path=auto"])
     place = storage.of(loaded.config.output_dir, loaded.config.run_name)
     if not verb:
         return cached.fill_alone(loaded, place, own.get("again", "false").lower() == "true")

@@ -9,14 +9,15 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field
 
+from daguerre import trees, yaml_text
 from daguerre.config import config as configs
-from daguerre.config import fields, options, overrides, recipe
-from daguerre.config.recipe import Tree
+from daguerre.config import fields, options, overrides
 from daguerre.errors import UserError
 from daguerre.evaluation.settings import PROTOCOLS, EvaluationSettings
 from daguerre.regular import check_regular
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.settings import ADDRESS
+from daguerre.trees import Tree
 
 _MAPPINGS = ("metrics", "networks")
 FLAGS = ("--follow",)
@@ -67,16 +68,16 @@ def read(arguments: Sequence[str]) -> Arguments:
         key, text = overrides.pair(override)
         if key == "protocol":
             own, sampling = protocol(text)
-            tree, rest = recipe.merge(own, tree), [*sampling, *rest]
+            tree, rest = trees.merge(own, tree), [*sampling, *rest]
     for override in found.overrides:
         key, text = overrides.pair(override)
         if key.partition(".")[0] in Options.model_fields:
-            tree = recipe.merge(tree, _value(key, text))
+            tree = trees.merge(tree, _value(key, text))
         elif key != "protocol":
             _refuse_misspelt(key)
             rest.append(override)
     if follows:
-        tree = recipe.merge({"follow": "newest"}, tree)
+        tree = trees.merge({"follow": "newest"}, tree)
     given = {overrides.pair(override)[0].partition(".")[0] for override in found.overrides}
     given = (given & {*Options.model_fields}) | ({"follow"} if follows else set())
     return Arguments(found.bare, configs.checked(Options, tree, [], [], "the command"), tuple(rest), frozenset(given))
@@ -107,14 +108,14 @@ def _value(key: str, text: str) -> Tree:
     """The tree of one override. Metrics and networks are YAML; the rest is typed by its field."""
     head, _, inner = key.partition(".")
     if head not in _MAPPINGS:
-        return overrides.nested(key, overrides.typed(text, fields.leaves(Options)[key].field.annotation))
+        return trees.nested(key, overrides.typed(text, fields.leaves(Options)[key].field.annotation))
     if head == "networks" and inner:
-        return overrides.nested(key if "." in inner else f"{key}.path", text)
-    value: Any = overrides.yaml_value(text)
+        return trees.nested(key if "." in inner else f"{key}.path", text)
+    value: Any = yaml_text.value(text)
     names = [value] if isinstance(value, str) else value
     if head == "metrics" and not inner and isinstance(names, list):
         value = {str(name): {} for name in names}
-    return overrides.nested(key, value)
+    return trees.nested(key, value)
 
 
 def _refuse_misspelt(key: str) -> None:

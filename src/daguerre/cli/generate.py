@@ -61,11 +61,11 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from daguerre import trees
 from daguerre.build.parts import Components
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.cli import generate_options
 from daguerre.cli.generate_options import Arguments
-from daguerre.config import recipe
 from daguerre.errors import UserError
 from daguerre.evaluation.formulas import pairs
 from daguerre.formatting import counted, format_duration
@@ -193,7 +193,7 @@ def record(arguments: Arguments, requests: RequestList, survey: Survey, loading:
     height, width = requests.size_px
     shards = {"shard_samples": options.shard_samples, "shard_image": options.encoding}
     return {
-        **dict(recipe.paths(loading.provenance)),
+        **dict(trees.paths(loading.provenance)),
         "prompts": requests.prompts.name,
         "prompts_sha256": requests.prompts.digest,
         "images": survey.images,

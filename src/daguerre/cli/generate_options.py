@@ -11,13 +11,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from daguerre import yaml_text
 from daguerre.config import config as configs
 from daguerre.config import fields, overrides, short_forms
 from daguerre.config import options as config_options
-from daguerre.config.aliases import lookup, lora_config
-from daguerre.config.aliases.relative import look_in
 from daguerre.config.config import Config
 from daguerre.errors import UserError
+from daguerre.foreign.names import lookup, lora_config
+from daguerre.foreign.names.relative import look_in
 from daguerre.generation import load
 from daguerre.generation.load import Model
 from daguerre.samplers.settings import SamplingSettings
@@ -175,7 +176,7 @@ def _of_examples(given: overrides.Arguments, notices: list[str]) -> overrides.Ar
                 code="unsupported",
             )
         elif key == "lora_config":  # MaxDiffusion's
-            kept.append(f"use={json.dumps(lora_config.strengths(overrides.yaml_value(text)))}")
+            kept.append(f"use={json.dumps(lora_config.strengths(yaml_text.value(text)))}")
         elif key == "tar":
             kept.append("format=webdataset")
         else:

@@ -29,11 +29,11 @@ from pydantic import Field
 
 from daguerre.build.batch_sizes import shared_out
 from daguerre.cli.train import check_trains
+from daguerre.config import config as configs
 from daguerre.config import options as config_options
 from daguerre.config import overrides
 from daguerre.config.config import Loaded
 from daguerre.config.errors import NOTHING, ConfigError
-from daguerre.config_import import in_memory
 from daguerre.errors import DONE, REFUSED
 from daguerre.formatting import titled
 from daguerre.memory import estimate, remedies, report, static
@@ -86,12 +86,12 @@ def prepared(recipe: str, rest: Sequence[str], options: Options) -> tuple[Loaded
     """The recipe and what it is planned for. UserError for what `train` would refuse there, but for data that are not
     named: none are read."""
     try:
-        loaded = in_memory.load(recipe, rest)
+        loaded = configs.load(recipe, rest)
     except ConfigError as error:
         absent = [p.path for p in error.problems if p.given is NOTHING and re.fullmatch(r"data\.(.+\.)?path", p.path)]
         if not absent:
             raise
-        loaded = in_memory.load(recipe, [*rest, *(f"{path}=data" for path in absent)])
+        loaded = configs.load(recipe, [*rest, *(f"{path}=data" for path in absent)])
     check_trains(loaded.config, recipe)
     mesh = loaded.config.mesh.resolved(options.devices, options.nodes)
     return loaded, estimate.of(loaded.config, mesh, options.card, shared_out(loaded, mesh))

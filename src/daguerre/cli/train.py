@@ -31,7 +31,6 @@ from pathlib import Path
 from daguerre.config import config as configs
 from daguerre.config import overrides
 from daguerre.config.recipe import shipped
-from daguerre.config_import import in_memory
 from daguerre.distributed.launch import environment
 from daguerre.errors import ReportedElsewhere, UserError
 from daguerre.run import storage
@@ -50,8 +49,8 @@ def run(arguments: list[str]) -> int:
     try:
         # Several processes look when they have met: they must not wait for one that has left.
         if own.size == 1 and not dry_run:
-            storage.of(*in_memory.peek(given.recipe, wanted)).check_not_held()
-        loaded = in_memory.load(given.recipe, wanted)
+            storage.of(*configs.peek(given.recipe, wanted)).check_not_held()
+        loaded = configs.load(given.recipe, wanted)
         if not dry_run:
             check_trains(loaded.config, given.recipe)
     except UserError as error:

@@ -16,18 +16,19 @@ import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from daguerre import trees, yaml_text
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.settings import CheckpointSettings
-from daguerre.config import checks, command, dreambooth, fields, merge, overrides, recipe, short_forms
-from daguerre.config.aliases import lookup
+from daguerre.config import checks, command, converted, dreambooth, fields, merge, overrides, recipe, short_forms
 from daguerre.config.errors import ConfigError, Problem, missing, translate
 from daguerre.config.fields import Leaf
-from daguerre.config.recipe import Layer, Tree
+from daguerre.config.recipe import Layer
 from daguerre.credentials import scrub
 from daguerre.data.cached.settings import CacheSettings
 from daguerre.data.settings import DataSettings, LoaderSettings
 from daguerre.distributed.settings import DistributedSettings, MeshSettings
 from daguerre.errors import UserError
+from daguerre.foreign.names import lookup
 from daguerre.models.settings import FamilySettings
 from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.samplers.settings import SamplingSettings
@@ -42,6 +43,7 @@ from daguerre.training.settings import (
     TrainingSettings,
     ValidationSettings,
 )
+from daguerre.trees import Tree
 
 
 class Config(Settings):
@@ -143,11 +145,14 @@ class Loaded:
 
 
 def load(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> Loaded:
-    """The config of a recipe (shipped name, YAML file or run folder) with `key=value` overrides. Where the recipe
-    itself is at hand, as `whole`, `name` is what it is called.
+    """The config of a recipe (shipped name, YAML file or run folder), or of a config of another trainer, with
+    `key=value` overrides. Where the recipe itself is at hand, as `whole`, `name` is what it is called.
 
     ConfigError lists every problem; UserError where the recipe cannot be read at all.
     """
+    if whole is None and (theirs := converted.of(Config, name, given)) is not None:
+        loaded = load(name, theirs.rest, theirs.tree)
+        return replace(loaded, notices=(*theirs.notices, *loaded.notices))
     stand_in = recipe.stand_in(name) if whole is None else None
     notices = [f"{name} is not a file here: the shipped recipe {stand_in} is used in its place"] if stand_in else []
     layers = _layers(name, given, whole, notices)
@@ -156,15 +161,15 @@ def load(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> Loa
     problems: list[Problem] = []
     for layer in layers:  # what drops out of a shipped recipe is meant
         tree = merge.lay_over(Config, tree, layer.tree, [] if layer.is_shipped else notices, problems)
-        own = own if layer.is_shipped else recipe.merge(own, layer.tree)
+        own = own if layer.is_shipped else trees.merge(own, layer.tree)
     values, wrong = command.values(Config, tree, given, notices)
     tree = merge.lay_over(Config, tree, values, notices, problems)
     source = f"{name} with {len(given)} override{'s' * (len(given) > 1)}" if given else name
     if only := short_forms.only(tree):
         tree = short_forms.with_long_references(tree, only)
-    resolved, absent = recipe.resolve(tree, merge.kept(values), source)
-    typed = frozenset(path for path, _ in recipe.paths(values))
-    chosen = typed | {path for path, _ in recipe.paths(own)}
+    resolved, absent = yaml_text.resolve(tree, merge.kept(values), source)
+    typed = frozenset(path for path, _ in trees.paths(values))
+    chosen = typed | {path for path, _ in trees.paths(own)}
     config = checked(Config, merge.finished(resolved), absent, problems + wrong, source)
     return Loaded(config, tuple(scrub(short_forms.short(notice, tree)) for notice in notices), typed, chosen)
 
@@ -179,9 +184,11 @@ def peek(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> tup
 
     UserError if the recipe cannot be read, ConfigError if there is no run_name; other mistakes are left for `load`.
     """
+    if whole is None and (theirs := converted.of(Config, name, given, may_lose=True)) is not None:
+        return peek(name, theirs.rest, theirs.tree)
     tree: Tree = {}
     for layer in _layers(name, given, whole, []):
-        tree = recipe.merge(tree, layer.tree)
+        tree = trees.merge(tree, layer.tree)
     values: Tree = {}
     for override in given:
         try:
@@ -189,7 +196,7 @@ def peek(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> tup
         except UserError:
             continue
         values |= {path: text for path, text in meaning.values if path in ("output_dir", "run_name")}
-    resolved, _ = recipe.resolve(tree, values, name)
+    resolved, _ = yaml_text.resolve(tree, values, name)
     run_name = resolved.get("run_name")
     if not isinstance(run_name, str):
         raise ConfigError([missing("run_name", fields.leaves(Config))], name)
@@ -230,7 +237,7 @@ def _sound(root: type[Settings], tree: Tree) -> dict[str, Settings]:
 def _kinds(tree: Tree, leaves: dict[str, Leaf]) -> list[Problem]:
     """Values that pydantic would turn into another kind: true for a number, quoted text for a number or a switch."""
     problems = []
-    for path, value in recipe.paths(tree):
+    for path, value in trees.paths(tree):
         leaf = leaves.get(path)
         if leaf is None:
             continue
@@ -248,7 +255,7 @@ def dump(config: Config) -> str:
 
 def as_yaml(tree: Tree, references: Collection[str] = ()) -> str:
     """Values as YAML that is read back as the same ones; `references` are texts that stay interpolations."""
-    text = recipe.escaped(tree, references)
+    text = yaml_text.escaped(tree, references)
     return yaml.dump(text, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
 
 
@@ -322,29 +329,29 @@ class Change:
 
 def diff(old: Config, new: Config) -> list[Change]:
     """The differences, in the order of the settings; settings of the only source as `data` has them."""
-    trees = [config.model_dump(mode="json") for config in (old, new)]
-    known = fields.leaves(Config, trees[0]) | fields.leaves(Config, trees[1])
-    before, after = _side_by_side(*trees)
-    names = {short_forms.only(tree) for tree in trees}
+    both = [config.model_dump(mode="json") for config in (old, new)]
+    known = fields.leaves(Config, both[0]) | fields.leaves(Config, both[1])
+    before, after = _side_by_side(*both)
+    names = {short_forms.only(tree) for tree in both}
     changes = []
     for path in dict.fromkeys([*before, *after]):
         if before.get(path) != after.get(path):
             owner = next((known[p] for p in _ancestors(path) if p in known), None)  # the innermost
-            shown = short_forms.short(path, trees[0]) if len(names) == 1 else path
+            shown = short_forms.short(path, both[0]) if len(names) == 1 else path
             changes.append(Change(shown, before.get(path), after.get(path), owner.resume if owner else "identity"))
     return changes
 
 
-def _side_by_side(*trees: Tree) -> list[dict[str, Any]]:
+def _side_by_side(*given: Tree) -> list[dict[str, Any]]:
     """Values by path; what is a mapping in one tree and a plain value in another is one value in both."""
-    flat = [dict(recipe.paths(tree)) for tree in trees]
+    flat = [dict(trees.paths(tree)) for tree in given]
     inner = {above for values in flat for path in values for above in _ancestors(path)[1:]}
     plain = {path for values in flat for path in values if path in inner}
-    for tree, values in zip(trees, flat, strict=True):
+    for tree, values in zip(given, flat, strict=True):
         for path in plain:
             for below in [name for name in values if name.startswith(f"{path}.")]:
                 del values[below]
-            if (whole := recipe.get(tree, path)) is not recipe.ABSENT:
+            if (whole := trees.get(tree, path)) is not trees.ABSENT:
                 values[path] = whole
     return flat
 

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from contextlib import suppress
 
-from daguerre import plugins
+from daguerre import plugins, trees
 from daguerre.config import overrides, recipe
-from daguerre.config.aliases import lookup
-from daguerre.config.recipe import Layer, Tree
+from daguerre.config.recipe import Layer
 from daguerre.config.short_forms import FULL, layer, members
 from daguerre.errors import UserError
+from daguerre.foreign.names import lookup
+from daguerre.trees import Tree
 
 _INSTANCE = "data.sources.instance"
 _OF_THE_BASE = ("output_dir", "seed", "model", "objective", "adapter", "adapters", "logging", "mesh", "distributed")
@@ -33,14 +34,14 @@ def layers(name: str, given: Sequence[str], notices: list[str]) -> list[Layer]:
     own = recipe.layers(name)
     tree: Tree = {}
     for each in own:
-        tree = recipe.merge(tree, each.tree)
+        tree = trees.merge(tree, each.tree)
     asked = None if own[-1].is_of_a_run else _asked_by(tree, given)
     if asked is None:
         return own
-    family = recipe.get(tree, "model.family")
+    family = trees.get(tree, "model.family")
     for template in (path for shipped, path in recipe.shipped().items() if shipped.endswith("_dreambooth")):
         below = recipe.layers(template.stem)
-        if recipe.get(below[-1].tree, "model.family") == family:
+        if trees.get(below[-1].tree, "model.family") == family:
             ours, theirs = "the model, the objective", "class images, learning rate, duration and batch"
             if _trains_no_whole(tree):
                 ours = "the model, the objective, the adapters, their learning rate"
@@ -55,8 +56,8 @@ def layers(name: str, given: Sequence[str], notices: list[str]) -> list[Layer]:
 
 def _asked_by(tree: Tree, given: Sequence[str]) -> str | None:
     """The override that asks for DreamBooth on a recipe that is none; None where nothing does."""
-    has_sets = recipe.get(tree, _INSTANCE) is not recipe.ABSENT
-    trains = str(recipe.get(tree, "training.duration")).split()[:1] != ["0"]
+    has_sets = trees.get(tree, _INSTANCE) is not trees.ABSENT
+    trains = str(trees.get(tree, "training.duration")).split()[:1] != ["0"]
     if has_sets or not trains:
         return None
     asked = None
@@ -72,11 +73,11 @@ def _asked_by(tree: Tree, given: Sequence[str]) -> str | None:
 
 def _denoises_from_scratch(tree: Tree) -> bool:
     """True if the recipe's denoiser starts from random weights."""
-    family = recipe.get(tree, "model.family")
+    family = trees.get(tree, "model.family")
     if family not in plugins.names("families"):
         return False
     names = plugins.find("families", family).Settings.networks("denoiser")
-    return any(isinstance(recipe.get(tree, f"model.{name}"), dict | None) for name in names)
+    return any(isinstance(trees.get(tree, f"model.{name}"), dict | None) for name in names)
 
 
 def _as_base(tree: Tree, name: str) -> Tree:
@@ -89,8 +90,8 @@ def _as_base(tree: Tree, name: str) -> Tree:
         "data": {"sources": sources},
     }
     for path in ("data.resolution", *(_OF_ADDITIONS if _trains_no_whole(tree) else ())):
-        if (value := recipe.get(tree, path)) is not recipe.ABSENT:
-            taken = recipe.merge(taken, overrides.nested(path, value))
+        if (value := trees.get(tree, path)) is not trees.ABSENT:
+            taken = trees.merge(taken, trees.nested(path, value))
     return taken
 
 

@@ -4,27 +4,20 @@ One problem is a path, what was given there and what is wrong with it; `ConfigEr
 """
 
 import difflib
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_origin
 
 from pydantic_core import ErrorDetails
 
-from daguerre import plugins
-from daguerre.config.aliases import lookup
+from daguerre import credentials, plugins
 from daguerre.config.fields import Leaf, allowed, summary
-from daguerre.credentials import scrub
 from daguerre.errors import UserError
+from daguerre.foreign.names import lookup
+from daguerre.formatting import shown
 
 NOTHING = object()
 """Stands for "nothing was given" in a problem."""
-
-_SECRET = re.compile(
-    r"api_?key|secret|passw(or)?d|(^|[._])(?<!placeholder_)(?<!initializer_)(?<!vectors_per_)token$", re.IGNORECASE
-)
-"""Names of secrets: not those of a new token of a text encoder."""
 
 
 @dataclass(frozen=True)
@@ -52,29 +45,15 @@ class ConfigError(UserError):
 
 
 def _block(problem: Problem) -> str:
-    hidden = is_secret(problem.path)
+    hidden = credentials.is_secret(problem.path)
     given = "" if problem.given is NOTHING else " = (not shown)" if hidden else f" = {shown(problem.given)}"
     lines = "\n".join(f"      {line}" for line in problem.text.splitlines())
     return f"  {problem.path}{given}\n{lines}"
 
 
-def is_secret(path: str, value: Any = None) -> bool:
-    """True if a path, or a key inside its value, is named like a secret."""
-    inner = [is_secret(str(name), below) for name, below in value.items()] if isinstance(value, dict) else []
-    return _SECRET.search(path) is not None or any(inner)
-
-
-def shown(value: Any, width: int = 60) -> str:
-    """A value on one line, as one would write it in a recipe; long ones are cut."""
-    if value is None:
-        return "null"
-    text = scrub(json.dumps(value, ensure_ascii=False, default=str))  # before it is cut
-    return text if len(text) <= width else text[: width - 4] + " ..."
-
-
 def unknown(path: str, given: Any, leaves: Mapping[str, Leaf], sections: Sequence[str]) -> Problem:
     """A key that does not exist, with the nearest that does, or all that stand where it was looked for."""
-    if is_secret(path, given):
+    if credentials.is_secret(path, given):
         text = "never put secrets into a recipe or on the command line: set the service's environment variable"
         return Problem(path, text)
     meant = path.partition(" (")[2].removesuffix(")") or path  # another trainer's name has ours behind it

@@ -11,15 +11,16 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
-from daguerre import plugins
+from daguerre import plugins, trees
 from daguerre.config import fields as config_fields
-from daguerre.config import overrides, recipe, short_forms
-from daguerre.config.errors import Problem, shown
+from daguerre.config import short_forms
+from daguerre.config.errors import Problem
 from daguerre.config.fields import Leaf
-from daguerre.config.recipe import Tree
 from daguerre.config.short_forms import LORA, MAPPINGS, members
+from daguerre.formatting import shown
 from daguerre.settings import Duration, Plugin, Settings
 from daguerre.training.settings import largest_divisor
+from daguerre.trees import Tree
 
 _STORED = re.compile(r"^data\.(?:.*\.)?control_(?:column|dir)(?:\.(\w+))?$")
 """Settings of a data source that say where a control image is, and its name."""
@@ -28,9 +29,9 @@ _STORED = re.compile(r"^data\.(?:.*\.)?control_(?:column|dir)(?:\.(\w+))?$")
 def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str], problems: list[Problem]) -> Tree:
     """`over` on `base`, without what `base` set for choices that `over` changes; each drop is one notice. `problems`
     gets what cannot be of its short forms."""
-    for section in config_fields.sections(root, recipe.merge(base, over)):
-        if recipe.get(over, section) is None:  # all of its keys are comments
-            over = recipe.without(over, section)
+    for section in config_fields.sections(root, trees.merge(base, over)):
+        if trees.get(over, section) is None:  # all of its keys are comments
+            over = trees.without(over, section)
     over = short_forms.named(short_forms.layer(base, over, problems), base)
     over = _with_stored_images(base, over, notices)
     notices += _strength_notices(base, over)
@@ -43,16 +44,16 @@ def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str], p
     base = _without_third_batch_size(base, over, notices)
     base = _fitting_warmup(base, over, notices)
     base = _with_micro_batch_that_divides(base, over, notices)
-    return recipe.merge(base, over)
+    return trees.merge(base, over)
 
 
 def _without_taken_out(base: Tree, over: Tree, notices: list[str]) -> tuple[Tree, Tree]:
     """Both without the members of mappings that `over` takes out."""
     for path in _taken_out(over):
-        own = recipe.get(base, path)
-        if own is recipe.ABSENT:
+        own = trees.get(base, path)
+        if own is trees.ABSENT:
             continue
-        base = recipe.without(base, path)
+        base = trees.without(base, path)
         key = MAPPINGS[path.rpartition(".")[0]]
         dropped = [f"{path}.{field}" for field in own if field != key] if isinstance(own, dict) else []
         if dropped:
@@ -62,14 +63,14 @@ def _without_taken_out(base: Tree, over: Tree, notices: list[str]) -> tuple[Tree
 
 def _taken_out(tree: Tree) -> list[str]:
     """The paths of members of mappings that are null."""
-    there = {path: found for path in MAPPINGS if isinstance(found := recipe.get(tree, path), dict)}
+    there = {path: found for path in MAPPINGS if isinstance(found := trees.get(tree, path), dict)}
     return [f"{path}.{name}" for path, found in there.items() for name, own in found.items() if own is None]
 
 
 def kept(tree: Tree) -> Tree:
     """A tree without members of mappings that are null."""
     for path in _taken_out(tree):
-        tree = recipe.without(tree, path)
+        tree = trees.without(tree, path)
     return tree
 
 
@@ -88,13 +89,13 @@ def known(root: type[Settings], tree: Tree) -> dict[str, Leaf]:
 def _with_stored_images(base: Tree, over: Tree, notices: list[str]) -> Tree:
     """`over` without the condition of an adapter of `base` where it says where the control image is stored that this
     adapter reads; each is one notice."""
-    found = [(path, _STORED.search(path)) for path, value in recipe.paths(over) if value is not None]
+    found = [(path, _STORED.search(path)) for path, value in trees.paths(over) if value is not None]
     stored = {match[1] or "control": path for path, match in found if match}
     for name, own in members(base, "adapters").items() if stored else ():
         setting, image = f"adapters.{name}", own.get("image", "control")
-        is_open = recipe.get(over, setting) is not None and recipe.get(over, f"{setting}.condition") is recipe.ABSENT
+        is_open = trees.get(over, setting) is not None and trees.get(over, f"{setting}.condition") is trees.ABSENT
         if image in stored and own.get("condition") and is_open:
-            over = recipe.merge(over, overrides.nested(f"{setting}.condition", None))
+            over = trees.merge(over, trees.nested(f"{setting}.condition", None))
             notices.append(
                 f"{stored[image]} says where control images are stored, so the recipe's {setting}.condition dropped out"
             )
@@ -107,7 +108,7 @@ def _strength_notices(base: Tree, over: Tree) -> list[str]:
     lines: list[str] = []
     for name, own in members(base, "adapters").items():
         setting = f"adapters.{name}"
-        new, alpha = recipe.get(over, setting), own.get("alpha")
+        new, alpha = trees.get(over, setting), own.get("alpha")
         if alpha is None or not isinstance(new, Mapping) or "rank" not in new or "alpha" in new:
             continue
         if (own | new).get("name") != LORA:
@@ -122,8 +123,8 @@ def _strength_notices(base: Tree, over: Tree) -> list[str]:
 
 
 def _without_old_plugins(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -> Tree:
-    for section, plugin in config_fields.plugin_sections(root, recipe.merge(base, over)).items():
-        old, new = recipe.get(base, section), recipe.get(over, section)
+    for section, plugin in config_fields.plugin_sections(root, trees.merge(base, over)).items():
+        old, new = trees.get(base, section), trees.get(over, section)
         if not (isinstance(old, dict) and isinstance(new, dict)):
             continue
         before, after = old.get(plugin.key, plugin.default), new.get(plugin.key)
@@ -132,7 +133,7 @@ def _without_old_plugins(root: type[Settings], base: Tree, over: Tree, notices: 
         kept = _shared(plugin, old, str(before), str(after))
         dropped = [name for name in old if name not in kept and name != plugin.key]
         for name in dropped:
-            base = recipe.without(base, f"{section}.{name}")
+            base = trees.without(base, f"{section}.{name}")
         if dropped:
             listed = ", ".join(f"{section}.{name}" for name in dropped)
             notices.append(f"{section}.{plugin.key} is {after} instead of {before}: the recipe's {listed} dropped out")
@@ -175,34 +176,34 @@ def _without_third_batch_size(base: Tree, over: Tree, notices: list[str]) -> Tre
         return base
     given = ", ".join(f"training.{name}" for name in (_ACCUMULATION, _PART, _WHOLE) if name in above)
     notices.append(f"{given} is given: the recipe's training.{old[0]} dropped out")
-    return recipe.without(base, f"training.{old[0]}")
+    return trees.without(base, f"training.{old[0]}")
 
 
 def _fitting_warmup(base: Tree, over: Tree, notices: list[str]) -> Tree:
     """`base` with the warm-up and the decay of its learning rate shortened, where `over` makes the run too short for
     them: they keep their share of the run, a tenth where the run's length was unknown."""
-    whole = recipe.merge(base, over)
+    whole = trees.merge(base, over)
     duration, before = (_updates(tree, "training.duration", whole) for tree in (whole, base))
     lengths = {name: _updates(whole, f"lr_scheduler.{name}", whole) for name in ("warmup", "decay")}
     if duration in (None, before) or duration >= sum(length or 0 for length in lengths.values()):
         return base
     for name, length in lengths.items():
         path = f"lr_scheduler.{name}"
-        if not length or recipe.get(over, path) is not recipe.ABSENT:
+        if not length or trees.get(over, path) is not trees.ABSENT:
             continue
         share = Fraction(length, before) if before and before >= length else Fraction(1, 10)
         value = f"{ceil(share * duration)} steps"
         notices.append(
-            f"training.duration is {shown(recipe.get(whole, 'training.duration'))}, too short for the recipe's {path} "
-            f"of {shown(recipe.get(base, path))}: it is {shown(value)} here"
+            f"training.duration is {shown(trees.get(whole, 'training.duration'))}, too short for the recipe's {path} "
+            f"of {shown(trees.get(base, path))}: it is {shown(value)} here"
         )
-        base = recipe.merge(base, overrides.nested(path, value))
+        base = trees.merge(base, trees.nested(path, value))
     return base
 
 
 def _updates(tree: Tree, path: str, whole: Tree) -> int | None:
     """The updates of a duration in steps or samples; None where that is not known yet, or none is there."""
-    value, batch = recipe.get(tree, path), recipe.get(whole, f"training.{_WHOLE}")
+    value, batch = trees.get(tree, path), trees.get(whole, f"training.{_WHOLE}")
     try:
         return Duration(value).steps(batch, None)
     except (TypeError, ValueError):  # no text, no duration, epochs, samples of an unknown batch
@@ -223,7 +224,7 @@ def _with_micro_batch_that_divides(base: Tree, over: Tree, notices: list[str]) -
         f"training.{_PART} is {smaller} in place of the recipe's {part}, which does not divide the global batch of "
         f"{whole}"
     )
-    return recipe.merge(base, {"training": {_PART: smaller}})
+    return trees.merge(base, {"training": {_PART: smaller}})
 
 
 def _without_newly_unused(
@@ -234,14 +235,14 @@ def _without_newly_unused(
     while True:  # a setting that drops out can leave others without effect
         found = [
             (path, why)
-            for path, why in _unused(root, recipe.merge(base, over))
-            if path not in unused_before and recipe.get(over, path) is recipe.ABSENT
+            for path, why in _unused(root, trees.merge(base, over))
+            if path not in unused_before and trees.get(over, path) is trees.ABSENT
         ]
         if not found:
             break
         for path, why in found:
-            if recipe.get(base, path) is not recipe.ABSENT:  # not inside one that dropped out
-                base = recipe.without(base, path)
+            if trees.get(base, path) is not trees.ABSENT:  # not inside one that dropped out
+                base = trees.without(base, path)
                 dropped.setdefault(why, []).append(path)
     notices += [f"the recipe's {', '.join(paths)} dropped out: {why}" for why, paths in dropped.items()]
     return base
@@ -250,7 +251,7 @@ def _without_newly_unused(
 def _unused(root: type[Settings], tree: Tree) -> Iterator[tuple[str, str]]:
     """(setting, why) for what a tree gives although `Settings.unused` says that it has no effect."""
     for path, section in config_fields.sections(root, tree).items():
-        given = recipe.get(tree, path)
+        given = trees.get(tree, path)
         if isinstance(given, dict):
             with suppress(AttributeError, TypeError, ValueError):  # values of a wrong kind: the check says so
                 unused = _unchecked(section.cls, given).unused()

@@ -12,15 +12,15 @@ from typing import Generic, TypeVar
 
 from pydantic import Field
 
-from daguerre import plugins
+from daguerre import plugins, trees, yaml_text
 from daguerre.config import command, config, fields, merge, overrides, recipe, short_forms
 from daguerre.config.errors import Problem
-from daguerre.config.recipe import Tree
 from daguerre.credentials import scrub
 from daguerre.data.settings import DataSettings
 from daguerre.data.tools import detect
 from daguerre.errors import UserError
 from daguerre.settings import Settings
+from daguerre.trees import Tree
 
 Options = TypeVar("Options", bound=Settings)
 _KEY = re.compile(r"(--)?[A-Za-z_][\w.-]*")
@@ -100,10 +100,10 @@ def own_options(given: Sequence[str], options_class: type[Options]) -> tuple[Opt
         leaves = fields.leaves(options_class, short_forms.begun(options_class, values, key))
         if key not in leaves:
             rest.append(override)
-        elif recipe.get(values, key) is not recipe.ABSENT:
+        elif trees.get(values, key) is not trees.ABSENT:
             raise UserError(f"{key} is given twice", code="conflict")
         else:
-            values = recipe.merge(values, overrides.nested(key, overrides.typed(text, leaves[key].field.annotation)))
+            values = trees.merge(values, trees.nested(key, overrides.typed(text, leaves[key].field.annotation)))
     return config.checked(options_class, values, [], [], "the command"), rest
 
 
@@ -172,7 +172,7 @@ def _resolved(
         tree = merge.lay_over(DataRecipe, tree, layer, notices, problems)
     values, wrong = command.values(DataRecipe, tree, given, notices)
     tree = merge.lay_over(DataRecipe, tree, values, notices, problems)
-    resolved, absent = recipe.resolve(tree, merge.kept(values), source)
+    resolved, absent = yaml_text.resolve(tree, merge.kept(values), source)
     own = merge.finished({name: resolved[name] for name in DataRecipe.model_fields if name in resolved})
     absent = [path for path in absent if path.startswith("data.")]
     found = config.checked(DataRecipe, own, absent, wrong, source)

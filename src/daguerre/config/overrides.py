@@ -4,21 +4,18 @@ The names that other trainers use are a table in `aliases`; recipes are files in
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import RootModel
 
-from daguerre.config import recipe
-from daguerre.config.aliases.names import FLAGS, PAIRS, WORDS
+from daguerre import yaml_text
 from daguerre.config.fields import Leaf, alternatives
 from daguerre.errors import UserError
+from daguerre.foreign.names.tables import FLAGS, PAIRS, WORDS
 from daguerre.settings import Duration
 
 Pair = tuple[str, str, Any]
@@ -138,19 +135,19 @@ def typed(text: Any, annotation: Any) -> Any:
         return None
     for member in members:
         if get_origin(member) in (list, tuple) and text.lstrip().startswith("["):
-            return _texts(text) if str in get_args(member) else yaml_value(text)
+            return _texts(text) if str in get_args(member) else yaml_text.value(text)
         if _is_mapping(member) and text.lstrip().startswith(("{", "[")):  # some may be written as a list of names
-            return yaml_value(text)
+            return yaml_text.value(text)
         if isinstance(member, type) and issubclass(member, RootModel):  # a text, or the same in lists and mappings
-            return yaml_value(text) if text.lstrip().startswith(("[", "{")) else text
+            return yaml_text.value(text) if text.lstrip().startswith(("[", "{")) else text
     if any(member is str or member is Duration for member in members):
         return text
     literals = [value for m in members if get_origin(m) is Literal for value in get_args(m)]
     if text in literals:
         return text
     if Any in members:
-        return yaml_value(text)
-    value = yaml_value(text)
+        return yaml_text.value(text)
+    value = yaml_text.value(text)
     if int in members and float not in members and isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, (bool, int, float)) else text
@@ -164,26 +161,3 @@ def _texts(text: str) -> Any:
     except (yaml.YAMLError, RecursionError):
         plain = re.fullmatch(r"\[([^\[\]{}'\"]*\*[^\[\]{}'\"]*)\]", text.strip())
         return text if plain is None else [part.strip() for part in plain[1].split(",")]
-
-
-def yaml_value(text: str) -> Any:
-    """Text as a YAML scalar, flow list or flow mapping; text that is not YAML stays text."""
-    if "\n" in text or not text.strip():
-        return text
-    try:
-        value = OmegaConf.to_container(OmegaConf.create({"value": OmegaConf.create(f"- {text}")}), resolve=False)
-    except (yaml.YAMLError, OmegaConfBaseException, *recipe.BROKEN):
-        return text
-    assert isinstance(value, dict)
-    if recipe.excess(value):
-        return text
-    item = value["value"][0] if value["value"] else text
-    return text if isinstance(item, float) and math.isnan(item) and text.strip().lower() != ".nan" else item
-
-
-def nested(path: str, value: Any) -> dict[str, Any]:
-    """`a.b`, 1 -> {"a": {"b": 1}}."""
-    for name in reversed(path.split(".")):
-        value = {name: value}
-    assert isinstance(value, dict)
-    return value

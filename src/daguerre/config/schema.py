@@ -11,8 +11,8 @@ import yaml
 from pydantic.json_schema import JsonSchemaValue, models_json_schema
 from pydantic_core import to_jsonable_python
 
-from daguerre import plugins
-from daguerre.config import fields, overrides, recipe, short_forms
+from daguerre import plugins, trees
+from daguerre.config import fields, short_forms
 from daguerre.config.config import Config
 from daguerre.config.fields import Leaf, Section
 from daguerre.config.short_forms import MAPPINGS
@@ -30,7 +30,7 @@ def json_schema() -> dict[str, Any]:
     named = {f"{path}.NAME": path for path in MAPPINGS}
     tree: dict[str, Any] = {}
     for path in named:
-        tree = recipe.merge(tree, overrides.nested(path, {}))
+        tree = trees.merge(tree, trees.nested(path, {}))
     kinds = fields.plugin_sections(Config, tree)
     choices = {section: _classes(plugin) for section, plugin in kinds.items()}
     classes = [cls for group in choices.values() for cls in group]
@@ -120,7 +120,7 @@ def _leaf_lines(leaf: Leaf, depth: str, mark: str, tree: dict[str, Any]) -> Iter
     yield from _comment(f"{leaf.doc.strip()} [{accepted}]", depth)
     name = leaf.path.rpartition(".")[2]
     if leaf.plugin:
-        yield f"{depth}{mark}{name}: {recipe.get(tree, leaf.path)}"
+        yield f"{depth}{mark}{name}: {trees.get(tree, leaf.path)}"
     elif leaf.required:
         yield f"{depth}{mark}{name}:" + ("" if mark else " ???")
     else:

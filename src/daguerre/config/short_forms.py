@@ -16,13 +16,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from daguerre import plugins
-from daguerre.config import fields, overrides, recipe
+from daguerre import plugins, trees, yaml_text
+from daguerre.config import fields
 from daguerre.config.errors import Problem
 from daguerre.config.overrides import Pair
-from daguerre.config.recipe import Tree
 from daguerre.data.settings import NAMELESS, DataSettings
 from daguerre.settings import Plugin, Settings
+from daguerre.trees import Tree
 
 MAPPINGS = {"adapters": "name", "data.sources": "source", "logging.trackers": "name"}
 """Settings that map names of the recipe's own to sections of plug-ins, and the key that says of which."""
@@ -38,7 +38,7 @@ _OF_TRACKERS = {name: f"logging.{name}" for name in ("trackers", "tensorboard")}
 
 def members(tree: Tree, mapping: str) -> dict[str, Any]:
     """The members of a mapping by name, null for one that is taken out; the adapter `full` where no other is named."""
-    found = recipe.get(tree, mapping)
+    found = trees.get(tree, mapping)
     named = (
         {name: own for name, own in found.items() if isinstance(own, dict | None)} if isinstance(found, dict) else {}
     )
@@ -63,8 +63,8 @@ def layer(base: Tree, over: Tree, problems: list[Problem]) -> Tree:
         given += _spread(("adapter", "adapter", flat))
     over = {name: value for name, value in over.items() if name != "adapter"}
     given += [(path, path, own) for name, own in members(over, _SOURCES).items() if (path := f"{_SOURCES}.{name}")]
-    for _, path, value in long(given, recipe.merge(base, over), problems):
-        over = recipe.merge(over, overrides.nested(path, value))
+    for _, path, value in long(given, trees.merge(base, over), problems):
+        over = trees.merge(over, trees.nested(path, value))
     return over
 
 
@@ -92,7 +92,7 @@ def _spread(pair: Pair) -> list[Pair]:
     label, path, value = pair
     if path != "adapter":
         return [pair]
-    group = overrides.yaml_value(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
+    group = yaml_text.value(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
     inner = group if isinstance(group, dict) else {"name": group}
     return [(label, f"adapter.{key}", own) for key, own in inner.items()]
 
@@ -129,7 +129,7 @@ def _of_adapters(given: Sequence[Pair], tree: Tree, problems: list[Problem]) -> 
             target = of_kind(TOKENS)[0] if pair in words else main[0]
             rest.append((label, re.sub(r"^adapter\.", f"adapters.{target}.", path), value))
     family = next((value for _, path, value in reversed(given) if path == "model.family"), None)
-    rest += _trained(switches, there, family or recipe.get(tree, "model.family"), problems)
+    rest += _trained(switches, there, family or trees.get(tree, "model.family"), problems)
     return [*first, *rest]
 
 
@@ -173,9 +173,9 @@ def _of_sources(given: Sequence[Pair], tree: Tree) -> list[Pair]:
     if kind == "mix":  # as several sources were once called: the one without a name is none of them
         out = [name for name in there if name == NAMELESS and name not in named]
         given = [pair for pair in given if pair[1:] != ("data.source", kind)]
-    elif kind is not None and only(overrides.nested(_SOURCES, there)) is None:
+    elif kind is not None and only(trees.nested(_SOURCES, there)) is None:
         out = [name for name in there if name != NAMELESS]
-    target = only(overrides.nested(_SOURCES, {name: own for name, own in there.items() if name not in out}))
+    target = only(trees.nested(_SOURCES, {name: own for name, own in there.items() if name not in out}))
     pairs = [(each, path if target is None else of_only(path, target), value) for each, path, value in given]
     return [*((label, f"{_SOURCES}.{name}", None) for name in out), *pairs]
 
@@ -184,7 +184,7 @@ def _of_trackers(given: Sequence[Pair], tree: Tree) -> list[Pair]:
     first, rest = list[Pair](), list[Pair]()
     for label, short, value in given:
         path, switch = _OF_TRACKERS.get(short, short), str(value).lower()
-        whole = overrides.yaml_value(value) if isinstance(value, str) and path == _TRACKERS else value
+        whole = yaml_text.value(value) if isinstance(value, str) and path == _TRACKERS else value
         if path == "logging.tensorboard" and switch in ("true", "false"):
             first.append((label, f"{_TRACKERS}.tensorboard", {"name": "tensorboard"} if switch == "true" else None))
         elif path == _TRACKERS and (not whole or isinstance(whole, str | list)):
@@ -218,7 +218,7 @@ def short(text: str, tree: Tree) -> str:
 def flat(tree: Tree) -> Tree:
     """A tree in which the settings of the only source stand in `data`, too."""
     own: Tree | None = members(tree, _SOURCES).get(only(tree) or "")
-    return recipe.merge({"data": own}, tree) if own else tree
+    return trees.merge({"data": own}, tree) if own else tree
 
 
 def with_long_references(value: Any, name: str) -> Any:
@@ -243,18 +243,18 @@ def without_nameless(base: Tree, over: Tree) -> Tree:
     given = members(over, _SOURCES)
     if members(base, _SOURCES).get(NAMELESS) is None or NAMELESS in given or not any(given.values()):
         return over
-    return recipe.merge(over, overrides.nested(f"{_SOURCES}.{NAMELESS}", None))
+    return trees.merge(over, trees.nested(f"{_SOURCES}.{NAMELESS}", None))
 
 
 def named(over: Tree, base: Tree) -> Tree:
     """A layer over `base` in which members of mappings that are called as a plug-in are of that plug-in."""
     for mapping, key in MAPPINGS.items():
-        given = recipe.get(over, mapping)
+        given = trees.get(over, mapping)
         for name, own in given.items() if isinstance(given, dict) else ():
             whole = f"{mapping}.{name}"
-            is_new = isinstance(own, dict) and key not in own and recipe.get(base, f"{whole}.{key}") is recipe.ABSENT
+            is_new = isinstance(own, dict) and key not in own and trees.get(base, f"{whole}.{key}") is trees.ABSENT
             if is_new and name in plugins.names(mapping.rpartition(".")[2]):
-                over = recipe.merge(over, overrides.nested(f"{whole}.{key}", name))
+                over = trees.merge(over, trees.nested(f"{whole}.{key}", name))
     return over
 
 
@@ -263,9 +263,9 @@ def named(over: Tree, base: Tree) -> Tree:
 
 def without_words(root: type[Settings], base: Tree, over: Tree) -> Tree:
     """A layer over `base` whose sections hold mappings, also where it gives the name of a plug-in alone."""
-    for path, plugin in fields.optional_plugins(root, recipe.merge(base, over)).items():
-        if isinstance(name := recipe.get(over, path), str):
-            over = recipe.merge(over, overrides.nested(path, {plugin.key: name}))
+    for path, plugin in fields.optional_plugins(root, trees.merge(base, over)).items():
+        if isinstance(name := trees.get(over, path), str):
+            over = trees.merge(over, trees.nested(path, {plugin.key: name}))
     return over
 
 
@@ -280,8 +280,8 @@ def with_sections(root: type[Settings], tree: Tree, given: Sequence[Pair]) -> li
         head, dot, rest = path.partition(".")
         path = f"{by_end.get(head, head)}{dot}{rest}"
         if path in optional and value != "null":
-            group = overrides.yaml_value(value) if str(value).lstrip().startswith("{") else value
-            inner = recipe.paths(group) if isinstance(group, dict) else [(optional[path].key, value)]
+            group = yaml_text.value(value) if str(value).lstrip().startswith("{") else value
+            inner = trees.paths(group) if isinstance(group, dict) else [(optional[path].key, value)]
             found += [(label, f"{path}.{key}", own) for key, own in inner]
         else:
             found.append((label, path, value))
@@ -295,7 +295,7 @@ def begun(root: type[Settings], tree: Tree, path: str) -> Tree:
     member = ".".join(path.split(".")[: mapping.count(".") + 2])
     if not _names(fields.optional_plugins(root, tree), path):
         section = member if mapping else ""
-    return named(recipe.merge(overrides.nested(section, {}), tree), {}) if section else tree
+    return named(trees.merge(trees.nested(section, {}), tree), {}) if section else tree
 
 
 def _names(optional: Mapping[str, Plugin], path: str) -> bool:

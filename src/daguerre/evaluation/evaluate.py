@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from daguerre import plugins
+from daguerre import plugins, trees
 from daguerre.build.parts import Components
 from daguerre.checkpoint.atomic import to_json
 from daguerre.checkpoint.store import Checkpoint
-from daguerre.config import recipe
 from daguerre.config.config import Config
 from daguerre.data.dataset import Dataset, open_datasets
 from daguerre.data.loading import loader
@@ -66,7 +65,7 @@ class ModelEvaluation:
     @cached_property
     def protocol(self) -> dict[str, Any]:
         """Everything that decides the images: results of one folder share it."""
-        provenance = dict(recipe.paths(self.loading.provenance))
+        provenance = dict(trees.paths(self.loading.provenance))
         if self.reconstructs:
             drawn = self._sampled if self.config.model.reconstructs else {}
             return {**provenance, "reconstructions": self._reconstructions.total, **drawn, **self._precision}

@@ -11,15 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from daguerre import trees
 from daguerre.build import base_digests
 from daguerre.build.parts import Components, build
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.checkpoint.store import Checkpoint, Found, Store
 from daguerre.config import config as configs
-from daguerre.config import overrides, recipe, short_forms
+from daguerre.config import converted, overrides, recipe, short_forms
 from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
-from daguerre.config_import import in_memory
 from daguerre.errors import UserError, named
 from daguerre.families import catalogue
 from daguerre.models.schedulers.scheduler import other_sampling
@@ -40,7 +40,7 @@ class Model:
     """`run`, `base` or `pipeline`."""
     name: str
     """Its name on the command line."""
-    source: str | recipe.Tree
+    source: str | trees.Tree
     """A run folder or recipe for `config.load`, or the recipe itself."""
     home: Path
     """Default folder for the images."""
@@ -55,7 +55,7 @@ class Model:
     def config(self, given: Sequence[str]) -> configs.Loaded:
         """The config with the command's settings."""
         if isinstance(self.source, str):
-            return in_memory.load(self.source, [*self.defaults, *given])
+            return configs.load(self.source, [*self.defaults, *given])
         with tempfile.TemporaryDirectory(prefix="daguerre-generate-") as folder:
             path = Path(folder) / "pipeline.yaml"
             path.write_text(json.dumps(self.source), encoding="utf-8")
@@ -109,11 +109,11 @@ def _check_unplaced(target: str, place: Sequence[str], kind: str) -> None:
 
 def _of_recipe(target: str, place: Sequence[str], base: bool) -> Model:
     try:
-        output_dir, run_name = in_memory.peek(target, place)
+        output_dir, run_name = configs.peek(target, place)
     except ConfigError:
         if not base:
             raise
-        output_dir, run_name = in_memory.peek(target, [*place, f"run_name={Path(target).stem}"])
+        output_dir, run_name = configs.peek(target, [*place, f"run_name={Path(target).stem}"])
     if address.is_remote(output_dir) and base:  # images are written to this machine
         output_dir = "runs"
     folder = RunFolder(local_copy.located(f"{output_dir.rstrip('/')}/{run_name}"))
@@ -127,22 +127,22 @@ def _of_recipe(target: str, place: Sequence[str], base: bool) -> Model:
             code="missing",
         )
     defaults = [f"output_dir={output_dir}", f"run_name={run_name}"]
-    sources = recipe.get(_tree(target), "data.sources") or {}
+    sources = trees.get(_tree(target), "data.sources") or {}
     unset = [name for name, own in sources.items() if isinstance(own, dict) and own.get("path") == "???"]
     defaults += [f"data.sources.{name}.path=none" for name in unset]  # they are for training, and nothing reads them
     return _base(target, target, Path(output_dir) / run_name, tuple(defaults))
 
 
 def _trains_nothing(target: str) -> bool:
-    return str(recipe.get(_tree(target), "training.duration")).split()[:1] == ["0"]
+    return str(trees.get(_tree(target), "training.duration")).split()[:1] == ["0"]
 
 
-def _tree(target: str) -> recipe.Tree:
+def _tree(target: str) -> trees.Tree:
     """The settings of a recipe, or of a config of another trainer."""
-    converted = in_memory.of(target, (), may_lose=True)
-    tree: recipe.Tree = {} if converted is None else converted.tree
-    for layer in [] if converted is not None else recipe.layers(target):
-        tree = recipe.merge(tree, short_forms.layer(tree, layer.tree, []))
+    theirs = converted.of(Config, target, (), may_lose=True)
+    tree: trees.Tree = {} if theirs is None else theirs.tree
+    for layer in [] if theirs is not None else recipe.layers(target):
+        tree = trees.merge(tree, short_forms.layer(tree, layer.tree, []))
     return tree
 
 

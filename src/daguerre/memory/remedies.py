@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from daguerre.config import overrides
-from daguerre.config.aliases import lookup
 from daguerre.config.config import Config
 from daguerre.errors import UserError
+from daguerre.foreign.names import lookup
 from daguerre.memory import estimate, static
 from daguerre.memory.estimate import CONTEXT_BYTES, Say, Step, Target
 from daguerre.memory.peak import Peak

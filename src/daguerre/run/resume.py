@@ -23,11 +23,11 @@ from daguerre.checkpoint.sharded import ShardedStore
 from daguerre.checkpoint.store import Found, Store
 from daguerre.config import config as configs
 from daguerre.config.config import Change, Config, Loaded
-from daguerre.config.errors import shown
 from daguerre.data.loading.loader import Loading
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.process_group import Processes
 from daguerre.errors import UserError, named
+from daguerre.formatting import shown
 from daguerre.models.single_file import load as single_file
 from daguerre.models.weights import files
 from daguerre.regular import check_regular

@@ -11,7 +11,6 @@ from daguerre.build.parts import Components
 from daguerre.conditions.condition import NO_IMAGES, Images
 from daguerre.config import config as configs
 from daguerre.config.config import Config
-from daguerre.config.recipe import paths
 from daguerre.data import skipped
 from daguerre.data.alternatives import SEVERAL_LINES
 from daguerre.data.dataset import Dataset
@@ -26,6 +25,7 @@ from daguerre.objectives.objective import Objective
 from daguerre.run import resume
 from daguerre.run.schedule import Intervals, peak_learning_rate
 from daguerre.training.precision import quantized
+from daguerre.trees import paths
 
 _COLUMNS = 114
 _CAPTIONS = 200

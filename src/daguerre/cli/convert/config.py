@@ -27,25 +27,24 @@ config fits no setting here, or because it trains something else than networks, 
 from collections.abc import Sequence
 from pathlib import Path
 
-from daguerre import errors
+from daguerre import errors, trees
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.cli.convert import options
 from daguerre.config import config as configs
-from daguerre.config import overrides, recipe
-from daguerre.config.aliases import foreign
-from daguerre.config.errors import ConfigError, Problem, shown
-from daguerre.config.recipe import Tree
-from daguerre.config_import import files, trainers
-from daguerre.config_import.reader import REQUIRED, Reading, references
-from daguerre.config_import.trainers import CONVERT
+from daguerre.config import converted, short_forms
+from daguerre.config.config import Config
+from daguerre.config.errors import ConfigError, Problem
 from daguerre.errors import UserError
 from daguerre.families import catalogue
+from daguerre.foreign import converters, files, signs
+from daguerre.foreign.converters import CONVERT
+from daguerre.foreign.reader import REQUIRED, Reading, references
+from daguerre.formatting import shown
 from daguerre.settings import Settings
+from daguerre.trees import Tree
 
 ALL = "--all"
 """Asks for every key, and not for what is lost alone."""
-STAND_IN = {"family": "sd", "pretrained_model_name_or_path": "quickstart"}
-"""Takes the place of a family that is not there, while the rest is checked."""
 
 
 class Options(Settings):
@@ -55,25 +54,23 @@ class Options(Settings):
 
 
 def run(arguments: list[str]) -> int:
-    """Writes the recipe and the list; 2 where its family is not there yet."""
+    """Writes the recipe and the list; 0, or a UserError."""
     everything = ALL in arguments
     path, out = read([word for word in arguments if word != ALL])
     tree, twice = files.read(path)
-    trainer = foreign.trainer(tree)
-    if trainer is None and (what := foreign.unread(tree)):
+    trainer = signs.trainer(tree)
+    if trainer is None and (what := signs.unread(tree)):
         raise UserError(f"{path} is {what}", code="unsupported")
     if trainer is None:
         raise UserError(
             f"{path} is no config of {', '.join(CONVERT)}"
             + (": it looks like a recipe of ours, which needs no conversion" if "training" in tree else "")
         )
-    reading = trainers.converted(trainer, tree, str(path))
-    values = trainers.typed(reading.values)
-    family = values["model"]["family"]
-    later = trainers.is_later(values)
-    required = check(values, str(path), later)
+    reading = converters.converted(trainer, tree, str(path))
+    values = converted.typed(Config, reading.values)
+    required = check(values, str(path))
     for name in required:  # of those that their config does not have at all
-        values = recipe.merge(values, overrides.nested(name, REQUIRED))
+        values = short_forms.layer({}, trees.merge(values, trees.nested(name, REQUIRED)), [])
     text = written(trainer, path, values, reading).encode()
     if out.exists() and out.read_bytes() != text:
         raise UserError(f"{out} exists: choose another file with out=FILE")
@@ -89,9 +86,7 @@ def run(arguments: list[str]) -> int:
         )
     if required:
         print(f"must be given on the command line: {', '.join(f'{name}=...' for name in required)}")
-    if later:
-        print(f"the family {family} is not supported yet, so it cannot be trained; the rest of the recipe is valid")
-    return errors.REFUSED if later else errors.DONE
+    return errors.DONE
 
 
 def read(arguments: Sequence[str]) -> tuple[Path, Path]:
@@ -99,7 +94,7 @@ def read(arguments: Sequence[str]) -> tuple[Path, Path]:
     name, chosen, _ = options.read(arguments, "convert config", Options)
     path = Path(name).expanduser()
     if not name or not path.is_file():
-        stand_in = foreign.stands_for(name)
+        stand_in = signs.stands_for(name)
         hint = f"; its counterpart ships with the package: daguerre recipes {stand_in}" if stand_in else ""
         raise UserError(f"{name or 'which config?'}: give the file of a config{hint}", code="missing")
     out = Path(chosen.out or f"{path.stem}-daguerre.yaml").expanduser()
@@ -118,10 +113,10 @@ def written(trainer: str, path: Path, values: Tree, reading: Reading) -> str:
     return "\n".join(head) + "\n\n" + configs.as_yaml(values, references())
 
 
-def check(values: Tree, source: str, later: bool) -> list[str]:
+def check(values: Tree, source: str) -> list[str]:
     """Settings that must still be given. ConfigError for values that fit no setting here."""
     try:
-        configs.load(source, (), values | {"model": STAND_IN} if later else values)
+        configs.load(source, (), values)
     except ConfigError as error:
         wrong = [problem for problem in error.problems if not waits(problem, values)]
         if wrong:
@@ -141,7 +136,7 @@ def asked(values: Tree, path: Path, reading: Reading) -> list[str]:
 
 def waits(problem: Problem, values: Tree) -> bool:
     """True if a problem may go away with what must still be given: of a value itself, or of the section around it."""
-    missing = [path for path, value in recipe.paths(values) if value == REQUIRED]
+    missing = [path for path, value in trees.paths(short_forms.flat(values)) if value == REQUIRED]
     return problem.text.startswith("must be given") or any(path.startswith(f"{problem.path}.") for path in missing)
 
 

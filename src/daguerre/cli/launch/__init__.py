@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from daguerre import credentials
 from daguerre.cli.train import check_trains, own_place
+from daguerre.config import config as configs
 from daguerre.config import overrides
 from daguerre.config.config import Loaded
-from daguerre.config_import import in_memory
 from daguerre.distributed import sharding_rules
 from daguerre.run import resume, storage
 
@@ -24,7 +24,7 @@ from daguerre.run import resume, storage
 def trainable(recipe: str, given: Sequence[str], devices: int, nodes: int) -> Loaded:
     """The recipe as its processes will have it, with what to know of its batches and its mesh among the notices.
     UserError for what they would refuse."""
-    loaded = in_memory.load(recipe, [*given, *own_place(recipe, given)])
+    loaded = configs.load(recipe, [*given, *own_place(recipe, given)])
     check_trains(loaded.config, recipe)
     mesh = loaded.config.mesh.resolved(devices, nodes)
     notices = sharding_rules.check(loaded.config.mesh.logical_axis_rules, mesh)

@@ -43,7 +43,6 @@ from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.cli import evaluate_options
 from daguerre.cli.launch import trainable, without_secrets
 from daguerre.config import merge, options, overrides
-from daguerre.config.aliases import lookup
 from daguerre.config.config import Config, Loaded
 from daguerre.config.errors import ConfigError
 from daguerre.config.recipe import shipped
@@ -56,6 +55,7 @@ from daguerre.distributed.launch.slurm import (
     submit_command,
 )
 from daguerre.errors import UserError
+from daguerre.foreign.names import lookup
 
 
 class Options(SlurmSettings):

@@ -1,0 +1,172 @@
+"""LoRAs as other trainers name them, in our settings: for the tables of names, and for configs."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from daguerre.errors import UserError
+from daguerre.foreign.names.values import NOTHING_ASKED, Meaning, number, one
+
+_KINDS = {"lora": "lora", "locon": "lora", "loha": "loha", "lokr": "lokr"}
+"""LyCORIS' algorithms, and kinds of ours."""
+_PRESETS = {"full": "attention+ff+conv", "attn-mlp": "attention+ff", "attn-only": "attention"}
+"""LyCORIS' presets, and the layers that they are."""
+_LYCORIS = "lycoris.kohya"
+_WITH_KERNEL = ("conv[12]", "*samplers.*.conv")
+"""The convolutions of 3 x 3, which have numbers of their own there."""
+_OFF = {"rank_dropout": "0", "module_dropout": "0", "train_norm": "false", "use_tucker": "false", "use_cp": "false"}
+_OFF |= {"factor": "-1", "decompose_both": "false", "use_scalar": "false", "rank_dropout_scale": "false"}
+"""Arguments of a network that are not here, and the value with which they ask for nothing."""
+_MODULES: dict[str, dict[str, Any]] = {"networks.lora": {}, "networks.lora_fa": {"adapter.lora_fa": True}, _LYCORIS: {}}
+"""Networks of kohya's scripts, and settings that they have beside others."""
+_SAME = ("bypass_mode",)
+"""Arguments that choose how the same product is computed."""
+KOHYA_RANK, KOHYA_ALPHA = 4, 1
+"""Of kohya's scripts, where nothing is said."""
+
+
+def kohya(module: str, arguments: Sequence[str], rank: int, alpha: float) -> dict[str, Any]:
+    """A network of kohya's scripts or LyCORIS, of this rank and alpha, in our settings (`adapter` stands for its name).
+
+    UserError for a network or an argument that is not here.
+    """
+    given = parted(arguments)
+    is_lycoris = module == _LYCORIS
+    if module not in _MODULES:
+        there = "networks.lora and lycoris.kohya, and networks.lora_fa"
+        raise UserError(f"network_module={module}: there are {there}", code="unsupported")
+    algorithm, preset = given.pop("algo", "lora").lower(), given.pop("preset", "full" if is_lycoris else "attn-mlp")
+    if algorithm not in _KINDS or preset not in _PRESETS:
+        allowed = f"algo={'|'.join(_KINDS)} and preset={'|'.join(_PRESETS)}"
+        raise UserError(f"network_args: algo={algorithm} preset={preset}: there are {allowed}", code="unsupported")
+    kind = "dora" if _is_on(given.pop("dora_wd", "")) else _KINDS[algorithm]
+    kind = "rslora" if _is_on(given.pop("rs_lora", "")) else kind
+    found: dict[str, Any] = {"adapter.rank": rank, "adapter.alpha": alpha, "adapter.kind": kind} | _MODULES[module]
+    if not number("network_args: conv_dim", given.get("conv_dim", "1")):  # LyCORIS then takes the network's own rank
+        given = {name: value for name, value in given.items() if name not in ("conv_dim", "conv_alpha")}
+    found["adapter.targets"] = "attention+ff+conv" if "conv_dim" in given else _PRESETS[preset]
+    of_conv = given.pop("conv_dim", str(rank)), given.pop("conv_alpha", str(alpha if is_lycoris else KOHYA_ALPHA))
+    for name, text, usual in zip(("rank", "alpha"), of_conv, (rank, alpha), strict=True):
+        own = number(f"network_args: conv_{name}", text)
+        if "conv" in found["adapter.targets"] and own != usual:
+            found[f"adapter.{name}_pattern"] = dict.fromkeys(_WITH_KERNEL, int(own) if name == "rank" else own)
+    if dropout := number("network_args: dropout", given.pop("dropout", "0")):
+        found["adapter.dropout"] = dropout
+    for name in [name for name in given if name in _RATIOS]:
+        found |= {path: json.loads(text) for path, text in ratio(name, given.pop(name), _RATIOS[name]).values}
+    for name, value in lost(given).items():
+        raise UserError(f"network_args: {name}={value} is not supported", code="unsupported")
+    return found
+
+
+def parted(arguments: Sequence[str]) -> dict[str, str]:
+    """Arguments of a network, such as `conv_dim=4`, by name."""
+    return {name.strip(): value.strip() for name, _, value in (each.partition("=") for each in arguments)}
+
+
+def lost(given: Mapping[str, str]) -> dict[str, str]:
+    """The arguments of a network that ask for what is not here."""
+    others = {name: value for name, value in given.items() if name not in (*_KNOWN, *_RATIOS, *_SAME)}
+    return {name: value for name, value in others.items() if not _is_off(name, value.lower())}
+
+
+def _is_off(name: str, text: str) -> bool:
+    """True for a value that asks for nothing, such as 0.0 for 0."""
+    off = _OFF.get(name)
+    numbers = re.fullmatch(r"-?\d+(\.0*)?", text) and off and re.fullmatch(r"-?\d+", off)
+    return text in (off, "none", "") or bool(numbers and float(text) == float(off or 0))
+
+
+def _is_on(text: str) -> bool:
+    return text.lower() in ("true", "1")
+
+
+_KNOWN = ("algo", "preset", "dora_wd", "rs_lora", "conv_dim", "conv_alpha", "dropout")
+_RATIOS = {
+    "loraplus_lr_ratio": "*.lora_B.*",
+    "loraplus_unet_lr_ratio": "unet.*.lora_B.*",
+    "loraplus_text_encoder_lr_ratio": "text_encoder*.lora_B.*",
+}
+
+
+def ratio(key: str, text: str, pattern: str) -> Meaning:
+    """A factor of the learning rate of some weights: kohya's ratio of LoRA+ (B over A), MindOne's `group_lr_scaler`."""
+    if text.lower() in NOTHING_ASKED:
+        return Meaning()
+    return one("optimizer.learning_rate_factors", json.dumps({pattern: number(key, text)}))
+
+
+def network(key: str, text: str, look: Callable[[str], str | None]) -> Meaning:
+    """kohya's `network_module` with all that says what it is: `network_dim`, `network_alpha`, `network_args`.
+
+    Its LoRA is added to the text encoders, too, unless `network_train_unet_only` is set.
+    """
+    if text.lower() in NOTHING_ASKED:
+        return Meaning((), (f"{key} has no effect: no network is asked for",))
+    rank, alpha = _number(look, "network_dim", KOHYA_RANK), _number(look, "network_alpha", KOHYA_ALPHA)
+    settings = kohya(text, _words(look("network_args") or ""), int(rank), alpha or rank)
+    encoders = ("text_encoder", "text_encoder_2") if look("model.family") == "sdxl" else ("text_encoder",)
+    settings |= {} if _is_on(look("network_train_unet_only") or "") else {
+        f"adapter.ranks.{name}": int(rank) for name in encoders
+    }  # fmt: skip
+    if _is_on(look("network_train_text_encoder_only") or ""):
+        settings["adapter.ranks.unet"] = None
+    return Meaning((("adapter.name", "lora"), *((path, _text(value)) for path, value in settings.items())))
+
+
+def beside(key: str, text: str, look: Callable[[str], str | None]) -> Meaning:
+    """A name that `network_module` reads; alone it sets what it says, of a LoRA that is there."""
+    if text.lower() in NOTHING_ASKED:
+        return Meaning((), (f"{key} has no effect: it asks for nothing",))
+    if (look("network_module") or "none").lower() not in NOTHING_ASKED:
+        return Meaning()
+    alone = {"network_dim": "adapter.rank", "network_alpha": "adapter.alpha", "network_dropout": "adapter.dropout"}
+    if key not in alone:
+        raise UserError(f"{key} belongs to a network: add network_module=networks.lora", setting=key)
+    return Meaning((("adapter.name", "lora"), (alone[key], text)))
+
+
+def in_diffusers(part: str) -> str:
+    """A pattern of diffusers' names for a part of Stability's: attention's products are `attn` and `attn.out_proj`
+    there, `to_q`, `to_k`, `to_v` and `to_out.0` here."""
+    for theirs, ours in (("attn.out_proj", "to_out.0"), ("out_proj", "to_out.0"), ("attn", "to_")):
+        part = part.replace(theirs, ours)
+    return f"*{part}*"
+
+
+def filters(key: str, text: str) -> Meaning:
+    """Stable Cascade's `module_filters`: parts of the names of the layers that get an addition, whose alpha is 1."""
+    parts = [part.strip(" '\"") for part in text.strip("[] ").split(",") if part.strip()]
+    targets = json.dumps([in_diffusers(part) for part in parts])
+    values = (("adapter.name", "lora"), ("adapter.targets", targets))
+    return Meaning(values, implied=(("adapter.alpha", lambda: "1"),))
+
+
+def layers(key: str, text: str) -> Meaning:
+    """diffusers' `lora_layers`: ends of layers' names, with commas between."""
+    return Meaning((("adapter.name", "lora"), ("adapter.targets", json.dumps([p.strip() for p in text.split(",")]))))
+
+
+def _words(text: str) -> list[str]:
+    if text.startswith("["):
+        return [str(item) for item in json.loads(text)]
+    return shlex.split(text)
+
+
+def _number(look: Callable[[str], str | None], name: str, usual: float) -> float:
+    text = look(name)
+    return usual if text is None or text.lower() in NOTHING_ASKED else number(name, text)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+FUNCTIONS: dict[str, Callable[..., Meaning]] = {each.__name__: each for each in (ratio, filters, layers)}
+RELATIVE = {
+    "network_module": network,
+    **dict.fromkeys(("network_dim", "network_alpha", "network_args", "network_train_unet_only"), beside),
+    **dict.fromkeys(("network_train_text_encoder_only",), beside),
+}

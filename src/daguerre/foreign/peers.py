@@ -1,0 +1,275 @@
+"""Keys and folders that the configs of kohya's scripts, OneTrainer, ai-toolkit and SimpleTuner have in common.
+
+Keys that mean what they mean on the command line are read by its tables; folders of images become a source, or a mix.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from daguerre.errors import UserError
+from daguerre.foreign.reader import REQUIRED, Reading, Tables, generic
+
+OWN: dict[str, str] = Tables("peers")["own"]
+OF_A_SOURCE: dict[str, Any] = {"caption_dropout": 0.0, "held_out_fraction": 0}
+_OF_CAPTION_FILES = ("captions.lines", "caption_extension")
+ONE_RATE = "this optimizer has one rate for all parameters"
+IMAGES = (".jpg", ".jpeg", ".png", ".webp")
+_PATHS = ("image_dir", "path", "folder_path", "dataset_path", "instance_data_dir")
+"""Keys that give the path of a folder, below its own place in the config."""
+WHAT_TO_DO = "convert the config where they are, or set it by hand"
+NO_FILE = "it names a file that is not on this machine: its settings are lost; convert the config where it is"
+
+
+def carry_known(reading: Reading, keys: Iterable[str]) -> None:
+    """Reads keys that are our own, or that mean here what they mean on the command line."""
+    for key in keys:
+        if key in OWN:
+            reading.carry(key, OWN[key])
+        else:
+            reading.alias(key)
+
+
+def asks(value: Any) -> bool:
+    """True for a value that asks for anything."""
+    return value not in (None, "", 0, False, "none", "None", "null", "false", "False") and value not in ([], {})
+
+
+def words(given: Any) -> list[str]:
+    """The words of a list of arguments, which may be written as a text."""
+    return shlex.split(given) if isinstance(given, str) else [str(each) for each in given or []]
+
+
+def number(value: Any, usual: float = 1) -> float:
+    """A number, whether it is written as one or as text; the usual one for nothing, and for other words."""
+    try:
+        return float(value or usual)
+    except (TypeError, ValueError):
+        return usual
+
+
+def not_there(what: str, trainer: str) -> UserError:
+    """The error for a config that trains what no recipe can say."""
+    text = f"this config of {trainer} trains {what}, which is not supported yet: no recipe was written"
+    return UserError(text, code="unsupported")
+
+
+def no_dropout(reading: Reading, key: str, kind: str) -> None:
+    """Refuses a dropout of inputs for a kind of LoRA that has none."""
+    if kind in ("loha", "lokr") and asks(reading.get(key)):
+        reading.refuse(key, f"peft has no dropout of inputs for {kind}")
+
+
+def encoders(family: str) -> tuple[str, ...]:
+    """Names of the text encoders of a family."""
+    return ("text_encoder", "text_encoder_2") if family == "sdxl" else ("text_encoder",)
+
+
+@dataclass
+class Folder:
+    """A folder of images in a config of theirs."""
+
+    key: str
+    """Where it stands in the config: the dotted path before its own keys."""
+    path: Any
+    repeats: float = 1
+    caption: str | None = None
+    """Of every image that has none of its own."""
+    regular: bool = False
+    """True for class images, which are taken as often as all others together."""
+    name: str = ""
+    place: str = "data"
+    settings: dict[str, Any] = field(default_factory=dict)
+    guesses: list[str] = field(default_factory=list)
+    """What its images or captions would have decided, where it is not on this machine."""
+
+    @property
+    def is_here(self) -> bool:
+        """True if the folder is on this machine."""
+        return Path(str(self.path)).expanduser().is_dir()
+
+    @property
+    def count(self) -> int:
+        """Number of images in it; 0 where it is not on this machine."""
+        return sum(path.suffix.lower() in IMAGES for path in self._found("*"))
+
+    @property
+    def captioned(self) -> bool:
+        """True if there are caption files beside its images."""
+        endings = {".txt", ".json", ".jsonl", self.settings.get("caption_extension")}
+        return any(path.suffix in endings for path in self._found("*"))
+
+    def _found(self, pattern: str) -> list[Path]:
+        """Its files, of folders inside it too where its trainer reads them."""
+        folder = Path(str(self.path)).expanduser()
+        if not self.is_here:
+            return []
+        return [*(folder.rglob if self.settings.get("recursive", True) else folder.glob)(pattern)]
+
+    def lacks(self, word: str) -> bool:
+        """True unless each of its caption files has a word in it."""
+        files = self._found("*.txt")
+        return not files or not all(word in file.read_text(encoding="utf-8", errors="replace") for file in files)
+
+
+def lay(reading: Reading, folders: Sequence[Folder]) -> None:
+    """Gives each folder its place in the recipe, and says of what kind it is; how often each is taken is its weight."""
+    if not folders:
+        reading.assume({"data.source": "folder", "data.path": REQUIRED})
+        reading.assume({f"data.{name}": value for name, value in OF_A_SOURCE.items()})
+        return
+    if len(folders) > 1:
+        reading.assume({"data.source": "mix"})
+        names: set[str] = set()
+        for folder in folders:
+            folder.name = _named(folder, names)
+            folder.place = f"data.sources.{folder.name}"
+    for folder in folders:
+        captions = folder.caption if folder.caption and not folder.captioned else None
+        if captions and not folder.is_here:
+            folder.guesses.append(
+                "captions.text is the caption of all its images, whether they have caption files or not"
+            )
+        values = {"source": "folder", "path": folder.path, **OF_A_SOURCE, **folder.settings}
+        values |= {"captions.text": captions} if captions else {}
+        if values.get("captions.text") is not None:  # then nothing is read beside the images
+            values = {name: value for name, value in values.items() if name not in _OF_CAPTION_FILES}
+        if len(folders) == 1 and folder.repeats not in (1, 1.0):
+            values["repeats"] = max(1, round(folder.repeats))
+        reading.assume({f"{folder.place}.{name}": value for name, value in values.items()})
+    if len(folders) > 1:
+        reading.assume({"data.weights": weights(folders)})
+    for folder in folders:
+        _say_guesses(reading, folder, among_others=len(folders) > 1)
+
+
+def _say_guesses(reading: Reading, folder: Folder, among_others: bool) -> None:
+    """Lists the path of a folder as lost where its files, which are not on this machine, decide more than the path."""
+    if folder.is_here or folder.path == REQUIRED:
+        return
+    counted = ["data.weights takes all folders as if they had one image each"] if among_others else []
+    guesses = "; ".join([*folder.guesses, *counted])
+    if guesses:
+        reading.assume_over({f"{folder.place}.path": folder.path})
+        for name in _PATHS:
+            reading.refuse(f"{folder.key}.{name}", f"its files are not on this machine: {guesses}; {WHAT_TO_DO}")
+
+
+def _named(folder: Folder, taken: set[str]) -> str:
+    """A name for a source that no other has."""
+    plain = re.sub(r"\W+", "_", folder.name or Path(str(folder.path)).name).strip("_").lower() or "images"
+    name = next(n for n in (plain, *(f"{plain}_{i}" for i in range(2, 10_000))) if n not in taken)
+    taken.add(name)
+    return name
+
+
+def weights(folders: Sequence[Folder]) -> dict[str, float]:
+    """Shares of the folders: images times repeats, class images as often as all others together. Where one is
+    not on this machine, all are taken as equally large."""
+    counted = all(folder.is_here for folder in folders)
+    shares = {folder.name: folder.repeats * (max(folder.count, 1) if counted else 1) for folder in folders}
+    others, regular = (sum(shares[f.name] for f in folders if f.regular == kind) for kind in (False, True))
+    factor = others / regular if regular and others else 1
+    return {f.name: float(f"{shares[f.name] * (factor if f.regular else 1):.6g}") for f in folders}
+
+
+def updates_of(folders: Sequence[Folder], epochs: Any, batch: Any, accumulation: Any) -> str | None:
+    """The updates of so many epochs, where the images are on this machine."""
+    numbers = (epochs, batch or 1, accumulation or 1)
+    if not all(isinstance(n, int | float) for n in numbers) or not folders or not all(f.count for f in folders):
+        return None
+    seen = sum(f.count * f.repeats for f in folders if not f.regular) * (1 + any(f.regular for f in folders))
+    return f"{max(1, -int(-(seen * epochs) // (numbers[1] * numbers[2])))} steps"
+
+
+def length(reading: Reading, key: str, path: str, folders: Sequence[Folder], sizes: tuple[Any, Any]) -> None:
+    """Carries a number of epochs; a mix has none, so that they become updates there, of batches of these sizes."""
+    epochs = reading.get(key)
+    if len(folders) < 2:
+        reading.carry(key, path, f"{epochs} epochs")
+    elif steps := updates_of(folders, epochs, *sizes):
+        reading.carry(key, path, steps, "epochs of these folders, on one device")
+    else:
+        reading.refuse(key, f"a mix of sources has no epochs, and its images cannot be counted from here: set {path}")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys that a trainer's code reads and its converter does not: each by its name, none by a pattern."""
+
+    version: str
+    """Of the trainer's code."""
+    idle: dict[str, str]
+    """What sets nothing here, and why."""
+    lost: dict[str, tuple[Any, str]]
+    """What changes what is learnt, and nothing here does: (its usual value, or a list of several; what it is)."""
+
+    @classmethod
+    @cache
+    def of(cls, trainer: str) -> "Keys":
+        """From TRAINER_keys.yaml, where `{a,b}.{c,d}` is four names."""
+        table = Tables(f"{trainer}_keys")
+        above = table["below"] or ""
+        idle = {above + name: why for why, rows in table["idle"].items() for row in rows for name in spread(row)}
+        lost = {
+            above + name: (usual, why) for why, rows in table["lost"].items() for row, usual in rows.items()
+            for name in spread(row)
+        }  # fmt: skip
+        return cls(table["version"], idle, lost)
+
+    def row(self, name: str) -> str:
+        """The key whose row a key has: its own, or that of the group in which it stands; empty for none."""
+        parts = name.split(".")
+        above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        return next((each for each in above if each in self.names), "")
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset((*self.idle, *self.lost))
+
+
+def spread(row: str) -> list[str]:
+    """The names that a text with braces stands for, as a shell reads them."""
+    parts = [part.split(",") for part in re.split(r"[{}]", row)]
+    return ["".join(name) for name in product(*parts)]
+
+
+def is_usual(value: Any, usual: Any) -> bool:
+    """True for a value that is the usual one, or one of several, whether it is written as a number or as text."""
+    return value is None or any(_same(value, each) for each in (usual if isinstance(usual, list) else [usual]))
+
+
+def _same(value: Any, usual: Any) -> bool:
+    if isinstance(value, bool) or isinstance(usual, bool):
+        return str(value).lower() == str(usual).lower()
+    try:
+        return float(value) == float(usual)
+    except (TypeError, ValueError):
+        return value == usual or (usual is None and str(value).lower() in ("", "none", "null"))
+
+
+def finish(reading: Reading, tables: Tables) -> None:
+    """Says of each key that is left why it sets nothing here, or what is lost by it; fills in what the trainer does
+    where no key says otherwise."""
+    keys = Keys.of(tables.path.stem)
+    for key, value in list(reading.rest.items()):
+        name = keys.row(generic(key))
+        if name in keys.idle:
+            reading.notice(key, keys.idle[name])
+        elif name in keys.lost:
+            usual, why = keys.lost[name]
+            if is_usual(value, usual) and name == generic(key):
+                reading.notice(key, "its usual value there, which asks for nothing more")
+            else:
+                reading.refuse(key, why)
+        elif value in (None, {}, []):
+            reading.notice(key, "nothing is given")
+        else:
+            reading.refuse(key, f"{keys.version} reads no such key: misspelt, or of another version")
+    reading.assume(tables["unasked"])

@@ -1,0 +1,381 @@
+"""kohya's configs: what several keys mean together. Each by itself is in kohya.yaml."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from daguerre.foreign import base_models as models
+from daguerre.foreign import loss_weights, peers
+from daguerre.foreign.names import lora
+from daguerre.foreign.names.values import number, repeats_of
+from daguerre.foreign.peers import Folder
+from daguerre.foreign.reader import REQUIRED, Reading, Tables, generic
+
+TRAINER = "kohya's sd-scripts"
+TABLES = Tables("kohya")
+PLACES = ("", "general.", "datasets.*.", "datasets.*.subsets.*.")
+"""Where a setting of a subset may stand: in the config, in [general], in a data set, in the subset."""
+RATE = "optimizer.learning_rate"
+OTHERS_RATE = "a factor of the rate that D-Adaptation finds: give a rate for another optimizer"
+
+
+def convert(reading: Reading, family: str = "") -> None:
+    """Reads the arguments of a program of sd-scripts; `family` where the program, and not the base, says which."""
+    for key, what in TABLES["others"].items():
+        if peers.asks(reading.get(key)):
+            raise peers.not_there(what, TRAINER)
+    reading.assume({"run_name": REQUIRED, "output_dir": REQUIRED})
+    _model(reading, family)
+    loss_weights.kohya(reading)
+    pictures = _conditions(reading)
+    _tokens(reading)
+    folders = _folders(reading)
+    peers.lay(reading, folders)
+    if not folders:
+        _unread_folders(reading)
+    _sources(reading, folders, pictures)
+    _datasets(reading)
+    batches = [key for key in reading.whole if key.rpartition(".")[2] in ("batch_size", "train_batch_size")]
+    sizes = (reading.get(batches[0]) if batches else 1, reading.get("gradient_accumulation_steps"))
+    _schedule(reading, folders, sizes)
+    _optimizer(reading)
+    _without_effect(reading)
+    for key, path in {"max_train_epochs": "training.duration", "save_every_n_epochs": "checkpoint.every"}.items():
+        if peers.asks(reading.get(key)):
+            peers.length(reading, key, path, folders, sizes)
+    reading.take(TABLES["last"])
+    if peers.asks(reading.get("max_train_epochs")):
+        reading.notice("max_train_steps", "max_train_epochs sets the length of the run")
+    for key in ("train_data_dir", "reg_data_dir") if folders else ():
+        if repeats_of(Path(str(reading.get(key))).expanduser()) or key == "train_data_dir":
+            reading.notice(key, "its folders are the sources")
+    reading.carry("train_data_dir", "data.path")
+    for key in ("dataset_config", "config_file"):
+        if key == "dataset_config" and not any(name.startswith("datasets.") for name in reading.whole):
+            reading.refuse(key, peers.NO_FILE)
+        reading.notice(key, "the data sets of that file are read with this one")
+    peers.carry_known(reading, [*peers.OWN, *TABLES["alias"]])
+    reading.take(TABLES["otherwise"])
+    peers.finish(reading, TABLES)
+    optimizer = reading.values.get("optimizer.name")
+    reading.assume({"optimizer.weight_decay": TABLES["decays"][optimizer]} if optimizer in TABLES["decays"] else {})
+
+
+def _conditions(reading: Reading) -> str:
+    """Says what a folder of conditioning images is of: the masks of a masked loss, else the control images of a
+    ControlNet, which is then trained. The setting of a source for it."""
+    places = reading.keys("*conditioning_data_dir")
+    for key in places:
+        if not peers.asks(reading.get(key)):
+            reading.notice(key, "no folder is given")
+    masked = reading.get("masked_loss") is True
+    if not masked and reading.keys("*conditioning_data_dir") and peers.asks(reading.get("network_module")):
+        raise peers.not_there("a network beside control images (conditioning_data_dir without masked_loss)", TRAINER)
+    if not masked and (reading.keys("*conditioning_data_dir") or peers.asks(reading.get("control_net_lr"))):
+        reading.assume({"adapters.controlnet.name": "controlnet"})
+        if reading.values["model.family"] == "sdxl":
+            reading.assume({"optimizer.learning_rate": 1e-4})
+        reading.take({key: row for key, row in TABLES["controlnet"].items() if peers.asks(reading.get(key))})
+        if peers.asks(reading.get("control_net_lr")):
+            reading.notice("learning_rate", "control_net_lr is the rate of the ControlNet")
+    name = "mask_dir" if masked else "control_dir"
+    if "datasets" in {key.partition(".")[0] for key in reading.whole}:
+        reading.notice("conditioning_data_dir", "the data sets name their own")
+    reading.carry("conditioning_data_dir", f"data.{name}")
+    return name
+
+
+def _tokens(reading: Reading) -> None:
+    """A new token, which starts from words or from a file of it."""
+    token = reading.get("token_string")
+    if not peers.asks(token):
+        return
+    vectors = reading.get("num_vectors_per_token", 1)
+    reading.assume({"adapters.tokens.name": "tokens"})
+    if peers.asks(reading.get("weights")):
+        own = {"init_file": reading.get("weights"), "vectors": vectors}
+        reading.carry_all("weights", {"adapters.tokens.tokens": {token: own}})
+        reading.note(["token_string", "init_word", "num_vectors_per_token"], "in adapters.tokens.tokens")
+    reading.assume({"adapters.tokens.num_vectors": vectors} if "token_string" in reading.rest else {})
+    reading.take({key: row for key, row in TABLES["tokens"].items() if peers.asks(reading.get(key))})
+
+
+def _model(reading: Reading, family: str) -> None:
+    place = reading.get("pretrained_model_name_or_path", REQUIRED)
+    found = models.base(place)
+    v = reading.get("v_parameterization") is True or (reading.get("v2") is True and "768" in str(place))
+    found = replace(found, family=family or found.family, objective="v" if v else found.objective)
+    reading.assume({"model.family": found.family, "model.pretrained_model_name_or_path": place})
+    reading.carry("pretrained_model_name_or_path", "model.pretrained_model_name_or_path", why=found.doubt)
+    if reading.get("v_parameterization") is False:
+        reading.notice("v_parameterization", "the base's own")
+    reading.assume({"objective.name": found.objective})
+    if peers.asks(reading.get("network_module")):
+        _network(reading, found.family)
+    reading.take(TABLES["no_network"])
+    _text_encoders(reading, found.family)
+
+
+def _network(reading: Reading, family: str) -> None:
+    """The LoRA, and the rates of its parts; it is added to text encoders, too, unless they are left out."""
+    rank, alpha = (reading.get(key, usual) for key, usual in (("network_dim", lora.KOHYA_RANK), ("network_alpha", 1)))
+    rank = peers.number(rank, lora.KOHYA_RANK)
+    alpha = peers.number(alpha, rank)
+    words = peers.words(reading.get("network_args"))
+    found = lora.kohya(str(reading.get("network_module")), words, int(rank), alpha)
+    encoders = () if reading.get("network_train_unet_only") is True else peers.encoders(family)
+    found |= {f"adapter.ranks.{name}": int(rank) for name in encoders}
+    if not _unet_is_trained(reading):
+        found["adapter.ranks.unet"] = None
+    ours = {path.replace("adapter.", "adapters.lora."): value for path, value in found.items()}
+    reading.carry_all("network_module", {"adapters.lora.name": "lora", **ours})
+    peers.no_dropout(reading, "network_dropout", found["adapter.kind"])
+    _rates(reading, encoders)
+    if not peers.asks(reading.get("network_alpha")):
+        reading.notice("network_alpha", "the rank")
+    reading.take({key: row for key, row in TABLES["network"].items() if peers.asks(reading.get(key)) or "," in key})
+
+
+def _rates(reading: Reading, encoders: Sequence[str]) -> None:
+    """Learning rates of the UNet and of text encoders: one for all, or one each."""
+    texts, usual = reading.get("text_encoder_lr"), reading.get("learning_rate", TABLES["unasked"][RATE])
+    each = texts if isinstance(texts, list) else [texts] * len(encoders)
+    rates = {f"{name}.*": rate for name, rate in zip(encoders, each, strict=False)} | {"unet.*": reading.get("unet_lr")}
+    rates = {pattern: rate for pattern, rate in rates.items() if pattern != "unet.*" or _unet_is_trained(reading)}
+    given = {pattern: number("a learning rate", str(rate)) for pattern, rate in rates.items() if peers.asks(rate)}
+    alike = {number("a learning rate", str(given.get(pattern, usual))) for pattern in rates}
+    one = bool(given) and len(alike) == 1 and (len(rates) > 1 or _finds_rate(reading))
+    for key in ("unet_lr", "text_encoder_lr"):
+        if _optimizer_of(reading).startswith("dadapt") and peers.asks(reading.get(key)):
+            reading.refuse(key, OTHERS_RATE)
+        elif one:
+            reading.carry(key, RATE, next(iter(alike)), "the rate of all that is trained")
+        elif given and _finds_rate(reading):
+            reading.refuse(key, peers.ONE_RATE)
+        elif given and (key == "unet_lr" or encoders):
+            reading.carry(key, "optimizer.learning_rates", given)
+        reading.notice(key, "no text encoder is trained" if key != "unet_lr" else "learning_rate is the UNet's")
+    if one and {usual} != alike:
+        reading.notice("learning_rate", "unet_lr and text_encoder_lr are the rates of all that is trained")
+
+
+def _finds_rate(reading: Reading) -> bool:
+    """True with an optimizer that has one rate for all, which it finds."""
+    return _optimizer_of(reading).startswith(("prodigy", "dadapt"))
+
+
+def _optimizer_of(reading: Reading) -> str:
+    return str(reading.get("optimizer_type", "")).lower()
+
+
+def _unet_is_trained(reading: Reading) -> bool:
+    return reading.get("network_train_text_encoder_only") is not True
+
+
+def _optimizer(reading: Reading) -> None:
+    """Names whose meaning an optimizer changes that finds its rate itself."""
+    name = _optimizer_of(reading)
+    args = " ".join(peers.words(reading.get("optimizer_args"))).replace(" ", "").lower()
+    if name.startswith("dadapt"):
+        reading.refuse("learning_rate", OTHERS_RATE)
+        reading.refuse("optimizer_args", "of D-Adaptation, which is not supported")
+        reading.assume({RATE: REQUIRED})
+    if name == "adafactor" and "relative_step=false" not in args:
+        why = "its own rate of relative_step is not supported: optimizer.learning_rate is the rate"
+        reading.carry("optimizer_type", "optimizer.name", "adafactor", why)
+
+
+def _without_effect(reading: Reading) -> None:
+    """Names that nothing reads beside the values of others."""
+    for names, other in TABLES["of_others"].items():
+        if not peers.asks(reading.get(other)):
+            reading.note(names.split(", "), f"no effect without {other}")
+    if str(reading.get("loss_type", "l2")) == "l2":
+        reading.note(["huber_c", "huber_scale", "huber_schedule"], "no effect with loss_type=l2")
+    for name in ("sample_prompts", "vae", "lr_scheduler_args", "optimizer_args", "reg_data_dir", "dataset_config"):
+        if not peers.asks(reading.get(name)):
+            reading.notice(name, "nothing is given")
+
+
+def _text_encoders(reading: Reading, family: str) -> None:
+    skip = reading.get("clip_skip")
+    if isinstance(skip, int) and family == "sd":
+        values = {"model.text_encoder_layer": -skip, "model.text_encoder_final_norm": True}
+        reading.carry_all("clip_skip", values, "counted from 1 there")
+    reading.notice("clip_skip", "SDXL always reads the layer before the last")
+    trained = reading.get("train_text_encoder") is True
+    rates = {"learning_rate_te": "text_encoder.*", "learning_rate_te1": "text_encoder.*"}
+    rates |= {"learning_rate_te2": "text_encoder_2.*"} if family == "sdxl" else {}
+    frozen = {rates[key].removesuffix(".*") for key in rates if reading.get(key) == 0}  # a rate of 0 freezes there
+    on = {f"model.train_{name}": trained and name not in frozen for name in peers.encoders(family)}
+    reading.carry_all("train_text_encoder", on)
+    given = {rates[key]: reading.get(key) for key in rates if peers.asks(reading.get(key))}
+    for key in rates:
+        alike = reading.get(key) == reading.get("learning_rate")
+        if trained and rates[key] in given and _finds_rate(reading):
+            reading.notice(key, "learning_rate is the same") if alike else reading.refuse(key, peers.ONE_RATE)
+        elif trained and rates[key] in given:
+            reading.carry(key, "optimizer.learning_rates", given)
+        reading.notice(key, "this text encoder is not trained")
+
+
+def _folders(reading: Reading) -> list[Folder]:
+    """The subsets of all data sets; those of metadata files are refused."""
+    prefixes = {key.rpartition(".")[0] for key in reading.keys("datasets.*.subsets.*.*")}
+    found = []
+    for prefix in sorted(prefixes, key=lambda name: [int(part) for part in name.split(".") if part.isdigit()]):
+        path = reading.get(f"{prefix}.image_dir")
+        if path is None or f"{prefix}.metadata_file" in reading.rest:
+            reading.refuse(
+                f"{prefix}.metadata_file", "captions are read from files beside the images or metadata.jsonl"
+            )
+            continue
+        repeats = _inherited(reading, prefix, "num_repeats", reading.get("dataset_repeats", 1))
+        caption = _inherited(reading, prefix, "class_tokens")
+        regular = reading.get(f"{prefix}.is_reg") is True
+        settings = _of_captions(reading, prefix)
+        found.append(Folder(prefix, path, peers.number(repeats), caption, regular, settings=settings))
+    return found
+
+
+def _unread_folders(reading: Reading) -> None:
+    """Carries the path of a `train_data_dir` that is not on this machine, and lists what its folders' names say as
+    lost. Images of folders inside it are read, so that it is not flat."""
+    place = reading.get("train_data_dir")
+    if not peers.asks(place):
+        return
+    captions = {name: value for name, value in _of_captions(reading, "").items() if name != "recursive"}
+    reading.assume({f"data.{name}": value for name, value in captions.items()})
+    if not Path(str(place)).expanduser().is_dir():
+        reading.assume_over({"data.path": place})
+        reading.refuse(
+            "train_data_dir",
+            "its folders, such as `10_a dog`, are not on this machine: data.path is the whole of it, and their repeats "
+            "and captions are lost, and that folders inside them are not read; convert the config where they are, or "
+            "write them as data.sources",
+        )
+
+
+def _of_captions(reading: Reading, prefix: str) -> dict[str, Any]:
+    """The settings by which a subset is read as there: flat, the first line of a file of one ending."""
+    extension, settings = _inherited(reading, prefix, "caption_extension"), {"recursive": False}
+    if any(reading.get(f"use_{name}_template") is True for name in ("object", "style")):
+        return settings
+    ending = f".{str(extension).lstrip('.')}"
+    return {**settings, "captions.lines": "first", **({"caption_extension": ending} if extension else {})}
+
+
+def _inherited(reading: Reading, prefix: str, name: str, default: Any = None) -> Any:
+    """A setting of a subset, or that of its data set, of [general], or of the config."""
+    above = (prefix, prefix.partition(".subsets")[0], "general", "")
+    places = [f"{place}.{name}".lstrip(".") for place in above]
+    return next((reading.get(place) for place in places if place in reading.whole), default)
+
+
+def _sources(reading: Reading, folders: list[Folder], pictures: str) -> None:
+    """The settings of each subset; what it inherits is written for it, too. `pictures` is the setting for its folder of
+    conditioning images."""
+    weight = reading.get("prior_loss_weight", 1.0)
+    sentences = [name for name in ("object", "style") if reading.get(f"use_{name}_template") is True]
+    for place in [folder.place for folder in folders] or ["data"]:
+        if sentences:
+            text = {"text": reading.get("token_string", REQUIRED), "templates": sentences[0]}
+            reading.assume_over({f"{place}.captions.{name}": value for name, value in text.items()})
+    reading.note(["use_object_template", "use_style_template"], "in the captions of its sources")
+    for folder in folders:
+        inherited = dict(TABLES["subset"])
+        if _inherited(reading, folder.key, "shuffle_caption") is True:
+            inherited |= TABLES["with_shuffling"]
+        for name, path in inherited.items():
+            value = _inherited(reading, folder.key, name)
+            if value is not None:
+                reading.assume_over({f"{folder.place}.{path}": value})
+        reading.carry(f"{folder.key}.conditioning_data_dir", f"{folder.place}.{pictures}")
+        prefix = _inherited(reading, folder.key, "caption_prefix")
+        if prefix:
+            reading.assume_over({f"{folder.place}.captions.prefix": f"{prefix} "})
+        if folder.regular and weight != 1 and len(folders) > 1:
+            reading.assume_over({f"{folder.place}.loss_weight": weight})
+    regular = len(folders) > 1 and any(folder.regular for folder in folders)
+    no_effect = "no effect: there are no class images"
+    reading.notice("prior_loss_weight", "the loss_weight of class images" if regular else no_effect)
+
+
+def _datasets(reading: Reading) -> None:
+    """Data sets and [general]: for all sources alike where there is one setting."""
+    shuffles = any(reading.get(key) is True for key in reading.whole if "shuffle_caption" in key)
+    for name in (*TABLES["subset"], *TABLES["with_shuffling"], "caption_prefix"):
+        for key in _everywhere(reading, name):
+            idle = name in TABLES["with_shuffling"] and not shuffles
+            reading.notice(key, "no effect: no shuffling" if idle else "in the captions of its sources")
+    _take_everywhere(reading, TABLES["everywhere"])
+    for key in _everywhere(reading, "validation_split"):
+        reading.carry(key, "data.held_out_fraction") if "datasets" not in key else None
+    _sizes(reading)
+
+
+def _take_everywhere(reading: Reading, table: dict[str, Any]) -> None:
+    for names, row in table.items():
+        reading.take({", ".join(place + name for name in names.split(", ") for place in PLACES): row})
+
+
+def _everywhere(reading: Reading, name: str) -> list[str]:
+    """Places of a key that is still to be read: in a subset, in a data set, in [general], in the config."""
+    return [key for key in reading.rest if generic(key) in {place + name for place in PLACES}]
+
+
+def _sizes(reading: Reading) -> None:
+    """Resolution and buckets: sides between two bounds there, an area and a longest aspect ratio here."""
+    sizes = [_side(reading.get(key)) for key in _everywhere(reading, "resolution")]
+    for key in _everywhere(reading, "resolution"):
+        if sizes[0] and _side(reading.get(key)) == sizes[0]:
+            reading.carry(key, "data.resolution", sizes[0])
+        reading.refuse(key, "data sets of several sizes are not supported; data.buckets.resolutions sorts by size")
+    reading.assume({"data.resolution": REQUIRED})
+    on = any(reading.get(key) is True for key in _everywhere(reading, "enable_bucket"))
+    bounds = [_first(reading, name, default) for name, default in (("min_bucket_reso", 256), ("max_bucket_reso", 1024))]
+    low, high = (bound if isinstance(bound, int) and bound > 0 else 256 for bound in bounds)
+    area = (sizes[0] or 512) ** 2 if sizes else 512**2
+    aspect = max(1.0, round(min(high, area / low) / low, 4))
+    for key in _everywhere(reading, "enable_bucket") if on else ():
+        reading.carry_all(key, {"data.buckets.aspects": "auto", "data.buckets.max_aspect": aspect})
+    _take_everywhere(reading, TABLES["buckets" if on else "no_buckets"])
+
+
+def _first(reading: Reading, name: str, default: Any) -> Any:
+    return next((reading.get(key) for key in _everywhere(reading, name)), default)
+
+
+def _side(value: Any) -> int | None:
+    """The side of the square of a resolution: 512, "512,512", [512, 512]; of another shape the root of its area."""
+    parts = value if isinstance(value, list) else str(value).replace("x", ",").split(",")
+    try:
+        sides = [int(part) for part in parts]
+    except (TypeError, ValueError):
+        return None
+    return round((sides[0] * sides[-1]) ** 0.5) if len(sides) in (1, 2) and min(sides) > 0 else None
+
+
+def _schedule(reading: Reading, folders: Sequence[Folder], sizes: tuple[Any, Any]) -> None:
+    """Lengths of the schedule, which may be shares of the run; names that its kind does not read."""
+    kind, epochs = str(reading.get("lr_scheduler", "constant")), reading.get("max_train_epochs")
+    steps = reading.get("max_train_steps", 1600)
+    for key, kinds in TABLES["of_schedules"].items():
+        if kind not in kinds:
+            reading.notice(key, f"no effect with lr_scheduler={kind}")
+    if kind == "constant":
+        reading.notice("lr_warmup_steps", "lr_scheduler=constant has no warm-up")
+    for key, path in {"lr_warmup_steps": "lr_scheduler.warmup", "lr_decay_steps": "lr_scheduler.decay"}.items():
+        share = reading.get(key)
+        if not isinstance(share, float) or not 0 < share <= 1:
+            continue
+        if peers.asks(epochs):
+            length = peers.updates_of(folders, epochs * share, *sizes) if isinstance(epochs, int | float) else None
+            why = f"a share of {epochs} epochs of these folders, on one device"
+            reading.carry(key, path, length, why) if length else reading.refuse(key, f"a share of {epochs} epochs, "
+                f"whose images cannot be counted from here: set {path}")  # fmt: skip
+        elif isinstance(steps, int):
+            reading.carry(key, path, f"{int(share * steps)} steps", f"a share of {steps} updates")
+    if reading.get("lr_warmup_steps") in (None, 0, 0.0):
+        reading.carry("lr_warmup_steps", "lr_scheduler.warmup", "0 steps")
