@@ -252,6 +252,12 @@ def test_a_folder_has_no_more_modules_than_one_can_survey():
         assert not alike, f"{folder}: three modules that begin with {alike} are a package"
 
 
+def test_no_two_files_of_tests_have_one_name():
+    """pytest imports them by their names, and ends where two are the same."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
 def test_imports_stand_at_the_top():
     for path in FILES:
         allowed = LATE_IMPORTS.get(name(path), set())
