@@ -1,4 +1,4 @@
-"""docs/plan.md: its commands run, and its table is what they say."""
+"""docs/plan.md: its commands run, and its table is what they say; so are the headers of recipes, and README."""
 
 import json
 import re
@@ -6,9 +6,11 @@ import shlex
 from pathlib import Path
 
 import pytest
+from twins import Twins, base, tree
 
 from daguerre import errors
 from daguerre.cli import main
+from daguerre.config import recipe
 
 DOCS = (Path(__file__).parents[1] / "docs" / "plan.md").read_text(encoding="utf-8")
 COMMANDS = [
@@ -34,10 +36,41 @@ def test_every_command_runs_and_fits_a_terminal(command, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("recipe", "micro", "peak", "taken", "largest"), ROWS)
-def test_the_table_is_what_plan_says(recipe, micro, peak, taken, largest, capsys):
-    assert main.run(["plan", recipe, "card=24GB", f"training.per_device_batch_size={micro}", "--json"]) == errors.DONE
+@pytest.mark.parametrize(("name", "micro", "peak", "taken", "largest"), ROWS)
+def test_the_table_is_what_plan_says(name, micro, peak, taken, largest, capsys):
+    assert main.run(["plan", name, "card=24GB", f"training.per_device_batch_size={micro}", "--json"]) == errors.DONE
     step = json.loads(capsys.readouterr().out)["step"]
     assert step["peak_bytes"] / 1e9 == pytest.approx(float(peak), abs=0.06)
     assert step["taken_bytes"] / 1e9 == pytest.approx(float(taken), abs=0.06)
     assert step["largest_micro_batch"] == int(largest)
+
+
+NAMES = [name for name in recipe.shipped() if base(name) and tree(name)["training"]["duration"] != "0 steps"]
+README = dict(
+    re.findall(
+        r"^\| `(\w+)`.* \| (\d+) GB \|$",
+        (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+)
+
+
+def total(name: str) -> int:
+    """GB that a recipe's header says."""
+    text = recipe.shipped()[name].read_text(encoding="utf-8")
+    (memory,) = re.findall(r"^# Memory:(.*?)\n# Time:", text, re.MULTILINE | re.DOTALL)
+    return int(re.search(r"= (\d+) GB", " ".join(memory.replace("#", "").split()))[1])
+
+
+def test_readme_says_what_headers_say():
+    named = {name: f"{total(name)}" for name in README if name in NAMES}
+    assert named == {name: README[name] for name in named}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_a_header_says_what_plan_says(name, tmp_path, capsys):
+    places = [f"{path}={value}" for path, value in Twins(tmp_path).conditions(tree(name)).items()]
+    assert main.run(["plan", name, "training.device=cuda", "--json", *places]) == errors.DONE
+    step = json.loads(capsys.readouterr().out)["step"]
+    assert step["taken_bytes"] / 1e9 == pytest.approx(total(name), abs=0.6)
