@@ -20,7 +20,7 @@ from daguerre.models.components import ComponentLoader
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
-from daguerre.models.network import Architecture, Facts, named
+from daguerre.models.network import HEAD, Architecture, Facts, layers, named
 from daguerre.models.parts.facts import KL_AUTOENCODER, TEXT_ENCODERS
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
@@ -63,6 +63,20 @@ NAMES = NameTable(
 """Tongyi's and ComfyUI's names of the transformer."""
 TRANSFORMER = Facts(
     blocks=("ZImageTransformerBlock",),
+    axes={
+        **layers(("embed", None), "all_x_embedder.*", "cap_embedder.1"),
+        **layers((None, "embed"), "all_final_layer.*.linear", "*.adaLN_modulation.?"),
+        **layers(("time", None), "t_embedder.mlp.*"),
+        **layers(("heads", "embed"), "*.attention.to_[qkv]"),
+        **layers(("embed", "heads"), "*.attention.to_out.0"),
+        **layers(("mlp", "embed"), "*.feed_forward.w[13]"),
+        **layers(("embed", "mlp"), "*.feed_forward.w2"),
+        "*.attention.norm_[qk].weight": (HEAD,),
+        "*_norm?.weight": ("norm",),
+        "cap_embedder.0.weight": ("norm",),
+        "*_pad_token": (None, "embed"),
+    },
+    heads="heads",
     layers={
         "attention": ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0"),
         "ff": ("feed_forward.w?",),

@@ -16,8 +16,9 @@ from typing import NamedTuple, Protocol
 from torch import nn
 
 from daguerre import plugins
+from daguerre.distributed.sharding_rules import HEAD as HEAD  # these three for the tables of families
 from daguerre.distributed.sharding_rules import Dims as Dims
-from daguerre.distributed.sharding_rules import Segment as Segment  # for the tables of families
+from daguerre.distributed.sharding_rules import Segment as Segment
 from daguerre.models.hosts import host
 from daguerre.models.settings import ComponentSpec, Role
 

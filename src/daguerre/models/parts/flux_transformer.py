@@ -8,8 +8,7 @@ device has whole, see its own heads alone.
 
 from typing import Any
 
-from daguerre.distributed.sharding_rules import HEAD
-from daguerre.models.network import Segment, Table, layers
+from daguerre.models.network import HEAD, Segment, Table, layers
 
 
 def flux_axes(transformer: Any) -> Table:
