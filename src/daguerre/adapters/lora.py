@@ -15,14 +15,13 @@ diffusers' `load_lora_weights` reads, and of the kinds that diffusers does not h
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from peft import (
@@ -72,6 +71,9 @@ IN_KOHYA = (*DENSE, "loha", "lokr")
 setattr(boft, "_FBD_CUDA", False)  # noqa: B010 (peft would compile a kernel when a run starts; its products of blocks do without)
 
 
+Rank = Annotated[int | None, Field(ge=1)]
+
+
 class Settings(AdapterSettings):
     """Trains small additions to linear layers and convolutions."""
 
@@ -87,19 +89,19 @@ class Settings(AdapterSettings):
     a block, which must divide a layer's inputs."""
     alpha: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Additions are multiplied by alpha / rank (rslora: by alpha / sqrt(rank)). null: by 1, in every component."""
-    ranks: dict[str, int | None] = Field({})
+    ranks: dict[str, Rank] = Field({})
     """Ranks of other components, such as {text_encoder: 8}; null: nothing is added to it."""
-    rank_pattern: dict[str, int | None] = Field({})
+    rank_pattern: dict[str, Rank] = Field({})
     """Ranks of layers by patterns of their names, such as {"attn2.to_?": 8}: the first that fits counts. null: nothing
     is added to these layers."""
-    alpha_pattern: dict[str, float] = Field({})
+    alpha_pattern: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field({})
     """Alphas of layers by patterns of their names, in place of alpha: the first that fits counts."""
     targets: str | list[str] = "attention"
     """Layers that get an addition: attention, ff, conv and all, several joined by + (attention+ff), or a list of ends
     of their names, also patterns, such as [to_q, to_v] or ["attn2.to_?"]."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Share of a layer's inputs that its addition does not see, in training."""
-    dropout_pattern: dict[str, float] = Field({})
+    dropout_pattern: dict[str, Annotated[float, Field(ge=0, lt=1)]] = Field({})
     """Dropouts of layers by patterns of their names, in place of dropout: the first that fits counts."""
     init: Literal["default", "gaussian", "pissa", "pissa_niter_16", "olora", "orthogonal"] = "default"
     """Start of A and B. default: A uniform as in a linear layer; gaussian: A normal of deviation 1 / rank; of both B is
@@ -128,26 +130,12 @@ class Settings(AdapterSettings):
         ),
     )
 
-    @field_validator("ranks", "rank_pattern")
-    @classmethod
-    def _positive(cls, ranks: dict[str, int | None]) -> dict[str, int | None]:
-        if wrong := [name for name, rank in ranks.items() if rank is not None and rank < 1]:
-            raise ValueError(f"{', '.join(wrong)}: a rank is a whole number from 1, or null")
-        return ranks
-
     @field_validator("kind", mode="before")
     @classmethod
     def _sound(cls, kind: Any) -> Any:
         if why := REFUSED.get(str(kind)):
             raise ValueError(f"{kind}: {why}")
         return kind
-
-    @field_validator("dropout_pattern")
-    @classmethod
-    def _shares(cls, shares: dict[str, float]) -> dict[str, float]:
-        if wrong := [name for name, share in shares.items() if not 0 <= share < 1]:
-            raise ValueError(f"{', '.join(wrong)}: a dropout is a number from 0, less than 1")
-        return shares
 
     @model_validator(mode="after")
     def _init_of_the_product(self) -> Self:
@@ -157,13 +145,6 @@ class Settings(AdapterSettings):
                 "both together: use init=default, gaussian or orthogonal, or kind=lora or rslora"
             )
         return self
-
-    @field_validator("alpha_pattern")
-    @classmethod
-    def _above_zero(cls, alphas: dict[str, float]) -> dict[str, float]:
-        if wrong := [name for name, alpha in alphas.items() if not 0 < alpha < math.inf]:
-            raise ValueError(f"{', '.join(wrong)}: an alpha is a number above 0")
-        return alphas
 
     @field_validator("targets")
     @classmethod

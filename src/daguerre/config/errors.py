@@ -11,6 +11,7 @@ from typing import Any, get_origin
 from pydantic_core import ErrorDetails
 
 from daguerre import credentials, plugins
+from daguerre.config import fields
 from daguerre.config.fields import Leaf, allowed, summary
 from daguerre.errors import UserError
 from daguerre.foreign.names import lookup
@@ -143,7 +144,8 @@ def translate(error: ErrorDetails, prefix: str, leaves: Mapping[str, Leaf], sect
     text = str(context["error"]) if kind in ("value_error", "assertion_error") else error["msg"]
     if kind in ("value_error", "plugin"):
         return [Problem(path or "(whole recipe)", text, given if isinstance(given, (str, int, float)) else NOTHING)]
-    leaf = leaves.get(path)
+    above, _, name = path.rpartition(".")
+    leaf = leaves.get(path) or (fields.member(leaves[above], name) if above in leaves else None)
     if path in sections:
         return [group(path, given, leaves, path)]
     empty = "is empty; " if kind == "string_too_short" and given == "" else ""

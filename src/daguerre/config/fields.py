@@ -191,6 +191,13 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
+def member(leaf: Leaf, name: str) -> Leaf | None:
+    """The setting that a key of a mapping is; None of a mapping whose values may be anything, and of what is none."""
+    inner = next((get_args(a) for a in alternatives(leaf.field.annotation) if get_origin(a) is dict), ())
+    known = len(inner) == 2 and inner[1] is not Any
+    return replace(leaf, path=f"{leaf.path}.{name}", field=FieldInfo.from_annotation(inner[1])) if known else None
+
+
 _WORDS = {
     int: "a whole number",
     float: "a number",

@@ -1,7 +1,7 @@
 """The contract of the kinds of table files: rows by number, a bounded number at a time, damage distinguished from
 transient faults.
 
-Parquet is `data/table/parquet.py`, Arrow `data/table/arrow.py`, text `data/table/csv.py`; what the columns mean is
+Parquet is `data/table/parquet.py`, Arrow `data/table/arrow.py`, text `data/table/text.py`; what the columns mean is
 `data/table/columns.py`.
 """
 

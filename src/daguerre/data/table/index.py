@@ -1,6 +1,6 @@
 """The index of one table: which of its rows can be trained on, their sizes, digests and metadata, and what is left out.
 
-Rows come from `data/table/files.py` and `data/table/csv.py`, images from `data/table/images.py`; how index files
+Rows come from `data/table/files.py` and its like, images from `data/table/images.py`; how index files
 are kept is `data/index/cache.py`. No torch here.
 """
 
