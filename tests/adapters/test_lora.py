@@ -170,7 +170,7 @@ def test_every_parameter_of_the_net_is_saved_or_of_the_base_that_is_named(kind, 
 
 def test_a_rank_of_1_is_the_least(pipelines):
     assert config("sd", pipelines["sd"], "adapter.ranks.unet=1").adapters["lora"].ranks["unet"] == 1
-    with pytest.raises(configs.ConfigError, match="ranks.unet = 0\\n *allowed: a whole number from 1 or null"):
+    with pytest.raises(configs.ConfigError, match=r"ranks.unet = 0\n *allowed: a whole number from 1 or null"):
         config("sd", pipelines["sd"], "adapter.ranks.unet=0")
 
 

@@ -319,7 +319,7 @@ def test_other_options_need_a_value(words):
 
 @pytest.mark.parametrize("name", sorted(tables.FLAGS | tables.WORDS | tables.PAIRS))
 def test_a_switch_is_a_name_that_means_something(name):
-    known = name in {*tables.SAME, *tables.CONVERTED, *tables.NOTICES, *lookup.RELATIVE}
+    known = name in {*tables.SAME, *tables.CONVERTED, *tables.NOTICES}
     known = known or any(fnmatchcase(name, row) for row in tables.LATER) or short_forms.SWITCH.fullmatch(name)
     assert known or any(path.endswith(f".{name}") for path in settings_that_exist()), name
 

@@ -27,7 +27,7 @@ from daguerre import trees
 from daguerre.credentials import is_secret
 from daguerre.errors import UserError
 from daguerre.foreign.names import lookup
-from daguerre.foreign.names.relative import RELATIVE, look_in
+from daguerre.foreign.names.relative import look_in
 from daguerre.formatting import shown
 
 FOLDER = Path(__file__).parent / "trainers"
@@ -201,7 +201,7 @@ class Reading:
     def aliases(self) -> None:
         """All that is left of names that mean something on the command line; those that ask for others come last."""
         names = [key for key in self.rest if lookup.known(key)]
-        for key in sorted(names, key=lambda name: name in RELATIVE):
+        for key in sorted(names, key=lambda name: name in lookup.RELATIVE):
             self.alias(key)
 
     def finish(self) -> None:

@@ -2,7 +2,6 @@
 
 import ast
 import json
-from collections.abc import Callable
 
 from daguerre import yaml_text
 from daguerre.errors import UserError
@@ -53,6 +52,3 @@ def _fields(weights: dict[str, float], notice: str = "") -> Meaning:
     if len(weights) > 1:
         values.append(("data.captions.weights", json.dumps([*weights.values()])))
     return Meaning(tuple(values), (notice,) if notice else ())
-
-
-FUNCTIONS: dict[str, Callable[..., Meaning]] = {"captions_getter": captions_getter}

@@ -93,6 +93,3 @@ def controlnet_filter(key: str, text: str) -> Meaning:
     own, why = of_filter(text.strip(), {})
     values = {f"adapter.{name}": value if isinstance(value, str) else json.dumps(value) for name, value in own.items()}
     return Meaning((("adapter.name", "controlnet"), *values.items()), (f"{key}: {why}",) if why else ())
-
-
-FUNCTIONS: dict[str, Callable[..., Meaning]] = {each.__name__: each for each in (controlnet_filter,)}

@@ -7,20 +7,28 @@ use our own names only.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from inspect import isfunction, signature
 from typing import Any
 
 from daguerre.errors import UserError
-from daguerre.foreign.names import captions, controls, lora, tokens, values
-from daguerre.foreign.names.relative import RELATIVE, Look, look_in
+from daguerre.foreign.names import captions, controls, lora, relative, tokens, values
+from daguerre.foreign.names.relative import Look, look_in
 from daguerre.foreign.names.tables import BELOW, BESIDE, CONVERTED, LATER, NOTICES, REFUSED, SAME
 from daguerre.foreign.names.values import Meaning, one
 from daguerre.trees import Tree
 
-NAMES = tuple(name for name in (*SAME, *CONVERTED, *RELATIVE) if "." not in name)
-"""Names of other trainers that a misspelt one may have meant."""
-_TABLES = (values.FUNCTIONS, lora.FUNCTIONS, tokens.FUNCTIONS, captions.FUNCTIONS, controls.FUNCTIONS)
-FUNCTIONS = {name: own for table in _TABLES for name, own in table.items()}
+_MODULES = (captions, controls, lora, relative, tokens, values)
+FUNCTIONS = {
+    name: function
+    for module in _MODULES
+    for name, function in vars(module).items()
+    if isfunction(function) and function.__module__ == module.__name__
+}
 """What a row of `converted` may name."""
+RELATIVE = frozenset(name for name, row in CONVERTED.items() if "look" in signature(FUNCTIONS[row[0]]).parameters)
+"""Names that mean something beside other settings alone."""
+NAMES = tuple(name for name in (*SAME, *CONVERTED) if "." not in name)
+"""Names of other trainers that a misspelt one may have meant."""
 Pair = tuple[str, str, str]
 """The name of the command line, with our setting behind it where that has another; our setting; its text."""
 Refuse = Callable[..., None]
@@ -38,13 +46,13 @@ def translate(key: str, text: str, look: Look | None = None) -> Meaning:
     Raises:
         UserError: the key is refused, or not there yet, or its value has no counterpart.
     """
-    if key in RELATIVE:
-        return RELATIVE[key](key, text, look) if look else Meaning()
     if key in SAME:
         return one(SAME[key], text)
     if key in CONVERTED:
         name, *arguments = CONVERTED[key]
-        meaning = FUNCTIONS[name](key, text, *arguments)
+        if key in RELATIVE and look is None:
+            return Meaning()
+        meaning = FUNCTIONS[name](key, text, *([look] if key in RELATIVE else []), *arguments)
         return replace(meaning, notices=tuple(said if key in said else f"{key}: {said}" for said in meaning.notices))
     if (instead := _row(key, REFUSED)) is not None:
         raise UserError(f"not a Daguerre setting: {instead}", code="unknown")
@@ -69,7 +77,7 @@ def _row(key: str, table: Mapping[str, Any]) -> Any:
 
 def known(key: str) -> bool:
     """True for a name of another trainer, which is in one of the tables."""
-    exact = any(key in table for table in (RELATIVE, SAME, CONVERTED))
+    exact = key in SAME or key in CONVERTED
     fits = any(_row(key, table) is not None for table in (REFUSED, NOTICES, LATER))
     return exact or fits or key.startswith(tuple(BELOW))
 

@@ -162,11 +162,3 @@ def _number(look: Callable[[str], str | None], name: str, usual: float) -> float
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-FUNCTIONS: dict[str, Callable[..., Meaning]] = {each.__name__: each for each in (ratio, filters, layers)}
-RELATIVE = {
-    "network_module": network,
-    **dict.fromkeys(("network_dim", "network_alpha", "network_args", "network_train_unet_only"), beside),
-    **dict.fromkeys(("network_train_text_encoder_only",), beside),
-}

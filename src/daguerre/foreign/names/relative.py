@@ -1,16 +1,16 @@
 """Names of other trainers that mean something beside other settings alone: functions from their text and the rest.
 
-Each takes the name, its text and a `Look`, and gives a `Meaning`. Which name has which is the table `RELATIVE`.
+Each takes the name, its text, a `Look` and the arguments of its row in names.yaml, and gives a `Meaning`.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from daguerre import trees, yaml_text
 from daguerre.errors import UserError
-from daguerre.foreign.names import lora, tokens
+from daguerre.foreign.names.tables import CONVERTED
 from daguerre.foreign.names.values import Meaning, number, one
 from daguerre.objectives.settings import TimestepBiasSettings
 from daguerre.settings import Duration
@@ -18,7 +18,6 @@ from daguerre.storage import address
 
 Look = Callable[[str], str | None]
 """The text of a name that is given beside, or of a setting by its path; None where neither is there."""
-Relative = Callable[[str, str, Look], Meaning]
 
 FLAX_BRANCHES = ("flax", "bf16", "refs/pr/95")
 """Branches of the base models that hold Flax weights; the main ones have torch's."""
@@ -129,16 +128,12 @@ def revision(key: str, text: str, look: Look) -> Meaning:
     return one("model.revision", text)
 
 
-def of_hub(path: str) -> Relative:
+def of_hub(key: str, text: str, look: Look, path: str) -> Meaning:
     """A setting that data sets of the hub alone have; empty text stands for their default."""
-
-    def convert(key: str, text: str, look: Look) -> Meaning:
-        source = look("data.source")
-        if text and source == "huggingface":
-            return one(path, text)
-        return idle(key, f"data.source is {source}" if text else "this is the default of the data set")
-
-    return convert
+    source = look("data.source")
+    if text and source == "huggingface":
+        return one(path, text)
+    return idle(key, f"data.source is {source}" if text else "this is the default of the data set")
 
 
 def compile_cache(key: str, text: str, look: Look) -> Meaning:
@@ -217,23 +212,11 @@ def conditions(key: str, text: str, look: Look) -> Meaning:
     return one("data.mask_dir" if masks else "data.control_dir", text)
 
 
-_CACHED = {
-    "images": ("cache_latent", "cache_latents", "cache_latents_to_disk"),
-    "texts": (
-        *("cache_text_embedding", "pre_compute_text_embeddings", "cache_text_encoder_outputs"),
-        *("cache_text_encoder_outputs_to_disk",),
-    ),
-}
-"""Names by which other trainers ask for a cache of one half."""
-
-
-def cached(key: str, text: str, look: Look) -> Meaning:
+def cached(key: str, text: str, look: Look, half: str, other: str) -> Meaning:
     """`cache_latents` and the like: one half in a cache, and the other one only if that is asked for, too."""
     if not is_true(text):
         return idle(key, "nothing is cached unless cache.path says where")
-    half = next(half for half, names in _CACHED.items() if key in names)
-    (other,) = _CACHED.keys() - {half}
-    both = any(is_true(look(name)) for name in _CACHED[other])
+    both = any(is_true(look(name)) for name, row in CONVERTED.items() if row[:2] == ["cached", other])
     placed = any(look(name) is not None for name in ("cache_path", "cache.path", "data.cache"))
     rest = () if both else ((f"cache.{other}", "false"),)
     return Meaning(((f"cache.{half}", "true"), *rest, *(() if placed else (("cache.path", "auto"),))))
@@ -244,30 +227,3 @@ def cache_path(key: str, text: str, look: Look) -> Meaning:
     filled = look("task") != "cache" and look("data_path") is None and look("data.path") is None
     alone = (("data.source", "cache"), ("data.path", text)) if filled else ()
     return Meaning((("cache.path", text), *alone))
-
-
-_BIAS: Sequence[str] = ("multiplier", "begin", "end", "portion")
-
-RELATIVE: dict[str, Relative] = {
-    "train_batch_size": train_batch,
-    "cache_path": cache_path,
-    **{name: cached for names in _CACHED.values() for name in names},
-    **dict.fromkeys(("enable_profiler", "skip_first_n_steps_for_profiler", "profiler_steps"), profiler),
-    **dict.fromkeys(("tracker_project_name", "log_tracker_name"), tracker_project),
-    "warmup_steps_fraction": warmup_share,
-    **{f"timestep_bias{mark}{name}": bias for mark in "._" for name in _BIAS},
-    "text_encoder_learning_rate": text_encoder_rate,
-    "revision": revision,
-    "conditioning_data_dir": conditions,
-    **tokens.RELATIVE,
-    "train_split": of_hub("data.split"),
-    "dataset_config_name": of_hub("data.config"),
-    "jax_cache_dir": compile_cache,
-    "lightning_repo": lightning,
-    "lightning_ckpt": lightning,
-    "opt_enable_grad_global_norm_clipping": global_norm,
-    **dict.fromkeys(("mesh_axes", "logical_axis_rules", "data_sharding"), mesh),
-    **lora.RELATIVE,
-    **{f"{kind}_{axis}_parallelism": foreign_degree for kind in ("ici", "dcn") for axis in FOREIGN_AXES},
-}
-"""A name whose meaning follows from other settings of the command or the recipe."""

@@ -53,7 +53,3 @@ def train_tokens(key: str, text: str) -> Meaning:
     existing = [name for name, _ in pairs if name not in new]
     values = (("adapter.tokens", new), ("adapter.existing", existing))
     return Meaning(tuple((path, json.dumps(value)) for path, value in values if value))
-
-
-FUNCTIONS: dict[str, Callable[..., Meaning]] = {each.__name__: each for each in (template_file, train_tokens)}
-RELATIVE = dict.fromkeys(("learnable_property", "use_object_template", "use_style_template"), templates)

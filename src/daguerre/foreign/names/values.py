@@ -481,16 +481,3 @@ def named_sampler(key: str, text: str) -> Meaning:
     if sampler(text) in plugins.names("samplers"):
         return one("sampling.sampler", sampler(text))
     raise UserError(f"{key}={text} is not available; there are {', '.join(plugins.names('samplers'))}")
-
-
-FUNCTIONS: dict[str, Callable[..., Meaning]] = {
-    function.__name__: function
-    for function in (
-        *(absent, averaged, base_model, caption_file, cascade_ema, cascade_warmup, choose, clipped, counted, data_set),
-        *(drawn, expected),
-        *(is_parallel, kept, length, min_snr, mindone_data, minutes, named_sampler, offset_noise, one_class, optimizer),
-        *(optimizer_args, placed, profiled, prompts, prompts_file, rate, renamed, rescaled, resumed, scheduler_class),
-        *(section, sets, sized, train_data, training_scheduler, unless, unless_empty),
-    )
-}
-"""What a row of `converted` in names.yaml may name."""
