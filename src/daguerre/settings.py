@@ -205,8 +205,16 @@ class Plugin:
     """The plug-in where a recipe names none."""
 
     def settings_class(self, name: Any) -> type[Settings]:
-        """The `Settings` of the plug-in `name`; UserError lists what exists."""
-        return plugins.find(self.kind, name).Settings
+        """The `Settings` of the plug-in `name`; UserError lists what exists, and what may stand in this section."""
+        found = self._settings(name)
+        if not issubclass(found, self.base):
+            able = [each for each in plugins.names(self.kind) if issubclass(self._settings(each), self.base)]
+            raise UserError(f"{name} cannot stand in this section: choose {', '.join(able)}", code="unknown")
+        return found
+
+    def _settings(self, name: str) -> type[Settings]:
+        found: type[Settings] = plugins.find(self.kind, name).Settings
+        return found
 
     def choose(self, value: Any) -> Any:
         """A section's values to its plug-in's settings; errors keep their places for `config.errors.translate`."""

@@ -22,9 +22,11 @@ IMAGE_PROMPT = "image_prompt"
 """Name of an image that says what is generated, as its caption does."""
 CONTROLS = ("control", "control_2", "control_3", "control_4")
 """Names of control images of a sample, for as many adapters that read different ones."""
-TARGETS = ("rejected",)
+REJECTED = "rejected"
+"""Name of the image of a pair that people like less."""
+TARGETS = (REJECTED,)
 """Names of further images of a sample that become clean samples as the first one does, each cut by a frame of its own
-to the same shape: the one of a pair that people like less."""
+to the same shape."""
 
 REFERENCES = ("reference", *(f"reference_{number}" for number in range(2, 11)))
 """Names of reference images of a sample, in their order: pictures of any size that say what is generated, as its

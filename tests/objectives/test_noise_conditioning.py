@@ -64,6 +64,10 @@ def test_every_recipe_tells_its_network_what_it_always_told_to_the_bit(name: str
             expected = told_by_cascade(t, objective.settings.schedule.shift)
             torch.testing.assert_close(named.c_noise(t), expected, rtol=0, atol=1e-4)
             continue
+        if kind == "linear_flow":  # transformers of diffusers are given the time itself, its UNets 1000 t
+            named = objective.with_noise_conditioning("auto", config.model.time_scale)
+            assert torch.equal(named.c_noise(t), t * config.model.time_scale)
+            continue
         assert torch.equal(objective.c_noise(t), AS_EVER[kind](t))
         # By the level alone, without the time.
         named = objective.with_noise_conditioning(NAMED[kind], config.model.time_scale)

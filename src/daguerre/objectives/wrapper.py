@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
+from pydantic import Field, SerializeAsAny
 
+from daguerre import plugins
 from daguerre.objectives.algebra import Diffusion, DiffusionDraws
 from daguerre.objectives.masks import ElementMean
 from daguerre.objectives.objective import Objective
+from daguerre.objectives.settings import DiffusionSettings, ObjectiveSettings
+from daguerre.settings import Plugin
 from daguerre.types import Stateful
+
+
+class WrapperSettings(ObjectiveSettings):
+    """Base of the `Settings` of these objectives."""
+
+    diffusion: Annotated[
+        SerializeAsAny[DiffusionSettings], Plugin("objectives", "name", DiffusionSettings, default="eps")
+    ] = Field({"name": "eps"})  # type: ignore[assignment]  # a mapping, so that nothing is imported here
+    """The diffusion objective inside: what the network predicts, the noise levels and the noise."""
+
+    def inner(self) -> Diffusion:
+        """The objective inside."""
+        built: Diffusion = plugins.find("objectives", self.diffusion.name).build(self.diffusion)
+        return built
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,56 @@
+"""Runs that learn preferences: from ln 2, to the bit after a restart, sampled and exported as their inner objective."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pairs
+import pytest
+from tiny_runs import lines, outcome
+from twins import Twins
+
+from daguerre import errors
+from daguerre.cli import main
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Twins:
+    return Twins(tmp_path_factory.mktemp("twins"))
+
+
+def train(recipe: str, twins: Twins, place: Path, name: str, steps: int, *more: str) -> int:
+    own = {
+        "data.source": "folder",
+        "data.path": str(place / "pairs"),
+        "objective": "{name: dpo, beta: 0.5}",
+        "training.duration": f"{steps} steps",
+        "validation.every": "2 steps",
+        "validation.num_samples": "2",
+        "data.held_out_fraction": "0.3",
+        "optimizer.learning_rate": "1e-3",
+        "checkpoint.every": "2 steps",
+    }
+    if not (place / "pairs").exists():
+        pairs.files(place / "pairs")
+    usual = dict(each.split("=", 1) for each in twins.overrides(recipe) if not each.startswith("data.name"))
+    given = [f"{key}={value}" for key, value in {**usual, **own}.items()]
+    return main.run(["train", recipe, f"output_dir={place}", f"run_name={name}", *given, *more])
+
+
+@pytest.mark.parametrize("recipe", ["sd15_lora", *(pytest.param(n, marks=pytest.mark.long) for n in ("sd15", "sdxl"))])
+def test_a_run_starts_at_ln_2_goes_on_to_the_bit_and_draws(recipe: str, twins: Twins, tmp_path: Path) -> None:
+    for name, durations in (("whole", [4]), ("parts", [2, 4])):
+        for steps in durations:
+            assert train(recipe, twins, tmp_path, name, steps) == errors.DONE
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    expected, found = outcome(whole), outcome(parts)
+    for file, content in expected["files"].items():
+        if file.endswith((".safetensors", ".png")):
+            assert found["files"][file] == content, file
+    losses = [[line["learning/loss"] for line in lines(run) if "learning/loss" in line] for run in (whole, parts)]
+    assert losses[0] == losses[1]
+    assert losses[0][0] == pytest.approx(math.log(2), abs=1e-7)
+    assert losses[0][-1] != losses[0][0]
+    assert any("validation/preferred_more" in line for line in lines(whole))
+    assert main.run(["generate", str(parts), "prompt=a circle", f"out={tmp_path / 'drawn'}"]) == errors.DONE
