@@ -332,8 +332,8 @@ class Filled:
                     code="conflict",
                 )
             made = CachedSource(
-                inner, self._table(number, own), own.settings, self.cache.rows("images"), self.cache.rows("texts"),
-                tuple(reads), self.shapes, mend, columns,
+                inner, self._table(number, own), own.settings, images=self.cache.rows("images"),
+                texts=self.cache.rows("texts"), reads=tuple(reads), shapes=self.shapes, mend=mend, columns=columns,
             )  # fmt: skip
             members.append(own._replace(source=made, remote=own.remote if reads else None))
         return replace(dataset, members=tuple(members))

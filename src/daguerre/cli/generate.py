@@ -146,8 +146,9 @@ def prepare(arguments: list[str]) -> Job:
     captioned, size_px = asked_for.options.format == "webdataset", generate.image_size(config, "sample")
     options = asked_for.options
     requests = RequestList(
-        prompts(asked_for), config.sampling, size_px, generate.KEYS, captioned, options.strength, options.keep_unmasked,
-        config.model.guidance or CLASSIFIER_FREE, config.model.reconstructs,
+        prompts(asked_for), config.sampling, size_px, taken=generate.KEYS, captioned=captioned,
+        strength=options.strength, keep_unmasked=options.keep_unmasked,
+        guidance=config.model.guidance or CLASSIFIER_FREE, reconstructs=config.model.reconstructs,
     )  # fmt: skip
     survey = requests.survey()
     if survey.notice:

@@ -126,8 +126,8 @@ class ModelEvaluation:
             return MeasuredInputs(self.settings, self.folder.path, self.part, where, again, losing=losing)
         own, source = self._generated(self.requests), self._measured
         return MeasuredInputs(
-            self.settings, self.folder.path, self.part, where, own, source, self._draw, losing,
-        )  # fmt: skip
+            self.settings, self.folder.path, self.part, where, own, source=source, drawing=self._draw, losing=losing
+        )
 
     def _generated(self, requests: RequestList) -> GeneratedImages:
         digest = images.digest_of_texts(one.prompt.text for one in requests)[:8]

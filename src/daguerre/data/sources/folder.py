@@ -179,8 +179,8 @@ def open_source(settings: Settings, split: Split) -> FolderSource:
     folders = _folders(settings)
     given = settings.caption_extension
     rules = Rules(
-        settings.formats, settings.captions_from, settings.captions.used, named, settings.recursive,
-        TEXT_FILES if given is None else (given.lower(),), folders,
+        settings.formats, settings.captions_from, fields=settings.captions.used, classes=named,
+        recursive=settings.recursive, text_files=TEXT_FILES if given is None else (given.lower(),), folders=folders,
     )  # fmt: skip
     index_path, found = folder_index.indexed(folder, rules, cache_of(settings).folder)
     return FolderSource(folder, index_path, found, folders)
