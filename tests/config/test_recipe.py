@@ -156,6 +156,12 @@ def test_a_short_form_that_cannot_be_is_refused_in_a_file_as_on_a_command_line(t
             configs.load(write(tmp_path, text + more))
 
 
+def test_a_file_that_takes_all_adapters_out_is_refused_in_words(tmp_path):
+    text = "extends: sd15\nadapters: {full: null}\ndata: {source: folder, path: dogs}\nadapter: {rank: 3}\n"
+    with pytest.raises(UserError, match=r"adapters\.adapter\.name"):
+        configs.load(write(tmp_path, text))
+
+
 SMALL = [
     name
     for name, path in recipe.shipped().items()

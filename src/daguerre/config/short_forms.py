@@ -118,7 +118,7 @@ def _of_adapters(given: Sequence[Pair], tree: Tree, problems: list[Problem]) -> 
     words = [pair for pair in given if pair[1] in {f"adapter.{name}" for name in _OF_TOKENS}]
     if words and not of_kind(TOKENS):
         choose(words[0][0], TOKENS, TOKENS, of_kind(FULL))
-    main = [name for name in there if name not in of_kind(TOKENS)] or [*there]
+    main = [name for name in there if name not in of_kind(TOKENS)] or [*there] or ["adapter"]
     switches = [pair for pair in given if SWITCH.fullmatch(pair[1])]
     for pair in (pair for pair in given if pair not in switches and pair[1] != "adapter.name"):
         label, path, value = pair
