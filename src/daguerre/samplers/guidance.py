@@ -108,10 +108,10 @@ class ClassifierFree(Guidance):
         if null_cond is None:
             return lambda x, t: predict(x, t, cond)
         both = {name: torch.cat([null_cond[name], cond[name]]) for name in cond}
-        scale_B = scale_B.clamp(min=self.off)
+        scale_B = scale_B.clamp(min=self.off)  # 0 is none in every notation, and the formula would go backwards
 
         def guided(x_BCHW: Tensor, t: Time) -> Tensor:
-            # one batch of 2B, the null side first: half the launches, and the memory of both is there anyway
+            # One batch of 2B in place of two calls, the null side first as in diffusers: half the kernel launches.
             t_both = torch.cat([t, t]) if isinstance(t, Tensor) and t.ndim else t
             y = predict(torch.cat([x_BCHW, x_BCHW]), t_both, both).to(x_BCHW.dtype)
             y_null, y_cond = y.chunk(2)
@@ -136,7 +136,7 @@ class Embedded(Guidance):
     """Name of that row [B] in the conditioning."""
 
     def acts(self, scale: float) -> bool:
-        return True  # the network was never without a scale, so no number of it is none
+        return True  # the network was distilled with a scale in every call, so no number of it means none
 
     def runs_null(self, scale: float) -> bool:
         return False

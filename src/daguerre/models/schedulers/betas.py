@@ -34,7 +34,7 @@ class BetaSchedulers(Schedulers):
 
     def _objective_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
         named, prediction = str(config.get("_class_name")), config.get("prediction_type", "epsilon")
-        if named.startswith("EDM"):
+        if named.startswith("EDM"):  # they call other targets epsilon and v_prediction than the classes below
             return _edm_of(config)
         if named.startswith("FlowMatch") or config.get("use_flow_sigmas"):
             return flow_of(config, None)

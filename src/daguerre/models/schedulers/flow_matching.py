@@ -51,6 +51,7 @@ class FlowMatching(Schedulers):
         config: dict[str, Any] = {"num_train_timesteps": 1000}
         notices = list[str]()
         if sampling.shift is None and schedule.resolution_shift.name == "linear_mu":
+            # The pipeline computes this shift of its own number of tokens, so that one folder is right at any size.
             config |= self._by_tokens(schedule.resolution_shift)
         else:
             config["shift"] = levels.shift
@@ -86,12 +87,13 @@ def flow_of(config: Mapping[str, Any], token_px: int | None) -> dict[str, Any]:
     known = "FlowMatchEulerDiscreteScheduler, and schedulers with use_flow_sigmas and flow_prediction"
     if not (named.startswith("FlowMatch") or config.get("use_flow_sigmas")) or prediction != "flow_prediction":
         raise no_objective(f"is {named}, which predicts {config.get('prediction_type', 'epsilon')}", known)
-    if config.get("invert_sigmas"):
+    if config.get("invert_sigmas"):  # the network would read each time as another level
         raise no_objective("counts noise levels from the clean end (invert_sigmas)", known)
     schedule: dict[str, Any] = {"name": "linear_flow"}
     if config.get("use_dynamic_shifting"):
         schedule["resolution_shift"] = _by_area(config, token_px)
     else:
+        # One number with two names: solvers that also serve tables of betas call it flow_shift.
         schedule["shift"] = config.get("flow_shift" if config.get("use_flow_sigmas") else "shift", 1.0)
     if config.get("shift_terminal"):
         schedule["terminal"] = config["shift_terminal"]
