@@ -19,7 +19,7 @@ from daguerre.training.settings import TrainingSettings, largest_divisor
 
 def couples_samples(objective: Objective, net: nn.Module | None = None) -> str:
     """The thing that couples the samples of a batch with each other: a loss, or norms over the batch in what is
-    trained; "" where there is none."""
+    trained; "" where nothing does."""
     if objective.couples_samples:
         return "this objective compares all samples of a batch with each other"
     norms = (name for name, module in (net.named_modules() if net else ()) if type(module) is nn.BatchNorm2d)

@@ -100,9 +100,9 @@ class Components:
                 yield self.loss(self.net, drawn)
 
     def draws(self, batch: Batch, quantile: float | None = None) -> Mapping[str, Tensor]:
-        """All that the loss needs of a batch beside its samples: random numbers by its keys, tokens of its captions and
-        its sizes, on the CPU (`quantile` fixes the noise level), and weights of elements, where the images are.
-        UserError for an image that an adapter cannot read."""
+        """All that the loss needs of a batch in addition to its samples: random numbers by its keys, tokens of its
+        captions and its sizes, on the CPU (`quantile` fixes the noise level), and weights of elements, where the images
+        are. UserError for an image that an adapter cannot read."""
         self.attached.check(batch.adapter_inputs)
         pixel_shape = batch.pixel_shape
         shape = self.family.latent_shape(pixel_shape)
@@ -124,7 +124,7 @@ class Components:
 
     @property
     def images(self) -> Images:
-        """The images that a batch holds beside those that are trained on: stored by the sources (None), or computed."""
+        """The further images that a batch holds: stored by the sources (None), or computed."""
         asked = (*self.objective.elements.images, *self.objective.needs.images)
         rule = self.family.references
         of_family = {} if rule is None else dict.fromkeys(rule.names, rule)
@@ -142,7 +142,7 @@ class Components:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Images of a sample that become clean samples beside the one that is trained on."""
+        """Further images of a sample that become clean samples."""
         return self.objective.needs.images
 
 
@@ -155,7 +155,7 @@ def build(
 ) -> Components:
     """Loads the family and attaches the adapters, unless `networks` have come from `load`; builds the objective, and
     moves the networks to the device of the run: by default the one that the recipe names. Networks without weights draw
-    theirs on the CPU, or on `init_device`. The net that `trains`, and a frozen denoiser beside it, have weights of
+    theirs on the CPU, or on `init_device`. The net that `trains`, and a denoiser that is frozen, have weights of
     training.weights_dtype before they are moved, as the device may have no room for them in float32."""
     device = device or devices.choose_device(config.training.device)
     devices.prepare(config.training, device)
@@ -205,7 +205,8 @@ def load(config: Config, leave_out: Collection[str] = ()) -> tuple[Family, Attac
 
 
 def _narrow_denoiser(config: Config, family: Family, device: torch.device) -> None:
-    """Stores a denoiser that is frozen outside of the net, as beside new tokens, as the net's weights are stored."""
+    """Stores a denoiser that is frozen outside of the net, as where new tokens are trained, as the net's weights are
+    stored."""
     for name, network in family.networks.items():
         if network.role == "denoiser" and name not in family.trained:
             dtypes.choose(config.training, device).store(network.module)

@@ -184,7 +184,7 @@ def _half(name: str, codec: Cacheable, family: Family, config: Config, anew: boo
 
 
 def _dtype(name: str, codec: Any, settings: CacheSettings) -> str:
-    """Type of what is kept, as a key has it: float16 is `auto` there, which was the only one beside float32."""
+    """Type of what is kept, as a key has it: float16 is `auto` there, which was the only one besides float32."""
     dtype = torch.float32 if settings.dtype == "float32" else torch.float16
     if name == "texts":
         dtype = encode.dtype_of_texts(settings, codec)

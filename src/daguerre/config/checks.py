@@ -143,7 +143,7 @@ def _adapters(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) ->
 
 
 def _random_base(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) -> list[Problem]:
-    """An adapter needs a network that can do something already, to add to it or to learn beside it."""
+    """An adapter needs a network that can do something already, to add to it or to learn with it."""
     trainable, found = model.trainable(), []
     whole = {name for own in adapters.values() if own.part == "all" for name in own.reaches(trainable)}
     for adapter, own in adapters.items():

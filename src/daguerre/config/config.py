@@ -47,7 +47,7 @@ from daguerre.trees import Tree
 
 
 class Config(Settings):
-    """Everything that a run is told."""
+    """All settings of a run."""
 
     run_name: str = Field(json_schema_extra=FREE)
     """Name of the run and of its folder in `output_dir`."""

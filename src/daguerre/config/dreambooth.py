@@ -1,4 +1,4 @@
-"""DreamBooth of any base: a recipe that is none, to whose command line an instance set is given, gets class images."""
+"""DreamBooth of any base: any recipe, to whose command line an instance set is given, gets class images."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -55,7 +55,7 @@ def layers(name: str, given: Sequence[str], notices: list[str]) -> list[Layer]:
 
 
 def _asked_by(tree: Tree, given: Sequence[str]) -> str | None:
-    """The override that asks for DreamBooth on a recipe that is none; None where nothing does."""
+    """The override that asks for DreamBooth on another recipe; None where nothing does."""
     has_sets = trees.get(tree, _INSTANCE) is not trees.ABSENT
     trains = str(trees.get(tree, "training.duration")).split()[:1] != ["0"]
     if has_sets or not trains:

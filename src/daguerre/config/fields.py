@@ -39,7 +39,7 @@ class Leaf:
 
     @property
     def default(self) -> Any:
-        """The default value, `PydanticUndefined` if there is none."""
+        """The default value, `PydanticUndefined` without one."""
         return self.field.get_default(call_default_factory=True) if not self.required else PydanticUndefined
 
 
@@ -192,7 +192,8 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
 
 
 def member(leaf: Leaf, name: str) -> Leaf | None:
-    """The setting that a key of a mapping is; None of a mapping whose values may be anything, and of what is none."""
+    """The setting that a key of a mapping is; None of a mapping whose values may be anything, and of what is not a
+    mapping."""
     inner = next((get_args(a) for a in alternatives(leaf.field.annotation) if get_origin(a) is dict), ())
     known = len(inner) == 2 and inner[1] is not Any
     return replace(leaf, path=f"{leaf.path}.{name}", field=FieldInfo.from_annotation(inner[1])) if known else None

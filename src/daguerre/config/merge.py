@@ -163,7 +163,7 @@ _ACCUMULATION, _PART, _WHOLE = "gradient_accumulation_steps", "per_device_batch_
 
 
 def _without_third_batch_size(base: Tree, over: Tree, notices: list[str]) -> Tree:
-    """`base` without the batch size that follows from the two others, where `over` gives one of them anew."""
+    """`base` without the batch size that follows from the two others, where `over` sets one of them."""
     below, above = base.get("training"), over.get("training")
     if not isinstance(below, dict) or not isinstance(above, dict):
         return base

@@ -99,7 +99,7 @@ def pair(override: str) -> tuple[str, str]:
 
 
 def find(key: str, leaves: Mapping[str, Leaf], sections: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """The setting that a key means, and the keys inside it (for settings that are mappings); None if there is none.
+    """The setting that a key means, and the keys inside it (for settings that are mappings); None for no setting.
 
     A key is a whole path, or a name that only one setting has. UserError lists the paths of a name that several have.
     """

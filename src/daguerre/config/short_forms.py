@@ -4,7 +4,7 @@
     data.source=csv                         the same, in place of several; `mix`: in place of the one without a name
     adapter.rank=8                          adapters.NAME.rank, of the only one that learns no new tokens
     adapter=lora, adapter.name=lora         adapters.lora.name, in place of adapters of other kinds
-    adapter.placeholder_token="<toy>"       adapters.tokens.placeholder_token, beside a LoRA and in place of `full`
+    adapter.placeholder_token="<toy>"       adapters.tokens.placeholder_token, with a LoRA, or in place of `full`
     train_text_encoder=true                 adapters.full.train: one component more (or less) in the list
     trackers=[wandb], tensorboard=false     logging.trackers.NAME: these and no others; one of them
     condition=canny                         adapters.NAME.condition.name
@@ -46,7 +46,7 @@ def members(tree: Tree, mapping: str) -> dict[str, Any]:
 
 
 def only(tree: Tree) -> str | None:
-    """The name of the only source; `images` where there is none yet, None where there are several."""
+    """The name of the only source; `images` before the first, None where there are several."""
     there = [name for name, own in members(tree, _SOURCES).items() if own is not None]
     return None if len(there) > 1 else there[0] if there else NAMELESS
 
@@ -233,7 +233,7 @@ def with_long_references(value: Any, name: str) -> Any:
 
 
 def may_be_added(path: str, tree: Tree) -> bool:
-    """True unless a path names another source beside the only one, which has no name of its own."""
+    """True unless a path names another source than the only one, which has no name of its own."""
     there = members(tree, _SOURCES)
     return not path.startswith(f"{_SOURCES}.") or _member(path)[0] in there or there.get(NAMELESS) is None
 

@@ -167,7 +167,7 @@ def _check_images(parts: Components, inputs: Mapping[str, int], condition: Condi
             continue
         if not inputs.get(CONTROL_FROM):
             raise UserError(
-                f"this model reads a control image, and there is none: give {name}=PICTURE, or {CONTROL_FROM}=PHOTO of "
+                f"this model reads a control image: give {name}=PICTURE, or {CONTROL_FROM}=PHOTO of "
                 "which it is computed",
                 code="missing",
                 setting=name,

@@ -42,7 +42,7 @@ _OF_FILE = ("file", "file_name", "bytes", "xxh3_128", "daguerre_id", "prompt_was
 _OF_MODEL = ("run", "checkpoint", "step", "weights", "base", "pipeline", "model", "objective")
 _OF_CODE = ("precision", "code_version")
 KEYS = frozenset({*_SETTINGS, "shift", *CHURN, *_OF_IMAGE, *_OF_INPUT, *_OF_CONTROL, *_OF_FILE, *_OF_MODEL, *_OF_CODE})
-"""Keys of an image's JSON: a list of prompts may have no column of these names, beside its own."""
+"""Keys of an image's JSON: a list of prompts may have no column of these names other than its own."""
 _BATCHES_AHEAD = 16
 """Look-ahead, in batches, when grouping requests of one image size."""
 _DECODED_PX = 1 << 20
@@ -221,7 +221,7 @@ def _known(
     strength: float,
     shape: tuple[int, ...],
 ) -> Known:
-    """The encoded images, and the cells of the latent in which any pixel is painted anew."""
+    """The encoded images, and the cells of the latent in which any pixel is painted again."""
     height, width, _ = images[0][IMAGE].shape
     encoded = [
         parts.family.encode_images(_stacked(images[rows], IMAGE).to(parts.device), seeds[rows])
@@ -304,7 +304,8 @@ def numbered(number: int, total: int) -> str:
 
 
 def image_metadata(parts: Components, sampling: SamplingSettings, request: ImageRequest) -> dict[str, Any]:
-    """Everything that an image depends on beside the weights, and the digest of its noise, float32 in memory order."""
+    """Everything other than the weights that an image depends on, and the digest of its noise, float32 in memory
+    order."""
     height, width = request.size_px
     family, objective = generative(parts)
     noise = initial_noise([request.seed], family.generated.latent_shape((3, height, width)))

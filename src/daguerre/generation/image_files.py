@@ -1,4 +1,4 @@
-"""Generated images as files: PNG, JPEG or WebP with a JSON beside each, whole or not at all.
+"""Generated images as files: PNG, JPEG or WebP with a JSON next to each, whole or not at all.
 
 The JSON is written last and holds size and digest of the image, which tell whether it is whole.
 """
@@ -176,8 +176,8 @@ class FileOutput(Output):
     def where(self) -> str:
         """The place of the images, for people."""
         if self.total > 1:
-            return f"{self.folder}: {self.total:,} images, a JSON beside each"
-        return f"{self._files.image(next(iter(self.requests)))}, a JSON beside it"
+            return f"{self.folder}: {self.total:,} images, a JSON next to each"
+        return f"{self._files.image(next(iter(self.requests)))}, a JSON next to it"
 
     def saved(self, generated: int) -> str:
         """For people: how much is kept of so many images that were generated when a signal came."""

@@ -1,4 +1,5 @@
-"""Generated images as tar shards that webdataset and our own source read, with an index beside each and a dataset.json.
+"""Generated images as tar shards that webdataset and our own source read, with an index next to each and a
+dataset.json.
 
 A shard holds a range of the list's numbers, whoever generates it, and gets its name once it is whole. The index holds
 the shard's digest, which tells whether it is whole.

@@ -1,8 +1,8 @@
 """Images that a request starts from: files by name, found, checked and measured before any weight is read, and decoded
 with the batch that needs them.
 
-`image` is what image-to-image starts from, `mask` says where it is painted anew (white), `control`, `control_2` ... are
-control images, and `control_from` is a photo of which they are computed.
+`image` is what image-to-image starts from, `mask` says where it is painted again (white), `control`, `control_2` ...
+are control images, and `control_from` is a photo of which they are computed.
 """
 
 import hashlib
@@ -127,7 +127,7 @@ def check(images: Mapping[str, InputImage], given_px: tuple[int, int] | None = N
             continue
         if IMAGE not in images:
             raise UserError(
-                f"mask={image.path} says where an image is painted anew, and there is no image: give image=FILE",
+                f"mask={image.path} says where an image is painted again, and there is no image: give image=FILE",
                 code="missing",
             )
         try:
@@ -252,8 +252,8 @@ def _stem(path: Path, name: str) -> str:
 
 
 def _inside(folder: Path, name: str) -> tuple[Path, ...]:
-    """The images of a folder: those that are named as such beside others (`cat.mask.png` beside `cat.jpg`) if there are
-    some, else all but those that are beside others."""
+    """The images of a folder: those that are named after others (`cat.mask.png` next to `cat.jpg`) if there are
+    some, else all but those that are named after others."""
     every = sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES)
     stems = {path.stem for path in every}
     owners = {path: kinds.owner(path.stem) for path in every}

@@ -77,7 +77,7 @@ class Loading:
 
 
 def find(target: str, place: Sequence[str], base: bool, given: Sequence[str] = ()) -> Model:
-    """The model that the command's bare word means. UserError if there is none. Of the overrides that are `given`, it
+    """The model that the command's bare word means. UserError without one. Of the overrides that are `given`, it
     reads how a single file is to be opened."""
     if not target:
         known = ", ".join(recipe.shipped())
@@ -102,7 +102,7 @@ def find(target: str, place: Sequence[str], base: bool, given: Sequence[str] = (
 
 
 def _check_unplaced(target: str, place: Sequence[str], kind: str) -> None:
-    """UserError for output_dir and run_name beside a path, which is the place."""
+    """UserError for output_dir and run_name together with a path, which is the place."""
     if place:
         raise UserError(f"{target} is a {kind}: {' '.join(place)} would have no effect, remove it", code="unused")
 
@@ -301,7 +301,7 @@ def _build(config: Config) -> Components:
 
 def newest(folder: RunFolder, name: str) -> Checkpoint:
     """The newest checkpoint whose every byte is as saved, or the one of this name, without the optimizer's tensors.
-    UserError if there is none."""
+    UserError without one."""
     store, place = Store(folder.checkpoints), local_copy.display_name(folder.path)
     notices, path = local_copy.fetch(folder.path, name), folder.checkpoints / name
     found = store.newest_verified() if name == "latest" else Found(path, [])

@@ -216,7 +216,7 @@ def _scale(value: Any, where: str) -> float | None:
 
 
 def _place(value: Any, name: str, where: str, folder: Path) -> Path | None:
-    """The place of an image file; a relative one is looked for beside the file of prompts."""
+    """The place of an image file; a relative one is looked for next to the file of prompts."""
     if value is None or value == "":
         return None
     if not isinstance(value, str) or "\0" in value or not is_text(value):

@@ -2,7 +2,7 @@
 
 `use='{style.safetensors: 0.8, toy.safetensors: 1, "<hat>=old.pt": 1, runs/my_run: 1}'`: a file is one of the two, by
 what is in it; a run's folder, a config of Stable Cascade's code and a file of OneTrainer's may have both. A token is
-there or not, so its strength is 1; beside a LoRA the strength is the LoRA's.
+there or not, so its strength is 1; with a LoRA the strength is the LoRA's.
 """
 
 from collections.abc import Iterable, Mapping
@@ -79,7 +79,7 @@ def _named(place: str) -> tuple[str | None, Path]:
 
 
 def _has_lora(place: Path) -> bool:
-    """True if there is a LoRA beside the tokens of a place."""
+    """True if there is a LoRA with the tokens of a place."""
     if not place.is_dir():
         return lora_names.config(place) is not None or token_files.beside_a_lora(place)
     folder = place
@@ -97,7 +97,7 @@ def _digest(path: Path) -> str:
 
 @torch.no_grad()
 def _with_tokens(parts: Components, tokens: list[_Tokens]) -> Components:
-    """Puts rows beside the embeddings. UserError for files of other models and for names that clash."""
+    """Adds rows to the embeddings. UserError for files of other models and for names that clash."""
     readers = () if parts.family.text is None else parts.family.text.encoders
     new: dict[str, Any] = {}
     existing: dict[str, Any] = {}

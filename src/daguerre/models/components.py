@@ -155,7 +155,7 @@ class ComponentLoader:
         return bool(self.of_base()) and (self.base / name / "config.json").is_file()
 
     def scheduler(self) -> dict[str, Any] | None:
-        """The scheduler's config that the base came with; None where there is none, or none is wanted."""
+        """The scheduler's config that the base came with; None where it has no config, or none is wanted."""
         value = self.settings.scheduler
         if value is None:
             return None

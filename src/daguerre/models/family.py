@@ -139,7 +139,7 @@ class Cacheable(Protocol):
         cached; what else calls them is within `encoders.present`."""
 
     def rules(self) -> Mapping[str, Any]:
-        """All that decides the results beside the weights and configs of the networks, as JSON."""
+        """All that decides the results other than weights and configs of the networks, as JSON."""
 
 
 def cached(features: Mapping[str, Tensor], half: str) -> dict[str, Tensor]:
@@ -196,7 +196,7 @@ class Family:
     guidance: Guidance = CLASSIFIER_FREE
     """What a guidance scale does to the denoiser: as the settings' class says, unless these weights take another."""
     controlnets: ControlNets | None = None
-    """The ControlNets that can be put beside its denoiser; None for families without."""
+    """The ControlNets that can be added to its denoiser; None for families without."""
     pretrained: ComponentLoader | None = None
     """Source of the pretrained components; None for networks that always start from random weights."""
     make_net: Callable[[Mapping[str, nn.Module]], nn.Module] | None = None
@@ -273,7 +273,7 @@ class Family:
         return self.output or self.images
 
     def trained_px(self, size_px: tuple[int, int]) -> tuple[int, int]:
-        """Height and width at which a generated image would be trained on: those of images beside it."""
+        """Height and width at which a generated image would be trained on: those of further images of it."""
         return size_px if self.output is None else self.output.trained_px(size_px)
 
     def generated_px(self, size_px: tuple[int, int]) -> tuple[int, int]:

@@ -9,7 +9,7 @@ _FACTOR = re.compile(
 )
 _ROWS = re.compile(r"\b(token_embedding|embed_tokens)\.rows$")
 ROWS = "rows"
-"""Rows beside embeddings, which every device has."""
+"""Rows added to embeddings, which every device has."""
 OTHER = "other"
 """An addition to a weight that is not one of a LoRA's two factors."""
 

@@ -48,7 +48,7 @@ class Names(Protocol):
         """Layers whose two halves of outputs are in the other order in the original layout."""
 
     def spellings(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> Iterator[Spelling]:
-        """Every name that a file may have for these layers of the component, beside `COMPONENT.LAYER`."""
+        """Every name that a file may have for these layers of the component."""
 
     def kohya(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> dict[str, Layers]:
         """The names that sd-scripts has for these layers, each with the layers that it means."""

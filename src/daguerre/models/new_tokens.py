@@ -1,4 +1,5 @@
-"""New tokens of a text encoder, and tokens of its vocabulary that are trained: rows of their own beside its embeddings.
+"""New tokens of a text encoder, and tokens of its vocabulary that are trained: rows of their own next to its
+embeddings.
 
 All other rows stay as they are, to the bit: they are no part of what is trained. The tokenizer learns the names as
 diffusers' `load_textual_inversion` teaches them to its own: a token of n vectors is `NAME NAME_1 ... NAME_{n-1}`, and
@@ -126,7 +127,7 @@ def check_names(reader: TextEncoder, names: Sequence[str]) -> None:
 
 def matching(reader: TextEncoder, pattern: str) -> list[str]:
     """The tokens of the vocabulary in which a regular expression is found (as in Stable Cascade, `^dog</w>` is the
-    whole word), by id. UserError if there is none."""
+    whole word), by id. UserError without such a token."""
     if isinstance(reader.tokenizer, AbsentTokenizer):
         return [pattern]
     try:

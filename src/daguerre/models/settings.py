@@ -59,7 +59,7 @@ class FamilySettings(Settings):
     overflows_float16: ClassVar[bool] = False
     """Whether activations of the networks exceed the range of float16, so that training and generating refuse it."""
     reconstructs: ClassVar[bool] = False
-    """Whether the network is told an image and makes it again: an image that is given is then what is told, and is
+    """Whether the model reconstructs its input: an image that is given is then that input, and sampling is
     started from only where a strength is given."""
     decoding: ClassVar[tuple[str, ...]] = ()
     """Settings, components among them, of what only makes images of clean samples: nothing that is learnt depends on
@@ -108,7 +108,7 @@ class DenoiserSettings(FamilySettings):
     """Settings of families whose network is trained by diffusion."""
 
     noise_conditioning: Literal["auto", "timestep", "log_sigma", "cosine_time", "flow_time"] = "auto"
-    """The number by which the network is told the noise level. auto: the time of the objective's own schedule;
+    """The network's noise-level input. auto: the time of the objective's own schedule;
     timestep: the index of the level in the table without a shift, which Stable Diffusion's networks know; log_sigma:
     ln(sigma)/4 (EDM); cosine_time: Stable Cascade's time; flow_time: s / (a + s)."""
     time_scale: ClassVar[float] = 1000.0

@@ -1,7 +1,7 @@
 """Tokenizers of CLIP's form: OpenAI's own, one learnt from a list of words, and a stand-in that only counts tokens.
 
 Vocabularies alone are made here; splitting text into tokens is transformers' own. OpenAI's vocabulary (MIT licence,
-beside it in assets) is what every Stable Diffusion reads with and no single file holds.
+next to it in assets) is what every Stable Diffusion reads with and no single file holds.
 
 Texts are read by several threads with one tokenizer. transformers keeps the padding and the truncation of the last call
 in the tokenizer, where another thread's call would change them meanwhile, and ids be wrong without an error. So no
@@ -150,7 +150,7 @@ def clip_padding(found: Mapping[str, bytes]) -> str | None:
 
 
 def added(found: Mapping[str, bytes]) -> list[str]:
-    """The tokens that the tokenizer of these files has beside its vocabulary, in the order of their ids."""
+    """The tokens that the tokenizer of these files has in addition to its vocabulary, in the order of their ids."""
     if "tokenizer.json" in found:
         whole = json.loads(found["tokenizer.json"])
         own = {word["content"]: word["id"] for word in whole.get("added_tokens", [])}

@@ -34,7 +34,7 @@ def groups(state: TrainState) -> Groups:
 
 
 def restore(state: TrainState, folder: Path, config: Config) -> list[str]:
-    """Takes over a verified checkpoint, whatever devices saved it. Returns lines about what starts anew, because it was
+    """Takes over a verified checkpoint, whatever devices saved it. Returns lines about what is reset, because it was
     saved with other settings. UserError if it does not fit."""
     with named(folder.name), opened(folder) as reader:
         shapes = {file: {name: stored.shape for name, stored in own.items()} for file, own in reader.index.items()}

@@ -1,10 +1,9 @@
 """Guidance: a network's predictions become one that follows the prompt more closely, at a scale.
 
-A family has one `Guidance`: what a scale does to its network, which scales there are, and which of them is none, in the
-notation of the family's own pipeline. Samplers and teachers call the same function; no sampler is here.
-Guidance acts on the network's prediction y, as published; since x0 is linear in y at a given x_t, the scale would do
-the same to x0, but rescaling looks at the spread of y itself.
-Letters: B samples, C channels, H and W latent height and width.
+A family has one `Guidance`: what a scale does to its network, which scales there are, and which of them does not guide,
+in the notation of the family's own pipeline. Samplers and teachers call the same function; no sampler is here. Guidance
+acts on the network's prediction y, as published; since x0 is linear in y at a given x_t, the scale would do the same to
+x0, but rescaling looks at the spread of y itself. Letters: B samples, C channels, H and W latent height and width.
 """
 
 from abc import ABC, abstractmethod
@@ -60,7 +59,7 @@ class Guidance(ABC):
                     yield name, self.without_null(f"{name} is {value!r}", scale)
 
     def without_null(self, what: str, scale: float) -> str:
-        """The reason for which a setting that needs an unguided side is refused at a scale where there is none."""
+        """The reason for which a setting that needs an unguided side is refused at a scale that does not run one."""
         name = what.partition(" ")[0]
         return f"{what} and guidance_scale is {scale:g}, so there is no guidance: raise guidance_scale or remove {name}"
 
@@ -83,7 +82,7 @@ class ClassifierFree(Guidance):
 
     off: float = 1.0
     """The scale that is no guidance: 1 where pipelines compute null + scale (cond - null), 0 where they compute
-    cond + scale (cond - null). 0 is none in both."""
+    cond + scale (cond - null). 0 does not guide in both."""
 
     def acts(self, scale: float) -> bool:
         return scale > self.off
@@ -122,7 +121,7 @@ class ClassifierFree(Guidance):
 
 
 CLASSIFIER_FREE = ClassifierFree()
-"""In the usual notation: null + scale (cond - null), of which 1 is none."""
+"""In the usual notation: null + scale (cond - null), where 1 does not guide."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class SamplingSettings(Settings):
     """With s_churn: standard deviation of the noise that is added; a little above 1 makes up for lost detail."""
     guidance_scale: float = Field(5.0, ge=0, allow_inf_nan=False, json_schema_extra=FREE)
     """Scale of the guidance, in the notation of the family's own pipeline. Classifier-free guidance is uncond + scale *
-    (cond - uncond); 1 is none, and so is 0, as models of few steps have it in diffusers."""
+    (cond - uncond); 1 does not guide, nor does 0, as models of few steps have it in diffusers."""
     guidance_rescale: float = Field(0.0, ge=0, le=1, json_schema_extra=FREE)
     """Share by which the guided prediction's spread is brought back to the conditional one's (2305.08891, eq. 16)."""
     timestep_spacing: Literal["trailing", "leading", "linspace"] = Field("trailing", json_schema_extra=FREE)

@@ -61,7 +61,7 @@ def carried(
 
 def _optimizer(found: Carried, state: TrainState, before: Mapping[str, Any], now: OptimizerSettings) -> None:
     """Moments go with their parameter, which other groups number otherwise; those that are made of something else than
-    now start anew."""
+    are now reset."""
     old = _rebuilt(before, state) if before["name"] == now.name else None
     if old is None:
         text = f"the state of {now.name} starts anew: nothing of {before['name']}'s is kept"

@@ -171,7 +171,7 @@ class TrainState:
         anew: Collection[str] = (),
         unlike: Collection[str] = (),
     ) -> None:
-        """Takes over a checkpoint, but for what starts anew: files, and numbers of parameters in the optimizer's state
+        """Takes over a checkpoint, but for what is reset: files, and numbers of parameters in the optimizer's state
         (`training/change.py`). UserError if its tensors do not fit this run's networks."""
         known = {"model", "optimizer", "ema", *self.ema.tensors(), "objective", "meter", "scaler"}
         if unknown := sorted(tensors.keys() - known):

@@ -29,7 +29,7 @@ from daguerre.models.weights.files import read_file, read_json, write_compared
 PREFIX = "control_model."
 _DIFFERENCE = "difference"
 _OWN = ("controlnet_", "zero_convs.", "middle_block_out.", "input_hint_block.")
-"""Beginnings of the names, in either layout, of what a ControlNet has beside its copy of the UNet."""
+"""Beginnings of the names, in either layout, of what a ControlNet has in addition to its copy of the UNet."""
 _MARKS = {"lora_controlnet", "task_embedding"}
 """Names without the prefix in any file."""
 _UNION = "a union ControlNet, which reads several kinds of pictures at once: give one that was trained for one kind"
@@ -58,7 +58,7 @@ _OF_UNET = (
 
 
 class Base(NamedTuple):
-    """The model that a ControlNet is put beside."""
+    """The model that a ControlNet is for."""
 
     unet: Any
     factor: int

@@ -84,7 +84,7 @@ def load(
 def _check_kind(unet: Any, channels: int) -> None:
     """UserError for checkpoints whose UNet is given more than a latent of so many channels and text."""
     kinds = {
-        2 * channels + 1: "inpainting, and reads a mask and the masked image beside the latent. A usual checkpoint "
+        2 * channels + 1: "inpainting, and reads a mask and the masked image with the latent. A usual checkpoint "
         "inpaints, too: `daguerre generate ... image=FILE mask=FILE`; and adapter.name=controlnet "
         "adapter.condition=inpaint trains a ControlNet that sees what is kept",
         2 * channels: "edits by instruction (InstructPix2Pix)",

@@ -101,7 +101,7 @@ class Compressed:
         return int(self.effnet.config.latent_channels), height // stride, width // stride
 
     def random_inputs(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
-        """`image_kept` [B]: 1 for samples that the network is told by their CLIP image embedding, too, else 0."""
+        """`image_kept` [B]: 1 for samples whose CLIP image embedding the network gets, too, else 0."""
         if self.prompts.encoder is None:
             return {}
         kept_B = keyed.batch_uniforms(seed, "image embedding", keys) >= self.image_dropout
@@ -172,7 +172,7 @@ class StageA:
     net: Any
     """PaellaVQModel; latents are what it makes, not quantised, divided by its scale_factor."""
     effnet_dropout: float
-    """Share of samples of which Stage B is not told the compressed image."""
+    """Share of samples whose compressed image Stage B does not get."""
 
     def latent_shape(self, pixel_shape: tuple[int, ...]) -> tuple[int, ...]:
         check_sides(pixel_shape, STEP_PX, "Stage B")

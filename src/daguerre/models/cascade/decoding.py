@@ -30,7 +30,7 @@ class DecodingSettings(Choice):
     num_inference_steps: int = Field(10, ge=1, json_schema_extra=FREE)
     """Stage B's steps."""
     guidance_scale: float = Field(1.1, ge=1, allow_inf_nan=False, json_schema_extra=FREE)
-    """Stage B's guidance, away from no compressed image and the negative prompt; 1 is none."""
+    """Stage B's guidance, away from no compressed image and the negative prompt; 1: no guidance."""
     guidance_rescale: float = Field(0.0, ge=0, le=1, json_schema_extra=FREE)
     """Stage B's rescale of guidance."""
     shift: float = Field(1.0, gt=0, allow_inf_nan=False, json_schema_extra=FREE)
@@ -70,7 +70,7 @@ class Stages:
     settings: DecodingSettings
 
     def __call__(self, latents: Latents, size_px: tuple[int, int]) -> Tensor:
-        """RGB in [0, 1], [B, 3, H, W]: Stage B is told the latents and the prompt of each row. Its noise is of each
+        """RGB in [0, 1], [B, 3, H, W]: Stage B gets the latents and the prompt of each row. Its noise is of each
         row's own seed."""
         device, sampling = latents.x0_BCHW.device, self.settings.sampling()
         prompts = [prompt.text for prompt in latents.prompts] + [prompt.negative for prompt in latents.prompts]

@@ -1,4 +1,4 @@
-"""CLIP's embedding of an image, by which Stage C can be told what to generate.
+"""CLIP's embedding of an image, by which Stage C can be prompted.
 
 Shape letters: B images, P features.
 """
@@ -21,7 +21,7 @@ _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27
 
 @dataclass(frozen=True, eq=False)
 class ImagePrompts:
-    """The image embedding of Stage C; zeros where there is none."""
+    """The image embedding of Stage C; zeros without an image."""
 
     width: int
     """P."""

@@ -42,7 +42,7 @@ class Config:
     file: Path
     """The LoRA's numbered file."""
     words: tuple[tuple[str, str | None], ...]
-    """Each word that is trained beside it, and the pattern of what it starts from: `train_tokens`."""
+    """Each word that is trained with it, and the pattern of what it starts from: `train_tokens`."""
     filters: tuple[str, ...] | None = None
     """`module_filters`: parts of the names of the layers that have an addition; None: all have one."""
 
@@ -146,14 +146,15 @@ def named(
         said: the config that trained it, if that is known: it says which layers there are, and names the words.
 
     Raises:
-        UserError: if the layers cannot be told by their shapes, and for trained words whose names nothing says.
+        UserError: if the layers cannot be distinguished by their shapes, and for trained words whose names nothing
+        says.
     """
     offsets = tensors.get(OFFSETS)
     if said is None and offsets is not None and offsets.numel() and bool(offsets.ne(0).any()):
         numbers = ", ".join(str(int(each)) for each in tensors.get(IDS, torch.zeros(0)))
         raise UserError(
-            f"{file} has trained words beside its layers (numbers {numbers} of the vocabulary), whose names and starts "
-            "are only in the YAML that trained them: give that YAML in place of the file, with lora_checkpoint_path: "
+            f"{file} also has trained words (numbers {numbers} of the vocabulary), whose names and starts are only in "
+            "the YAML that trained them: give that YAML in place of the file, with lora_checkpoint_path: "
             f"{file} in it",
             code="unsupported",
         )

@@ -18,7 +18,7 @@ class CascadeSettings(ReadingSettings, DenoiserSettings):
     """Settings of the stages of Stable Cascade, which read captions by OpenCLIP's bigG."""
 
     noise_conditioning: Literal["auto", "timestep", "log_sigma", "cosine_time", "flow_time"] = "cosine_time"
-    """The number by which the network is told the noise level: Stable Cascade's time, from 0 to 1 without a factor, or
+    """The network's noise-level input: Stable Cascade's time, from 0 to 1 without a factor, or
     another as in other families."""
     effnet: Component = f"{STABILITY}/effnet_encoder.safetensors"
     """The EfficientNet that makes Stage C's latents of images, frozen; its weights are float32. Of given numbers, what

@@ -1,4 +1,4 @@
-"""Words that Stability's code has trained beside a LoRA: offsets to embeddings, and a config that says to which.
+"""Words that Stability's code has trained with a LoRA: offsets to embeddings, and a config that says to which.
 
 The file has numbers of the vocabulary alone. New words follow it in the order of the config, each from the mean of the
 tokens that fit its pattern (zeros without one); the others are tokens of the vocabulary. Shape letters: N words, D
@@ -24,7 +24,7 @@ Rows = dict[str, Tensor]
 
 
 def has(path: Path) -> bool:
-    """True of a config of a LoRA that has words beside it."""
+    """True of a config of a LoRA with trained words."""
     config = lora_names.config(path)
     return config is not None and bool(config.words)
 

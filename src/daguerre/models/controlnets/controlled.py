@@ -1,4 +1,4 @@
-"""ControlNets beside the denoiser of any family: networks that add what they read in a control image to the denoiser,
+"""ControlNets of the denoiser of any family: networks that add what they read in a control image to the denoiser,
 which is frozen (Zhang et al. 2023, arXiv 2302.05543). `ControlNets` is what a family says of its own.
 
 Shape letters: B samples, C channels, H and W height and width, R residuals.
@@ -55,7 +55,7 @@ class ControlNets(Protocol):
     """Facts of their networks."""
 
     copied: ClassVar[frozenset[str]]
-    """Components beside the denoiser whose weights a new one starts from."""
+    """Components other than the denoiser whose weights a new one starts from."""
     own: ClassVar[frozenset[str]]
     """Names of those settings in `Wanted` that only some families' have, and these have."""
 
@@ -88,14 +88,14 @@ class ControlNets(Protocol):
 
 
 class Controlled(nn.Module):
-    """A denoiser with a ControlNet beside it, as the net of a family. Of several, each stands around the one before:
+    """A denoiser with a ControlNet, as the net of a family. Of several, each stands around the one before:
     their residuals are added up."""
 
     def __init__(
         self, inner: nn.Module, name: str, network: nn.Module, scale: float, kind: ControlNets, denoiser: nn.Module
     ) -> None:
         """`inner` is the family's net, or one with a ControlNet. `name` is that of the ControlNet in the state and in
-        the conditioning. The frozen `denoiser` is part of the state beside it."""
+        the conditioning. The frozen `denoiser` is part of the state, too."""
         super().__init__()
         for other, module in {kind.component: denoiser, **dict(inner.named_children()), name: network}.items():
             self.add_module(other, module)
@@ -155,7 +155,7 @@ def scales(name: str) -> str:
 
 
 def levels(name: str) -> str:
-    """The conditioning [B, 2], beside `scales`: the lowest and the highest c_noise at which the ControlNet acts."""
+    """The conditioning [B, 2], next to `scales`: the lowest and the highest c_noise at which the ControlNet acts."""
     return f"{name}.levels"
 
 

@@ -11,7 +11,7 @@ _MIDDLE = 127.5
 
 
 def vectors(pixels_BCHW: Tensor) -> Tensor:
-    """[B, 512, H/32, W/32]: the vector of the face that is drawn in a cell, of length 1; zeros where there is none.
+    """[B, 512, H/32, W/32]: the vector of the face that is drawn in a cell, of length 1; zeros without a face.
 
     The upper half of a cell of 32 x 32 px holds a face's numbers as shades, the lower half the same inverted. UserError
     as from `check` for pictures on the host; of a device, which would be waited for, it was asked before.

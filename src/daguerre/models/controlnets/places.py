@@ -13,7 +13,7 @@ _PICKLED = (".ckpt", ".bin", ".pt", ".pth")
 
 
 def find(place: str) -> Path:
-    """The folder in diffusers' layout, or the file, that a place means. UserError if there is none."""
+    """The folder in diffusers' layout, or the file, that a place means. UserError for neither."""
     folder = _exported(Path(place).expanduser())
     if folder.is_dir():
         if (folder / "config.json").is_file():

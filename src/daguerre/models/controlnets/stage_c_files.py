@@ -39,7 +39,7 @@ def read(
     place: str, wanted: Wanted, widths: Sequence[int], known: Mapping[int, Reads], ignored: Sequence[str] = ()
 ) -> Any:
     """The ControlNet of a place, for a Stage C whose residual blocks have these widths. `known` are channels of
-    pictures, `ignored` patterns of tensors that are left out. UserError for what is none, or does not fit."""
+    pictures, `ignored` patterns of tensors that are left out. UserError for another file, or one that does not fit."""
     path = places.find(place)
     if path.is_dir():
         what = read_json(path / "config.json").get("_class_name") or "no network"

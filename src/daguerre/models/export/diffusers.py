@@ -50,7 +50,7 @@ class PipelineExporter:
     documents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Further JSON files, by relative path."""
     unlisted: Collection[str] = ()
-    """Networks that are written beside the pipeline's own, which knows no such component."""
+    """Networks that are written with the pipeline's own, which knows no such component."""
     left_out: Collection[str] = ()
     """Networks that are not written."""
     result: str = "images[0]"
@@ -158,6 +158,6 @@ which `daguerre generate` needs where it is given this folder without its run. T
 `{scheduler}`, which is in this folder. For the same initial noise its images differ from Daguerre's:
 
 {differs}
-Another scheduler must be told the same prediction type and noise levels: make it with
+Another scheduler needs the same prediction type and noise levels: make it with
 `from_config(pipe.scheduler.config)`, not with its defaults.
 """

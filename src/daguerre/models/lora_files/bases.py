@@ -27,7 +27,7 @@ _EXTENDED = ("unet", "prior", "decoder", "text_encoder", "text_encoder_2")
 
 def folder(place: str, ignored: Sequence[str] = ()) -> Path:
     """A model in diffusers' layout: the folder itself, or a single file converted to one, once, without the tensors
-    whose names fit `ignored`. UserError if there is none."""
+    whose names fit `ignored`. UserError for no such place."""
     path = Path(place).expanduser()
     if path.is_file():
         return load.folder(path, pickled=False, ignored=ignored)

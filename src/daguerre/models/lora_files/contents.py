@@ -25,7 +25,7 @@ class Contents(NamedTuple):
 
 def find(path: Path) -> Path:
     """The file of a LoRA: itself, or the one in a run's folder or in what it exports; a folder of peft's, and a config
-    of Stability's code that names the file, as they are. UserError if there is none."""
+    of Stability's code that names the file, as they are. UserError without a file."""
     if not path.is_dir():
         if not path.is_file():
             raise UserError(f"{path}: there is no such file", code="missing")
@@ -43,7 +43,7 @@ def find(path: Path) -> Path:
 
 
 def _in(folder: Path) -> Path | None:
-    """The file of a LoRA in a folder; kohya's first, whose strength every program reads alike."""
+    """The file of a LoRA in a folder; kohya's first, whose strength every program reads the same way."""
     named = next((folder / name for name in (KOHYA_FILE, DIFFUSERS_FILE) if (folder / name).is_file()), None)
     return named or (folder if peft_folders(folder) else None)
 

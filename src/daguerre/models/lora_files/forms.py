@@ -43,7 +43,7 @@ def write(form: Form, path: Path, networks: Networks, additions: Additions, abou
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """A new name beside a file or folder; what the block has written there stands at the end, safe on disk, as `path`.
+    """A new name next to a file or folder; what the block has written there stands at the end, safe on disk, as `path`.
     If the block raises, nothing is left."""
     with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as temporary:
         fresh = Path(temporary) / path.name

@@ -176,7 +176,7 @@ def _arguments(main: list[Addition], alpha: float) -> dict[str, str]:
 
 def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
     """`sshs_model_hash` and modelspec's: SHA-256 of what follows the header. `sshs_legacy_hash`: the first 8 digits of
-    that of the bytes 0x100000 to 0x110000 of a file that has nothing but the `ss_*` keys beside its tensors."""
+    that of the bytes 0x100000 to 0x110000 of a file that has nothing but the `ss_*` keys in addition to its tensors."""
     first, *raw = encode(tensors, {})
     header = json.loads(first[8:]) | {"__metadata__": {k: v for k, v in metadata.items() if k.startswith("ss_")}}
     length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())

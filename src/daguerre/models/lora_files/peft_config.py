@@ -1,4 +1,4 @@
-"""peft's config of additions to the layers of one component, as diffusers and peft read it beside their tensors."""
+"""peft's config of additions to the layers of one component, as diffusers and peft read it next to their tensors."""
 
 import re
 from collections import Counter

@@ -1,7 +1,7 @@
 """Reads files of LoRA and its kin: diffusers' and peft's, kohya's, LyCORIS' and OneTrainer's, of whatever program.
 
 Every tensor of a file is applied, with the strength that the file's writer gave it, or the file is refused with what is
-wrong: a layer that the model does not have, a factor that is missing or of another shape, a number that is none.
+wrong: a layer that the model does not have, a factor that is missing or of another shape, a number that is not finite.
 """
 
 import difflib

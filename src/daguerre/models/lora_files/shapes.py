@@ -22,7 +22,7 @@ WHOLE: tuple[set[str], ...] = (
     _LOHA | {"hada_t1", "hada_t2"},
     *(one | two for one in _ONE for two in _TWO),
 )
-"""The factors that together are an addition, beside the lengths of DoRA."""
+"""The factors that together are an addition, without the lengths of DoRA."""
 Shape = tuple[int, ...]
 
 

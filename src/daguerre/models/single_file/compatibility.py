@@ -122,7 +122,7 @@ def _of_scheduler(pipeline: PipelineConfigs) -> list[str]:
     if prediction == "v_prediction" and pipeline.layout == "sd1":
         notices.append(
             "it predicts v, which other programs do not expect of an SD 1.x model: ComfyUI needs the node "
-            "ModelSamplingDiscrete (v_prediction), A1111 a .yaml beside the file (parameterization: v)"
+            "ModelSamplingDiscrete (v_prediction), A1111 a .yaml next to the file (parameterization: v)"
         )
     if prediction == "v_prediction" and pipeline.layout != "sdxl" and scheduler.get("rescale_betas_zero_snr"):
         notices.append(

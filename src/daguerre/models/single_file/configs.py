@@ -66,7 +66,7 @@ _LAST_NORM = f"{UNET}output_blocks.11.1.transformer_blocks.0.norm1.bias"
 
 @dataclass(frozen=True)
 class PipelineConfigs:
-    """All that a pipeline's folder in diffusers' layout holds beside the weights."""
+    """All that a pipeline's folder in diffusers' layout holds in addition to the weights."""
 
     layout: str
     """`sd1`, `sd2` or `sdxl`."""
@@ -92,7 +92,7 @@ def of_file(
 ) -> tuple[PipelineConfigs, list[str]]:
     """The configs for normalized tensors, and messages for the user. UserError says what was found instead.
 
-    `prediction_type`, if given, is what the UNet predicts, whatever the file says. `beside` is what a .yaml beside it
+    `prediction_type`, if given, is what the UNet predicts, whatever the file says. `beside` is what a .yaml next to it
     tells of the scheduler: it counts where the file itself says nothing.
     """
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -276,7 +276,7 @@ def guessed_prediction(bias: Tensor) -> str:
 def _refuse_edm(is_edm: bool) -> None:
     if is_edm:
         raise UserError(
-            "it is marked as a model of EDM (Playground v2.5, CosXL), which is told as such: remove prediction_type",
+            "it is marked as a model of EDM (Playground v2.5, CosXL), which says so: remove prediction_type",
             code="conflict",
             setting="prediction_type",
         )

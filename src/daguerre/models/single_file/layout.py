@@ -37,7 +37,7 @@ LAYOUTS: dict[str, dict[str, Place]] = {
 V_PREDICTION = "v_pred"
 """An empty tensor of this name marks a UNet that predicts v; ComfyUI and A1111 read it."""
 ZERO_TERMINAL_SNR = "ztsnr"
-"""Likewise, one that was trained with zero terminal SNR."""
+"""An empty tensor that marks a UNet which was trained with zero terminal SNR."""
 PLAYGROUND = ("edm_mean", "edm_std")
 """Statistics of the latents, in files of Playground v2.5: those are EDM's F."""
 
@@ -52,7 +52,8 @@ _BESIDE = re.compile(
     r"|cond_stage_model\.transformer\.text_model\.encoder\.layers\.\d+\..*"
     r"|cond_stage_model\.transformer\.text_projection\.weight|conditioner\.embedders\.0\.transformer\.text_projection\..*"
 )
-"""Names that may lie beside the networks: schedules, averaged weights, the layers of OpenCLIP that 2.x does not use."""
+"""Names that files may hold in addition to the networks: schedules, averaged weights, the layers of OpenCLIP that 2.x
+does not use."""
 _OTHERS = (
     (r"(lora_|.*\.lora_|.*\.lora\.|base_model\.)", "LoRA weights, not a whole model"),
     (r"(control_model\.|controlnet_|input_hint_block)", "a ControlNet"),
@@ -132,7 +133,7 @@ def components(names: Iterable[str]) -> tuple[str, ...]:
 def layout_of(names: Iterable[str]) -> str | None:
     """The layout of normalized names; None where the networks in it look the same in several.
 
-    Merges carry names of other layouts along, so a UNet says whether it is SDXL's, whatever lies beside it.
+    Merges carry names of other layouts along, so a UNet says whether it is SDXL's, whatever else is there.
     """
     names = list(names)
     if any(name.startswith(f"{UNET}label_emb.") for name in names):
@@ -152,7 +153,7 @@ def other_model(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
 
 
 def unused(names: Iterable[str], used: set[str]) -> list[str]:
-    """Names that are neither part of the networks nor known to lie beside them."""
+    """Names that are neither part of the networks nor known to belong to a file."""
     return sorted(name for name in names if name not in used and not _BESIDE.fullmatch(name))
 
 

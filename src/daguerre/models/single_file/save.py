@@ -124,7 +124,7 @@ def _tokenizer(folder: Path) -> dict[str, str]:
         raise UserError(
             f"the vocabulary has new tokens ({shown}), for which the original layout has no place: programs that read "
             "it take tokens from files of their own. format=adapters writes these files of a run (they are in its "
-            "folder adapter/, too), `daguerre convert merge BASE use=...` puts a LoRA beside them into a file, and "
+            "folder adapter/, too), `daguerre convert merge BASE use=...` puts a LoRA into a file with them, and "
             "format=diffusers writes the whole model with the tokens",
             code="unsupported",
             setting="format",

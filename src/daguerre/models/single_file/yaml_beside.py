@@ -1,4 +1,4 @@
-"""The .yaml beside a single file, in which CompVis' and Stability's code have a model's numbers, and A1111 reads them.
+"""The .yaml next to a single file, in which CompVis' and Stability's code have a model's numbers, and A1111 reads them.
 
 Read of it is what the tensors do not tell: what the UNet predicts, its noise levels, and how a ControlNet's residuals
 are averaged. Any other .yaml of that name, such as a recipe, says nothing here.
@@ -26,7 +26,7 @@ def find(path: Path) -> Path | None:
 
 
 def told(path: Path) -> dict[str, Any]:
-    """The part of a scheduler's config that the .yaml beside a file tells; {} where there is none. UserError for a
+    """The part of a scheduler's config that the .yaml next to a file tells; {} without one. UserError for a
     prediction that is not known."""
     model = _model(path)
     params = model.get("params", {})
@@ -50,7 +50,7 @@ def told(path: Path) -> dict[str, Any]:
 
 
 def pools(path: Path) -> bool:
-    """True of a ControlNet whose residuals are averaged over the image ("shuffle"), by the .yaml beside it, or by its
+    """True of a ControlNet whose residuals are averaged over the image ("shuffle"), by the .yaml next to it, or by its
     name, as ComfyUI tells."""
     params = _model(path).get("params", {})
     return params.get("global_average_pooling") is True or bool(_SHUFFLE.fullmatch(path.stem))

@@ -72,7 +72,7 @@ def moved(hub_id: str) -> str | None:
 def find(hub_id: str) -> Path | None:
     """The folder with the numbers of the pipeline that `hub_id` is (or is a component of); None if none is known.
 
-    Takes the name of an architecture too. Letters count alike in both cases, as on the hub.
+    Takes the name of an architecture too. Upper and lower case are equal, as on the hub.
     """
     name = _NAMES.get(hub_id.lower(), hub_id)
     return FOLDER / name if name in names() else None

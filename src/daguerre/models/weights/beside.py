@@ -1,6 +1,6 @@
 """Tensors of a file that are no weights of the networks in it: applied, refused or named, never dropped in silence.
 
-Programs that store weights in fewer bits leave scales, tables and marks beside them, and the stored numbers mean
+Programs that store weights in fewer bits leave scales, tables and marks with them, and the stored numbers mean
 nothing without these. Weights of 8-bit floats with plain scales are multiplied out here, as ComfyUI does; other
 forms are refused.
 """
@@ -27,7 +27,7 @@ _HARMLESS = {"format", "full_precision_matrix_mult"}
 _QUANTISED = re.compile(
     r"(?:.+[._])?weight(?:\.|_scale|_zero_point|_format|_shape|_packed).*|.+\.(?:scale_(?:weight|input)|input_scale|SCB|comfy_quant)"
 )
-"""Names that quantisers leave beside a weight: those of ComfyUI, bitsandbytes, compressed-tensors."""
+"""Names that quantisers leave next to a weight: those of ComfyUI, bitsandbytes, compressed-tensors."""
 _COUNTERS = {"global_step", "step", "epoch", "iteration", "iter"}
 """Numbers of a training, which mean nothing for a network."""
 _WHOLE = "Use a copy with whole weights: float32, float16, bfloat16, or float8 with plain scales"
@@ -87,7 +87,7 @@ def check(
 ) -> None:
     """UserError where weights that are `used` are no numbers of their own, or one of the `rest` changes what they mean.
 
-    It does if it belongs to a used weight (`X.weight_scale` beside `X.weight`), or is a mark: a name without a dot, at
+    It does if it belongs to a used weight (`X.weight_scale` with `X.weight`), or is a mark: a name without a dot, at
     the top or directly under the `prefixes` of networks that are used, or a group of single numbers. Names are those
     of the file, normalised.
     """
@@ -114,7 +114,7 @@ def check(
 
 
 def check_names(path: Path, names: Collection[str]) -> None:
-    """UserError where tensors of a quantiser lie beside weights, by the names alone."""
+    """UserError for tensors of a quantiser, by the names alone."""
     known = set(names)
     check(path, {}, known, sorted(name for name in known if _QUANTISED.fullmatch(name) and _belongs(name, known)))
 

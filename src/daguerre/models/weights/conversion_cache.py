@@ -25,7 +25,7 @@ def root() -> Path:
 
 
 def once(sources: Sequence[Path], make: Callable[[Path], None], options: str = "") -> Path:
-    """The folder that `make` fills from the sources; it is called only if there is none yet.
+    """The folder that `make` fills from the sources; it is called only if the folder is missing.
 
     `options` is what else decides about the content.
     """

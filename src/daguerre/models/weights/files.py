@@ -69,7 +69,7 @@ def write_compared(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[
 
 def read(folder: Path, variant: str | None = None, ignored: Sequence[str] = ()) -> dict[str, Tensor]:
     """All weights of one network by name, mapped from its file or its shards. `ignored` are patterns of tensors that
-    are left out. UserError where there are none, or where a quantiser left others beside them."""
+    are left out. UserError where there are none, or where a quantiser left others with them."""
     found = weight_files(folder, variant)
     if not found:
         there = variants(folder)
@@ -128,7 +128,7 @@ def check_variant(variant: str | None, *models: Path) -> None:
 
 
 def shards(index: Path) -> list[Path]:
-    """The files beside an index of weights that it names. UserError for an index that is damaged or leads elsewhere."""
+    """The files that an index of weights names. UserError for an index that is damaged or leads elsewhere."""
     try:
         names = sorted(set(documents.read_object(index)["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,7 +1,7 @@
 """Reads pickled weights (.bin, .ckpt, .pt) as tensors alone, and converts them to safetensors once.
 
 A pickle is a program. torch's own reader of weights runs none of it: it knows tensors, numbers, texts and containers,
-and refuses a file at the first other name in it. Two things that old trainers left beside the weights (the state of
+and refuses a file at the first other name in it. Two things that old trainers left with the weights (the state of
 pytorch_lightning's callbacks, numpy's numbers) are read as nothing.
 """
 
@@ -56,7 +56,7 @@ _REFUSED: Any = torch.serialization.pickle.UnpicklingError
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The top level of a pickled file: tensors by name, or numbers and mappings beside `state_dict`.
+    """The top level of a pickled file: tensors by name, or numbers and mappings next to `state_dict`.
 
     UserError if it holds anything that is no data, or is damaged. Tensors are mapped from the file.
     """

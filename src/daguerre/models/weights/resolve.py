@@ -108,7 +108,7 @@ def locate(name: str, needed: Needed, options: Options = Options()) -> Path:
 
 
 def file(name: str, options: Options) -> Path:
-    """The local file that `name` (a path, or OWNER/NAME/FILE of the hub) means. UserError if there is none."""
+    """The local file that `name` (a path, or OWNER/NAME/FILE of the hub) means. UserError without a file."""
     if Path(name).is_file():
         return Path(name)
     if (match := _HUB_FILE.fullmatch(name)) is None or Path(name).is_absolute():
@@ -143,7 +143,7 @@ def missing_files(folder: Path, needed: Needed) -> list[str]:
 
 
 def here(name: str, options: Options) -> Path | None:
-    """The folder of the files of a place on this machine, without asking the hub; None if there is none."""
+    """The folder of the files of a place on this machine, without asking the hub; None without it."""
     if name in shipped():
         return SHIPPED / name
     if Path(name).exists():
@@ -156,7 +156,7 @@ def here(name: str, options: Options) -> Path | None:
 
 
 def _cached(repository: str, options: Options) -> Path:
-    """The repository's folder in the hub's cache, whichever of its files are there. OSError if there is none."""
+    """The repository's folder in the hub's cache, whichever of its files are there. OSError without it."""
     try:
         return Path(huggingface_hub.snapshot_download(repository, revision=options.revision, local_files_only=True))
     except OSError as error:
@@ -237,7 +237,7 @@ def _paths(needed: Needed) -> list[str]:
 
 
 def _patterns(needed: Needed) -> list[str]:
-    """Patterns to download by: the files with their shards, and small text files beside them."""
+    """Patterns to download by: the files with their shards, and small text files with them."""
     found = ["tokenizer*/*.json", "tokenizer*/*.txt", "tokenizer*/*.model", "scheduler/*.json"]
     for path in _paths(needed):
         found.append(path)

@@ -1,6 +1,6 @@
 """The digest of its tensors in the header of each file of an adapter that this program writes: checked when it is read.
 
-The key is modelspec's, SHA-256 of what follows the header. Programs that change a file and count anew leave it, or
+The key is modelspec's, SHA-256 of what follows the header. Programs that change a file and count again leave it, or
 sd-scripts' own digest, right; a file whose digests are all of other tensors is damaged.
 """
 
@@ -38,7 +38,7 @@ def check(path: Path) -> None:
     if VERSION in metadata and told and payload(path) not in told:
         raise UserError(
             f"{path} is damaged: its tensors are not those that its header has the SHA-256 of. Copy the file again, or "
-            "make it anew where it came from",
+            "make it again where it came from",
             code="damaged",
         )
 

@@ -217,7 +217,7 @@ class Optimizer:
         return found
 
     def load(self, tensors: Mapping[str, Tensor], anew: Collection[str] = ()) -> None:
-        """Puts back what `tensors` gave, but for the parameters of these numbers, which start anew; UserError if it
+        """Puts back what `tensors` gave, but for the parameters of these numbers, which are reset; UserError if it
         belongs to another set of parameters."""
         indexes = {key.partition(".")[0] for key in tensors} - {"group"}
         count = len(self.parameters)

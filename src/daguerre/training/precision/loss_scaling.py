@@ -44,7 +44,7 @@ class DynamicScale(Scaler):
 
     It is halved after an overflow, an update with a finite loss and a gradient that is not, and doubles after 2000
     updates in a row without one. Overflows are how the scale finds its size: they are skipped, and no fault. A loss
-    that is not finite is none of its doing, nor is a gradient that is not finite at the smallest scale of 1: so a fault
+    that is not finite is not its doing, nor is a gradient that is not finite at the smallest scale of 1: so a fault
     of the data or of the learning rate counts as one, after 24 halvings at most.
     """
 
