@@ -71,9 +71,9 @@ Cond = Mapping[str, "Tensor"]
 class Features(Protocol):
     """Cached features of one sample, or of a data set: the results of encoders in place of what they read."""
 
-    def of(self, frame: Any, text: str) -> Mapping[str, np.ndarray]:
-        """Features by name of the part of the image that a `data.images.decode.Frame` takes, and of a text; without a
-        leading dim. OSError for a fault that may pass."""
+    def of(self, frames: Mapping[str, Any], text: str) -> Mapping[str, np.ndarray]:
+        """Features by name of the parts of the images that a `data.images.decode.Frame` of each takes, and of a text;
+        without a leading dim. OSError for a fault that may pass."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class Batch:
     weights_B: Tensor | None = None
     """float32, on the CPU: factors of the losses (`loss_weight` of the source in a mix). None: all are 1."""
     features: Mapping[str, Tensor] = field(default_factory=dict)
-    """Cached results of encoders [B, ...], of any type: `image.NAME` of the images, `text.NAME` of the captions; 0 for
-    a slot whose sample could not be decoded."""
+    """Cached results of encoders [B, ...], of any type: `image.NAME` of the images, `rejected.NAME` or `reference.NAME`
+    of further ones, `text.NAME` of the captions; 0 for a slot whose sample could not be decoded."""
     sizes_of: Mapping[str, np.ndarray] = field(default_factory=dict, metadata={"host": True})
     """`sizes` of each of the `TARGETS` that the batch holds, by name."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
@@ -188,8 +188,15 @@ class Batch:
         and the draws of that image, and the same keys and captions."""
         start = f"{target}."
         own = {name.removeprefix(start): rows for name, rows in self.draws.items() if name.startswith(start)}
-        images = {**self.images, IMAGE: self.images[target]}
-        return replace(self, images=images, sizes=self.sizes_of.get(target, self.sizes), draws={**self.draws, **own})
+        images = {name: pixels for name, pixels in self.images.items() if name != IMAGE}
+        images |= {IMAGE: self.images[target]} if target in self.images else {}
+        # Cached features of the first image must not pass for those of the target.
+        features = {name: rows for name, rows in self.features.items() if not name.startswith(OF_IMAGES)}
+        features |= {
+            OF_IMAGES + name.removeprefix(start): rows for name, rows in features.items() if name.startswith(start)
+        }
+        sizes = self.sizes_of.get(target, self.sizes)
+        return replace(self, images=images, sizes=sizes, draws={**self.draws, **own}, features=features)
 
 
 @dataclass(frozen=True)

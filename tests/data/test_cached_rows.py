@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from daguerre.data.cached import rows
 from daguerre.data.cached.rows import Lost, Rows, Writer, key
-from daguerre.data.cached.samples import Fact, Facts
+from daguerre.data.cached.samples import Fact, Facts, Picture
+from daguerre.data.index.file import decoded, encoded
 from daguerre.storage import io as storage_io
 
 KEYS = [b"\0" * 16, b"a" + b"\0" * 15, b"\0" + b"a" * 15, b"ab" + b"\0" * 14, *(key(bytes([i])) for i in range(9))]
@@ -91,3 +95,22 @@ def test_a_name_that_was_damaged_on_the_way_is_no_file(monkeypatch):
     listed = iter([["cache/x/aB-8.safetensors"], ["cache/x/ab-8.safetensors"], ["cache/x/ab-8.safetensors"]])
     monkeypatch.setattr(storage_io, "entries", lambda location: [{"path": path} for path in next(listed)])
     assert rows.files("s3://bucket/cache/x", rows.SUFFIX) == ["ab-8.safetensors"]
+
+
+def test_facts_of_thousands_of_samples_keep_their_further_images_and_those_of_earlier_versions_have_none(tmp_path):
+    count, facts = 5000, Facts(str(tmp_path))
+    pictures = {n: {"rejected": Picture(key(bytes([n % 256])), n, 7)} if n % 3 else {} for n in range(count)}
+    for number in range(count):
+        facts.add(number, number + 1, Fact(key(b"image"), 1, 2, {"text": "x"}, "", pictures[number]))
+    facts.flush()
+    ids = np.arange(count)
+    found = Facts(str(tmp_path))
+    noted = found.noted(found.places(ids, (ids + 1).astype(np.uint64)))
+    assert [dict(fact.further) for fact in noted] == [pictures[number] for number in range(count)]
+    (name,) = found.files()
+    place = tmp_path / "samples" / name
+    before = decoded(pa.py_buffer(place.read_bytes()), place)
+    place.write_bytes(encoded(replace(before, table=before.table.drop_columns("further"))))
+    earlier = Facts(str(tmp_path))
+    (fact,) = earlier.noted(earlier.places(ids[1:2], (ids[1:2] + 1).astype(np.uint64)))
+    assert fact == noted[1]._replace(further={})

@@ -172,8 +172,8 @@ class Features:
 
     number: int
 
-    def of(self, frame, text):
-        assert (frame.height_px, text) == (16, f"image {self.number}")
+    def of(self, frames, text):
+        assert (frames["image"].height_px, text) == (16, f"image {self.number}")
         return {"latent": np.full((2, 3), self.number, np.float16)}
 
 

@@ -43,4 +43,4 @@ def test_an_image_whose_row_cannot_be_kept_is_named(bad):
 def test_a_caption_whose_row_cannot_be_kept_is_named():
     texts = ["a circle", "a very long caption " * 9]
     with pytest.raises(UserError, match=r"^the caption 'a very long caption .{40}\.\.\.' gives features"):
-        encode.encode_texts(parts(float("nan"), [1]), CacheSettings(path="x"), texts)
+        encode.encode_texts(parts(float("nan"), [1]), CacheSettings(path="x"), [*map(encode.Caption, texts)])

@@ -14,7 +14,7 @@ import torch
 from tiny_texts import seeded
 
 from daguerre.caching import encode
-from daguerre.caching.fill import possible
+from daguerre.caching.needed import possible
 from daguerre.data.cached.rows import BFLOAT16, Rows, Writer, numbers
 from daguerre.data.cached.settings import CacheSettings
 from daguerre.data.cached.source import text_key
@@ -40,7 +40,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> TextConditioning:
 def encoded(conditioner: TextConditioning, captions: list[str], **settings: Any) -> list[Any]:
     family = SimpleNamespace(text=conditioner)
     parts: Any = SimpleNamespace(family=family, device=torch.device("cpu"), numerics=Precision())
-    return encode.encode_texts(parts, CacheSettings(path="unused", **settings), captions)
+    return encode.encode_texts(parts, CacheSettings(path="unused", **settings), [*map(encode.Caption, captions)])
 
 
 def batch(rows: list[Any]) -> dict[str, torch.Tensor]:

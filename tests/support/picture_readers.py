@@ -23,7 +23,8 @@ WIDTH = 48
 
 def tokens(batch: Any, moments: Any) -> dict[str, Tensor]:
     """The mean of each reference image's latent, [B, 4], as a token."""
-    means = [moments[f"{name}.mean"].mean((2, 3)) for name in REFERENCES if f"{name}.mean" in moments]
+    # Contiguous, as rows of a cache are: a sum over another layout in memory rounds otherwise.
+    means = [moments[f"{name}.mean"].contiguous().mean((2, 3)) for name in REFERENCES if f"{name}.mean" in moments]
     return {"pictures": torch.stack([pad(mean, (0, WIDTH - 4)) for mean in means], 1)} if means else {}
 
 
@@ -50,10 +51,36 @@ def reading(family: Family, rule: References = RULE) -> Family:
     return replace(family, references=rule, batch_condition=tokens, make_net=make_net)
 
 
-def installed(monkeypatch: Any, rule: References = RULE) -> None:
-    """`sd` reads them, while a test runs."""
+class PictureText:
+    """A text conditioner that reads the mean colours of the reference images with the caption."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.encoders, self.networks = inner.encoders, inner.networks
+        self.rules, self.truncated, self.files, self.tokens = inner.rules, inner.truncated, inner.files, inner.tokens
+
+    def tokens_of(self, texts: Any, references: Any) -> Any:
+        means = [pixels.float().mean((1, 2, 3)) / 255 for pixels in references]
+        return {**self.inner.tokens(texts), **({"colours": torch.stack(means, 1)} if means else {})}
+
+    def features(self, tokens: Any, trained: Any = ()) -> Any:
+        own = {name: rows for name, rows in tokens.items() if name != "colours"}
+        found = dict(self.inner.features(own, trained))
+        if "colours" in tokens:
+            weights = torch.arange(1.0, tokens["colours"].shape[1] + 1, device=tokens["colours"].device)
+            found["text"] = found["text"] * (1 + (tokens["colours"] * weights).sum(1))[:, None, None]
+        return found
+
+
+def installed(monkeypatch: Any, rule: References = RULE, in_text: bool = False) -> None:
+    """`sd` reads them, while a test runs; also `in_text`, with the captions."""
     load = sd.load
-    monkeypatch.setattr(sd, "load", lambda settings, seed: reading(load(settings, seed), rule))
+
+    def loaded(settings: Any, seed: int) -> Family:
+        family = reading(load(settings, seed), rule)
+        return replace(family, text=PictureText(family.text)) if in_text else family
+
+    monkeypatch.setattr(sd, "load", loaded)
 
 
 def add_references(folder: Path) -> None:

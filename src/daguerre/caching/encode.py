@@ -1,6 +1,7 @@
 """Rows of a cache, made by the encoders of a family."""
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +11,8 @@ from daguerre.build.parts import Components
 from daguerre.data.cached.rows import BFLOAT16, Row
 from daguerre.data.cached.settings import CacheSettings
 from daguerre.errors import Code, UserError
-from daguerre.models.family import TextConditioner
+from daguerre.models.family import ReferenceText, TextConditioner
+from daguerre.types import Cond
 
 _MASK = "_mask"
 _SHOWN = 60
@@ -33,28 +35,48 @@ def encode_images(
     return _rows(moments, names, torch.float32 if settings.dtype == "float32" else torch.float16, {"logvar"})
 
 
+class Caption(NamedTuple):
+    """A text, and the reference images [3, h, w] uint8 that are read with it."""
+
+    text: str
+    pictures: tuple[Tensor, ...] = ()
+
+    @property
+    def shape(self) -> tuple[torch.Size, ...]:
+        """Captions of equal ones are encoded together."""
+        return tuple(picture.shape for picture in self.pictures)
+
+
 @torch.no_grad()
 def encode_texts(
-    parts: Components, settings: CacheSettings, texts: Sequence[str], names: Sequence[str] = ()
+    parts: Components, settings: CacheSettings, captions: Sequence[Caption], names: Sequence[str] = ()
 ) -> list[Row]:
-    """Features of texts, made the same way; a text is its own name. What only pads a batch is not kept: a text that is
-    read in several windows is encoded alone, and one that is filled up to the longest is cut."""
+    """Features of captions of one shape, made the same way; a text is its own name. What only pads a batch is not kept:
+    a text that is read in several windows is encoded alone, and one that is filled up to the longest is cut."""
     conditioner = parts.family.text
     assert conditioner is not None
     with parts.numerics.frozen(), torch.autocast(parts.device.type, enabled=False):
-        features = {**conditioner.features(conditioner.tokens(texts))}
+        features = {**conditioner.features(_tokens(conditioner, captions))}
     readings = [encoder.reading for encoder in conditioner.encoders]
     masks = {name.removesuffix(_MASK) for name in features if name.endswith(_MASK)}
-    if len(texts) > 1 and masks - {reading.text for reading in readings if not reading.long}:
-        return [row for text in texts for row in encode_texts(parts, settings, [text])]
+    if len(captions) > 1 and masks - {reading.text for reading in readings if not reading.long}:
+        return [row for caption in captions for row in encode_texts(parts, settings, [caption])]
     filled = masks & {reading.text for reading in readings if reading.padding == "longest"}
     lengths = {name: features.pop(f"{name}{_MASK}").sum(1).tolist() for name in filled}
-    known = [f"the caption {_shortened(text)!r}" for text in texts]
+    known = [f"the caption {_shortened(caption.text)!r}" for caption in captions]
     made = _rows(features, known, dtype_of_texts(settings, conditioner), {*features})
     return [
         {name: array[: lengths[name][row]] if name in lengths else array for name, array in own.items()}
         for row, own in enumerate(made)
     ]
+
+
+def _tokens(conditioner: TextConditioner, captions: Sequence[Caption]) -> Cond:
+    texts = [caption.text for caption in captions]
+    if not isinstance(conditioner, ReferenceText):
+        return conditioner.tokens(texts)
+    pictures = zip(*(caption.pictures for caption in captions), strict=True)
+    return conditioner.tokens_of(texts, [torch.stack(each) for each in pictures])
 
 
 def dtype_of_texts(settings: CacheSettings, conditioner: TextConditioner) -> torch.dtype:

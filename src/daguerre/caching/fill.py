@@ -9,10 +9,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,16 +23,17 @@ from torch import Tensor
 from daguerre.build.parts import Components
 from daguerre.caching import encode
 from daguerre.caching.cache import Cache, Half, Wanted
+from daguerre.caching.encode import Caption
+from daguerre.caching.needed import Known, Needed, Said
 from daguerre.checkpoint.atomic import to_json
-from daguerre.conditions.condition import NO_IMAGES, Images
+from daguerre.conditions.condition import NO_IMAGES, ConditionSettings, Images
 from daguerre.config.config import Config
-from daguerre.data import captions
 from daguerre.data.cached import rows, samples, source
 from daguerre.data.cached.rows import Rows, Writer
 from daguerre.data.cached.samples import Fact, Facts
-from daguerre.data.cached.source import CachedSource, image_digest, image_key, text_key
+from daguerre.data.cached.source import CachedSource, image_digest
 from daguerre.data.dataset import Dataset, Member
-from daguerre.data.images import decode
+from daguerre.data.images import decode, kinds
 from daguerre.data.images.decode import Frame
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.loading.collate import retrying
@@ -40,7 +42,7 @@ from daguerre.errors import UserError
 from daguerre.formatting import format_duration, format_size
 from daguerre.models import encoders
 from daguerre.storage import io as storage_io
-from daguerre.types import IMAGE, OF_IMAGES, OF_TEXTS
+from daguerre.types import IMAGE, OF_TEXTS, REFERENCES, Record
 
 _SPEAK_SECONDS = 10.0
 _NOTE_SECONDS = 60.0
@@ -49,8 +51,6 @@ ABOUT = "encoder.json"
 """The file next to an encoder's rows that describes the encoder."""
 
 Say = Callable[[str], None]
-Known = dict[tuple[int, int], Fact]
-"""What is known of samples, by member and number."""
 
 
 @dataclass
@@ -111,7 +111,7 @@ class Filling:
 
     @cached_property
     def _stamps(self) -> list[np.ndarray | None]:
-        return [samples.stamps(own.source, own.settings) for own in self.members]
+        return [samples.stamps(own.source, own.settings, self.needed.further) for own in self.members]
 
     def _images(self, each: Sequence[Wanted], known: Known) -> None:
         """Reads samples that are new, and encodes what is missing of images; adds to what is known."""
@@ -141,7 +141,7 @@ class Filling:
             )
 
     def _lacking(self, images: Rows, each: Sequence[Wanted], known: Known) -> set[Wanted]:
-        keys = [(one, key) for one in each for key in self.keys(one, known.get((one.member, one.number)))]
+        keys = [(one, key) for one in each for key in self.needed.keys(one, known.get((one.member, one.number)))]
         has = self._there(images, [key for _, key in keys])
         return {one for (one, _), there in zip(keys, has.tolist(), strict=True) if not there}
 
@@ -156,18 +156,10 @@ class Filling:
         """[n] bool: whether there is a row of each key; a damaged row counts as missing where rows are examined."""
         return held.sound(keys) if self.examines else held.has(keys)
 
-    def keys(self, one: Wanted, fact: Fact | None) -> list[bytes]:
-        if fact is None or fact.broken:
-            return []
-        return [image_key(fact.image, frame, one.settings) for frame in self._frames(one, fact)]
-
-    def _frames(self, one: Wanted, fact: Fact) -> list[Frame]:
-        """The parts of an image that training takes; none where it cannot be used."""
-        try:
-            size = (fact.height, fact.width)
-            return decode.frames(size, one.settings, one.bucket, self.config.seed, one.key)
-        except Undecodable:
-            return []
+    @cached_property
+    def needed(self) -> Needed:
+        """The rows that samples need."""
+        return Needed(self.config, self.parts)
 
     def _mine(self, one: Wanted) -> bool:
         return one.sample_id % self.ranks == self.rank
@@ -209,25 +201,40 @@ class Filling:
         for one in ones:
             try:
                 pixels_HWC, size = decode.sized(image, one.settings, one.bucket)
+                fact = fact._replace(height=size[0], width=size[1], further=self.needed.pictures(record, one.settings))
+                if images is not None and self._mine(one):
+                    wanted = self.needed.crops(one, fact)
+                    has = self._there(images, [*wanted])
+                    absent = [key for key, there in zip(wanted, has.tolist(), strict=True) if not there]
+                    crops |= cut(record, one, {key: wanted[key] for key in absent}, {IMAGE: pixels_HWC})
             except Undecodable as error:
                 return Fact(digest, 0, 0, record.texts, str(error)), {}
-            fact = fact._replace(height=size[0], width=size[1])
-            if images is not None and self._mine(one):
-                frames = {image_key(digest, frame, one.settings): frame for frame in self._frames(one, fact)}
-                has = self._there(images, [*frames])
-                absent = [key for key, there in zip(frames, has.tolist(), strict=True) if not there]
-                crops |= {key: frames[key].apply(pixels_HWC) for key in absent}
         return fact, crops
 
     def _texts(self, each: Sequence[Wanted], known: Known) -> None:
         """Encodes the captions that are missing, each once."""
         if (texts := self._rows("texts")) is None:
             return
-        keys = {text_key(text): text for text in possible(each, known)}
-        has = dict(zip(keys, self._there(texts, [*keys]).tolist(), strict=True))
-        todo = [key for key in keys if not has[key] and int.from_bytes(key[:8], "little") % self.ranks == self.rank]
-        if todo:
-            self._work("texts", ([(key, keys[key], "")] for key in todo), len(todo))
+        said = self.needed.captions(each, known)
+        has = dict(zip(said, self._there(texts, [*said]).tolist(), strict=True))
+        todo = [key for key in said if not has[key] and int.from_bytes(key[:8], "little") % self.ranks == self.rank]
+        if not todo:
+            return
+        of = (said[key].of for key in todo)
+        self._refuse_alone((one.member, one.number) for one in of if one is not None)
+        self._work(
+            "texts", ([(key, caption, "") for caption in self.read_caption(said[key])] for key in todo), len(todo)
+        )
+
+    def read_caption(self, said: Said) -> list[Caption]:
+        """A caption with the reference images that it is read with; none where these cannot be read."""
+        if said.of is None:
+            return [Caption(said.text)]
+        try:
+            record = retrying(self.members[said.of.member].source.record, said.of.number)
+            return [self.needed.caption(said.text, record, said.of.settings)]
+        except Undecodable:
+            return []
 
     def _work(self, name: str, groups: Iterator[list[tuple[bytes, Any, str]]], count: int) -> None:
         """Encodes what comes in groups, one a sample, and writes it."""
@@ -276,16 +283,20 @@ class Filling:
             alike.clear()
 
 
-def possible(each: Iterable[Wanted], known: Known) -> list[str]:
-    """Every caption that those of these samples may have of which something is known, and the empty one, each once."""
-    found: dict[str, None] = {}
-    for one in each:
-        fact = known.get((one.member, one.number))
-        if fact is not None and not fact.broken:
-            with suppress(Undecodable):
-                found |= dict.fromkeys(captions.possible(fact.texts, one.settings))
-    # The null caption is read by whatever guides, whether dropout of captions leaves some empty or not.
-    return [*(found | {"": None})]
+def cut(
+    record: Record,
+    one: Wanted,
+    wanted: Mapping[bytes, tuple[str, Frame]],
+    decoded: Mapping[str, np.ndarray] = MappingProxyType({}),
+) -> dict[bytes, Tensor]:
+    """The wanted parts of a sample's images, some of which are `decoded`. `Undecodable`."""
+    whole = {**decoded}
+    for name in {name for name, _ in wanted.values()} - decoded.keys():
+        with kinds.named(name):
+            # As the loader decodes them: much larger JPEGs are made smaller for the frame of a bucket, not for others.
+            bucket = None if name in REFERENCES else one.bucket
+            whole[name], _ = decode.sized(record.images[name], one.settings, bucket)
+    return {key: frame.apply(whole[name]) for key, (name, frame) in wanted.items()}
 
 
 def ahead(pool: ThreadPoolExecutor, act: Callable[[Any], Any], given: Iterable[Any]) -> Iterator[Any]:
@@ -308,6 +319,15 @@ class Filled:
     encoded: int
     """Rows that this process made."""
     shapes: tuple[tuple[tuple[int, int], source.Shapes], ...]
+    further: tuple[str, ...] = ()
+    """Further images of samples that are encoded, too."""
+    pictured: bool = False
+    """Whether captions are read with the reference images."""
+
+    def _reads(self, name: str) -> bool:
+        """True for a further image whose pixels are read, as not all is cached that is made of them."""
+        halves = self.cache.halves
+        return "images" not in halves or (name in REFERENCES and self.pictured and "texts" not in halves)
 
     def of(
         self,
@@ -319,9 +339,9 @@ class Filled:
         """The data set with cached features, in place of what they are made of; `images` are further ones, and
         `columns` numbers of the metadata that are asked for. `mend` encodes rows again that are damaged when they are
         read."""
-        stored = [name for name, condition in images.items() if condition is None]
-        computes = any(condition is not None for condition in images.values())
-        reads = ([IMAGE] if computes or "images" not in self.cache.halves else []) + stored
+        computes = any(isinstance(condition, ConditionSettings) for condition in images.values())
+        reads = [IMAGE] if computes or "images" not in self.cache.halves else []
+        reads += [name for name in kinds.stored(images) if name not in self.further or self._reads(name)]
         members = []
         for number, own in enumerate(dataset.members):
             inner = None if isinstance(own.source, CachedSource) else own.source
@@ -334,6 +354,7 @@ class Filled:
             made = CachedSource(
                 inner, self._table(number, own), own.settings, images=self.cache.rows("images"),
                 texts=self.cache.rows("texts"), reads=tuple(reads), shapes=self.shapes, mend=mend, columns=columns,
+                further=self.further, pictured=self.pictured,
             )  # fmt: skip
             members.append(own._replace(source=made, remote=own.remote if reads else None))
         return replace(dataset, members=tuple(members))
@@ -364,7 +385,8 @@ class Filled:
 def filled(filling: Filling, each: Sequence[Wanted], barrier: Callable[[], object] = lambda: None) -> Filled:
     """Fills a cache. UserError where it cannot be."""
     known = filling.fill(each, barrier)
-    found = Filled(filling.cache, known, filling.encoded, _shapes(filling, each, known))
+    shapes = _shapes(filling, each, known)
+    found = Filled(filling.cache, known, filling.encoded, shapes, filling.needed.further, filling.needed.pictured)
     if filling.rank == 0:
         found.publish(filling.members)
     return found
@@ -375,13 +397,18 @@ def _shapes(
 ) -> tuple[tuple[tuple[int, int], source.Shapes], ...]:
     """Shape and type of features in each bucket, from the first row of it."""
     images, texts = filling.cache.rows("images"), filling.cache.rows("texts")
-    of_text = {} if texts is None else _fields(texts, next(map(text_key, possible(each, known)), None), OF_TEXTS)
+    of_text = {} if texts is None else _fields(texts, next(iter(filling.needed.captions(each, known)), None), OF_TEXTS)
     found: dict[tuple[int, int], source.Shapes] = {}
     for one in each:
         shape = (one.bucket.height_px, one.bucket.width_px)
-        keys = [] if shape in found else filling.keys(one, known.get((one.member, one.number)))
-        if keys:
-            found[shape] = {**of_text, **({} if images is None else _fields(images, keys[0], OF_IMAGES))}
+        fact = known.get((one.member, one.number))
+        crops = {} if shape in found or fact is None else filling.needed.crops(one, fact)
+        if crops:
+            # Also stand for those of samples that cannot be read, so one of each further image that all have.
+            spare = filling.needed.spare
+            names = {name: key for key, (name, _) in reversed(crops.items()) if name not in spare}
+            of_images = [] if images is None else [_fields(images, key, f"{name}.") for name, key in names.items()]
+            found[shape] = {**of_text, **{name: told for each in of_images for name, told in each.items()}}
     return tuple(found.items())
 
 

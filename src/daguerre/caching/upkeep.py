@@ -10,17 +10,16 @@ import numpy as np
 from daguerre import documents, keys
 from daguerre.caching import encode
 from daguerre.caching.cache import Cache, Wanted
-from daguerre.caching.fill import ABOUT, Filling, Known, possible
+from daguerre.caching.fill import ABOUT, Filling, cut
+from daguerre.caching.needed import Known
 from daguerre.data.cached import rows
 from daguerre.data.cached.rows import Lost, Rows, Writer
-from daguerre.data.cached.source import image_digest, text_key
-from daguerre.data.images import decode
+from daguerre.data.cached.source import image_digest
 from daguerre.data.images.headers import Undecodable
 from daguerre.formatting import counted
 from daguerre.models import encoders
 from daguerre.storage import io as storage_io
 from daguerre.storage.location import Location
-from daguerre.types import IMAGE
 
 TOLERANCE = 0.01
 """Largest difference of a row from what is encoded again, as a share of its root mean square: rounding of other devices
@@ -67,9 +66,11 @@ def verify(filling: Filling, each: Sequence[Wanted], known: Known, count: int, s
         for one in _drawn([one for one in each if (one.member, one.number) in known], count, seed):
             _verify_sample(filling, one, known, found)
         if (texts := cache.rows("texts")) is not None:
-            for text in _drawn(possible(each, known), count, seed):
-                made = encode.encode_texts(filling.parts, filling.config.cache, [text])[0]
-                _compare(texts, text_key(text), made, f"the caption {text!r}", found)
+            said = filling.needed.captions(each, known)
+            for key in _drawn([*said], count, seed):
+                for caption in filling.read_caption(said[key]):
+                    made = encode.encode_texts(filling.parts, filling.config.cache, [caption])[0]
+                    _compare(texts, key, made, f"the caption {caption.text!r}", found)
     return found
 
 
@@ -85,16 +86,15 @@ def _verify_sample(filling: Filling, one: Wanted, known: Known, found: Verified)
         record = member.source.record(one.number)
     except Undecodable:
         return
-    image = record.images[IMAGE]
-    if image_digest(image) != fact.image or dict(record.texts) != dict(fact.texts):
+    digests = {name: image_digest(image) for name, image in record.images.items()}
+    changed = [name for name, one in fact.pictures.items() if digests.get(name) != one.digest]
+    if changed or dict(record.texts) != dict(fact.texts):
         found.add(READ, f"{name}: changed, but neither its size nor its time of change did")
         return
     if fact.broken or (images := filling.cache.rows("images")) is None:
         return
-    pixels_HWC, size = decode.sized(image, one.settings, one.bucket)
-    frames = decode.frames(size, one.settings, one.bucket, filling.config.seed, one.key)
-    for frame, key in zip(frames, filling.keys(one, fact), strict=True):
-        made = encode.encode_images(filling.parts, filling.config.cache, [frame.apply(pixels_HWC)], [name])[0]
+    for key, crop in cut(record, one, filling.needed.crops(one, fact)).items():
+        made = encode.encode_images(filling.parts, filling.config.cache, [crop], [name])[0]
         _compare(images, key, made, name, found)
 
 
@@ -153,9 +153,10 @@ def used(filling: Filling, each: Iterable[Wanted], known: Known) -> dict[str, se
     each, halves = [*each], filling.cache.halves
     found = {}
     if half := halves.get("images"):
-        found[half.folder] = {key for one in each for key in filling.keys(one, known.get((one.member, one.number)))}
+        needed = filling.needed
+        found[half.folder] = {key for one in each for key in needed.keys(one, known.get((one.member, one.number)))}
     if half := halves.get("texts"):
-        found[half.folder] = {text_key(text) for text in possible(each, known)}
+        found[half.folder] = {*filling.needed.captions(each, known)}
     return found
 
 

@@ -68,7 +68,7 @@ class FeatureSource(Source, Protocol):
 class MendingSource(Protocol):
     """A source that can make features of a sample again; its record raises `rows.Lost` where they are damaged."""
 
-    def mended(self, number: int, frame: "Frame", bucket: Bucket, text: str) -> Self:
+    def mended(self, number: int, frames: Mapping[str, "Frame"], bucket: Bucket, text: str) -> Self:
         """The source, once what is damaged or gone of a sample's features is encoded again, in this process. UserError
         where it cannot be."""
 

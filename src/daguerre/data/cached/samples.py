@@ -5,10 +5,11 @@ another one, the sample is read again, and only what is new of it is encoded.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from daguerre.data.settings import SourceSettings
 from daguerre.data.source import Source, StampedSource
 from daguerre.storage import io as storage_io
 from daguerre.storage.location import Location
+from daguerre.types import IMAGE
 
 FOLDER = "samples"
 SUFFIX = ".index"
@@ -33,7 +35,18 @@ _COLUMNS = {
     "width": pa.int32(),
     "broken": pa.string(),
     "texts": pa.string(),
+    "further": pa.string(),
 }
+
+
+class Picture(NamedTuple):
+    """A further image of a sample as it was read."""
+
+    digest: bytes
+    """Of its bytes (16)."""
+    height: int
+    """Upright, in pixels."""
+    width: int
 
 
 class Fact(NamedTuple):
@@ -47,15 +60,34 @@ class Fact(NamedTuple):
     texts: Mapping[str, str]
     broken: str
     """Reason for which it cannot be used; else empty."""
+    further: Mapping[str, Picture] = MappingProxyType({})
+    """Further images by name, of those that are encoded."""
+
+    @property
+    def pictures(self) -> dict[str, Picture]:
+        """All its images by name."""
+        return {IMAGE: Picture(self.image, self.height, self.width), **self.further}
 
 
-def stamps(source: Source, settings: SourceSettings) -> np.ndarray | None:
-    """[N] uint64 for the samples of a source as these settings read it; None where it has to be read to know."""
+def to_json(further: Mapping[str, Picture]) -> str:
+    """Further images as text, for a column."""
+    return json.dumps({name: [one.digest.hex(), one.height, one.width] for name, one in further.items()})
+
+
+def from_json(text: str | None) -> dict[str, Picture]:
+    """The inverse of `to_json`; files of earlier versions have no such column."""
+    return {name: Picture(bytes.fromhex(one[0]), *one[1:]) for name, one in json.loads(text or "{}").items()}
+
+
+def stamps(source: Source, settings: SourceSettings, further: Sequence[str] = ()) -> np.ndarray | None:
+    """[N] uint64 for the samples of a source as these settings read it, with these further images; None where it has to
+    be read to know."""
     found = source.stamps() if isinstance(source, StampedSource) else None
     if found is None:
         return None
     own = {name for name in type(settings).model_fields if name not in SourceSettings.model_fields} | {"formats"}
     told = settings.model_dump(mode="json", include=own - {"generate"})
+    told |= {"further images": sorted(further)} if further else {}
     own_stamp = xxhash.xxh3_64_intdigest(json.dumps(told, sort_keys=True).encode())
     salted: np.ndarray = np.bitwise_xor(found, np.uint64(own_stamp))
     return salted
@@ -81,7 +113,10 @@ class Facts:
             location = Location(f"{place}/{name}")
             try:
                 data = storage_io.read(location, 0, storage_io.size(location).bytes, twice=True)
-                tables.append(decoded(pa.py_buffer(data), Path(name)).whole())
+                table = decoded(pa.py_buffer(data), Path(name)).whole()
+                if "further" not in table.column_names:  # of an earlier version
+                    table = table.append_column("further", pa.nulls(table.num_rows, pa.string()))
+                tables.append(table)
             except (BadIndex, storage_io.Missing):
                 continue  # a file that was cut short: its samples are read again
         return pa.concat_tables([table.select(list(_COLUMNS)).cast(pa.schema(_COLUMNS)) for table in tables])
@@ -106,8 +141,8 @@ class Facts:
         rows = self._noted.take(pa.array(places))
         columns = (rows[name].to_pylist() for name in list(_COLUMNS)[2:])
         return [
-            Fact(image, height, width, json.loads(texts), broken)
-            for image, height, width, broken, texts in zip(*columns, strict=True)
+            Fact(image, height, width, json.loads(texts), broken, from_json(further))
+            for image, height, width, broken, texts, further in zip(*columns, strict=True)
         ]
 
     def add(self, sample_id: int, stamp: int, fact: Fact) -> None:
@@ -119,7 +154,7 @@ class Facts:
             return
         made: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
         for (sample_id, stamp), fact in self._new.items():
-            values = (sample_id, stamp, *fact[:3], fact.broken, json.dumps(fact.texts))
+            values = (sample_id, stamp, *fact[:3], fact.broken, json.dumps(fact.texts), to_json(fact.further))
             for column, value in zip(made.values(), values, strict=True):
                 column.append(value)
         table = pa.table({name: pa.array(values, _COLUMNS[name]) for name, values in made.items()})

@@ -26,7 +26,7 @@ from daguerre.data.plan.selection import no_number
 from daguerre.data.skipped import Failure
 from daguerre.data.source import FeatureSource, MendingSource
 from daguerre.errors import UserError
-from daguerre.types import IMAGE, OF_IMAGES, REFERENCES, TARGETS, Batch, Features, Record, References
+from daguerre.types import IMAGE, REFERENCES, TARGETS, Batch, Features, Record, References
 
 Read = TypeVar("Read")
 Row = Mapping[str, np.ndarray]
@@ -94,9 +94,10 @@ class _Rows:
     be many times larger."""
 
     def __init__(self, size: int, bucket: Bucket, images: Images, columns: Sequence[str], lacking: Row) -> None:
-        pixels = {} if any(name.startswith(OF_IMAGES) for name in lacking) else {IMAGE: _empty(size, bucket, 3)}
+        self._cached = {name.partition(".")[0] for name in lacking}  # whose pixels are not read
+        pixels = {} if IMAGE in self._cached else {IMAGE: _empty(size, bucket, 3)}
         self._rule, self._lacking, self._bucket = conditions.references(images), lacking, bucket
-        scenes = {name: asked for name, asked in images.items() if name not in REFERENCES}
+        scenes = {name: asked for name, asked in images.items() if name not in (*REFERENCES, *self._cached)}
         self.images = pixels | absent(scenes, size, bucket)
         self.features: list[Row] = [{} for _ in range(size)]
         self.texts = [""] * size
@@ -108,10 +109,11 @@ class _Rows:
     def put(self, row: int, sample: Sample) -> None:
         """Fills a row. Reference images have the sizes of those of the first sample."""
         for name, pixels_CHW in sample.images.items():
-            if name not in self.images:
+            if name in REFERENCES and name not in self.images:
                 _, height, width = pixels_CHW.shape
                 self.images[name] = _empty(len(self.texts), Bucket(height, width), 3)
-            self.images[name].permute(0, 2, 3, 1).numpy()[row] = pixels_CHW.numpy().transpose(1, 2, 0)
+            if name in self.images:
+                self.images[name].permute(0, 2, 3, 1).numpy()[row] = pixels_CHW.numpy().transpose(1, 2, 0)
         self.features[row] = sample.features
         self.sizes[row] = sample.frames[IMAGE].sizes
         for name, own in self.sizes_of.items():
@@ -122,7 +124,8 @@ class _Rows:
     def batch(self, reads: ReadRequest, names: list[str], failures: list[Failure], weights_B: Tensor | None) -> Batch:
         """The batch, once all rows are filled that can be."""
         size = len(names)
-        if self._rule is not None and len(failures) == size:  # none says how many references there are
+        # No sample says how many references there are.
+        if self._rule is not None and len(failures) == size and REFERENCES[0] not in self._cached:
             self.images |= _blank(self._rule, self._rule.least, size, self._bucket)
         features = {name: _tensor(array) for name, array in stacked(self.features, self._lacking).items()}
         columns = {name: torch.from_numpy(array) for name, array in self.columns.items()}
@@ -191,7 +194,7 @@ class Collator:
         if (rule := conditions.references(self.images)) is not None:
             chosen = references.frames(record.images, rule, settings.formats, record.sizes)
             frames, images = frames | chosen, images | references.cut(record.images, chosen, settings)
-        features = {} if record.features is None else _read(record.features, frames[IMAGE], text)
+        features = {} if record.features is None else _read(record.features, frames, text)
         return Sample(frames, images, features, self._numbers(record))
 
     def _numbers(self, record: Record) -> dict[str, float]:
@@ -218,7 +221,7 @@ class Collator:
             text = captions.choose(record, members[which].settings, self.seed, task.reads.keys[failure.row])
             sample = self._sample(task, failure.row, replace(record, features=None), text)
             number = int(task.reads.numbers[failure.row])
-            whole = source.mended(number, sample.frames[IMAGE], task.bucket, text)
+            whole = source.mended(number, sample.frames, task.bucket, text)
             members[which] = members[which]._replace(source=whole)
         batch, failures = replace(self, members=tuple(members)).collate(task)
         left = {failure.row for failure in failures if not failure.kept}
@@ -274,8 +277,8 @@ def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _read(features: Features, frame: Frame, text: str) -> Mapping[str, np.ndarray]:
-    return retrying(lambda _: features.of(frame, text), 0)
+def _read(features: Features, frames: Mapping[str, Frame], text: str) -> Mapping[str, np.ndarray]:
+    return retrying(lambda _: features.of(frames, text), 0)
 
 
 def valid_B(size: int, failures: list[Failure]) -> Tensor:
