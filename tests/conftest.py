@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -49,6 +50,20 @@ def own_credentials() -> Iterator[None]:
     yield
     credentials._kept.clear()
     credentials._of_environment.cache_clear()
+
+
+LOOKED_AT = {"daguerre.run.reconstruction": {"_IMAGES": 2}, "daguerre.run.summary": {"_CAPTIONS": 20}}
+"""What a run looks at before its first update, and how much of it in tests: all would be a fifth of a short run."""
+
+
+@pytest.fixture(autouse=True)
+def few_samples_are_looked_at() -> Iterator[None]:
+    """Of modules that are there already: nothing is imported for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, numbers in LOOKED_AT.items():
+            for constant, number in numbers.items() if name in sys.modules else ():
+                patch.setattr(sys.modules[name], constant, number)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,11 @@ from daguerre.data.dataset import open_dataset
 from daguerre.run import reconstruction
 
 
+@pytest.fixture(autouse=True)
+def few_samples_are_looked_at() -> None:
+    """As many as in a run."""
+
+
 def parts_and_data(*given):
     config = configs.load("quickstart", ["loader.num_workers=0", *given]).config
     parts = build(config, torch.device("cpu"), networks=load(config))

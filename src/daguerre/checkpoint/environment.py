@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,17 @@ def _packages() -> dict[str, str]:
     for requirement in needed:
         name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
         try:
-            found[name] = version(name)
+            found[name] = _version(name)
         except PackageNotFoundError:
             continue
     # torch with its build, which metadata of some wheels leave out; a checkout's metadata are of when it was installed.
     return found | {"daguerre": __version__, "torch": str(torch.__version__)}
+
+
+@cache
+def _version(name: str) -> str:
+    """Of a package, which stays what it is while a process has it open. Reading all takes as long as an update."""
+    return version(name)
 
 
 def _code() -> dict[str, Any] | None:

@@ -221,8 +221,9 @@ class Family:
 
     @property
     def device(self) -> torch.device:
-        held = [p.device for network in self.components.values() for p in network.parameters()]
-        return next((device for device in held if device.type != "meta"), held[0])
+        # As few parameters as possible are looked at: this is asked for several times in every update.
+        devices = (p.device for network in self.components.values() for p in network.parameters())
+        return next((device for device in devices if device.type != "meta"), torch.device("meta"))
 
     @property
     def generates(self) -> bool:
