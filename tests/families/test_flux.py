@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+import flow_runs
 import numpy as np
 import pytest
 import tiny_families
 import torch
 from diffusers import FluxPipeline
-from PIL import Image
+from flow_runs import SEED, SIDE_PX, STEPS, drawn
 from safetensors.torch import load_file
 from tiny_families import flux as tiny
 
@@ -21,7 +21,6 @@ from daguerre.models.parts.flux_names import FLUX
 from daguerre.models.weights import original_files
 from daguerre.samplers.draw import initial_noise
 
-SIDE_PX, STEPS, SEED = 64, 3, 5
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 
 
@@ -31,27 +30,8 @@ def base(tmp_path_factory) -> Path:
 
 
 def trained(place: Path, base: Path, *given: str) -> Path:
-    recipe = {
-        "run_name": "drawn",
-        "output_dir": str(place),
-        "model": {"family": "flux", "pretrained_model_name_or_path": str(base), "max_sequence_length": 16},
-        "objective": {"name": "flow", "schedule": {"name": "linear_flow", "resolution_shift": {"name": "linear_mu"}}},
-        "data": {"source": "shapes", "checked_prompts": 2},
-        "training": {"duration": "2 steps", "global_batch_size": 2, "device": "cpu", "mixed_precision": "no"},
-        "optimizer": {"learning_rate": 1e-2},
-        "validation": {"every": None},
-        "sampling": {"num_images": 0, "num_inference_steps": STEPS, "sampler": "euler"},
-        "logging": {"tensorboard": False},
-    }
-    (place / "drawn.yaml").write_text(json.dumps(recipe))
-    assert main.run(["train", str(place / "drawn.yaml"), *given]) == 0
-    return place / "drawn"
-
-
-def ours(run: Path, out: Path, scale: float) -> np.ndarray:
-    more = [f"height={SIDE_PX}", f"width={SIDE_PX}", f"guidance_scale={scale}", f"num_inference_steps={STEPS}"]
-    assert main.run(["generate", str(run), "prompt=a red circle", f"seed={SEED}", f"out={out}", *more]) == 0
-    return np.asarray(Image.open(out / "000.png")).astype(int)
+    model = {"family": "flux", "pretrained_model_name_or_path": str(base), "max_sequence_length": 16}
+    return flow_runs.trained(place, model, {"resolution_shift": {"name": "linear_mu"}}, *given)
 
 
 def theirs(pipe: Any, scale: float) -> np.ndarray:
@@ -67,7 +47,7 @@ def theirs(pipe: Any, scale: float) -> np.ndarray:
 @pytest.mark.parametrize("scale", [1.0, 3.5])
 def test_the_pipeline_of_a_run_draws_the_same_image(scale, base, tmp_path):
     run = trained(tmp_path, base)
-    image = ours(run, tmp_path / "out", scale)
+    image = drawn(run, tmp_path / "out", scale)
     assert np.abs(image - theirs(FluxPipeline.from_pretrained(run / "pipeline"), scale)).max() <= 2
     assert image.std() > 1
 
@@ -84,13 +64,13 @@ def test_a_lora_means_the_same_in_diffusers_in_both_layouts(name, targets, base,
     run = trained(
         tmp_path, base, "adapter.name=lora", "adapter.rank=2", f"adapter.targets={targets}", "optimizer.learning_rate=1"
     )
-    image = ours(run, tmp_path / "out", 3.5)
+    image = drawn(run, tmp_path / "out", 3.5)
     pipe = FluxPipeline.from_pretrained(base)
     plain = theirs(pipe, 3.5)
     pipe.load_lora_weights(run / "adapter", weight_name=name)
-    drawn = theirs(pipe, 3.5)
-    assert np.abs(image - drawn).max() <= 2
-    assert np.abs(drawn - plain).max() > 20, "it changes something"
+    other = theirs(pipe, 3.5)
+    assert np.abs(image - other).max() <= 2
+    assert np.abs(other - plain).max() > 20, "it changes something"
 
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])

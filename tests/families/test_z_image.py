@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+import flow_runs
 import numpy as np
 import pytest
 import torch
 from diffusers import ZImagePipeline
 from diffusers.loaders import single_file_utils
-from PIL import Image
+from flow_runs import SEED, SIDE_PX, STEPS, drawn
 from safetensors.torch import load_file
 from tiny_families import z_image as tiny
 
-from daguerre.cli import main
 from daguerre.families.z_image import NAMES
 from daguerre.models.weights import original_files
 from daguerre.samplers.draw import initial_noise
 
-SIDE_PX, STEPS, SEED, TOKENS = 64, 3, 5, 64
+TOKENS = 64
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 
 
@@ -30,27 +29,8 @@ def base(tmp_path_factory) -> Path:
 
 
 def trained(place: Path, base: Path, *given: str) -> Path:
-    recipe = {
-        "run_name": "drawn",
-        "output_dir": str(place),
-        "model": {"family": "z_image", "pretrained_model_name_or_path": str(base), "max_sequence_length": TOKENS},
-        "objective": {"name": "flow", "schedule": {"name": "linear_flow", "shift": 6.0}},
-        "data": {"source": "shapes", "checked_prompts": 2},
-        "training": {"duration": "2 steps", "global_batch_size": 2, "device": "cpu", "mixed_precision": "no"},
-        "optimizer": {"learning_rate": 1e-2},
-        "validation": {"every": None},
-        "sampling": {"num_images": 0, "num_inference_steps": STEPS, "sampler": "euler"},
-        "logging": {"tensorboard": False},
-    }
-    (place / "drawn.yaml").write_text(json.dumps(recipe))
-    assert main.run(["train", str(place / "drawn.yaml"), *given]) == 0
-    return place / "drawn"
-
-
-def ours(run: Path, out: Path, scale: float) -> np.ndarray:
-    more = [f"height={SIDE_PX}", f"width={SIDE_PX}", f"guidance_scale={scale}", f"num_inference_steps={STEPS}"]
-    assert main.run(["generate", str(run), "prompt=a red circle", f"seed={SEED}", f"out={out}", *more]) == 0
-    return np.asarray(Image.open(out / "000.png")).astype(int)
+    model = {"family": "z_image", "pretrained_model_name_or_path": str(base), "max_sequence_length": TOKENS}
+    return flow_runs.trained(place, model, {"shift": 6.0}, *given)
 
 
 def theirs(pipe: Any, scale: float) -> np.ndarray:
@@ -65,7 +45,7 @@ def theirs(pipe: Any, scale: float) -> np.ndarray:
 def test_the_pipeline_of_a_run_draws_the_same_image(scale, base, tmp_path):
     """At the pipeline's own number, pos + scale (pos - neg), of which 0 is no guidance."""
     run = trained(tmp_path, base)
-    image = ours(run, tmp_path / "out", scale)
+    image = drawn(run, tmp_path / "out", scale)
     assert np.abs(image - theirs(ZImagePipeline.from_pretrained(run / "pipeline"), scale)).max() <= 2
     assert image.std() > 1
 
@@ -73,13 +53,13 @@ def test_the_pipeline_of_a_run_draws_the_same_image(scale, base, tmp_path):
 def test_a_lora_means_the_same_in_diffusers(base, tmp_path):
     more = ["adapter.name=lora", "adapter.rank=2", "adapter.targets=attention+ff", "optimizer.learning_rate=1"]
     run = trained(tmp_path, base, *more)
-    image = ours(run, tmp_path / "out", 3.0)
+    image = drawn(run, tmp_path / "out", 3.0)
     pipe = ZImagePipeline.from_pretrained(base)
     plain = theirs(pipe, 3.0)
     pipe.load_lora_weights(run / "adapter", weight_name="pytorch_lora_weights.safetensors")
-    drawn = theirs(pipe, 3.0)
-    assert np.abs(image - drawn).max() <= 2
-    assert np.abs(drawn - plain).max() > 20, "it changes something"
+    other = theirs(pipe, 3.0)
+    assert np.abs(image - other).max() <= 2
+    assert np.abs(other - plain).max() > 20, "it changes something"
 
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])

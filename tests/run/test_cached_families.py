@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_families.flux
+import tiny_families.z_image
 import yaml
 from adapter_runs import assert_equal
 from PIL import Image
@@ -23,7 +25,11 @@ MODELS = {
     "sdxl": lambda place: {"family": "sdxl", "pretrained_model_name_or_path": str(write_sdxl(place))},
     "cascade_c": lambda place: stage_c(write_prior(place)) | {"image_embedding_dropout": 0.3},
     "cascade_b": lambda place: stage_b(write_decoder(place)),
+    "flux": lambda place: {"family": "flux", **tiny_families.flux.settings(place)},
+    "z_image": lambda place: {"family": "z_image", **tiny_families.z_image.settings(place)},
 }
+OBJECTIVES = {"flux": "flow", "z_image": "flow"}
+"""Of families that are not trained on the noise."""
 NEVER = {
     "autoencoder": ["quickstart_vae"],
     "clip": ["quickstart_text"],
@@ -54,8 +60,8 @@ class Runs:
             "sampling": {"num_images": 0},
             "logging": {"every": "1 steps", "tensorboard": False},
         }
-        model = MODELS[family](folder / "base")
-        (folder / "recipe.yaml").write_text(yaml.safe_dump({"model": model, "objective": {"name": "eps"}, **own}))
+        model, objective = MODELS[family](folder / "base"), {"name": OBJECTIVES.get(family, "eps")}
+        (folder / "recipe.yaml").write_text(yaml.safe_dump({"model": model, "objective": objective, **own}))
 
     def train(self, name: str, *more: str) -> int:
         place = [f"output_dir={self.folder}", f"run_name={name}"]
@@ -80,6 +86,8 @@ CASES = [
     pytest.param("cascade_c", TOKENS, ["image"], "text_encoder is trained", id="cascade_c-tokens"),
     pytest.param("sdxl", ["adapter.name=lora"], ["image", "text"], "", id="sdxl-lora"),
     pytest.param("sd", ["training.frozen_precision=bf16"], ["image", "text"], "", id="bf16"),
+    pytest.param("flux", ["adapter.name=lora"], ["image", "text"], "", id="flux-lora"),
+    pytest.param("z_image", ["adapter.name=lora"], ["image", "text"], "", id="z_image-lora"),
 ]
 
 
