@@ -356,3 +356,19 @@ def words(tree: ast.Module) -> list[tuple[int, str]]:
         named = [getattr(node, key, None) for key in ("id", "attr", "arg", "name")]
         found += [(getattr(node, "lineno", 0), word) for word in named if isinstance(word, str)]
     return found
+
+
+DIALECT = re.compile(r"\b(told|anew|alike|likewise|is none|beside)\b", re.IGNORECASE)
+"""Words that stood in docstrings and messages 508 times where a reader with English as a second language stops."""
+
+
+def test_docstrings_and_messages_are_in_plain_english():
+    found = []
+    for path in FILES:
+        texts = [
+            node for node in nodes(trees()[path]) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+        for node in texts:  # one word alone is a key or a name
+            uses = DIALECT.findall(node.value) if " " in node.value else ()
+            found += [f"{name(path)}:{node.lineno}: {word}" for word in uses]
+    assert len(found) <= 50, "\n".join(found)

@@ -10,7 +10,7 @@ ABSENT = object()
 
 
 def get(tree: Tree, path: str) -> Any:
-    """The value at a dotted path, `ABSENT` if there is none."""
+    """The value at a dotted path, `ABSENT` for no such path."""
     value: Any = tree
     for name in path.split("."):
         if not isinstance(value, dict) or name not in value:

@@ -106,10 +106,10 @@ class Batch:
     keys: np.ndarray
     """[B, 3] int64: sample id, epoch, repeat. With the run's seed they decide every random number."""
     images: Mapping[str, Tensor]
-    """[B, C, H, W] uint8 by name, cropped alike, channels last in memory. `image` is RGB, and there unless its features
-    are; `mask` (255: counts in full, 0: outside) has one channel; control images have four, RGBA (alpha 0: unknown);
-    `TARGETS` are RGB, and show their own scenes; `REFERENCES` are RGB, too, as many in each sample, and of sizes of
-    their own, each of one size in all samples."""
+    """[B, C, H, W] uint8 by name, cropped the same way, channels last in memory. `image` is RGB, and there unless its
+    features are; `mask` (255: counts in full, 0: outside) has one channel; control images have four, RGBA (alpha 0:
+    unknown); `TARGETS` are RGB, and show their own scenes; `REFERENCES` are RGB, too, as many in each sample, and of
+    sizes of their own, each of one size in all samples."""
     texts: list[str]
     """One caption a sample, after dropout."""
     valid_B: Tensor

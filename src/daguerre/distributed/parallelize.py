@@ -187,7 +187,8 @@ def own_parts(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     DTensor is its own part.
 
     Optimizers and averages work on these: their arithmetic goes element by element and needs no other rank, and lists
-    of tensors that are split alike and otherwise can be handled in one call. `hand_over` gives them their gradients.
+    of tensors that are split the same way and otherwise can be handled in one call. `hand_over` gives them their
+    gradients.
     """
     return [nn.Parameter(local(p.detach()), p.requires_grad) if isinstance(p, DTensor) else p for p in parameters]
 

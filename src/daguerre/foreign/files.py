@@ -136,7 +136,7 @@ def plain(text: str) -> Any:
 
 
 def _kohya(tree: Tree, folder: Path) -> Tree:
-    """Sections taken away, as kohya's scripts do, and the data sets of a `dataset_config` or of folders beside."""
+    """Sections taken away, as kohya's scripts do, and the data sets of a `dataset_config` or of its folders."""
     flat = {name: value for name, value in tree.items() if not isinstance(value, dict) or name == "general"}
     for name, value in tree.items():
         flat |= value if isinstance(value, dict) and name != "general" else {}
@@ -158,7 +158,7 @@ def _data_sets(flat: Tree, folder: Path) -> Tree:
 
 
 def _kohya_gui(tree: Tree, folder: Path) -> Tree:
-    """With the data sets of its folders or its `dataset_config`; an empty name is none."""
+    """With the data sets of its folders or its `dataset_config`; an empty name means no data set."""
     plain = tree.get("image_folder")  # of its tab for fine-tuning
     if isinstance(plain, str) and plain and not tree.get("dataset_config"):
         return tree | {"datasets": [{"subsets": [{"image_dir": plain}]}]}
@@ -201,7 +201,7 @@ def _onetrainer(tree: Tree, folder: Path) -> Tree:
 
 
 def _beside(place: Any, folder: Path) -> Path | None:
-    """The file at a path, from here or from beside the config; None where there is none."""
+    """The file at a path, from here or from the config's folder; None without one."""
     if not isinstance(place, str) or not place:
         return None
     path = Path(place).expanduser()

@@ -21,7 +21,7 @@ LAW = "objective.weighting"
 CUT = 1000.0
 """SNR above this counts as this in the debiased weights of kohya's scripts and OneTrainer."""
 TOLD_FROM = 1e-4
-"""Least share of the weight that is told of: what the cut at SNR 1000 makes of one timestep is below it."""
+"""Least share of the weight that a message names: what the cut at SNR 1000 makes of one timestep is below it."""
 
 
 def kohya(reading: Reading) -> None:
@@ -87,7 +87,7 @@ def carry(
     why: list[str],
     fixed: tuple[bool, bool] = (False, False),
 ) -> None:
-    """Their key is a weight of ours: carried where its numbers are the same, else set and told as lost.
+    """Their key is a weight of ours: carried where its numbers are the same, else set and listed as lost.
 
     Args:
         values: our settings of the weighting.

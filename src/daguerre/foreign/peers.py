@@ -100,7 +100,7 @@ class Folder:
 
     @property
     def captioned(self) -> bool:
-        """True if there are caption files beside its images."""
+        """True if there are caption files next to its images."""
         endings = {".txt", ".json", ".jsonl", self.settings.get("caption_extension")}
         return any(path.suffix in endings for path in self._found("*"))
 

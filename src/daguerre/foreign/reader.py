@@ -5,7 +5,7 @@ What their keys mean is in the tables TRAINER.yaml, which `Reading.take` reads, 
 several keys mean something together. A row of a table is `key: meaning`, where several keys (or patterns) are separated
 by ", ", and a meaning is a setting of ours, or a mapping of these (or a list of such, the first that fits):
 
-    if: values that the row is for; class: classes that a dotted target may name, likewise
+    if: values that the row is for; class: classes of a dotted target that the row is for
     to: our setting; values: theirs to ours, and for other values the row is not; value: ours, whatever theirs is
     sets: several settings of ours and their values
     notice: why nothing is carried; refused: what is not supported here

@@ -66,7 +66,7 @@ def page(title: str, examples: Iterable[Example], total: int, provenance: str) -
             for prompt, ((figure, style),) in groups
         )
         body = element("div", *captioned, class_="sheet")
-    return render_page(f"{title} · Daguerre", header, body, "the images beside it", ("style.css", "contact.css"))
+    return render_page(f"{title} · Daguerre", header, body, "the images next to it", ("style.css", "contact.css"))
 
 
 def _group(prompt: str, cells: list[_Cell]) -> Html:

@@ -73,7 +73,7 @@ class AdaptiveWeight:
         return {"adaptive_loss": self.table_K}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes up a table that `state` gave. UserError where there is none, or one of another size."""
+        """Takes up a table that `state` gave. UserError without a table, or for one of another size."""
         found = tensors.get("adaptive_loss")
         if found is None or found.shape != self.table_K.shape:
             held = "no table" if found is None else f"a table of {len(found)} noise levels"

@@ -2,8 +2,8 @@
 
 Hinge losses and the adaptive weight of VQGAN (Esser et al. 2021, arXiv 2012.09841, eq. 6 and 7). The discriminator's
 own loss is added to that of the autoencoder: it judges reconstructions through which no gradient flows, and what the
-autoencoder is told flows through no weight of the discriminator. So one backward pass gives each its own gradient, and
-optimizer, averages, checkpoints and devices know of no second network.
+autoencoder learns from it flows through no weight of the discriminator. So one backward pass gives each its own
+gradient, and optimizer, averages, checkpoints and devices know of no second network.
 
 Shape letters: B samples, C channels, H and W height and width, P weights of the last layer.
 """
@@ -68,7 +68,7 @@ def last_layer_gradients(losses: tuple[Tensor, Tensor], last: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class Balance:
-    """Learns beside the weights: updates so far, and the adaptive weight for the next one.
+    """Learns in addition to the weights: updates so far, and the adaptive weight for the next one.
 
     The weight is |gradient of the reconstruction's terms| / (|gradient of the adversarial one| + 1e-4) at the last
     layer, of means over the whole global batch, at most 1e4: VQGAN's, one update late. So it is a function of global

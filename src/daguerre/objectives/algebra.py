@@ -105,7 +105,7 @@ class Diffusion(Objective):
     def at(self, shape: tuple[int, ...], shift: float | None = None) -> Diffusion:
         """The objective on the noise levels of clean samples of `shape` (C, h, w), or of a `shift` given in its place.
 
-        The levels alone are others, not what the network is told of one. UserError for a shift where there is none.
+        Only the levels change, not the network's input for a level. UserError for a shift of a schedule without one.
         """
         return self.on(self._levels(math.prod(shape[1:]) * self.cell_px, shift))
 
@@ -261,7 +261,7 @@ class Diffusion(Objective):
 
 
 def build(settings: DiffusionSettings, target: Target, input_scale: InputScale = unscaled) -> Diffusion:
-    """The objective that predicts `target` on the schedule of `settings`, whose time the network is told."""
+    """The objective that predicts `target` on the schedule of `settings`, conditioned on its time."""
     schedule = schedules.build(settings.schedule)
     told = noise_conditioning.choose("auto", schedule, settings.schedule)
     return Diffusion(settings, schedule, target, told, input_scale)

@@ -40,7 +40,7 @@ class PerceptualSettings(NetworkSettings):
     digest: str | None = Field(None, pattern="^[0-9a-f]{8,64}$")
     """SHA-256 of the weights, or its first digits: others are refused. A run records it in any case."""
     weight: float = Field(1.0, gt=0)
-    """Weight of the distance beside the mean absolute error."""
+    """Weight of the distance that is added to the mean absolute error."""
 
     @property
     def place(self) -> str:

@@ -1,4 +1,4 @@
-"""The mean of an error over a sample's elements: all alike, or each by the sample's mask.
+"""The mean of an error over a sample's elements: all equally, or each by the sample's mask.
 
 Shape letters: B samples, C channels, H and W height and width of images, h and w those of clean samples.
 """
@@ -23,7 +23,7 @@ class ElementMean(Protocol):
 
     @property
     def images(self) -> tuple[str, ...]:
-        """Images that a batch must hold for it, beside those that are trained on."""
+        """Further images that a batch must hold for it."""
 
     def draws(self, images: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
         """The inputs that `mean` needs of images [B, C, H, W] uint8, for clean samples of this shape (C, h, w)."""
@@ -33,7 +33,7 @@ class ElementMean(Protocol):
 
 
 class UniformMean:
-    """Every element counts alike."""
+    """Every element counts equally."""
 
     images: tuple[str, ...] = ()
 
@@ -48,7 +48,7 @@ class UniformMean:
 
 @dataclass(frozen=True)
 class Masked:
-    """Elements count by their sample's mask: w = max(mask, outside_weight), 1 where there is none."""
+    """Elements count by their sample's mask: w = max(mask, outside_weight), 1 without a mask."""
 
     settings: MaskSettings
     images: tuple[str, ...] = (MASK,)

@@ -35,7 +35,7 @@ class Draws:
     """
 
     element_weight: Tensor | None = None
-    """Weights [B, 1, h, w] of the elements of clean samples, by their masks; None: all count alike."""
+    """Weights [B, 1, h, w] of the elements of clean samples, by their masks; None: all count equally."""
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Self:
@@ -130,7 +130,7 @@ class Objective(ABC):
     """A loss over clean samples, and the random numbers it needs. The loop knows nothing more of what is learnt."""
 
     learnt: Stateful = NothingLearnt()
-    """What the objective learns beside the weights, such as adaptive loss weights; most learn nothing."""
+    """What the objective learns in addition to the weights, such as adaptive loss weights; most learn nothing."""
     elements: ElementMean = UniformMean()
     """How the errors of a sample's elements become its loss, where each has one."""
     needs: Needs = Needs()

@@ -59,7 +59,7 @@ class ObjectiveSettings(Settings):
     name: str
     """Name of the objective: a file in objectives."""
     mask: MaskSettings | None = Field(None, exclude_if=lambda mask: mask is None)
-    """Counts the parts of images by their masks; `{}` for the usual values. Default: all parts count alike."""
+    """Counts the parts of images by their masks; `{}` for the usual values. Default: all parts count equally."""
 
     @property
     def networks(self) -> Mapping[str, NetworkSettings]:
@@ -263,7 +263,7 @@ class WeightingSettings(Choice):
     p2_gamma: float = Field(1.0, gt=0)
     """p2: gamma of the weight 1 / (k + SNR)^gamma of the noise error."""
     adaptive_buckets: int = Field(300, ge=3, le=100_000)
-    """adaptive: number of noise levels that are told apart, even in log-SNR from -10 to 10."""
+    """adaptive: number of noise levels that are distinguished, even in log-SNR from -10 to 10."""
     adaptive_decay: float = Field(0.99, ge=0, lt=1)
     """adaptive: share that the running mean of a level keeps for each sample that hits it."""
 

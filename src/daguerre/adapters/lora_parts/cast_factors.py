@@ -283,7 +283,7 @@ def _room(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _apart(tensors: Sequence[Any], counts: Sequence[int]) -> list[Any]:
-    """The tensors of each weight; None of each where there is none."""
+    """The tensors of each weight; None where a weight has no such tensor."""
     return [
         part
         for tensor, count in zip(tensors, counts, strict=True)

@@ -42,7 +42,7 @@ def frames(
 
 def frame(size: tuple[int, int], rule: References) -> Frame:
     """The frame of a reference image of this upright (height, width): the whole of it, but for what is cropped so that
-    both sides are multiples of a step. Of chance there is none. `Undecodable` for a picture that is too narrow."""
+    both sides are multiples of a step. Nothing is random. `Undecodable` for a picture that is too narrow."""
     step = rule.step_px
     scale = math.sqrt(rule.max_px / (size[0] * size[1]))
     scale = max(scale if rule.enlarges else min(scale, 1.0), step / min(size))

@@ -26,7 +26,7 @@ FUNCTIONS = {
 }
 """What a row of `converted` may name."""
 RELATIVE = frozenset(name for name, row in CONVERTED.items() if "look" in signature(FUNCTIONS[row[0]]).parameters)
-"""Names that mean something beside other settings alone."""
+"""Names that mean something only together with other settings."""
 NAMES = tuple(name for name in (*SAME, *CONVERTED) if "." not in name)
 """Names of other trainers that a misspelt one may have meant."""
 Pair = tuple[str, str, str]
@@ -41,7 +41,7 @@ def translate(key: str, text: str, look: Look | None = None) -> Meaning:
     """Our settings for a key of the command line; a key that is in no table is returned as it is.
 
     Args:
-        look: finds the settings beside, of which names of `RELATIVE` are made; without it these mean nothing.
+        look: finds the other settings, of which names of `RELATIVE` are made; without it these mean nothing.
 
     Raises:
         UserError: the key is refused, or not there yet, or its value has no counterpart.
@@ -105,7 +105,8 @@ def pairs(given: Sequence[tuple[str, str]], notices: list[str], refuse: Refuse) 
 
 
 def relative_pairs(given: Sequence[tuple[str, str]], tree: Tree, notices: list[str], refuse: Refuse) -> list[Pair]:
-    """Settings by names that mean something beside other settings alone: those of the command line, and of `tree`."""
+    """Settings by names that mean something only together with other settings: those of the command line, and of
+    `tree`."""
     raw = dict(given)
     look = look_in(raw, tree)
     names = [key for key in raw if key in RELATIVE]
@@ -127,7 +128,7 @@ def _labelled(key: str, meaning: Meaning) -> list[Pair]:
 
 
 def _idle_beside(key: str, given: Sequence[tuple[str, str]]) -> str | None:
-    """The notice for a name that has no effect beside these other names; None where it has one."""
+    """The notice for a name that has no effect with these other names; None where it has one."""
     name, needed, why = BESIDE.get(key, ("", "", ""))
     for other, text in given:
         if other == name and (

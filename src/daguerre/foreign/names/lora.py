@@ -20,7 +20,7 @@ _OFF = {"rank_dropout": "0", "module_dropout": "0", "train_norm": "false", "use_
 _OFF |= {"factor": "-1", "decompose_both": "false", "use_scalar": "false", "rank_dropout_scale": "false"}
 """Arguments of a network that are not here, and the value with which they ask for nothing."""
 _MODULES: dict[str, dict[str, Any]] = {"networks.lora": {}, "networks.lora_fa": {"adapter.lora_fa": True}, _LYCORIS: {}}
-"""Networks of kohya's scripts, and settings that they have beside others."""
+"""Networks of kohya's scripts, and settings that they have in addition."""
 _SAME = ("bypass_mode",)
 """Arguments that choose how the same product is computed."""
 KOHYA_RANK, KOHYA_ALPHA = 4, 1

@@ -1,4 +1,5 @@
-"""Names of other trainers that mean something beside other settings alone: functions from their text and the rest.
+"""Names of other trainers that mean something only together with other settings: functions from their text and the
+rest.
 
 Each takes the name, its text, a `Look` and the arguments of its row in names.yaml, and gives a `Meaning`.
 """
@@ -17,7 +18,7 @@ from daguerre.settings import Duration
 from daguerre.storage import address
 
 Look = Callable[[str], str | None]
-"""The text of a name that is given beside, or of a setting by its path; None where neither is there."""
+"""The text of another name that is given, or of a setting by its path; None where neither is there."""
 
 FLAX_BRANCHES = ("flax", "bf16", "refs/pr/95")
 """Branches of the base models that hold Flax weights; the main ones have torch's."""
@@ -158,7 +159,7 @@ def lightning(key: str, text: str, look: Look) -> Meaning:
 
 
 def global_norm(key: str, text: str, look: Look) -> Meaning:
-    """Clipping by the global norm that MaxDiffusion's optimizer may do, beside what its trainers do."""
+    """Clipping by the global norm that MaxDiffusion's optimizer may do, in addition to what its trainers do."""
     limit = look("training.max_grad_norm")
     if is_true(text) and limit in (None, "null"):
         return one("training.max_grad_norm", "1.0")

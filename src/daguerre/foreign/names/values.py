@@ -171,7 +171,7 @@ def counted(key: str, text: str, path: str, unit: str, off: str = "") -> Meaning
 
 
 def cascade_warmup(key: str, text: str) -> Meaning:
-    """Updates of a warm-up of Stable Cascade, whose first has a learning rate of 0: a warm-up of one is none."""
+    """Updates of a warm-up of Stable Cascade, whose first has a learning rate of 0: a warm-up of one has no effect."""
     return counted(key, "0" if text == "1" else text, "lr_scheduler.warmup", "steps")
 
 

@@ -69,7 +69,7 @@ def _embedding(reading: Reading) -> None:
 
 
 def _controlnet(reading: Reading) -> None:
-    """A ControlNet that is trained further; its control images are beside each data set."""
+    """A ControlNet that is trained further; its control images are next to each data set."""
     if reading.get(f"{ROOT}adapter.type") == "control_net":
         reading.note([f"{ROOT}train.train_unet", f"{ROOT}train.train_text_encoder"], "frozen")
         reading.take(TABLES["controlnet"], f"{ROOT}adapter.")

@@ -187,7 +187,7 @@ def _optimizer(reading: Reading) -> None:
 
 
 def _without_effect(reading: Reading) -> None:
-    """Names that nothing reads beside the values of others."""
+    """Names that nothing reads with the values of others."""
     for names, other in TABLES["of_others"].items():
         if not peers.asks(reading.get(other)):
             reading.note(names.split(", "), f"no effect without {other}")
@@ -303,7 +303,7 @@ def _sources(reading: Reading, folders: list[Folder], pictures: str) -> None:
 
 
 def _datasets(reading: Reading) -> None:
-    """Data sets and [general]: for all sources alike where there is one setting."""
+    """Data sets and [general]: for all sources where there is one setting."""
     shuffles = any(reading.get(key) is True for key in reading.whole if "shuffle_caption" in key)
     for name in (*TABLES["subset"], *TABLES["with_shuffling"], "caption_prefix"):
         for key in _everywhere(reading, name):

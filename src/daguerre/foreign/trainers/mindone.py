@@ -94,7 +94,7 @@ def _unet(reading: Reading, key: str) -> None:
 
 
 def _controlnet(reading: Reading, key: str) -> None:
-    """A ControlNet beside the UNet, which has the UNet's numbers. Rates are scaled by its command."""
+    """A ControlNet of the UNet, which has the UNet's numbers. Rates are scaled by its command."""
     reading.take(TABLES["controlnet"], key)
     stage = f"{key}control_stage_config.params."
     for name in reading.keys(f"{stage}*"):
@@ -174,7 +174,7 @@ def _has_lora(reading: Reading) -> bool:
 
 
 def _adapts(reading: Reading) -> bool:
-    """True for a ControlNet or new tokens, beside which everything is frozen."""
+    """True for a ControlNet or new tokens, with which everything else is frozen."""
     tokens = last(reading.get("data.dataset_config.target")) == "Text2ImageDatasetTextualInversion"
     return tokens or "adapters.controlnet.name" in reading.values
 

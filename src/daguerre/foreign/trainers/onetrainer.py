@@ -100,7 +100,7 @@ def _lora(reading: Reading, family: str) -> None:
 
 
 def _embeddings(reading: Reading, family: str, method: str) -> None:
-    """New tokens: that of the method EMBEDDING, and additional ones beside a LoRA or a whole UNet."""
+    """New tokens: that of the method EMBEDDING, and additional ones with a LoRA or a whole UNet."""
     encoders = peers.encoders(family)
     places = [*(["embedding"] if method == "EMBEDDING" else []), *reading.numbered("additional_embeddings")]
     tokens = dict(token for place in places if (token := _token(reading, place)))

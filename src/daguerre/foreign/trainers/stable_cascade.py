@@ -74,7 +74,7 @@ def _controlnet(reading: Reading) -> None:
 
 
 def _adapters(reading: Reading) -> None:
-    """A LoRA, and the words that are trained beside it."""
+    """A LoRA, and the words that are trained with it."""
     _controlnet(reading)
     if "rank" in reading.whole or "module_filters" in reading.whole:
         reading.assume({"adapters.lora.name": "lora"})

@@ -1,4 +1,4 @@
-"""The number by which a network is told the noise level: a function of (a, s) that belongs to the network.
+"""A network's noise-level input: a function of (a, s) that belongs to the network.
 
 Each is the time of a schedule at which s/a is the same, in a unit: a network has learnt some clock and reads every
 level off it, whatever schedule the level comes from. So a shift, which moves the levels that are drawn and visited,
@@ -15,17 +15,17 @@ from daguerre.objectives.levels.schedules import Schedule
 from daguerre.objectives.settings import ScheduleSettings
 
 NAMES = {"scaled_linear": "timestep", "cosine": "cosine_time", "linear_flow": "flow_time", "edm": "log_sigma"}
-"""Schedules, and the number by which their time is told."""
+"""Schedules, and the input that their time becomes."""
 
 
 @dataclass(frozen=True, eq=False)
 class NoiseConditioning:
-    """A clock and the unit in which it is told."""
+    """A clock and the unit of its time."""
 
     name: str
     """`auto`, or one of NAMES."""
     clock: Schedule
-    """The schedule whose time is told."""
+    """The schedule whose time is the input."""
     unit: Callable[[Tensor], Tensor]
     """From that time to the number, float64."""
 

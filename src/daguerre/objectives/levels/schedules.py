@@ -1,8 +1,8 @@
 """Schedules: time to (a, s), the amounts of signal and noise, and back; where samplers stop.
 
 All of it in float64 on the CPU, whatever torch's default device is. What is predicted and how it is weighted is in
-algebra.py and weights.py; the law from which training times are drawn is in times.py; by which number a network is told
-a noise level is in noise_conditioning.py. SNR = (a/s)^2.
+algebra.py and weights.py; the law from which training times are drawn is in times.py; the input by which a network
+knows a noise level is in noise_conditioning.py. SNR = (a/s)^2.
 """
 
 from abc import ABC, abstractmethod

@@ -1,7 +1,7 @@
 """Time laws: the quantile of a noise level to the number from which a schedule makes its time.
 
 Every law is its quantile function and rises, so that 0 is the clean end and 1 the noisy end whatever the objective; a
-timestep bias moves the quantiles and so holds for each law alike. They are drawn in algebra.py; schedules are in
+timestep bias moves the quantiles and so holds for each law. They are drawn in algebra.py; schedules are in
 schedules.py.
 """
 
