@@ -1,0 +1,71 @@
+"""The contract of every family to which a LoRA can be added, found by its file: what is written, in each layout, is
+read back as the same addition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_families
+import torch
+from tiny_models import prompts
+from torch import Tensor
+
+from daguerre import plugins
+from daguerre.adapters import lora
+from daguerre.adapters.adapter import attach
+from daguerre.families import catalogue
+from daguerre.models.export.about import UNKNOWN
+from daguerre.models.family import Family
+from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE, merged
+from daguerre.models.lora_files.read import read
+from daguerre.objectives import eps
+from daguerre.samplers.settings import SamplingSettings
+
+SIZE = (3, 64, 64)
+
+
+def extensible(name: str) -> bool:
+    settings: Any = plugins.find("families", name).Settings
+    return any(spec.role == "denoiser" and spec.extensible for spec in settings.components.values())
+
+
+NAMES = [name for name in catalogue.pretrained() if extensible(name)]
+
+
+@torch.no_grad()
+def prediction(family: Family, net: torch.nn.Module) -> Tensor:
+    cond, _ = family.encode_prompts(prompts(["a red dog", "a"]), SIZE)
+    x = torch.randn(2, *family.latent_shape(SIZE), generator=torch.Generator().manual_seed(2))
+    y: Tensor = net.eval()(x, torch.tensor([0.3, 0.7]), {**cond, "guidance": torch.tensor([1.0, 3.5])})
+    return y
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_file_is_read_back_as_the_same_addition(name: str, tmp_path: Path):
+    family = tiny_families.load(name, tmp_path)
+    # peft cannot add to a convolution of several groups and merge
+    grouped = any(getattr(layer, "groups", 1) > 1 for net in family.components.values() for layer in net.modules())
+    settings = lora.Settings(rank=2, alpha=3.0, targets="attention" if grouped else "all")
+    family = family.training(settings.reaches(family.trainable))
+    parts = attach({"lora": settings}, family, 0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter_name, parameter in parts.net.named_parameters():
+            if "lora_B" in parameter_name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    (trainable,) = parts.trainables.values()
+    adapter = tmp_path / "adapter"
+    trainable.export(adapter, eps.build(eps.Settings()), SamplingSettings(), UNKNOWN)
+    expected = prediction(family, parts.net)
+    for file in (DIFFUSERS_FILE, KOHYA_FILE):
+        fresh = tiny_families.load(name, tmp_path / file)
+        plain = prediction(fresh, fresh.net)
+        with torch.no_grad():
+            for component, additions in read(adapter / file, fresh.components).items():
+                for each in additions:
+                    weight = fresh.components[component].get_parameter(each.name)
+                    weight.copy_(merged(weight, [(each, 1.0)], component))
+        torch.testing.assert_close(prediction(fresh, fresh.net), expected, rtol=1e-3, atol=1e-4)
+        assert (plain - expected).abs().max() > 1e-2, "it changes something"
