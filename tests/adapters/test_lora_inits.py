@@ -194,7 +194,7 @@ def test_dropout_by_pattern(base):
         (["adapter.init=pissa", "adapter.kind=dora"], "kind=dora divides by the length of both together"),
         (["adapter.init=pissa", "adapter.kind=loha"], "only lora, rslora and dora have the factors A and B"),
         (["adapter.lora_fa=true", "adapter.kind=boft"], "only lora, rslora and dora have the factors A and B"),
-        (["adapter.dropout_pattern={to_q: 1}"], "a dropout is a number from 0, less than 1"),
+        (["adapter.dropout_pattern={to_q: 1}"], "dropout_pattern.to_q = 1 allowed: a number from 0, below 1"),
         (["adapter.dropout_pattern={to_x: 0.5}"], "targets to_x are no linear layers or convolutions"),
         (["adapter.kind=oft"], "oft: peft's OFT is no identity when it starts"),
         (["adapter.kind=vera"], "vera: its random matrices are shared between layers"),

@@ -280,7 +280,8 @@ def with_sections(root: type[Settings], tree: Tree, given: Sequence[Pair]) -> li
         head, dot, rest = path.partition(".")
         path = f"{by_end.get(head, head)}{dot}{rest}"
         if path in optional and value != "null":
-            group = yaml_text.value(value) if str(value).lstrip().startswith("{") else value
+            written = isinstance(value, str) and value.lstrip().startswith("{")
+            group = yaml_text.value(value) if written else value
             inner = trees.paths(group) if isinstance(group, dict) else [(optional[path].key, value)]
             found += [(label, f"{path}.{key}", own) for key, own in inner]
         else:
