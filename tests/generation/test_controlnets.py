@@ -164,7 +164,7 @@ def test_a_condition_of_a_photo_is_its_control_image(place, tmp_path):
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "no control image": (["controlnets={FOLDER/one: 1}"], "reads a control image, and there is none"),
+    "no control image": (["controlnets={FOLDER/one: 1}"], "reads a control image: give"),
     "no ControlNet": (["control=FOLDER/one.png"], "control is read by nothing in this model"),
     "one control image too many": (
         ["controlnets={FOLDER/one: 1}", "control=FOLDER/one.png", "control_2=FOLDER/two.png"],
