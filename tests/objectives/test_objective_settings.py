@@ -121,6 +121,7 @@ def test_the_sections_in_the_documentation_are_accepted():
     page = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8")
     blocks = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)]
     made = [settings(block["objective"].pop("name"), **block["objective"]) for block in blocks]
-    assert [one.name for one in made] == ["v", "flow", "eps", "edm"]
-    model = plugins.find("families", blocks[-1]["model"]["family"]).Settings
-    model.model_validate(blocks[-1]["model"] | {"pretrained_model_name_or_path": "quickstart"})
+    assert [one.name for one in made] == ["v", "flow", "eps", "edm", "dpo"]
+    (scaled,) = (block["model"] for block in blocks if "model" in block)
+    model = plugins.find("families", scaled["family"]).Settings
+    model.model_validate(scaled | {"pretrained_model_name_or_path": "quickstart"})

@@ -47,6 +47,7 @@ def said(monkeypatch):
     monkeypatch.setattr(device, "_stream", lambda where: Stream("sending"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda where: Stream("computing"))
     monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: told.append("pinned") or tensor)
     monkeypatch.setattr(torch.Tensor, "to", to)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, of: told.append(f"kept for {of.name}"))
     return told
@@ -54,5 +55,5 @@ def said(monkeypatch):
 
 def test_a_gpu_gets_it_apart_and_waits(said):
     device.on(torch.device("cuda", 1), replace(BATCH, weights_B=torch.ones(2)))
-    each = ["to cuda:1 at once", "kept for computing"]
+    each = ["pinned", "to cuda:1 at once", "kept for computing"]
     assert said == ["begin sending", *each, *each, "end sending", "computing waits for sending"]
