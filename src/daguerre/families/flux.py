@@ -15,21 +15,20 @@ from diffusers import FluxTransformer2DModel
 from pydantic import Field
 from torch import Tensor, nn
 
-from daguerre.models import text_encoder, vae
+from daguerre.models import text_encoder, trained_net, vae
 from daguerre.models.components import ComponentLoader
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
-from daguerre.models.network import Architecture, Facts, named
+from daguerre.models.network import Architecture, Facts
 from daguerre.models.parts.facts import KL_AUTOENCODER, TEXT_ENCODERS
 from daguerre.models.parts.flux_names import FLUX
 from daguerre.models.parts.flux_transformer import flux_axes
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
-from daguerre.models.settings import BASE, CaptionedSettings, Component, ComponentSpec, LatentSettings
+from daguerre.models.settings import BASE, Component, ComponentSpec, TransformerSettings
 from daguerre.models.text_conditioning import TextConditioning
-from daguerre.models.trained_net import TrainedNet
 from daguerre.samplers.guidance import Embedded, Guidance, Unguided
 from daguerre.settings import ADDRESS
 from daguerre.types import Batch, Cond
@@ -60,15 +59,11 @@ TRANSFORMER = Facts(
 FACTS: dict[type, Facts] = {FluxTransformer2DModel: TRANSFORMER, **TEXT_ENCODERS}
 
 
-class Settings(CaptionedSettings, LatentSettings):
+class Settings(TransformerSettings):
     """FLUX.1 dev or schnell."""
 
     family: Literal["flux"] = "flux"
     """Name of the family."""
-    transformer: Component = BASE
-    """The transformer: also a single file of Black Forest Labs or ComfyUI, whose numbers are the base's."""
-    vae: Component = BASE
-    """The autoencoder, frozen; its weights are float32."""
     text_encoder_2: Component = BASE
     """T5, whose tokens the transformer attends to; `text_encoder` is CLIP, of which it reads pooled features."""
     tokenizer_2: Annotated[str, ADDRESS] = BASE
@@ -82,27 +77,15 @@ class Settings(CaptionedSettings, LatentSettings):
     pipeline_class: ClassVar[str] = "FluxPipeline"
     schedulers: ClassVar[Schedulers] = FlowMatching(token_px=16)
     guidance: ClassVar[Guidance] = Embedded()
-    time_scale: ClassVar[float] = 1.0  # diffusers multiplies by 1000 inside the network
-    overflows_float16: ClassVar[bool] = True
     usual: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "data": {"resolution": 1024},
         "sampling": {"guidance_scale": 3.5, "num_inference_steps": 28},
     }
     components: ClassVar[Mapping[str, ComponentSpec]] = {
-        "transformer": ComponentSpec("denoiser", trainable=True),
-        "vae": ComponentSpec("autoencoder"),
-        "text_encoder": ComponentSpec("text_encoder", trainable=True),
+        **TransformerSettings.components,
         "text_encoder_2": ComponentSpec("text_encoder", trainable=True),
-        "tokenizer": ComponentSpec("tokenizer"),
         "tokenizer_2": ComponentSpec("tokenizer"),
     }
-
-    @classmethod
-    def usual_of(cls, configs: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
-        """Four steps without guidance for schnell, whose transformer has no embedded guidance."""
-        if configs.get("transformer", {}).get("guidance_embeds", True):
-            return cls.usual
-        return {**cls.usual, "sampling": {"guidance_scale": 0.0, "num_inference_steps": 4}}
 
 
 def load(settings: Settings, seed: int) -> Family:
@@ -120,22 +103,24 @@ def load(settings: Settings, seed: int) -> Family:
         "pooled_projection_dim": clip.width,
     }
     transformer = components.network("transformer", FluxTransformer2DModel, decided, FLUX)
-    make_net = partial(TrainedNet, partial(denoise, transformer), texts)
-    modules = {"transformer": transformer, "vae": autoencoder.net, **texts.networks}
     # How long the stretches of a fused layer are follows from the numbers of this transformer.
     known = replace(TRANSFORMER, axes=flux_axes(transformer))
-    facts = {"transformer": known, "vae": KL_AUTOENCODER, **texts.facts}
     takes_guidance = transformer.config.guidance_embeds
 
     def training_guidance(batch: Batch) -> Cond:
         return {"guidance": torch.full((len(batch.names),), settings.training_guidance)} if takes_guidance else {}
 
-    family = Family(
-        named(modules, settings.components, facts), make_net({}), autoencoder,
-        PipelineExporter(settings, {}, {}), text=texts, pretrained=components, make_net=make_net,
-        batch_numbers=training_guidance, guidance=Settings.guidance if takes_guidance else Unguided(),
-    )  # fmt: skip
-    return family.training(settings.trainable()[:1])
+    return trained_net.family(
+        components,
+        partial(denoise, transformer),
+        {"transformer": transformer, "vae": autoencoder.net},
+        {"transformer": known, "vae": KL_AUTOENCODER},
+        autoencoder,
+        texts,
+        PipelineExporter(settings, {}, {}),
+        batch_numbers=training_guidance,
+        guidance=Settings.guidance if takes_guidance else Unguided(),
+    )
 
 
 def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:

@@ -15,19 +15,18 @@ from diffusers import ZImageTransformer2DModel
 from pydantic import Field
 from torch import Tensor, nn
 
-from daguerre.models import text_encoder, vae
+from daguerre.models import text_encoder, trained_net, vae
 from daguerre.models.components import ComponentLoader
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
-from daguerre.models.network import HEAD, Architecture, Facts, layers, named
+from daguerre.models.network import HEAD, Architecture, Facts, layers
 from daguerre.models.parts.facts import KL_AUTOENCODER, TEXT_ENCODERS
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
-from daguerre.models.settings import BASE, CaptionedSettings, Component, ComponentSpec, LatentSettings
+from daguerre.models.settings import BASE, Component, TransformerSettings
 from daguerre.models.text_conditioning import TextConditioning
-from daguerre.models.trained_net import TrainedNet
 from daguerre.models.weights.original_names import NameTable
 from daguerre.samplers.guidance import ClassifierFree, Guidance
 from daguerre.types import Cond
@@ -87,15 +86,11 @@ TRANSFORMER = Facts(
 FACTS: dict[type, Facts] = {ZImageTransformer2DModel: TRANSFORMER, **TEXT_ENCODERS}
 
 
-class Settings(CaptionedSettings, LatentSettings):
+class Settings(TransformerSettings):
     """Z-Image."""
 
     family: Literal["z_image"] = "z_image"
     """Name of the family."""
-    transformer: Component = BASE
-    """The transformer: also a single file of its authors or ComfyUI, whose numbers are the base's."""
-    vae: Component = BASE
-    """The autoencoder, which is FLUX.1's, frozen; its weights are float32."""
     text_encoder: Component = BASE
     """The language model: Qwen3."""
     max_sequence_length: int = Field(512, ge=1, le=2048)
@@ -107,17 +102,9 @@ class Settings(CaptionedSettings, LatentSettings):
     pipeline_class: ClassVar[str] = "ZImagePipeline"
     schedulers: ClassVar[Schedulers] = FlowMatching(token_px=16)
     guidance: ClassVar[Guidance] = ClassifierFree(off=0.0)
-    time_scale: ClassVar[float] = 1.0
-    overflows_float16: ClassVar[bool] = True
     usual: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "data": {"resolution": 1024},
         "sampling": {"guidance_scale": 4.0, "num_inference_steps": 50},
-    }
-    components: ClassVar[Mapping[str, ComponentSpec]] = {
-        "transformer": ComponentSpec("denoiser", trainable=True),
-        "vae": ComponentSpec("autoencoder"),
-        "text_encoder": ComponentSpec("text_encoder", trainable=True),
-        "tokenizer": ComponentSpec("tokenizer"),
     }
 
 
@@ -130,15 +117,16 @@ def load(settings: Settings, seed: int) -> Family:
     texts = TextConditioning((encoder,))
     decided = {"in_channels": autoencoder.channels, "cap_feat_dim": texts.width}
     transformer = components.network("transformer", ZImageTransformer2DModel, decided, NAMES)
-    make_net = partial(TrainedNet, partial(denoise, transformer), texts)
-    modules = {"transformer": transformer, "vae": autoencoder.net, **texts.networks}
-    facts = {"transformer": TRANSFORMER, "vae": KL_AUTOENCODER, **texts.facts}
-    family = Family(
-        named(modules, settings.components, facts), make_net({}), autoencoder,
-        PipelineExporter(settings, {}, {}), text=texts, pretrained=components, make_net=make_net,
+    return trained_net.family(
+        components,
+        partial(denoise, transformer),
+        {"transformer": transformer, "vae": autoencoder.net},
+        {"transformer": TRANSFORMER, "vae": KL_AUTOENCODER},
+        autoencoder,
+        texts,
+        PipelineExporter(settings, {}, {}),
         guidance=Settings.guidance,
-    )  # fmt: skip
-    return family.training(settings.trainable()[:1])
+    )
 
 
 def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:

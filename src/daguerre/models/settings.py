@@ -252,3 +252,22 @@ class UNetSettings(ReadingSettings, ScaledSettings):
         """Side of a pipeline's images: of its UNet's samples, times what its autoencoder enlarges."""
         levels = configs.get("vae", {}).get("block_out_channels", [0] * 4)
         return {"data": {"resolution": int(configs.get("unet", {}).get("sample_size", 64)) * 2 ** (len(levels) - 1)}}
+
+
+class TransformerSettings(CaptionedSettings, LatentSettings):
+    """Settings of families with a transformer that is trained by flow matching, an autoencoder and text encoders."""
+
+    transformer: Component = BASE
+    """The transformer: also a single file of its authors or ComfyUI, whose numbers are the base's."""
+    vae: Component = BASE
+    """The autoencoder, frozen; its weights are float32."""
+
+    time_scale: ClassVar[float] = 1.0  # diffusers' transformers multiply by 1000 themselves
+    overflows_float16: ClassVar[bool] = True
+    components: ClassVar[Mapping[str, ComponentSpec]] = {
+        "transformer": ComponentSpec("denoiser", trainable=True),
+        "vae": ComponentSpec("autoencoder"),
+        "text_encoder": ComponentSpec("text_encoder", trainable=True),
+        "tokenizer": ComponentSpec("tokenizer"),
+    }
+    """Each is a field, too: where it comes from."""

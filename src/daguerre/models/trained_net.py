@@ -4,12 +4,16 @@ Shape letters: B samples, C channels, H and W height and width, T tokens, D feat
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from daguerre.models.components import ComponentLoader
 from daguerre.models.controlnets.controlled import Residuals
-from daguerre.models.family import TextConditioner
+from daguerre.models.family import Exporter, Family, ImageCodec, TextConditioner
+from daguerre.models.network import Facts, named
+from daguerre.models.text_conditioning import TextConditioning
 from daguerre.types import Cond
 
 
@@ -45,3 +49,26 @@ class TrainedNet(nn.Module):
     def denoise(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
         """The prediction from features. ControlNets call it by itself, as they read the features, too."""
         return self._parts[0](x_BCHW, c_noise_B, cond, residuals)
+
+
+def family(
+    components: ComponentLoader,
+    denoise: Denoise,
+    modules: Mapping[str, nn.Module],
+    facts: Mapping[str, Facts],
+    images: ImageCodec,
+    texts: TextConditioning,
+    exporter: Exporter,
+    **more: Any,
+) -> Family:
+    """The family of these networks, with its text encoders, in which the first trainable component is trained.
+
+    `modules` and `facts` are by component and need not name the text encoders; `more` are further parts of a `Family`.
+    """
+    settings = components.settings
+    make_net = partial(TrainedNet, denoise, texts)
+    networks = named({**modules, **texts.networks}, settings.components, {**facts, **texts.facts})
+    whole = Family(
+        networks, make_net({}), images, exporter, text=texts, pretrained=components, make_net=make_net, **more
+    )
+    return whole.training(settings.trainable()[:1])

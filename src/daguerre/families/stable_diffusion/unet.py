@@ -13,13 +13,12 @@ from torch import Tensor
 from daguerre.errors import UserError
 from daguerre.families.stable_diffusion.controlnets import OfUNet
 from daguerre.families.stable_diffusion.facts import UNET
+from daguerre.models import trained_net
 from daguerre.models.components import ComponentLoader
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.family import Exporter, Family
-from daguerre.models.network import named
 from daguerre.models.parts.facts import KL_AUTOENCODER
 from daguerre.models.text_conditioning import TextConditioning
-from daguerre.models.trained_net import TrainedNet
 from daguerre.models.vae import VAE, factor
 from daguerre.types import Cond
 
@@ -114,12 +113,14 @@ def family(
 ) -> Family:
     """The family of these networks, in which the UNet is trained."""
     settings: Any = components.settings
-    make_net = partial(TrainedNet, partial(denoise, unet), texts)
     controlnets = OfUNet("unet", unet, autoencoder, settings.long_prompts, tuple(settings.ignore_tensors))
-    modules = {"unet": unet, "vae": autoencoder.net, **texts.networks}
-    networks = named(modules, settings.components, {"unet": UNET, "vae": KL_AUTOENCODER, **texts.facts})
-    whole = Family(
-        networks, make_net({}), autoencoder, exporter,
-        text=texts, pretrained=components, make_net=make_net, controlnets=controlnets,
-    )  # fmt: skip
-    return whole.training(settings.trainable()[:1])
+    return trained_net.family(
+        components,
+        partial(denoise, unet),
+        {"unet": unet, "vae": autoencoder.net},
+        {"unet": UNET, "vae": KL_AUTOENCODER},
+        autoencoder,
+        texts,
+        exporter,
+        controlnets=controlnets,
+    )

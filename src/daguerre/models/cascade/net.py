@@ -9,15 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
+from daguerre.models import trained_net
 from daguerre.models.cascade import facts
 from daguerre.models.cascade.codec import STAGE_A_PX, STEP_PX, at_cells
 from daguerre.models.components import ComponentLoader
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.family import Exporter, Family, ImageCodec
-from daguerre.models.network import named
 from daguerre.models.parts.facts import CLIP_IMAGE
 from daguerre.models.text_conditioning import TextConditioning
-from daguerre.models.trained_net import TrainedNet
 from daguerre.types import Cond
 
 
@@ -57,12 +56,8 @@ def family(
     **more: Any,
 ) -> Family:
     """The family of these networks, in which the denoiser is trained. `more` are further parts of a Family."""
-    make_net = partial(TrainedNet, partial(denoise, modules[denoiser], modules["effnet"]), texts)
-    known = {"prior": facts.STAGE, "decoder": facts.STAGE, "image_encoder": CLIP_IMAGE, **texts.facts}
-    whole = Family(
-        named(modules, components.settings.components, known), make_net({}), images, exporter,
-        text=texts, pretrained=components, make_net=make_net, **more,
-    )  # fmt: skip
+    known = {"prior": facts.STAGE, "decoder": facts.STAGE, "image_encoder": CLIP_IMAGE}
     for module in modules.values():
         module.requires_grad_(False)
-    return whole.training(components.settings.trainable()[:1])
+    of_denoiser = partial(denoise, modules[denoiser], modules["effnet"])
+    return trained_net.family(components, of_denoiser, modules, known, images, texts, exporter, **more)
