@@ -90,6 +90,24 @@ def tiny_vae() -> AutoencoderKL:
     )
 
 
+def tiny_flux_vae() -> AutoencoderKL:
+    """FLUX.1's autoencoder, which Z-Image has, too: a shift, no 1x1 convolutions, and its factor of 8, with which a
+    token of 2 x 2 latent pixels is 16 px."""
+    return AutoencoderKL(
+        block_out_channels=[16] * 4,
+        down_block_types=["DownEncoderBlock2D"] * 4,
+        up_block_types=["UpDecoderBlock2D"] * 4,
+        layers_per_block=1,
+        norm_num_groups=8,
+        latent_channels=4,
+        sample_size=32,
+        scaling_factor=0.3611,
+        shift_factor=0.1159,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+
+
 def tiny_sd_folder(path: Path, seed: int = 0) -> Path:
     """Write a Stable Diffusion pipeline with random weights into `path` and return it."""
     with torch.random.fork_rng(devices=[]):

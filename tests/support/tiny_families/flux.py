@@ -5,7 +5,8 @@ from typing import Any
 
 import tiny_texts
 import torch
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from tiny_models import tiny_flux_vae
 
 NUMBERS = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 4}
 NUMBERS |= {"in_channels": 16, "joint_attention_dim": tiny_texts.WIDTH, "pooled_projection_dim": tiny_texts.WIDTH}
@@ -18,26 +19,13 @@ def write(folder: Path, seed: int = 0, **numbers: Any) -> Path:
     """Writes a FluxPipeline with random weights; `numbers` change the transformer's."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        autoencoder = AutoencoderKL(
-            block_out_channels=[16] * 4,  # a factor of 8, as the shift counts tokens of 16 px
-            down_block_types=["DownEncoderBlock2D"] * 4,
-            up_block_types=["UpDecoderBlock2D"] * 4,
-            layers_per_block=1,
-            norm_num_groups=8,
-            latent_channels=4,
-            sample_size=32,
-            scaling_factor=0.3611,
-            shift_factor=0.1159,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-        )
         transformer = FluxTransformer2DModel(**{**NUMBERS, **numbers})
         for name, parameter in transformer.named_parameters():
             if "norm_q" in name or "norm_k" in name:  # of ones, a norm whose gradient is wrong would not show
                 parameter.data = 1 + 0.3 * torch.randn_like(parameter)
         pipeline = FluxPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(**SHIFT),
-            vae=autoencoder,
+            vae=tiny_flux_vae(),
             text_encoder=tiny_texts.clip(),
             tokenizer=tiny_texts.clip_tokenizer(),
             text_encoder_2=tiny_texts.t5(),

@@ -5,7 +5,8 @@ from typing import Any
 
 import tiny_texts
 import torch
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
+from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
+from tiny_models import tiny_flux_vae
 from transformers import Qwen3Model
 
 NUMBERS = {"in_channels": 4, "dim": 64, "n_layers": 1, "n_refiner_layers": 1, "n_heads": 4, "n_kv_heads": 4}
@@ -16,26 +17,13 @@ def write(folder: Path, seed: int = 0, **numbers: Any) -> Path:
     """Writes a ZImagePipeline with random weights; `numbers` change the transformer's."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        autoencoder = AutoencoderKL(
-            block_out_channels=[16] * 4,  # a factor of 8: one token is 16 px
-            down_block_types=["DownEncoderBlock2D"] * 4,
-            up_block_types=["UpDecoderBlock2D"] * 4,
-            layers_per_block=1,
-            norm_num_groups=8,
-            latent_channels=4,
-            sample_size=32,
-            scaling_factor=0.3611,
-            shift_factor=0.1159,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-        )
         transformer = ZImageTransformer2DModel(**{**NUMBERS, **numbers})
         for name, parameter in transformer.named_parameters():
             if "norm" in name or "pad_token" in name:
                 parameter.data = 1 + 0.3 * torch.randn_like(parameter)
         pipeline = ZImagePipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=6.0),
-            vae=autoencoder,
+            vae=tiny_flux_vae(),
             text_encoder=tiny_texts.qwen3(Qwen3Model),
             tokenizer=tiny_texts.qwen_tokenizer(),
             transformer=transformer,
