@@ -35,6 +35,7 @@ from torch import nn  # noqa: E402
 from daguerre.families.stable_diffusion import lora_names as unet_names  # noqa: E402
 from daguerre.models.cascade import lora_names  # noqa: E402
 from daguerre.models.lora_files import bases, kohya  # noqa: E402
+from daguerre.models.network import facts_of  # noqa: E402
 from daguerre.models.weights import architectures  # noqa: E402
 
 FILE = ROOT / "tests" / "models" / "recorded" / "lora_names.json"
@@ -57,8 +58,9 @@ def written(made: dict[str, nn.Module]) -> Layers:
     found: Layers = {}
     for component, network in made.items():
         own = [name for name, module in network.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
-        if kohya.has_names(network):
-            found |= {(component, layer): name for layer, name in kohya.module_names(component, made, own).items()}
+        if (names := facts_of(network).names) is not None:
+            of_names = names.kohya(component, made, own)
+            found |= {(component, layer): name for name, layers in of_names.items() for layer in layers}
     return found
 
 

@@ -77,14 +77,14 @@ def test_a_lora_means_the_same_in_diffusers_in_both_layouts(name, targets, base,
 def test_a_file_of_the_transformer_alone(prefix, base, tmp_path):
     weights = load_file(base / WEIGHTS)
     path = tmp_path / "flux1.safetensors"
-    original_files.write(path, weights, FLUX, prefix=prefix)
+    original_files.write(path, weights, FLUX.links, prefix=prefix)
     assert all(name.startswith(prefix) for name in load_file(path))
     module = tiny_families.plugins.find("families", "flux")
     settings = {"pretrained_model_name_or_path": str(base), "transformer": str(path), "max_sequence_length": 16}
     family = module.load(module.Settings.model_validate(settings), 1)
     found = family.components["transformer"].state_dict()
     assert all(torch.equal(found[name], value) for name, value in weights.items())
-    original_files.write(tmp_path / "again.safetensors", found, FLUX, prefix=prefix)
+    original_files.write(tmp_path / "again.safetensors", found, FLUX.links, prefix=prefix)
     assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
 
 
@@ -95,7 +95,7 @@ def test_a_file_of_another_size_is_refused_by_the_weights_that_do_not_fit(base, 
         / "diffusion_pytorch_model.safetensors"
     )
     path = tmp_path / "flux1.safetensors"
-    original_files.write(path, other, FLUX)
+    original_files.write(path, other, FLUX.links)
     module = tiny_families.plugins.find("families", "flux")
     settings = {"pretrained_model_name_or_path": str(base), "transformer": str(path), "max_sequence_length": 16}
     with pytest.raises(UserError, match="does not have the weights of this FluxTransformer2DModel"):

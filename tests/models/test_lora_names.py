@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from daguerre.models.lora_files import bases, kohya
+from daguerre.models.lora_files import bases
+from daguerre.models.network import facts_of
 from daguerre.models.weights import architectures
 
 RECORD = json.loads((Path(__file__).parent / "recorded" / "lora_names.json").read_text(encoding="utf-8"))
@@ -26,7 +27,9 @@ def written() -> dict[str, list[str]]:
         made = bases.networks(architectures.FOLDER / model)
         for component, network in made.items():
             own = [name for name, module in network.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
-            found.setdefault(model, []).extend(kohya.module_names(component, made, own).values())
+            names = facts_of(network).names
+            assert names is not None
+            found.setdefault(model, []).extend(names.kohya(component, made, own))
     return found
 
 

@@ -21,16 +21,11 @@ from daguerre.distributed.sharding_rules import Dims as Dims
 from daguerre.distributed.sharding_rules import Segment as Segment
 from daguerre.models.hosts import host
 from daguerre.models.settings import ComponentSpec, Role
+from daguerre.models.weights.original_names import Layers, Spelling
 
-Spelling = tuple[str, tuple[str, ...], bool]
-"""A name in a file, the layers that it means, and whether it names them in the original layout."""
 EMPTY: Mapping[str, str] = MappingProxyType({})
 Table = dict[str, Dims]
 """The logical axes of parameters, by pattern of their names."""
-
-
-Layers = tuple[str, ...]
-"""Layers of a network that another program has as one: the parts of a fused projection, or a single one."""
 
 
 class Names(Protocol):

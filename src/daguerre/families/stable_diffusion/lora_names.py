@@ -7,9 +7,9 @@ from typing import Any
 from torch import nn
 
 from daguerre.errors import UserError
-from daguerre.models.network import Architecture, Layers, Spelling
+from daguerre.models.network import Architecture
 from daguerre.models.single_file import keys
-from daguerre.models.weights.original_names import FLAT, PREFIXES
+from daguerre.models.weights.original_names import FLAT, PREFIXES, Layers, Spelling, flat, spelled
 
 _KINDS = nn.Linear | nn.Conv2d | nn.LayerNorm | nn.GroupNorm
 
@@ -29,21 +29,19 @@ class UNetNames:
 
     def spellings(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> Iterator[Spelling]:
         for layer in layers:
-            yield from ((f"{start}{layer}", (layer,), False) for start in (f"{component}.", ""))
-            yield from ((f"{start}{layer.replace('.', '_')}", (layer,), False) for start in FLAT)
+            yield from spelled(layer, (layer,), (f"{component}.", ""), FLAT)
         try:
             originals = original_names(networks[component])
         except UserError:  # a UNet with parts for which the original layout has no place
             return
         for layer, original in originals.items():
-            yield from ((f"{start}{original}", (layer,), True) for start in (*PREFIXES, "unet."))
-            yield from ((f"{start}{original.replace('.', '_')}", (layer,), True) for start in FLAT)
+            yield from spelled(original, (layer,), (*PREFIXES, "unet."), FLAT, is_original=True)
 
     def kohya(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> dict[str, Layers]:
         unet = networks[component]
         is_sdxl = getattr(getattr(unet, "config", None), "addition_embed_type", None) == "text_time"
         paths = original_names(unet) if is_sdxl else {layer: layer for layer in layers}
-        return {f"lora_unet_{paths[layer].replace('.', '_')}": (layer,) for layer in layers}
+        return {f"lora_unet_{flat(paths[layer])}": (layer,) for layer in layers}
 
 
 def architecture(network: nn.Module, prediction: str) -> Architecture:

@@ -7,11 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from daguerre.checkpoint.atomic import make_folder, write_atomically
-from daguerre.checkpoint.safetensors import Later, encode
 from daguerre.errors import UserError
 from daguerre.models.cascade import keys, sizes
-from daguerre.models.weights import beside, original_names
+from daguerre.models.weights import beside, original_files
 from daguerre.models.weights import files as weights_files
 
 
@@ -85,11 +83,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None =
             code="unsupported",
             setting="dtype",
         )
-    made: dict[str, Tensor | Later] = {}
-    for link in keys.links(tensors):
-        made[link.original] = original_names.packed(link, tensors, dtype)
-    make_folder(path.parent)
-    write_atomically(path, encode(made))
+    original_files.write(path, tensors, keys.links, dtype)
 
 
 def chosen(folder: Path, component: str | None) -> str | None:

@@ -17,8 +17,8 @@ import yaml
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
-from daguerre.models.network import Architecture, Layers, Spelling
-from daguerre.models.weights.original_names import FLAT, PREFIXES
+from daguerre.models.network import Architecture
+from daguerre.models.weights.original_names import FLAT, PREFIXES, Layers, Spelling, flat, spelled
 
 CLASS = "StableCascadeUNet"
 CONFIGS = (".yaml", ".yml")
@@ -101,18 +101,17 @@ class StageNames:
 
     def spellings(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> Iterator[Spelling]:
         network, numbers = networks[component], {"to_q": "0", "to_k": "1", "to_v": "2"}
-        flat = {*FLAT, f"{prefix(network)}_"}
+        flattened = {*FLAT, f"{prefix(network)}_"}
         for layer in layers:
             stability = path(network, layer)
             stem, _, last = stability.rpartition(".attn.")
             names = {layer, stability, f"{stem}.attn.in_proj.{numbers[last]}" if last in numbers else stability}
             for name in names:
-                yield from ((f"{start}{name}", (layer,), True) for start in (f"{component}.", *PREFIXES, "unet."))
-                yield from ((f"{start}{name.replace('.', '_')}", (layer,), True) for start in flat)
+                yield from spelled(name, (layer,), (f"{component}.", *PREFIXES, "unet."), flattened, is_original=True)
 
     def kohya(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> dict[str, Layers]:
         network = networks[component]
-        return {f"{prefix(network)}_{path(network, layer).replace('.', '_')}": (layer,) for layer in layers}
+        return {f"{prefix(network)}_{flat(path(network, layer))}": (layer,) for layer in layers}
 
 
 def architecture(network: nn.Module, prediction: str) -> Architecture:

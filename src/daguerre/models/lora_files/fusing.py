@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from daguerre.errors import UserError
 from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DIFF, DOWN, MAGNITUDE, UP, Addition
+from daguerre.models.lora_files.names import BIAS, BIAS_OF_UP
 
-BY_ROWS = (UP, DIFF, "hada_w1_a", "hada_w2_a", "diff_b", "lora_B.bias", MAGNITUDE)
+BY_ROWS = (UP, DIFF, "hada_w1_a", "hada_w2_a", BIAS, BIAS_OF_UP, MAGNITUDE)
 """Factors with a row for each output of the layer."""
 _SHARED = (DOWN, ALPHA, "hada_w1_b", "hada_w2_b")
 """Factors that all outputs have in common."""

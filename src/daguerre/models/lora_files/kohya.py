@@ -7,7 +7,7 @@ every module of a file has the same one here, and the rest of its strength is mu
 Sources: kohya-ss/sd-scripts networks/lora.py; KohakuBlueleaf/LyCORIS; Comfy-Org/ComfyUI comfy/lora.py.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -60,14 +60,6 @@ def _check(component: str, network: nn.Module, additions: list[Addition]) -> Non
             "format=diffusers, or merge it into a model",
             code="unsupported",
         )
-
-
-def module_names(component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> dict[str, str]:
-    """kohya's name of each layer of a component; those of one fused projection have the same."""
-    names = facts_of(networks[component]).names
-    assert names is not None, "`write` has checked it"
-    found = names.kohya(component, networks, layers)
-    return {layer: name for name, parts in found.items() for layer in parts}
 
 
 def _fused(

@@ -13,7 +13,8 @@ from torch import nn
 
 from daguerre.errors import UserError
 from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DIFF, DOWN, MAGNITUDE, MIDDLE, UP
-from daguerre.models.network import Spelling, facts_of
+from daguerre.models.network import facts_of
+from daguerre.models.weights.original_names import Spelling
 
 
 class Place(NamedTuple):

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from daguerre.models.network import Layers, Spelling, facts_of
+from daguerre.models.network import facts_of
 from daguerre.models.single_file.keys import with_wrapper
+from daguerre.models.weights.original_names import Layers, Spelling, flat, spelled
 
 PROJECTION = "text_projection"
 """The layer of a CLIP text encoder that stands outside its transformer, and so has no `text_model` in its name."""
@@ -35,13 +36,12 @@ class ClipNames:
             *(f"{clip}." for clip in clips),
             *(f"text_encoders.{clip}.transformer." for clip in clips),
         ]
-        flat = ["lora_te_", "lora_te1_", "lora_prior_te_"] if alone else [f"lora_te{number + 1}_"]
+        flattened = ["lora_te_", "lora_te1_", "lora_prior_te_"] if alone else [f"lora_te{number + 1}_"]
         dotted += [""] if alone else []
-        flat += ["lora_te_wrapped_transformer_"] if alone else []
+        flattened += ["lora_te_wrapped_transformer_"] if alone else []
         for layer in layers:
             for name in {layer, layer.removeprefix("text_model."), with_wrapper(layer)}:
-                yield from ((f"{start}{name}", (layer,), False) for start in dotted)
-                yield from ((f"{start}{name.replace('.', '_')}", (layer,), False) for start in flat)
+                yield from spelled(name, (layer,), dotted, flattened)
 
     def kohya(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> dict[str, Layers]:
         number, alone = _place(component, networks)
@@ -49,7 +49,7 @@ class ClipNames:
         only = next((names.text_encoders for each in networks.values() if (names := facts_of(each).names)), "te")
         prefix = only if alone else f"te{number + 1}"
         paths = {layer: layer if layer == PROJECTION else with_wrapper(layer) for layer in layers}
-        return {f"lora_{prefix}_{path.replace('.', '_')}": (layer,) for layer, path in paths.items()}
+        return {f"lora_{prefix}_{flat(path)}": (layer,) for layer, path in paths.items()}
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,8 @@ class T5Names:
 
     def spellings(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> Iterator[Spelling]:
         for layer in layers:
-            yield from ((f"{start}{layer}", (layer,), False) for start in (f"{component}.", "t5xxl.transformer."))
-            yield f"text_encoders.t5xxl.transformer.{layer}", (layer,), False
-        yield from ((name, parts, False) for name, parts in self.kohya(component, networks, layers).items())
+            dotted = (f"{component}.", "t5xxl.transformer.", "text_encoders.t5xxl.transformer.")
+            yield from spelled(layer, (layer,), dotted, ("lora_te3_",))
 
     def kohya(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> dict[str, Layers]:
-        return {f"lora_te3_{layer.replace('.', '_')}": (layer,) for layer in layers}
+        return {f"lora_te3_{flat(layer)}": (layer,) for layer in layers}

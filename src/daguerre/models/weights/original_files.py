@@ -9,7 +9,7 @@ from torch import Tensor
 from daguerre.checkpoint.atomic import make_folder, write_atomically
 from daguerre.checkpoint.safetensors import encode
 from daguerre.models.weights import beside, files
-from daguerre.models.weights.original_names import PREFIXES, NameTable, Shape, packed, unpacked
+from daguerre.models.weights.original_names import PREFIXES, Links, NameTable, Shape, packed, unpacked
 
 
 def read(path: Path, names: NameTable, shapes: Mapping[str, Shape], ignored: Sequence[str] = ()) -> dict[str, Tensor]:
@@ -44,15 +44,10 @@ def read(path: Path, names: NameTable, shapes: Mapping[str, Shape], ignored: Seq
 
 
 def write(
-    path: Path,
-    tensors: Mapping[str, Tensor],
-    names: NameTable,
-    dtype: torch.dtype | None = None,
-    prefix: str = "",
-    metadata: Mapping[str, str] | None = None,
+    path: Path, tensors: Mapping[str, Tensor], links: Links, dtype: torch.dtype | None = None, prefix: str = ""
 ) -> None:
     """Writes a network's weights in its authors' layout; `dtype` None keeps every dtype, `prefix` is what comes before
     each name (`model.diffusion_model.` in files for ComfyUI)."""
-    made = {prefix + link.original: packed(link, tensors, dtype) for link in names.links(tensors)}
+    made = {prefix + link.original: packed(link, tensors, dtype) for link in links(tensors)}
     make_folder(path.parent)
-    write_atomically(path, encode(made, metadata))
+    write_atomically(path, encode(made))

@@ -33,6 +33,10 @@ class Link(NamedTuple):
     other order."""
 
 
+Layers = tuple[str, ...]
+"""Layers of a network that another program has as one: the parts of a fused projection, or a single one."""
+Spelling = tuple[str, Layers, bool]
+"""A name in a file, the layers that it means, and whether it names them in the original layout."""
 Links = Callable[[Iterable[str]], list[Link]]
 """The links of a network whose tensors have these names in its library."""
 _NUMBER = re.compile(r"\.(\d+)\.")
@@ -87,28 +91,34 @@ class NameTable:
             found[link.original] = link
         return [*found.values()]
 
-    def spellings(
-        self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]
-    ) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+    def spellings(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> Iterator[Spelling]:
         """Names of layers in files of LoRAs (models/network.py, Names)."""
         for layer in layers:
-            yield from ((f"{start}{layer}", (layer,), False) for start in (f"{component}.", ""))
-            flat = layer.replace(".", "_")
-            yield from ((f"{start}{flat}", (layer,), False) for start in (*FLAT, f"lora_{component}_"))
+            yield from spelled(layer, (layer,), (f"{component}.", ""), (*FLAT, f"lora_{component}_"))
         for original, parts in self._layers(layers).items():
-            yield from ((f"{start}{original}", parts, True) for start in PREFIXES)
-            yield from ((f"{start}{original.replace('.', '_')}", parts, True) for start in FLAT)
+            yield from spelled(original, parts, PREFIXES, FLAT, is_original=True)
 
-    def kohya(
-        self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]
-    ) -> dict[str, tuple[str, ...]]:
+    def kohya(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> dict[str, Layers]:
         """The names of sd-scripts, which are those of the original layout."""
-        found = self._layers(layers)
-        return {f"lora_unet_{original.replace('.', '_')}": parts for original, parts in found.items()}
+        return {f"lora_unet_{flat(original)}": parts for original, parts in self._layers(layers).items()}
 
-    def _layers(self, layers: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    def _layers(self, layers: Sequence[str]) -> dict[str, Layers]:
         links = self.links([f"{layer}.weight" for layer in layers])
         return {link.original.rpartition(".")[0]: tuple(n.rpartition(".")[0] for n in link.names) for link in links}
+
+
+def flat(name: str) -> str:
+    """A name as sd-scripts has it, without dots."""
+    return name.replace(".", "_")
+
+
+def spelled(
+    name: str, layers: Layers, dotted: Iterable[str], flattened: Iterable[str], is_original: bool = False
+) -> Iterator[Spelling]:
+    """Names of layers in files of LoRAs: `name` behind each of the beginnings `dotted`, and without dots behind each of
+    the `flattened`."""
+    yield from ((f"{start}{name}", layers, is_original) for start in dotted)
+    yield from ((f"{start}{flat(name)}", layers, is_original) for start in flattened)
 
 
 def unpacked(link: Link, tensor: Tensor, shapes: Mapping[str, Shape] | None = None) -> dict[str, Tensor]:
