@@ -87,6 +87,13 @@ class Settings(TransformerSettings):
         "tokenizer_2": ComponentSpec("tokenizer"),
     }
 
+    @classmethod
+    def usual_of(cls, configs: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+        """Four steps without guidance for schnell, whose transformer has no embedded guidance."""
+        if configs.get("transformer", {}).get("guidance_embeds", True):
+            return cls.usual
+        return {**cls.usual, "sampling": {"guidance_scale": 0.0, "num_inference_steps": 4}}
+
 
 def load(settings: Settings, seed: int) -> Family:
     """The family of these settings. Raises UserError if something is missing or does not fit together."""
