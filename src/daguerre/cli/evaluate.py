@@ -54,6 +54,7 @@ from daguerre.evaluation.settings import EvaluationSettings
 from daguerre.generation import generate, jobs, load
 from daguerre.generation.jobs import TaskShard
 from daguerre.generation.load import Model
+from daguerre.models.weights import index
 from daguerre.remote import local_copy
 from daguerre.run import trackers
 
@@ -90,7 +91,7 @@ def _evaluate(asked: Arguments, part: TaskShard, stop: Callable[[], bool]) -> in
     if asked.options.follow is not None:
         follow.wait_for_run(word, asked.options.patience_seconds, asked.options.every_seconds, stop)
     folder = local_copy.located(word)
-    if folder.is_dir() and not any((folder / name).is_file() for name in ("config.yaml", "model_index.json")):
+    if folder.is_dir() and not (folder / "config.yaml").is_file() and index.find(folder) is None:
         return _of_folder(asked, word, part)
     asked.refuse(_OF_FOLDERS, "a model, whose images are generated for prompts")
     model = load.find(word, [], asked.options.base, asked.rest)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from daguerre.errors import UserError
 from daguerre.families import catalogue
+from daguerre.models.weights import index
 
 _SMALL = (".json", ".txt", ".model")
 _OF_WEIGHTS = re.compile(r"^flax|\.index")
@@ -45,7 +46,7 @@ def choose(files: Mapping[str, int], variant: str | None, components: Sequence[s
 
     UserError for a repository that is neither, and for weights that are not there.
     """
-    found = {"model_index.json"} & files.keys()
+    found = {*index.NAMES} & files.keys()
     is_pickled = False
     for name in _components(files, components):
         inside = {path.rpartition("/")[2]: path for path in files if path.rpartition("/")[0] == name}

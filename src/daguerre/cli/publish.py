@@ -34,6 +34,7 @@ from daguerre.cli.convert import options as given
 from daguerre.credentials import scrub
 from daguerre.errors import UserError
 from daguerre.formatting import counted, first_line, format_size
+from daguerre.models.weights import index
 from daguerre.remote import local_copy
 from daguerre.report import card
 from daguerre.report.run import Run, read_run
@@ -116,6 +117,8 @@ def gather(run: Run, repository: str, options: Options, api: HfApi) -> Upload:
         for path in sorted(export.rglob("*"))
         if path.is_file() and path.name != _CARD
     }
+    if index.MODULAR in files:
+        files[index.MODULAR] = index.at(export / index.MODULAR, repository)
     files |= {card.image_file(number, one): one.path for number, one in enumerate(images)}
     files[_RECIPE] = scrub(run.config_text).encode()
     base = _base(run)
@@ -132,7 +135,7 @@ def _export(folder: Path) -> tuple[str, Path]:
             local_copy.fetch_export(folder, kind)
         export = folder / kind
         if export.is_dir():
-            alone = kind == "pipeline" and not (export / "model_index.json").is_file()
+            alone = kind == "pipeline" and index.find(export) is None
             return "network" if alone else kind, export
     raise UserError(
         f"{local_copy.display_name(folder)} has no export: train it with checkpoint.export=true, or write one with "

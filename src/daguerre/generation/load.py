@@ -25,6 +25,7 @@ from daguerre.families import catalogue
 from daguerre.models.schedulers.scheduler import other_sampling
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.single_file import load as single_file_load
+from daguerre.models.weights import index
 from daguerre.models.weights.files import read_json
 from daguerre.models.weights.resolve import Options
 from daguerre.remote import local_copy
@@ -92,7 +93,7 @@ def find(target: str, place: Sequence[str], base: bool, given: Sequence[str] = (
     _check_unplaced(target, place, "folder")
     if (folder / "config.yaml").is_file():
         return _base(target, str(folder), folder) if base else _of_run(target, RunFolder(folder))
-    if (folder / "model_index.json").is_file():
+    if index.find(folder) is not None:
         return _of_pipeline(target, folder, folder.resolve().name)
     raise UserError(
         f"{target} is neither a run folder (no config.yaml) nor a pipeline (no model_index.json): give a run's "
@@ -172,7 +173,7 @@ def _of_file(target: str, file: Path, place: Sequence[str], options: Options) ->
     """A single-file checkpoint, converted to a pipeline once."""
     _check_unplaced(target, place, "file")
     folder = single_file_load.folder(file, options.pickled, options.ignored)
-    if not (folder / "model_index.json").is_file():
+    if index.find(folder) is None:
         held = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
         raise UserError(
             f"{target} holds {held} only: give a recipe for the other networks, such as `daguerre generate sd15 "
@@ -191,8 +192,10 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
             "recipe says how to generate",
             code="conflict",
         )
-    index = read_json(folder / "model_index.json")
-    class_name = index.get("_class_name")
+    place = index.find(folder)
+    assert place is not None, "both callers have looked"
+    told = read_json(place)
+    class_name = told.get("_class_name")
     families = catalogue.pipelines()
     if class_name not in families:
         raise UserError(
@@ -202,7 +205,7 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
     places = {part: folder / part / "config.json" for part in family.networks()}
     configs_of = {part: read_json(path) for part, path in places.items() if path.is_file()}
     there: dict[str, Any] = dict.fromkeys(configs_of, BASE)
-    there |= {ours: index[theirs] for theirs, ours in family.told_by_index.items() if theirs in index}
+    there |= {ours: told[theirs] for theirs, ours in family.told_by_index.items() if theirs in told}
     usual = family.usual_of(configs_of)
     scheduler = read_json(folder / "scheduler" / "scheduler_config.json")
     with named(target):

@@ -20,6 +20,7 @@ from daguerre.errors import UserError
 from daguerre.generation.load import Loading
 from daguerre.models.lora_files import contents, header, read
 from daguerre.models.lora_files.addition import Addition, merged
+from daguerre.models.weights import index
 from daguerre.remote import local_copy
 
 
@@ -35,7 +36,7 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
     notices = [
         f"{place}: its LoRA alone is added, and not the networks that it has trained as a whole (pipeline/)"
         for place, folder in folders.items()
-        if (folder / "pipeline" / "model_index.json").is_file()
+        if index.find(folder / "pipeline") is not None
     ]
     digests = {place: _digest(file) for place, file in files.items()}
     described = " and ".join(f"{place} x {use[place]:g}" for place in use)

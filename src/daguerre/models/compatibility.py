@@ -8,6 +8,7 @@ from daguerre.errors import UserError
 from daguerre.models.components import ComponentLoader
 from daguerre.models.schedulers.betas import PREDICTIONS
 from daguerre.models.schedulers.scheduler import other_sampling
+from daguerre.models.weights import index
 from daguerre.models.weights.files import read_json
 from daguerre.objectives import edm
 from daguerre.objectives.algebra import Diffusion
@@ -48,13 +49,13 @@ def _told_by_index(components: ComponentLoader) -> list[str]:
     settings = components.settings
     if not settings.told_by_index or not components.of_base():
         return []
-    path = components.base / "model_index.json"
-    index = read_json(path) if path.is_file() else {}
+    path = index.find(components.base)
+    told = {} if path is None else read_json(path)
     return [
-        f"the base's model_index.json says {theirs}: {str(index[theirs]).lower()}, and model.{ours} is "
-        f"{str(getattr(settings, ours)).lower()}: set model.{ours}={str(index[theirs]).lower()} to train it as it was"
+        f"the base's model_index.json says {theirs}: {str(told[theirs]).lower()}, and model.{ours} is "
+        f"{str(getattr(settings, ours)).lower()}: set model.{ours}={str(told[theirs]).lower()} to train it as it was"
         for theirs, ours in settings.told_by_index.items()
-        if theirs in index and index[theirs] != getattr(settings, ours)
+        if theirs in told and told[theirs] != getattr(settings, ours)
     ]
 
 

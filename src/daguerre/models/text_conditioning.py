@@ -4,8 +4,8 @@ Frozen encoders run where captions are encoded; if one is trained, all run insid
 letters: B texts, K windows, T tokens, D features, P pooled features.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
@@ -113,10 +113,7 @@ class TextConditioning:
         given = Tokens(ids_BKT, counts_BK, f"{encoder.name}_ragged" in tokens)
         with ExitStack() as stack:
             if encoder.name not in trained:
-                stack.enter_context(torch.no_grad())
-                if torch.amp.is_autocast_available(where := given.ids_BKT.device.type):  # not of the meta device
-                    stack.enter_context(torch.autocast(where, enabled=False))
-                stack.enter_context(sdpa_kernel(_KERNELS))  # whatever was chosen for what is trained
+                stack.enter_context(frozen(ids_BKT.device))
             return encoder.features(given)
 
     def _pooled(self, pooled_BKP: Tensor, counts_BK: Tensor) -> Tensor:
@@ -149,6 +146,17 @@ class TextConditioning:
             for one in self.encoders
             for name, content in one.files.items()
         }
+
+
+@contextmanager
+def frozen(device: torch.device) -> Iterator[None]:
+    """Within the block, text encoders compute as they do where nothing is trained."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if torch.amp.is_autocast_available(device.type):  # not of the meta device
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+        stack.enter_context(sdpa_kernel(_KERNELS))  # whatever was chosen for what is trained
+        yield
 
 
 def _joined(parts: Sequence[Sequence[Features]]) -> tuple[Tensor, Tensor | None]:

@@ -183,7 +183,7 @@ def load(components: ComponentLoader, encoder: str, tokenizer: str, reading: Rea
     config: Mapping[str, Any] = value if isinstance(value, dict) else components.config(encoder)
     kind = _fitting(encoder, config, reading)
     reading = _chosen(components.settings, encoder, kind, reading)
-    words, files = _tokenizer(components, tokenizer, kind)
+    words, files = tokenizer_of(components, tokenizer, kind)
     network = kind.network(components, encoder, config, reading, words)
     absent = AbsentTokenizer(reading.max_tokens or kind.window(network.config))
     found = TextEncoder(encoder, network, words or absent, files, reading)
@@ -234,8 +234,8 @@ def _chosen(settings: Any, encoder: str, kind: TextNetwork, reading: Reading) ->
     )
 
 
-def _tokenizer(components: ComponentLoader, name: str, kind: TextNetwork) -> tuple[Any, dict[str, bytes]]:
-    """The tokenizer and its files. Without weights it need not be there."""
+def tokenizer_of(components: ComponentLoader, name: str, kind: TextNetwork) -> tuple[Any, dict[str, bytes]]:
+    """The tokenizer `name` of this kind and its files. Without weights it need not be there: None."""
     if resolve.without_weights() and not (
         getattr(components.settings, name) == BASE and (components.base / name / "tokenizer_config.json").is_file()
     ):

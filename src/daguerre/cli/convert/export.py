@@ -47,7 +47,7 @@ from daguerre.config import config as configs
 from daguerre.errors import UserError
 from daguerre.generation.load import load, newest, weights_of
 from daguerre.models.single_file import save
-from daguerre.models.weights import files
+from daguerre.models.weights import files, index
 from daguerre.remote import local_copy
 from daguerre.run import samples
 from daguerre.settings import Settings
@@ -118,7 +118,7 @@ def _source(target: str) -> tuple[Path, bool]:
     source = local_copy.located(target)
     if target and (source / "config.yaml").is_file():
         return source, True
-    if target and (source / "model_index.json").is_file():
+    if target and index.find(source) is not None:
         return source, False
     missing = f"{target}: no such folder" if target and not source.exists() else target or "what?"
     raise UserError(

@@ -19,6 +19,7 @@ from daguerre.errors import UserError
 from daguerre.models.family import Family
 from daguerre.models.settings import PretrainedSettings
 from daguerre.models.single_file.keys import with_wrapper
+from daguerre.models.weights import index
 from daguerre.models.weights.files import write_json
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
@@ -42,7 +43,7 @@ class PipelineExporter:
     settings: PretrainedSettings
     """Of the family: its class of pipelines, and their schedulers."""
     index: Mapping[str, Any]
-    """Further entries of model_index.json."""
+    """Further entries of the pipeline's index."""
     replaced: Mapping[str, Callable[[], nn.Module]]
     """Networks as the pipeline needs them, where it computes otherwise than the family, by component."""
     notices: tuple[str, ...] = ()
@@ -56,9 +57,11 @@ class PipelineExporter:
     result: str = "images[0]"
     """What a call of the pipeline returns, for the page."""
     example: str = _EXAMPLE
-    """How to call it with `{call}`, for the page."""
+    """How to call it with `{call}`, for the page; `{scale}` is the guidance scale."""
     unknown: Collection[str] = ()
     """Settings of sampling that its calls do not take."""
+    blocks: str | None = None
+    """The class of blocks of a modular pipeline; None for a plain one."""
 
     def __call__(self, family: Family, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
         """Puts the pipeline in place of `folder`. Returns messages for the user: `notices`, and where the scheduler
@@ -74,7 +77,7 @@ class PipelineExporter:
         networks = {**family.components, **{name: make() for name, make in self.replaced.items()}}
         networks = {name: network for name, network in networks.items() if name not in self.left_out}
         classes = {name: type(network) for name, network in networks.items()}
-        index = {name: _named(kind) for name, kind in classes.items() if name not in self.unlisted}
+        entries = {name: _named(kind) for name, kind in classes.items() if name not in self.unlisted}
         provenance = {"_diffusers_version": version("diffusers")}
         with replaced(folder) as fresh:
             for name, network in networks.items():
@@ -84,9 +87,10 @@ class PipelineExporter:
                 (fresh / path).write_bytes(content)
             for encoder in () if family.text is None else family.text.encoders:
                 tokenizer = encoder.name.replace("text_encoder", "tokenizer")
-                index[tokenizer] = ["transformers", type(encoder.tokenizer).__name__]
-            index |= {**_ABSENT, **self.index, "scheduler": ["diffusers", plan.class_name]}
-            write_json(fresh / "model_index.json", {"_class_name": self.settings.pipeline_class, **provenance, **index})
+                entries[tokenizer] = ["transformers", type(encoder.tokenizer).__name__]
+            entries |= {**self.index, "scheduler": ["diffusers", plan.class_name]}
+            file, listed = self._index(entries)
+            write_json(fresh / file, {"_class_name": self.settings.pipeline_class, **provenance, **listed})
             (fresh / "scheduler").mkdir()
             config = {"_class_name": plan.class_name, **provenance, **plan.config}
             write_json(fresh / "scheduler" / "scheduler_config.json", config)
@@ -96,6 +100,12 @@ class PipelineExporter:
             card = _card(self, diffusion, sampling, plan.class_name, notices)
             (fresh / "README.md").write_text(card, encoding="utf-8")
         return notices
+
+    def _index(self, entries: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Name and content of the pipeline's index."""
+        if self.blocks is None:
+            return index.PLAIN, {**_ABSENT, **entries}
+        return index.MODULAR, {"_blocks_class_name": self.blocks, **index.modular(entries)}
 
 
 def _named(kind: type) -> Any:
@@ -129,7 +139,9 @@ def _card(
     ours = {"sampler": sampling.sampler, **given} | ({"shift": levels.shift} if levels.acts("shift") else {})
     return _CARD.format(
         class_name=own.settings.pipeline_class,
-        example=own.example.format(class_name=own.settings.pipeline_class, call=call, result=own.result),
+        example=own.example.format(
+            class_name=own.settings.pipeline_class, call=call, result=own.result, scale=sampling.guidance_scale
+        ),
         scheduler=scheduler_class,
         objective=objective.settings.name,
         schedule=objective.settings.schedule.name,

@@ -10,7 +10,7 @@ from daguerre.errors import UserError
 from daguerre.models.cascade import lora_names
 from daguerre.models.lora_files import peft
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE, METADATA
-from daguerre.models.weights import seals
+from daguerre.models.weights import index, seals
 from daguerre.models.weights.files import opened, read_json
 
 
@@ -51,7 +51,7 @@ def _in(folder: Path) -> Path | None:
 def _instead(path: Path) -> str:
     """The use of a folder without a LoRA, as a part of a message."""
     for place in (path, path / "adapter", path / "pipeline"):
-        if (place / "model_index.json").is_file():
+        if index.find(place) is not None:
             return "it is a whole model, and `daguerre convert extract` makes a LoRA of its difference from a base"
         if (config := place / "config.json").is_file() and b"ControlNetModel" in config.read_bytes():
             return f"it is a ControlNet, which `daguerre generate` takes as controlnets='{{{path}: 1}}'"

@@ -40,8 +40,9 @@ Spelling = tuple[str, Layers, bool]
 Links = Callable[[Iterable[str]], list[Link]]
 """The links of a network whose tensors have these names in its library."""
 _NUMBER = re.compile(r"\.(\d+)\.")
-PREFIXES = ("model.diffusion_model.", "diffusion_model.", "")
-"""What files put before the names of a denoiser in the original layout; the first is that of files of whole models."""
+PREFIXES = ("model.diffusion_model.", "diffusion_model.", "net.", "")
+"""What files put before the names of a denoiser in the original layout; the first is that of files of whole models, the
+third NVIDIA's."""
 FLAT = ("lora_unet_", "lycoris_")
 """What files of LoRAs put before such names, and before diffusers', with `_` for each dot."""
 
