@@ -4,7 +4,14 @@ import json
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, FluxTransformer2DModel, UNet2DConditionModel, ZImageTransformer2DModel
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderKLQwenImage,
+    FluxTransformer2DModel,
+    Krea2Transformer2DModel,
+    UNet2DConditionModel,
+    ZImageTransformer2DModel,
+)
 from diffusers.models.unets.unet_stable_cascade import StableCascadeUNet
 from diffusers.pipelines.deprecated.wuerstchen.modeling_paella_vq_model import PaellaVQModel
 from transformers import (
@@ -15,6 +22,8 @@ from transformers import (
     CLIPVisionModelWithProjection,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLModel,
     T5Config,
     T5EncoderModel,
 )
@@ -32,6 +41,7 @@ CASCADE = {"cascade_c": {"prior": 3_589_103_632, "image_encoder": 303_966_208, "
 CASCADE |= {"cascade_b": {"decoder": 1_562_941_136, "vqgan": 18_406_894, "text_encoder": BIG_G}}
 
 
+KREA = ("krea2", "krea2_turbo")
 FLUX = {"flux1_dev": 11_901_408_320, "flux1_schnell": 11_891_178_560}
 T5_XXL, FLUX_VAE = 4_762_310_656, 83_819_683
 
@@ -53,7 +63,7 @@ def size(net):
 
 def test_the_tables_and_the_folders_agree():
     folders = [folder.name for folder in architectures.FOLDER.iterdir() if folder.is_dir()]
-    assert sorted(architectures.names()) == sorted(folders) == sorted([*UNET, *CASCADE, *FLUX, "z_image"])
+    assert sorted(architectures.names()) == sorted(folders) == sorted([*UNET, *CASCADE, *FLUX, "z_image", *KREA])
     ids = [hub_id for own in architectures.HUB_IDS.values() for hub_id in own]
     assert len(ids) == len({hub_id.lower() for hub_id in ids})
 
@@ -104,11 +114,22 @@ def test_networks_of_z_image_have_the_published_sizes():
     assert numbers("z_image", "vae") == numbers("flux1_dev", "vae")
 
 
-@pytest.mark.parametrize("name", [*sorted(UNET), *CASCADE, *FLUX, "z_image"])
+@pytest.mark.parametrize("name", KREA)
+def test_networks_of_krea_2_have_the_published_sizes(name):
+    with torch.device("meta"):
+        transformer = Krea2Transformer2DModel.from_config(numbers(name, "transformer"))
+        qwen = Qwen3VLModel(Qwen3VLConfig(**numbers(name, "text_encoder")))
+        vae = AutoencoderKLQwenImage.from_config(numbers(name, "vae"))
+    assert [size(transformer), size(qwen), size(vae)] == [12_820_073_036, 4_437_815_808, 126_892_531]
+    index = json.loads((architectures.FOLDER / name / "model_index.json").read_text(encoding="utf-8"))
+    assert index["is_distilled"] == (name == "krea2_turbo")
+
+
+@pytest.mark.parametrize("name", [*sorted(UNET), *CASCADE, *FLUX, "z_image", *KREA])
 def test_the_index_names_the_networks_that_are_there(name):
     index = json.loads((architectures.FOLDER / name / "model_index.json").read_text(encoding="utf-8"))
     folders = {path.name for path in (architectures.FOLDER / name).iterdir() if path.is_dir()}
-    components = {part for part, value in index.items() if isinstance(value, list)}
+    components = {part for part, value in index.items() if isinstance(value, list) and isinstance(value[0], str)}
     assert components - {"tokenizer", "tokenizer_2", "feature_extractor"} == folders
     for part in folders - {"scheduler"}:
         config = numbers(name, part)

@@ -90,7 +90,8 @@ def test_every_way_of_reading_has_rules_of_its_own(made: tuple[Path, Reading]):
     (encoder,) = conditioning(made).encoders
     reading = encoder.reading
     others = {
-        "template": "other {}", "dropped": 7, "max_tokens": 30, "masked": not reading.masked, "layers": (-3,),
+        "template": "other {}", "dropped": 7, "kept": 2, "max_tokens": 30, "layers": (-3,),
+        "masked": not reading.masked,
         "padding": "fixed" if reading.padding == "longest" else "longest", "text_mask": not reading.text_mask,
         "final_norm": not reading.final_norm, "text": "more", "part": 3, "long": not reading.long,
         "pooled": None if reading.pooled else "plain",

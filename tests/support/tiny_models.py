@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from diffusers import (
     AutoencoderKL,
+    AutoencoderKLQwenImage,
     DDIMScheduler,
     EulerDiscreteScheduler,
     PNDMScheduler,
@@ -106,6 +107,13 @@ def tiny_flux_vae() -> AutoencoderKL:
         use_quant_conv=False,
         use_post_quant_conv=False,
     )
+
+
+def tiny_qwen_image_vae() -> AutoencoderKLQwenImage:
+    """Qwen-Image's autoencoder, which Krea 2 and Anima have, too: 16 channels with their statistics, and its factor of
+    8."""
+    numbers = {"z_dim": 16, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1, "temperal_downsample": [False, True, True]}
+    return AutoencoderKLQwenImage(base_dim=8, **numbers)
 
 
 def tiny_sd_folder(path: Path, seed: int = 0) -> Path:

@@ -18,6 +18,8 @@ from transformers import (
     Qwen2Tokenizer,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLModel,
     T5Config,
     T5EncoderModel,
     T5Tokenizer,
@@ -120,6 +122,15 @@ def qwen25_vl() -> Any:
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": WIDTH}
     config = Qwen2_5_VLConfig(text_config=_decoder(2, rope_parameters=rope), vision_config={**vision, "patch_size": 14})
     return enlarged(Qwen2_5_VLForConditionalGeneration(config), "proj", 4.0).eval()
+
+
+def qwen3_vl(kind: Any = Qwen3VLModel, layers: int = 4) -> Any:
+    sections = {"mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e6, **sections}}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": WIDTH}
+    vision |= {"patch_size": 16, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    config = Qwen3VLConfig(text_config=_decoder(layers, head_dim=16, **rope), vision_config=vision)
+    return enlarged(kind(config), "proj", 4.0).eval()
 
 
 def gemma_tokenizer() -> Any:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,6 +57,11 @@ class Components:
     def networks(self) -> dict[str, Network]:
         """The family's networks, and those that adapters have added."""
         return {**self.family.networks, **self.attached.added_networks}
+
+    @cached_property
+    def float32(self) -> frozenset[str]:
+        """Names in the net of the parameters that stay float32, whatever type the others are stored in."""
+        return _float32(self.family, self.attached)
 
     @property
     def net(self) -> nn.Module:
@@ -165,7 +171,8 @@ def build(
     family, attached = networks
     quantized_base.quantize(config.training.base_precision, family, device)
     if trains:
-        dtypes.choose(config.training, device).store(attached.net, attached.float32)
+        _refuse_distilled(family)
+        dtypes.choose(config.training, device).store(attached.net, _float32(family, attached))
         _narrow_denoiser(config, family, device)
     encoders.moved(attached.net, device)
     return _assembled(config, family.to(device), attached, device)
@@ -178,7 +185,7 @@ def begin(
     are. UserError as from `TrainState.start`."""
     return TrainState.start(
         parts.net, parts.objective.learnt, optimizer or config.optimizer, config.ema, parts.numerics, config.seed,
-        sharding, parts.attached.names, parts.attached.float32,
+        sharding, parts.attached.names, parts.float32,
     )  # fmt: skip
 
 
@@ -188,6 +195,7 @@ def outline(config: Config) -> Components:
     device = devices.choose_device(config.training.device)
     with torch.device("meta"):
         family, attached = load(config)
+        _refuse_distilled(family)
         quantized_base.quantize(config.training.base_precision, family)
         _narrow_denoiser(config, family, device)
     return _assembled(config, family, attached, device)
@@ -204,12 +212,30 @@ def load(config: Config, leave_out: Collection[str] = ()) -> tuple[Family, Attac
         return loss_networks.added(config.objective, family, attached, config.seed)
 
 
+def _float32(family: Family, attached: Attached) -> frozenset[str]:
+    kept = {id(p) for network in {**family.networks, **attached.added_networks}.values() for p in network.float32}
+    return attached.float32 | {name for name, p in attached.net.named_parameters() if id(p) in kept}
+
+
+def _refuse_distilled(family: Family) -> None:
+    """UserError for weights that training would spoil."""
+    if family.distilled:
+        raise UserError(
+            "the base was distilled to few steps, which training undoes, so that it can only generate: train "
+            f"{family.distilled}, and generate with this one and what was learnt",
+            code="unsupported",
+            setting="model.pretrained_model_name_or_path",
+        )
+
+
 def _narrow_denoiser(config: Config, family: Family, device: torch.device) -> None:
     """Stores a denoiser that is frozen outside of the net, as where new tokens are trained, as the net's weights are
     stored."""
     for name, network in family.networks.items():
         if network.role == "denoiser" and name not in family.trained:
-            dtypes.choose(config.training, device).store(network.module)
+            kept = {id(p) for p in network.float32}
+            names = [name for name, p in network.module.named_parameters() if id(p) in kept]
+            dtypes.choose(config.training, device).store(network.module, names)
 
 
 def beside(parts: Components, adapters: Mapping[str, AdapterSettings]) -> Components:

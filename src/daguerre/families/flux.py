@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from daguerre.models import text_encoder, trained_net, vae
-from daguerre.models.components import ComponentLoader
+from daguerre.models.components import ComponentLoader, check_fits
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
@@ -110,6 +110,7 @@ def load(settings: Settings, seed: int) -> Family:
         "pooled_projection_dim": clip.width,
     }
     transformer = components.network("transformer", FluxTransformer2DModel, decided, FLUX)
+    check_fits("transformer", transformer, decided)
     # How long the stretches of a fused layer are follows from the numbers of this transformer.
     known = replace(TRANSFORMER, axes=flux_axes(transformer))
     takes_guidance = transformer.config.guidance_embeds

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from daguerre.models import text_encoder, trained_net, vae
-from daguerre.models.components import ComponentLoader
+from daguerre.models.components import ComponentLoader, check_fits
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
@@ -117,6 +117,7 @@ def load(settings: Settings, seed: int) -> Family:
     texts = TextConditioning((encoder,))
     decided = {"in_channels": autoencoder.channels, "cap_feat_dim": texts.width}
     transformer = components.network("transformer", ZImageTransformer2DModel, decided, NAMES)
+    check_fits("transformer", transformer, decided)
     return trained_net.family(
         components,
         partial(denoise, transformer),

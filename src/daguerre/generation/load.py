@@ -23,7 +23,7 @@ from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError, named
 from daguerre.families import catalogue
 from daguerre.models.schedulers.scheduler import other_sampling
-from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
+from daguerre.models.settings import BASE, INDEX, SINGLE_FILES, PretrainedSettings
 from daguerre.models.single_file import load as single_file_load
 from daguerre.models.weights import index
 from daguerre.models.weights.files import read_json
@@ -206,7 +206,7 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
     configs_of = {part: read_json(path) for part, path in places.items() if path.is_file()}
     there: dict[str, Any] = dict.fromkeys(configs_of, BASE)
     there |= {ours: told[theirs] for theirs, ours in family.told_by_index.items() if theirs in told}
-    usual = family.usual_of(configs_of)
+    usual = family.usual_of({**configs_of, INDEX: told})
     scheduler = read_json(folder / "scheduler" / "scheduler_config.json")
     with named(target):
         objective = family.schedulers.objective_of(scheduler)

@@ -134,7 +134,7 @@ def _quantized(component: str, network: nn.Module) -> Iterator[ResidentTensor]:
 def _in_net(config: Config, parts: Components, name: str, p: nn.Parameter) -> _Kinds:
     """A parameter of the net that is not trained (behind the layer that is read, or the base of an adapter) has neither
     gradient nor average."""
-    size = 4 if name in parts.attached.float32 else parts.numerics.weights.itemsize
+    size = 4 if name in parts.float32 else parts.numerics.weights.itemsize
     if not p.requires_grad:
         return lambda name, shape: {"weights": prod(shape) * size}
     averages = config.ema.enabled + len(config.ema.post_hoc)

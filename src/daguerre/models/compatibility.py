@@ -8,8 +8,6 @@ from daguerre.errors import UserError
 from daguerre.models.components import ComponentLoader
 from daguerre.models.schedulers.betas import PREDICTIONS
 from daguerre.models.schedulers.scheduler import other_sampling
-from daguerre.models.weights import index
-from daguerre.models.weights.files import read_json
 from daguerre.objectives import edm
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.levels import noise_conditioning
@@ -47,10 +45,7 @@ def compatibility_warnings(components: ComponentLoader, trained: Collection[str]
 def _told_by_index(components: ComponentLoader) -> list[str]:
     """A line for each setting that the base's index tells otherwise."""
     settings = components.settings
-    if not settings.told_by_index or not components.of_base():
-        return []
-    path = index.find(components.base)
-    told = {} if path is None else read_json(path)
+    told = components.index if settings.told_by_index else {}
     return [
         f"the base's model_index.json says {theirs}: {str(told[theirs]).lower()}, and model.{ours} is "
         f"{str(getattr(settings, ours)).lower()}: set model.{ours}={str(told[theirs]).lower()} to train it as it was"

@@ -19,7 +19,7 @@ from daguerre.errors import UserError
 from daguerre.models import encoders
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.single_file import load as single_file_load
-from daguerre.models.weights import files, load, original_files, resolve
+from daguerre.models.weights import files, index, load, original_files, resolve
 from daguerre.models.weights.files import read_json, weight_files
 from daguerre.models.weights.original_names import NameTable
 from daguerre.models.weights.resolve import Options
@@ -69,6 +69,12 @@ class ComponentLoader:
             with _named("variant"):
                 files.check_variant(None if resolve.without_weights() else self.settings.variant, folder)
         return folder
+
+    @property
+    def index(self) -> dict[str, Any]:
+        """The index of the base; {} where nothing is read of it, or it has none."""
+        path = index.find(self.base) if self.of_base() else None
+        return {} if path is None else read_json(path)
 
     def folder(self, name: str, needed: resolve.Files) -> Path:
         """The folder of a component that is taken from the base or from another place."""
@@ -207,6 +213,23 @@ class ComponentLoader:
     def _random(self, name: str, kind: Any, numbers: dict[str, Any]) -> Any:
         """A network of these numbers with weights from the seed."""
         return load.seeded(lambda: load.build(kind, numbers), self.seed, f"model.{name}")
+
+
+def check_fits(name: str, network: Any, decided: Mapping[str, Any]) -> None:
+    """UserError for a network, read from the place of component `name`, with other numbers than those which other
+    networks have `decided`."""
+    wrong = [
+        f"{key} is {network.config[key]}, and the other networks give {value}"
+        for key, value in decided.items()
+        if network.config[key] != value
+    ]
+    if wrong:
+        raise UserError(
+            f"the {name} does not belong to the other networks: {'; '.join(wrong)}. Change model.{name}, or the "
+            "place of the others",
+            code="conflict",
+            setting=f"model.{name}",
+        )
 
 
 _NO_NUMBERS = frozenset({"transformers_version", "torch_dtype", "dtype"})

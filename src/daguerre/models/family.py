@@ -195,6 +195,9 @@ class Family:
     samples are made; None: `images` is for both."""
     guidance: Guidance = CLASSIFIER_FREE
     """What a guidance scale does to the denoiser: as the settings' class says, unless these weights take another."""
+    distilled: str = ""
+    """The base to train in place of weights that were distilled to few steps, which plain training undoes: they are
+    sampled alone. Empty for all others."""
     controlnets: ControlNets | None = None
     """The ControlNets that can be added to its denoiser; None for families without."""
     pretrained: ComponentLoader | None = None

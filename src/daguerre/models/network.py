@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -75,6 +76,8 @@ class Facts:
     heads: str = ""
     """The attribute by which attention modules count their heads. Heads are split whole, and a module whose heads are
     split gets the count of its device."""
+    kv_heads: str = ""
+    """The attribute by which they count the heads of keys and values, where several heads of queries share one."""
     layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Patterns of the layers that an adapter's preset (`attention`, `ff`, `conv`) stands for."""
     names: Names | None = None
@@ -84,6 +87,13 @@ class Facts:
     unread: frozenset[str] = frozenset()
     """Names of the parameters that no output depends on, such as a text encoder's layers behind the one that is read.
     Never trained, as they would have no gradient."""
+    float32: tuple[str, ...] = ()
+    """Patterns of the parameters that stay float32 where weights are stored in 16 bits, as the library keeps them."""
+
+    @property
+    def counts(self) -> frozenset[str]:
+        """The attributes by which attention modules count heads."""
+        return frozenset({self.heads, self.kv_heads} - {""})
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +114,18 @@ class Network:
     @property
     def unread(self) -> list[nn.Parameter]:
         """The parameters that no output depends on, also once an adapter has wrapped their layers."""
+        return [p for name, p in self._own if name in self.facts.unread]
+
+    @property
+    def float32(self) -> list[nn.Parameter]:
+        """The parameters that stay float32, whatever type the others are stored in."""
+        return [p for name, p in self._own if any(fnmatchcase(name, each) for each in self.facts.float32)]
+
+    @property
+    def _own(self) -> list[tuple[str, nn.Parameter]]:
+        """Names and parameters without those that an adapter has added."""
         hosts = ((host(name), p) for name, p in self.module.named_parameters())
-        return [p for (name, factor), p in hosts if name in self.facts.unread and not factor]
+        return [(name, p) for (name, factor), p in hosts if not factor]
 
 
 @cache

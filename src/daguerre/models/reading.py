@@ -21,6 +21,8 @@ class Reading:
     """Tokens at the start whose hidden states are left out: those of the template before a caption."""
     max_tokens: int | None = None
     """Tokens of which hidden states are given: longer texts are cut. None: as many as the tokenizer says."""
+    kept: int = 0
+    """Tokens at the end that are kept where a text is cut: those of the template behind a caption."""
     padding: Literal["fixed", "longest"] = "fixed"
     """fixed: every text is filled up to max_tokens; longest: up to the longest of its batch. Always on the right: what
     looks back alone, or has its padding hidden, gives a text's tokens the same features with padding on the left."""

@@ -17,6 +17,8 @@ SINGLE_FILES = (".safetensors", ".ckpt", ".pt", ".bin")
 """Suffixes of files that hold a model, or one of its networks."""
 BASE = "base"
 """A component of `pretrained_model_name_or_path`."""
+INDEX = "model_index"
+"""The index of a pipeline, beside the configs of its components."""
 Component = Annotated[str | dict[str, Any] | None, ADDRESS]
 """Source of a network: `base`, another place, the numbers of its config, or null: the base's numbers."""
 
@@ -199,8 +201,8 @@ class PretrainedSettings(FamilySettings):
 
     @classmethod
     def usual_of(cls, configs: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
-        """`usual` for a pipeline whose networks have these configs, by component, which may tell more than its class.
-        A network that comes from elsewhere has none."""
+        """`usual` for a pipeline whose networks have these configs, by component, which may tell more than its class,
+        as may its index (`INDEX`). A network that comes from elsewhere has none."""
         return cls.usual
 
     @classmethod

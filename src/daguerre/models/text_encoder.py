@@ -111,7 +111,7 @@ class TextEncoder:
         most = None if self.reading.long else 1
         # Without a tokenizer nothing has a length: what is counted then is the most that there can be.
         longest = self.reading.padding == "longest" and not isinstance(self.tokenizer, AbsentTokenizer)
-        return tokenizers.windows(self.tokenizer, self._written(texts), most, self._length, longest)
+        return tokenizers.windows(self.tokenizer, self._written(texts), most, self._length, longest, self.reading.kept)
 
     def features(self, tokens: Tokens) -> Features:
         """Features of tokens on the encoder's device, as diffusers' pipelines take them."""

@@ -82,16 +82,24 @@ def room(tokenizer: Any, length: int | None = None) -> int:
 
 
 def windows(
-    tokenizer: Any, texts: Sequence[str], most: int | None, length: int | None = None, longest: bool = False
+    tokenizer: Any,
+    texts: Sequence[str],
+    most: int | None,
+    length: int | None = None,
+    longest: bool = False,
+    kept: int = 0,
 ) -> Tokens:
     """Texts in windows of as many tokens as are read at once, each with start and end, in as many windows as the
     longest text has, or in the `most` that are allowed: what does not fit is cut off.
 
     `length` are the tokens of a window, None: as the tokenizer says; `longest`: as many as the longest text fills.
+    `kept` are the tokens at a text's end that stay where a text of one window is cut.
     """
     start, end = ends(tokenizer)
     size = room(tokenizer, length)
     bodies = read(tokenizer, texts)
+    if kept:
+        bodies = [[*body[: size - kept], *body[-kept:]] if len(body) > size else body for body in bodies]
     n_windows = min(max(1, *(-(-len(body) // size) for body in bodies)), most or sys.maxsize)
     filled = min(size, max(map(len, bodies))) if longest else size
     n_tokens = filled + len(start) + len(end)

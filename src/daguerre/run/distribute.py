@@ -64,14 +64,14 @@ def shard_networks(config: Config, parts: Components, processes: Processes, mesh
     grid = parallelize.device_mesh(mesh, parts.device.type)
     found = of_net(parts.net, parts.networks, axis_rules, mesh)
     problems, unknown = [*found.problems], [*found.unknown]
-    counts = {network.facts.heads for network in there.values()} - {""}
+    counts = {count for network in there.values() for count in network.facts.counts}
     split = parallelize.apply(parts.net, mesh, found.placed, grid, block_classes(there.values()), counts)
     for name, network in still.items():
         if config.mesh.shard_frozen and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
             own = placement(network, axis_rules, mesh)
             problems += [(f"{name}.{parameter}", why) for parameter, why in own.problems]
             unknown += [] if network.facts.axes else [name]
-            parallelize.apply(network.module, mesh, own.placed, grid, network.facts.blocks, {network.facts.heads})
+            parallelize.apply(network.module, mesh, own.placed, grid, network.facts.blocks, network.facts.counts)
             for entry in (each for each in _ENTRIES if hasattr(network.module, each)):
                 register_fsdp_forward_method(network.module, entry)
     notices += describe_unknown(unknown, mesh)

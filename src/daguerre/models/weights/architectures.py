@@ -44,6 +44,8 @@ HUB_IDS: dict[str, tuple[str, ...]] = {
     "flux1_dev": ("black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-Krea-dev"),
     "flux1_schnell": ("black-forest-labs/FLUX.1-schnell",),
     "z_image": ("Tongyi-MAI/Z-Image",),
+    "krea2": ("krea/Krea-2-Raw",),
+    "krea2_turbo": ("krea/Krea-2-Turbo",),
 }
 """Hub ids by the folder that has their numbers, those first that most models are of."""
 

@@ -4,7 +4,8 @@ A weight that is missing, does not fit or would stay random is an error. Under `
 from its config, without memory and without reading weights. Folders are found by models/weights/resolve.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ def load(kind: Any, folder: Path, variant: str | None = None, ignored: Sequence[
             options = {"torch_dtype": torch.float32, "low_cpu_mem_usage": False}  # True needs accelerate
         else:
             options = {"dtype": torch.float32, "config": _config(kind, folder)}
-        with torch.random.fork_rng(devices=[]):  # it fills the weights at random before it reads them
+        # It fills the weights at random before it reads them.
+        with torch.random.fork_rng(devices=[]), _all_in_float32(kind):
             net, info = kind.from_pretrained(
                 folder,
                 local_files_only=True,
@@ -89,6 +91,21 @@ def load(kind: Any, folder: Path, variant: str | None = None, ignored: Sequence[
     stray, _ = beside.without(dict.fromkeys(info["unexpected_keys"]), ignored)
     beside.check(folder, {}, {*net.state_dict()}, layout.unused(stray, set()), prefixes=[""])
     return net
+
+
+@contextmanager
+def _all_in_float32(kind: Any) -> Iterator[None]:
+    """Within the context diffusers does not ask which weights of a class stay float32, for which it needs accelerate:
+    all are read so."""
+    kept = getattr(kind, "_keep_in_fp32_modules", None)
+    if kept is None:
+        yield
+        return
+    kind._keep_in_fp32_modules = None
+    try:
+        yield
+    finally:
+        kind._keep_in_fp32_modules = kept
 
 
 def seeded(make: Callable[[], Any], seed: int, setting: str) -> Any:

@@ -6,8 +6,9 @@ writing, equal to the bit. A family writes a `NameTable` next to the class that 
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Literal, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from daguerre.checkpoint.safetensors import Later
 from daguerre.errors import UserError
 from daguerre.models.weights import files
 
-Form = Literal["same", "convolution", "transposed", "fused", "swapped"]
+Form = Literal["same", "convolution", "transposed", "fused", "swapped", "flat"]
 Shape = tuple[int, ...]
 
 
@@ -30,7 +31,7 @@ class Link(NamedTuple):
     rows."""
     form: Form = "same"
     """`convolution`: a matrix that the original has as a 1x1 convolution; `swapped`: the two halves of its rows in the
-    other order."""
+    other order; `flat`: rows that the original has one behind the other, as a vector."""
 
 
 Layers = tuple[str, ...]
@@ -59,6 +60,10 @@ class NameTable:
     scales: frozenset[str] = frozenset()
     """Original layers whose weight is called `scale`."""
     text_encoders: str = "te"
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    """The library's parameters outside of layers by the original name."""
+    flat: frozenset[str] = frozenset()
+    """Of these, the originals that are a vector, row by row."""
     others: bool = False
     """Whether layers that the table does not have, and parameters outside of layers, have the same name in both."""
 
@@ -66,6 +71,10 @@ class NameTable:
     def _originals(self) -> dict[str, str]:
         pairs = [(original, self.parts(original)) for original in self.layers]
         return {layer: original for original, layers in pairs for layer in layers}
+
+    @cached_property
+    def _parameters(self) -> dict[str, str]:
+        return {name: original for original, name in self.parameters.items()}
 
     def parts(self, original: str) -> tuple[str, ...]:
         """The library's layers that an original one is made of, as the table has both."""
@@ -78,7 +87,12 @@ class NameTable:
         for name in names:
             layer, _, tensor = name.rpartition(".")
             # The number of a block is the first one; `ff.net.0` and `to_out.0` behind it belong to the layer's name.
-            number = match[1] if (match := _NUMBER.search(layer)) else ""
+            number = match[1] if (match := _NUMBER.search(name)) else ""
+            own = self._parameters.get(name) or self._parameters.get(_NUMBER.sub(".*.", name, count=1))
+            if own is not None:
+                link = Link(own.replace("*", number), (name,), "flat" if own in self.flat else "same")
+                found[link.original] = link
+                continue
             original = self._originals.get(layer) or self._originals.get(_NUMBER.sub(".*.", layer, count=1))
             if original is None and self.others:
                 found[name] = Link(name, (name,))
@@ -138,6 +152,9 @@ def unpacked(link: Link, tensor: Tensor, shapes: Mapping[str, Shape] | None = No
         return {name: torch.cat(tensor.chunk(2)[::-1])}
     if link.form == "convolution":
         return {name: tensor.reshape(squeezed(tuple(tensor.shape)))}
+    if link.form == "flat":
+        fits = shapes is not None and prod(shapes[name]) == tensor.numel()
+        return {name: tensor.reshape(shapes[name]) if shapes is not None and fits else tensor}
     return {name: tensor.T if link.form == "transposed" else tensor}
 
 
@@ -152,6 +169,8 @@ def packed(link: Link, network: Mapping[str, Tensor], dtype: torch.dtype | None)
         return Later(to, shape, lambda: torch.cat([part.to(to) for part in parts]))
     if link.form == "convolution" and first.ndim == 2:
         first = first[:, :, None, None]
+    if link.form == "flat":
+        first = first.flatten()
     return files.cast(first.T if link.form == "transposed" else first, dtype)
 
 
@@ -160,6 +179,8 @@ def original_shape(link: Link, shapes: Mapping[str, Shape]) -> Shape:
     first = shapes[link.names[0]]
     if link.form == "fused":
         return (sum(shapes[name][0] for name in link.names), *first[1:])
+    if link.form == "flat":
+        return (prod(first),)
     return tuple(reversed(first)) if link.form == "transposed" else first
 
 
