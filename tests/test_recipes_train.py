@@ -131,7 +131,7 @@ def test_only_name_and_place_need_be_given(name):
     sources = chosen.data.sources.values()
     assert all(source.source in ("webdataset", "folder") or source.name for source in sources)
     known = {"cascade_c": "cascade_c", "cascade_b": "cascade_b", "cascade_effnet": "cascade_b", "sdxl": "sdxl"}
-    known |= {"flux": "flux", "z_image": "z_image"}
+    known |= {"flux2": "flux2", "flux": "flux", "z_image": "z_image"}
     assert chosen.model.family == next((family for part, family in known.items() if part in name), "sd")
 
 

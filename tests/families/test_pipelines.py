@@ -53,9 +53,12 @@ def theirs(folder: Path, family: Family, sampling: SamplingSettings) -> np.ndarr
     latents: Any = initial_noise(SEEDS, family.latent_shape((3, SIDE_PX, SIDE_PX)))
     latents = pipe._pack_latents(latents, *latents.shape) if hasattr(pipe, "_pack_latents") else latents
     settings: Any = family.pretrained.settings if family.pretrained else None
-    length = {name: value for name in ["max_sequence_length"] if (value := getattr(settings, name, None))}
+    names = ["max_sequence_length", "text_encoder_out_layers"]
+    length = {name: value for name in names if (value := getattr(settings, name, None))}
     options = {"num_inference_steps": sampling.num_inference_steps, "guidance_scale": sampling.guidance_scale}
-    images = pipe(PROMPTS, height=SIDE_PX, width=SIDE_PX, latents=latents, output_type="np", **options, **length).images
+    images = pipe(
+        prompt=PROMPTS, height=SIDE_PX, width=SIDE_PX, latents=latents, output_type="np", **options, **length
+    ).images
     return (images * 255).round().astype(int)
 
 

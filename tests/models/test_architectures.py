@@ -6,7 +6,9 @@ import pytest
 import torch
 from diffusers import (
     AutoencoderKL,
+    AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
+    Flux2Transformer2DModel,
     FluxTransformer2DModel,
     Krea2Transformer2DModel,
     UNet2DConditionModel,
@@ -43,6 +45,7 @@ CASCADE |= {"cascade_b": {"decoder": 1_562_941_136, "vqgan": 18_406_894, "text_e
 
 KREA = ("krea2", "krea2_turbo")
 FLUX = {"flux1_dev": 11_901_408_320, "flux1_schnell": 11_891_178_560}
+KLEIN = {"flux2_klein_base_4b": [3_875_544_576, 4_022_468_096], "flux2_klein_base_9b": [9_078_581_248, 8_190_735_360]}
 T5_XXL, FLUX_VAE = 4_762_310_656, 83_819_683
 
 
@@ -63,7 +66,8 @@ def size(net):
 
 def test_the_tables_and_the_folders_agree():
     folders = [folder.name for folder in architectures.FOLDER.iterdir() if folder.is_dir()]
-    assert sorted(architectures.names()) == sorted(folders) == sorted([*UNET, *CASCADE, *FLUX, "z_image", *KREA])
+    others = [*FLUX, "z_image", *KREA, *KLEIN]
+    assert sorted(architectures.names()) == sorted(folders) == sorted([*UNET, *CASCADE, *others])
     ids = [hub_id for own in architectures.HUB_IDS.values() for hub_id in own]
     assert len(ids) == len({hub_id.lower() for hub_id in ids})
 
@@ -125,7 +129,18 @@ def test_networks_of_krea_2_have_the_published_sizes(name):
     assert index["is_distilled"] == (name == "krea2_turbo")
 
 
-@pytest.mark.parametrize("name", [*sorted(UNET), *CASCADE, *FLUX, "z_image", *KREA])
+@pytest.mark.parametrize("name", KLEIN)
+def test_networks_of_klein_have_the_published_sizes(name):
+    with torch.device("meta"):
+        transformer = Flux2Transformer2DModel.from_config(numbers(name, "transformer"))
+        vae = AutoencoderKLFlux2.from_config(numbers(name, "vae"))
+        qwen = Qwen3ForCausalLM(Qwen3Config(**numbers(name, "text_encoder")))
+    assert [size(transformer), size(qwen)] == KLEIN[name]
+    assert size(vae) == 84_046_115
+    assert transformer.config.joint_attention_dim == 3 * qwen.config.hidden_size
+
+
+@pytest.mark.parametrize("name", [*sorted(UNET), *CASCADE, *FLUX, "z_image", *KREA, *KLEIN])
 def test_the_index_names_the_networks_that_are_there(name):
     index = json.loads((architectures.FOLDER / name / "model_index.json").read_text(encoding="utf-8"))
     folders = {path.name for path in (architectures.FOLDER / name).iterdir() if path.is_dir()}

@@ -3,6 +3,7 @@ again is the same function of the weights, or is refused; nothing that differs i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -144,6 +145,31 @@ def test_flow_visits_the_levels_of_the_pipeline_and_draws_its_images(schedule, s
         x = scheduler.step(net(x, t.expand(2) / 1000, {}), t, x, return_dict=False)[0]
     found = draw(ours, net, {}, None, (4, 8, 12), [1, 2], sampling)
     assert (found - x).abs().max() < 2 / 255 / 4
+
+
+CLASS = {"_class_name": "FlowMatchEulerDiscreteScheduler"}
+
+
+def test_a_shift_by_size_and_steps_is_written_for_pipelines_that_know_it():
+    """Others have the number of the sampled images; what was trained is read back from either."""
+    ours = built(FlowFamily, {"name": "flow", "schedule": {"resolution_shift": {"name": "linear_mu"}}}, "auto")
+    ours = replace(ours, sampled_px=1024**2)
+    sampling = SamplingSettings(sampler="euler", num_inference_steps=50, shift="empirical")
+    klein = FlowMatching(token_px=16, empirical=True)
+    plan = klein.scheduler_of(ours, sampling)
+    assert (plan.notices, plan.config["max_shift"]) == ([], 1.15)
+    assert klein.sampling_of(plan.config) == {"shift": "empirical"}
+    assert klein.objective_of(CLASS | plan.config)["schedule"]["resolution_shift"]["name"] == "linear_mu"
+    still = klein.scheduler_of(built(FlowFamily, {"name": "flow", "schedule": {"shift": 3.0}}, "auto"), sampling)
+    opened = built(FlowFamily, klein.objective_of(CLASS | still.config), "auto")
+    assert [opened.settings.schedule.at(px**2).shift for px in (256, 2048)] == pytest.approx([3.0, 3.0])
+    for schedulers, shift in ((FlowFamily.schedulers, "empirical"), (klein, None)):
+        given = sampling.model_copy(update={"shift": shift})
+        plan = schedulers.scheduler_of(ours, given)
+        wanted = np.exp(2.0234) if shift else np.exp(1.15)
+        assert plan.config["shift"] == pytest.approx(wanted, rel=1e-4)
+        assert "is for images of 1,048,576 pixels" in plan.notices[0]
+        assert schedulers.sampling_of(plan.config) == {}
 
 
 FLUX = {

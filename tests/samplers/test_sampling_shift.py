@@ -52,7 +52,7 @@ def test_every_sampler_draws_the_mixture_on_shifted_levels(name: str, kind: str,
 @pytest.mark.parametrize(("name", "kind", "shift"), KINDS)
 def test_the_levels_are_those_of_a_schedule_with_that_shift(name: str, kind: str, shift: float) -> None:
     objective, other = objective_of(name, name=kind), objective_of(name, name=kind, shift=shift)
-    grid, wanted = objective.at((4, 8, 8), shift).grid(10), other.grid(10)
+    grid, wanted = objective.at((4, 8, 8), SamplingSettings(shift=shift)).grid(10), other.grid(10)
     assert torch.equal(grid.s, wanted.s)
     assert torch.equal(grid.a, wanted.a)
     seen: list[float] = []
@@ -76,7 +76,7 @@ def test_the_shift_of_training_and_none_are_the_same_to_the_bit(name: str, kind:
 def test_it_takes_the_place_of_a_shift_that_follows_the_size() -> None:
     objective = objective_of("flow", resolution_shift={"name": "linear_mu"})
     assert objective.at((1, 512, 512)).schedule.settings.shift != 2.0
-    assert objective.at((1, 512, 512), 2.0).schedule.settings.shift == 2.0
+    assert objective.at((1, 512, 512), SamplingSettings(shift=2.0)).schedule.settings.shift == 2.0
 
 
 def test_flow_is_diffusers_with_that_shift() -> None:
@@ -85,7 +85,7 @@ def test_flow_is_diffusers_with_that_shift() -> None:
     def net(x_BCHW: Tensor, c_noise_B: Tensor, cond: Any) -> Tensor:
         return torch.tanh(x_BCHW) * (1 + 0.3 * torch.sin(c_noise_B.float() / 150)).reshape(-1, 1, 1, 1)
 
-    grid = objective.at((4, 5, 5), 3.0).grid(12)
+    grid = objective.at((4, 5, 5), SamplingSettings(shift=3.0)).grid(12)
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
     theirs = run_scheduler(scheduler, net, latents, 12, sigmas=np.linspace(1, 1 / 12, 12))
     for x, y in zip(run_ours(objective, "euler", net, latents, grid), theirs, strict=True):

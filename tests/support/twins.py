@@ -24,6 +24,8 @@ from safetensors.torch import load_file, save_file
 from shards import write as write_tar
 from tiny_cascade import EFFNET, PREVIEWER, VQGAN, write_decoder, write_prior
 from tiny_families.flux import write as write_flux
+from tiny_families.flux2 import reading as read_flux2
+from tiny_families.flux2 import write as write_flux2
 from tiny_families.z_image import write as write_z_image
 from tiny_models import write_sd, write_sdxl
 
@@ -32,6 +34,7 @@ from daguerre.config import recipe
 from daguerre.models.weights import architectures
 from daguerre.objectives.networks.lpips import Lpips
 
+KLEIN = ("flux2_klein_base_4b", "flux2_klein_base_9b")
 KINDS: dict[str, Callable[[Path], Path]] = {
     "sd1": lambda folder: write_sd(folder, version=1),
     "sd2_base": lambda folder: write_sd(folder, version=2, prediction_type="epsilon"),
@@ -41,6 +44,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "cascade_b": write_decoder,
     "flux1_dev": write_flux,
     "z_image": write_z_image,
+    **dict.fromkeys(KLEIN, write_flux2),
 }
 """Tiny pipelines by the architecture that they stand for."""
 IMAGES = 8
@@ -49,6 +53,7 @@ SIZES = {"data.resolution": 96, "sampling.height": 64, "sampling.width": 64}
 BESIDE: dict[str, dict[str, Any]] = {
     "cascade_c": {"model.effnet": EFFNET, "model.previewer": PREVIEWER, **SIZES},
     "cascade_b": {"model.effnet": EFFNET, **SIZES},
+    **{kind: {f"model.{name}": value for name, value in read_flux2().items()} for kind in KLEIN},
 }
 """By architecture: networks that the family takes from elsewhere, and sizes that its networks can have."""
 OF_FAMILY: dict[str, dict[str, Any]] = {

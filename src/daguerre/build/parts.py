@@ -274,7 +274,7 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
         sampled_px = math.prod(sampling.size_px(config.data.resolution))
         diffusion = replace(diffusion, cell_px=cell_px, sampled_px=sampled_px)
         objective = objective.with_diffusion(diffusion)
-        diffusion.sampled(sampling.shift).grid(sampling.num_inference_steps, sampling.timestep_spacing)
+        diffusion.sampled(sampling).grid(sampling.num_inference_steps, sampling.timestep_spacing)
     compiled = block_classes([*family.networks.values(), *attached.added_networks.values()])
     kernels.apply(config.training, net, family.components.values(), compiled, device)
     if device.type == "cuda" and config.training.kernels != "plain":

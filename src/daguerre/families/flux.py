@@ -128,6 +128,7 @@ def load(settings: Settings, seed: int) -> Family:
         PipelineExporter(settings, {}, {}),
         batch_numbers=training_guidance,
         guidance=Settings.guidance if takes_guidance else Unguided(),
+        distilled="" if takes_guidance else "black-forest-labs/FLUX.1-dev",
     )
 
 

@@ -247,7 +247,7 @@ def steered(
     if not steering.controls:
         return sides
     assert parts.objective.diffusion is not None, "generate.generative has refused it"
-    objective = parts.objective.diffusion.at(shape, settings.shift)
+    objective = parts.objective.diffusion.at(shape, settings)
     grid = objective.grid(settings.num_inference_steps, settings.timestep_spacing)
     c_noise_N = objective.c_noise((known.steps(grid) if known else grid).t_N).to(torch.float32)
     cond, null = dict(sides[0]), None if sides[1] is None else dict(sides[1])

@@ -311,7 +311,7 @@ def image_metadata(parts: Components, sampling: SamplingSettings, request: Image
     noise = initial_noise([request.seed], family.generated.latent_shape((3, height, width)))
     schedule, shift = objective.settings.schedule, {}
     if sampling.shift is not None:
-        shift = {"shift": sampling.shift}
+        shift = {"shift": sampling.shift_at(height * width)}
     elif schedule.resolution_shift.name != "none":
         shift = {"shift": schedule.at(height * width).shift}
     return {

@@ -217,6 +217,7 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
         "training": {"duration": "0 steps", "global_batch_size": 1},
         "lr_scheduler": {"warmup": "0 steps"},
         **usual,
+        "sampling": {**usual.get("sampling", {}), **family.schedulers.sampling_of(scheduler)},
         "data": {"source": "folder", "path": str(folder), **usual["data"]},
     }
     notices = tuple(other_sampling(scheduler))

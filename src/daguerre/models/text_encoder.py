@@ -187,9 +187,11 @@ def load(components: ComponentLoader, encoder: str, tokenizer: str, reading: Rea
     network = kind.network(components, encoder, config, reading, words)
     absent = AbsentTokenizer(reading.max_tokens or kind.window(network.config))
     found = TextEncoder(encoder, network, words or absent, files, reading)
-    if min(reading.layers) < -found.layers or max(reading.layers) > found.layers:
-        setting = f"model.{_setting('layer', encoder)}"
-        raise UserError(f"{setting} is {reading.layers[0]}, but the encoder has {found.layers} layers", setting=setting)
+    if odd := [layer for layer in reading.layers if not -found.layers <= layer <= found.layers]:
+        chosen = _setting("layer", encoder)
+        setting = f"model.{chosen if hasattr(components.settings, chosen) else encoder}"
+        said = "is" if setting.endswith(chosen) else "is read by its hidden state"
+        raise UserError(f"{setting} {said} {odd[0]}, but the encoder has {found.layers} layers", setting=setting)
     if words is not None and (problem := kind.problem(words, network.config, reading)):
         raise UserError(f"the tokenizer of model.{encoder} {problem}", code="conflict")
     return found

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -36,6 +36,13 @@ Target = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """target(a, s) -> (p, q)."""
 InputScale = Callable[[Tensor, Tensor], Tensor]
 """input_scale(a, s) -> c_in: the network sees c_in x_t."""
+
+
+class Visits(Protocol):
+    """Settings of sampling, as far as they say which noise levels are visited."""
+
+    def shift_at(self, area_px: float) -> float | None:
+        """The shift of these levels for images of this area in pixels; None: as in training."""
 
 
 def unscaled(a: Tensor, s: Tensor) -> Tensor:
@@ -102,19 +109,21 @@ class Diffusion(Objective):
     def with_diffusion(self, diffusion: Diffusion) -> Diffusion:
         return diffusion
 
-    def at(self, shape: tuple[int, ...], shift: float | None = None) -> Diffusion:
-        """The objective on the noise levels of clean samples of `shape` (C, h, w), or of a `shift` given in its place.
+    def at(self, shape: tuple[int, ...], sampling: Visits | None = None) -> Diffusion:
+        """The objective on the noise levels of clean samples of `shape` (C, h, w): those that are trained, or that this
+        sampling visits.
 
         Only the levels change, not the network's input for a level. UserError for a shift of a schedule without one.
         """
-        return self.on(self._levels(math.prod(shape[1:]) * self.cell_px, shift))
+        return self.on(self._levels(math.prod(shape[1:]) * self.cell_px, sampling))
 
-    def sampled(self, shift: float | None = None) -> Diffusion:
+    def sampled(self, sampling: Visits | None = None) -> Diffusion:
         """The same of images of `sampled_px`."""
-        return self.on(self._levels(self.sampled_px, shift))
+        return self.on(self._levels(self.sampled_px, sampling))
 
-    def _levels(self, area_px: float, shift: float | None) -> ScheduleSettings:
+    def _levels(self, area_px: float, sampling: Visits | None) -> ScheduleSettings:
         own = self.settings.schedule
+        shift = None if sampling is None else sampling.shift_at(area_px)
         if shift is None:
             return own.at(area_px)
         if not own.acts("shift"):

@@ -29,8 +29,8 @@ Net = Callable[[Tensor, Tensor, Cond], Tensor]
 class Denoising(Protocol):
     """The part of an objective that sampling calls: where to call the network, and what its answer means."""
 
-    def at(self, shape: tuple[int, ...], shift: float | None) -> Denoising:
-        """The same on the noise levels of samples of this shape (C, h, w), or of a shift that is given instead."""
+    def at(self, shape: tuple[int, ...], sampling: SamplingSettings) -> Denoising:
+        """The same on the noise levels that this sampling visits for samples of this shape (C, h, w)."""
 
     def grid(self, num_steps: int, spacing: str) -> Grid:
         """Noise levels of `num_steps` steps."""
@@ -73,7 +73,7 @@ def draw(
     assert all(len(rows) == len(seeds) for rows in [*cond.values(), *(null_cond or {}).values()])
     if not seeds:
         return torch.empty((0, *shape), device=device)
-    objective = objective.at(shape, settings.shift)
+    objective = objective.at(shape, settings)
     grid = objective.grid(settings.num_inference_steps, settings.timestep_spacing)
     scale = settings.guidance_scale
     null_cond = null_cond if guidance.runs_null(scale) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -37,6 +38,18 @@ def keywords(sampler: str) -> tuple[str, ...]:
     return tuple(argument.arg for argument in next(defs).args.kwonlyargs)
 
 
+def empirical_shift(area_px: float, num_steps: int) -> float:
+    """The shift e^mu with which FLUX.2 is sampled, for images of this area in pixels and this number of steps.
+
+    Source: black-forest-labs/flux2 (src/flux2/sampling.py). mu is a straight line in the number of tokens, which stand
+    for 16 x 16 pixels, at 10 steps and at 200, and between these in the number of steps.
+    """
+    tokens = area_px / 16**2
+    few, many = 8.73809524e-5 * tokens + 1.89833333, 1.6927e-4 * tokens + 0.45666666
+    mu = many if tokens > 4300 else few + (many - few) * (num_steps - 10) / 190
+    return math.exp(mu)
+
+
 class SamplingSettings(Settings):
     """Sampling. Nothing here changes what is learnt."""
 
@@ -61,9 +74,11 @@ class SamplingSettings(Settings):
     """Share by which the guided prediction's spread is brought back to the conditional one's (2305.08891, eq. 16)."""
     timestep_spacing: Literal["trailing", "leading", "linspace"] = Field("trailing", json_schema_extra=FREE)
     """How steps are laid on a discrete schedule (arXiv 2305.08891, table 2)."""
-    shift: float | None = Field(None, gt=0, allow_inf_nan=False, json_schema_extra=FREE)
+    shift: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["empirical"] | None = Field(
+        None, json_schema_extra=FREE
+    )
     """Shift of the noise levels that are visited, in place of objective.schedule.shift and what follows the size: above
-    1 more steps at much noise. null: as in training."""
+    1 more steps at much noise. empirical: FLUX.2's, of the size and num_inference_steps. null: as in training."""
     height: int | None = Field(None, ge=1, json_schema_extra=FREE)
     """Height of an image in pixels; which there are is the family's affair. null: data.resolution."""
     width: int | None = Field(None, ge=1, json_schema_extra=FREE)
@@ -96,6 +111,10 @@ class SamplingSettings(Settings):
     def churn(self) -> dict[str, Any]:
         """The settings of churn; none without churn."""
         return {name: getattr(self, name) for name in CHURN} if self.s_churn > 0 else {}
+
+    def shift_at(self, area_px: float) -> float | None:
+        """The shift of the levels that are visited for images of this area in pixels; None: as in training."""
+        return empirical_shift(area_px, self.num_inference_steps) if self.shift == "empirical" else self.shift
 
     def size_px(self, resolution: int) -> tuple[int, int]:
         """Height and width of the images of a run of this resolution."""

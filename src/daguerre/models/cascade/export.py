@@ -44,7 +44,7 @@ class WuerstchenSchedulers(Schedulers):
 
     def scheduler_of(self, objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
         schedule, told, notices = objective.settings.schedule, objective.noise_conditioning, list[str]()
-        levels = objective.sampled(sampling.shift)
+        levels = objective.sampled(sampling)
         if schedule.name == "cosine" and (shift := levels.schedule.settings.shift) != 1:
             notices.append(f"this run samples with shift {shift:g}, which diffusers does not have: images differ")
         if sampling.sampler != "euler_ancestral" and (sampling.sampler, sampling.eta) != ("ddim", 1.0):

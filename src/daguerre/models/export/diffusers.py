@@ -135,7 +135,7 @@ def _card(
     given = {name: getattr(sampling, name) for name in (*_ALWAYS, *_AT_TIMES)}
     given = {name: value for name, value in given.items() if name in _ALWAYS or value}
     call = ", ".join(f"{name}={value!r}" for name, value in given.items() if name not in own.unknown)
-    levels = objective.sampled(sampling.shift).schedule.settings
+    levels = objective.sampled(sampling).schedule.settings
     ours = {"sampler": sampling.sampler, **given} | ({"shift": levels.shift} if levels.acts("shift") else {})
     return _CARD.format(
         class_name=own.settings.pipeline_class,

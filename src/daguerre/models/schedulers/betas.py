@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from daguerre.models.schedulers.flow_matching import flow_of
-from daguerre.models.schedulers.scheduler import EQUAL_IN_LAW, Scheduler, Schedulers, no_objective
+from daguerre.models.schedulers.scheduler import EQUAL_IN_LAW, Scheduler, Schedulers, follows_size, no_objective
 from daguerre.objectives import edm
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.settings import SamplingSettings
@@ -84,12 +84,12 @@ def _visited(objective: Diffusion, sampling: SamplingSettings) -> tuple[Diffusio
 
     A scheduler tells the network the time of its own table, so that table must be the one that the network knows.
     """
-    wanted, conditioning = objective.sampled(sampling.shift), objective.noise_conditioning
+    wanted, conditioning = objective.sampled(sampling), objective.noise_conditioning
     clock, schedule = conditioning.clock, wanted.schedule
     if type(clock) is not type(schedule):
         return wanted, []  # no table of theirs has the number that the network knows
     if not schedule.variance_preserving:  # there the time is the level
-        if sampling.shift or wanted.settings.schedule.resolution_shift.name == "none":
+        if not follows_size(wanted, sampling):
             return wanted, []
         px = f"{wanted.sampled_px:,}"
         return wanted, [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from daguerre.errors import UserError
-from daguerre.models.schedulers.scheduler import EQUAL_IN_LAW, Scheduler, Schedulers, no_objective
+from daguerre.models.schedulers.scheduler import EQUAL_IN_LAW, Scheduler, Schedulers, follows_size, no_objective
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.levels.schedules import LinearFlow
 from daguerre.objectives.settings import ResolutionShiftSettings
@@ -33,6 +33,9 @@ class FlowMatching(Schedulers):
 
     token_px: int
     """Side in pixels of the square of an image that is one token of the network."""
+    empirical: bool = False
+    """Whether the pipeline shifts by FLUX.2's number of tokens and steps (`sampling.shift=empirical`) wherever its
+    scheduler's shift follows the size, whose numbers are then those of the training alone."""
 
     def _objective_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
         return flow_of(config, self.token_px)
@@ -47,17 +50,18 @@ class FlowMatching(Schedulers):
                 f"conditioning {told}, and the pipeline takes flow on linear_flow with its time alone: its images of "
                 "these weights are wrong; use `daguerre generate`"
             )
-        levels = objective.sampled(sampling.shift).schedule.settings
+        levels = objective.sampled(sampling).schedule.settings
         config: dict[str, Any] = {"num_train_timesteps": 1000}
         notices = list[str]()
-        if sampling.shift is None and schedule.resolution_shift.name == "linear_mu":
-            # The pipeline computes this shift of its own number of tokens, so that one folder is right at any size.
-            config |= self._by_tokens(schedule.resolution_shift)
+        linear = schedule.resolution_shift.name == "linear_mu"
+        if sampling.shift == "empirical" if self.empirical else sampling.shift is None and linear:
+            # The pipeline computes the shift of its own number of tokens, so that one folder is right at any size.
+            config |= self._by_tokens(objective)
         else:
             config["shift"] = levels.shift
-        if sampling.shift is None and schedule.resolution_shift.name == "area":
-            px = f"{objective.sampled_px:,}"
-            notices.append(f"shift={levels.shift:.4f} is for images of {px} pixels: change it for other sizes")
+            if follows_size(objective, sampling):
+                px = f"{objective.sampled_px:,}"
+                notices.append(f"shift={levels.shift:.4f} is for images of {px} pixels: change it for other sizes")
         if schedule.terminal is not None:
             config["shift_terminal"] = schedule.terminal
         if sampling.sampler == "lcm":
@@ -68,8 +72,16 @@ class FlowMatching(Schedulers):
             notices.append(f"{EULER} has Euler's steps alone, and this run samples with {what}: images differ")
         return Scheduler(EULER, config, notices)
 
-    def _by_tokens(self, shift: ResolutionShiftSettings) -> dict[str, Any]:
-        """A shift that is linear in the area is linear in the number of tokens."""
+    def sampling_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {"shift": "empirical"} if self.empirical and config.get("use_dynamic_shifting") else {}
+
+    def _by_tokens(self, objective: Diffusion) -> dict[str, Any]:
+        """A shift that is linear in the area is linear in the number of tokens; any other is written as it is for the
+        images that are sampled."""
+        shift = objective.settings.schedule.resolution_shift
+        if shift.name != "linear_mu":
+            level = math.log(objective.sampled().schedule.settings.shift)
+            shift = ResolutionShiftSettings(name="linear_mu", low_mu=level, high_mu=level)
         config: dict[str, Any] = {"use_dynamic_shifting": True, "time_shift_type": "exponential"}
         for end, (tokens, _, mu, _) in _SHIFTS.items():
             number = (getattr(shift, f"{end}_px") / self.token_px) ** 2

@@ -58,6 +58,11 @@ class Schedulers(ABC):
             ) from error
         return section
 
+    def sampling_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of the section `sampling` that a pipeline with such a scheduler visits other noise levels by than
+        those of the objective."""
+        return {}
+
     @abstractmethod
     def _objective_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The same of a config that describes the training."""
@@ -66,6 +71,12 @@ class Schedulers(ABC):
     def scheduler_of(self, objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
         """The scheduler that comes nearest to sampling this objective with these settings; its notices say where its
         images differ from ours."""
+
+
+def follows_size(objective: Diffusion, sampling: SamplingSettings) -> bool:
+    """True if this sampling visits other noise levels for images of another size."""
+    is_trained = objective.settings.schedule.resolution_shift.name != "none"
+    return is_trained if sampling.shift is None else sampling.shift == "empirical"
 
 
 def no_objective(what: str, known: str) -> UserError:

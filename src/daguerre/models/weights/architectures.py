@@ -46,6 +46,8 @@ HUB_IDS: dict[str, tuple[str, ...]] = {
     "z_image": ("Tongyi-MAI/Z-Image",),
     "krea2": ("krea/Krea-2-Raw",),
     "krea2_turbo": ("krea/Krea-2-Turbo",),
+    "flux2_klein_base_4b": ("black-forest-labs/FLUX.2-klein-base-4B",),
+    "flux2_klein_base_9b": ("black-forest-labs/FLUX.2-klein-base-9B",),
 }
 """Hub ids by the folder that has their numbers, those first that most models are of."""
 

@@ -1,0 +1,128 @@
+"""FLUX.2 klein: stock diffusers draws what is exported, files of others mean the same weights, distilled weights are
+sampled alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import flow_runs
+import numpy as np
+import pytest
+import tiny_families
+import torch
+from diffusers import Flux2KleinPipeline
+from diffusers.loaders import single_file_utils
+from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+from flow_runs import SEED, SIDE_PX, STEPS, drawn
+from safetensors.torch import load_file
+from tiny_families import flux2 as tiny
+
+from daguerre.cli import main
+from daguerre.errors import UserError
+from daguerre.models.parts.flux_names import FLUX2
+from daguerre.models.weights import original_files
+from daguerre.samplers.draw import initial_noise
+from daguerre.samplers.settings import empirical_shift
+
+WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
+LORA = ["adapter.name=lora", "adapter.rank=2", "optimizer.learning_rate=1"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("flux2") / "flux2")
+
+
+def trained(place: Path, base: Path, *given: str) -> Path:
+    model = {"family": "flux2", "pretrained_model_name_or_path": str(base), **tiny.reading()}
+    shifts = {"resolution_shift": {"name": "linear_mu"}}
+    return flow_runs.trained(place, model, shifts, "sampling.shift=empirical", *given)
+
+
+def theirs(pipe: Any, scale: float, **more: Any) -> np.ndarray:
+    pipe.set_progress_bar_config(disable=True)
+    noise = initial_noise([SEED], (16, SIDE_PX // 16, SIDE_PX // 16))
+    size = {"height": SIDE_PX, "width": SIDE_PX, "num_inference_steps": STEPS}
+    text = {"max_sequence_length": tiny.TOKENS, "text_encoder_out_layers": tiny.LAYERS}
+    image = pipe(
+        prompt="a red circle", guidance_scale=scale, latents=noise, output_type="np", **size, **text, **more
+    ).images[0]
+    return (image * 255).round().astype(int)
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_the_pipeline_of_a_run_draws_the_same_image(scale, base, tmp_path):
+    run = trained(tmp_path, base)
+    image = drawn(run, tmp_path / "out", scale)
+    assert np.abs(image - theirs(Flux2KleinPipeline.from_pretrained(run / "pipeline"), scale)).max() <= 2
+    assert image.std() > 1
+
+
+def test_the_shift_of_sampling_is_the_pipelines():
+    for px, steps in ((1024, 50), (1024, 4), (512, 28), (2048, 50)):
+        assert np.log(empirical_shift(px**2, steps)) == pytest.approx(compute_empirical_mu((px // 16) ** 2, steps))
+
+
+@pytest.mark.parametrize("name", ["pytorch_lora_weights.safetensors", "kohya.safetensors"])
+def test_a_lora_means_the_same_in_diffusers_in_both_layouts(name, base, tmp_path):
+    run = trained(tmp_path, base, *LORA, "adapter.targets=attention+ff")
+    image = drawn(run, tmp_path / "out", 4.0)
+    pipe = Flux2KleinPipeline.from_pretrained(base)
+    plain = theirs(pipe, 4.0)
+    pipe.load_lora_weights(run / "adapter", weight_name=name)
+    other = theirs(pipe, 4.0)
+    assert np.abs(image - other).max() <= 2
+    assert np.abs(other - plain).max() > 20, "it changes something"
+
+
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+def test_a_file_of_the_transformer_alone(prefix, base, tmp_path):
+    weights = load_file(base / WEIGHTS)
+    path = tmp_path / "klein.safetensors"
+    original_files.write(path, weights, FLUX2.links, prefix=prefix)
+    module = tiny_families.plugins.find("families", "flux2")
+    settings = {"pretrained_model_name_or_path": str(base), "transformer": str(path), **tiny.reading()}
+    found = module.load(module.Settings.model_validate(settings), 1).components["transformer"].state_dict()
+    plain = {name.removeprefix(prefix): value for name, value in load_file(path).items()}
+    converted = single_file_utils.convert_flux2_transformer_checkpoint_to_diffusers(plain)
+    assert found.keys() == weights.keys() == converted.keys()
+    assert all(
+        torch.equal(found[name], value) and torch.equal(converted[name], value) for name, value in weights.items()
+    )
+
+
+def test_distilled_weights_are_sampled_without_guidance_and_not_trained(tmp_path, capsys):
+    base = tiny.write(tmp_path / "klein", is_distilled=True)
+    text = [f"model.{name}={value}" for name, value in tiny.reading().items()]
+    args = [
+        "generate",
+        str(base),
+        "prompt=a red circle",
+        f"seed={SEED}",
+        f"height={SIDE_PX}",
+        f"width={SIDE_PX}",
+        *text,
+    ]
+    assert main.run([*args, "guidance_scale=3.5", f"out={tmp_path / 'a'}"]) != 0
+    assert "takes no guidance" in capsys.readouterr().err
+    assert main.run([*args, f"num_inference_steps={STEPS}", f"out={tmp_path / 'b'}"]) == 0
+    image = np.asarray(flow_runs.Image.open(tmp_path / "b" / "000.png")).astype(int)
+    assert np.abs(image - theirs(Flux2KleinPipeline.from_pretrained(base), 1.0)).max() <= 2
+    capsys.readouterr()
+    with pytest.raises(AssertionError):
+        trained(tmp_path, base)
+    assert "train black-forest-labs/FLUX.2-klein-base-4B" in capsys.readouterr().err
+
+
+def test_a_transformer_of_another_model_and_layers_that_are_not_there_are_refused(base, tmp_path):
+    module = tiny_families.plugins.find("families", "flux2")
+
+    def load(place: Path, **more: Any) -> Any:
+        settings = {"pretrained_model_name_or_path": str(place), **tiny.reading(), **more}
+        return module.load(module.Settings.model_validate(settings), 1)
+
+    with pytest.raises(UserError, match="as a number, as FLUX"):
+        load(tiny.write(tmp_path / "dev", guidance_embeds=True))
+    with pytest.raises(UserError, match="hidden state 9, but the encoder has 4 layers"):
+        load(base, text_encoder_out_layers=[9, 18, 27])
