@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from daguerre.adapters.lora_parts import forward
+from daguerre.models.network import Network
 
 
 class Launches(TorchDispatchMode):
@@ -54,7 +55,7 @@ def network(**given):
             nn.init.normal_(p)
     forward.lighten([*net.modules()])
     own = copy.deepcopy(net)
-    assert forward.cast_together([own]) == len(given.get("target_modules", range(5)))
+    assert forward.cast_together([Network(own, "denoiser")]) == len(given.get("target_modules", range(5)))
     return own, net
 
 

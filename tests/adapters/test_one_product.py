@@ -7,6 +7,7 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from diffusers.models.attention_processor import Attention
+from known_networks import known
 from peft import LoraConfig, inject_adapter_in_model
 from safetensors.torch import load_file
 from tiny_models import TEXT_WIDTH, TINY_UNET, tiny_text_encoder
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from daguerre.adapters.lora_parts import forward
 from daguerre.adapters.lora_parts.one_product import Product, joined, traced
 from daguerre.kernels import blocks
+from daguerre.models.network import Facts, Network
 
 ATTENTION = ["to_q", "to_k", "to_v", "to_out.0", "q_proj", "k_proj", "v_proj", "out_proj"]
 
@@ -35,6 +37,12 @@ class Operators(TorchDispatchMode):
         return operation(*args, **kwargs or {})
 
 
+def network(net):
+    """With the facts of its class, or of an attention by itself, whose keys and values alone read one input."""
+    attention = Facts(readers=(("", "to_k", "to_v"),))
+    return Network(net, "denoiser", attention) if isinstance(net, Attention) else known(net)
+
+
 def pair(net, **settings):
     """A network with additions whose factors are cast together, and a copy that computes each layer by itself."""
     config = {"r": 4, "lora_alpha": 2, "target_modules": ATTENTION} | settings
@@ -45,7 +53,7 @@ def pair(net, **settings):
             nn.init.normal_(p, std=0.1)
     forward.lighten([*net.modules()])
     ours = copy.deepcopy(net)
-    assert forward.cast_together([ours]) > 0
+    assert forward.cast_together([network(ours)]) > 0
     return ours, net
 
 

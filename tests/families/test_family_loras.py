@@ -1,5 +1,5 @@
 """The contract of every family to which a LoRA can be added, found by its file: what is written, in each layout, is
-read back as the same addition."""
+read back as the same addition, and facts name the layers that can be one product."""
 
 from __future__ import annotations
 
@@ -69,3 +69,31 @@ def test_each_file_is_read_back_as_the_same_addition(name: str, tmp_path: Path):
                     weight.copy_(merged(weight, [(each, 1.0)], component))
         torch.testing.assert_close(prediction(fresh, fresh.net), expected, rtol=1e-3, atol=1e-4)
         assert (plain - expected).abs().max() > 1e-2, "it changes something"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_facts_name_the_layers_that_read_one_input(name: str, tmp_path: Path):
+    """With a LoRA they are one product: layers of one module and one shape, in the order in which they are called."""
+    family = tiny_families.load(name, tmp_path)
+    networks = [network for network in family.networks.values() if network.trainable]
+    calls: dict[Any, Any] = {}  # the inputs are kept, so that no other tensor gets their place in memory
+
+    def keep(layer: Any, inputs: Any) -> None:
+        calls.setdefault(layer, (parents[layer], id(inputs[0]), layer.weight.shape, inputs))
+
+    parents = {
+        layer: parent
+        for network in networks
+        for parent in network.module.modules()
+        for layer in parent.children()
+        if isinstance(layer, torch.nn.Linear)
+    }
+    for layer in parents:
+        layer.register_forward_pre_hook(keep)
+    prediction(family, family.net)
+    together: dict[Any, list[Any]] = {}
+    for layer, (*alike, _) in calls.items():
+        together.setdefault(tuple(alike), []).append(layer)
+    called = [group for network in networks for group in network.readers if calls.keys() >= {*group}]
+    declared = [group for group in called if len({layer.weight.shape for layer in group}) == 1]
+    assert {tuple(group) for group in declared} == {tuple(group) for group in together.values() if len(group) > 1}

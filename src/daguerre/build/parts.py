@@ -278,7 +278,7 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
     compiled = block_classes([*family.networks.values(), *attached.added_networks.values()])
     kernels.apply(config.training, net, family.components.values(), compiled, device)
     if device.type == "cuda" and config.training.kernels != "plain":
-        cast_together((*family.components.values(), net))
+        cast_together([*family.networks.values(), *attached.added_networks.values()])
     if config.training.gradient_checkpointing:
         activation_checkpointing.enable(net, family.components.values(), numerics.attention)
     others = loss_networks.of(config.objective, family)

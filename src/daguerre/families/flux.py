@@ -53,6 +53,7 @@ TRANSFORMER = Facts(
         "attention": ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_?_proj", "attn.to_add_out"),
         "ff": ("ff.net.*", "ff_context.net.*", "proj_mlp", "single_transformer_blocks.*.proj_out"),
     },
+    readers=(("attn", "to_q", "to_k", "to_v"), ("attn", "add_q_proj", "add_k_proj", "add_v_proj")),
     names=FLUX,
     architecture=_architecture,
 )

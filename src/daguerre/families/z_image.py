@@ -80,6 +80,7 @@ TRANSFORMER = Facts(
         "attention": ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0"),
         "ff": ("feed_forward.w?",),
     },
+    readers=(("attention", "to_q", "to_k", "to_v"), ("feed_forward", "w1", "w3")),
     names=NAMES,
     architecture=_architecture,
 )

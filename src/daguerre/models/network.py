@@ -80,6 +80,9 @@ class Facts:
     """The attribute by which they count the heads of keys and values, where several heads of queries share one."""
     layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Patterns of the layers that an adapter's preset (`attention`, `ff`, `conv`) stands for."""
+    readers: tuple[tuple[str, ...], ...] = ()
+    """Layers that read one input, as one row each: a pattern of the names of their modules, then their names there, in
+    the order in which they are called. With a LoRA they are computed as one product."""
     names: Names | None = None
     """Names of its layers in LoRAs of other programs than diffusers and peft; None where there are no such files."""
     architecture: Callable[[nn.Module, str], Architecture] | None = None
@@ -110,6 +113,15 @@ class Network:
     def spec(self) -> ComponentSpec:
         """Role and trainability, as settings declare them."""
         return ComponentSpec(self.role, self.trainable)
+
+    @property
+    def readers(self) -> Iterator[list[nn.Module]]:
+        """The layers of each module that read one input, in the order in which they are called."""
+        for name, module in self.module.named_modules():
+            own = dict(module.named_children())
+            for pattern, *layers_there in self.facts.readers:
+                if fnmatchcase(f".{name}", f"*.{pattern}") and own.keys() >= {*layers_there}:
+                    yield [own[layer] for layer in layers_there]
 
     @property
     def unread(self) -> list[nn.Parameter]:

@@ -8,17 +8,15 @@ features. That rounds nothing, so results and gradients stay equal (but for numb
 On a GPU, which waits for launches at small batches, `cast_factors` goes further.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from diffusers.models.attention import BasicTransformerBlock
-from diffusers.models.attention_processor import Attention
 from peft.tuners.lora.layer import Conv2d, Linear
 from torch import Tensor, nn
-from transformers.models.clip.modeling_clip import CLIPAttention
 
 from daguerre.adapters.lora_parts import cast_factors
+from daguerre.models.network import Network
 
 
 def _forward(layer: Any, x: Tensor) -> Tensor:
@@ -75,28 +73,16 @@ def lighten(layers: Iterable[nn.Module]) -> None:
             layer.__class__ = _Linear if type(layer) is Linear else _Conv2d
 
 
-def cast_together(networks: Iterable[nn.Module]) -> int:
+def cast_together(networks: Iterable[Network]) -> int:
     """Makes networks cast all their factors at once (`cast_factors`), and compute layers that read one input as one
     product; returns how many layers do."""
     count = 0
     for network in networks:
-        layers = [m for m in network.modules() if type(m) in (_Linear, _Conv2d) and m.together is None]
+        layers = [m for m in network.module.modules() if type(m) in (_Linear, _Conv2d) and m.together is None]
         alone = {*layers}
-        groups = [[layer for layer in group if layer in alone] for group in _readers(network)]
+        groups = [[layer for layer in group if layer in alone] for group in network.readers]
         alone.difference_update(*groups)
         if layers:
-            cast_factors.Together([*groups, *([layer] for layer in layers if layer in alone)]).watch(network)
+            cast_factors.Together([*groups, *([layer] for layer in layers if layer in alone)]).watch(network.module)
         count += len(layers)
     return count
-
-
-def _readers(network: nn.Module) -> Iterator[list[Any]]:
-    """The layers of each attention that read one input, in the order in which they are called."""
-    blocks = [block for block in network.modules() if isinstance(block, BasicTransformerBlock)]
-    # Others have queries of another input: Stable Cascade's are of the image, and its keys of image and text.
-    on_itself = {block.attn1 for block in blocks if not block.only_cross_attention}
-    for module in network.modules():
-        if isinstance(module, Attention):
-            yield [*([module.to_q] if module in on_itself else []), module.to_k, module.to_v]
-        elif isinstance(module, CLIPAttention):
-            yield [module.q_proj, module.k_proj, module.v_proj]

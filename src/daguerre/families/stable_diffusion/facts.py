@@ -35,6 +35,7 @@ UNET = Facts(
         "ff": ("ff.net.0.proj", "ff.net.2", "proj_in", "proj_out"),
         "conv": ("conv1", "conv2", "conv_shortcut", "time_emb_proj", "downsamplers.*.conv", "upsamplers.*.conv"),
     },
+    readers=(("attn1", "to_q", "to_k", "to_v"), ("attn2", "to_k", "to_v")),
     names=UNetNames(),
     architecture=architecture,
 )

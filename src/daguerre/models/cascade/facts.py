@@ -26,6 +26,7 @@ STAGE = Facts(
     },
     heads="heads",
     layers={"attention": ("to_q", "to_k", "to_v", "to_out.0")},
+    readers=(("attention", "to_k", "to_v"),),  # queries read the image alone, keys and values the text as well
     names=StageNames(),
     architecture=architecture,
 )

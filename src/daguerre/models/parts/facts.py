@@ -25,6 +25,7 @@ CLIP_TEXT = Facts(
     },
     heads="num_heads",
     layers={"attention": ("q_proj", "k_proj", "v_proj", "out_proj"), "ff": ("mlp.fc?",)},
+    readers=(("self_attn", "q_proj", "k_proj", "v_proj"),),
     names=ClipNames(),
 )
 """transformers' CLIPTextModel, with and without a projection."""
@@ -54,6 +55,7 @@ T5 = Facts(
     },
     heads="n_heads",
     layers={"attention": ("SelfAttention.[qkvo]",), "ff": ("DenseReluDense.w[io]*",)},
+    readers=(("SelfAttention", "q", "k", "v"), ("DenseReluDense", "wi_0", "wi_1")),
     names=T5Names(),
 )
 """transformers' T5EncoderModel. Its first block alone has the biases of positions, a column a head."""

@@ -44,6 +44,8 @@ class LanguageModel(TextNetwork):
             "attention": ("layers.*.self_attn.[qkvo]_proj",),
             "ff": ("layers.*.mlp.gate_proj", "layers.*.mlp.up_proj", "layers.*.mlp.down_proj"),
         },
+        # Queries have more heads than keys and values, and so another shape.
+        readers=(("self_attn", "k_proj", "v_proj"), ("mlp", "gate_proj", "up_proj")),
     )
     wide = True
     has_added_words = True
