@@ -3,6 +3,7 @@ same image in diffusers, or says what differs."""
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_families
+import tiny_texts
 import torch
 from diffusers import DiffusionPipeline
 from tiny_models import prompts
@@ -47,19 +49,26 @@ def ours(family: Family, objective: Diffusion, sampling: SamplingSettings) -> np
 
 
 def theirs(folder: Path, family: Family, sampling: SamplingSettings) -> np.ndarray:
-    """The pipeline's images from the same noise, packed to tokens where it takes tokens."""
-    pipe: Any = DiffusionPipeline.from_pretrained(folder, local_files_only=True, low_cpu_mem_usage=False)
+    """The pipeline's images from the same noise, packed to tokens where it takes tokens. Each prompt is called by
+    itself: not every pipeline hides padding."""
+    # what opens a processor of images and text needs torchvision
+    handed = {"processor": tiny_texts.qwen3_vl_processor()} if (folder / "processor").is_dir() else {}
+    pipe: Any = DiffusionPipeline.from_pretrained(folder, local_files_only=True, low_cpu_mem_usage=False, **handed)
     pipe.set_progress_bar_config(disable=True)
     latents: Any = initial_noise(SEEDS, family.latent_shape((3, SIDE_PX, SIDE_PX)))
     latents = pipe._pack_latents(latents, *latents.shape) if hasattr(pipe, "_pack_latents") else latents
     settings: Any = family.pretrained.settings if family.pretrained else None
     names = ["max_sequence_length", "text_encoder_out_layers"]
-    length = {name: value for name in names if (value := getattr(settings, name, None))}
-    options = {"num_inference_steps": sampling.num_inference_steps, "guidance_scale": sampling.guidance_scale}
-    images = pipe(
-        prompt=PROMPTS, height=SIDE_PX, width=SIDE_PX, latents=latents, output_type="np", **options, **length
-    ).images
-    return (images * 255).round().astype(int)
+    taken = inspect.signature(pipe.__call__).parameters
+    options = {name: value for name in names if name in taken and (value := getattr(settings, name, None))}
+    options |= {"height": SIDE_PX, "width": SIDE_PX, "num_inference_steps": sampling.num_inference_steps}
+    scale = "true_cfg_scale" if "true_cfg_scale=" in (folder / "README.md").read_text() else "guidance_scale"
+    options |= {scale: sampling.guidance_scale} | ({"negative_prompt": " "} if scale == "true_cfg_scale" else {})
+    each = [
+        pipe(prompt=prompt, latents=latents[row : row + 1], output_type="np", **options).images[0]
+        for row, prompt in enumerate(PROMPTS)
+    ]
+    return (np.stack(each)[..., :3] * 255).round().astype(int)
 
 
 @torch.no_grad()

@@ -2,8 +2,10 @@
 
 import json
 
+import diffusers
 import pytest
 import torch
+import transformers
 from diffusers import (
     AutoencoderKL,
     AutoencoderKLFlux2,
@@ -46,6 +48,10 @@ CASCADE |= {"cascade_b": {"decoder": 1_562_941_136, "vqgan": 18_406_894, "text_e
 KREA = ("krea2", "krea2_turbo")
 FLUX = {"flux1_dev": 11_901_408_320, "flux1_schnell": 11_891_178_560}
 KLEIN = {"flux2_klein_base_4b": [3_875_544_576, 4_022_468_096], "flux2_klein_base_9b": [9_078_581_248, 8_190_735_360]}
+QWEN = {
+    "qwen_image_21": [7_115_124_736, 337_740_404, 8_767_123_696],
+    "qwen_image": [20_430_401_088, 126_892_531, 8_292_166_656],
+}
 T5_XXL, FLUX_VAE = 4_762_310_656, 83_819_683
 
 
@@ -66,7 +72,7 @@ def size(net):
 
 def test_the_tables_and_the_folders_agree():
     folders = [folder.name for folder in architectures.FOLDER.iterdir() if folder.is_dir()]
-    others = [*FLUX, "z_image", *KREA, *KLEIN]
+    others = [*FLUX, "z_image", *KREA, *KLEIN, *QWEN]
     assert sorted(architectures.names()) == sorted(folders) == sorted([*UNET, *CASCADE, *others])
     ids = [hub_id for own in architectures.HUB_IDS.values() for hub_id in own]
     assert len(ids) == len({hub_id.lower() for hub_id in ids})
@@ -140,12 +146,23 @@ def test_networks_of_klein_have_the_published_sizes(name):
     assert transformer.config.joint_attention_dim == 3 * qwen.config.hidden_size
 
 
-@pytest.mark.parametrize("name", [*sorted(UNET), *CASCADE, *FLUX, "z_image", *KREA, *KLEIN])
+@pytest.mark.parametrize("name", QWEN)
+def test_networks_of_qwen_image_have_the_published_sizes(name):
+    index = json.loads((architectures.FOLDER / name / "model_index.json").read_text(encoding="utf-8"))
+    kinds = {part: getattr(diffusers, index[part][1]) for part in ("transformer", "vae")}
+    encoder = getattr(transformers, index["text_encoder"][1])
+    with torch.device("meta"):
+        networks = [kind.from_config(numbers(name, part)) for part, kind in kinds.items()]
+        networks.append(encoder(encoder.config_class(**numbers(name, "text_encoder"))))
+    assert [size(network) for network in networks] == QWEN[name]
+
+
+@pytest.mark.parametrize("name", [*sorted(UNET), *CASCADE, *FLUX, "z_image", *KREA, *KLEIN, *QWEN])
 def test_the_index_names_the_networks_that_are_there(name):
     index = json.loads((architectures.FOLDER / name / "model_index.json").read_text(encoding="utf-8"))
     folders = {path.name for path in (architectures.FOLDER / name).iterdir() if path.is_dir()}
     components = {part for part, value in index.items() if isinstance(value, list) and isinstance(value[0], str)}
-    assert components - {"tokenizer", "tokenizer_2", "feature_extractor"} == folders
+    assert components - {"tokenizer", "tokenizer_2", "processor", "feature_extractor"} == folders
     for part in folders - {"scheduler"}:
         config = numbers(name, part)
         assert index[part][1] == config.get("_class_name", config.get("architectures", [None])[0])

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_families.flux
+import tiny_families.qwen_image_21
 import tiny_families.z_image
 import yaml
 from adapter_runs import assert_equal
@@ -27,8 +28,9 @@ MODELS = {
     "cascade_b": lambda place: stage_b(write_decoder(place)),
     "flux": lambda place: {"family": "flux", **tiny_families.flux.settings(place)},
     "z_image": lambda place: {"family": "z_image", **tiny_families.z_image.settings(place)},
+    "qwen_image_21": lambda place: {"family": "qwen_image_21", **tiny_families.qwen_image_21.settings(place)},
 }
-OBJECTIVES = {"flux": "flow", "z_image": "flow"}
+OBJECTIVES = {"flux": "flow", "z_image": "flow", "qwen_image_21": "flow"}
 """Of families that are not trained on the noise."""
 NEVER = {
     "autoencoder": ["quickstart_vae"],
@@ -88,6 +90,7 @@ CASES = [
     pytest.param("sd", ["training.frozen_precision=bf16"], ["image", "text"], "", id="bf16"),
     pytest.param("flux", ["adapter.name=lora"], ["image", "text"], "", id="flux-lora"),
     pytest.param("z_image", ["adapter.name=lora"], ["image", "text"], "", id="z_image-lora"),
+    pytest.param("qwen_image_21", ["adapter.name=lora"], ["image", "text"], "", id="qwen_image_21-lora"),
 ]
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from tiny_models import enlarged, text_encoder, tiny_tokenizer
 from tokenizers.processors import TemplateProcessing
@@ -20,10 +22,13 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3VLConfig,
     Qwen3VLModel,
+    Qwen3VLProcessor,
     T5Config,
     T5EncoderModel,
     T5Tokenizer,
 )
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.processing_utils import ProcessorMixin
 
 from daguerre.models import text_encoder as text_encoders
 from daguerre.models.components import ComponentLoader
@@ -82,14 +87,17 @@ def t5_tokenizer() -> Any:
 
 
 CHAT = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{{ m['content'] if m['content'] is string else m['content'][0]['text'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 """Qwen's chat template, as far as pipelines use it."""
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
-# Words of Qwen-Image's template that are one token each, so that it has its real length: its pipeline drops 34 tokens.
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<|image_pad|>", "<|video_pad|>")
+# Words of the templates of Qwen-Image and Qwen-Image-2.1 that are one token each, so that these have their real
+# lengths: their pipelines drop 34 and 14 tokens.
 WORDS = [
+    *("Com", "preh", "end", "Ġanalyze", "Ġprovided", "Ġprompt"),
     *("Ġrelationships", "Ġbackground", "Ġdetailing", "Ġquantity", "Ġtexture", "Ġspatial", "Ġobjects", "assistant"),
     *("Describe", "system", "Ġimage", "Ġcolor", "Ġshape", "Ġsize", "Ġtext", "user", "Ġthe", "Ġand", "Ġof", "Ġby"),
 ]
@@ -131,6 +139,26 @@ def qwen3_vl(kind: Any = Qwen3VLModel, layers: int = 4) -> Any:
     vision |= {"patch_size": 16, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
     config = Qwen3VLConfig(text_config=_decoder(layers, head_dim=16, **rope), vision_config=vision)
     return enlarged(kind(config), "proj", 4.0).eval()
+
+
+def qwen3_vl_processor() -> Any:
+    """A processor of images and text: the real one, but for the part for videos, which torchvision is needed for."""
+    tokenizer, pictures = qwen_tokenizer(), Qwen2VLImageProcessorPil(patch_size=16, merge_size=2)
+    check = ProcessorMixin.check_argument_for_proper_class
+    with pytest.MonkeyPatch.context() as patch:
+        # it would refuse the stand-in
+        patch.setattr(ProcessorMixin, check.__name__, lambda self, name, value: type(value))
+        videos = SimpleNamespace(merge_size=2)
+        made = Qwen3VLProcessor(
+            image_processor=pictures, tokenizer=tokenizer, video_processor=videos, chat_template=tokenizer.chat_template
+        )
+
+    def save_pretrained(folder: Any, **more: Any) -> None:
+        tokenizer.save_pretrained(folder)
+        pictures.save_pretrained(folder)
+
+    made.save_pretrained = save_pretrained
+    return made
 
 
 def gemma_tokenizer() -> Any:

@@ -26,6 +26,8 @@ from tiny_cascade import EFFNET, PREVIEWER, VQGAN, write_decoder, write_prior
 from tiny_families.flux import write as write_flux
 from tiny_families.flux2 import reading as read_flux2
 from tiny_families.flux2 import write as write_flux2
+from tiny_families.qwen_image import write as write_qwen_image
+from tiny_families.qwen_image_21 import write as write_qwen_image_21
 from tiny_families.z_image import write as write_z_image
 from tiny_models import write_sd, write_sdxl
 
@@ -45,6 +47,8 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "flux1_dev": write_flux,
     "z_image": write_z_image,
     **dict.fromkeys(KLEIN, write_flux2),
+    "qwen_image": write_qwen_image,
+    "qwen_image_21": write_qwen_image_21,
 }
 """Tiny pipelines by the architecture that they stand for."""
 IMAGES = 8
@@ -54,6 +58,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "cascade_c": {"model.effnet": EFFNET, "model.previewer": PREVIEWER, **SIZES},
     "cascade_b": {"model.effnet": EFFNET, **SIZES},
     **{kind: {f"model.{name}": value for name, value in read_flux2().items()} for kind in KLEIN},
+    "qwen_image_21": SIZES,
 }
 """By architecture: networks that the family takes from elsewhere, and sizes that its networks can have."""
 OF_FAMILY: dict[str, dict[str, Any]] = {

@@ -79,7 +79,8 @@ def _write(architecture: Path, model: PretrainedSettings, folder: Path) -> Path:
         if (architecture / name).is_dir():
             shutil.copytree(architecture / name, folder / name, dirs_exist_ok=True)
     for name in model.tokenizers():
-        (folder / name).mkdir(parents=True, exist_ok=True)
+        own = folder / model.folder_of(name)
+        own.mkdir(parents=True, exist_ok=True)
         for file, content in configs.tokenizer_files({"pad": configs.padding(architecture.name, name)}).items():
-            (folder / name / file).write_bytes(content)
+            (own / file).write_bytes(content)
     return folder

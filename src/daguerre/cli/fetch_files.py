@@ -12,7 +12,7 @@ from daguerre.errors import UserError
 from daguerre.families import catalogue
 from daguerre.models.weights import index
 
-_SMALL = (".json", ".txt", ".model")
+_SMALL = (".json", ".txt", ".model", ".jinja")
 _OF_WEIGHTS = re.compile(r"^flax|\.index")
 """Small files that belong to weights."""
 _STEMS = ("diffusion_pytorch_model", "model", "pytorch_model")

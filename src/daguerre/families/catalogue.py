@@ -21,7 +21,9 @@ def networks() -> tuple[str, ...]:
 
 
 def tokenizers() -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for settings in pretrained().values() for name in settings.tokenizers()))
+    """The folders of tokenizers."""
+    found = (settings.folder_of(name) for settings in pretrained().values() for name in settings.tokenizers())
+    return tuple(dict.fromkeys(found))
 
 
 def pipelines() -> dict[str, str]:

@@ -71,6 +71,8 @@ def _change(module: Any) -> int:
 
 
 def _channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    if inputs[0].ndim != 4:  # an autoencoder of videos, whose images are frames
+        return inputs
     return (inputs[0].contiguous(memory_format=torch.channels_last), *inputs[1:])
 
 

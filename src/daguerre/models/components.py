@@ -59,7 +59,9 @@ class ComponentLoader:
                 found[name] = resolve.network(name, self.options) if weights else resolve.CONFIG
         if not resolve.without_weights():
             named = {name: getattr(self.settings, name) for name in self.settings.tokenizers()}
-            found |= {name: resolve.TOKENIZER for name, value in named.items() if value == BASE}
+            found |= {
+                self.settings.folder_of(name): resolve.TOKENIZER for name, value in named.items() if value == BASE
+            }
         return found
 
     @cached_property
@@ -78,12 +80,12 @@ class ComponentLoader:
 
     def folder(self, name: str, needed: resolve.Files) -> Path:
         """The folder of a component that is taken from the base or from another place."""
-        value = getattr(self.settings, name)
+        value, own = getattr(self.settings, name), self.settings.folder_of(name)
         if value == BASE:
-            return self.base / name
+            return self.base / own
         with _named(name):
-            root = resolve.locate(value, {"": _at_either(name, needed)}, self.elsewhere)
-        return root / name if (root / name / needed[0][0]).is_file() else root
+            root = resolve.locate(value, {"": _at_either(own, needed)}, self.elsewhere)
+        return root / own if (root / own / needed[0][0]).is_file() else root
 
     def file(self, name: str) -> Path:
         """The single file of a component that has one of its own."""
@@ -204,7 +206,8 @@ class ComponentLoader:
                 found.append(Wanted(value, needed, self.elsewhere))
         for name in self.settings.tokenizers():
             if (value := getattr(self.settings, name)) != BASE:
-                found.append(Wanted(value, {"": _at_either(name, resolve.TOKENIZER)}, self.elsewhere))
+                own = _at_either(settings.folder_of(name), resolve.TOKENIZER)
+                found.append(Wanted(value, {"": own}, self.elsewhere))
         return found
 
     def _needed(self, name: str) -> resolve.Files:

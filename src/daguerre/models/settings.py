@@ -34,6 +34,8 @@ class ComponentSpec(NamedTuple):
     role: Role
     trainable: bool = False
     """Whether adapters can train it, or add to it. False for all of a family that always trains what it has."""
+    folder: str = ""
+    """The folder of a pipeline that has it, where that is not named after the component."""
 
     @property
     def extensible(self) -> bool:
@@ -87,6 +89,11 @@ class FamilySettings(Settings):
     @classmethod
     def tokenizers(cls) -> tuple[str, ...]:
         return tuple(name for name, spec in cls.components.items() if spec.role == "tokenizer")
+
+    @classmethod
+    def folder_of(cls, name: str) -> str:
+        """The folder of a pipeline that has a component."""
+        return (cls.components[name].folder if name in cls.components else "") or name
 
     @classmethod
     def trainable(cls) -> tuple[str, ...]:

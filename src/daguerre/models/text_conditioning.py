@@ -4,7 +4,7 @@ Frozen encoders run where captions are encoded; if one is trained, all run insid
 letters: B texts, K windows, T tokens, D features, P pooled features.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from daguerre.models.network import Facts
 from daguerre.models.text_encoder import Features, TextEncoder
 from daguerre.models.tokenizers import Tokens
-from daguerre.types import Cond
+from daguerre.types import OF_TEXTS, TOKENS, Batch, Cond
 
 _KERNELS = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
@@ -138,6 +138,13 @@ class TextConditioning:
         """As the protocol has it: a text that one encoder reads whole is not cut."""
         each = [one.truncated(texts) for one in self.encoders]
         return {index: how for index, how in each[-1].items() if all(index in cut for cut in each)}
+
+    def lengths(self, batch: Batch) -> list[Hashable]:
+        """The number of tokens of each caption, as a `Family.layout` of networks that read no padding."""
+        counts = [rows for name, rows in batch.draws.items() if name.startswith(TOKENS) and name.endswith("_counts")]
+        masks = [rows for name, rows in batch.features.items() if name == f"{OF_TEXTS}text_mask"]
+        each = [rows.sum(1).tolist() for rows in (*counts, *masks)]
+        return list(zip(*each, strict=True)) if each else [None] * len(batch.names)
 
     def files(self) -> dict[str, bytes]:
         """The tokenizers' files, as `tokenizer/FILE` and `tokenizer_2/FILE`."""

@@ -122,7 +122,8 @@ class TextEncoder:
             is_text_BKT = None
         mask = is_text_BKT.flatten(0, 1).long() if is_text_BKT is not None and reading.masked else None
         hidden, pooled = self.kind.read(self.encoder, tokens.ids_BKT.flatten(0, 1), mask, reading)
-        hidden = hidden.reshape(n_texts, n_windows * n_tokens, -1)[:, reading.dropped :]
+        # in one piece, as a cache has it: kernels are chosen by strides, and round differently
+        hidden = hidden.reshape(n_texts, n_windows * n_tokens, -1)[:, reading.dropped :].contiguous()
         mask_BT = None
         if is_text_BKT is not None and reading.text_mask:
             mask_BT = is_text_BKT.flatten(1)[:, reading.dropped :]
@@ -239,7 +240,8 @@ def _chosen(settings: Any, encoder: str, kind: TextNetwork, reading: Reading) ->
 def tokenizer_of(components: ComponentLoader, name: str, kind: TextNetwork) -> tuple[Any, dict[str, bytes]]:
     """The tokenizer `name` of this kind and its files. Without weights it need not be there: None."""
     if resolve.without_weights() and not (
-        getattr(components.settings, name) == BASE and (components.base / name / "tokenizer_config.json").is_file()
+        getattr(components.settings, name) == BASE
+        and (components.base / components.settings.folder_of(name) / "tokenizer_config.json").is_file()
     ):
         return None, {}
     folder = components.folder(name, resolve.TOKENIZER)

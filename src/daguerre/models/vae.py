@@ -20,10 +20,12 @@ from daguerre.models.family import Moments
 from daguerre.models.parts.flux2_vae import Flux2VAE
 from daguerre.models.parts.kl import KL, set_statistics
 from daguerre.models.parts.latent_network import LatentNetwork
-from daguerre.models.parts.qwen_image_vae import QwenImageVAE
+from daguerre.models.parts.qwen_image_vae import QwenImage21VAE, QwenImageVAE
 from daguerre.types import Latents
 
-_KINDS: Mapping[str, LatentNetwork] = {kind.library.__name__: kind for kind in (KL(), Flux2VAE(), QwenImageVAE())}
+_KINDS: Mapping[str, LatentNetwork] = {
+    kind.library.__name__: kind for kind in (KL(), Flux2VAE(), QwenImageVAE(), QwenImage21VAE())
+}
 
 
 @dataclass(frozen=True, eq=False)

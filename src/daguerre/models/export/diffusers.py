@@ -31,6 +31,12 @@ from diffusers import {class_name}
 pipe = {class_name}.from_pretrained("path/to/this/folder")
 image = pipe("a prompt", {call}).{result}
 """
+TRUE_CFG: dict[str, Any] = {
+    "example": _EXAMPLE.replace("{call}", "negative_prompt={negative!r}, true_cfg_scale={scale}, {call}"),
+    "unknown": ("guidance_scale", "guidance_rescale", "negative_prompt"),
+}
+"""Of a `PipelineExporter` for pipelines whose guidance_scale is that of distilled networks: classifier-free guidance is
+another argument there, which acts where a negative prompt is given."""
 _ALWAYS, _AT_TIMES = ("num_inference_steps", "guidance_scale"), ("guidance_rescale", "negative_prompt", "eta")
 """Settings that a call of a pipeline is given, and those that it is given where they are not the usual ones."""
 _ABSENT: dict[str, Any] = {"feature_extractor": [None, None], "image_encoder": [None, None]}
@@ -57,7 +63,8 @@ class PipelineExporter:
     result: str = "images[0]"
     """What a call of the pipeline returns, for the page."""
     example: str = _EXAMPLE
-    """How to call it with `{call}`, for the page; `{scale}` is the guidance scale."""
+    """How to call it with `{call}`, for the page; `{scale}` is the guidance scale,
+    `{negative}` the negative prompt."""
     unknown: Collection[str] = ()
     """Settings of sampling that its calls do not take."""
     blocks: str | None = None
@@ -83,11 +90,13 @@ class PipelineExporter:
             for name, network in networks.items():
                 save(network, fresh / name)
             for path, content in family.files().items():
-                (fresh / path).parent.mkdir(exist_ok=True)
-                (fresh / path).write_bytes(content)
+                component, _, name = path.partition("/")
+                own = fresh / self.settings.folder_of(component)
+                own.mkdir(exist_ok=True)
+                (own / name).write_bytes(content)
             for encoder in () if family.text is None else family.text.encoders:
                 tokenizer = encoder.name.replace("text_encoder", "tokenizer")
-                entries[tokenizer] = ["transformers", type(encoder.tokenizer).__name__]
+                entries[self.settings.folder_of(tokenizer)] = ["transformers", type(encoder.tokenizer).__name__]
             entries |= {**self.index, "scheduler": ["diffusers", plan.class_name]}
             file, listed = self._index(entries)
             write_json(fresh / file, {"_class_name": self.settings.pipeline_class, **provenance, **listed})
@@ -140,7 +149,11 @@ def _card(
     return _CARD.format(
         class_name=own.settings.pipeline_class,
         example=own.example.format(
-            class_name=own.settings.pipeline_class, call=call, result=own.result, scale=sampling.guidance_scale
+            class_name=own.settings.pipeline_class,
+            call=call,
+            result=own.result,
+            scale=sampling.guidance_scale,
+            negative=sampling.negative_prompt,
         ),
         scheduler=scheduler_class,
         objective=objective.settings.name,

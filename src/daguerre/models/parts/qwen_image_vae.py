@@ -1,12 +1,13 @@
-"""diffusers' AutoencoderKLQwenImage: an autoencoder of videos, of which an image is one frame.
+"""diffusers' AutoencoderKLQwenImage and AutoencoderKLQwenImage21: autoencoders of videos, of which an image is one
+frame.
 
 Shape letters: B samples, C channels, H and W height and width.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from diffusers import AutoencoderKLQwenImage
+from diffusers import AutoencoderKLQwenImage, AutoencoderKLQwenImage21
 from torch import Tensor
 
 from daguerre.models.parts.latent_network import LatentNetwork
@@ -15,7 +16,7 @@ from daguerre.models.parts.latent_network import LatentNetwork
 class QwenImageVAE(LatentNetwork):
     """Qwen-Image's autoencoder. Its config has the statistics of each channel."""
 
-    library = AutoencoderKLQwenImage
+    library: ClassVar[Any] = AutoencoderKLQwenImage
     memory_format = torch.contiguous_format  # convolutions of videos have five dims
 
     def channels(self, net: Any) -> int:
@@ -31,3 +32,16 @@ class QwenImageVAE(LatentNetwork):
     def images(self, net: Any, z_BCHW: Tensor) -> Tensor:
         pixels: Tensor = net.decode(z_BCHW[:, :, None], return_dict=False)[0][:, :, 0]
         return pixels
+
+
+class QwenImage21VAE(QwenImageVAE):
+    """Qwen-Image-2.1's autoencoder, which has a fourth channel, alpha. Images here are opaque."""
+
+    library = AutoencoderKLQwenImage21
+    memory_format = torch.channels_last  # its convolutions are of one frame, with four dims
+
+    def posterior(self, net: Any, pixels_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        return super().posterior(net, torch.cat([pixels_BCHW, torch.ones_like(pixels_BCHW[:, :1])], 1))
+
+    def images(self, net: Any, z_BCHW: Tensor) -> Tensor:
+        return super().images(net, z_BCHW)[:, :3]

@@ -48,6 +48,8 @@ HUB_IDS: dict[str, tuple[str, ...]] = {
     "krea2_turbo": ("krea/Krea-2-Turbo",),
     "flux2_klein_base_4b": ("black-forest-labs/FLUX.2-klein-base-4B",),
     "flux2_klein_base_9b": ("black-forest-labs/FLUX.2-klein-base-9B",),
+    "qwen_image_21": ("Qwen/Qwen-Image-2.1",),
+    "qwen_image": ("Qwen/Qwen-Image", "Qwen/Qwen-Image-2512"),
 }
 """Hub ids by the folder that has their numbers, those first that most models are of."""
 

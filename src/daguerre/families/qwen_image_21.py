@@ -1,0 +1,131 @@
+"""Qwen-Image-2.1: one stream of text and image tokens, on an autoencoder of 16 px with alpha.
+
+Qwen 2026 (https://huggingface.co/Qwen/Qwen-Image-2.1). Trained by flow matching on the hidden states of Qwen3-VL. The
+image's place in the sequence is behind the text, so texts of several lengths cannot share a batch. Shape letters: B
+samples, C channels, H and W height and width of latents, T tokens, D features.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from diffusers import QwenImage21Transformer2DModel
+from pydantic import Field
+from torch import Tensor, nn
+
+from daguerre.models import text_encoder, trained_net, vae
+from daguerre.models.components import ComponentLoader, check_fits
+from daguerre.models.controlnets.controlled import Residuals
+from daguerre.models.export.diffusers import TRUE_CFG, PipelineExporter
+from daguerre.models.family import Family
+from daguerre.models.network import HEAD, Architecture, Facts, layers
+from daguerre.models.parts.qwen_image_21 import TextToImage
+from daguerre.models.reading import Reading
+from daguerre.models.schedulers.flow_matching import FlowMatching
+from daguerre.models.schedulers.scheduler import Schedulers
+from daguerre.models.settings import BASE, Component, ComponentSpec, TransformerSettings
+from daguerre.models.text_conditioning import TextConditioning
+from daguerre.models.weights.original_names import NameTable
+from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
+from daguerre.types import Cond
+
+_PATCH = 2
+"""Sides of latents are even: the language model has a place for each 2 x 2 tokens of a reference image."""
+_SYSTEM = "<|im_start|>system\nComprehend and analyze the provided prompt.<|im_end|>\n"
+_READS = Reading(
+    kinds=("language_model",), template=f"{_SYSTEM}<|im_start|>user\n{{}}<|im_end|>\n<|im_start|>assistant\n",
+    dropped=14, padding="longest", masked=True, text_mask=True, final_norm=False,
+)  # fmt: skip
+"""QwenImage21Pipeline reads the last hidden state before the norm, of all but the system's turn."""
+
+
+def _architecture(network: nn.Module, prediction: str) -> Architecture:
+    return Architecture("qwen-image-2.1", (1024, 1024), {"ss_base_model_version": "qwen_image_21"})
+
+
+_BLOCK = "transformer_blocks.*."
+NAMES = NameTable({f"{_BLOCK}img_mlp.gate_up": (f"{_BLOCK}img_mlp.gate_layer", f"{_BLOCK}img_mlp.proj")}, others=True)
+"""ComfyUI's names of the transformer, which has one layer of two."""
+TRANSFORMER = Facts(
+    blocks=("QwenImage21TransformerBlock",),
+    axes={
+        **layers(("embed", None), "img_in", "txt_in.*_layer"),
+        **layers(("time", None), "time_text_embed.timestep_embedder.linear_?"),
+        **layers((None, "embed"), "modulation.1", "norm_out.linear", "proj_out"),
+        **layers(("heads", "embed"), f"{_BLOCK}attn.to_[qkv]"),
+        **layers(("embed", "heads"), f"{_BLOCK}attn.to_out.0"),
+        **layers(("mlp", "embed"), f"{_BLOCK}img_mlp.gate_layer", f"{_BLOCK}img_mlp.proj"),
+        **layers(("embed", "mlp"), f"{_BLOCK}img_mlp.out"),
+        f"{_BLOCK}attn.norm_[qk].weight": (HEAD,),
+        "txt_in.text_norm.weight": ("norm",),
+    },
+    layers={
+        "attention": ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
+        "ff": ("img_mlp.gate_layer", "img_mlp.proj", "img_mlp.out"),
+    },
+    names=NAMES,
+    architecture=_architecture,
+)
+FACTS: dict[type, Facts] = dict.fromkeys((TextToImage, QwenImage21Transformer2DModel), TRANSFORMER)
+
+
+class Settings(TransformerSettings):
+    """Qwen-Image-2.1."""
+
+    family: Literal["qwen_image_21"] = "qwen_image_21"
+    """Name of the family."""
+    text_encoder: Component = BASE
+    """The language model: Qwen3-VL."""
+    max_sequence_length: int = Field(1024, ge=1, le=4096)
+    """Tokens that are read of a caption in its template; longer ones are cut."""
+
+    pipeline_class: ClassVar[str] = "QwenImage21Pipeline"
+    schedulers: ClassVar[Schedulers] = FlowMatching(token_px=16)
+    guidance: ClassVar[Guidance] = CLASSIFIER_FREE
+    usual: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "data": {"resolution": 1024},
+        "sampling": {"guidance_scale": 1.0, "num_inference_steps": 40},
+    }
+    components: ClassVar[Mapping[str, ComponentSpec]] = {
+        **TransformerSettings.components,
+        "tokenizer": ComponentSpec("tokenizer", folder="processor"),
+    }
+
+
+def load(settings: Settings, seed: int) -> Family:
+    """The family of these settings. Raises UserError if something is missing or does not fit together."""
+    components = ComponentLoader(settings, seed)
+    autoencoder = vae.load(components, "AutoencoderKLQwenImage21", _PATCH)
+    reading = replace(_READS, max_tokens=settings.max_sequence_length)
+    encoder = text_encoder.load(components, "text_encoder", "tokenizer", reading)
+    texts = TextConditioning((encoder,), null=" ")
+    decided = {"in_channels": autoencoder.channels, "out_channels": autoencoder.channels, "context_in_dim": texts.width}
+    transformer = components.network("transformer", TextToImage, decided, NAMES)
+    check_fits("transformer", transformer, decided)
+    exporter = PipelineExporter(settings, {"processor": ["transformers", "Qwen3VLProcessor"]}, {}, **TRUE_CFG)
+    return trained_net.family(
+        components,
+        partial(denoise, transformer),
+        {"transformer": transformer, "vae": autoencoder.net},
+        {"transformer": TRANSFORMER},
+        autoencoder,
+        texts,
+        exporter,
+        layout=texts.lengths,
+        guidance=Settings.guidance,
+    )
+
+
+def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
+    """The velocity [B, C, H, W] of noisy latents. `cond` has `text` [B, T, D], and `text_mask` [B, T] where texts of a
+    batch differ in length: those of one length are computed together, without padding."""
+    if (mask_BT := cond.get("text_mask")) is None:
+        y: Tensor = transformer(x_BCHW, c_noise_B, cond["text"])
+        return y
+    lengths = mask_BT.sum(1).tolist()  # the one wait for the device
+    rows = {length: [row for row, own in enumerate(lengths) if own == length] for length in lengths}
+    parts = [transformer(x_BCHW[own], c_noise_B[own], cond["text"][own, :length]) for length, own in rows.items()]
+    order = torch.tensor([row for own in rows.values() for row in own], device=x_BCHW.device).argsort()
+    return torch.cat(parts)[order]

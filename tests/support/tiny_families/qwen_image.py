@@ -1,0 +1,48 @@
+"""Qwen-Image with tiny networks."""
+
+from pathlib import Path
+from typing import Any
+
+import tiny_texts
+import torch
+from diffusers import (
+    AutoencoderKLQwenImage,
+    FlowMatchEulerDiscreteScheduler,
+    QwenImagePipeline,
+    QwenImageTransformer2DModel,
+)
+from tiny_models import enlarged
+
+from tiny_families.qwen_image_21 import SHIFT
+
+NUMBERS = {"num_layers": 2, "attention_head_dim": 16, "num_attention_heads": 4, "in_channels": 64, "out_channels": 16}
+NUMBERS |= {"joint_attention_dim": tiny_texts.WIDTH, "axes_dims_rope": (4, 6, 6)}
+
+
+def vae() -> Any:
+    """The autoencoder with its 16 channels and its factor of 8."""
+    return AutoencoderKLQwenImage(base_dim=8, dim_mult=[1] * 4, num_res_blocks=1)
+
+
+def write(folder: Path, seed: int = 0, **numbers: Any) -> Path:
+    """Writes a QwenImagePipeline with random weights; `numbers` change the transformer's."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            transformer: Any = enlarged(QwenImageTransformer2DModel(**{**NUMBERS, **numbers}), "attn|_mod", 3.0)
+        for name, parameter in transformer.named_parameters():
+            if "norm" in name and parameter.ndim == 1:  # of ones, a norm whose gradient is wrong would not show
+                parameter.data = 1 + 0.3 * torch.randn_like(parameter)
+        pipeline = QwenImagePipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(**SHIFT),
+            vae=vae(),
+            text_encoder=tiny_texts.qwen25_vl(),
+            tokenizer=tiny_texts.qwen_tokenizer(),
+            transformer=transformer,
+        )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    return {"pretrained_model_name_or_path": str(write(folder / "qwen_image")), "max_sequence_length": 64}
