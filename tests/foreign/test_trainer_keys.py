@@ -61,6 +61,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "noise_offset_random_strength": {"noise_offset": 0.1},
     "ip_noise_gamma_random_strength": {"ip_noise_gamma": 0.1},
     "multires_noise_discount": {"multires_noise_iterations": 6},
+    "sample_definition_file_name": {"samples.0.prompt": "a red dog"},
     "lr_scheduler_timescale": {"lr_scheduler": "inverse_sqrt"},
     **{f"huber_{part}": {"loss_type": "huber"} for part in ("c", "schedule", "scale")},
 }

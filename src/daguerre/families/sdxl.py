@@ -3,7 +3,7 @@
 Podell et al. 2023 (arXiv 2307.01952). Else as sd.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -56,6 +56,7 @@ class Settings(UNetSettings):
     guidance: ClassVar[Guidance] = CLASSIFIER_FREE
     schedulers: ClassVar[Schedulers] = BetaSchedulers()
     told_by_index: ClassVar[Mapping[str, str]] = {"force_zeros_for_empty_prompt": "zero_null_text"}
+    of_null: ClassVar[Collection[str]] = ("zero_null_text",)
     components: ClassVar[Mapping[str, ComponentSpec]] = {
         **UNetSettings.components,
         "text_encoder_2": ComponentSpec("text_encoder", trainable=True),

@@ -15,9 +15,11 @@ from daguerre.objectives.objective import Objective
 from daguerre.objectives.settings import DiffusionSettings, ScheduleSettings
 
 
-def compatibility_warnings(components: ComponentLoader, trained: Collection[str], objective: Objective) -> list[str]:
-    """A line for each difference between how the weights were trained and are going to be, and for each component that
-    starts from random weights and is not among `trained`."""
+def compatibility_warnings(
+    components: ComponentLoader, trained: Collection[str], objective: Objective, null: bool = True
+) -> list[str]:
+    """A line for each difference between how the weights were trained and are going to be (`null`: in the empty text,
+    too), and for each component that starts from random weights and is not among `trained`."""
     places = components.settings.places
     warnings = [
         f"model.{name} has random weights and is not trained, which only makes sense in a test"
@@ -33,7 +35,7 @@ def compatibility_warnings(components: ComponentLoader, trained: Collection[str]
     diffusion = objective.diffusion
     if components.settings.denoises_anew or diffusion is None:
         return warnings
-    warnings += _told_by_index(components)
+    warnings += _told_by_index(components, null)
     config = components.scheduler()
     if config is None:
         return warnings
@@ -42,7 +44,7 @@ def compatibility_warnings(components: ComponentLoader, trained: Collection[str]
     return [*warnings, *lines, *other_sampling(config)]
 
 
-def _told_by_index(components: ComponentLoader) -> list[str]:
+def _told_by_index(components: ComponentLoader, null: bool) -> list[str]:
     """A line for each setting that the base's index tells otherwise."""
     settings = components.settings
     told = components.index if settings.told_by_index else {}
@@ -50,7 +52,7 @@ def _told_by_index(components: ComponentLoader) -> list[str]:
         f"the base's model_index.json says {theirs}: {str(told[theirs]).lower()}, and model.{ours} is "
         f"{str(getattr(settings, ours)).lower()}: set model.{ours}={str(told[theirs]).lower()} to train it as it was"
         for theirs, ours in settings.told_by_index.items()
-        if theirs in told and told[theirs] != getattr(settings, ours)
+        if theirs in told and told[theirs] != getattr(settings, ours) and (null or ours not in settings.of_null)
     ]
 
 

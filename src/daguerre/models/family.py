@@ -400,13 +400,11 @@ class Family:
         messages for the user."""
         return self.exporter(self, folder, objective, sampling)
 
-    def compatibility_warnings(self, objective: Objective) -> list[str]:
-        """Warnings before this objective is trained from these weights, a line each."""
-        return (
-            []
-            if self.pretrained is None
-            else compatibility.compatibility_warnings(self.pretrained, self.trained, objective)
-        )
+    def compatibility_warnings(self, objective: Objective, null: bool = True) -> list[str]:
+        """Warnings before this objective is trained from these weights, a line each; `null`: also of the empty text."""
+        if self.pretrained is None:
+            return []
+        return compatibility.compatibility_warnings(self.pretrained, self.trained, objective, null)
 
     def files(self) -> dict[str, bytes]:
         """Files that belong to the weights (a tokenizer's), by relative path, for checkpoints."""

@@ -1,7 +1,7 @@
 """Settings that families share. No torch here."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -192,6 +192,8 @@ class PretrainedSettings(FamilySettings):
     """Sections of a recipe that generates with such a pipeline: the size of its images, and how they are sampled."""
     told_by_index: ClassVar[Mapping[str, str]] = {}
     """Settings that the index of a base (model_index.json) tells, by their names there."""
+    of_null: ClassVar[Collection[str]] = ()
+    """Those of them that say how the empty text is read. Weights draw images of prompts with either value."""
     files_tell_numbers: ClassVar[bool] = False
     """Whether the numbers of a network are read off its single file; else they are the base's."""
     unused_when: ClassVar[tuple[Unused, ...]] = (

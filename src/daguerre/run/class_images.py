@@ -276,7 +276,7 @@ def _check_generates(each: ClassImageRequest, config: Config, parts: Components)
     random = [f"model.{name}" for name, place in config.model.places.items() if not isinstance(place, str)]
     if random:
         why = f"{', '.join(random)} starts from random weights, which give noise"
-    elif remarks := parts.family.compatibility_warnings(parts.objective):
+    elif remarks := parts.family.compatibility_warnings(parts.objective, null=False):
         why = f"this recipe's objective differs from the one of the pretrained weights ({'; '.join(remarks)})"
     else:
         return
