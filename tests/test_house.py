@@ -69,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("adapters", "checkpoint", "data", "distributed", "foreign", "models", "objectives", "remote", "samplers"),
         *("storage", "tracking", "training"),
     },
-    "build": {"adapters", "conditions", "config", "data", "distributed", "models", "objectives", "training"},
+    "build": {"adapters", "conditions", "config", "data", "distributed", "models", "objectives", "remote", "training"},
     "caching": {"build", "checkpoint", "conditions", "config", "data", "models", "storage"},
     "memory": {
         *("build", "caching", "config", "data", "distributed", "foreign", "models", "objectives", "samplers"),

@@ -169,4 +169,4 @@ def test_what_cannot_be_compared_is_refused(recipe: str, more: list[str], why: s
     made = parts.outline(config)
     objective = Compares(made.objective.diffusion)
     with pytest.raises(UserError, match=why):
-        loss_networks.check(config, objective, made.net)
+        loss_networks.check(config, objective, made.family, made.net)

@@ -155,9 +155,9 @@ def _encoded(parts: Components, batch: Batch, random_weights: bool) -> Encoded:
     if random_weights and clean[IMAGE].shape != batch.pixels_BCHW.shape:
         chance = torch.Generator().manual_seed(0)
         clean = {name: torch.randn(rows.shape, generator=chance).to(rows) for name, rows in clean.items()}
-    conditions = {
-        name: {key: torch.cat([part.cond[name][key] for part in made]) for key in cond}
-        for name, cond in made[0].cond.items()
-    }
-    example = Example(clean, conditions, parts.objective.drawn.of(whole.draws), whole.columns)
+    cond, null = (
+        {name: {key: torch.cat([part[name][key] for part in each]) for key in own} for name, own in each[0].items()}
+        for each in ([part.cond for part in made], [part.null for part in made])
+    )
+    example = Example(clean, cond, parts.objective.drawn.of(whole.draws), whole.columns, null)
     return Encoded(replace(whole, images={}), example)

@@ -21,7 +21,7 @@ from daguerre.build.batch_sizes import BatchSizes, batch_sizes, check_uncut_batc
 from daguerre.build.parts import Components, begin, build, outline
 from daguerre.build.roles import in_training
 from daguerre.config.config import Config
-from daguerre.models.placement import frozen_modules
+from daguerre.models.placement import frozen
 from daguerre.run.preflight import check_compiled_code
 from daguerre.training import device, oom, step
 from daguerre.training.performance import flops
@@ -89,8 +89,9 @@ class Update(Variant):
         if options.inputs == "pixels":
             return bench_inputs.pixels(self.config, self.parts, sizes)
         ring = bench_inputs.encoded_ring(self.config, self.parts, sizes, bool(self.notice))
-        for network in frozen_modules(self.parts.net, self.parts.networks).values():
-            network.to("meta")  # gives its memory back
+        for network in frozen(self.parts.net, self.parts.networks).values():
+            if network.role != "loss":  # those are called in each update
+                network.module.to("meta")  # gives its memory back
         oom.free()
         return bench_inputs.latents(self.parts, sizes, ring)
 

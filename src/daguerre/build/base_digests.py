@@ -14,6 +14,7 @@ from daguerre.models import encoders
 from daguerre.models.family import Family
 from daguerre.models.hosts import host
 from daguerre.models.weights import file_digests
+from daguerre.objectives.networks.teacher import TEACHER
 from daguerre.objectives.objective import REFERENCE
 
 _WORD_BYTES = 8
@@ -45,11 +46,17 @@ def of(config: Config, family: Family, attached: Attached) -> Base:
     return found
 
 
+def of_component(family: Family, component: str) -> str:
+    """The digest of a component's weights, in memory or not, without what adapters have added to them."""
+    absent = component in encoders.absent(family)
+    return _of_absent(family, component) if absent else of_network(family.components[component])
+
+
 def _of_absent(family: Family, component: str) -> str:
     """The digest of a network that is left out of memory, as of its weights; they are loaded for it once."""
 
     def computed() -> str:
-        with encoders.present(family):
+        with encoders.present(family, names=[component]):
             return digest(family.components[component].state_dict())
 
     return file_digests.remembered({"identity": encoders.identity(family, component), "of": "weights"}, computed)
@@ -80,10 +87,16 @@ def check_same_base(recorded: Base | None, own: Base, checkpoint: str) -> None:
             raise UserError(
                 f"{checkpoint} was trained on another {component}: that of {then['place']} (digest "
                 f"{then['digest'][:_SHOWN]}), and the one of {now['place']} (digest {now['digest'][:_SHOWN]}) was "
-                f"loaded. Give the same base model (model.{component}, model.pretrained_model_name_or_path, "
-                "model.revision, model.variant), or start a new run",
+                f"loaded. Give the same one ({_settings(component)}), or start a new run",
                 code="changed",
             )
+
+
+def _settings(component: str) -> str:
+    """The settings that say where a component comes from."""
+    if component == TEACHER:
+        return f"objective.{component}"
+    return f"model.{component}, model.pretrained_model_name_or_path, model.revision, model.variant"
 
 
 def reference(net: nn.Module, config: Config) -> Base:

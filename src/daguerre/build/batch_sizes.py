@@ -103,9 +103,10 @@ def shared_out(loaded: Loaded, mesh: Mesh, recorded: int | None = None) -> Batch
             code="conflict",
             setting="training.base_precision",
         )
-    if config.objective.networks and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
+    whole = [role for role, own in config.objective.networks.items() if not own.splits]
+    if whole and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
         raise UserError(
-            f"the networks of this loss ({', '.join(config.objective.networks)}) are called outside the one that is "
+            f"the networks of this loss ({', '.join(whole)}) are called outside the one that is "
             "trained, and are not split over the mesh's fsdp and tensor axes: train with data parallelism alone "
             "(mesh.ici_fsdp_parallelism=1 mesh.ici_tensor_parallelism=1)",
             code="unsupported",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from daguerre.adapters.adapter import Attached, attach
 from daguerre.adapters.lora_parts.forward import cast_together
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.build import loss_networks, quantized_base
+from daguerre.build.null_caption import NullCaption
 from daguerre.conditions.condition import Images
 from daguerre.config.config import Config
 from daguerre.data.images.kinds import KINDS
@@ -52,6 +53,8 @@ class Components:
     seed: int
     others: Mapping[str, Net]
     """The networks that the loss is computed with besides `net`, by role."""
+    null: NullCaption = field(default_factory=NullCaption, kw_only=True)
+    """The empty caption, for a loss that needs it."""
 
     @property
     def networks(self) -> dict[str, Network]:
@@ -84,16 +87,18 @@ class Components:
 
     def loss_of(self, net: nn.Module, example: Example[Any]) -> LossTerms:
         """The loss of a micro-batch that is encoded already."""
-        return self.objective.loss(Nets(net, self.others), example)
+        return self.objective.loss(Nets(net, self.others, self.family.guidance), example)
 
     def example(self, batch: Batch) -> Example[Any]:
         """The batch as the objective reads it: encoded by the family, and conditioned further by the adapters."""
-        clean, conditions = {}, {}
+        clean, conditions, null = {}, {}, {}
         with self.numerics.frozen():
             for name, (x0, cond) in self.family.encode_each(batch, self.targets).items():
                 of_image = batch if name == IMAGE else batch.of(name)
                 clean[name], conditions[name] = x0, self.attached.condition(of_image.adapter_inputs, cond)
-        return Example(clean, conditions, self.objective.drawn.of(batch.draws), batch.columns)
+                if self.objective.needs.null:
+                    conditions[name], null[name] = self.null.beside(self.family, conditions[name])
+        return Example(clean, conditions, self.objective.drawn.of(batch.draws), batch.columns, null)
 
     def losses_at(self, batch: Batch, quantiles: Iterable[float]) -> Iterator[LossTerms]:
         """The loss terms of a batch of the host at quantiles in [0, 1] of the objective's law of times, by `net` as it
@@ -209,7 +214,7 @@ def load(config: Config, leave_out: Collection[str] = ()) -> tuple[Family, Attac
         reached = [name for own in config.adapters.values() for name in own.reaches(family.trainable)]
         family = family.training(reached) if family.trainable else family
         attached = attach(config.adapters, family, config.seed)
-        return loss_networks.added(config.objective, family, attached, config.seed)
+        return loss_networks.added(config, family, attached)
 
 
 def _float32(family: Family, attached: Attached) -> frozenset[str]:
@@ -229,10 +234,10 @@ def _refuse_distilled(family: Family) -> None:
 
 
 def _narrow_denoiser(config: Config, family: Family, device: torch.device) -> None:
-    """Stores a denoiser that is frozen outside of the net, as where new tokens are trained, as the net's weights are
-    stored."""
+    """Stores a denoiser that is frozen outside of the net, a teacher's or where new tokens are trained, as the net's
+    weights are stored."""
     for name, network in family.networks.items():
-        if network.role == "denoiser" and name not in family.trained:
+        if network.denoises and name not in family.trained:
             kept = {id(p) for p in network.float32}
             names = [name for name, p in network.module.named_parameters() if id(p) in kept]
             dtypes.choose(config.training, device).store(network.module, names)
@@ -254,7 +259,7 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
     _refuse_other_nets(config, attached.net)
     objective.check(attached.net)
     _refuse_weights(config, objective)
-    loss_networks.check(config, objective, attached.net)
+    loss_networks.check(config, objective, family, attached.net)
     if config.model.overflows_float16 and torch.float16 in (numerics.compute, numerics.weights):
         of_weights = config.training.weights_dtype == "float16"
         setting, serves = ("weights_dtype", "bfloat16") if of_weights else ("mixed_precision", "bf16")

@@ -183,6 +183,27 @@ def _guidance(model: FamilySettings, sampling: SamplingSettings) -> list[Problem
     return [Problem(f"sampling.{name}", text, getattr(sampling, name)) for name, text in faults]
 
 
+def _own_teacher(model: FamilySettings, objective: ObjectiveSettings, init_from: str | None) -> list[Problem]:
+    """A student that is its own teacher begins as a model that can guide."""
+    if not objective.learns_from_itself:
+        return []
+    added = [name for name in model.of_students if getattr(model, name) is not None]
+    if added:
+        text = (
+            "adds to the student what it has not learnt yet, so that it cannot guide as its own teacher: name the "
+            "model that it starts from as the teacher, too (objective.teacher.path)"
+        )
+        return [Problem(f"model.{added[0]}", text, getattr(model, added[0]))]
+    if model.denoises_anew and init_from is None:
+        text = (
+            f"{objective.name} learns from the student as it is before its first update, and here that has random "
+            "weights: start from a trained model (init_from, or the places of model), or name a teacher "
+            "(objective.teacher.path)"
+        )
+        return [Problem("objective.name", text, objective.name)]
+    return []
+
+
 CHECKS: dict[tuple[str, ...], Callable[..., list[Problem]]] = {
     ("training",): _batches,
     ("training", "lr_scheduler"): _warmup,
@@ -190,6 +211,7 @@ CHECKS: dict[tuple[str, ...], Callable[..., list[Problem]]] = {
     ("model", "adapters"): _adapters_of_model,
     ("model", "sampling"): _guidance,
     ("training", "cache"): _cached_base,
+    ("model", "objective", "init_from"): _own_teacher,
     ("profiler", "output_dir"): _profiles,
     ("optimizer", "ema", "lr_scheduler"): _own_averages,
 }

@@ -92,6 +92,8 @@ class SimulatedStep:
             self._given = _from_cache(config, parts, self._given)
             self._state = _begun(config, parts)
             self._parts = in_training(parts, self._state)
+            if parts.objective.needs.null:
+                parts.null.rows = parts.family.encode_null()  # once, before the first pass
         self._held = {each.placed.name: each for each in count.held if "gradients" in each.kinds}
 
     def peak(self, micro: int) -> Peak:

@@ -239,6 +239,11 @@ class Family:
         that always trains all it has."""
         return reachable({name: network.spec for name, network in self.networks.items()})
 
+    @property
+    def trained_readers(self) -> list[str]:
+        """The text encoders among what is trained: they run inside the net."""
+        return [name for name in sorted(self.trained) if self.networks[name].role == "text_encoder"]
+
     def to(self, device: torch.device | str) -> Self:
         """Moves every network, in place, and returns the family. What is left out of memory stays so."""
         for network in (*self.components.values(), self.net):
@@ -351,8 +356,13 @@ class Family:
         """Conditioning of captions, as `encode` has it."""
         if self.text is None:
             return {}
-        in_net = any(self.networks[name].role == "text_encoder" for name in self.trained)
-        return tokens if in_net else self.text.features(tokens)
+        return tokens if self.trained_readers else self.text.features(tokens)
+
+    @torch.no_grad()
+    def encode_null(self) -> Cond:
+        """Conditioning [1, ...] of the empty caption, by the names that captions have in that of a batch."""
+        with torch.autocast(self.device.type, enabled=False):
+            return self._of_tokens(self._tokens([""], ()))
 
     @torch.no_grad()
     def encode_images(self, pixels_BCHW: Tensor, seeds: Sequence[int]) -> Tensor:

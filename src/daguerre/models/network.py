@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import nn
 
@@ -23,6 +23,9 @@ from daguerre.distributed.sharding_rules import Segment as Segment
 from daguerre.models.hosts import host
 from daguerre.models.settings import ComponentSpec, Role
 from daguerre.models.weights.original_names import Layers, Spelling
+
+if TYPE_CHECKING:
+    from daguerre.objectives.networks.teacher import Teacher
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
 Table = dict[str, Dims]
@@ -108,6 +111,13 @@ class Network:
     facts: Facts = Facts()
     trainable: bool = False
     """Whether adapters can train it, or add to it."""
+    teacher: Teacher | None = None
+    """Of a denoiser that a loss compares the student with: how it is called. None: it is called itself."""
+
+    @property
+    def denoises(self) -> bool:
+        """True for the denoiser of the model, and for that of a teacher."""
+        return self.role == "denoiser" or self.teacher is not None
 
     @property
     def spec(self) -> ComponentSpec:

@@ -68,6 +68,8 @@ class FamilySettings(Settings):
     decoding: ClassVar[tuple[str, ...]] = ()
     """Settings, components among them, of what only makes images of clean samples: nothing that is learnt depends on
     them, so `generate` may choose others than a run."""
+    of_students: ClassVar[tuple[str, ...]] = ()
+    """Settings of what is added to a denoiser and has learnt nothing yet, so that a teacher has none of it."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -105,6 +107,12 @@ class FamilySettings(Settings):
         """Source of each network by component: `base`, another place, numbers or None. {} for families whose networks
         always start from random weights."""
         return {}
+
+    def teacher(self, place: str, *more: str) -> Self:
+        """The settings of a teacher whose denoiser, and `more` components, come from a place; all else is as here. What
+        only a student has is left out (`of_students`)."""
+        usual = {name: type(self).model_fields[name].default for name in self.of_students}
+        return self.model_copy(update=dict.fromkeys((*self.networks("denoiser"), *more), place) | usual)
 
     @property
     def denoises_anew(self) -> bool:
@@ -249,7 +257,11 @@ class UNetSettings(ReadingSettings, ScaledSettings):
     else is not given takes diffusers' defaults."""
     vae: Component = BASE
     """The autoencoder, frozen; its weights are float32."""
+    guidance_embedding: int | None = Field(None, ge=2, multiple_of=2, exclude_if=lambda width: width is None)
+    """Adds to a UNet without one an input for the guidance scale, in so many sines and cosines (256 is usual): with
+    objective lcm it learns to guide itself at a scale. It is zero at first. null: the UNet as it is."""
 
+    of_students: ClassVar[tuple[str, ...]] = ("guidance_embedding",)
     components: ClassVar[Mapping[str, ComponentSpec]] = {
         "unet": ComponentSpec("denoiser", trainable=True),
         "vae": ComponentSpec("autoencoder"),

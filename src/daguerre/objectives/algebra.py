@@ -195,12 +195,15 @@ class Diffusion(Objective):
             assert 0 <= quantile < 1, quantile
             quantile_B = torch.full((len(keys),), quantile, dtype=torch.float64, device="cpu")
         levels = self.at(shape)
-        t_B = levels.times(quantile_B)
-        a_B, s_B = levels.path(t_B)
+        rounded_B = (quantile_B * 2.0**24).floor() * 2.0**-24  # to nearest could give 1
+        return DiffusionDraws(**drawn, quantile=rounded_B.float(), **levels.level_at(levels.times(quantile_B)))
+
+    def level_at(self, t_B: Tensor) -> dict[str, Tensor]:
+        """The fields of the draws that follow from a time: at times [B] float64, each [B] float32."""
+        a_B, s_B = self.path(t_B)
         p_B, q_B = self.target(a_B, s_B)
         level = {
-            "quantile": (quantile_B * 2.0**24).floor() * 2.0**-24,  # rounding to nearest could give 1
-            "c_noise": levels.c_noise(t_B),
+            "c_noise": self.c_noise(t_B),
             "c_in": self.input_scale(a_B, s_B),
             "a": a_B,
             "s": s_B,
@@ -208,7 +211,7 @@ class Diffusion(Objective):
             "q": q_B,
             "weight": self.weight(a_B, s_B),
         }
-        return DiffusionDraws(**drawn, **{name: value_B.float() for name, value_B in level.items()})
+        return {name: value_B.float() for name, value_B in level.items()}
 
     def error(self, net: Net, x0_BCHW: Tensor, cond: Cond, draws: DiffusionDraws) -> Tensor:
         """The prediction of y less y [B, C, h, w], float32, on clean samples with noise of the draws."""

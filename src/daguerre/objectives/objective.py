@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from daguerre.objectives.algebra import Diffusion
+    from daguerre.objectives.networks.teacher import Guiding
 
 Net = Callable[["Tensor", "Tensor", Cond], "Tensor"]
 """net(x_BCHW, c_noise_B, cond) -> y_BCHW: what is trained, as a family's `net` is called."""
@@ -64,13 +65,19 @@ class Example(Generic[D]):
     draws: D
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """Numbers [B] of the samples' metadata by name, as far as the objective needs any."""
+    null: Mapping[str, Cond] = field(default_factory=dict)
+    """As `cond`, with the empty caption in place of each: the side that guidance leads away from, where the objective
+    needs it. Names and shapes are those of `cond`."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Example[D]:
         """The example with `change` of every tensor."""
-        cond = {name: {key: change(rows) for key, rows in own.items()} for name, own in self.cond.items()}
+        cond, null = (
+            {name: {key: change(rows) for key, rows in own.items()} for name, own in conditions.items()}
+            for conditions in (self.cond, self.null)
+        )
         draws = self.draws.of({name: change(rows) for name, rows in self.draws.tensors.items()})
         clean, columns = ({n: change(rows) for n, rows in own.items()} for own in (self.clean, self.columns))
-        return Example(clean, cond, draws, columns)
+        return Example(clean, cond, draws, columns, null)
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,8 @@ class Nets:
     student: Any
     """The network that is trained, called as a `Net` under the caller's autocast and grad mode."""
     others: Mapping[str, Any] = field(default_factory=dict)
+    guidance: Guiding | None = None
+    """What a guidance scale does to the student; None: this family does not generate."""
 
     def __getitem__(self, role: str) -> Any:
         """A further network: one of the objective's settings (`ObjectiveSettings.networks`), or `REFERENCE` or
@@ -124,6 +133,11 @@ class Needs(NamedTuple):
     """Numbers of the metadata, such as `reward`: `Example.columns`; a sample without one of them is left out."""
     networks: tuple[str, ...] = ()
     """`REFERENCE`, `AVERAGE`, or both: the student with other weights."""
+    null: bool = False
+    """The conditioning of the empty caption: `Example.null`."""
+    scales: tuple[float, ...] = ()
+    """Guidance scales, in the notation of the family, that bound those by which a teacher guides, or the reference in
+    its place: where it cannot, they are refused."""
 
 
 class Objective(ABC):

@@ -39,14 +39,18 @@ class MaskSettings(Settings):
 class NetworkSettings(Settings):
     """Base of the settings of a network that a loss is computed with besides the student."""
 
+    splits: ClassVar[bool] = False
+    """Whether a mesh may split its parameters."""
+
     @property
     def place(self) -> str | None:
         """The place of its weights; None for random ones."""
         return None
 
-    def network(self, source: NetworkSource) -> nn.Module:
-        """The network, on the CPU. Its parameters that require a gradient are trained with the student, and kept by
-        checkpoints. UserError for weights that are not there, or that are others than the settings ask for."""
+    def network(self, source: NetworkSource) -> nn.Module | Any:
+        """The network, on the CPU: a module, or what the source gives with its facts. Its parameters that require a
+        gradient are trained with the student, and kept by checkpoints. UserError for weights that are not there, or
+        that are others than the settings ask for."""
         raise NotImplementedError
 
 
@@ -60,6 +64,11 @@ class ObjectiveSettings(Settings):
     """Name of the objective: a file in objectives."""
     mask: MaskSettings | None = Field(None, exclude_if=lambda mask: mask is None)
     """Counts the parts of images by their masks; `{}` for the usual values. Default: all parts count equally."""
+
+    @property
+    def learns_from_itself(self) -> bool:
+        """True if the student before its first update is its teacher, and so must be a model that generates."""
+        return False
 
     @property
     def networks(self) -> Mapping[str, NetworkSettings]:

@@ -10,13 +10,18 @@ from daguerre.caching import cache, fill, mend
 from daguerre.caching.cache import Wanted
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.config.config import Config, Loaded
+from daguerre.data.cached.rows import Lost, Rows
+from daguerre.data.cached.source import text_key
 from daguerre.data.dataset import Dataset, open_datasets
+from daguerre.data.loading.collate import stacked, tensor_of
 from daguerre.distributed.launch import environment
 from daguerre.distributed.process_group import Processes
 from daguerre.models import encoders
+from daguerre.models.family import Family, cached
 from daguerre.run import reconstruction
 from daguerre.run.distribute import process_group
 from daguerre.run.storage import RunStorage
+from daguerre.types import OF_TEXTS, Cond
 
 Wrap = Callable[[Dataset], Dataset]
 NO_CACHE: Mapping[str, Any] = MappingProxyType({})
@@ -45,11 +50,25 @@ def filled(config: Config, parts: Components, dataset: Dataset, held_out: Datase
         return Cached(notices=opened.notices)
     filling = _filling(opened, config, parts, dataset, processes)
     found = _fill(filling, cache.wanted(config, dataset, held_out), processes)
+    if parts.objective.needs.null and (texts := opened.rows("texts")) is not None:
+        parts.null.rows = _null_caption(texts, parts.family)
     mender = mend.Mender(filling, processes.watch.doing)
     halves = " and ".join(opened.halves)
     about = {"cache": {"place": opened.name, **{name: half.folder for name, half in opened.halves.items()}}}
     notices = (*opened.notices, f"cache of {halves}: {opened.name}")
     return Cached(lambda data: found.of(data, parts.images, mender, parts.columns), notices, about, found.encoded)
+
+
+def _null_caption(texts: Rows, family: Family) -> Cond:
+    """The conditioning [1, ...] of the empty caption, of which every cache has a row: the encoders stay out of memory,
+    unless that row is damaged."""
+    try:
+        row = {OF_TEXTS + name: array for name, array in texts.read(text_key("")).items()}
+    except Lost:
+        with encoders.present(family):
+            return family.encode_null()
+    tensors = {name: tensor_of(array).to(family.device) for name, array in stacked([row], row).items()}
+    return cached(tensors, OF_TEXTS)
 
 
 def _filling(

@@ -48,6 +48,11 @@ class Guidance(ABC):
         where no scale `runs_null`. `rescale` in [0, 1] brings the spread back by that share (see `rescaled`).
         """
 
+    def with_scale(self, cond: Cond, scale_B: Tensor) -> Cond:
+        """The conditioning of a network that has learnt to guide itself at a scale [B]: with that scale, where it reads
+        one."""
+        return cond
+
     def faults(self, sampling: SamplingSettings) -> Iterator[tuple[str, str]]:
         """Settings of sampling that are refused, each with the reason: scales, and what has no effect at this one."""
         scale = sampling.guidance_scale
@@ -146,8 +151,10 @@ class Embedded(Guidance):
     def guide(
         self, predict: Predict, cond: Cond, null_cond: Cond | None, scale_B: Tensor, rescale: float = 0.0
     ) -> Callable[[Tensor, Time], Tensor]:
-        scaled = {**cond, self.name: scale_B}
-        return lambda x, t: predict(x, t, scaled)
+        return lambda x, t: predict(x, t, self.with_scale(cond, scale_B))
+
+    def with_scale(self, cond: Cond, scale_B: Tensor) -> Cond:
+        return {**cond, self.name: scale_B}
 
     def without_null(self, what: str, scale: float) -> str:
         name = what.partition(" ")[0]

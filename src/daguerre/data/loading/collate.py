@@ -127,7 +127,7 @@ class _Rows:
         # No sample says how many references there are.
         if self._rule is not None and len(failures) == size and REFERENCES[0] not in self._cached:
             self.images |= _blank(self._rule, self._rule.least, size, self._bucket)
-        features = {name: _tensor(array) for name, array in stacked(self.features, self._lacking).items()}
+        features = {name: tensor_of(array) for name, array in stacked(self.features, self._lacking).items()}
         columns = {name: torch.from_numpy(array) for name, array in self.columns.items()}
         return Batch(
             reads.keys, self.images, self.texts, valid_B(size, failures), names, self.sizes, {}, weights_B, features,
@@ -271,7 +271,8 @@ def stacked(rows: Sequence[Mapping[str, np.ndarray]], absent: Mapping[str, np.nd
     return found
 
 
-def _tensor(array: np.ndarray) -> Tensor:
+def tensor_of(array: np.ndarray) -> Tensor:
+    """A feature of the cache as a tensor, also of bfloat16, which numpy does not have."""
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

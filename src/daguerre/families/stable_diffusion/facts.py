@@ -26,6 +26,7 @@ UNET = Facts(
         "*.resnets.*.norm[12].*": _NORM,
         **layers(("conv_out", "time"), "*.time_emb_proj"),
         **layers(("time", None), "time_embedding.linear_*", "add_embedding.linear_*"),
+        "time_embedding.cond_proj.weight": (None, None),
         "*conv_norm_out.*": _NORM,
         **layers(_CONV, "*conv_in", "conv_out"),
     },

@@ -3,12 +3,14 @@
 Shape letters: B samples, C channels, H and W height and width, T tokens, D features.
 """
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from diffusers import UNet2DConditionModel
-from torch import Tensor
+from torch import Tensor, nn
 
 from daguerre.errors import UserError
 from daguerre.families.stable_diffusion.controlnets import OfUNet
@@ -20,19 +22,24 @@ from daguerre.models.family import Exporter, Family
 from daguerre.models.parts.facts import KL_AUTOENCODER
 from daguerre.models.text_conditioning import TextConditioning
 from daguerre.models.vae import VAE, factor
+from daguerre.samplers.guidance import Embedded
 from daguerre.types import Cond
 
-_UNUSED = ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type", "time_cond_proj_dim")
+_UNUSED = ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type")
 
 
 def denoise(unet: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
     """The UNet's prediction [B, C, H, W] from cond["text"] [B, T, D], with cond["pooled"] [B, P] and cond["sizes"]
-    [B, 6] where it knows them. `residuals` are a ControlNet's: those of the down blocks, and last that of the middle
-    block."""
+    [B, 6] where it knows them, and cond["guidance"] [B] where it reads a scale. `residuals` are a ControlNet's: those
+    of the down blocks, and last that of the middle block."""
+    width = unet.config.time_cond_proj_dim
+    # Without a scale, as other objectives train it, nothing is added; scale 1 is 0 in the pipelines' embedding.
+    scale = sines(cond["guidance"] - 1, width) if width is not None and "guidance" in cond else None
     added = {"text_embeds": cond["pooled"], "time_ids": cond["sizes"]} if "sizes" in cond else None
     prediction: Tensor = unet(
         x_BCHW,
         c_noise_B,
+        timestep_cond=scale,
         encoder_hidden_states=cond["text"],
         encoder_attention_mask=cond.get("text_mask"),
         added_cond_kwargs=added,
@@ -41,6 +48,32 @@ def denoise(unet: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals:
         return_dict=False,
     )[0]
     return prediction
+
+
+def sines(scale_B: Tensor, width: int) -> Tensor:
+    """A guidance scale less one, as diffusers' pipelines give it to a UNet: [B, width] sines, then cosines, of a
+    thousand times the scale (Vaswani et al. 2017, arXiv 1706.03762)."""
+    half = width // 2
+    steps = torch.arange(half, dtype=torch.float32, device=scale_B.device) / (half - 1)
+    angle = 1000 * scale_B.float()[:, None] * torch.exp(-math.log(10000.0) * steps)[None]
+    return torch.cat([angle.sin(), angle.cos()], 1)
+
+
+def give_guidance(unet: Any, width: int) -> None:
+    """Adds an input for the guidance scale to a UNet without one; it is zero until it is trained. UserError for one
+    that has another."""
+    if unet.config.time_cond_proj_dim not in (None, width):
+        raise UserError(
+            f"the UNet reads its guidance scale in {unet.config.time_cond_proj_dim} numbers: remove "
+            "model.guidance_embedding",
+            code="conflict",
+            setting="model.guidance_embedding",
+        )
+    if unet.config.time_cond_proj_dim is None:
+        first = unet.time_embedding.linear_1
+        unet.time_embedding.cond_proj = nn.Linear(width, first.in_features, bias=False)
+        nn.init.zeros_(unet.time_embedding.cond_proj.weight)
+        unet.register_to_config(time_cond_proj_dim=width)
 
 
 def load(
@@ -77,6 +110,8 @@ def load(
             code="conflict",
             setting="model.unet",
         )
+    if (width := getattr(components.settings, "guidance_embedding", None)) is not None:
+        give_guidance(unet, width)
     return unet
 
 
@@ -123,4 +158,5 @@ def family(
         texts,
         exporter,
         controlnets=controlnets,
+        guidance=settings.guidance if unet.config.time_cond_proj_dim is None else Embedded(),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -21,3 +21,7 @@ class NetworkSource(Protocol):
 
     def tensors(self, place: str) -> Mapping[str, Tensor] | None:
         """All tensors of the files of weights in a folder, or of one file; None where there is no file."""
+
+    def teacher(self, place: str) -> Any:
+        """The frozen denoiser of the model at a place, as a `Network` (models/network.py) with its facts. UserError for
+        a model of another family than the student's, or with other text encoders."""
