@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import modular_pipelines
 import numpy as np
 import pytest
 import tiny_families
@@ -21,6 +22,7 @@ from daguerre.families import catalogue
 from daguerre.generation import load
 from daguerre.models.compatibility import differences
 from daguerre.models.family import Family
+from daguerre.models.weights import index
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.draw import draw, initial_noise
 from daguerre.samplers.settings import SamplingSettings
@@ -51,17 +53,22 @@ def ours(family: Family, objective: Diffusion, sampling: SamplingSettings) -> np
 def theirs(folder: Path, family: Family, sampling: SamplingSettings) -> np.ndarray:
     """The pipeline's images from the same noise, packed to tokens where it takes tokens. Each prompt is called by
     itself: not every pipeline hides padding."""
-    # what opens a processor of images and text needs torchvision
-    handed = {"processor": tiny_texts.qwen3_vl_processor()} if (folder / "processor").is_dir() else {}
-    pipe: Any = DiffusionPipeline.from_pretrained(folder, local_files_only=True, low_cpu_mem_usage=False, **handed)
-    pipe.set_progress_bar_config(disable=True)
     latents: Any = initial_noise(SEEDS, family.latent_shape((3, SIDE_PX, SIDE_PX)))
-    latents = pipe._pack_latents(latents, *latents.shape) if hasattr(pipe, "_pack_latents") else latents
     settings: Any = family.pretrained.settings if family.pretrained else None
     names = ["max_sequence_length", "text_encoder_out_layers"]
+    size = {"height": SIDE_PX, "width": SIDE_PX, "num_inference_steps": sampling.num_inference_steps}
+    if (folder / index.MODULAR).is_file():
+        more = {"max_sequence_length": settings.max_sequence_length}
+        pipe: Any = modular_pipelines.opened(folder)
+        return modular_pipelines.drawn(pipe, PROMPTS, latents, sampling.guidance_scale, **size, **more)
+    # what opens a processor of images and text needs torchvision
+    handed = {"processor": tiny_texts.qwen3_vl_processor()} if (folder / "processor").is_dir() else {}
+    pipe = DiffusionPipeline.from_pretrained(folder, local_files_only=True, low_cpu_mem_usage=False, **handed)
+    pipe.set_progress_bar_config(disable=True)
+    latents = pipe._pack_latents(latents, *latents.shape) if hasattr(pipe, "_pack_latents") else latents
     taken = inspect.signature(pipe.__call__).parameters
     options = {name: value for name in names if name in taken and (value := getattr(settings, name, None))}
-    options |= {"height": SIDE_PX, "width": SIDE_PX, "num_inference_steps": sampling.num_inference_steps}
+    options |= size
     scale = "true_cfg_scale" if "true_cfg_scale=" in (folder / "README.md").read_text() else "guidance_scale"
     options |= {scale: sampling.guidance_scale} | ({"negative_prompt": " "} if scale == "true_cfg_scale" else {})
     each = [

@@ -7,9 +7,11 @@ import pytest
 import torch
 import transformers
 from diffusers import (
+    AnimaTextConditioner,
     AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
+    CosmosTransformer3DModel,
     Flux2Transformer2DModel,
     FluxTransformer2DModel,
     Krea2Transformer2DModel,
@@ -26,6 +28,7 @@ from transformers import (
     CLIPVisionModelWithProjection,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3Model,
     Qwen3VLConfig,
     Qwen3VLModel,
     T5Config,
@@ -34,6 +37,7 @@ from transformers import (
 
 from daguerre.models.cascade import sizes as cascade_sizes
 from daguerre.models.weights import architectures
+from daguerre.models.weights import index as pipeline_index
 
 UNET = {"sd1": 859_520_964, "sd2_base": 865_910_724, "sd21": 865_910_724, "sdxl": 2_567_463_684}
 VAE = 83_653_863
@@ -52,6 +56,7 @@ QWEN = {
     "qwen_image_21": [7_115_124_736, 337_740_404, 8_767_123_696],
     "qwen_image": [20_430_401_088, 126_892_531, 8_292_166_656],
 }
+OTHERS = ("z_image", "anima", *KREA, *KLEIN, *QWEN)
 T5_XXL, FLUX_VAE = 4_762_310_656, 83_819_683
 
 
@@ -72,8 +77,7 @@ def size(net):
 
 def test_the_tables_and_the_folders_agree():
     folders = [folder.name for folder in architectures.FOLDER.iterdir() if folder.is_dir()]
-    others = [*FLUX, "z_image", *KREA, *KLEIN, *QWEN]
-    assert sorted(architectures.names()) == sorted(folders) == sorted([*UNET, *CASCADE, *others])
+    assert sorted(architectures.names()) == sorted(folders) == sorted([*UNET, *CASCADE, *FLUX, *OTHERS])
     ids = [hub_id for own in architectures.HUB_IDS.values() for hub_id in own]
     assert len(ids) == len({hub_id.lower() for hub_id in ids})
 
@@ -124,6 +128,16 @@ def test_networks_of_z_image_have_the_published_sizes():
     assert numbers("z_image", "vae") == numbers("flux1_dev", "vae")
 
 
+def test_networks_of_anima_have_the_published_sizes():
+    with torch.device("meta"):
+        transformer = CosmosTransformer3DModel.from_config(numbers("anima", "transformer"))
+        conditioner = AnimaTextConditioner.from_config(numbers("anima", "text_conditioner"))
+        qwen = Qwen3Model(Qwen3Config(**numbers("anima", "text_encoder")))
+        vae = AutoencoderKLQwenImage.from_config(numbers("anima", "vae"))
+    found = [size(network) for network in (transformer, conditioner, qwen, vae)]
+    assert found == [1_956_405_248, 134_663_680, 596_049_920, 126_892_531]
+
+
 @pytest.mark.parametrize("name", KREA)
 def test_networks_of_krea_2_have_the_published_sizes(name):
     with torch.device("meta"):
@@ -157,12 +171,12 @@ def test_networks_of_qwen_image_have_the_published_sizes(name):
     assert [size(network) for network in networks] == QWEN[name]
 
 
-@pytest.mark.parametrize("name", [*sorted(UNET), *CASCADE, *FLUX, "z_image", *KREA, *KLEIN, *QWEN])
+@pytest.mark.parametrize("name", [*sorted(UNET), *CASCADE, *FLUX, *OTHERS])
 def test_the_index_names_the_networks_that_are_there(name):
-    index = json.loads((architectures.FOLDER / name / "model_index.json").read_text(encoding="utf-8"))
+    index = json.loads(pipeline_index.find(architectures.FOLDER / name).read_text(encoding="utf-8"))
     folders = {path.name for path in (architectures.FOLDER / name).iterdir() if path.is_dir()}
     components = {part for part, value in index.items() if isinstance(value, list) and isinstance(value[0], str)}
-    assert components - {"tokenizer", "tokenizer_2", "processor", "feature_extractor"} == folders
+    assert components - {"tokenizer", "tokenizer_2", "t5_tokenizer", "processor", "feature_extractor"} == folders
     for part in folders - {"scheduler"}:
         config = numbers(name, part)
         assert index[part][1] == config.get("_class_name", config.get("architectures", [None])[0])

@@ -23,6 +23,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from shards import write as write_tar
 from tiny_cascade import EFFNET, PREVIEWER, VQGAN, write_decoder, write_prior
+from tiny_families.anima import write as write_anima
 from tiny_families.flux import write as write_flux
 from tiny_families.flux2 import reading as read_flux2
 from tiny_families.flux2 import write as write_flux2
@@ -49,6 +50,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     **dict.fromkeys(KLEIN, write_flux2),
     "qwen_image": write_qwen_image,
     "qwen_image_21": write_qwen_image_21,
+    "anima": write_anima,
 }
 """Tiny pipelines by the architecture that they stand for."""
 IMAGES = 8

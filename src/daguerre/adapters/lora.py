@@ -205,11 +205,13 @@ class LoRA(Trainable):
                     peft.write_component(fresh / component, tensors, config)
                 if additions:
                     forms.compare(fresh, self.components, additions)
+            lines = []
             if self.kind in IN_KOHYA and all(map(kohya.has_names, self.networks.values())):
                 forms.write("kohya", fresh / KOHYA_FILE, self.components, additions, about)
+                lines = [f"{folder.name}/{KOHYA_FILE}: {line}" for line in kohya.notices(self.networks.values())]
             card = _CARD if self.for_diffusers else _PEFT_CARD.replace("COMPONENT", next(iter(both)))
             (fresh / "README.md").write_text(card, encoding="utf-8")
-        return []
+        return lines
 
     def unseen(self, captions: Callable[[int], Sequence[str]]) -> list[str]:
         phrases = [phrase.strip() for phrase in (self.trigger_phrase or "").split(",") if phrase.strip()]

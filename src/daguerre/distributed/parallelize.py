@@ -106,7 +106,7 @@ def _tensor_parallel(
                 p.requires_grad_(trained[key])  # the parameters are new ones
     for name, module in net.named_modules():
         for attribute in heads:
-            if isinstance(count := getattr(module, attribute, None), int) and _heads_are_split(name, module, where):
+            if isinstance(count := vars(module).get(attribute), int) and _heads_are_split(name, module, where):
                 setattr(module, attribute, count // degree)  # diffusers' attention asks for it
 
 

@@ -117,6 +117,7 @@ TRANSFORMER = Facts(
         "ff": ("ff.gate", "ff.up", "ff.down"),
     },
     names=NAMES,
+    unknown_to_diffusers=True,
     architecture=_architecture,
     float32=("*.norm.weight", "*.norm?.weight", "*.norm_[qk].weight"),
 )

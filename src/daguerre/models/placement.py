@@ -68,7 +68,8 @@ def _attention(network: Network) -> dict[str, tuple[str, int]]:
     """The attention module that a parameter is in, and its heads, by the parameter's name."""
     found: dict[str, tuple[str, int]] = {}
     for name, module in network.module.named_modules():
-        if network.facts.heads and isinstance(count := getattr(module, network.facts.heads, None), int):
+        # Of a module itself: diffusers' networks also answer with the numbers of their configs.
+        if network.facts.heads and isinstance(count := vars(module).get(network.facts.heads), int):
             # Where several heads share a key, a device that has a key's heads needs all that share it.
             count = getattr(module, network.facts.kv_heads, count) if network.facts.kv_heads else count
             found |= {f"{name}.{parameter}": (name, count) for parameter, _ in module.named_parameters()}

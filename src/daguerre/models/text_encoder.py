@@ -252,12 +252,12 @@ def tokenizer_of(components: ComponentLoader, name: str, kind: TextNetwork) -> t
     }
     # The files say whose they are: a tokenizer of another kind is read, too, and then refused by its numbers.
     is_t5 = b'"T5Tokenizer' in files["tokenizer_config.json"]
-    owner = _T5 if is_t5 else _CLIP if kind is _T5 else kind
+    owner = _T5 if is_t5 else _CLIP if isinstance(kind, T5) else kind
     try:
         return tokenizers.stateless(owner.tokenizer(folder)), files
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(
-            f"{folder} cannot be read as a tokenizer of {owner.called}: {error}",
+            f"{folder} cannot be read as a tokenizer of {kind.called}: {error}",
             code="damaged",
             setting=f"model.{name}",
         ) from error

@@ -13,7 +13,7 @@ from daguerre.errors import UserError
 from daguerre.models import token_files
 from daguerre.models.cascade import words
 from daguerre.models.export.about import About
-from daguerre.models.lora_files import bases, forms, header
+from daguerre.models.lora_files import bases, forms, header, kohya
 from daguerre.models.lora_files.addition import Addition
 from daguerre.models.lora_files.contents import contents_of, find, notices
 from daguerre.models.lora_files.forms import Form
@@ -79,4 +79,6 @@ def write(
     counts = " and ".join(f"{len(own):,} layers of {component}" for component, own in layers.items())
     ranks = sorted({each.rank for own in additions.values() for each in own if each.rank})
     shown = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "no rank"
+    for line in kohya.notices(networks[name] for name in layers) if form == "kohya" else ():
+        print(line)
     print(f"{out}: {counts}, {shown}, {given.size_of(out)}; read back, with the strength that it was given")

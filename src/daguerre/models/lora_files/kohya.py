@@ -7,7 +7,7 @@ every module of a file has the same one here, and the rest of its strength is mu
 Sources: kohya-ss/sd-scripts networks/lora.py; KohakuBlueleaf/LyCORIS; Comfy-Org/ComfyUI comfy/lora.py.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -28,6 +28,17 @@ NAMES = {DOWN: "lora_down.weight", UP: "lora_up.weight"}
 def has_names(network: nn.Module) -> bool:
     """True of networks for whose layers sd-scripts has names."""
     return facts_of(network).names is not None
+
+
+def notices(networks: Iterable[nn.Module]) -> list[str]:
+    """A line where a file with kohya's names of these networks has no effect in diffusers, which says it by a warning
+    alone."""
+    kinds = sorted({type(network).__name__ for network in networks if facts_of(network).unknown_to_diffusers})
+    return [
+        f"diffusers finds no layer of {kind} in a file with kohya's names, and goes on without: it is for ComfyUI and "
+        "kohya's scripts, for diffusers is the one with diffusers' names"
+        for kind in kinds
+    ]
 
 
 def write(

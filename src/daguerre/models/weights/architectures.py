@@ -50,6 +50,7 @@ HUB_IDS: dict[str, tuple[str, ...]] = {
     "flux2_klein_base_9b": ("black-forest-labs/FLUX.2-klein-base-9B",),
     "qwen_image_21": ("Qwen/Qwen-Image-2.1",),
     "qwen_image": ("Qwen/Qwen-Image", "Qwen/Qwen-Image-2512"),
+    "anima": ("circlestone-labs/Anima-Base-v1.0-Diffusers",),
 }
 """Hub ids by the folder that has their numbers, those first that most models are of."""
 
