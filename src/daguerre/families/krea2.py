@@ -16,7 +16,6 @@ from diffusers import Krea2Transformer2DModel
 from pydantic import Field
 from torch import Tensor, nn
 
-from daguerre.errors import UserError
 from daguerre.models import text_encoder, trained_net, vae
 from daguerre.models.components import ComponentLoader, check_fits
 from daguerre.models.controlnets.controlled import Residuals
@@ -164,12 +163,7 @@ def load(settings: Settings, seed: int) -> Family:
     chosen = tuple(settings.text_encoder_select_layers)
     reading = replace(_READS, max_tokens=settings.max_sequence_length, layers=chosen)
     encoder = text_encoder.load(components, "text_encoder", "tokenizer", reading)
-    if (kind := encoder.encoder.config.model_type) != "qwen3_vl":
-        raise UserError(
-            f"model.text_encoder is a {kind!r}, and Krea 2 was trained with Qwen3-VL: give Qwen3-VL 4B",
-            code="unsupported",
-            setting="model.text_encoder",
-        )
+    text_encoder.check_kind(encoder, "qwen3_vl", "Qwen3-VL 4B")
     texts = TextConditioning((encoder,))
     decided = {
         "in_channels": _PATCH**2 * autoencoder.channels,

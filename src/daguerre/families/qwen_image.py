@@ -115,7 +115,9 @@ def load(settings: Settings, seed: int) -> Family:
     components = ComponentLoader(settings, seed)
     autoencoder = vae.load(components, "AutoencoderKLQwenImage", _PATCH)
     reading = replace(_READS, max_tokens=settings.max_sequence_length)
-    texts = TextConditioning((text_encoder.load(components, "text_encoder", "tokenizer", reading),), null=" ")
+    encoder = text_encoder.load(components, "text_encoder", "tokenizer", reading)
+    text_encoder.check_kind(encoder, "qwen2_5_vl", "Qwen2.5-VL 7B")
+    texts = TextConditioning((encoder,), null=" ")
     decided = {"in_channels": _PATCH**2 * autoencoder.channels, "out_channels": autoencoder.channels}
     decided |= {"joint_attention_dim": texts.width}
     transformer = components.network("transformer", QwenImageTransformer2DModel, decided, NAMES)

@@ -25,12 +25,14 @@ from daguerre.models.parts.qwen_image_21 import TextToImage
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
-from daguerre.models.settings import BASE, Component, ComponentSpec, TransformerSettings
+from daguerre.models.settings import BASE, INDEX, Component, ComponentSpec, TransformerSettings
 from daguerre.models.text_conditioning import TextConditioning
 from daguerre.models.weights.original_names import NameTable
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 from daguerre.types import Cond
 
+_LEVELS = "sample_sigmas"
+"""The noise levels that a pipeline visits, in its index: those of a distilled transformer."""
 _PATCH = 2
 """Sides of latents are even: the language model has a place for each 2 x 2 tokens of a reference image."""
 _SYSTEM = "<|im_start|>system\nComprehend and analyze the provided prompt.<|im_end|>\n"
@@ -80,6 +82,10 @@ class Settings(TransformerSettings):
     """The language model: Qwen3-VL."""
     max_sequence_length: int = Field(1024, ge=1, le=4096)
     """Tokens that are read of a caption in its template; longer ones are cut."""
+    is_distilled: bool | None = None
+    """Whether the transformer was distilled to few steps, as Turbo was: it generates, and is not trained. null: as the
+    base's model_index.json says by noise levels of its own (sample_sigmas), which says nothing of a transformer from
+    elsewhere."""
 
     pipeline_class: ClassVar[str] = "QwenImage21Pipeline"
     schedulers: ClassVar[Schedulers] = FlowMatching(token_px=16)
@@ -93,6 +99,13 @@ class Settings(TransformerSettings):
         "tokenizer": ComponentSpec("tokenizer", folder="processor"),
     }
 
+    @classmethod
+    def usual_of(cls, configs: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+        """As many steps as there are noise levels that the index of Turbo gives."""
+        levels = configs.get(INDEX, {}).get(_LEVELS)
+        few = {"guidance_scale": 1.0, "num_inference_steps": len(levels or ())}
+        return {**cls.usual, "sampling": few} if levels else cls.usual
+
 
 def load(settings: Settings, seed: int) -> Family:
     """The family of these settings. Raises UserError if something is missing or does not fit together."""
@@ -100,10 +113,14 @@ def load(settings: Settings, seed: int) -> Family:
     autoencoder = vae.load(components, "AutoencoderKLQwenImage21", _PATCH)
     reading = replace(_READS, max_tokens=settings.max_sequence_length)
     encoder = text_encoder.load(components, "text_encoder", "tokenizer", reading)
+    text_encoder.check_kind(encoder, "qwen3_vl", "Qwen3-VL 8B")
     texts = TextConditioning((encoder,), null=" ")
     decided = {"in_channels": autoencoder.channels, "out_channels": autoencoder.channels, "context_in_dim": texts.width}
     transformer = components.network("transformer", TextToImage, decided, NAMES)
     check_fits("transformer", transformer, decided)
+    distilled = settings.is_distilled
+    if distilled is None:
+        distilled = settings.transformer == BASE and bool(components.index.get(_LEVELS))
     exporter = PipelineExporter(settings, {"processor": ["transformers", "Qwen3VLProcessor"]}, {}, **TRUE_CFG)
     return trained_net.family(
         components,
@@ -114,6 +131,7 @@ def load(settings: Settings, seed: int) -> Family:
         texts,
         exporter,
         layout=texts.lengths,
+        distilled="Qwen/Qwen-Image-2.1" if distilled else "",
         guidance=Settings.guidance,
     )
 

@@ -198,6 +198,14 @@ def load(components: ComponentLoader, encoder: str, tokenizer: str, reading: Rea
     return found
 
 
+def check_kind(encoder: TextEncoder, model_type: str, called: str) -> None:
+    """UserError for a language model of another kind than the one that a model was trained with."""
+    if (kind := encoder.encoder.config.model_type) != model_type:
+        setting = f"model.{encoder.name}"
+        what = f"{setting} is a {kind!r}, and this model was trained with {called}: give that one"
+        raise UserError(what, code="unsupported", setting=setting)
+
+
 def _fitting(encoder: str, config: Mapping[str, Any], reading: Reading) -> TextNetwork:
     """The kind of a text encoder, from its config. UserError for one that cannot be read so."""
     model_type = config.get("model_type", CLIP.model_types[0])
