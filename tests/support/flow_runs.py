@@ -14,15 +14,22 @@ from daguerre.cli import main
 SIDE_PX, STEPS, SEED = 64, 3, 5
 
 
-def trained(place: Path, model: dict[str, Any], schedule: dict[str, Any], *given: str) -> Path:
+def trained(
+    place: Path,
+    model: dict[str, Any],
+    schedule: dict[str, Any],
+    *given: str,
+    data: dict[str, Any] | None = None,
+    batch: int = 2,
+) -> Path:
     """The folder of a run of two updates, exported."""
     recipe = {
         "run_name": "drawn",
         "output_dir": str(place),
         "model": model,
         "objective": {"name": "flow", "schedule": {"name": "linear_flow", **schedule}},
-        "data": {"source": "shapes", "checked_prompts": 2},
-        "training": {"duration": "2 steps", "global_batch_size": 2, "device": "cpu", "mixed_precision": "no"},
+        "data": data or {"source": "shapes", "checked_prompts": 2},
+        "training": {"duration": "2 steps", "global_batch_size": batch, "device": "cpu", "mixed_precision": "no"},
         "optimizer": {"learning_rate": 1e-2},
         "validation": {"every": None},
         "sampling": {"num_images": 0, "num_inference_steps": STEPS, "sampler": "euler"},

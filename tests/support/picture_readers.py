@@ -21,7 +21,7 @@ WIDTH = 48
 """Of a token of the tiny text encoder."""
 
 
-def tokens(batch: Any, moments: Any) -> dict[str, Tensor]:
+def tokens(moments: Any) -> dict[str, Tensor]:
     """The mean of each reference image's latent, [B, 4], as a token."""
     # Contiguous, as rows of a cache are: a sum over another layout in memory rounds otherwise.
     means = [moments[f"{name}.mean"].contiguous().mean((2, 3)) for name in REFERENCES if f"{name}.mean" in moments]
@@ -48,7 +48,7 @@ def reading(family: Family, rule: References = RULE) -> Family:
         net.__class__ = Reading
         return net
 
-    return replace(family, references=rule, batch_condition=tokens, make_net=make_net)
+    return replace(family, references=rule, reference_condition=tokens, make_net=make_net)
 
 
 class PictureText:

@@ -18,6 +18,7 @@ from daguerre.adapters.lora_parts.forward import cast_together
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.build import loss_networks, quantized_base
 from daguerre.build.null_caption import NullCaption
+from daguerre.conditions import condition as conditions
 from daguerre.conditions.condition import Images
 from daguerre.config.config import Config
 from daguerre.data.images.kinds import KINDS
@@ -36,7 +37,7 @@ from daguerre.training.precision.dtypes import Autocast, Precision
 from daguerre.training.settings import OptimizerSettings
 from daguerre.training.sharding import UNSHARDED, Sharding
 from daguerre.training.state import TrainState
-from daguerre.types import IMAGE, Batch, LossTerms
+from daguerre.types import IMAGE, Batch, LossTerms, References
 
 
 @dataclass(frozen=True)
@@ -137,9 +138,13 @@ class Components:
     def images(self) -> Images:
         """The further images that a batch holds: stored by the sources (None), or computed."""
         asked = (*self.objective.elements.images, *self.objective.needs.images)
+        return {**dict.fromkeys(asked), **self.conditioning_images}
+
+    @property
+    def conditioning_images(self) -> Images:
+        """Those of them that say what is generated, as a prompt has them, too: adapters' and reference images."""
         rule = self.family.references
-        of_family = {} if rule is None else dict.fromkeys(rule.names, rule)
-        return {**dict.fromkeys(asked), **self.attached.images, **of_family}
+        return {**self.attached.images, **({} if rule is None else dict.fromkeys(rule.names, rule))}
 
     @property
     def is_ragged(self) -> bool:
@@ -344,8 +349,21 @@ def _refuse_weights(config: Config, objective: Objective) -> None:
         )
 
 
+def _refuse_dropout(config: Config, rule: References | None) -> None:
+    for name, own in config.data.sources.items():
+        if own.reference_dropout and (rule is None or rule.least):
+            reads = "reads no reference images" if rule is None else "needs a reference image with each sample"
+            raise UserError(
+                f"data.sources.{name}.reference_dropout is {own.reference_dropout:g}, and this model {reads}: remove "
+                "the setting" + (", or set model.references" if rule is None else ""),
+                code="unused" if rule is None else "conflict",
+                setting=f"data.sources.{name}.reference_dropout",
+            )
+
+
 def _refuse_idle_images(config: Config, images: Images) -> None:
-    """UserError where a source says where images are that nothing reads."""
+    """UserError where a source says where images are that nothing reads, or drops those that are always needed."""
+    _refuse_dropout(config, conditions.references(images))
     read = {setting for name, condition in images.items() if condition is None for setting in KINDS[name].settings}
     for name, own in config.data.sources.items():
         for kind in {kind.settings: kind for kind in KINDS.values()}.values():

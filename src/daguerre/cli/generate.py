@@ -31,6 +31,8 @@ where it was stopped: complete images are kept.
   mask=FILE              inpainting: white is painted again, black stays as it is (keep_unmasked=false: in the latent
                          alone)
 
+  reference=PICTURE      what the prompt speaks of ("make it red"), for models that read reference images; several as
+                         [A.png,B.png], or a folder: each of its images makes one
   image_prompt=PHOTO     its CLIP embedding says what is generated, for models that read one (Stable Cascade)
   control=FILE           what a ControlNet reads (edges ...), also a folder or a list; control_2, control_3 and
                          control_4 for further ones
@@ -92,7 +94,7 @@ from daguerre.samplers.guidance import CLASSIFIER_FREE
 from daguerre.tracking.progress import Counter
 from daguerre.training import device
 from daguerre.training.precision import dtypes
-from daguerre.types import IMAGE, MASK
+from daguerre.types import IMAGE, MASK, REFERENCES
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,8 @@ def prepare(arguments: list[str]) -> Job:
     requests = RequestList(
         prompts(asked_for), config.sampling, size_px, taken=generate.KEYS, captioned=captioned,
         strength=options.strength, keep_unmasked=options.keep_unmasked,
-        guidance=config.model.guidance or CLASSIFIER_FREE, reconstructs=config.model.reconstructs,
+        guidance=config.model.guidance or CLASSIFIER_FREE, references=config.model.reference_rule,
+        reconstructs=config.model.reconstructs,
     )  # fmt: skip
     survey = requests.survey()
     if survey.notice:
@@ -166,7 +169,14 @@ def prompts(arguments: Arguments) -> generation_prompts.Prompts:
     """The prompts of the command line, of the file that it names, or of the recipe, with the images that go with
     them."""
     options = arguments.options
-    given = {name: value for name in generation_prompts.IMAGES if (value := getattr(options, name)) is not None}
+    names = [name for name in generation_prompts.IMAGES if name in generate_options.Options.model_fields]
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if isinstance(several := given.get(REFERENCES[0]), list):  # all of them belong to each request
+        if len(several) > len(REFERENCES):
+            raise UserError(
+                f"reference has {len(several)} images, and a prompt has at most {len(REFERENCES)}", setting="reference"
+            )
+        given |= dict(zip(REFERENCES, several, strict=False))
     return images.with_images(_texts(arguments), [images.given(name, value) for name, value in given.items()])
 
 

@@ -83,6 +83,9 @@ class Options(Settings):
     control_4: Annotated[str | list[str] | None, ADDRESS] = None
     control_from: Annotated[str | list[str] | None, ADDRESS] = None
     """Photos of which control images are computed."""
+    reference: Annotated[str | list[str] | None, ADDRESS] = None
+    """Pictures that say what is generated, with the prompt, for models that read such: a file or a list of all those of
+    each request, or a folder with one for each request."""
     image_prompt: Annotated[str | list[str] | None, ADDRESS] = None
     """Images that say what is generated, with the prompt, for models that read such."""
     condition: str | dict[str, Any] | None = None

@@ -212,6 +212,8 @@ class SourceSettings(SharedSettings):
     """Which words a sample is trained on."""
     caption_dropout: float = Field(0.1, ge=0, le=1)
     """Share of captions replaced by the family's null caption, so that guidance has something to guide from."""
+    reference_dropout: float = Field(0.0, ge=0, le=1)
+    """Share of samples that are trained without their reference images, from the caption alone."""
     filters: Filters = Filters()
     """Which samples are trained on, by their metadata: an expression (`original_width >= 512 and punsafe < 0.1`), a
     mapping (`{pwatermark: "<=0.5"}`), or a list of pairs (`[[aesthetic_score, "lambda s: s > 4.5"]]`). A sample that

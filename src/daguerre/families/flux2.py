@@ -1,4 +1,4 @@
-"""FLUX.2 klein: a transformer on latents with joint attention to three hidden states of Qwen3.
+"""FLUX.2 klein: a transformer on latents with joint attention to hidden states of Qwen3 and to reference images.
 
 Black Forest Labs 2025 (https://github.com/black-forest-labs/flux2). The base models of 4B and 9B are trained by flow
 matching; those without `base` in their name were distilled to few steps. Latents are 2 x 2 patches behind the
@@ -21,7 +21,7 @@ from daguerre.models import text_encoder, trained_net, vae
 from daguerre.models.components import ComponentLoader, check_fits
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.export.diffusers import PipelineExporter
-from daguerre.models.family import Family
+from daguerre.models.family import Family, Moments
 from daguerre.models.network import Architecture, Facts
 from daguerre.models.parts.facts import KL_AUTOENCODER, TEXT_ENCODERS
 from daguerre.models.parts.flux_names import FLUX2
@@ -29,10 +29,11 @@ from daguerre.models.parts.flux_transformer import flux2_axes
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
-from daguerre.models.settings import BASE, INDEX, Component, TransformerSettings
+from daguerre.models.settings import BASE, INDEX, Component, ReferenceSettings, TransformerSettings
 from daguerre.models.text_conditioning import TextConditioning
+from daguerre.models.vae import VAE
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance, Unguided
-from daguerre.types import Cond
+from daguerre.types import REFERENCES, Cond, References
 
 _READS = Reading(
     kinds=("language_model",), masked=True, final_norm=False,
@@ -72,7 +73,7 @@ TRANSFORMER = Facts(
 FACTS: dict[type, Facts] = {Flux2Transformer2DModel: TRANSFORMER, AutoencoderKLFlux2: KL_AUTOENCODER, **TEXT_ENCODERS}
 
 
-class Settings(TransformerSettings):
+class Settings(TransformerSettings, ReferenceSettings):
     """FLUX.2 klein, base or distilled."""
 
     family: Literal["flux2"] = "flux2"
@@ -94,6 +95,7 @@ class Settings(TransformerSettings):
     pipeline_class: ClassVar[str] = "Flux2KleinPipeline"
     schedulers: ClassVar[Schedulers] = FlowMatching(token_px=16, empirical=True)
     guidance: ClassVar[Guidance] = CLASSIFIER_FREE
+    reference_rule: ClassVar[References] = References(most=10)
     usual: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "data": {"resolution": 1024},
         "sampling": {"guidance_scale": 4.0, "num_inference_steps": 50},
@@ -145,28 +147,38 @@ def load(settings: Settings, seed: int) -> Family:
             notices=() if [*layers] == _LAYERS else (f"give the call of the pipeline {read}, or images differ",),
             unknown=("negative_prompt", "guidance_rescale", "eta"),
         ),
+        references=settings.trained_references,
+        prompt_references=settings.reference_rule,
+        reference_condition=partial(references, autoencoder),
         guidance=Unguided() if distilled else Settings.guidance,
         distilled=f"black-forest-labs/FLUX.2-klein-base-{_size(transformer) or '4B'}" if distilled else "",
     )
 
 
 def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
-    """The velocity [B, C, H, W] of noisy latents, one token each. `cond` has `text` [B, T, D]."""
-    h, w = x_BCHW.shape[2:]
+    """The velocity [B, C, H, W] of noisy latents, one token each.
+
+    `cond` has `text` [B, T, D], and latents [B, C, h, w] of reference images, whose tokens follow those of the image at
+    times of their own, 10, 20, ... in place of its 0.
+    """
+    (h, w), device = x_BCHW.shape[2:], x_BCHW.device
+    latents = [x_BCHW, *(cond[name].to(x_BCHW.dtype) for name in REFERENCES if name in cond)]
     y_BTC = transformer(
-        hidden_states=_tokens(x_BCHW),
+        hidden_states=torch.cat([z.flatten(2).transpose(1, 2) for z in latents], 1),
         timestep=c_noise_B,
         encoder_hidden_states=cond["text"],
-        txt_ids=_text_positions(cond["text"].shape[1], x_BCHW.device),
-        img_ids=_positions(h, w, 0, x_BCHW.device),
+        txt_ids=_text_positions(cond["text"].shape[1], device),
+        img_ids=torch.cat([_positions(*z.shape[2:], time=10 * n, device=device) for n, z in enumerate(latents)]),
         return_dict=False,
     )[0]
-    return y_BTC.transpose(1, 2).unflatten(2, (h, w))
+    return y_BTC[:, : h * w].transpose(1, 2).unflatten(2, (h, w))
 
 
-def _tokens(z_BCHW: Tensor) -> Tensor:
-    """Latents as tokens [B, H * W, C]."""
-    return z_BCHW.flatten(2).transpose(1, 2)
+def references(autoencoder: VAE, moments: Moments) -> Cond:
+    """The latents [B, C, h, w] of reference images, by name: the mean of the posterior, whatever is trained on."""
+    of_mean = replace(autoencoder, sample_posterior=False)
+    names = [name for name in REFERENCES if f"{name}.mean" in moments]
+    return {name: of_mean.latents({"mean": moments[f"{name}.mean"]}, {}) for name in names}
 
 
 def _text_positions(tokens: int, device: torch.device) -> Tensor:
@@ -174,7 +186,7 @@ def _text_positions(tokens: int, device: torch.device) -> Tensor:
     return nn.functional.pad(torch.arange(tokens, device=device)[:, None], (3, 0))
 
 
-def _positions(rows: int, columns: int, time: int, device: torch.device) -> Tensor:
+def _positions(rows: int, columns: int, *, time: int, device: torch.device) -> Tensor:
     """[rows * columns, 4]: time, row and column of each token, and 0. Made on the device, so that nothing waits for a
     copy."""
     row = torch.arange(rows, device=device)[:, None].expand(rows, columns)

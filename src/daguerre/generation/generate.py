@@ -32,7 +32,7 @@ from daguerre.samplers.draw import draw, initial_noise
 from daguerre.samplers.known import Known
 from daguerre.samplers.settings import CHURN, SamplingSettings
 from daguerre.training import oom
-from daguerre.types import IMAGE, MASK, AdapterInputs, Cond, Latents, Prompt
+from daguerre.types import IMAGE, MASK, REFERENCES, AdapterInputs, Cond, Latents, Prompt
 
 _SETTINGS = ("sampler", "num_inference_steps", "eta", "timestep_spacing")
 _OF_IMAGE = ("prompt", "negative_prompt", "seed", "height", "width", "guidance_scale", "guidance_rescale")
@@ -74,7 +74,9 @@ class ImageRequest:
     @property
     def kind(self) -> tuple[object, ...]:
         """Properties that the images of one batch share."""
-        return self.size_px, self.guidance_scale, self.strength, frozenset(self.images)
+        pictures = [(name, self.images[name].size_px) for name in REFERENCES if name in self.images]
+        pictures += [(name, own.shape[:2]) for name, own in self.prompt.images.items() if name in REFERENCES]
+        return self.size_px, self.guidance_scale, self.strength, frozenset(self.images), *pictures
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +212,9 @@ def _pixels(parts: Components, request: ImageRequest, steering: Steering = AS_TR
     """All images of a request [H, W, C] uint8 by name: of its prompt, of its files, and computed of its photo."""
     images = dict(request.prompt.images)
     if request.images:
-        images |= input_images.pixels(request.images, request.size_px, parts.family.trained_px(request.size_px))
+        family, size_px = parts.family, request.size_px
+        rule = family.prompt_references or family.references
+        images |= input_images.pixels(request.images, size_px, family.trained_px(size_px), rule)
     return controlnets.with_computed(parts, images, request.seed, steering.condition)
 
 

@@ -2,7 +2,8 @@
 with the batch that needs them.
 
 `image` is what image-to-image starts from, `mask` says where it is painted again (white), `control`, `control_2` ...
-are control images, and `control_from` is a photo of which they are computed.
+are control images, and `control_from` is a photo of which they are computed. `reference`, `reference_2` ... say what is
+generated, with the prompt, each in a size of its own.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from daguerre.conditions.condition import with_alpha
-from daguerre.data.images import decode, headers, kinds
+from daguerre.data.images import decode, headers, kinds, references
 from daguerre.data.images.decode import Frame
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.images.kinds import KINDS
@@ -26,7 +27,7 @@ from daguerre.data.settings import SharedSettings
 from daguerre.errors import UserError
 from daguerre.generation.prompts import CONTROL_FROM, IMAGES, Prompts, Row
 from daguerre.regular import check_regular
-from daguerre.types import CONTROLS, IMAGE, IMAGE_PROMPT, MASK
+from daguerre.types import CONTROLS, IMAGE, IMAGE_PROMPT, MASK, REFERENCES, References
 
 STEP_PX = 8
 """Sides that follow an image are multiples of this."""
@@ -153,18 +154,29 @@ def _check_control(image: InputImage, size_px: tuple[int, int]) -> None:
 
 
 def pixels(
-    images: Mapping[str, InputImage], size_px: tuple[int, int], control_px: tuple[int, int]
+    images: Mapping[str, InputImage],
+    size_px: tuple[int, int],
+    control_px: tuple[int, int],
+    rule: References | None = None,
 ) -> dict[str, np.ndarray]:
     """[H, W, 3] uint8 of each image, in the size of the request: upright, sRGB, transparency over white (a mask's over
     black); control images are [H, W, 4], RGBA, and like the photo of which they are computed in the size `control_px`.
 
     Resized until it covers the size, and its middle cropped; one that is larger by less than `STEP_PX` is only cropped,
-    so that its pixels stay as they are. One that only says what is generated keeps its size. A mask follows its image
-    and is 255 or 0. UserError for a broken file.
+    so that its pixels stay as they are. One that only says what is generated keeps its size, a reference image has the
+    one that the `rule` gives it. A mask follows its image and is 255 or 0. UserError for a broken file.
     """
     found = {}
+    for name, frame in ({} if rule is None else reference_frames(images, rule)).items():
+        try:
+            pixels_CHW = references.cut({name: images[name].content()}, {name: frame}, _SETTINGS)[name]
+        except Undecodable as reason:
+            raise images[name].refused(reason) from reason
+        found[name] = pixels_CHW.permute(1, 2, 0).numpy()
     for name, image in images.items():
         try:
+            if name in REFERENCES:
+                continue
             if name == MASK:
                 whole_HWC = decode.beside(name, image.content(), images[IMAGE].size_px, _SETTINGS)
                 frame, interpolation = _frame(images[IMAGE].size_px, size_px), KINDS[name].interpolation
@@ -184,6 +196,17 @@ def pixels(
             np.where(cut_HWC >= 128, np.uint8(255), np.uint8(0)).repeat(3, axis=2) if name == MASK else cut_HWC
         )
     return found
+
+
+def reference_frames(images: Mapping[str, InputImage], rule: References) -> dict[str, Frame]:
+    """The frames of the reference images among these, in their order, by headers alone. UserError where there are more
+    than the model reads, one is missing among them, or one is too narrow."""
+    sizes = {name: images[name].size_px for name in REFERENCES if name in images}
+    try:
+        return references.frames({}, rule, _SETTINGS.formats, sizes)
+    except Undecodable as reason:
+        given = ", ".join(f"{name}={images[name].path}" for name in sizes) or "no reference"
+        raise UserError(f"{given}: {reason}", code="unsupported") from reason
 
 
 def _frame(own_px: tuple[int, int], size_px: tuple[int, int]) -> Frame:

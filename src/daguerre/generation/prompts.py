@@ -13,13 +13,13 @@ from typing import Any, TextIO
 
 from daguerre.errors import UserError
 from daguerre.storage import local_files
-from daguerre.types import CONTROLS, IMAGE, IMAGE_PROMPT, MASK
+from daguerre.types import CONTROLS, IMAGE, IMAGE_PROMPT, MASK, REFERENCES
 from daguerre.unicode import is_text, mended
 
 TABLES: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}
 LINES = (".jsonl", ".ndjson")
 CONTROL_FROM = "control_from"
-IMAGES = (IMAGE, MASK, *CONTROLS, CONTROL_FROM, IMAGE_PROMPT)
+IMAGES = (IMAGE, MASK, *CONTROLS, CONTROL_FROM, *REFERENCES, IMAGE_PROMPT)
 """Columns of image files; the first of them that a row has decides the size of what is generated, but for the last."""
 _PLAIN = ("prompt", "negative_prompt", "seed", "num_images", "guidance_scale", "height", "width", "file_name")
 KNOWN = (*_PLAIN, "strength", *IMAGES)

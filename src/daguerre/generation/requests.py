@@ -14,11 +14,12 @@ import xxhash
 from daguerre.errors import UserError
 from daguerre.generation import images as input_images
 from daguerre.generation.generate import ImageRequest
+from daguerre.generation.images import InputImage
 from daguerre.generation.prompts import Prompts, Row
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 from daguerre.samplers.known import steps_run
 from daguerre.samplers.settings import SamplingSettings
-from daguerre.types import IMAGE, IMAGE_PROMPT, MASK, Prompt
+from daguerre.types import IMAGE, IMAGE_PROMPT, MASK, REFERENCES, Prompt, References
 
 STRENGTH = {False: 0.8, True: 1.0}
 """Usual strength without and with a mask: diffusers' defaults."""
@@ -61,6 +62,8 @@ class RequestList:
     """See ImageRequest."""
     guidance: Guidance = CLASSIFIER_FREE
     """That of the family."""
+    references: References | None = None
+    """The reference images that the family reads."""
     reconstructs: bool = False
     """An image without a mask is started from only where a strength is given (FamilySettings.reconstructs)."""
 
@@ -139,7 +142,20 @@ class RequestList:
         if not {*row.images} - {IMAGE_PROMPT} or (height is not None and width is not None):
             return height or self.size_px[0], width or self.size_px[1]
         first, *_ = input_images.of(row).values()
+        if first.name in REFERENCES and self.references is not None:
+            return self._beside_reference(row, first, height, width)
         return input_images.fitting(first.size_px, height, width, self._most_px)
+
+    def _beside_reference(self, row: Row, first: InputImage, height: int | None, width: int | None) -> tuple[int, int]:
+        """The size in which the first reference image is read; with one side given, in its aspect ratio."""
+        assert self.references is not None
+        frame = input_images.reference_frames(input_images.of(row), self.references)[first.name]
+        own_height, own_width, step = frame.height_px, frame.width_px, self.references.step_px
+        if height is not None:
+            return height, max(step, own_width * height // own_height // step * step)
+        if width is not None:
+            return max(step, own_height * width // own_width // step * step), width
+        return own_height, own_width
 
     def _strength(self, row: Row) -> float | None:
         if IMAGE not in row.images:
@@ -158,7 +174,9 @@ class RequestList:
             raise UserError(f"{row.where}: {why}", code="unused")
         height, width = self._sides(row)
         given_px = (height, width) if height is not None and width is not None else None
-        input_images.check(input_images.of(row), given_px)
+        images = input_images.of(row)
+        input_images.check(images, given_px)
+        self._check_references(row, images)
         self._check_strength(row)
         if self.captioned and not row.prompt.strip():
             raise UserError(f"{row.where}: the prompt is empty, but samples in shards need a caption: remove the row")
@@ -167,6 +185,13 @@ class RequestList:
                 f"{row.where}: {', '.join(clash)} is already a key of each image's JSON: rename or remove the column",
                 code="conflict",
             )
+
+    def _check_references(self, row: Row, images: Mapping[str, InputImage]) -> None:
+        if self.references is not None:
+            input_images.reference_frames(images, self.references)
+        elif odd := [name for name in REFERENCES if name in images]:
+            where = f"{row.where}: " if row.where else ""
+            raise UserError(f"{where}this model reads no reference images: remove {', '.join(odd)}", code="unsupported")
 
     def _check_strength(self, row: Row) -> None:
         strength, steps = self._strength(row), self.sampling.num_inference_steps
@@ -223,7 +248,7 @@ class _Inputs:
         for name, image in images.items():
             self.counts[name] += 1
             self.digest.update(f"{number} {name} {image.sha256}\n".encode())
-        for image in [*images.values()][: int(follows)]:
+        for image in [one for one in images.values() if one.name not in REFERENCES][: int(follows)]:
             height, width = image.size_px
             if height * width > self.most_px:
                 self.scaled.append(f"{image.path} of {height}x{width} px to {size_px[0]}x{size_px[1]}")

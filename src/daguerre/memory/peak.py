@@ -188,7 +188,8 @@ def gathered_bytes(parts: Components, count: MemoryCount, shard_frozen: bool) ->
     if mesh.degree("fsdp") == 1:
         return 0
     split = {each.placed.name for each in count.held if each.placed.tensor is not None}
-    networks = {"": parts.net} | (frozen_modules(parts.net, parts.networks) if shard_frozen else {})
+    still = frozen_modules(parts.net, parts.networks) if shard_frozen else {}
+    networks = {"": parts.net} | {name: network for name, network in still.items() if name not in parts.family.uneven}
     classes = block_classes(parts.networks.values())
     outside, largest = 0, 0
     for component, network in networks.items():

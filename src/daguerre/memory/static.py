@@ -94,11 +94,12 @@ def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
         if component in absent:
             continue
         found = placement(network, axis_rules, mesh)
-        unknown += [component] if config.mesh.shard_frozen and not network.facts.axes else []
-        problems += [(f"{component}.{name}", why) for name, why in found.problems if config.mesh.shard_frozen]
+        is_split = config.mesh.shard_frozen and component not in parts.family.uneven
+        unknown += [component] if is_split and not network.facts.axes else []
+        problems += [(f"{component}.{name}", why) for name, why in found.problems if is_split]
         for placed, p in zip(found.placed, network.module.parameters(), strict=True):
             own = replace(placed, name=f"{component}.{placed.name}")
-            own = own if config.mesh.shard_frozen else replace(own, tensor=None, fsdp=None)
+            own = own if is_split else replace(own, tensor=None, fsdp=None)
             kinds = partial(_frozen, p.element_size())
             held.append(_held(component, own, found.patterns[placed.name], mesh, kinds))
     held += [each for component, network in parts.family.components.items() for each in _quantized(component, network)]

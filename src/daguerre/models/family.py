@@ -183,8 +183,12 @@ class Family:
     encodes: bool = True
     """False for a family that makes images of clean samples, and no clean samples of images."""
     references: References | None = None
-    """The reference images that its conditioning reads, and in which sizes; None for none. What the image encoder makes
-    of them is among the moments that `batch_condition` gets, as `reference.NAME`, `reference_2.NAME` and so on."""
+    """The reference images of a sample that its conditioning reads, and in which sizes; None for none."""
+    prompt_references: References | None = None
+    """The same of a prompt, where it may have others than the samples that are trained on; None: these."""
+    reference_condition: Callable[[Moments], Cond] = _nothing
+    """Conditioning by reference images, by what the image encoder makes of each: `reference.NAME`, `reference_2.NAME`
+    and so on, of those that there are. Prompts have it on both sides of guidance."""
     layout: Callable[[Batch], Sequence[Hashable]] | None = None
     """By the draws of a batch, a key of each row, where not all rows can be computed together, such as the length of
     captions that must not be padded. Reference images of other sizes are apart anyway."""
@@ -221,6 +225,14 @@ class Family:
     def block_classes(self) -> frozenset[str]:
         """Class names of the blocks of all networks."""
         return block_classes(self.networks.values())
+
+    @property
+    def uneven(self) -> frozenset[str]:
+        """The frozen networks that encode reference images. No mesh splits them: its devices gather parts of a network
+        together, and samples on one device may have more reference images than those on another."""
+        readers = [self.images, *([self.text] if isinstance(self.text, ReferenceText) else [])]
+        held = [reader.networks for reader in readers if self.references is not None and isinstance(reader, Cacheable)]
+        return frozenset(name for networks in held for name in networks)
 
     @property
     def device(self) -> torch.device:
@@ -328,7 +340,7 @@ class Family:
         told = batch.draws if is_told else {name: rows.to(device) for name, rows in self.told(batch).items()}
         with torch.autocast(device.type, enabled=False):
             texts = cached(batch.features, OF_TEXTS) or self._of_tokens(_named(told, TOKENS))
-            of_references = self._of_references(batch)
+            of_references = self.reference_condition(self._of_references(batch))
         batch = replace(batch, draws={**batch.draws, **told})
         found = {IMAGE: self._of_image(batch, texts, of_references)}
         return found | {name: self._of_image(batch.of(name), texts, of_references) for name in targets}
@@ -343,13 +355,13 @@ class Family:
             found |= {f"{name}.{moment}": rows for moment, rows in moments.items()}
         return found
 
-    def _of_image(self, batch: Batch, texts: Cond, of_references: Moments) -> tuple[Tensor, Cond]:
+    def _of_image(self, batch: Batch, texts: Cond, of_references: Cond) -> tuple[Tensor, Cond]:
         """Clean samples of the image that is trained on, and their conditioning with that of the captions."""
         device = self.device
         with torch.autocast(device.type, enabled=False):
             moments = cached(batch.features, OF_IMAGES) or self.images.encode(batch.pixels_BCHW)
             x0 = self.images.latents(moments, batch.draws)
-        more = {**_named(batch.draws, NUMBERS), **self.batch_condition(batch, {**moments, **of_references})}
+        more = {**_named(batch.draws, NUMBERS), **self.batch_condition(batch, moments), **of_references}
         return x0, {**texts, **{name: rows.to(device) for name, rows in more.items()}}
 
     def _of_tokens(self, tokens: Cond) -> Cond:
@@ -380,24 +392,43 @@ class Family:
     ) -> tuple[Cond, Cond | None]:
         """Conditioning of prompts for images (3, H, W), one row each, on the family's device, equal to what `encode`
         makes of captions; where `guided`, also that of the side which guidance leads away from, in the same shapes.
-        UserError for an image that this family does not read."""
+        Reference images are as many in each prompt, of the same sizes. UserError for an image that this family does not
+        read."""
         assert self.text is not None, "only families that generate are asked"
-        if odd := sorted({name for prompt in prompts for name in prompt.images} - {*self.prompt_images}):
-            known = ", ".join(sorted(self.prompt_images)) or "text alone"
-            raise UserError(
-                f"this model does not read {', '.join(odd)} with a prompt: remove it (it reads {known})",
-                code="unsupported",
-            )
+        pictures = self._prompt_pictures(prompts)
         texts = [prompt.text for prompt in prompts] + [prompt.negative for prompt in prompts] * guided
         with torch.autocast(self.device.type, enabled=False):
-            both = self.text.features(self.text.tokens(texts), self.trained)
+            tokens = self._tokens(texts, [torch.cat([rows] * (1 + guided)) for rows in pictures.values()])
+            both = self.text.features(tokens, self.trained)
+            of_pictures = self.reference_condition(self._encoded(pictures))
         sides = []
         for number in range(1 + guided):
             rows = slice(number * len(prompts), (number + 1) * len(prompts))
             more = self.prompt_condition(prompts, pixel_shape, number == 1)
             of_images = {name: values.to(self.device) for name, values in more.items()}
-            sides.append({**{name: values[rows] for name, values in both.items()}, **of_images})
+            sides.append({**{name: values[rows] for name, values in both.items()}, **of_images, **of_pictures})
         return sides[0], sides[1] if guided else None
+
+    def _prompt_pictures(self, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
+        """The reference images of prompts [B, 3, h, w] uint8 by name. UserError for images that are not read."""
+        rule = self.prompt_references or self.references
+        names = () if rule is None else rule.names
+        if odd := sorted({name for prompt in prompts for name in prompt.images} - {*self.prompt_images, *names}):
+            known = ", ".join([*sorted(self.prompt_images), *names[:1]]) or "text alone"
+            raise UserError(
+                f"this model does not read {', '.join(odd)} with a prompt: remove it (it reads {known})",
+                code="unsupported",
+            )
+        held = [name for name in names if name in prompts[0].images]
+        if rule is not None and len(held) < rule.least:
+            raise UserError("this model reads a reference image with each prompt: give reference=FILE", code="missing")
+        stacked = {name: np.stack([prompt.images[name] for prompt in prompts]) for name in held}
+        return {name: torch.from_numpy(rows).permute(0, 3, 1, 2) for name, rows in stacked.items()}
+
+    def _encoded(self, pictures: Mapping[str, Tensor]) -> Moments:
+        """Moments of reference images, each under the name of its image."""
+        each = {name: self.images.encode(rows.to(self.device)) for name, rows in pictures.items()}
+        return {f"{name}.{moment}": rows for name, own in each.items() for moment, rows in own.items()}
 
     @torch.no_grad()
     def decode(self, latents: Latents) -> np.ndarray:

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticUndefined
 
 from daguerre.settings import ADDRESS, FREE, Settings, Unused
+from daguerre.types import REFERENCES, References
 
 if TYPE_CHECKING:
     from daguerre.models.schedulers.scheduler import Schedulers
@@ -65,6 +67,8 @@ class FamilySettings(Settings):
     reconstructs: ClassVar[bool] = False
     """Whether the model reconstructs its input: an image that is given is then that input, and sampling is
     started from only where a strength is given."""
+    reference_rule: ClassVar[References | None] = None
+    """The reference images that a prompt may have; None for families that read none."""
     decoding: ClassVar[tuple[str, ...]] = ()
     """Settings, components among them, of what only makes images of clean samples: nothing that is learnt depends on
     them, so `generate` may choose others than a run."""
@@ -226,6 +230,20 @@ class PretrainedSettings(FamilySettings):
     def of_base(cls) -> set[str]:
         """The components that come from the base where nothing else is said."""
         return {name for name in cls.components if cls.model_fields[name].default == BASE}
+
+
+class ReferenceSettings(FamilySettings):
+    """Settings of families that read reference images, as their `reference_rule` says."""
+
+    references: int = Field(0, ge=0, le=len(REFERENCES))
+    """Most reference images of a sample in training; 0: none are read. Samples may have fewer."""
+
+    @property
+    def trained_references(self) -> References | None:
+        """The reference images that are read in training."""
+        if not self.references or self.reference_rule is None:
+            return None
+        return replace(self.reference_rule, most=self.references)
 
 
 class CaptionedSettings(PretrainedSettings):

@@ -67,7 +67,8 @@ def shard_networks(config: Config, parts: Components, processes: Processes, mesh
     counts = {count for network in there.values() for count in network.facts.counts}
     split = parallelize.apply(parts.net, mesh, found.placed, grid, block_classes(there.values()), counts)
     for name, network in still.items():
-        if config.mesh.shard_frozen and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
+        is_split = config.mesh.shard_frozen and name not in parts.family.uneven
+        if is_split and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
             own = placement(network, axis_rules, mesh)
             problems += [(f"{name}.{parameter}", why) for parameter, why in own.problems]
             unknown += [] if network.facts.axes else [name]

@@ -23,11 +23,12 @@ from daguerre.generation.requests import RequestList
 from daguerre.models.family import Family
 from daguerre.run import known_words
 from daguerre.samplers.guidance import CLASSIFIER_FREE
-from daguerre.types import CONTROLS, IMAGE, Batch
+from daguerre.types import CONTROLS, IMAGE, REFERENCES, Batch
 
 LISTING = "samples.json"
 CONTROL_FILES = "control_files"
-"""In the listing: the files of an image's control images, and of the one that it was made again of, by name."""
+"""In the listing: the files of an image's control and reference images, and of the one that it was made again of, by
+name."""
 STRENGTHS = "strengths"
 """Folder below the samples with images by the strength of adapters."""
 COMPARED = 3
@@ -56,15 +57,18 @@ def requests(config: Config, captions: Callable[[int], list[str]]) -> list[Image
 def with_images(
     family: Family, each: Sequence[ImageRequest], batches: Iterable[Batch], names: Collection[str]
 ) -> list[ImageRequest]:
-    """The same requests with images of samples, such as the control images `names`, in turn: each is generated in the
-    size that the family gives an image of its own. UserError if there is no sample."""
+    """The same requests with images of samples, such as the control images `names`, in turn, as far as a sample has
+    them: each is generated in the size that the family gives an image of its own. UserError if there is no sample."""
     pairs = [(batch, row) for batch in batches for row in range(len(batch.names)) if batch.valid_B[row]]
     if not pairs:
         raise UserError(f"no sample has {', '.join(names)}, so sample images cannot be generated", code="missing")
     found = []
     for number, one in enumerate(each):
         batch, row = pairs[number % len(pairs)]
-        images = {name: batch.images[name][row].permute(1, 2, 0).numpy() for name in names}
+        images = {name: batch.images[name][row].permute(1, 2, 0).numpy() for name in names if name in batch.images}
+        if not images:  # a sample without reference images
+            found.append(one)
+            continue
         _, height, width = batch.pixel_shape
         size_px = family.generated_px((height, width))
         found.append(replace(one, prompt=replace(one.prompt, images=images), size_px=size_px))
@@ -127,7 +131,8 @@ def write(
 ) -> None:
     """Generates `each` into `folder`/000.png, 001.png ...; without a folder only to take part with other devices.
 
-    The control images of image 000 lie next to it as 000.control.png, the one that it makes again as 000.image.png.
+    The control images of image 000 lie next to it as 000.control.png, the one that it makes again as 000.image.png, and
+    its reference images as 000.reference.png, 000.reference_2.png and so on.
     `folder`/samples.json, written last, has the metadata of each and `provenance`. Existing files are overwritten.
     `show` gets each image that was written.
     """
@@ -138,7 +143,9 @@ def write(
         if folder is None or refused:
             continue  # other devices still need this one to take part
         path = folder / f"{generate.numbered(one.number, len(each))}.png"
-        controls = {name: f"{path.stem}.{name}.png" for name in (IMAGE, *CONTROLS) if name in one.prompt.images}
+        controls = {
+            name: f"{path.stem}.{name}.png" for name in (IMAGE, *CONTROLS, *REFERENCES) if name in one.prompt.images
+        }
         try:
             make_folder(folder)
             Image.fromarray(image.pixels_HWC).save(path)

@@ -283,9 +283,9 @@ def write_samples(run: Run, again: bool = False) -> None:
 
 
 def sample_requests(run: Run) -> list[generate.ImageRequest]:
-    """The sample images of the recipe, with stored or computed control images where adapters read some, and with the
-    samples themselves for a family that reads those."""
-    read, shown = run.parts.attached.images, {IMAGE} & {*run.parts.family.prompt_images}
+    """The sample images of the recipe, with stored or computed control images where adapters read some, with the
+    reference images of samples, and with the samples themselves for a family that reads those."""
+    read, shown = run.parts.conditioning_images, {IMAGE} & {*run.parts.family.prompt_images}
     # A caption and the image beside it are of one sample; captions alone may be of any.
     each = samples.requests(run.config, partial(captions, run, pairs=bool(read or shown)))
     if read or shown:

@@ -56,7 +56,7 @@ _CONTROL = Kind(
 )  # fmt: skip
 _REJECTED = Kind(3, "rejected image", "an objective", ("rejected_dir", "rejected_column"), absent=None, is_scene=True)
 _REFERENCE = Kind(
-    3, "reference image", "a family", ("reference_dir", "reference_column"), absent=0,
+    3, "reference image", "model.references", ("reference_dir", "reference_column"), absent=0,
     without=": from its caption alone", is_scene=True,
 )  # fmt: skip
 KINDS: Mapping[str, Kind] = MappingProxyType(

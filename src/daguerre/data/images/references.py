@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -11,7 +12,7 @@ from daguerre.data.images import decode, kinds
 from daguerre.data.images.decode import Frame
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.settings import SharedSettings
-from daguerre.types import REFERENCES, References
+from daguerre.types import REFERENCES, Record, References
 
 Sizes = Mapping[str, tuple[int, int]]
 """Upright heights and widths of images by name."""
@@ -38,6 +39,12 @@ def frames(
             size = sizes[name] if name in sizes else decode.upright_px(images[name], formats)
             found[name] = frame(size, rule)
     return found
+
+
+def dropped(record: Record) -> Record:
+    """The sample without reference images."""
+    images = {name: own for name, own in record.images.items() if name not in REFERENCES}
+    return replace(record, images=images, sizes={n: own for n, own in record.sizes.items() if n not in REFERENCES})
 
 
 def frame(size: tuple[int, int], rule: References) -> Frame:

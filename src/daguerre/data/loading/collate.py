@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from daguerre import keys
 from daguerre.conditions import condition as conditions
 from daguerre.conditions.condition import Images
 from daguerre.data import captions
@@ -171,12 +172,17 @@ class Collator:
         return made.batch(reads, names, failures, self.weights_B(reads)), failures + notes
 
     def record(self, task: Task, row: int) -> Record | Undecodable:
-        """A sample as its source has it, or the reason why it cannot be used. UserError if it cannot be read."""
-        source = self.members[task.reads.members[row]].source
+        """A sample of its source, without reference images in a share `reference_dropout` of cases, or the reason
+        why it cannot be used. UserError if it cannot be read."""
+        settings, source, _ = self.members[task.reads.members[row]]
         try:
-            return retrying(source.record, int(task.reads.numbers[row]))
+            record = retrying(source.record, int(task.reads.numbers[row]))
         except Undecodable as error:
             return error
+        if not settings.reference_dropout:
+            return record
+        (drawn,) = keys.uniforms(self.seed, "reference dropout", *map(int, task.reads.keys[row]), count=1)
+        return references.dropped(record) if drawn < settings.reference_dropout else record
 
     def layout(self, task: Task, row: int, record: Record) -> Layout:
         """Heights and widths of a sample's reference images, in their order. `Undecodable`."""

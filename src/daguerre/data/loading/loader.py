@@ -329,8 +329,8 @@ def _records(dataset: Dataset, num_samples: int | None) -> Iterator[tuple[int, R
 
 
 def without_chance(dataset: Dataset) -> tuple[Member, ...]:
-    """The sources with centre crops, no flips and no dropped captions."""
-    plain = {"caption_dropout": 0.0, "random_flip": False, "crop": "center"}
+    """The sources with centre crops, no flips, and no dropped captions or reference images."""
+    plain = {"caption_dropout": 0.0, "reference_dropout": 0.0, "random_flip": False, "crop": "center"}
     return tuple(m._replace(settings=m.settings.model_copy(update=plain)) for m in dataset.members)
 
 
