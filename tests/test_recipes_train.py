@@ -127,6 +127,7 @@ def test_only_name_and_place_need_be_given(name):
     given = ["run_name=x", "output_dir=y", *left_to_users(name)]
     chosen = config.load(name, given).config
     shown = any(own.separate for own in chosen.adapters.values()) or chosen.model.family == "cascade_b"
+    shown = shown or getattr(chosen.model, "references", 0)
     assert chosen.sampling.prompts or shown, "or of held-out samples"
     sources = chosen.data.sources.values()
     assert all(source.source in ("webdataset", "folder") or source.name for source in sources)

@@ -35,6 +35,7 @@ LORA |= {"flux_lora": 26_148_864, "z_image_lora": 16_711_680}
 LORA |= {"flux2_klein_4b_lora": 18_677_760, "flux2_klein_9b_lora": 31_981_568}
 LORA |= {"qwen_image_21_lora": 16_777_216}
 LORA |= {"anima_lora": 27_525_120}
+LORA |= {"flux2_klein_edit_lora": 18_677_760}
 """Of rank 16 on attention: four times the 797,184 that peft counts at rank 4; of `anima_lora` 32."""
 CONTROLNET = {"sd15_controlnet": 361_279_120, "sdxl_controlnet": 1_251_014_160}
 _PROJECTION = 1280 * 1280 + 1280 * 2048

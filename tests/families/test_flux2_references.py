@@ -157,8 +157,10 @@ def test_samples_without_any_are_text_to_image_to_the_bit(base, images, tmp_path
 
 @pytest.mark.long
 def test_cached_pictures_and_captions_teach_the_same(base, images, tmp_path):
-    plain = weights(trained(tmp_path / "plain", base, images, 2))
-    cache = [f"cache.path={tmp_path / 'cache'}", "cache.dtype=float32"]
+    # Gradients that are zero but for rounding must not be magnified to whole steps.
+    small = ["optimizer.learning_rate=1e-4", "optimizer.epsilon=1e-6"]
+    plain = weights(trained(tmp_path / "plain", base, images, 2, *small))
+    cache = [*small, f"cache.path={tmp_path / 'cache'}", "cache.dtype=float32"]
     for place in ("filled", "found"):
         cached = weights(trained(tmp_path / place, base, images, 2, *cache))
         for name, expected in plain.items():

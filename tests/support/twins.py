@@ -226,7 +226,10 @@ class Twins:
         if "generate" in data:
             return {}
         labelled = "idx_to_prompt" in data
-        path = self.folder / f"{data['source']}-{'labels' if labelled else 'captions'}"
+        edits = "-edits" * ("reference_column" in data)
+        path = self.folder / f"{data['source']}-{'labels' if labelled else 'captions'}{edits}"
+        if edits and not path.exists():
+            _edits(path, data)
         if not path.exists():
             {"huggingface": _hugging_face, "webdataset": shards, "folder": _folder}[data["source"]](path, labelled)
         by_name = {f"{setting}.name": "null"} if data.get("name") and data["source"] != "folder" else {}
@@ -258,6 +261,17 @@ def _hugging_face(path: Path, labelled: bool) -> None:
     else:
         columns["text"] = [f"noise number {i}" for i in range(IMAGES)]
         kinds["text"] = datasets.Value("string")
+    datasets.Dataset.from_dict(columns, features=datasets.Features(kinds)).save_to_disk(path)
+
+
+def _edits(path: Path, data: trees.Tree) -> None:
+    """A data set of pictures, captions and results, in the columns that a recipe names."""
+    datasets.disable_progress_bars()
+    columns: dict[str, Any] = {data["caption_column"]: [f"edit number {i}" for i in range(IMAGES)]}
+    kinds: dict[str, Any] = {data["caption_column"]: datasets.Value("string")}
+    for first, name in ((0, data["image_column"]), (IMAGES, data["reference_column"])):
+        columns[name] = [{"bytes": _image(first + i), "path": None} for i in range(IMAGES)]
+        kinds[name] = datasets.Image()
     datasets.Dataset.from_dict(columns, features=datasets.Features(kinds)).save_to_disk(path)
 
 

@@ -21,6 +21,7 @@ from daguerre.build.null_caption import NullCaption
 from daguerre.conditions import condition as conditions
 from daguerre.conditions.condition import Images
 from daguerre.config.config import Config
+from daguerre.data.images import kinds
 from daguerre.data.images.kinds import KINDS
 from daguerre.data.plan.buckets import buckets
 from daguerre.errors import UserError
@@ -364,7 +365,7 @@ def _refuse_dropout(config: Config, rule: References | None) -> None:
 def _refuse_idle_images(config: Config, images: Images) -> None:
     """UserError where a source says where images are that nothing reads, or drops those that are always needed."""
     _refuse_dropout(config, conditions.references(images))
-    read = {setting for name, condition in images.items() if condition is None for setting in KINDS[name].settings}
+    read = {setting for name in kinds.stored(images) for setting in KINDS[name].settings}
     for name, own in config.data.sources.items():
         for kind in {kind.settings: kind for kind in KINDS.values()}.values():
             for setting in kind.settings:
