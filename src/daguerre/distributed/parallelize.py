@@ -60,12 +60,14 @@ def apply(
     devices: DeviceMesh,
     units: Collection[str],
     heads: Collection[str],
+    called: Collection[str] = (),
 ) -> Split:
     """Splits `net` in place. Every rank must hold the same weights.
 
     Args:
         units: class names of the modules that FSDP2 gathers and frees one at a time.
         heads: attributes by which attention modules count their heads; those of split ones become the device's own.
+        called: class names of modules inside of components that are called by themselves.
     """
     where = {each.name: each for each in placed}
     degree = mesh.degree("tensor")
@@ -74,7 +76,7 @@ def apply(
         _tensor_parallel(net, where, devices["tensor"], degree, heads)
     if mesh.degree("fsdp") > 1:
         over = devices["data", "fsdp"] if mesh.degree("data") > 1 else devices["fsdp"]
-        _fully_shard(net, where, over, blocks(net, units))
+        _fully_shard(net, where, over, blocks(net, units), blocks(net, called))
     return Split(devices, orders)
 
 
@@ -139,7 +141,11 @@ def _is_one(module: nn.Module, names: Collection[str]) -> bool:
 
 
 def _fully_shard(
-    net: nn.Module, where: Mapping[str, ParameterSplit], devices: DeviceMesh, units: Sequence[nn.Module]
+    net: nn.Module,
+    where: Mapping[str, ParameterSplit],
+    devices: DeviceMesh,
+    units: Sequence[nn.Module],
+    inside: Sequence[nn.Module],
 ) -> None:
     """FSDP2 around each unit and around the rest; over two axes it is HSDP: sharded along the last, copied along the
     first."""
@@ -157,7 +163,8 @@ def _fully_shard(
     # Nor what shares a parameter with another one, such as T5's embedding: each would get a copy of its own.
     owners = Counter(id(p) for m in net.children() for p in m.parameters())
     components = [m for m in called if (own := [*m.parameters()]) and all(owners[id(p)] == 1 for p in own)]
-    for module in [*units, *components, net]:
+    deep = [module for module in inside if module not in (*components, net)]
+    for module in [*units, *deep, *components, net]:
         before = type(module)
         fully_shard(module, mesh=devices, shard_placement_fn=placement)
         # It is a class of FSDP2's own now, and transformers asks by the class's text which layers it may hand out.

@@ -83,6 +83,7 @@ TRANSFORMER = Facts(
         "attention": ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
         "ff": ("img_mlp.net.*", "txt_mlp.net.*"),
     },
+    readers=(("attn", "to_q", "to_k", "to_v"), ("attn", "add_q_proj", "add_k_proj", "add_v_proj")),
     names=NAMES,
     architecture=_architecture,
 )

@@ -67,6 +67,7 @@ TRANSFORMER = Facts(
         "attention": ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
         "ff": ("img_mlp.gate_layer", "img_mlp.proj", "img_mlp.out"),
     },
+    readers=(("attn", "to_q", "to_k", "to_v"), ("img_mlp", "gate_layer", "proj")),
     names=NAMES,
     architecture=_architecture,
 )

@@ -73,6 +73,9 @@ class Facts:
     blocks: tuple[str, ...] = ()
     """Class names of the blocks that the network consists of: FSDP gathers and frees them one at a time,
     training.base_precision quantises the layers in them, training.compile=blocks compiles those of diffusers."""
+    called: tuple[str, ...] = ()
+    """Class names of modules deep inside that are called by themselves, such as the decoder of a language model that
+    also sees: FSDP gathers for their calls what they have outside of blocks."""
     axes: Mapping[str, Dims] = field(default_factory=dict)
     """Logical axes of each parameter (distributed/sharding_rules.py): one pattern must mean it. A pattern that means
     none is fine, as a class has parts that only some of its configs have. Empty: a mesh splits along dim 0."""

@@ -65,14 +65,16 @@ def shard_networks(config: Config, parts: Components, processes: Processes, mesh
     found = of_net(parts.net, parts.networks, axis_rules, mesh)
     problems, unknown = [*found.problems], [*found.unknown]
     counts = {count for network in there.values() for count in network.facts.counts}
-    split = parallelize.apply(parts.net, mesh, found.placed, grid, block_classes(there.values()), counts)
+    called = {name for network in there.values() for name in network.facts.called}
+    split = parallelize.apply(parts.net, mesh, found.placed, grid, block_classes(there.values()), counts, called)
     for name, network in still.items():
         is_split = config.mesh.shard_frozen and name not in parts.family.uneven
         if is_split and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
             own = placement(network, axis_rules, mesh)
             problems += [(f"{name}.{parameter}", why) for parameter, why in own.problems]
             unknown += [] if network.facts.axes else [name]
-            parallelize.apply(network.module, mesh, own.placed, grid, network.facts.blocks, network.facts.counts)
+            facts = network.facts
+            parallelize.apply(network.module, mesh, own.placed, grid, facts.blocks, facts.counts, facts.called)
             for entry in (each for each in _ENTRIES if hasattr(network.module, each)):
                 register_fsdp_forward_method(network.module, entry)
     notices += describe_unknown(unknown, mesh)

@@ -40,6 +40,7 @@ class LanguageModel(TextNetwork):
             *("Qwen3DecoderLayer", "Qwen2_5_VLDecoderLayer", "Qwen3VLTextDecoderLayer"),
             *("Gemma2DecoderLayer", "MistralDecoderLayer"),
         ),
+        called=("Qwen2_5_VLTextModel", "Qwen3VLTextModel", "MistralModel"),  # the decoders of those that also see
         layers={
             "attention": ("layers.*.self_attn.[qkvo]_proj",),
             "ff": ("layers.*.mlp.gate_proj", "layers.*.mlp.up_proj", "layers.*.mlp.down_proj"),

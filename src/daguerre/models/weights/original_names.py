@@ -109,7 +109,7 @@ class NameTable:
     def spellings(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> Iterator[Spelling]:
         """Names of layers in files of LoRAs (models/network.py, Names)."""
         for layer in layers:
-            yield from spelled(layer, (layer,), (f"{component}.", ""), (*FLAT, f"lora_{component}_"))
+            yield from spelled(layer, (layer,), (f"{component}.", *PREFIXES), (*FLAT, f"lora_{component}_"))
         for original, parts in self._layers(layers).items():
             yield from spelled(original, parts, PREFIXES, FLAT, is_original=True)
 
