@@ -1,0 +1,64 @@
+"""A loss that compares with the model before training, with a teacher or with averages learns on every mesh what one
+process learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import forked_runs
+import numpy as np
+import pytest
+from adapter_runs import MESHES, Place
+from PIL import Image
+
+RECIPE = """
+run_name: run
+model: {family: KIND}
+objective: {name: dpo, beta: 0.5}
+data: {source: folder, resolution: 16, held_out_fraction: 0.2}
+training: {duration: 3 steps, global_batch_size: 4}
+lr_scheduler: {warmup: 0 steps}
+# Gradients that are zero but for rounding must not be magnified to whole steps.
+optimizer: {learning_rate: 1e-3, epsilon: 1e-6}
+ema: {decay: 0.5}
+checkpoint: {every: null, export: false}
+validation: {every: 3 steps, num_samples: 2, num_levels: 2}
+sampling: {num_images: 0}
+logging: {every: 1 steps, tensorboard: false}
+"""
+
+
+def given(kind: str, folder: Path) -> list[str]:
+    lora = ["adapter.name=lora", "adapter.rank=2", "ema.enabled=false"]
+    if kind.startswith("dpo"):
+        # Its loss is a difference of two large sums: a whole network that moves fast magnifies their rounding.
+        return lora if kind == "dpo-lora" else ["optimizer.learning_rate=1e-4"]
+    if kind == "lcm-lora":
+        return ["objective={name: lcm}", *lora]
+    teacher = folder / "base"
+    objective = f"objective={{name: lcm, target: average, teacher: {{path: {teacher}}}}}"
+    return [objective, "model.guidance_embedding=32"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["dpo-lora", "dpo-full", "lcm-lora", "lcm-full"])
+def test_every_mesh_learns_what_one_process_learns(kind: str, tmp_path: Path) -> None:
+    place = Place(tmp_path, "sd", RECIPE)
+    for path in sorted((tmp_path / "images").glob("??.png")) if kind.startswith("dpo") else ():
+        pixels = np.random.default_rng(int(path.stem) + 100).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path.with_suffix(".rejected.png"))
+    meshes = {"one": (1, 1, 1, 1), **{name: mesh for name, mesh in MESHES.items() if mesh[0] == 2}}
+    plan = [place.on(name, mesh, *given(kind, tmp_path)) for name, mesh in meshes.items()]
+    codes = forked_runs.together(tmp_path, plan)
+    logs = {name: (tmp_path / f"{name}.seen.log-0").read_text()[-1500:] for name in meshes}
+    assert all(code == 0 for run in codes for code in run), logs
+    losses = place.numbers("one", "learning/loss")
+    assert len(losses) == 3
+    assert losses[-1] != losses[0]
+    weights = place.tensors("one", step=3)
+    for name in [each for each in meshes if each != "one"]:
+        assert place.numbers(name, "learning/loss") == pytest.approx(losses, rel=1e-5), name
+        expected = place.numbers("one", "validation/loss")
+        assert place.numbers(name, "validation/loss") == pytest.approx(expected, rel=1e-5), name
+        for key, found in place.tensors(name, step=3).items():
+            assert (found - weights[key]).norm() <= 1e-3 * weights[key].norm() + 1e-6, (name, key)
