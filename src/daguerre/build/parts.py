@@ -18,6 +18,7 @@ from daguerre.adapters.lora_parts.forward import cast_together
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.build import loss_networks, quantized_base
 from daguerre.build.null_caption import NullCaption
+from daguerre.caching import left_out
 from daguerre.conditions import condition as conditions
 from daguerre.conditions.condition import Images
 from daguerre.config.config import Config
@@ -180,7 +181,7 @@ def build(
         with init_device or nullcontext():
             networks = load(config)
     family, attached = networks
-    quantized_base.quantize(config.training.base_precision, family, device)
+    quantized_base.quantize(config.training.base_precision, family, left_out.components(config), device)
     if trains:
         _refuse_distilled(family)
         dtypes.choose(config.training, device).store(attached.net, _float32(family, attached))
@@ -207,7 +208,7 @@ def outline(config: Config) -> Components:
     with torch.device("meta"):
         family, attached = load(config)
         _refuse_distilled(family)
-        quantized_base.quantize(config.training.base_precision, family)
+        quantized_base.quantize(config.training.base_precision, family, left_out.components(config))
         _narrow_denoiser(config, family, device)
     return _assembled(config, family, attached, device)
 

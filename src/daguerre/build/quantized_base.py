@@ -1,6 +1,6 @@
 """The base of adapters, with its linear layers in few bits (training.base_precision)."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 import torch
@@ -16,14 +16,17 @@ from daguerre.training.precision import quantized
 from daguerre.training.precision.quantized import SETTING, Form, QuantizedLinear
 
 
-def quantize(form: Form | Literal["no"], family: Family, device: torch.device | None = None) -> None:
+def quantize(
+    form: Form | Literal["no"], family: Family, cached: Collection[str] = (), device: torch.device | None = None
+) -> None:
     """Replaces, in place, the linear layers inside the blocks of networks that nothing trains; they are on `device`
-    then. Convolutions, norms, embeddings, and layers outside the blocks (time embeddings) stay as they are. UserError
-    where the denoiser itself is trained."""
+    then. Convolutions, norms, embeddings, and layers outside the blocks (time embeddings) stay as they are, and so do
+    the components `cached`: a cache has what the encoders of the files make. UserError where the denoiser itself is
+    trained."""
     if form == "no":
         return
     for component, network in family.networks.items():
-        if network.role == "autoencoder":  # it consists of convolutions
+        if network.role == "autoencoder" or component in cached:  # an autoencoder consists of convolutions
             continue
         found = _layers(network)
         still = {name: layer for name, layer in found.items() if not layer.weight.requires_grad}

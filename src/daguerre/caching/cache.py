@@ -75,16 +75,6 @@ class Cache:
         return None if half is None else Rows.found(f"{self.url}/{half.folder}")
 
 
-def components(config: Config) -> tuple[str, ...]:
-    """The components that a run with this cache may leave out of memory: encoders that are not trained."""
-    if config.cache.path is None:
-        return ()
-    reached = {name for own in config.adapters.values() for name in own.reaches(config.model.trainable())}
-    roles = [role for role, asked in encoders.ROLES.items() if getattr(config.cache, asked) is not False]
-    names = [name for name in config.model.networks(*roles) if name not in reached] if roles else []
-    return tuple(names)
-
-
 def opened(config: Config, parts: Components, anew: bool = False) -> Cache | None:
     """The cache of a recipe, which may be empty; None without one. `anew`: files of weights are read, whatever their
     sizes and times of change say. UserError where something is asked for that cannot be cached."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.config.errors import Problem
-from daguerre.data.cached.settings import CacheSettings
 from daguerre.data.settings import DataSettings
 from daguerre.models.settings import FamilySettings
 from daguerre.objectives.settings import ObjectiveSettings
@@ -22,17 +21,6 @@ from daguerre.training.settings import (
     ProfilerSettings,
     TrainingSettings,
 )
-
-
-def _cached_base(training: TrainingSettings, cache: CacheSettings) -> list[Problem]:
-    """A cache holds what the encoders of the files make, not those of few bits."""
-    if cache.path is None or training.base_precision == "no":
-        return []
-    text = (
-        "does not work with cache.path: text encoders are kept in few bits as well, and a cache would hold what they "
-        "make of captions under the name of the encoders as they are. Remove one of the two"
-    )
-    return [Problem("training.base_precision", text, training.base_precision)]
 
 
 def problems(sections: Mapping[str, Any]) -> list[Problem]:
@@ -210,7 +198,6 @@ CHECKS: dict[tuple[str, ...], Callable[..., list[Problem]]] = {
     ("data", "objective"): _masks,
     ("model", "adapters"): _adapters_of_model,
     ("model", "sampling"): _guidance,
-    ("training", "cache"): _cached_base,
     ("model", "objective", "init_from"): _own_teacher,
     ("profiler", "output_dir"): _profiles,
     ("optimizer", "ema", "lr_scheduler"): _own_averages,

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from daguerre.build.parts import Components, build, load
-from daguerre.caching import cache, fill, mend
+from daguerre.caching import cache, fill, left_out, mend
 from daguerre.caching.cache import Wanted
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.config.config import Config, Loaded
@@ -104,7 +104,7 @@ def opened(loaded: Loaded, storage: RunStorage, anew: bool = False) -> Iterator[
         stop = stack.enter_context(StopSignals(launched=environment.read().launcher != "none"))
         processes = stack.enter_context(process_group(config, storage, stop))
         whole = all(own.name == "full" for own in config.adapters.values())  # others are attached to the weights
-        leave_out = config.model.networks() if whole else cache.components(config)
+        leave_out = config.model.networks() if whole else left_out.components(config)
         parts = build(config, processes.device, networks=load(config, leave_out))
         dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images, parts.columns)
         found = cache.opened(config, parts, anew)

@@ -11,7 +11,7 @@ from daguerre.build import base_digests, quantized_base
 from daguerre.build.batch_sizes import BatchSizes, check_uncut_batches, couples_samples, shared_out
 from daguerre.build.parts import Components, begin, build, load
 from daguerre.build.roles import in_training
-from daguerre.caching import cache as caching
+from daguerre.caching import left_out
 from daguerre.checkpoint.async_save import FailedSaves, Outcome, Saver
 from daguerre.checkpoint.retention import RetentionPolicy
 from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, State
@@ -165,7 +165,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     store = state_io.store(storage, _ranks(config, processes))
     point = resume.find_start(loaded, folder, store, processes)
     sizes = shared_out(loaded, mesh, point.global_batch_size)
-    networks = load(config, caching.components(config))
+    networks = load(config, left_out.components(config))
     base = base_digests.of(config, *networks)
     if point.checkpoint is not None:
         base_digests.check_same_base(point.documents.get("base"), base, point.checkpoint.name)
