@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +12,23 @@ import flow_runs
 import numpy as np
 import pytest
 import tiny_families
+import tiny_texts
 import torch
 from diffusers import Krea2Pipeline
-from diffusers.loaders import single_file_utils
+from diffusers.loaders import lora_conversion_utils, single_file_utils
 from flow_runs import SEED, SIDE_PX, STEPS, drawn
-from safetensors.torch import load_file
+from PIL import Image
+from safetensors.torch import load_file, save_file
 from tiny_families import krea2 as tiny
-from tiny_models import prompts
+from tiny_models import prompts, tiny_flux_vae
+from torch import Tensor
+from transformers import Qwen3Model
 
+from daguerre import errors
+from daguerre.cli import main
 from daguerre.families.krea2 import NAMES
+from daguerre.models.lora_files.addition import DOWN
+from daguerre.models.lora_files.read import read
 from daguerre.models.weights import original_files
 from daguerre.samplers.draw import initial_noise
 
@@ -100,7 +111,8 @@ def test_padding_changes_no_sample(base, tmp_path):
         torch.testing.assert_close(family.net(x[row, None], s[row, None], alone)[0], together[row], rtol=0, atol=1e-6)
 
 
-def test_a_lora_means_the_same_in_diffusers(base, tmp_path):
+def test_a_lora_means_the_same_in_diffusers(base, tmp_path, capsys):
+    """Also on the distilled model, which has a schedule of its own and is not trained."""
     more = ["adapter.name=lora", "adapter.rank=2", "adapter.targets=all", "optimizer.learning_rate=0.3"]
     run = trained(tmp_path, base, *more)
     image = drawn(run, tmp_path / "out", 3.5)
@@ -110,6 +122,82 @@ def test_a_lora_means_the_same_in_diffusers(base, tmp_path):
     other = theirs(pipe, 3.5)
     assert np.abs(image - other).max() <= 2
     assert np.abs(other - plain).max() > 20, "it changes something"
+    assert "kohya.safetensors: kohya's layout is for ComfyUI" in capsys.readouterr().out
+    turbo = tiny.write(tmp_path / "turbo", is_distilled=True)
+    words = [f"{name}={SIDE_PX}" for name in ("height", "width")] + [f"num_inference_steps={STEPS}", f"seed={SEED}"]
+    words += [f"use={{{run}: 1}}", f"model.max_sequence_length={TOKENS}", f"out={tmp_path / 'few'}"]
+    assert main.run(["generate", str(turbo), "prompt=a red circle", *words]) == errors.DONE
+    pipe = Krea2Pipeline.from_pretrained(turbo)
+    pipe.load_lora_weights(run / "adapter", weight_name="pytorch_lora_weights.safetensors")
+    assert np.abs(np.asarray(Image.open(tmp_path / "few" / "000.png")).astype(int) - theirs(pipe, 0.0)).max() <= 2
+
+
+def test_loras_in_the_names_of_krea_are_read(base, tmp_path):
+    """`diffusion_model.` and the original names, as ai-toolkit and Krea's own trainer write them."""
+    family = tiny_families.load("krea2", tmp_path)
+    layers = [name for name, m in family.components["transformer"].named_modules() if isinstance(m, torch.nn.Linear)]
+    found: dict[str, Tensor] = {}
+    for link in NAMES.links([f"{layer}.weight" for layer in layers]):
+        rows, columns = family.components["transformer"].get_parameter(link.names[0]).shape
+        original = link.original.removesuffix(".weight")
+        found[f"diffusion_model.{original}.lora_A.weight"] = torch.randn(2, columns)
+        found[f"diffusion_model.{original}.lora_B.weight"] = torch.randn(rows, 2)
+    save_file(found, tmp_path / "lora.safetensors")
+    additions = read(tmp_path / "lora.safetensors", family.components)["transformer"]
+    assert sorted(each.layer for each in additions) == sorted(layers)
+    theirs = lora_conversion_utils._convert_non_diffusers_krea2_lora_to_diffusers(dict(found))
+    for each in additions:
+        assert torch.equal(each.factors[DOWN], theirs[f"transformer.{each.layer}.lora_A.weight"])
+
+
+def refused(place: Path, base: Path, *given: str) -> str:
+    """What is said of a run that is refused before anything is trained."""
+    recipe = {
+        "run_name": "wrong",
+        "output_dir": str(place),
+        "model": model(base),
+        "objective": {"name": "flow", "schedule": {"name": "linear_flow", **SCHEDULE}},
+        "data": {"source": "shapes", "resolution": 64},
+        "training": {"duration": "2 steps", "global_batch_size": 2, "device": "cpu"},
+        "adapters": {"lora": {"name": "lora", "rank": 2}},
+        "sampling": {"num_images": 0},
+    }
+    (place / "wrong.yaml").write_text(json.dumps(recipe))
+    with pytest.MonkeyPatch.context() as patch:
+        said = io.StringIO()
+        patch.setattr(sys, "stderr", said)
+        assert main.run(["train", str(place / "wrong.yaml"), *given]) == errors.REFUSED
+    return said.getvalue()
+
+
+def test_what_is_wrong_is_refused_in_words(base, tmp_path):
+    place = tmp_path / "others"
+    for name, network in {"clip": tiny_texts.clip(), "qwen": tiny_texts.qwen3(Qwen3Model)}.items():
+        network.save_pretrained(place / name / "text_encoder")
+        tokenizer = tiny_texts.clip_tokenizer() if name == "clip" else tiny_texts.qwen_tokenizer()
+        tokenizer.save_pretrained(place / name / "tokenizer")
+    tiny_flux_vae().save_pretrained(place / "vae")
+    tiny.write(place / "narrow", text_hidden_dim=16)
+    turbo = tiny.write(place / "turbo", is_distilled=True)
+    factors = {f"unet.down_blocks.0.attn.to_q.lora_{side}.weight": torch.ones(2, 2) for side in "AB"}
+    save_file(factors, place / "sd.safetensors")
+    encoder = "model.text_encoder={0} model.tokenizer={0}"
+    for words, said in {
+        f"model.pretrained_model_name_or_path={turbo}": "distilled to few steps",
+        "model.is_distilled=true": "train krea/Krea-2-Raw",
+        encoder.format(place / "clip"): "text encoders can be language model",
+        encoder.format(place / "qwen"): "was trained with Qwen3-VL",
+        f"model.transformer={place / 'narrow'}": "text_hidden_dim is 16, and the other networks give 32",
+        "model.text_encoder_select_layers=[1,2]": "num_text_layers is 3, and the other networks give 2",
+        "model.text_encoder_select_layers=[1,2,9]": "the encoder has 4 layers",
+        f"model.vae={place / 'vae'}": "latents are made by AutoencoderKLQwenImage",
+        "sampling.num_images=1 sampling.height=72": "sides that are multiples of 16",
+        f"init_from={place / 'sd.safetensors'}": "was made for another model",
+        "training.mixed_precision=fp16": "exceed the range of float16",
+        "sampling.guidance_scale=-1": "guidance_scale",
+    }.items():
+        found = refused(tmp_path, base, *words.split())
+        assert said in " ".join(found.split()), (words, found)
 
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])

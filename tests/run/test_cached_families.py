@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny_families.anima
 import tiny_families.flux
+import tiny_families.krea2
 import tiny_families.qwen_image_21
 import tiny_families.z_image
 import yaml
@@ -29,10 +30,11 @@ MODELS = {
     "cascade_b": lambda place: stage_b(write_decoder(place)),
     "anima": lambda place: {"family": "anima", **tiny_families.anima.settings(place)},
     "flux": lambda place: {"family": "flux", **tiny_families.flux.settings(place)},
+    "krea2": lambda place: {"family": "krea2", **tiny_families.krea2.settings(place)},
     "z_image": lambda place: {"family": "z_image", **tiny_families.z_image.settings(place)},
     "qwen_image_21": lambda place: {"family": "qwen_image_21", **tiny_families.qwen_image_21.settings(place)},
 }
-OBJECTIVES = {"anima": "flow", "flux": "flow", "z_image": "flow", "qwen_image_21": "flow"}
+OBJECTIVES = {"anima": "flow", "krea2": "flow", "flux": "flow", "z_image": "flow", "qwen_image_21": "flow"}
 """Of families that are not trained on the noise."""
 NEVER = {
     "autoencoder": ["quickstart_vae"],
@@ -131,6 +133,17 @@ def test_captions_of_several_windows_are_padded_and_masked_as_without_a_cache(tm
         assert train(name, *given, *more) == errors.DONE
     assert runs.losses("cached") == pytest.approx(runs.losses("plain"), rel=1e-6)
     assert runs.losses("cut") != pytest.approx(runs.losses("plain"), rel=1e-4)
+
+
+@pytest.mark.long
+def test_captions_of_several_lengths_are_padded_and_masked_as_without_a_cache(tmp_path):
+    """Krea 2's, in batches of several, in which the language model rounds differently."""
+    runs, given = Runs(tmp_path, "krea2"), ["adapter.name=lora", "training.per_device_batch_size=2"]
+    for number in range(IMAGES):
+        (tmp_path / "images" / f"{number}.txt").write_text("a red circle " * (number + 1))
+    assert runs.train("plain", *given) == errors.DONE
+    assert runs.cached("cached", *given) == errors.DONE
+    assert runs.losses("cached") == pytest.approx(runs.losses("plain"), rel=1e-6)
 
 
 @pytest.mark.parametrize("family", sorted(NEVER))

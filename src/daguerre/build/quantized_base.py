@@ -28,6 +28,8 @@ def quantize(
     for component, network in family.networks.items():
         if network.role == "autoencoder" or component in cached:  # an autoencoder consists of convolutions
             continue
+        if device is not None and any(p.is_meta for p in network.module.parameters()):
+            continue  # left out of memory, as where only a cache is filled: there are no weights
         found = _layers(network)
         still = {name: layer for name, layer in found.items() if not layer.weight.requires_grad}
         if network.role == "denoiser" and not still:

@@ -115,6 +115,12 @@ TRANSFORMER = Facts(
         "attention": ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_gate", "attn.to_out.0"),
         "ff": ("ff.gate", "ff.up", "ff.down"),
     },
+    readers=(
+        ("transformer_blocks.*.attn", "to_q", "to_gate"),
+        ("transformer_blocks.*.attn", "to_k", "to_v"),
+        ("text_fusion.*.attn", "to_q", "to_k", "to_v", "to_gate"),
+        ("ff", "gate", "up"),
+    ),
     names=NAMES,
     unknown_to_diffusers=True,
     architecture=_architecture,

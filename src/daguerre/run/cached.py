@@ -5,8 +5,9 @@ from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from daguerre.build import left_out
 from daguerre.build.parts import Components, build, load
-from daguerre.caching import cache, fill, left_out, mend
+from daguerre.caching import cache, fill, mend
 from daguerre.caching.cache import Wanted
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.config.config import Config, Loaded
@@ -103,7 +104,8 @@ def opened(loaded: Loaded, storage: RunStorage, anew: bool = False) -> Iterator[
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignals(launched=environment.read().launcher != "none"))
         processes = stack.enter_context(process_group(config, storage, stop))
-        whole = all(own.name == "full" for own in config.adapters.values())  # others are attached to the weights
+        # A ControlNet copies weights of the denoiser, and new tokens are put into text encoders.
+        whole = all(own.name in ("full", "lora") for own in config.adapters.values())
         leave_out = config.model.networks() if whole else left_out.components(config)
         parts = build(config, processes.device, networks=load(config, leave_out))
         dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images, parts.columns)

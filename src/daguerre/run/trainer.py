@@ -215,7 +215,9 @@ def publish(run: Run, again: bool = False) -> None:
     An error of the disk does not end the run: all are made again at the next save.
     """
     draws = run.config.sampling.num_images and generates(run)
-    needed = encoders.present(run.parts.family) if run.config.checkpoint.export or draws else nullcontext()
+    whole_model = any(own.whole for own in run.parts.attached.trainables.values())
+    exports = run.config.checkpoint.export and whole_model  # an adapter's files need no encoder
+    needed = encoders.present(run.parts.family) if exports or draws else nullcontext()
     with evaluating(run.state), needed:
         if draws:
             with busy(run, "generating images"), run.tolerant("generating images"):
