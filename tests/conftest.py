@@ -22,10 +22,16 @@ if find_spec("triton"):  # decides when it is first imported whether its own fun
         import_module("triton.language")
 
 
+gc.disable()  # while modules are imported there is no garbage worth looking for
+
+
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector from going over all that is loaded: tests of memory that runs out call it often."""
+    """Keep the garbage collector from going over all that is loaded: tests of memory that runs out call it often. By
+    itself it looks seldom, too: what networks and libraries are made of is many small objects, and no garbage."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 50, 50)
+    gc.enable()
 
 
 LONGEST_FIRST = ("run/", "test_", "cli/", "parity/", "storage/")
