@@ -23,7 +23,7 @@ def build(folder: Path) -> Path:
 
     # ninja lies beside the interpreter of a virtual environment that nobody has activated.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     made = cpp_extension.load(
         "fake_cuda", [str(SOURCE)], extra_cflags=["-O0"], build_directory=str(folder), with_cuda=False,
         is_python_module=False,
