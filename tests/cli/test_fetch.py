@@ -212,6 +212,7 @@ def test_what_it_cannot_do_is_refused(given, words, capsys):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_environment_names_the_hub(pipeline, tmp_path):
     with fake_hub.running() as hub:
         hub.add(MODEL, pipeline)

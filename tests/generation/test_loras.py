@@ -89,6 +89,7 @@ def run(place, tmp_path_factory) -> Path:
     given += ["adapter.name=lora", "adapter.alpha=40", "optimizer.learning_rate=1e-2", "lr_scheduler.warmup=0 steps"]
     given += ["data.source=folder", f"data.path={to / 'images'}", "data.resolution=16", "ema.enabled=false"]
     given += ["validation.every=null", "sampling.num_images=0", "training.device=cpu", "checkpoint.every=null"]
+    given += ["loader.num_workers=0"]
     name = "sd15_lora" if kind == "sd" else "sdxl_lora"
     assert main.run(["train", name, *given, "training.weights_dtype=float32"]) == errors.DONE
     return to / "run"

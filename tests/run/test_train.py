@@ -348,10 +348,11 @@ def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path, capsys):
     assert "output_dir" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_second_run_is_refused_before_the_heavy_imports_and_sigterm_ends_the_first_with_its_workers(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, workers
 ):
-    first = tiny_runs.start(tmp_path, "training.duration=100000 steps", "loader.num_workers=1")
+    first = tiny_runs.start(tmp_path, "training.duration=100000 steps", f"loader.num_workers={workers}")
     try:
         tiny_runs.wait_for(tmp_path / "tiny" / "metrics" / "metrics.jsonl")
         monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")

@@ -21,10 +21,12 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import torch
 
 from daguerre.cli import main as cli_main
-from daguerre.run import trainer  # noqa: F401 (loaded once, before the forks)
+from daguerre.families import sd  # noqa: F401 (loaded once, before the forks)
+from daguerre.run import trainer  # noqa: F401
 from daguerre.training import step
 from daguerre.training.state import TrainState
 
@@ -146,6 +148,7 @@ def _killed(number: int, folder: str) -> None:
 
 def main(plan: str) -> None:
     torch.set_num_threads(1)
+    pyarrow.array([0])  # imports pandas, where it is installed: once, before the forks
     signal.signal(signal.SIGINT, signal.default_int_handler)
     print(json.dumps([_forked(one) for one in json.loads(Path(plan).read_text())]))
 
