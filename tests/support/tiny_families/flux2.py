@@ -31,8 +31,9 @@ def autoencoder() -> AutoencoderKLFlux2:
     return vae
 
 
-def write(folder: Path, seed: int = 0, is_distilled: bool = False, **numbers: Any) -> Path:
-    """Writes a Flux2KleinPipeline with random weights; `numbers` change the transformer's."""
+def write(folder: Path, seed: int = 0, is_distilled: bool = False, layers: int = 4, **numbers: Any) -> Path:
+    """Writes a Flux2KleinPipeline with random weights, whose text encoder has `layers`; `numbers` change the
+    transformer's."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         transformer = Flux2Transformer2DModel(**{**NUMBERS, **numbers})
@@ -42,7 +43,7 @@ def write(folder: Path, seed: int = 0, is_distilled: bool = False, **numbers: An
         pipeline = Flux2KleinPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(**SHIFT),
             vae=autoencoder(),
-            text_encoder=tiny_texts.qwen3(),
+            text_encoder=tiny_texts.qwen3(layers=layers),
             tokenizer=tiny_texts.qwen_tokenizer(),
             transformer=transformer,
             is_distilled=is_distilled,
