@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 import tiny_families
 import tiny_texts
 import torch
-from diffusers import Krea2Pipeline
+from diffusers import FlowMatchEulerDiscreteScheduler, Krea2Pipeline, Krea2Transformer2DModel
 from diffusers.loaders import lora_conversion_utils, single_file_utils
+from diffusers.pipelines.krea2.pipeline_krea2 import calculate_shift
 from flow_runs import SEED, SIDE_PX, STEPS, drawn
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -26,11 +28,14 @@ from transformers import Qwen3Model
 
 from daguerre import errors
 from daguerre.cli import main
-from daguerre.families.krea2 import NAMES
+from daguerre.families.krea2 import NAMES, Settings
 from daguerre.models.lora_files.addition import DOWN
 from daguerre.models.lora_files.read import read
-from daguerre.models.weights import original_files
+from daguerre.models.settings import INDEX
+from daguerre.models.weights import architectures, original_files
+from daguerre.objectives import flow
 from daguerre.samplers.draw import initial_noise
+from daguerre.samplers.settings import SamplingSettings
 
 TOKENS = 64
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
@@ -71,6 +76,33 @@ def test_the_pipeline_of_a_run_draws_the_same_image(scale, base, tmp_path):
     image = drawn(run, tmp_path / "out", scale)
     assert np.abs(image - theirs(Krea2Pipeline.from_pretrained(run / "pipeline"), scale)).max() <= 2
     assert image.std() > 1
+
+
+@pytest.mark.parametrize(("side_px", "shift"), [(256, 1.65), (512, 1.79), (1024, 2.475), (1280, 3.16)])
+def test_noise_levels_are_those_of_the_pipeline(side_px, shift):
+    """Of Raw by the size of the images, of Turbo as at 1280 px at every size: the published tables."""
+    place = architectures.FOLDER / "krea2"
+    config = json.loads((place / "scheduler" / "scheduler_config.json").read_text())
+    section = Settings.schedulers.objective_of(config)
+    diffusion = replace(flow.build(flow.Settings.model_validate(section)), sampled_px=side_px**2)
+    scheduler = FlowMatchEulerDiscreteScheduler.from_config(config)
+    few = Settings.usual_of({INDEX: {"is_distilled": True}})["sampling"]["shift"]
+    for given, tokens in ((None, (side_px // 16) ** 2), (few, 80**2)):
+        mu = calculate_shift(tokens, 256, 6400, 0.5, 1.15)
+        scheduler.set_timesteps(sigmas=np.linspace(1, 1 / 52, 52), mu=mu)
+        levels = diffusion.sampled(SamplingSettings(shift=given))
+        assert levels.schedule.settings.shift == pytest.approx(shift if given is None else 3.158, abs=5e-3)
+        torch.testing.assert_close(levels.grid(52, "trailing").t_N.float(), scheduler.sigmas[:-1], rtol=0, atol=1e-6)
+
+
+def test_norms_stay_float32_where_weights_are_stored_in_16_bits(base, tmp_path):
+    """They are stored as their scale less 1, and diffusers keeps them so."""
+    run = trained(tmp_path, base, "training.weights_dtype=bfloat16", "training.mixed_precision=bf16")
+    types = {name: value.dtype for name, value in load_file(run / "pipeline" / WEIGHTS).items()}
+    wide = {name for name, dtype in types.items() if dtype == torch.float32}
+    kept = Krea2Transformer2DModel._keep_in_fp32_modules
+    assert wide == {name for name in types if {*name.split(".")} & {*kept}}
+    assert {types[name] for name in types.keys() - wide} == {torch.bfloat16}
 
 
 def test_captions_are_read_as_the_pipeline_reads_them(base, tmp_path):
