@@ -98,7 +98,8 @@ def test_noise_levels_are_those_of_the_pipeline(side_px, shift):
 def test_norms_stay_float32_where_weights_are_stored_in_16_bits(base, tmp_path):
     """They are stored as their scale less 1, and diffusers keeps them so."""
     run = trained(tmp_path, base, "training.weights_dtype=bfloat16", "training.mixed_precision=bf16")
-    types = {name: value.dtype for name, value in load_file(run / "pipeline" / WEIGHTS).items()}
+    (saved,) = run.glob("checkpoints/*/model.safetensors")
+    types = {name: value.dtype for name, value in load_file(saved).items()}
     wide = {name for name, dtype in types.items() if dtype == torch.float32}
     kept = Krea2Transformer2DModel._keep_in_fp32_modules
     assert wide == {name for name in types if {*name.split(".")} & {*kept}}

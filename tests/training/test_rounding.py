@@ -284,3 +284,19 @@ def test_an_update_never_asks_the_device(toy, monkeypatch, name, dtype):
             patch.setattr(torch.Tensor, method, asked)
         update(toy, state, batch)
     assert all(torch.isfinite(p).all() for p in state.net.parameters())
+
+
+def test_what_stays_float32_among_weights_of_16_bits_is_not_rounded():
+    exact, few = (torch.nn.Parameter(torch.ones(5, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16))
+    for p in (few, exact):
+        p.grad = torch.ones_like(p)
+    with stochastic_rounding.widened([few, exact], torch.tensor(0.5), Rounding(True), 3, 0):
+        for p in (few, exact):
+            assert p.grad is not None
+            p.data.add_(p.grad, alpha=1e-5)
+    assert torch.equal(exact, torch.ones(5) + 5e-6)
+    assert few.dtype == torch.bfloat16
+    assert ((few == 1) | (few == 1 + 2.0**-7)).all()
+    with stochastic_rounding.widened([exact], None, Rounding(True), 4, 0):
+        exact.data.add_(1e-5)
+    assert torch.equal(exact, torch.ones(5) + 5e-6 + 1e-5)

@@ -57,6 +57,7 @@ def shard_networks(config: Config, parts: Components, processes: Processes, mesh
     absent = encoders.absent(parts.family)
     there = {name: network for name, network in parts.networks.items() if name not in absent}
     still = frozen(parts.net, there)
+    _check_types(parts.net, mesh)
     weights = {"what is trained": parts.net, **{name: network.module for name, network in still.items()}}
     check_same_weights(weights, processes.agreement)
     axis_rules = config.mesh.logical_axis_rules
@@ -84,6 +85,19 @@ def shard_networks(config: Config, parts: Components, processes: Processes, mesh
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         notices.append(f"not split according to the rules: {name} ({why}){more}; `daguerre plan` lists all")
     return sharding, notices
+
+
+def _check_types(net: nn.Module, mesh: Mesh) -> None:
+    """UserError for trained weights of several types that FSDP2 would gather together."""
+    types = {p.dtype for p in net.parameters() if p.requires_grad}
+    if mesh.degree("fsdp") > 1 and len(types) > 1:
+        raise UserError(
+            "some of the trained weights stay float32 while training.weights_dtype stores the others in 16 bits, and a "
+            "mesh with fsdp holds weights of one type: set training.weights_dtype=float32 (with "
+            "training.mixed_precision=bf16), or mesh.ici_fsdp_parallelism=1",
+            code="conflict",
+            setting="training.weights_dtype",
+        )
 
 
 def check_same_weights(networks: Mapping[str, nn.Module], agreement: Agreement) -> None:

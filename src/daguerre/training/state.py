@@ -19,7 +19,7 @@ from daguerre.training.meters import Meter
 from daguerre.training.optimizers.optimizer import Optimizer, build
 from daguerre.training.precision.dtypes import Precision
 from daguerre.training.precision.loss_scaling import Scaler
-from daguerre.training.precision.stochastic_rounding import Rounding
+from daguerre.training.precision.stochastic_rounding import Rounding, narrow
 from daguerre.training.settings import EMASettings, OptimizerSettings
 from daguerre.training.sharding import UNSHARDED, Sharding, cut
 from daguerre.types import LossTerms, Stateful
@@ -204,16 +204,8 @@ def _of(weights: Mapping[str, Tensor], names: Collection[str] | None) -> dict[st
 
 
 def _rounding(precision: Precision, seed: int, trained: Mapping[str, nn.Parameter]) -> Rounding | None:
-    """The rounding of weights. UserError if some have 16 bits and some do not: all are moved in the same memory."""
-    few = [name for name, p in trained.items() if p.element_size() < 4]
-    if few and len(few) < len(trained):
-        raise UserError(
-            f"training.weights_dtype: {few[0]} would be stored in 16 bits but the weights of an adapter in float32, "
-            "which one optimizer cannot train together: remove weights_dtype, or train only one of the adapters",
-            code="conflict",
-            setting="training.weights_dtype",
-        )
-    return precision.rounding(seed) if few else None
+    """The rounding of weights; None where none has 16 bits."""
+    return precision.rounding(seed) if any(narrow(p) for p in trained.values()) else None
 
 
 def load_weights(

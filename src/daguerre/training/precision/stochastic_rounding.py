@@ -95,7 +95,8 @@ def widened(
     parameters: Sequence[nn.Parameter], factor: Tensor | None, rounding: Rounding, step: int, piece: int
 ) -> Iterator[None]:
     """Within the context these parameters, and their gradients times `factor`, are float32; then the parameters are
-    rounded into their own memory. The gradients are gone. After an error the parameters are what they were."""
+    put back into their own memory, those of 16 bits rounded. The gradients are gone. After an error the parameters are
+    what they were."""
     stored = [p.data for p in parameters]
     buffer_N, wide = _flat(stored)
     own = [(p, p.grad) for p in parameters if p.grad is not None]
@@ -108,8 +109,14 @@ def widened(
         for (p, _), gradient in zip(own, gradients, strict=True):
             p.grad = gradient
         yield
-        narrowed_N = rounding.narrowed(buffer_N, stored[0].dtype, step, piece)
-        torch._foreach_copy_(stored, _views(narrowed_N, stored))
+        few = next((value.dtype for value in stored if narrow(value)), None)
+        if few is None:
+            torch._foreach_copy_(stored, wide)
+        else:
+            rounded = _views(rounding.narrowed(buffer_N, few, step, piece), stored)
+            # A weight that stays float32 takes no part in chance, wherever it stands among the others.
+            each = zip(stored, rounded, wide, strict=True)
+            torch._foreach_copy_(stored, [few_bits if narrow(value) else exact for value, few_bits, exact in each])
     finally:
         for p, value in zip(parameters, stored, strict=True):
             p.grad, p.data = None, value
