@@ -121,8 +121,8 @@ def _decoder(layers: int, **more: Any) -> dict[str, Any]:
     return {**sizes, "num_hidden_layers": layers, "vocab_size": 600, "max_position_embeddings": 2048, **more}
 
 
-def qwen3(kind: Any = Qwen3ForCausalLM, layers: int = 4) -> Any:
-    return enlarged(kind(Qwen3Config(head_dim=16, **_decoder(layers))), "proj", 4.0).eval()
+def qwen3(kind: Any = Qwen3ForCausalLM, layers: int = 4, **more: Any) -> Any:
+    return enlarged(kind(Qwen3Config(head_dim=16, **_decoder(layers, **more))), "proj", 4.0).eval()
 
 
 def qwen25_vl() -> Any:

@@ -52,7 +52,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     **dict.fromkeys(KLEIN, write_flux2),
     "qwen_image": write_qwen_image,
     "qwen_image_21": write_qwen_image_21,
-    "anima": write_anima,
+    "anima": lambda folder: write_anima(folder, conditioner={"min_sequence_length": 512}),
     "krea2": write_krea2,
 }
 """Tiny pipelines by the architecture that they stand for."""

@@ -40,8 +40,9 @@ from daguerre.types import Cond
 
 _PATCH = 2
 """Side of the square of latent pixels that is one token."""
-_READS = Reading(kinds=("language_model",), padding="longest")
-"""The last hidden state of Qwen3, without a template. It looks back alone, so padding needs no mask inside."""
+_READS = Reading(kinds=("language_model",))
+"""The last hidden state of Qwen3, without a template. It looks back alone, so padding needs no mask inside. Windows are
+as long as their authors train with, so that a text is computed the same in every batch."""
 
 
 FACTS: dict[type, Facts] = {CosmosTransformer3DModel: TRANSFORMER, AnimaTextConditioner: CONDITIONER}
@@ -119,14 +120,11 @@ class ConditionedText(TextConditioning):
         return super().files() | {f"t5_tokenizer/{name}": content for name, content in self.word_files.items()}
 
     def tokens(self, texts: Sequence[str]) -> Cond:
-        """Those of Qwen3, one at least (the empty text has none), and `t5_ids` [B, T] with `t5_lengths` [B]."""
-        cond = {**super().tokens(texts)}
-        if not cond["text_encoder_ids"].numel():
-            cond["text_encoder_ids"] = cond["text_encoder_ids"].new_zeros(len(texts), 1, 1)
-        longest = not isinstance(self.words, AbsentTokenizer)
-        found = tokenizers.windows(self.words, texts, 1, self.encoders[0].max_tokens, longest)
+        """Those of Qwen3, and of T5 `t5_ids` [B, T] with `t5_lengths` [B]."""
+        found = tokenizers.windows(self.words, texts, 1, self.encoders[0].max_tokens)
         ends = sum(map(len, tokenizers.ends(self.words)))
-        return cond | {"t5_ids": found.ids_BKT[:, 0], "t5_lengths": found.counts_BK[:, 0] + ends}
+        own = {"t5_ids": found.ids_BKT[:, 0], "t5_lengths": found.counts_BK[:, 0] + ends}
+        return {**super().tokens(texts), **own}
 
     def features(self, tokens: Cond, trained: Collection[str] = ()) -> Cond:
         """`text` [B, T, D]: the tokens of T5, and zeros up to the conditioner's window, which are attended to."""

@@ -93,8 +93,10 @@ def _filled(network: nn.Module, fresh: nn.Module, device: torch.device) -> list[
                 if tensor is None or not tensor.is_meta:
                     continue
                 value = own[f"{prefix}.{slot}".lstrip(".")].detach().to(device, tensor.dtype)
-                if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
-                    value = value.to(memory_format=torch.channels_last)
+                if value.stride() != tensor.stride():  # by which a kernel is chosen that rounds otherwise
+                    value = torch.empty_strided(
+                        tensor.size(), tensor.stride(), dtype=value.dtype, device=value.device
+                    ).copy_(value)
                 is_parameter = isinstance(tensor, nn.Parameter)
                 table[slot] = nn.Parameter(value, requires_grad=tensor.requires_grad) if is_parameter else value
                 taken.append((table, slot, tensor))
