@@ -7,17 +7,20 @@ import shutil
 from pathlib import Path
 
 import data_sets
+import numpy as np
 import pytest
 import tiny_texts
 import torch
 import yaml
-from diffusers import QwenImage21Transformer2DModel
+from diffusers import FlowMatchEulerDiscreteScheduler, QwenImage21Pipeline, QwenImage21Transformer2DModel
+from PIL import Image
 from safetensors.torch import save_file
 from tiny_families import qwen_image, qwen_image_21
 from tiny_models import write_sd
 
 from daguerre import errors
 from daguerre.cli import main
+from daguerre.samplers.draw import initial_noise
 
 LEVELS = [1.0, 0.8, 0.4]
 
@@ -30,6 +33,7 @@ def place(tmp_path_factory) -> Path:
     turbo = shutil.copytree(place / "21", place / "turbo")
     index = json.loads((turbo / "model_index.json").read_text()) | {"sample_sigmas": LEVELS}
     (turbo / "model_index.json").write_text(json.dumps(index))
+    FlowMatchEulerDiscreteScheduler(shift=1.0).save_pretrained(turbo / "scheduler")
     tiny_texts.write(place / "qwen3", {"text_encoder": tiny_texts.qwen3(), "tokenizer": tiny_texts.qwen_tokenizer()})
     QwenImage21Transformer2DModel(**qwen_image_21.NUMBERS | {"context_in_dim": 48}).save_pretrained(place / "wide")
     write_sd(place / "sd")
@@ -103,6 +107,8 @@ def test_a_wrong_setting_is_refused(family, given, said, place, capsys):
         (["use=sd_lora.safetensors"], "sd_lora.safetensors"),
         (["reference=21.png"], "reference"),
         (["height=80"], "multiples of 32"),
+        (["timestep_spacing=[1,0.5,0.6]"], "give shares of noise that fall"),
+        (["timestep_spacing=[1,0.6,0.5]"], "set num_inference_steps=3"),
     ],
 )
 def test_a_wrong_image_is_refused(given, said, place, capsys, monkeypatch):
@@ -113,9 +119,17 @@ def test_a_wrong_image_is_refused(given, said, place, capsys, monkeypatch):
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-def test_distilled_weights_generate_in_their_own_number_of_steps(place, capsys):
+def test_distilled_weights_generate_at_their_own_noise_levels(place, capsys):
     out = place / "few"
     words = ["generate", str(place / "turbo"), "prompt=a fox", "height=64", "width=64", f"out={out}"]
     assert main.run(words) == errors.DONE
     told = json.loads((out / "000.json").read_text())
     assert (told["num_inference_steps"], told["guidance_scale"]) == (len(LEVELS), 1.0)
+    assert told["timestep_spacing"] == LEVELS
+    pipe = QwenImage21Pipeline.from_pretrained(place / "turbo", processor=tiny_texts.qwen3_vl_processor())
+    noise = initial_noise([0], (64, 4, 4))
+    latents = pipe._pack_latents(noise, *noise.shape)
+    image = pipe(["a fox"], height=64, width=64, latents=latents, output_type="np").images[0]
+    theirs = (image[..., :3] * 255).round().astype(int)
+    ours = np.asarray(Image.open(out / "000.png")).astype(int)
+    assert np.abs(ours - theirs).max() <= 2

@@ -102,9 +102,9 @@ class Settings(TransformerSettings):
 
     @classmethod
     def usual_of(cls, configs: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
-        """As many steps as there are noise levels that the index of Turbo gives."""
+        """The noise levels that the index of Turbo gives."""
         levels = configs.get(INDEX, {}).get(_LEVELS)
-        few = {"guidance_scale": 1.0, "num_inference_steps": len(levels or ())}
+        few = {"guidance_scale": 1.0, "num_inference_steps": len(levels or ()), "timestep_spacing": levels}
         return {**cls.usual, "sampling": few} if levels else cls.usual
 
 
@@ -119,10 +119,10 @@ def load(settings: Settings, seed: int) -> Family:
     decided = {"in_channels": autoencoder.channels, "out_channels": autoencoder.channels, "context_in_dim": texts.width}
     transformer = components.network("transformer", TextToImage, decided, NAMES)
     check_fits("transformer", transformer, decided)
-    distilled = settings.is_distilled
-    if distilled is None:
-        distilled = settings.transformer == BASE and bool(components.index.get(_LEVELS))
-    exporter = PipelineExporter(settings, {"processor": ["transformers", "Qwen3VLProcessor"]}, {}, **TRUE_CFG)
+    levels = components.index.get(_LEVELS) if settings.transformer == BASE else None
+    distilled = bool(levels) if settings.is_distilled is None else settings.is_distilled
+    index = {"processor": ["transformers", "Qwen3VLProcessor"]} | ({_LEVELS: levels} if levels else {})
+    exporter = PipelineExporter(settings, index, {}, **TRUE_CFG)
     return trained_net.family(
         components,
         partial(denoise, transformer),

@@ -259,9 +259,13 @@ class Diffusion(Objective):
         y_BCHW = self.predict(net, x_BCHW, t, cond)
         return self.solve(x_BCHW, y_BCHW, *self.path(torch.as_tensor(t, dtype=torch.float64, device="cpu")))[0]
 
-    def grid(self, num_steps: int, spacing: str = "trailing") -> Grid:
-        """The noise levels of a sampler with `num_steps` calls of the denoiser. UserError where there are none."""
-        return self.grid_at(self.schedule.stops(num_steps, spacing))
+    def grid(self, num_steps: int, spacing: str | list[float] = "trailing") -> Grid:
+        """The noise levels of a sampler with `num_steps` calls of the denoiser. UserError where there are none.
+        `spacing` may be the levels themselves, s / (a + s), the noisiest first."""
+        if isinstance(spacing, str):
+            return self.grid_at(self.schedule.stops(num_steps, spacing))
+        s_N = torch.tensor(spacing, dtype=torch.float64, device="cpu")
+        return self.grid_at(self.schedule.time_of(1 - s_N, s_N))
 
     def grid_at(self, t_N: Tensor) -> Grid:
         """The grid that visits the times `t_N` float64, noisiest first, and ends clean."""

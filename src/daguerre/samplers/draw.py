@@ -32,7 +32,7 @@ class Denoising(Protocol):
     def at(self, shape: tuple[int, ...], sampling: SamplingSettings) -> Denoising:
         """The same on the noise levels that this sampling visits for samples of this shape (C, h, w)."""
 
-    def grid(self, num_steps: int, spacing: str) -> Grid:
+    def grid(self, num_steps: int, spacing: str | list[float]) -> Grid:
         """Noise levels of `num_steps` steps."""
 
     def path(self, t: Tensor) -> tuple[Tensor, Tensor]:

@@ -72,8 +72,11 @@ class SamplingSettings(Settings):
     (cond - uncond); 1 does not guide, nor does 0, as models of few steps have it in diffusers."""
     guidance_rescale: float = Field(0.0, ge=0, le=1, json_schema_extra=FREE)
     """Share by which the guided prediction's spread is brought back to the conditional one's (2305.08891, eq. 16)."""
-    timestep_spacing: Literal["trailing", "leading", "linspace"] = Field("trailing", json_schema_extra=FREE)
-    """How steps are laid on a discrete schedule (arXiv 2305.08891, table 2)."""
+    timestep_spacing: Literal["trailing", "leading", "linspace"] | list[float] = Field(
+        "trailing", json_schema_extra=FREE
+    )
+    """How steps are laid on a discrete schedule (arXiv 2305.08891, table 2); or the noise levels themselves, noisiest
+    first, as shares of noise in (0, 1]: those that weights were distilled to."""
     shift: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["empirical"] | None = Field(
         None, json_schema_extra=FREE
     )
@@ -98,6 +101,7 @@ class SamplingSettings(Settings):
 
     unused_when: ClassVar[tuple[Unused, ...]] = (
         Unused(("s_tmin", "s_tmax", "s_noise"), lambda own: own.s_churn == 0, "no effect while s_churn is 0"),
+        Unused(("shift",), lambda own: own.levels is not None, "timestep_spacing has the noise levels themselves"),
         Unused(("prompts",), lambda own: None not in (own.prompts, own.prompts_file), "prompts_file has the prompts"),
     )
 
@@ -106,6 +110,11 @@ class SamplingSettings(Settings):
     def _sampler_exists(cls, sampler: str) -> str:
         plugins.check("samplers", sampler)
         return sampler
+
+    @property
+    def levels(self) -> list[float] | None:
+        """The noise levels that are visited, as shares of noise; None where they follow from the schedule."""
+        return self.timestep_spacing if isinstance(self.timestep_spacing, list) else None
 
     @property
     def churn(self) -> dict[str, Any]:
@@ -119,6 +128,19 @@ class SamplingSettings(Settings):
     def size_px(self, resolution: int) -> tuple[int, int]:
         """Height and width of the images of a run of this resolution."""
         return self.height or resolution, self.width or resolution
+
+    @model_validator(mode="after")
+    def _levels_fall(self) -> SamplingSettings:
+        if (levels := self.levels) is None:
+            return self
+        if not levels or levels != sorted({*levels}, reverse=True) or not 0 < levels[-1] <= levels[0] <= 1:
+            raise ValueError(f"timestep_spacing is {levels}: give shares of noise that fall, from 1 at most to above 0")
+        if len(levels) != self.num_inference_steps:
+            raise ValueError(
+                f"timestep_spacing has {len(levels)} noise levels and num_inference_steps is "
+                f"{self.num_inference_steps}: set num_inference_steps={len(levels)}, or timestep_spacing=trailing"
+            )
+        return self
 
     @model_validator(mode="after")
     def _nothing_without_effect(self) -> SamplingSettings:

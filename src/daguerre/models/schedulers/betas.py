@@ -200,7 +200,7 @@ def _solver(sampling: SamplingSettings) -> dict[str, Any]:
 def _common(objective: Diffusion, sampling: SamplingSettings) -> dict[str, Any]:
     return {
         "prediction_type": PREDICTIONS[objective.settings.name],
-        "timestep_spacing": sampling.timestep_spacing,
+        "timestep_spacing": "trailing" if sampling.levels else sampling.timestep_spacing,
         "steps_offset": 1,  # Stable Diffusion's, in leading spacing; the pipeline warns of anything else
     }
 

@@ -64,6 +64,8 @@ class FlowMatching(Schedulers):
                 notices.append(f"shift={levels.shift:.4f} is for images of {px} pixels: change it for other sizes")
         if schedule.terminal is not None:
             config["shift_terminal"] = schedule.terminal
+        if sampling.levels:
+            notices.append(f"give the call of the pipeline sigmas={sampling.levels}, or images differ")
         if sampling.sampler == "lcm":
             config["stochastic_sampling"] = True
             notices.append(EQUAL_IN_LAW)
