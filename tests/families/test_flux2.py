@@ -18,12 +18,16 @@ from flow_runs import SEED, SIDE_PX, STEPS, drawn
 from safetensors.torch import load_file
 from tiny_families import flux2 as tiny
 
+from daguerre.adapters import lora
+from daguerre.adapters.adapter import attach
 from daguerre.cli import main
 from daguerre.errors import UserError
+from daguerre.models.export.about import UNKNOWN
 from daguerre.models.parts.flux_names import FLUX2
 from daguerre.models.weights import original_files
+from daguerre.objectives import eps
 from daguerre.samplers.draw import initial_noise
-from daguerre.samplers.settings import empirical_shift
+from daguerre.samplers.settings import SamplingSettings, empirical_shift
 
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 LORA = ["adapter.name=lora", "adapter.rank=2", "optimizer.learning_rate=1"]
@@ -126,3 +130,24 @@ def test_a_transformer_of_another_model_and_layers_that_are_not_there_are_refuse
         load(tiny.write(tmp_path / "dev", guidance_embeds=True))
     with pytest.raises(UserError, match="hidden state 9, but the encoder has 4 layers"):
         load(base, text_encoder_out_layers=[9, 18, 27])
+
+
+@torch.no_grad()
+def test_layers_that_diffusers_leaves_out_of_kohyas_layout_are_said(base, tmp_path):
+    """Modulations and the last norm's; in the other layout diffusers finds all."""
+    family = tiny_families.load("flux2", tmp_path)
+    family = family.training(["transformer"])
+    (trainable,) = attach({"lora": lora.Settings(rank=2, targets="all")}, family, 0).trainables.values()
+    for name, parameter in trainable.net.named_parameters():
+        if "lora_B" in name:
+            parameter.fill_(0.1)
+    (line,) = trainable.export(tmp_path / "adapter", eps.build(eps.Settings()), SamplingSettings(), UNKNOWN)
+    assert "finds no double_stream_modulation_img.linear and 3 more layers of Flux2Transformer2DModel" in line
+    found = {}
+    for name in ("pytorch_lora_weights.safetensors", "kohya.safetensors"):
+        pipe = Flux2KleinPipeline.from_pretrained(base)
+        pipe.load_lora_weights(tmp_path / "adapter", weight_name=name)
+        found[name] = {n for n, p in pipe.transformer.named_parameters() if "lora_B" in n and p.abs().max() > 0}
+    every, less = found.values()
+    assert len(every - less) == 4
+    assert all("modulation" in name or "norm_out" in name for name in every - less)

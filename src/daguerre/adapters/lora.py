@@ -208,7 +208,7 @@ class LoRA(Trainable):
             lines = []
             if self.kind in IN_KOHYA and all(map(kohya.has_names, self.networks.values())):
                 forms.write("kohya", fresh / KOHYA_FILE, self.components, additions, about)
-                lines = [f"{folder.name}/{KOHYA_FILE}: {line}" for line in kohya.notices(self.networks.values())]
+                lines = [f"{folder.name}/{KOHYA_FILE}: {line}" for line in kohya.notices(self.components, additions)]
             card = _CARD if self.for_diffusers else _PEFT_CARD.replace("COMPONENT", next(iter(both)))
             (fresh / "README.md").write_text(card, encoding="utf-8")
         return lines

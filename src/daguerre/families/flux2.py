@@ -67,6 +67,7 @@ TRANSFORMER = Facts(
         "ff": ("ff.linear_*", "ff_context.linear_*"),
     },
     names=FLUX2,
+    unknown_to_diffusers=("*_stream_modulation*.linear", "norm_out.linear"),
     architecture=_architecture,
 )
 """Layers of single blocks that are attention and feed-forward in one belong to attention."""

@@ -122,7 +122,7 @@ TRANSFORMER = Facts(
         ("ff", "gate", "up"),
     ),
     names=NAMES,
-    unknown_to_diffusers=True,
+    unknown_to_diffusers=("*",),
     architecture=_architecture,
     float32=("*.norm.weight", "*.norm?.weight", "*.norm_[qk].weight"),
 )

@@ -91,8 +91,9 @@ class Facts:
     the order in which they are called. With a LoRA they are computed as one product."""
     names: Names | None = None
     """Names of its layers in LoRAs of other programs than diffusers and peft; None where there are no such files."""
-    unknown_to_diffusers: bool = False
-    """Whether diffusers' `load_lora_weights` finds none of its layers in a file with kohya's names, and only warns."""
+    unknown_to_diffusers: tuple[str, ...] = ()
+    """Patterns of the layers that diffusers' `load_lora_weights` does not find in a file with kohya's names, which it
+    says by a warning alone."""
     architecture: Callable[[nn.Module, str], Architecture] | None = None
     """The model with this denoiser, by the network and what it predicts (`eps`, `v`, `flow`; empty: unknown)."""
     unread: frozenset[str] = frozenset()

@@ -79,6 +79,6 @@ def write(
     counts = " and ".join(f"{len(own):,} layers of {component}" for component, own in layers.items())
     ranks = sorted({each.rank for own in additions.values() for each in own if each.rank})
     shown = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "no rank"
-    for line in kohya.notices(networks[name] for name in layers) if form == "kohya" else ():
+    for line in kohya.notices(networks, additions) if form == "kohya" else ():
         print(line)
     print(f"{out}: {counts}, {shown}, {given.size_of(out)}; read back, with the strength that it was given")

@@ -7,7 +7,8 @@ every module of a file has the same one here, and the rest of its strength is mu
 Sources: kohya-ss/sd-scripts networks/lora.py; KohakuBlueleaf/LyCORIS; Comfy-Org/ComfyUI comfy/lora.py.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -30,15 +31,22 @@ def has_names(network: nn.Module) -> bool:
     return facts_of(network).names is not None
 
 
-def notices(networks: Iterable[nn.Module]) -> list[str]:
-    """A line where a file with kohya's names of these networks has no effect in diffusers, which says it by a warning
-    alone."""
-    kinds = sorted({type(network).__name__ for network in networks if facts_of(network).unknown_to_diffusers})
-    return [
-        f"diffusers finds no layer of {kind} in a file with kohya's names, and goes on without: it is for ComfyUI and "
-        "kohya's scripts, for diffusers is the one with diffusers' names"
-        for kind in kinds
-    ]
+def notices(networks: Mapping[str, nn.Module], additions: Mapping[str, list[Addition]]) -> list[str]:
+    """A line where a file with kohya's names of these additions has less effect in diffusers, which says it by a
+    warning alone."""
+    found = []
+    for component, own in additions.items():
+        network, layers = networks[component], {each.layer for each in own}
+        patterns = facts_of(network).unknown_to_diffusers
+        lost = [layer for layer in sorted(layers) if any(fnmatchcase(layer, pattern) for pattern in patterns)]
+        if lost:
+            which = f"finds no {lost[0]} and {len(lost) - 1} more layers" if len(lost) > 1 else f"finds no {lost[0]}"
+            found.append(
+                f"diffusers {'finds no layer' if len(lost) == len(layers) else which} of {type(network).__name__} in a "
+                "file with kohya's names, and goes on without: it is for ComfyUI and kohya's scripts, for diffusers is "
+                "the one with diffusers' names"
+            )
+    return found
 
 
 def write(

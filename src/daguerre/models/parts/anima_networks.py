@@ -84,7 +84,7 @@ TRANSFORMER = Facts(
     layers={"attention": ("attn?.to_[qkv]", "attn?.to_out.0"), "ff": ("ff.net.*",)},
     readers=(("attn1", "to_q", "to_k", "to_v"), ("attn2", "to_k", "to_v")),
     names=TRANSFORMER_NAMES,
-    unknown_to_diffusers=True,
+    unknown_to_diffusers=("*",),
     architecture=_architecture,
 )
 CONDITIONER = Facts(
@@ -104,5 +104,5 @@ CONDITIONER = Facts(
     layers={"attention": ("*_attn.[qkvo]_proj",), "ff": ("mlp.?",)},
     readers=(("self_attn", "q_proj", "k_proj", "v_proj"), ("cross_attn", "k_proj", "v_proj")),
     names=CONDITIONER_NAMES,
-    unknown_to_diffusers=True,
+    unknown_to_diffusers=("*",),
 )
