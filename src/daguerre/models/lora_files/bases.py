@@ -1,6 +1,7 @@
 """Models that files of LoRAs are converted for: their networks without memory, and their weights layer by layer."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -60,6 +61,12 @@ def networks(model: Path) -> Networks:
     return {name: configs.outline(name, read_json(model / name / "config.json")) for name in there}
 
 
+@cache
+def _published(name: str) -> Networks:
+    """`networks` of a published architecture: made once for all files, as nobody changes networks without memory."""
+    return networks(architectures.FOLDER / name)
+
+
 def fitting(path: Path, base: Path | None) -> tuple[Networks, dict[str, list[Addition]]]:
     """The networks that a LoRA is for, and its additions: those of `base`, or of the first published architecture that
     has all of its layers. UserError if it is for none."""
@@ -97,7 +104,7 @@ def _fitting(path: Path, base: Path | None, taken: Callable[[Networks], Found]) 
     refused: dict[str, UserError] = {}
     for name in architectures.names():
         try:
-            return taken(networks(architectures.FOLDER / name))
+            return taken(_published(name))
         except UserError as error:
             if error.code not in ("unknown", "unsupported"):
                 raise
