@@ -169,7 +169,7 @@ def test_control_images_follow_their_images_whatever_makes_the_batches(photos, i
         assert batch.valid_B.all()
         assert batch.images["control"].shape == (len(batch.names), 4, *batch.pixels_BCHW.shape[2:])
         assert torch.equal(batch.images["control"][:, :3], wanted(batch.pixels_BCHW, images))
-    if images is STORED:  # there, training has a worker
+    if images is STORED:  # a long test trains on these with a worker
         return
     there, _ = batches(dataset, images, 2, 1)
     assert [batch.names for batch in there] == [batch.names for batch in found][: len(there)]
@@ -198,8 +198,9 @@ def train(output_dir: Path, photos: Path, *overrides: str) -> list[dict]:
     return tiny_runs.lines(output_dir / "tiny")
 
 
-def test_an_adapter_trains_on_stored_control_images(tmp_path, photos, capsys):
-    train(tmp_path, photos, "loader.num_workers=1")
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_an_adapter_trains_on_stored_control_images(tmp_path, photos, capsys, workers):
+    train(tmp_path, photos, f"loader.num_workers={workers}")
     assert "no control image (control) with the image" in capsys.readouterr().out
     assert len(hinted.SEEN) >= 8
     assert all(torch.equal(255 - each["image"], each["control"][:, :3]) for each in hinted.SEEN)

@@ -18,7 +18,7 @@ from daguerre.config import config as configs
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE as FILE
 
 KINDS = ("lora", "rslora", "dora", "loha", "lokr", "boft")
-QUICK = [pytest.param(kind, marks=[] if kind in ("dora", "lokr", "boft") else [pytest.mark.long]) for kind in KINDS]
+QUICK = [pytest.param(kind, marks=[] if kind in ("dora", "lokr") else [pytest.mark.long]) for kind in KINDS]
 IN_DIFFUSERS = ("lora", "rslora", "dora")
 EVERYWHERE = "adapter.targets=attention+ff+conv"
 RANKS = {"unet": 4, "text_encoder": 2}

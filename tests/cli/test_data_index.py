@@ -20,7 +20,7 @@ def index(*arguments) -> int:
     return main.run(["data", "index", *arguments])
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_each_shard_gets_an_index_that_training_uses(place, capsys, processes):
     raw = data_sets.shards(place / "raw", 3, 4)
     assert index("raw", f"processes={processes}") == 0

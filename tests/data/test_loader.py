@@ -206,7 +206,7 @@ def test_a_run_does_not_go_on_with_other_samples(image_folder, tmp_path):
         loading(moved).restore(document)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_source_without_one_good_sample_stops(damaged, workers):
     for path in damaged.glob("*.[!t]*"):
         Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)).save(path)

@@ -49,7 +49,7 @@ def same(first, second, number, other):
     assert {**a.metadata, "daguerre_id": 0} == {**b.metadata, "daguerre_id": 0}
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_samples_come_back_with_their_bytes_words_and_ids(raw, tmp_path, processes):
     (tmp_path / "out").mkdir()
     packed, kept = pack(raw, tmp_path / "out", processes=processes)

@@ -181,7 +181,7 @@ def test_the_images_depend_on_prompt_noise_and_guidance(family):
         assert np.abs(generated - other).mean() > 5
 
 
-@pytest.mark.parametrize("steps", [4, 7, 30])
+@pytest.mark.parametrize("steps", [4, 7, pytest.param(30, marks=pytest.mark.long)])
 @pytest.mark.parametrize("rescale", [0.0, 0.7])
 def test_any_number_of_steps_and_guidance_rescale(family, pipe, steps, rescale):
     objective = build("v", '{"zero_terminal_snr": true}')
