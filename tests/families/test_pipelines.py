@@ -63,7 +63,7 @@ def theirs(folder: Path, family: Family, sampling: SamplingSettings) -> np.ndarr
         return modular_pipelines.drawn(pipe, PROMPTS, latents, sampling.guidance_scale, **size, **more)
     # what opens a processor of images and text needs torchvision
     handed = {"processor": tiny_texts.qwen3_vl_processor()} if (folder / "processor").is_dir() else {}
-    pipe = DiffusionPipeline.from_pretrained(folder, local_files_only=True, low_cpu_mem_usage=False, **handed)
+    pipe = DiffusionPipeline.from_pretrained(folder, local_files_only=True, **handed)
     pipe.set_progress_bar_config(disable=True)
     latents = pipe._pack_latents(latents, *latents.shape) if hasattr(pipe, "_pack_latents") else latents
     taken = inspect.signature(pipe.__call__).parameters

@@ -57,14 +57,17 @@ def ours(script: str, place: Path) -> Recorded:
         "lr_scheduler": {"name": "cosine", "warmup": "2 steps"},
         "training": training | {"max_grad_norm": 1.0} | PLAIN["training"],
     }
-    times = Diffusion.times
-
-    def thousandths(objective: Diffusion, quantile_B: Tensor) -> Tensor:
-        return 1 - ((1 - times(objective, quantile_B)) * 1000).floor() / 1000
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Diffusion, "times", thousandths)
         return train(place, recipe)
+
+
+_TIMES = Diffusion.times
+
+
+def thousandths(objective: Diffusion, quantile_B: Tensor) -> Tensor:
+    """Times of our law, of the thousand that the scripts' scheduler has."""
+    return 1 - ((1 - _TIMES(objective, quantile_B)) * 1000).floor() / 1000
 
 
 def first(recorded: Recorded, place: Path) -> dict[str, Tensor]:
