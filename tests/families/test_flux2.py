@@ -151,3 +151,10 @@ def test_layers_that_diffusers_leaves_out_of_kohyas_layout_are_said(base, tmp_pa
     every, less = found.values()
     assert len(every - less) == 4
     assert all("modulation" in name or "norm_out" in name for name in every - less)
+
+
+def test_a_published_name_says_that_its_weights_were_distilled(tmp_path, capsys):
+    """Without a network, and before anything is downloaded where only a plan is asked for."""
+    given = ["model.pretrained_model_name_or_path=black-forest-labs/FLUX.2-klein-9B", f"output_dir={tmp_path}"]
+    assert main.run(["train", "flux2_klein_9b_lora", *given, "run_name=x", "--dry-run"]) == 2
+    assert "train black-forest-labs/FLUX.2-klein-base-9B" in capsys.readouterr().err

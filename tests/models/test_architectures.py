@@ -51,7 +51,8 @@ CASCADE |= {"cascade_b": {"decoder": 1_562_941_136, "vqgan": 18_406_894, "text_e
 
 KREA = ("krea2", "krea2_turbo")
 FLUX = {"flux1_dev": 11_901_408_320, "flux1_schnell": 11_891_178_560}
-KLEIN = {"flux2_klein_base_4b": [3_875_544_576, 4_022_468_096], "flux2_klein_base_9b": [9_078_581_248, 8_190_735_360]}
+KLEIN = {"4b": [3_875_544_576, 4_022_468_096], "9b": [9_078_581_248, 8_190_735_360]}
+KLEIN = {f"flux2_klein_{base}{size}": counts for size, counts in KLEIN.items() for base in ("base_", "")}
 QWEN = {
     "qwen_image_21": [7_115_124_736, 337_740_404, 8_767_123_696],
     "qwen_image": [20_430_401_088, 126_892_531, 8_292_166_656],
@@ -158,6 +159,8 @@ def test_networks_of_klein_have_the_published_sizes(name):
     assert [size(transformer), size(qwen)] == KLEIN[name]
     assert size(vae) == 84_046_115
     assert transformer.config.joint_attention_dim == 3 * qwen.config.hidden_size
+    index = json.loads((architectures.FOLDER / name / "model_index.json").read_text(encoding="utf-8"))
+    assert index["is_distilled"] == ("base" not in name)
 
 
 @pytest.mark.parametrize("name", QWEN)

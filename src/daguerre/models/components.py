@@ -19,7 +19,7 @@ from daguerre.errors import UserError
 from daguerre.models import encoders
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.single_file import load as single_file_load
-from daguerre.models.weights import files, index, load, original_files, resolve
+from daguerre.models.weights import architectures, files, index, load, original_files, resolve
 from daguerre.models.weights.files import read_json, weight_files
 from daguerre.models.weights.original_names import NameTable
 from daguerre.models.weights.resolve import Options
@@ -74,9 +74,13 @@ class ComponentLoader:
 
     @property
     def index(self) -> dict[str, Any]:
-        """The index of the base; {} where nothing is read of it, or it has none."""
-        path = index.find(self.base) if self.of_base() else None
-        return {} if path is None else read_json(path)
+        """The index of the base, or of the published one of its name where its files came without; {} where nothing is
+        read of it, or nothing is known."""
+        if not self.of_base():
+            return {}
+        known = architectures.find(self.settings.pretrained_model_name_or_path)
+        places = [self.base, *([] if known is None else [known])]
+        return next((read_json(path) for place in places if (path := index.find(place)) is not None), {})
 
     def folder(self, name: str, needed: resolve.Files) -> Path:
         """The folder of a component that is taken from the base or from another place."""

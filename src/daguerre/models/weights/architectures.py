@@ -48,6 +48,8 @@ HUB_IDS: dict[str, tuple[str, ...]] = {
     "krea2_turbo": ("krea/Krea-2-Turbo",),
     "flux2_klein_base_4b": ("black-forest-labs/FLUX.2-klein-base-4B",),
     "flux2_klein_base_9b": ("black-forest-labs/FLUX.2-klein-base-9B",),
+    "flux2_klein_4b": ("black-forest-labs/FLUX.2-klein-4B",),
+    "flux2_klein_9b": ("black-forest-labs/FLUX.2-klein-9B",),
     "qwen_image_21": ("Qwen/Qwen-Image-2.1",),
     "qwen_image": ("Qwen/Qwen-Image", "Qwen/Qwen-Image-2512"),
     "anima": ("circlestone-labs/Anima-Base-v1.0-Diffusers",),

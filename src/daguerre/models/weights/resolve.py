@@ -16,7 +16,7 @@ import torch
 from daguerre.errors import Absent, UserError
 from daguerre.models.settings import SINGLE_FILES
 from daguerre.models.single_file import load
-from daguerre.models.weights import architectures, pickled
+from daguerre.models.weights import architectures, index, pickled
 from daguerre.models.weights.files import shards, variants
 
 SHIPPED = Path(__file__).parents[2] / "assets"
@@ -238,7 +238,7 @@ def _paths(needed: Needed) -> list[str]:
 
 def _patterns(needed: Needed) -> list[str]:
     """Patterns to download by: the files with their shards, and small text files with them."""
-    found = ["tokenizer*/*.json", "tokenizer*/*.txt", "tokenizer*/*.model", "scheduler/*.json"]
+    found = [*index.NAMES, "tokenizer*/*.json", "tokenizer*/*.txt", "tokenizer*/*.model", "scheduler/*.json"]
     for path in _paths(needed):
         found.append(path)
         if ".index" in path:
