@@ -158,3 +158,10 @@ def test_a_published_name_says_that_its_weights_were_distilled(tmp_path, capsys)
     given = ["model.pretrained_model_name_or_path=black-forest-labs/FLUX.2-klein-9B", f"output_dir={tmp_path}"]
     assert main.run(["train", "flux2_klein_9b_lora", *given, "run_name=x", "--dry-run"]) == 2
     assert "train black-forest-labs/FLUX.2-klein-base-9B" in capsys.readouterr().err
+
+
+def test_a_file_that_does_not_say_whether_it_was_distilled_asks(base, tmp_path, capsys):
+    path = tmp_path / "klein.safetensors"
+    original_files.write(path, load_file(base / WEIGHTS), FLUX2.links)
+    trained(tmp_path, base, f"model.transformer={path}", "training.duration=1 step")
+    assert "does not say whether it was distilled" in capsys.readouterr().out

@@ -29,7 +29,7 @@ from daguerre.models.parts.flux_transformer import flux2_axes
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
-from daguerre.models.settings import BASE, INDEX, Component, ReferenceSettings, TransformerSettings
+from daguerre.models.settings import BASE, INDEX, Component, DistilledSettings, ReferenceSettings, TransformerSettings
 from daguerre.models.text_conditioning import TextConditioning
 from daguerre.models.vae import VAE
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance, Unguided
@@ -74,7 +74,7 @@ TRANSFORMER = Facts(
 FACTS: dict[type, Facts] = {Flux2Transformer2DModel: TRANSFORMER, AutoencoderKLFlux2: KL_AUTOENCODER, **TEXT_ENCODERS}
 
 
-class Settings(TransformerSettings, ReferenceSettings):
+class Settings(TransformerSettings, ReferenceSettings, DistilledSettings):
     """FLUX.2 klein, base or distilled."""
 
     family: Literal["flux2"] = "flux2"
@@ -89,9 +89,6 @@ class Settings(TransformerSettings, ReferenceSettings):
     sample_posterior: bool = False
     """Draw a latent from the autoencoder's posterior for each sample and epoch; off, as diffusers' script trains it:
     take the posterior's mean."""
-    is_distilled: bool | None = None
-    """Whether the transformer was distilled to few steps: it takes no guidance and is not trained. null: as the base's
-    model_index.json says, which says nothing of a transformer from elsewhere."""
 
     pipeline_class: ClassVar[str] = "Flux2KleinPipeline"
     schedulers: ClassVar[Schedulers] = FlowMatching(token_px=16, empirical=True)
@@ -128,9 +125,7 @@ def load(settings: Settings, seed: int) -> Family:
             setting="model.transformer",
         )
     check_fits("transformer", transformer, decided)
-    distilled = settings.is_distilled
-    if distilled is None:
-        distilled = settings.transformer == BASE and bool(components.index.get("is_distilled"))
+    distilled = components.is_distilled
     # How long the stretches of a fused layer are follows from the numbers of this transformer.
     known = replace(TRANSFORMER, axes=flux2_axes(transformer))
     read = f"text_encoder_out_layers={layers}"

@@ -27,7 +27,7 @@ from daguerre.models.parts.flux2_vae import patched, unpatched
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
-from daguerre.models.settings import BASE, INDEX, Component, TransformerSettings
+from daguerre.models.settings import BASE, INDEX, Component, DistilledSettings, TransformerSettings
 from daguerre.models.text_conditioning import TextConditioning
 from daguerre.models.weights.original_names import NameTable
 from daguerre.samplers.guidance import ClassifierFree, Guidance
@@ -129,7 +129,7 @@ TRANSFORMER = Facts(
 FACTS: dict[type, Facts] = {Krea2Transformer2DModel: TRANSFORMER, **TEXT_ENCODERS}
 
 
-class Settings(TransformerSettings):
+class Settings(TransformerSettings, DistilledSettings):
     """Krea 2."""
 
     family: Literal["krea2"] = "krea2"
@@ -140,9 +140,6 @@ class Settings(TransformerSettings):
     """Hidden states of the text encoder that the transformer reads, 0 being the embeddings."""
     max_sequence_length: int = Field(512, ge=6, le=2048)
     """Tokens that are read of a caption in its turn; longer ones are cut."""
-    is_distilled: bool | None = None
-    """Whether the transformer was distilled to few steps, as Turbo was: it generates, and is not trained. null: as the
-    base's model_index.json says, which says nothing of a transformer from elsewhere."""
 
     pipeline_class: ClassVar[str] = "Krea2Pipeline"
     schedulers: ClassVar[Schedulers] = FlowMatching(token_px=16)
@@ -178,9 +175,7 @@ def load(settings: Settings, seed: int) -> Family:
     }
     transformer = components.network("transformer", Krea2Transformer2DModel, decided, NAMES)
     check_fits("transformer", transformer, decided)
-    distilled = settings.is_distilled
-    if distilled is None:
-        distilled = settings.transformer == BASE and bool(components.index.get("is_distilled"))
+    distilled = components.is_distilled
     index = {"text_encoder_select_layers": [*chosen], "patch_size": _PATCH, "is_distilled": distilled}
     return trained_net.family(
         components,

@@ -25,7 +25,7 @@ from daguerre.models.parts.qwen_image_21 import TextToImage
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
-from daguerre.models.settings import BASE, INDEX, Component, ComponentSpec, TransformerSettings
+from daguerre.models.settings import BASE, INDEX, Component, ComponentSpec, DistilledSettings, TransformerSettings
 from daguerre.models.text_conditioning import TextConditioning
 from daguerre.models.weights.original_names import NameTable
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
@@ -74,7 +74,7 @@ TRANSFORMER = Facts(
 FACTS: dict[type, Facts] = dict.fromkeys((TextToImage, QwenImage21Transformer2DModel), TRANSFORMER)
 
 
-class Settings(TransformerSettings):
+class Settings(TransformerSettings, DistilledSettings):
     """Qwen-Image-2.1."""
 
     family: Literal["qwen_image_21"] = "qwen_image_21"

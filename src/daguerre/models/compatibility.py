@@ -8,6 +8,7 @@ from daguerre.errors import UserError
 from daguerre.models.components import ComponentLoader
 from daguerre.models.schedulers.betas import PREDICTIONS
 from daguerre.models.schedulers.scheduler import other_sampling
+from daguerre.models.settings import BASE, DistilledSettings
 from daguerre.objectives import edm
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.levels import noise_conditioning
@@ -35,13 +36,27 @@ def compatibility_warnings(
     diffusion = objective.diffusion
     if components.settings.denoises_anew or diffusion is None:
         return warnings
-    warnings += _told_by_index(components, null)
+    warnings += [*_told_by_index(components, null), *_unmarked(components)]
     config = components.scheduler()
     if config is None:
         return warnings
     was = _trained_as(components, config)
     lines = [was] if isinstance(was, str) else differences(was, diffusion)
     return [*warnings, *lines, *other_sampling(config)]
+
+
+def _unmarked(components: ComponentLoader) -> list[str]:
+    """A line for a denoiser from elsewhere that does not say whether it was distilled."""
+    settings = components.settings
+    if not isinstance(settings, DistilledSettings) or settings.is_distilled is not None:
+        return []
+    places = {name: settings.places[name] for name in settings.networks("denoiser")}
+    return [
+        f"model.{name}={place} does not say whether it was distilled to few steps, which training undoes, and is taken "
+        "for a base: model.is_distilled=false says that it is one, true that it is not"
+        for name, place in places.items()
+        if isinstance(place, str) and place != BASE
+    ]
 
 
 def _told_by_index(components: ComponentLoader, null: bool) -> list[str]:

@@ -82,6 +82,14 @@ class ComponentLoader:
         places = [self.base, *([] if known is None else [known])]
         return next((read_json(path) for place in places if (path := index.find(place)) is not None), {})
 
+    @property
+    def is_distilled(self) -> bool:
+        """True for a denoiser that was distilled to few steps, as the settings or else the index of its base say."""
+        settings: Any = self.settings
+        of_base = all(settings.places[name] == BASE for name in settings.networks("denoiser"))
+        told: bool | None = settings.is_distilled
+        return bool(self.index.get("is_distilled")) if told is None and of_base else bool(told)
+
     def folder(self, name: str, needed: resolve.Files) -> Path:
         """The folder of a component that is taken from the base or from another place."""
         value, own = getattr(self.settings, name), self.settings.folder_of(name)

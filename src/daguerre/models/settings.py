@@ -246,6 +246,14 @@ class ReferenceSettings(FamilySettings):
         return replace(self.reference_rule, most=self.references)
 
 
+class DistilledSettings(PretrainedSettings):
+    """Settings of families some of whose weights were distilled to few steps: they generate, and are not trained."""
+
+    is_distilled: bool | None = None
+    """Whether the transformer was distilled to few steps: it generates, and is not trained. null: as the base's
+    model_index.json says, which says nothing of a transformer from elsewhere."""
+
+
 class CaptionedSettings(PretrainedSettings):
     """Settings of families that read captions by a text encoder; each further one has settings of its own with a
     number, such as text_encoder_2."""
