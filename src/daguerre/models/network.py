@@ -168,6 +168,11 @@ def facts_of(module: nn.Module) -> Facts:
     return _known().get(type(module), Facts())
 
 
+def facts_by_name(kind: str) -> Facts:
+    """The same of a network of which only the name of its class is known, as a config has it."""
+    return next((facts for known, facts in _known().items() if known.__name__ == kind), Facts())
+
+
 def named(
     modules: Mapping[str, nn.Module], specs: Mapping[str, ComponentSpec], facts: Mapping[str, Facts]
 ) -> dict[str, Network]:

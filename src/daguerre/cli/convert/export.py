@@ -8,7 +8,8 @@ Writes the newest checkpoint of a run, or a pipeline in diffusers' layout, in an
   daguerre convert export runs/my-run format=diffusers out=my-model-raw weights=raw checkpoint=step-00010000
   daguerre convert export runs/my-run/pipeline format=unet out=unet.safetensors
 
-  format=single_file   one .safetensors in the original layout of SD 1.x, 2.x and SDXL
+  format=single_file   one .safetensors in the original layout of SD 1.x, 2.x and SDXL; of FLUX and later families their
+                       transformer in its authors' names
          diffusers     a folder that diffusers' from_pretrained opens
          unet          the UNet alone: a folder, or one file in diffusers' names if out ends with .safetensors
          adapters      of a run, what its adapters trained: a folder for diffusers' load_lora_weights; the other forms

@@ -33,7 +33,8 @@ TRANSFORMER_NAMES = NameTable(
         },
         "blocks.*.mlp.layer1": "transformer_blocks.*.ff.net.0.proj",
         "blocks.*.mlp.layer2": "transformer_blocks.*.ff.net.2",
-    }
+    },
+    prefix="net.",
 )
 """NVIDIA's and ComfyUI's names of the transformer."""
 
@@ -59,7 +60,8 @@ CONDITIONER_NAMES = _InsideNames(
             *(f"blocks.*.{name}" for name in _IN_BLOCKS),
             *(f"blocks.*.{part}.{name}" for part in _PARTS for name in _IN_ATTENTION),
         )
-    }
+    },
+    prefix="net.",
 )
 
 

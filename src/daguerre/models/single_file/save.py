@@ -19,7 +19,7 @@ from daguerre.checkpoint.safetensors import Later, encode
 from daguerre.errors import UserError
 from daguerre.models import tokenizers
 from daguerre.models.cascade import files as cascade_files
-from daguerre.models.single_file import compatibility, keys
+from daguerre.models.single_file import compatibility, keys, of_authors
 from daguerre.models.single_file.configs import METADATA, PipelineConfigs
 from daguerre.models.single_file.layout import LAYOUTS
 from daguerre.models.weights import files as weights_files
@@ -39,8 +39,7 @@ def write(
     ignored: Sequence[str] = (),
 ) -> list[str]:
     """Writes the pipeline in `folder` as one file; returns messages for the user. `dtype` None keeps every dtype.
-    `component` is the network of Stable Cascade that the file holds; `ignored` are patterns of tensors that are left
-    out.
+    `component` is the network of Stable Cascade that the file holds, `ignored` patterns of tensors that are left out.
 
     A kill leaves nothing under `path`. UserError for what the layout has no place for.
     """
@@ -51,6 +50,8 @@ def write(
             "(component=NAME)",
             *(cascade_files.scale_notice(folder / stage) if stage == "vqgan" else []),
         ]
+    if tables := of_authors.chosen(folder):
+        return of_authors.write(path, folder, tables, dtype, variant, ignored)
     if not (folder / "model_index.json").is_file():
         there = ", ".join(sorted(each.name for each in folder.iterdir() if each.is_dir()))
         raise UserError(

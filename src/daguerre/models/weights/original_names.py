@@ -60,6 +60,8 @@ class NameTable:
     scales: frozenset[str] = frozenset()
     """Original layers whose weight is called `scale`."""
     text_encoders: str = "te"
+    prefix: str = ""
+    """What its authors' files have before every name."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     """The library's parameters outside of layers by the original name."""
     flat: frozenset[str] = frozenset()

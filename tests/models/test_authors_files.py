@@ -1,0 +1,53 @@
+"""`convert export format=single_file` of every family whose authors publish their transformer as one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_families
+import torch
+from safetensors.torch import load_file
+
+from daguerre import plugins
+from daguerre.cli import main
+from daguerre.errors import DONE, REFUSED
+from daguerre.families import catalogue
+from daguerre.models.settings import TransformerSettings
+
+NAMES = [name for name, own in catalogue.pretrained().items() if issubclass(own, TransformerSettings)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_file_of_a_pipeline_is_opened_as_the_same_networks(name, tmp_path, capsys):
+    model = tiny_families.settings(name, tmp_path / "model")
+    base, path = Path(model["pretrained_model_name_or_path"]), tmp_path / "own.safetensors"
+    assert main.run(["convert", "export", str(base), "format=single_file", f"out={path}"]) == DONE
+    assert "in their authors' names" in capsys.readouterr().out
+    (base / "transformer" / "diffusion_pytorch_model.safetensors").rename(tmp_path / "weights.safetensors")
+    module: Any = plugins.find("families", name)
+    family = module.load(module.Settings.model_validate({**model, "transformer": str(path)}), 1)
+    weights, found = load_file(tmp_path / "weights.safetensors"), family.components["transformer"].state_dict()
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[key], value) for key, value in weights.items())
+
+
+def test_animas_file_has_both_networks_behind_net(tmp_path):
+    model = tiny_families.settings("anima", tmp_path / "model")
+    base, path = Path(model["pretrained_model_name_or_path"]), tmp_path / "own.safetensors"
+    assert main.run(["convert", "export", str(base), "format=single_file", f"out={path}", "dtype=bfloat16"]) == DONE
+    found = load_file(path)
+    assert {name.partition(".")[0] for name in found} == {"net"}
+    assert found["net.llm_adapter.norm.weight"].dtype == torch.bfloat16
+    files = [base / part / "diffusion_pytorch_model.safetensors" for part in ("transformer", "text_conditioner")]
+    assert len(found) == sum(len(load_file(each)) for each in files)
+
+
+def test_a_pipeline_of_an_unknown_class_is_refused(tmp_path, capsys):
+    folder, out = tmp_path / "other", tmp_path / "own.safetensors"
+    (folder / "transformer").mkdir(parents=True)
+    (folder / "model_index.json").write_text('{"_class_name": "SanaPipeline"}')
+    (folder / "transformer" / "config.json").write_text('{"_class_name": "SanaTransformer2DModel"}')
+    assert main.run(["convert", "export", str(folder), "format=single_file", f"out={out}"]) == REFUSED
+    assert "SanaPipeline" in capsys.readouterr().err
