@@ -66,6 +66,7 @@ TRANSFORMER = Facts(
         ),
         "ff": ("ff.linear_*", "ff_context.linear_*"),
     },
+    readers=(("attn", "to_q", "to_k", "to_v"), ("attn", "add_q_proj", "add_k_proj", "add_v_proj")),
     names=FLUX2,
     unknown_to_diffusers=("*_stream_modulation*.linear", "norm_out.linear"),
     architecture=_architecture,
