@@ -190,7 +190,7 @@ def _of_examples(given: overrides.Arguments, notices: list[str]) -> overrides.Ar
 def changes_of(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], notices: list[str]) -> list[str]:
     """Overrides of the settings that images depend on; a notice names those that only matter for training."""
     tree = plain.model_dump()
-    leaves, sections = fields.leaves(Config, tree), list(fields.sections(Config, tree))
+    leaves, sections = fields.leaves_and_sections(Config, tree)
     look = look_in(dict(pairs), short_forms.flat(tree))
     changes = []
     for key, text in pairs:
@@ -203,7 +203,7 @@ def changes_of(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], no
         meaning = lookup.translate(key, text, look)
         notices += meaning.notices
         for path, value in meaning.values:
-            found = overrides.find(path, leaves, sections)
+            found = overrides.find(path, leaves, [*sections])
             full = ".".join([found[0], *found[1]]) if found else path
             if found is None:
                 # The config knows which settings are near; here it is the options.

@@ -64,7 +64,7 @@ def _set(root: type[Settings], found: Tree, tree: Tree, pair: Pair, notices: lis
         why = "this recipe has one source without a name: add data.source=mix to train on named sources instead"
         return [_with_recipes(Problem(key, why, given), path)]
     begun = short_forms.begun(root, below, path)
-    leaves, sections = fields.leaves(root, begun), fields.sections(root, begun)
+    leaves, sections = fields.leaves_and_sections(root, begun)
     try:
         meant = overrides.find(path, leaves, [*sections])
     except UserError as error:

@@ -208,13 +208,13 @@ Checked = TypeVar("Checked", bound=Settings)
 
 def checked(cls: type[Checked], tree: Tree, absent: Sequence[str], problems: Sequence[Problem], source: str) -> Checked:
     """The settings of resolved values; ConfigError with the problems so far and all that the settings classes find."""
-    leaves, sections = fields.leaves(cls, tree), list(fields.sections(cls, tree))
+    leaves, sections = fields.leaves_and_sections(cls, tree)
     found = [*problems, *_kinds(tree, leaves)]
     settings = None
     try:
         settings = cls.model_validate(tree)
     except ValidationError as error:
-        found += [p for e in error.errors(include_url=False) for p in translate(e, "", leaves, sections)]
+        found += [p for e in error.errors(include_url=False) for p in translate(e, "", leaves, [*sections])]
         found += checks.problems(_sound(cls, tree))
     found += [missing(path, leaves) for path in absent]
     found = [replace(p, path=short_forms.short(p.path, tree), text=short_forms.short(p.text, tree)) for p in found]

@@ -60,7 +60,10 @@ class Section:
 
 def plugin_of(field: FieldInfo) -> Plugin | None:
     """The plug-in mark of a section, if it has one."""
-    return next((m for m in field.metadata if isinstance(m, Plugin)), None)
+    for mark in field.metadata:
+        if isinstance(mark, Plugin):
+            return mark
+    return None
 
 
 def plugin_inside(field: FieldInfo) -> Plugin | None:
@@ -167,9 +170,13 @@ def _walk(cls: type[Settings], tree: Any, prefix: str, resume: str) -> Iterator[
 
 def _walk_section(section: Section, given: Any, resume: str) -> Iterator[Leaf | Section]:
     yield section
-    for found in walk(section.cls, given, f"{section.path}.", resume):
-        named = section.plugin is not None and found.path == f"{section.path}.{section.plugin.key}"
-        yield replace(found, plugin=section.plugin) if named and isinstance(found, Leaf) else found
+    inner = walk(section.cls, given, f"{section.path}.", resume)
+    if section.plugin is None:
+        yield from inner
+        return
+    name = f"{section.path}.{section.plugin.key}"
+    for found in inner:
+        yield replace(found, plugin=section.plugin) if found.path == name and isinstance(found, Leaf) else found
 
 
 def leaves(cls: type[Settings], tree: Any = None) -> dict[str, Leaf]:
@@ -180,6 +187,13 @@ def leaves(cls: type[Settings], tree: Any = None) -> dict[str, Leaf]:
 def sections(cls: type[Settings], tree: Any = None) -> dict[str, Section]:
     """Every group of settings by its path."""
     return {found.path: found for found in walk(cls, tree) if isinstance(found, Section)}
+
+
+def leaves_and_sections(cls: type[Settings], tree: Any = None) -> tuple[dict[str, Leaf], dict[str, Section]]:
+    """Both by their paths, from one walk."""
+    found = [*walk(cls, tree)]
+    sections = {each.path: each for each in found if isinstance(each, Section)}
+    return {each.path: each for each in found if isinstance(each, Leaf)}, sections
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:
