@@ -24,6 +24,7 @@ class Around(DiffusionWrapper):
 
 def test_a_run_is_that_of_the_inner_objective_to_the_bit(tmp_path: Path, monkeypatch) -> None:
     given = ["objective.weighting.name=adaptive", "model.noise_conditioning=flow_time"]
+    given += ["training.duration=4 steps", "checkpoint.every=4 steps"]
     assert train(tmp_path / "inner", *given) == errors.DONE
     build = v.build
     monkeypatch.setattr(v, "build", lambda settings: Around(build(settings)))
