@@ -19,12 +19,15 @@ from daguerre.models.settings import TransformerSettings
 NAMES = [name for name, own in catalogue.pretrained().items() if issubclass(own, TransformerSettings)]
 
 
+@pytest.mark.parametrize("prefix", [None, "model.diffusion_model."])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_file_of_a_pipeline_is_opened_as_the_same_networks(name, tmp_path, capsys):
+def test_the_file_of_a_pipeline_is_opened_as_the_same_networks(name, prefix, tmp_path, capsys):
     model = tiny_families.settings(name, tmp_path / "model")
     base, path = Path(model["pretrained_model_name_or_path"]), tmp_path / "own.safetensors"
-    assert main.run(["convert", "export", str(base), "format=single_file", f"out={path}"]) == DONE
+    given = [] if prefix is None else [f"prefix={prefix}"]
+    assert main.run(["convert", "export", str(base), "format=single_file", f"out={path}", *given]) == DONE
     assert "in their authors' names" in capsys.readouterr().out
+    assert all(key.startswith(prefix or "") for key in load_file(path))
     (base / "transformer" / "diffusion_pytorch_model.safetensors").rename(tmp_path / "weights.safetensors")
     module: Any = plugins.find("families", name)
     family = module.load(module.Settings.model_validate({**model, "transformer": str(path)}), 1)
@@ -51,3 +54,6 @@ def test_a_pipeline_of_an_unknown_class_is_refused(tmp_path, capsys):
     (folder / "transformer" / "config.json").write_text('{"_class_name": "SanaTransformer2DModel"}')
     assert main.run(["convert", "export", str(folder), "format=single_file", f"out={out}"]) == REFUSED
     assert "SanaPipeline" in capsys.readouterr().err
+    given = ["convert", "export", str(folder), "format=single_file", f"out={out}", "prefix=model.diffusion_model."]
+    assert main.run(given) == REFUSED
+    assert "prefix=model.diffusion_model." in capsys.readouterr().err

@@ -20,6 +20,7 @@ Writes the newest checkpoint of a run, or a pipeline in diffusers' layout, in an
   checkpoint=NAME      of a run, such as step-00010000 (default: the newest)
   variant=NAME         of a pipeline, such as fp16: its files of that name
   ignore_tensors=[X]   of a pipeline: leaves out tensors that are refused as unknown, by patterns of names
+  prefix=model.diffusion_model.    of a transformer in its authors' names: put before each (default: as its authors do)
   component=NAME       of Stable Cascade with single_file: effnet, vqgan or another network in place of the stage
   training.device=cpu  of a run: where its networks are put together
   model.pretrained_model_name_or_path=PLACE    of a run: its base, if that has moved; other weights are refused
@@ -68,6 +69,7 @@ class Options(Settings):
     checkpoint: str | None = None
     variant: str | None = None
     component: str | None = None
+    prefix: Literal["", "model.diffusion_model."] | None = None
     ignore_tensors: list[str] = Field([])
 
 
@@ -136,8 +138,9 @@ def _check_form(request: Request) -> None:
     if form != "unet" and is_file != (out.suffix == ".safetensors"):
         what = "a .safetensors file" if is_file else "a folder, no .safetensors file"
         raise UserError(f"out={out}: format={form} writes {what}", code="conflict", setting="out")
-    if options.component and not is_file:
-        raise UserError("component: it is for format=single_file; remove it", code="unused", setting="component")
+    for name in ("component", "prefix"):
+        if getattr(options, name) is not None and not is_file:
+            raise UserError(f"{name}: it is for format=single_file; remove it", code="unused", setting=name)
     if form == "adapters" and not request.is_run:
         raise UserError("format=adapters: it applies to a run only", code="conflict", setting="format")
     if form == "adapters" and options.dtype:
@@ -193,7 +196,8 @@ def write(request: Request, folder: Path) -> list[str]:
     form, variant, dtype = request.options.format, request.options.variant, request.dtype
     ignored = request.options.ignore_tensors
     if form == "single_file":
-        return save.write(request.out, folder, dtype, variant, request.options.component, ignored)
+        component, prefix = request.options.component, request.options.prefix
+        return save.write(request.out, folder, dtype, variant, component, ignored, prefix)
     if form == "unet" and request.out.suffix == ".safetensors":
         save.write_unet(request.out, folder, dtype, variant, ignored)
     elif form == "adapters":

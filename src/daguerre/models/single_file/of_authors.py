@@ -9,16 +9,25 @@ from torch import Tensor
 
 from daguerre.checkpoint.atomic import make_folder, write_atomically
 from daguerre.checkpoint.safetensors import Later, encode
+from daguerre.errors import UserError
 from daguerre.models.network import facts_by_name
 from daguerre.models.weights import files
 from daguerre.models.weights.original_names import NameTable, packed
 
 
-def chosen(folder: Path) -> dict[str, NameTable]:
-    """The networks of a pipeline that such a file holds, with their names there; {} for pipelines of other kinds."""
+def chosen(folder: Path, prefix: str | None = None) -> dict[str, NameTable]:
+    """The networks of a pipeline that such a file holds, with their names there; {} for pipelines of other kinds.
+    UserError for a prefix of those."""
     configs = {path.parent.name: files.read_json(path) for path in sorted(folder.glob("*/config.json"))}
     names = {name: facts_by_name(str(config.get("_class_name"))).names for name, config in configs.items()}
-    return {name: table for name, table in names.items() if isinstance(table, NameTable)}
+    found = {name: table for name, table in names.items() if isinstance(table, NameTable)}
+    if prefix is not None and not found:
+        raise UserError(
+            f"prefix={prefix}: it is for a transformer in its authors' names, which {folder.name} has not: remove it",
+            code="unused",
+            setting="prefix",
+        )
+    return found
 
 
 def write(
@@ -28,6 +37,7 @@ def write(
     dtype: torch.dtype | None = None,
     variant: str | None = None,
     ignored: Sequence[str] = (),
+    prefix: str | None = None,
 ) -> list[str]:
     """Writes the networks that are `chosen`; returns messages for the user. Arguments are those of `save.write`."""
     tensors: dict[str, Tensor | Later] = {}
@@ -35,7 +45,8 @@ def write(
         network = files.read(folder / component, variant, ignored)
         files.check_range(network, dtype, f"{component} of {folder}")
         links = names.links(sorted(network))
-        tensors |= {f"{names.prefix}{link.original}": packed(link, network, dtype) for link in links}
+        start = names.prefix if prefix is None else prefix
+        tensors |= {f"{start}{link.original}": packed(link, network, dtype) for link in links}
     make_folder(path.parent)
     write_atomically(path, encode(tensors))
     return [

@@ -37,12 +37,15 @@ def write(
     variant: str | None = None,
     component: str | None = None,
     ignored: Sequence[str] = (),
+    prefix: str | None = None,
 ) -> list[str]:
     """Writes the pipeline in `folder` as one file; returns messages for the user. `dtype` None keeps every dtype.
-    `component` is the network of Stable Cascade that the file holds, `ignored` patterns of tensors that are left out.
+    `component` is the network of Stable Cascade that the file holds, `ignored` patterns of tensors that are left out,
+    `prefix` what comes before names in a file that holds a transformer; None: what its authors have there.
 
     A kill leaves nothing under `path`. UserError for what the layout has no place for.
     """
+    tables = of_authors.chosen(folder, prefix)
     if (stage := cascade_files.chosen(folder, component)) is not None:
         cascade_files.write(path, weights_files.read(folder / stage, variant, ignored), dtype)
         return [
@@ -50,16 +53,8 @@ def write(
             "(component=NAME)",
             *(cascade_files.scale_notice(folder / stage) if stage == "vqgan" else []),
         ]
-    if tables := of_authors.chosen(folder):
-        return of_authors.write(path, folder, tables, dtype, variant, ignored)
-    if not (folder / "model_index.json").is_file():
-        there = ", ".join(sorted(each.name for each in folder.iterdir() if each.is_dir()))
-        raise UserError(
-            f"{folder.name} holds {there} alone, which has no file of the original layout of its own: "
-            "format=diffusers writes a folder",
-            code="unsupported",
-            setting="format",
-        )
+    if tables:
+        return of_authors.write(path, folder, tables, dtype, variant, ignored, prefix)
     pipeline = _read_configs(folder)
     networks = {name: weights_files.read(folder / name, variant, ignored) for name in pipeline.configs}
     notices = [*compatibility.differences(pipeline), *compatibility.misread_prediction(pipeline, networks["unet"])]
@@ -97,6 +92,14 @@ def write_unet(
 
 def _read_configs(folder: Path) -> PipelineConfigs:
     """The configs of a pipeline in diffusers' layout. UserError for a pipeline of another kind."""
+    if not (folder / "model_index.json").is_file():
+        there = ", ".join(sorted(each.name for each in folder.iterdir() if each.is_dir()))
+        raise UserError(
+            f"{folder.name} holds {there} alone, which has no file of the original layout of its own: "
+            "format=diffusers writes a folder",
+            code="unsupported",
+            setting="format",
+        )
     index = without_unused(read_json(folder / "model_index.json"))
     named = index.get("_class_name")
     if named not in ("StableDiffusionPipeline", "StableDiffusionXLPipeline"):
