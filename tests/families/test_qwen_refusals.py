@@ -81,6 +81,12 @@ def test_a_wrong_network_is_refused(family, given, said, place, capsys):
     refused(place, family, f"model.{name}={value}", said, capsys)
 
 
+def test_a_published_name_says_that_its_weights_were_distilled(place, capsys):
+    words = ["train", "qwen_image_21_lora", "model.pretrained_model_name_or_path=Qwen/Qwen-Image-2.1-Turbo"]
+    assert main.run([*words, f"output_dir={place}", "run_name=turbo", "--dry-run"]) == errors.REFUSED
+    assert "train Qwen/Qwen-Image-2.1, and generate with this one" in " ".join(capsys.readouterr().err.split())
+
+
 def refused(place, family, given, said, capsys):
     words = ["train", str(place / f"{family}.yaml"), given, f"output_dir={place}", "run_name=wrong"]
     assert main.run(words) == errors.REFUSED

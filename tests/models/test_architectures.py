@@ -55,6 +55,7 @@ KLEIN = {"4b": [3_875_544_576, 4_022_468_096], "9b": [9_078_581_248, 8_190_735_3
 KLEIN = {f"flux2_klein_{base}{size}": counts for size, counts in KLEIN.items() for base in ("base_", "")}
 QWEN = {
     "qwen_image_21": [7_115_124_736, 337_740_404, 8_767_123_696],
+    "qwen_image_21_turbo": [7_115_124_736, 337_740_404, 8_767_123_696],
     "qwen_image": [20_430_401_088, 126_892_531, 8_292_166_656],
 }
 OTHERS = ("z_image", "anima", *KREA, *KLEIN, *QWEN)

@@ -51,6 +51,7 @@ HUB_IDS: dict[str, tuple[str, ...]] = {
     "flux2_klein_4b": ("black-forest-labs/FLUX.2-klein-4B",),
     "flux2_klein_9b": ("black-forest-labs/FLUX.2-klein-9B",),
     "qwen_image_21": ("Qwen/Qwen-Image-2.1",),
+    "qwen_image_21_turbo": ("Qwen/Qwen-Image-2.1-Turbo",),
     "qwen_image": ("Qwen/Qwen-Image", "Qwen/Qwen-Image-2512"),
     "anima": ("circlestone-labs/Anima-Base-v1.0-Diffusers",),
 }
