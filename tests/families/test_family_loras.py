@@ -18,8 +18,11 @@ from daguerre.adapters.adapter import attach
 from daguerre.families import catalogue
 from daguerre.models.export.about import UNKNOWN
 from daguerre.models.family import Family
+from daguerre.models.lora_files import bases
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE, merged
 from daguerre.models.lora_files.read import read
+from daguerre.models.network import facts_of
+from daguerre.models.weights import architectures
 from daguerre.objectives import eps
 from daguerre.samplers.settings import SamplingSettings
 
@@ -97,3 +100,11 @@ def test_facts_name_the_layers_that_read_one_input(name: str, tmp_path: Path):
     called = [group for network in networks for group in network.readers if calls.keys() >= {*group}]
     declared = [group for group in called if len({layer.weight.shape for layer in group}) == 1]
     assert {tuple(group) for group in declared} == {tuple(group) for group in together.values() if len(group) > 1}
+
+
+@pytest.mark.parametrize("name", architectures.names())
+def test_files_of_loras_are_converted_for_every_published_model(name: str):
+    """By its numbers alone: its denoiser is built without memory, and other programs have names for its layers."""
+    found = bases.networks(architectures.FOLDER / name)
+    denoisers = [network for component, network in found.items() if not component.startswith("text_encoder")]
+    assert [facts_of(network).names is not None for network in denoisers] == [True]

@@ -29,7 +29,7 @@ from transformers import Qwen3Model
 from daguerre import errors
 from daguerre.cli import main
 from daguerre.families.krea2 import NAMES, Settings
-from daguerre.models.lora_files.addition import DOWN
+from daguerre.models.lora_files.addition import DOWN, UP
 from daguerre.models.lora_files.read import read
 from daguerre.models.settings import INDEX
 from daguerre.models.weights import architectures, original_files
@@ -163,6 +163,27 @@ def test_a_lora_means_the_same_in_diffusers(base, tmp_path, capsys):
     pipe = Krea2Pipeline.from_pretrained(turbo)
     pipe.load_lora_weights(run / "adapter", weight_name="pytorch_lora_weights.safetensors")
     assert np.abs(np.asarray(Image.open(tmp_path / "few" / "000.png")).astype(int) - theirs(pipe, 0.0)).max() <= 2
+
+
+def test_loras_are_converted_merged_and_taken_out_again(base, tmp_path, capsys):
+    run = trained(tmp_path, base, "adapter.name=lora", "adapter.rank=2", "adapter.targets=all")
+    file, out = run / "adapter" / "pytorch_lora_weights.safetensors", tmp_path / "out"
+    for words in (
+        ["lora", str(file), "format=kohya", f"base={base}", f"out={out / 'kohya.safetensors'}"],
+        ["merge", str(base), f"use={{{file}: 1}}", f"out={out / 'merged'}"],
+        ["extract", str(out / "merged"), f"base={base}", "rank=2", f"out={out / 'again.safetensors'}"],
+        ["resize", str(file), f"base={base}", "rank=1", f"out={out / 'small.safetensors'}"],
+    ):
+        assert main.run(["convert", *words]) == errors.DONE, capsys.readouterr().err
+    networks = tiny_families.load("krea2", tmp_path / "plain").components
+    first, again = (
+        {each.layer: each for each in read(path, networks)["transformer"]}
+        for path in (out / "kohya.safetensors", out / "again.safetensors")
+    )
+    assert first.keys() == again.keys()
+    for layer, each in first.items():
+        product, other = (one.factors[UP] @ one.factors[DOWN] * one.scale for one in (each, again[layer]))
+        torch.testing.assert_close(other, product, rtol=1e-3, atol=1e-6)
 
 
 def test_loras_in_the_names_of_krea_are_read(base, tmp_path):

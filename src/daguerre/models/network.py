@@ -173,6 +173,11 @@ def facts_by_name(kind: str) -> Facts:
     return next((facts for known, facts in _known().items() if known.__name__ == kind), Facts())
 
 
+def class_of(name: str) -> type | None:
+    """The class of this name for which a family has written facts; None where none has."""
+    return next((kind for kind in _known() if kind.__name__ == name), None)
+
+
 def named(
     modules: Mapping[str, nn.Module], specs: Mapping[str, ComponentSpec], facts: Mapping[str, Facts]
 ) -> dict[str, Network]:

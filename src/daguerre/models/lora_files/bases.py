@@ -3,26 +3,28 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from daguerre.errors import UserError
 from daguerre.models import token_files
 from daguerre.models.lora_files.addition import Addition
 from daguerre.models.lora_files.read import read
+from daguerre.models.network import class_of
 from daguerre.models.single_file import configs, load
 from daguerre.models.single_file.keys import with_wrapper
 from daguerre.models.text_encoder import TextEncoder
 from daguerre.models.token_files import Embeddings
 from daguerre.models.tokenizers import AbsentTokenizer
-from daguerre.models.weights import architectures
+from daguerre.models.weights import architectures, index
 from daguerre.models.weights.files import read_json
 
 Networks = dict[str, nn.Module]
 Found = TypeVar("Found")
 
-_EXTENDED = ("unet", "prior", "decoder", "text_encoder", "text_encoder_2")
+_EXTENDED = ("unet", "prior", "decoder", "transformer", "text_encoder", "text_encoder_2")
 """Components that LoRAs are for."""
 
 
@@ -32,7 +34,7 @@ def folder(place: str, ignored: Sequence[str] = ()) -> Path:
     path = Path(place).expanduser()
     if path.is_file():
         return load.folder(path, pickled=False, ignored=ignored)
-    if not (path / "model_index.json").is_file():
+    if index.find(path) is None:
         missing = "there is no such place" if not path.exists() else "it has no model_index.json"
         raise UserError(
             f"{place}: {missing}. Give a model as a .safetensors file or as a folder in diffusers' layout, such as "
@@ -56,9 +58,21 @@ def given(place: str | None, ignored: Sequence[str]) -> Path | None:
 
 
 def networks(model: Path) -> Networks:
-    """UNet and text encoders of a folder in diffusers' layout, on the meta device."""
+    """Denoiser and text encoders of a folder in diffusers' layout, on the meta device: those that files of LoRAs have
+    names for."""
     there = [name for name in _EXTENDED if (model / name / "config.json").is_file()]
-    return {name: configs.outline(name, read_json(model / name / "config.json")) for name in there}
+    made = {name: _outline(name, read_json(model / name / "config.json")) for name in there}
+    return {name: network for name, network in made.items() if network is not None}
+
+
+def _outline(name: str, config: Mapping[str, Any]) -> nn.Module | None:
+    """A network without memory; None for a text encoder of a kind for which other programs write no LoRAs."""
+    if name not in configs.KINDS:
+        kind: Any = class_of(str(config.get("_class_name")))
+        with torch.device("meta"):
+            return None if kind is None else kind.from_config(dict(config))
+    of_clip = str(config.get("model_type", "clip")).startswith("clip")
+    return configs.outline(name, config) if of_clip or "_class_name" in config else None
 
 
 @cache
