@@ -183,6 +183,25 @@ def test_a_lora_means_the_same_in_diffusers(components, base, tmp_path, capsys):
     assert "diffusers finds no layer" in capsys.readouterr().out
 
 
+def test_a_lora_of_both_networks_is_converted_and_merged_by_its_base(base, tmp_path):
+    lora, other, merged = (tmp_path / name for name in ("lora.safetensors", "kohya.safetensors", "merged"))
+    layers = {"transformer": "transformer_blocks.1.attn2.to_k", "text_conditioner": "blocks.0.self_attn.o_proj"}
+    weights = {part: load_file(base / part / WEIGHTS) for part in layers}
+    tensors, expected = {}, {}
+    for part, layer in layers.items():
+        weight = weights[part][f"{layer}.weight"]
+        down, up = torch.randn(2, weight.shape[1]), torch.randn(weight.shape[0], 2)
+        tensors |= {f"{part}.{layer}.lora_A.weight": down, f"{part}.{layer}.lora_B.weight": up}
+        expected[part] = weight + 0.5 * up @ down
+    save_file(tensors, lora)
+    assert main.run(["convert", "lora", str(lora), "format=kohya", f"base={base}", f"out={other}"]) == errors.DONE
+    found = {name.partition(".")[0] for name in load_file(other)}
+    assert found == {"lora_unet_blocks_1_cross_attn_k_proj", "lora_unet_llm_adapter_blocks_0_self_attn_o_proj"}
+    assert main.run(["convert", "merge", str(base), f"use={{{other}: 0.5}}", f"out={merged}"]) == errors.DONE
+    for part, layer in layers.items():
+        torch.testing.assert_close(load_file(merged / part / WEIGHTS)[f"{layer}.weight"], expected[part])
+
+
 def generated(base: Path, out: Path, *given: str) -> np.ndarray:
     """The image of `daguerre generate` of the pipeline itself."""
     more = [f"height={SIDE_PX}", f"width={SIDE_PX}", "guidance_scale=3", f"num_inference_steps={STEPS}"]

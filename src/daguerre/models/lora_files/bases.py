@@ -24,7 +24,7 @@ from daguerre.models.weights.files import read_json
 Networks = dict[str, nn.Module]
 Found = TypeVar("Found")
 
-_EXTENDED = ("unet", "prior", "decoder", "transformer", "text_encoder", "text_encoder_2")
+_EXTENDED = ("unet", "prior", "decoder", "transformer", "text_conditioner", "text_encoder", "text_encoder_2")
 """Components that LoRAs are for."""
 
 
