@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import tiny_families
 import torch
-from diffusers import Flux2KleinPipeline
+from diffusers import Flux2KleinPipeline, Flux2Transformer2DModel
 from diffusers.loaders import single_file_utils
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from flow_runs import SEED, SIDE_PX, STEPS, drawn
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_families import flux2 as tiny
 
 from daguerre.adapters import lora
@@ -23,6 +23,8 @@ from daguerre.adapters.adapter import attach
 from daguerre.cli import main
 from daguerre.errors import UserError
 from daguerre.models.export.about import UNKNOWN
+from daguerre.models.lora_files.addition import merged
+from daguerre.models.lora_files.read import read
 from daguerre.models.parts.flux_names import FLUX2
 from daguerre.models.weights import original_files
 from daguerre.objectives import eps
@@ -165,3 +167,27 @@ def test_a_file_that_does_not_say_whether_it_was_distilled_asks(base, tmp_path, 
     original_files.write(path, load_file(base / WEIGHTS), FLUX2.links)
     trained(tmp_path, base, f"model.transformer={path}", "training.duration=1 step")
     assert "does not say whether it was distilled" in capsys.readouterr().out
+
+
+@torch.no_grad()
+def test_a_lora_of_other_programs_is_read_and_means_what_it_means_in_diffusers(base, tmp_path):
+    """ai-toolkit's and ComfyUI's: the authors' names behind `diffusion_model.`, attention fused, no alpha."""
+    draw, tensors = torch.Generator().manual_seed(0), {}
+    shapes = {"double_blocks.0.img_attn.qkv": (192, 64), "double_blocks.0.txt_attn.proj": (64, 64)}
+    shapes |= {"double_blocks.0.img_mlp.0": (384, 64), "single_blocks.0.linear1": (576, 64)}
+    for name, (rows, columns) in (shapes | {"single_blocks.0.linear2": (64, 256)}).items():
+        tensors[f"diffusion_model.{name}.lora_A.weight"] = torch.randn(2, columns, generator=draw)
+        tensors[f"diffusion_model.{name}.lora_B.weight"] = 0.1 * torch.randn(rows, 2, generator=draw)
+    save_file(tensors, tmp_path / "lora.safetensors")
+    pipe = Flux2KleinPipeline.from_pretrained(base)
+    pipe.load_lora_weights(tmp_path, weight_name="lora.safetensors")
+    pipe.fuse_lora()
+    theirs = {name.replace(".base_layer", ""): value for name, value in pipe.transformer.named_parameters()}
+    plain = Flux2Transformer2DModel.from_pretrained(base / "transformer")
+    held, changed = dict(plain.named_parameters()), set()
+    for each in read(tmp_path / "lora.safetensors", {"transformer": plain})["transformer"]:
+        weight = held[each.name]
+        weight.copy_(merged(weight, [(each, 1.0)], "transformer"))
+        changed.add(each.name)
+        torch.testing.assert_close(weight, theirs[each.name], rtol=1e-5, atol=1e-6)
+    assert len(changed) == 7, "three of them were one"
