@@ -174,7 +174,7 @@ def test_a_run_shows_its_reference_images_beside_the_result(base, images, tmp_pa
     assert names == [[*REFERENCES[: n % 3]] for n in range(3)]
     page.write(run)
     report = (run / "report.html").read_text()
-    assert "reference" in report
+    assert "reference 2" in report, "each beside its image, by its name"
 
 
 def test_nothing_idle_is_silent(base, images, tmp_path, capsys):
