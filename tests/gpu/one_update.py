@@ -12,7 +12,7 @@ them back).
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,8 @@ def update(recipe: str, overrides: list[str]) -> dict[str, Any]:
         wrong += misplaced(state)
         seen.forget()
         with torch.no_grad():
-            for _ in Parts(**vars(parts)).losses_at(unsent, [0.5]):
+            own = {each.name: getattr(parts, each.name) for each in fields(parts)}
+            for _ in Parts(**own).losses_at(unsent, [0.5]):
                 pass
         validation_waits = dict(seen.waits)
     return {
