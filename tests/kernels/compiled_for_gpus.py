@@ -18,16 +18,24 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from daguerre.kernels import adamw_ema, adamw_ema_triton, geglu_triton, group_norm_silu_triton
+from daguerre.kernels import (
+    adamw_ema,
+    adamw_ema_triton,
+    geglu_triton,
+    group_norm_silu_triton,
+    layer_norm_triton,
+    response_norm_triton,
+)
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 CAPABILITIES = (80, 89, 90, 100)
-MOST_REGISTERS = {"adamw_ema": 64, "geglu": 64, "group_norm_silu": 128}
+MOST_REGISTERS = {"adamw_ema": 64, "geglu": 64, "group_norm_silu": 128, "layer_norm": 128, "response_norm": 128}
 """A thread. With 64, half of a GPU's threads have room at once; with 128, a fourth."""
 KINDS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64"}
 KINDS |= {torch.int32: "*i32"}
 WIDE = {"_sums": (1, 0), "_write": (1, 1), "_sums_back": (2, 0), "_write_back": (2, 1), "_meet": (0, 0)}
 WIDE |= {"_meet_back": (0, 0), "_geglu": (2, 1), "_geglu_back": (3, 2), "_kernel": (4, 3)}
+WIDE |= {"_forward": (1, 1), "_backward": (2, 1), "_squares": (1, 0), "_scaled": (1, 1), "_gradient": (2, 1)}
 """Fewest loads and stores of 16 bytes in each: one for each image, or tensor of numbers, that it reads and writes."""
 
 
@@ -43,7 +51,7 @@ class Caught:
     def __call__(self, *values, num_warps=4, **constants):
         signature, places, attributes = {}, {}, {}
         for i, (name, value) in enumerate(zip(self.function.arg_names, (*values, *constants.values()), strict=True)):
-            if name in constants or (isinstance(value, int) and value == 1):
+            if name in constants or value is None or (isinstance(value, int) and value == 1):
                 signature[name], places[i,] = "constexpr", value
                 continue
             signature[name] = KINDS[value.dtype] if isinstance(value, torch.Tensor) else kind(value)
@@ -97,6 +105,26 @@ def gates():
             geglu_triton.backward(geglu_triton.forward(x), x)
 
 
+def rows():
+    for D in (320, 640, 1280, 768, 1024, 2048):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            x, weight = torch.empty(4096, D, dtype=dtype, device="meta"), torch.empty(D, device="meta")
+            for affine in (weight, None):
+                _, mean, rstd = layer_norm_triton.forward(x, affine, affine, 1e-5)
+                layer_norm_triton.backward(x, x, affine, affine is not None, mean, rstd)
+
+
+def responses():
+    for C in (4096, 8192):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            x, numbers = torch.empty(16, 24, 24, C, dtype=dtype, device="meta"), torch.empty(C, device="meta")
+            for gelu in (False, True):
+                scale = response_norm_triton.squares(x, gelu)
+                response_norm_triton.scaled(x, scale, numbers, gelu)
+                response_norm_triton.sums(x, x, gelu)
+                response_norm_triton.gradient(x, x, scale, scale, gelu)
+
+
 def updates():
     for factor in (None, torch.empty((), device="meta")):
         for share in (0.0, 0.1):
@@ -112,6 +140,8 @@ MODULES = {
     "adamw_ema": (adamw_ema_triton, updates),
     "geglu": (geglu_triton, gates),
     "group_norm_silu": (group_norm_silu_triton, norms),
+    "layer_norm": (layer_norm_triton, rows),
+    "response_norm": (response_norm_triton, responses),
 }
 
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from diffusers.models.unets.unet_stable_cascade import GlobalResponseNorm, SDCascadeResBlock
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
@@ -14,7 +15,8 @@ from daguerre.kernels.response_norm import response_norm
 TOLERANCES = {torch.float64: 1e-13, torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-def plain(x, gamma, beta):
+def plain(x, gamma, beta, gelu=False):
+    x = F.gelu(x) if gelu else x
     return functional_call(GlobalResponseNorm(x.shape[-1]), {"gamma": gamma, "beta": beta}, x)
 
 
@@ -24,14 +26,15 @@ def inputs(shape, dtype):
     return [t.to(dtype).requires_grad_() for t in (2 * x, gamma, beta)]
 
 
+@pytest.mark.parametrize("gelu", [False, True])
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("shape", [(3, 4, 4, 10), (2, 1, 5, 260), (1, 1, 1, 1), (0, 2, 2, 8)])
-def test_values_and_gradients_are_those_of_diffusers(shape, dtype):
+@pytest.mark.parametrize("shape", [(3, 4, 4, 10), (2, 1, 5, 260), (2, 9, 10, 64), (1, 1, 1, 1), (0, 2, 2, 8)])
+def test_values_and_gradients_are_those_of_diffusers(computed_by, shape, dtype, gelu):
     given = inputs(shape, dtype)
-    y = response_norm(*given)
+    y = response_norm(*given, gelu)
     dy = torch.randn(shape, dtype=torch.float64).to(dtype)
     wide = [t.detach().double().requires_grad_() for t in given]
-    expected = plain(*wide)
+    expected = plain(*wide, gelu)
     found = [y, *torch.autograd.grad(y, given, dy)]
     theirs = [expected, *torch.autograd.grad(expected, wide, dy.double())]
     for ours, other in zip(found, theirs, strict=True):
@@ -40,11 +43,13 @@ def test_values_and_gradients_are_those_of_diffusers(shape, dtype):
         assert torch.allclose(ours.detach().double(), other.detach(), rtol=0, atol=size * TOLERANCES[dtype])
 
 
-def test_gradients_are_those_of_small_differences():
-    assert torch.autograd.gradcheck(response_norm, inputs((2, 2, 3, 4), torch.float64))
+@pytest.mark.parametrize("gelu", [False, True])
+def test_gradients_are_those_of_small_differences(computed_by, gelu):
+    given = inputs((2, 2, 3, 4), torch.float64)
+    assert torch.autograd.gradcheck(lambda *tensors: response_norm(*tensors, gelu), given)
 
 
-def test_channels_of_zeros_have_the_gradients_of_diffusers():
+def test_channels_of_zeros_have_the_gradients_of_diffusers(computed_by):
     x, gamma, beta = inputs((2, 3, 3, 6), torch.float64)
     x.data[..., 2] = 0
     x.data[1] = 0

@@ -8,10 +8,12 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from diffusers.models.activations import GEGLU
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.unets.unet_stable_cascade import SDCascadeLayerNorm
+from peft import LoraConfig, inject_adapter_in_model
 from tiny_models import SDXL_UNET, TEXT_WIDTH, TINY_UNET, tiny_vae
 from torch import nn
 
-from daguerre.kernels import channels_last, products, swap
+from daguerre.kernels import biases, channels_last, products, swap
+from daguerre.training.performance import kernels
 
 UNETS = {
     "SD": TINY_UNET | {"cross_attention_dim": TEXT_WIDTH},
@@ -55,7 +57,12 @@ def everything(net):
     products.enable(net)
 
 
+def as_on_a_gpu(net):
+    kernels.layout([net], fused=True, last=True)
+
+
 CHANGES = {"norms": swap.norms, "gates": swap.gates, "channels last": channels_last.enable, "all": everything}
+CHANGES |= {"on a GPU": as_on_a_gpu}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -81,6 +88,53 @@ def test_counts_say_what_was_changed():
     assert swap.norms(net) == 2 * blocks + transformers + 1
     assert swap.gates(net) == gates
     assert swap.norms(net) == swap.gates(net) == 0, "once"
+
+
+def test_biases_are_added_by_what_is_added_anyway():
+    net = unet("SD")
+    blocks = [m for m in net.modules() if isinstance(m, ResnetBlock2D)]
+    cuts = [m for m in net.modules() if type(m) is nn.Conv2d and m.kernel_size == (1, 1)]
+    short = [block for block in blocks if block.conv_shortcut is not None]
+    assert 0 < len(short) < min(len(blocks), len(cuts))
+    names = net.state_dict().keys()
+    assert swap.pointwise(net) == len(cuts)
+    assert swap.shifts(net) == len(blocks) + len(short)
+    assert swap.pointwise(net) == swap.shifts(net) == 0, "once"
+    assert net.state_dict().keys() == names
+    block = short[0]
+    x, time = torch.randn(2, block.in_channels, 4, 4), torch.randn(2, block.time_emb_proj.in_features)
+    before = block(x, time)
+    for convolution in (block.conv1, block.conv2):
+        with torch.no_grad():
+            convolution.bias += torch.randn_like(convolution.bias)  # a norm takes what all channels have in common
+        assert not torch.allclose(block(x, time), before, atol=1e-3), "it is added nowhere"
+
+
+def test_layers_with_an_adapter_keep_their_biases():
+    """An addition to a layer, as of DoRA, may ask what the layer itself has added."""
+    net = unet("SD")
+    inject_adapter_in_model(LoraConfig(r=2, target_modules=["conv1", "conv2", "time_emb_proj", "conv_shortcut"]), net)
+    assert swap.shifts(net) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gradients_of_biases_are_sums_of_rows(dtype, monkeypatch):
+    monkeypatch.setattr(biases, "_FEWEST", 64)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, padding="same"), nn.Flatten(2), nn.Linear(16, 5))
+    net[3].weight.requires_grad_(False)
+    swapped = copy.deepcopy(net)
+    assert biases.enable(swapped) == 2, "a padding by its name stays torch's"
+    x = torch.randn(4, 3, 8, 8)
+    for each in (net, swapped):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            each(x).float().square().sum().backward()
+    assert swapped[3].weight.grad is None
+    for (name, p), q in zip(net.named_parameters(), swapped.parameters(), strict=True):
+        if p.requires_grad:
+            assert torch.allclose(q.grad, p.grad, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-3), name
+    frozen = copy.deepcopy(net).requires_grad_(False)
+    assert biases.enable(frozen) == 0
 
 
 def test_a_block_that_scales_between_norm_and_activation_stays():

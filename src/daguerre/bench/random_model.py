@@ -11,10 +11,12 @@ from typing import Any
 
 from daguerre.config.config import Config
 from daguerre.errors import UserError
+from daguerre.models import tokenizers
 from daguerre.models.cascade import sizes
 from daguerre.models.components import ComponentLoader, Wanted
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.single_file import configs
+from daguerre.models.tokenizers import CLIP_TOKENS
 from daguerre.models.weights import architectures, resolve
 
 
@@ -81,6 +83,14 @@ def _write(architecture: Path, model: PretrainedSettings, folder: Path) -> Path:
     for name in model.tokenizers():
         own = folder / model.folder_of(name)
         own.mkdir(parents=True, exist_ok=True)
-        for file, content in configs.tokenizer_files({"pad": configs.padding(architecture.name, name)}).items():
+        for file, content in _words(architecture, name).items():
             (own / file).write_bytes(content)
     return folder
+
+
+def _words(architecture: Path, tokenizer: str) -> dict[str, bytes]:
+    """Files of a tokenizer: CLIP's, or one of fewer words where the network that reads its tokens knows fewer."""
+    reader = architecture / tokenizer.replace("tokenizer", "text_encoder") / "config.json"
+    if reader.is_file() and json.loads(reader.read_text()).get("vocab_size", CLIP_TOKENS) >= CLIP_TOKENS:
+        return configs.tokenizer_files({"pad": configs.padding(architecture.name, tokenizer)})
+    return tokenizers.files(tokenizers.learn(["image"], 77))

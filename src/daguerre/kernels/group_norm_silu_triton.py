@@ -1,6 +1,6 @@
 """The Triton kernels of `group_norm_silu`, forward and backward. Images lie as rows of channels, one row a place.
 
-Each pass has three steps. Sums: a program goes over some rows of some channels of one image and writes what it found
+Each pass has three steps. Sums: a program reads some rows of some channels of one image and writes what it found
 for each channel. Meeting: a program puts together, in order, what was found for one group of one image. Writing: a
 program computes some rows of the result. No program writes what another one reads, so every run gives the same bits.
 
@@ -14,39 +14,35 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_NUMBERS = 4096
-"""Numbers that a program holds at a time."""
-_ROUNDS = 4
-"""Blocks of rows that a program of the first step goes over."""
-_COLUMNS, _FEWEST_COLUMNS = 128, 32
-"""Channels that a program holds: 64 to 256 bytes that lie together."""
+_NUMBERS, _WARPS = 8192, 4
+"""Numbers of an image that a program holds, and its warps. All such numbers are the fastest on an H200 of several."""
+_NUMBERS_BACK, _WARPS_BACK = 4096, 4
+"""Of programs that hold two images, and of those that write one."""
+_COLUMNS, _FEWEST_COLUMNS = 64, 32
+"""Channels that a program holds: 64 to 128 bytes that lie together."""
 _TOGETHER = 32
 """Parts that the second step reads at a time."""
-_WARPS_BACK = 8
-"""Of programs that hold two images: of 4 warps each thread would need 168 registers, and a GPU has too few."""
 
 
 def forward(
     x_BCHW: Tensor, weight_C: Tensor, bias_C: Tensor, groups: int, epsilon: float, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Result, mean and 1 / deviation [B, G]; `x_BCHW` has its channels last in memory."""
-    B, C, S, rows, columns = _cut(x_BCHW)
+    B, C, S, rows, columns = _cut(x_BCHW, _NUMBERS)
     wide, double = _wide(x_BCHW)
-    found_2BPC = x_BCHW.new_empty((2, B, triton.cdiv(S, rows * _ROUNDS), C), dtype=wide)
+    parts, across, size = triton.cdiv(S, rows), triton.cdiv(C, columns), C // groups
+    found_2BPC = x_BCHW.new_empty((2, B, parts, C), dtype=wide)
     mean_BG, rstd_BG = (x_BCHW.new_empty((B, groups), dtype=wide) for _ in range(2))
     y_BCHW = torch.empty_like(x_BCHW, memory_format=torch.channels_last)
-    parts, size = found_2BPC.shape[2], C // groups
-    across = triton.cdiv(C, columns)
-    _sums[(parts, across, B)](
-        x_BCHW, found_2BPC, B, S, C, ROWS=rows, COLUMNS=columns, ROUNDS=_ROUNDS, DOUBLE=double
-    )  # fmt: skip
+    _sums[(parts, across, B)](x_BCHW, found_2BPC, B, S, C, ROWS=rows, COLUMNS=columns, DOUBLE=double, num_warps=_WARPS)
     _meet[(groups, B)](
         found_2BPC, mean_BG, rstd_BG, S, C, groups, size, parts, epsilon,
-        TOGETHER=_TOGETHER, SPAN=rows * _ROUNDS, SIZE=triton.next_power_of_2(size), DOUBLE=double,
+        TOGETHER=_TOGETHER, SPAN=rows, SIZE=triton.next_power_of_2(size), DOUBLE=double,
     )  # fmt: skip
+    rows = _cut(x_BCHW, _NUMBERS_BACK)[3]
     _write[(triton.cdiv(S, rows), across, B)](
         x_BCHW, y_BCHW, weight_C, bias_C, mean_BG, rstd_BG, S, C, groups, size,
-        SILU=silu, ROWS=rows, COLUMNS=columns, DOUBLE=double,
+        SILU=silu, ROWS=rows, COLUMNS=columns, DOUBLE=double, num_warps=_WARPS_BACK,
     )  # fmt: skip
     return y_BCHW, mean_BG, rstd_BG
 
@@ -55,35 +51,34 @@ def backward(
     dy_BCHW: Tensor, x_BCHW: Tensor, weight_C: Tensor, bias_C: Tensor, mean_BG: Tensor, rstd_BG: Tensor, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias; `dy_BCHW` and `x_BCHW` have their channels last in memory."""
-    B, C, S, rows, columns = _cut(x_BCHW)
+    B, C, S, rows, columns = _cut(x_BCHW, _NUMBERS_BACK)
     wide, double = _wide(x_BCHW)
     groups = mean_BG.shape[1]
-    found_2BPC = x_BCHW.new_empty((2, B, triton.cdiv(S, rows * _ROUNDS), C), dtype=wide)
+    parts, across, size = triton.cdiv(S, rows), triton.cdiv(C, columns), C // groups
+    found_2BPC = x_BCHW.new_empty((2, B, parts, C), dtype=wide)
     whole_2BC, of_group_2BG = (x_BCHW.new_empty((2, B, n), dtype=wide) for n in (C, groups))
     dx_BCHW = torch.empty_like(x_BCHW, memory_format=torch.channels_last)
-    parts, size = found_2BPC.shape[2], C // groups
-    across = triton.cdiv(C, columns)
     _sums_back[(parts, across, B)](
         dy_BCHW, x_BCHW, found_2BPC, weight_C, bias_C, mean_BG, rstd_BG, B, S, C, groups, size,
-        SILU=silu, ROWS=rows, COLUMNS=columns, ROUNDS=_ROUNDS, DOUBLE=double, num_warps=_WARPS_BACK,
+        SILU=silu, ROWS=rows, COLUMNS=columns, DOUBLE=double, num_warps=_WARPS_BACK,
     )  # fmt: skip
     _meet_back[(groups, B)](
         found_2BPC, whole_2BC, of_group_2BG, weight_C, B, C, groups, size, parts,
         TOGETHER=_TOGETHER, SIZE=triton.next_power_of_2(size), DOUBLE=double,
     )  # fmt: skip
-    _write_back[(triton.cdiv(S, rows), across, B)](
+    _write_back[(parts, across, B)](
         dy_BCHW, x_BCHW, dx_BCHW, weight_C, bias_C, mean_BG, rstd_BG, of_group_2BG, B, S, C, groups, size,
-        SILU=silu, ROWS=rows, COLUMNS=columns, DOUBLE=double, num_warps=_WARPS_BACK,
+        SILU=silu, ROWS=rows, COLUMNS=columns, DOUBLE=double, num_warps=2 * _WARPS_BACK,
     )  # fmt: skip
     return dx_BCHW, whole_2BC[1].sum(0).to(weight_C.dtype), whole_2BC[0].sum(0).to(bias_C.dtype)
 
 
-def _cut(x_BCHW: Tensor) -> tuple[int, int, int, int, int]:
+def _cut(x_BCHW: Tensor, numbers: int) -> tuple[int, int, int, int, int]:
     """B, C, S, and how many rows and columns a program holds."""
     B, C, H, W = x_BCHW.shape
     whole = C & -C  # the largest power of two that divides it: no lane stays empty
     columns = min(_COLUMNS, whole if whole >= _FEWEST_COLUMNS else triton.next_power_of_2(C))
-    rows = max(1, min(_NUMBERS // columns, triton.next_power_of_2(H * W)))
+    rows = max(1, min(numbers // columns, triton.next_power_of_2(H * W)))
     return B, C, H * W, rows, columns
 
 
@@ -93,17 +88,13 @@ def _wide(x_BCHW: Tensor) -> tuple[torch.dtype, bool]:
 
 
 @triton.jit
-def _channels(COLUMNS: tl.constexpr):
-    """The channels of this program."""
-    return tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-
-
-@triton.jit
-def _block(part, b, c, S, C, ROWS: tl.constexpr):
-    """Offsets of the numbers of a block of rows, and the mask of those that exist."""
-    s = part * ROWS + tl.arange(0, ROWS)
-    at = (b.to(tl.int64) * S + s[:, None]) * C + c[None, :]
-    return at, (s[:, None] < S) & (c[None, :] < C)
+def _block(S, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Where this program's image begins, its channels, and offsets in the image of the numbers of its block, with the
+    mask of those that exist. Only the first may be more than 32 bits hold."""
+    s = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    image = tl.program_id(2).to(tl.int64) * S * C
+    return image, c, s[:, None] * C + c[None, :], (s[:, None] < S) & (c[None, :] < C)
 
 
 @triton.jit
@@ -124,26 +115,16 @@ def _line(weight, bias, mean, rstd, b, c, C, groups, size, DOUBLE: tl.constexpr)
 
 
 @triton.jit
-def _sums(
-    x, found, B, S, C,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROUNDS: tl.constexpr, DOUBLE: tl.constexpr,
-):  # fmt: skip
+def _sums(x, found, B, S, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DOUBLE: tl.constexpr):
     """Mean and sum of squared distances from it, of each channel over the rows of a part."""
-    part, b, c = tl.program_id(0), tl.program_id(2), _channels(COLUMNS)
-    total = tl.zeros((COLUMNS,), tl.float64 if DOUBLE else tl.float32)
-    for r in range(ROUNDS):
-        at, there = _block(part * ROUNDS + r, b, c, S, C, ROWS)
-        total += tl.sum(_loaded(x, at, there, DOUBLE), 0)
-    rows = tl.minimum(ROWS * ROUNDS, S - part * ROWS * ROUNDS)
-    mean = total / rows
-    squares = tl.zeros((COLUMNS,), tl.float64 if DOUBLE else tl.float32)
-    for r in range(ROUNDS):
-        at, there = _block(part * ROUNDS + r, b, c, S, C, ROWS)
-        away = tl.where(there, _loaded(x, at, there, DOUBLE) - mean[None, :], 0.0)
-        squares += tl.sum(away * away, 0)
-    at = (b * tl.num_programs(0) + part).to(tl.int64) * C + c
-    tl.store(found + at, mean, mask=c < C)
-    tl.store(found + tl.num_programs(0).to(tl.int64) * B * C + at, squares, mask=c < C)
+    image, c, at, there = _block(S, C, ROWS, COLUMNS)
+    v = _loaded(x + image, at, there, DOUBLE)
+    mean = tl.sum(v, 0) / tl.minimum(ROWS, S - tl.program_id(0) * ROWS)
+    away = tl.where(there, v - mean[None, :], 0.0)
+    part = tl.program_id(2).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(found + part * C + c, mean, mask=c < C)
+    part += tl.num_programs(0).to(tl.int64) * B
+    tl.store(found + part * C + c, tl.sum(away * away, 0), mask=c < C)
 
 
 @triton.jit
@@ -180,13 +161,13 @@ def _write(
     SILU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     """Norm, weight, bias and SiLU of a block of rows."""
-    b, c = tl.program_id(2), _channels(COLUMNS)
-    at, there = _block(tl.program_id(0), b, c, S, C, ROWS)
-    w, shift, middle, scale = _line(weight, bias, mean, rstd, b, c, C, groups, size, DOUBLE)
-    z = (_loaded(x, at, there, DOUBLE) - middle) * scale * w + shift
+    image, c, at, there = _block(S, C, ROWS, COLUMNS)
+    v = _loaded(x + image, at, there, DOUBLE)
+    w, shift, middle, scale = _line(weight, bias, mean, rstd, tl.program_id(2), c, C, groups, size, DOUBLE)
+    z = (v - middle) * (scale * w) + shift
     if SILU:
         z = z / (1.0 + tl.exp(-z))
-    tl.store(y + at, z.to(y.dtype.element_ty), mask=there)
+    tl.store(y + image + at, z.to(y.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -207,22 +188,16 @@ def _before_silu(
 @triton.jit
 def _sums_back(
     dy, x, found, weight, bias, mean, rstd, B, S, C, groups,
-    size, SILU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROUNDS: tl.constexpr,
-    DOUBLE: tl.constexpr,
+    size, SILU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     """Sums of the gradient and of gradient times normed image, of each channel over the rows of a part."""
-    part, b, c = tl.program_id(0), tl.program_id(2), _channels(COLUMNS)
-    w, shift, middle, scale = _line(weight, bias, mean, rstd, b, c, C, groups, size, DOUBLE)
-    plain = tl.zeros((COLUMNS,), tl.float64 if DOUBLE else tl.float32)
-    times = tl.zeros((COLUMNS,), tl.float64 if DOUBLE else tl.float32)
-    for r in range(ROUNDS):
-        at, there = _block(part * ROUNDS + r, b, c, S, C, ROWS)
-        dz, normed = _before_silu(dy, x, at, there, w, shift, middle, scale, SILU, DOUBLE)
-        plain += tl.sum(dz, 0)
-        times += tl.sum(dz * normed, 0)
-    at = (b * tl.num_programs(0) + part).to(tl.int64) * C + c
-    tl.store(found + at, plain, mask=c < C)
-    tl.store(found + tl.num_programs(0).to(tl.int64) * B * C + at, times, mask=c < C)
+    image, c, at, there = _block(S, C, ROWS, COLUMNS)
+    w, shift, middle, scale = _line(weight, bias, mean, rstd, tl.program_id(2), c, C, groups, size, DOUBLE)
+    dz, normed = _before_silu(dy + image, x + image, at, there, w, shift, middle, scale, SILU, DOUBLE)
+    part = tl.program_id(2).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(found + part * C + c, tl.sum(dz, 0), mask=c < C)
+    part += tl.num_programs(0).to(tl.int64) * B
+    tl.store(found + part * C + c, tl.sum(dz * normed, 0), mask=c < C)
 
 
 @triton.jit
@@ -251,12 +226,12 @@ def _write_back(
     groups, size, SILU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a block of rows (the closed form of Ioffe and Szegedy 2015, over groups)."""
-    b, c = tl.program_id(2), _channels(COLUMNS)
-    at, there = _block(tl.program_id(0), b, c, S, C, ROWS)
+    image, c, at, there = _block(S, C, ROWS, COLUMNS)
+    b = tl.program_id(2)
     w, shift, middle, scale = _line(weight, bias, mean, rstd, b, c, C, groups, size, DOUBLE)
-    dz, normed = _before_silu(dy, x, at, there, w, shift, middle, scale, SILU, DOUBLE)
+    dz, normed = _before_silu(dy + image, x + image, at, there, w, shift, middle, scale, SILU, DOUBLE)
     of = b * groups + c // size
-    plain = _loaded(of_group, of, c < C, DOUBLE)[None, :]
-    times = _loaded(of_group + B * groups, of, c < C, DOUBLE)[None, :]
-    d = (dz * w - (plain + normed * times) / (S * size)) * scale
-    tl.store(dx + at, d.to(dx.dtype.element_ty), mask=there)
+    plain = _loaded(of_group, of, c < C, DOUBLE)[None, :] * scale / (S * size)
+    times = _loaded(of_group + B * groups, of, c < C, DOUBLE)[None, :] * scale / (S * size)
+    d = dz * (w * scale) - (plain + normed * times)
+    tl.store(dx + image + at, d.to(dx.dtype.element_ty), mask=there)

@@ -1,8 +1,9 @@
-"""Frozen networks that encode in bf16, by autocast: the encoder of an autoencoder, and text encoders.
+"""Weights that autocast need not cast one by one, and frozen networks that encode in bf16.
 
-Weights stay float32, and so do results, so that nothing behind them sees a change but in the numbers. What decodes is
-left alone. Autocast casts each weight of a frozen network by itself at each pass; a GPU, which waits for launches at
-small batches, may get those of a block at once.
+Autocast casts each float32 weight by itself, and each gradient back; a GPU, which waits for launches at small batches
+and in large networks, may get those of a block at once, to the same numbers. Of an autoencoder the encoder and text
+encoders may be narrow: weights stay float32, and so do results, so that nothing behind them sees a change but in the
+numbers. What decodes is left alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from diffusers.models.autoencoders.vae import Encoder
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
@@ -28,9 +30,15 @@ def enable(networks: Iterable[nn.Module], device: torch.device, at_once: bool = 
     for module in found:
         # A bound method: a copy of the module gets one of its own.
         setattr(module, "forward", MethodType(_narrow(device.type), module))  # noqa: B010
-        for part in _parts(module) if at_once else ():
-            setattr(part, "forward", MethodType(_at_once(device.type), part))  # noqa: B010
+        if at_once:
+            cast_by_block(module, device)
     return len(found)
+
+
+def cast_by_block(network: nn.Module, device: torch.device) -> None:
+    """Under autocast the weights of a block of this network are cast in one call, and their gradients in another."""
+    for part in _parts(network):
+        setattr(part, "forward", MethodType(_at_once(device.type), part))  # noqa: B010
 
 
 def _narrow(device_type: str) -> Callable[..., Any]:
@@ -60,10 +68,7 @@ def _at_once(device_type: str) -> Callable[..., Any]:
         if torch.is_autocast_enabled(device_type):
             tables = [module._parameters for module in self.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
             slots = [(table, name, p) for table in tables for name, p in table.items() if _is_wide(p)]
-        weights = [p for *_, p in slots]
-        copies = [torch.empty_like(p, dtype=torch.get_autocast_dtype(device_type)) for p in weights]
-        if copies:
-            torch._foreach_copy_(copies, weights)
+        copies = _Cast.apply(torch.get_autocast_dtype(device_type), *(p for *_, p in slots)) if slots else ()
         try:
             for (table, name, _), copy in zip(slots, copies, strict=True):
                 table[name] = copy
@@ -73,6 +78,27 @@ def _at_once(device_type: str) -> Callable[..., Any]:
                 table[name] = p
 
     return forward
+
+
+class _Cast(torch.autograd.Function):
+    """Copies of weights in another type."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        copies = [torch.empty_like(p, dtype=dtype) for p in weights]
+        torch._foreach_copy_(copies, list(weights))
+        return tuple(copies)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        found = [g for g in gradients if g is not None]
+        wide = [torch.empty_like(g, dtype=torch.float32) for g in found]
+        if found:
+            torch._foreach_copy_(wide, found)
+        rest = iter(wide)
+        return None, *(None if g is None else next(rest) for g in gradients)
 
 
 def _is_wide(p: Tensor | None) -> bool:

@@ -4,6 +4,7 @@ Parameters, their names and their layout in memory stay what they are, so that c
 optimizers see nothing of it. Only what is known by its exact type is touched; all else computes as before.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from diffusers.models.unets.unet_stable_cascade import GlobalResponseNorm, SDCas
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from daguerre.kernels import biases
 from daguerre.kernels.geglu import geglu
 from daguerre.kernels.group_norm_silu import group_norm_silu
+from daguerre.kernels.layer_norm import layer_norm
 from daguerre.kernels.response_norm import response_norm
 
 _DIVISORS = ("output_scale_factor", "rescale_output_factor")
@@ -62,14 +65,12 @@ class RowNorm(nn.LayerNorm):
     which is what each product behind it makes of the float32 rows that autocast gives it."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """As nn.LayerNorm, of the type of `input` under autocast; weights that several devices share, as there."""
-        kind = input.device.type
-        if not torch.is_autocast_enabled(kind) or isinstance(self.weight, DTensor):
+        """As nn.LayerNorm, of the type of `input` under autocast; several dims, and weights that several devices share,
+        as there."""
+        plain = len(self.normalized_shape) != 1 or isinstance(self.weight, DTensor)
+        if plain or not torch.is_autocast_enabled(input.device.type):
             return super().forward(input)
-        with torch.autocast(kind, enabled=False):
-            # The operator of a GPU wants one type.
-            weight, bias = (None if p is None else p.to(input.dtype) for p in (self.weight, self.bias))
-            return F.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
+        return layer_norm(input, self.weight, self.bias, self.eps)
 
 
 class ImageNorm(SDCascadeLayerNorm, RowNorm):
@@ -91,6 +92,66 @@ class ResponseNorm(GlobalResponseNorm):
     def forward(self, x: Tensor) -> Tensor:
         """As there; by torch's own operators where several devices share the weights."""
         return super().forward(x) if isinstance(self.gamma, DTensor) else response_norm(x, self.gamma, self.beta)
+
+
+class ActivatedResponseNorm(GlobalResponseNorm):
+    """The same, of GELU of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.gamma, DTensor):
+            return super().forward(F.gelu(x))
+        return response_norm(x, self.gamma, self.beta, gelu=True)
+
+
+class Passing(nn.GELU):
+    """In the place of the GELU that the norm behind it computes."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input
+
+
+class Shifted(nn.Conv2d):
+    """A convolution whose bias is added by what is added behind it, which spares a pass over the image."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As nn.Conv2d without the bias; with it where several devices share it, as `_shift` has none then."""
+        return self._conv_forward(input, self.weight, self.bias if isinstance(self.bias, DTensor) else None)
+
+
+def _shift(behind: nn.Conv2d | None) -> Tensor | None:
+    """The bias that is to be added for a `Shifted`."""
+    return None if behind is None or isinstance(behind.bias, DTensor) else behind.bias
+
+
+class TimeProduct(nn.Linear):
+    """The product that makes the vector of the time, which is added behind a residual block's first convolution."""
+
+    convolution: tuple[nn.Conv2d]  # in a tuple, so that it does not become a module of this one
+
+    def forward(self, input: Tensor) -> Tensor:
+        shift = _shift(self.convolution[0])
+        if shift is None:
+            return super().forward(input)
+        return F.linear(input, self.weight, shift if self.bias is None else self.bias + shift)
+
+
+class Pointwise(nn.Conv2d):
+    """A convolution of single pixels: with channels last it is a product of rows, which adds its bias as it writes
+    them; behind cuDNN's convolution the bias is a pass over the image. As the short cut of a residual block it adds the
+    bias of the block's second convolution, too."""
+
+    convolution: tuple[nn.Conv2d | None] = (None,)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As nn.Conv2d, of which it has the layout: rows of channels."""
+        assert self.bias is not None  # as `pointwise` says
+        shift = _shift(self.convolution[0])
+        bias = self.bias if shift is None else self.bias + shift
+        if isinstance(self.weight, DTensor):
+            return self._conv_forward(input, self.weight, bias)
+        rows = input.permute(0, 2, 3, 1)
+        product = biases.linear if bias.requires_grad else F.linear
+        return product(rows, self.weight.flatten(1), bias).permute(0, 3, 1, 2)
 
 
 def norms(net: nn.Module) -> int:
@@ -125,9 +186,48 @@ def divisors(net: nn.Module) -> int:
     return len(found)
 
 
-def responses(net: nn.Module) -> int:
-    """Stable Cascade's global response norm becomes one operator; returns how many did."""
-    return _each(GlobalResponseNorm, ResponseNorm, net)
+def responses(net: nn.Module, gelu: bool = False) -> int:
+    """Stable Cascade's global response norm becomes one operator, with `gelu` together with the GELU before it; returns
+    how many did."""
+    count = 0
+    for module in net.modules():
+        layers = list(module.children()) if gelu and _is(nn.Sequential, module) else []
+        for before, norm in pairwise(layers):
+            if _is(nn.GELU, before) and before.approximate == "none" and _is(GlobalResponseNorm, norm):
+                before.__class__, norm.__class__ = Passing, ActivatedResponseNorm
+                count += 1
+    return count + _each(GlobalResponseNorm, ResponseNorm, net)
+
+
+def pointwise(net: nn.Module) -> int:
+    """Convolutions of single pixels become products of rows; returns how many did."""
+    found: list[Any] = [m for m in net.modules() if _is(nn.Conv2d, m)]
+    found = [m for m in found if {*m.kernel_size, *m.stride} == {1} and m.groups == 1 and m.bias is not None]
+    found = [m for m in found if m.padding in ((0, 0), "valid")]
+    for module in found:
+        module.__class__ = Pointwise
+    return len(found)
+
+
+def shifts(net: nn.Module) -> int:
+    """In residual blocks the bias of the first convolution goes into the vector of the time, and that of the second one
+    into the short cut, if `pointwise` has changed it; returns how many did."""
+    count = 0
+    for block in net.modules():
+        if isinstance(block, ResnetBlock2D) and block.time_embedding_norm == "default":
+            if _is(nn.Linear, block.time_emb_proj):
+                count += _shifted(block.conv1, block.time_emb_proj, TimeProduct)
+            if _is(Pointwise, block.conv_shortcut):
+                count += _shifted(block.conv2, block.conv_shortcut, Pointwise)
+    return count
+
+
+def _shifted(convolution: nn.Module, before: Any, kind: type[nn.Module]) -> int:
+    if not _is(nn.Conv2d, convolution) or convolution.bias is None:
+        return 0
+    convolution.__class__, before.__class__ = Shifted, kind
+    before.convolution = (convolution,)
+    return 1
 
 
 def _each(kind: type[nn.Module], ours: type[nn.Module], net: nn.Module) -> int:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from daguerre.errors import UserError, install
-from daguerre.kernels import attention, available, blocks, channels_last, narrow, products, swap
+from daguerre.kernels import attention, available, biases, blocks, channels_last, narrow, products, swap
 from daguerre.training.precision import dtypes
 from daguerre.training.settings import TrainingSettings
 
@@ -50,6 +50,8 @@ def apply(
                 code="unused",
                 setting="training.frozen_precision",
             )
+    if fused and device.type == "cuda" and not settings.compile:  # compiled code casts as it computes
+        narrow.cast_by_block(net, device)
     if settings.compile:
         blocks.compile_blocks(net, block_classes, device, settings.compile_cache_dir)
 
@@ -63,7 +65,12 @@ def layout(networks: Iterable[nn.Module], fused: bool, last: bool) -> None:
             swap.gates(network)
             swap.rows(network)
             swap.divisors(network)
-            swap.responses(network)
+            swap.responses(network, gelu=True)
+        if fused and last:
+            swap.pointwise(network)
+            swap.shifts(network)
+        if fused:
+            biases.enable(network)
         if last:
             channels_last.enable(network)
 

@@ -1,0 +1,96 @@
+"""LayerNorm (Ba et al. 2016, arXiv 1607.06450) of rows in their own type, with or without weight and bias.
+
+Autocast of a GPU widens the rows to float32 and narrows the result again for each product behind it; torch's operator
+in 16 bits reads its rows at a quarter of the speed of the memory where they are as narrow as those of a UNet, and
+backward it reads them twice. Here each number is read once and written once; the arithmetic is float32. Custom
+operators of torch: `torch.compile` and tensors without memory see shapes alone. The plain form is what computes on a
+CPU.
+
+Shape letters: N rows, D features.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from daguerre.kernels import available
+
+
+def layer_norm(x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, epsilon: float = 1e-5) -> Tensor:
+    """[..., D] of the type of `x`, computed in float32 at least. Weight and bias may be of another float type."""
+    return _forward(x, weight_D, bias_D, epsilon)[0]
+
+
+@torch.library.custom_op("daguerre::layer_norm", mutates_args=())
+def _forward(
+    x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The result, and mean and 1 / deviation [N] of the rows."""
+    if available.triton(x.device):
+        return available.module("layer_norm_triton").forward(x.contiguous(), weight_D, bias_D, epsilon)
+    wide = _wide(x)
+    weight, bias = (None if p is None else p.to(wide) for p in (weight_D, bias_D))
+    y, mean, rstd = torch.native_layer_norm(x.to(wide).contiguous(), x.shape[-1:], weight, bias, epsilon)
+    return y.to(x.dtype), mean.flatten(), rstd.flatten()
+
+
+@_forward.register_fake
+def _(x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    of_row = x.new_empty(x.shape[:-1].numel(), dtype=_wide(x))
+    return x.new_empty(x.shape), of_row, torch.empty_like(of_row)
+
+
+@torch.library.custom_op("daguerre::layer_norm_backward", mutates_args=())
+def _backward(
+    dy: Tensor, x: Tensor, weight_D: Tensor | None, has_bias: bool, mean_N: Tensor, rstd_N: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias, in the type of the arithmetic; empty ones for what there is not."""
+    if available.triton(x.device):
+        dx, *rest = available.module("layer_norm_triton").backward(
+            dy.contiguous(), x.contiguous(), weight_D, has_bias, mean_N, rstd_N
+        )
+    else:
+        wide, rows = _wide(x), (*x.shape[:-1], 1)
+        weight = None if weight_D is None else weight_D.to(wide)
+        mask = [True, weight is not None, has_bias]
+        # Only whether there is a bias counts backward, not its numbers.
+        bias = mean_N.new_empty(x.shape[-1]) if has_bias else None
+        dx, *rest = torch.ops.aten.native_layer_norm_backward(
+            dy.to(wide).contiguous(), x.to(wide).contiguous(), x.shape[-1:],
+            mean_N.view(rows), rstd_N.view(rows), weight, bias, mask,
+        )  # fmt: skip
+    dweight, dbias = (mean_N.new_empty(0) if t is None else t for t in rest)
+    return dx.to(x.dtype), dweight, dbias
+
+
+@_backward.register_fake
+def _(
+    dy: Tensor, x: Tensor, weight_D: Tensor | None, has_bias: bool, mean_N: Tensor, rstd_N: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    sizes = (0 if weight_D is None else x.shape[-1], x.shape[-1] if has_bias else 0)
+    dweight, dbias = (mean_N.new_empty(size) for size in sizes)
+    return x.new_empty(x.shape), dweight, dbias
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, bias, _ = inputs
+    ctx.bias_type = None if bias is None else bias.dtype
+    ctx.save_for_backward(x, weight, *output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, dy: Tensor | None, *unused: Tensor | None) -> tuple[Tensor | None, ...]:
+    if dy is None:
+        return (None,) * 4
+    x, weight, mean, rstd = ctx.saved_tensors
+    dx, dweight, dbias = _backward(dy, x, weight, ctx.bias_type is not None, mean, rstd)
+    of_weight = None if weight is None else dweight.to(weight.dtype)
+    return dx, of_weight, None if ctx.bias_type is None else dbias.to(ctx.bias_type), None
+
+
+_forward.register_autograd(_gradients, setup_context=_keep)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

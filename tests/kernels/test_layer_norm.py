@@ -1,0 +1,85 @@
+"""LayerNorm: forward and backward beside torch's own operator in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from daguerre.kernels.layer_norm import layer_norm
+
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+SHAPES = [(3, 7, 10), (5, 320), (2, 1, 1, 6), (37, 64), (1, 2048), (0, 8)]
+
+
+def inputs(shape, dtype, affine, of_weights=torch.float32):
+    torch.manual_seed(0)
+    x = (torch.randn(shape, dtype=torch.float64) * 2 + 3).to(dtype).requires_grad_()
+    numbers = [torch.randn(shape[-1], dtype=torch.float64).to(of_weights).requires_grad_() for _ in range(2)]
+    return [x, *(number if held else None for number, held in zip(numbers, affine, strict=True))]
+
+
+def gap(ours, theirs):
+    """Largest difference over the largest number."""
+    return float((ours.detach().double() - theirs).abs().max() / theirs.abs().max().clamp(min=1e-3))
+
+
+@pytest.mark.parametrize("affine", [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_and_gradients_are_those_of_torch(computed_by, shape, dtype, affine):
+    of_weights = torch.float64 if dtype == torch.float64 else torch.float32
+    given = inputs(shape, dtype, affine, of_weights)
+    y = layer_norm(*given, 1e-5)
+    dy = torch.randn(shape, dtype=torch.float64).to(dtype)
+    ours = [y, *torch.autograd.grad(y, [t for t in given if t is not None], dy)]
+    wide = [None if t is None else t.detach().double().requires_grad_() for t in given]
+    expected = F.layer_norm(wide[0], shape[-1:], *wide[1:], 1e-5)
+    theirs = [expected.detach(), *torch.autograd.grad(expected, [t for t in wide if t is not None], dy.double())]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.shape == other.shape
+        assert not other.numel() or gap(one, other) <= TOLERANCES[dtype]
+    assert [t.dtype for t in ours] == [dtype, dtype, *[of_weights] * sum(affine)]
+
+
+def test_gradients_are_those_of_small_differences(computed_by):
+    given = inputs((3, 2, 5), torch.float64, (True, True), torch.float64)
+    assert torch.autograd.gradcheck(lambda *t: layer_norm(*t, 1e-3), given)
+
+
+def test_more_rows_than_programs_and_the_same_bits_each_time(computed_by):
+    def once():
+        given = inputs((5000, 6), torch.float32, (True, True))
+        y = layer_norm(*given)
+        return [
+            y.detach(),
+            *torch.autograd.grad(y, given, torch.randn(y.shape, generator=torch.Generator().manual_seed(1))),
+        ]
+
+    ours = once()
+    wide = [t.detach().double().requires_grad_() for t in inputs((5000, 6), torch.float32, (True, True))]
+    y = F.layer_norm(wide[0], (6,), *wide[1:])
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).double()
+    for one, other in zip(ours, [y.detach(), *torch.autograd.grad(y, wide, dy)], strict=True):
+        assert gap(one, other) <= 5e-6
+    assert all(torch.equal(a, b) for a, b in zip(once(), ours, strict=True))
+
+
+def test_a_far_mean_costs_no_digits(computed_by):
+    torch.manual_seed(0)
+    x = torch.randn(4, 320) + 1e4
+    assert gap(layer_norm(x, None, None), F.layer_norm(x.double(), (320,))) <= 1e-3
+
+
+def test_rows_of_any_layout_give_the_same(computed_by):
+    torch.manual_seed(2)
+    x = torch.randn(4, 5, 12)
+    assert torch.equal(layer_norm(x.transpose(0, 1), None, None), layer_norm(x, None, None).transpose(0, 1))
+
+
+def test_tensors_without_memory_see_shapes():
+    with FakeTensorMode():
+        x, weight, bias = inputs((2, 3, 8), torch.bfloat16, (True, True))
+        y = layer_norm(x, weight, bias)
+        assert (y.shape, y.dtype) == (x.shape, x.dtype)
+        y.sum().backward()
+        assert (x.grad.dtype, weight.grad.dtype, bias.grad.shape) == (torch.bfloat16, torch.float32, (8,))
