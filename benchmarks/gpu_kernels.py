@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from daguerre.kernels import adamw_ema, geglu, group_norm_silu
+from daguerre.kernels import adamw_ema, geglu, group_norm_silu, layer_norm, response_norm
 from daguerre.training.performance import peak_rates
 
 MOST_AWAY = 1e-2
@@ -83,6 +83,42 @@ def gate(device: torch.device, rows: int, D: int) -> Row:
     return {"name": "geglu", "what": f"{rows} x {D}", "gap": gap, "bytes_per_second": moved}
 
 
+def rows(device: torch.device, N: int, D: int) -> Row:
+    """layer_norm: reads a number and writes one; backward it reads two and writes one."""
+    x = torch.randn(N, D, device=device, dtype=torch.bfloat16, requires_grad=True)
+    weight, bias = (torch.randn(D, device=device, requires_grad=True) for _ in "wb")
+    y = layer_norm.layer_norm(x, weight, bias)
+    dy = torch.randn_like(y)
+    (dx,) = torch.autograd.grad(y, x, dy, retain_graph=True)
+    wide = x[:64].detach().double().requires_grad_()
+    exact = torch.nn.functional.layer_norm(wide, (D,), weight.double(), bias.double())
+    (exact_dx,) = torch.autograd.grad(exact, wide, dy[:64].double())
+    forward = seconds(lambda: layer_norm.layer_norm(x, weight, bias), device)
+    backward = seconds(lambda: torch.autograd.grad(y, (x, weight, bias), dy, retain_graph=True), device)
+    gap = max(away(y[:64].detach(), exact.detach()), away(dx[:64], exact_dx))
+    moved = {"forward": 4 * x.numel() / forward, "backward": 6 * x.numel() / backward}
+    return {"name": "layer_norm", "what": f"{N} x {D}", "gap": gap, "bytes_per_second": moved}
+
+
+def response(device: torch.device, B: int, size: int, C: int) -> Row:
+    """response_norm with its GELU: reads its image twice and writes it once; backward it reads two twice."""
+    x = torch.randn(B, size, size, C, device=device, dtype=torch.bfloat16, requires_grad=True)
+    gamma, beta = (torch.randn(C, device=device, requires_grad=True) for _ in "gb")
+    y = response_norm.response_norm(x, gamma, beta, gelu=True)
+    dy = torch.randn_like(y)
+    (dx,) = torch.autograd.grad(y, x, dy, retain_graph=True)
+    wide = x[:1].detach().double().requires_grad_()
+    u = torch.nn.functional.gelu(wide)
+    norm = u.square().sum((1, 2), keepdim=True).sqrt()
+    exact = gamma.double() * u * norm / (norm.mean(-1, keepdim=True) + 1e-6) + beta.double() + u
+    (exact_dx,) = torch.autograd.grad(exact, wide, dy[:1].double())
+    forward = seconds(lambda: response_norm.response_norm(x, gamma, beta, gelu=True), device)
+    backward = seconds(lambda: torch.autograd.grad(y, (x, gamma, beta), dy, retain_graph=True), device)
+    gap = max(away(y[:1].detach(), exact.detach()), away(dx[:1], exact_dx))
+    moved = {"forward": 6 * x.numel() / forward, "backward": 10 * x.numel() / backward}
+    return {"name": "response_norm", "what": f"{B} x {size} x {size} x {C}", "gap": gap, "bytes_per_second": moved}
+
+
 def update(device: torch.device, numbers: int) -> Row:
     """adamw_ema: 36 bytes a parameter, beside torch's fused AdamW and a pass over the averages, which move 40."""
     torch.manual_seed(0)
@@ -117,6 +153,8 @@ def main(words: list[str]) -> int:
     shapes = [(64, 320, 64), (64, 1280, 16), (8, 960, 128)] if on_gpu else [(2, 64, 4)]
     calls = [lambda shape=shape: norm(device, *shape) for shape in shapes]
     calls += [lambda: gate(device, *((1 << 18, 1280) if on_gpu else (8, 64)))]
+    calls += [lambda: rows(device, *((1 << 18, 320) if on_gpu else (8, 64)))]
+    calls += [lambda: response(device, *((16, 24, 8192) if on_gpu else (2, 4, 64)))]
     calls += [lambda: update(device, 1 << 28 if on_gpu else 4097)]
     for call in calls:
         told["kernels"].append(call())

@@ -14,20 +14,22 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
-_FEWEST = 1 << 22
-"""Numbers from which on the product is faster than making the ones takes."""
+_FEWEST = 1 << 24
+"""Numbers of a gradient from which on the product spares the GPU more time than it costs the host."""
 
 
 def column_sums(rows_ND: Tensor) -> Tensor:
     """[D], in the type of the rows. Only 16 bits are multiplied: their products are exact and are summed in float32,
     whereas `matmul_precision` may round those of 32 bits."""
-    if rows_ND.element_size() == 2 and rows_ND.numel() >= _FEWEST:
+    if rows_ND.element_size() == 2:
         return (rows_ND.new_ones((1, rows_ND.shape[0])) @ rows_ND)[0]
     return rows_ND.sum(0)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """F.linear, in the type of autocast."""
+    if x.numel() // x.shape[-1] * len(bias) < _FEWEST:
+        return F.linear(x, weight, bias)
     return _Linear.apply(*_as_autocast(x, weight, bias))
 
 
@@ -46,7 +48,9 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """As nn.Conv2d; by torch's own operators where several devices share the weights."""
-        if isinstance(self.bias, DTensor):
+        height, width = (n // stride for n, stride in zip(input.shape[-2:], self.stride, strict=True))
+        numbers = len(input) * height * width * self.out_channels
+        if isinstance(self.bias, DTensor) or numbers < _FEWEST:
             return super().forward(input)
         assert self.bias is not None  # as `enable` says
         x, weight, bias = _as_autocast(input, self.weight, self.bias)

@@ -3,8 +3,8 @@
 torch's own GroupNorm on a GPU returns channels first, whatever it was given, so that each norm costs two changes of
 layout in addition to its own passes and those of SiLU. Here the forward pass reads the image twice and writes it once,
 in its type and layout; mean and variance are float32. Backward, the norm is computed again: only the image and two
-numbers a group are kept. All sums have a fixed order. Custom operators of torch, so that `torch.compile` and tensors
-without memory see shapes alone; the plain form is what computes on a CPU, and the oracle of the tests.
+numbers a group are kept. All sums have a fixed order. The plain
+form is what computes on a CPU, and the oracle of the tests.
 
 Shape letters: B images, C channels, H and W height and width, G groups.
 """
@@ -14,8 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from daguerre.kernels import available
+from daguerre.kernels.operators import operator
 
 _LAST = torch.channels_last
 
@@ -41,11 +43,11 @@ def group_norm_silu(
         raise RuntimeError(f"an image has 4 dims, B C H W; got {list(x_BCHW.shape)}")
     if x_BCHW.shape[1] % groups:
         raise RuntimeError(f"{x_BCHW.shape[1]} channels do not divide into {groups} groups")
-    return _forward(x_BCHW, weight_C, bias_C, groups, epsilon, silu)[0]
+    result: Tensor = _GroupNorm.apply(x_BCHW, weight_C, bias_C, groups, epsilon, silu)
+    return result
 
 
-@torch.library.custom_op("daguerre::group_norm_silu", mutates_args=())
-def _forward(
+def _compute(
     x_BCHW: Tensor, weight_C: Tensor, bias_C: Tensor, groups: int, epsilon: float, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result, and mean and 1 / deviation [B, G]."""
@@ -62,16 +64,14 @@ def _forward(
     return y_BCHW.to(x_BCHW.dtype).contiguous(memory_format=_LAST), mean_BG, rstd_BG
 
 
-@_forward.register_fake
-def _(
+def _shapes(
     x_BCHW: Tensor, weight_C: Tensor, bias_C: Tensor, groups: int, epsilon: float, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     of_group = x_BCHW.new_empty((x_BCHW.shape[0], groups), dtype=_wide(x_BCHW))
     return _like(x_BCHW), of_group, torch.empty_like(of_group)
 
 
-@torch.library.custom_op("daguerre::group_norm_silu_backward", mutates_args=())
-def _backward(
+def _compute_back(
     dy_BCHW: Tensor,
     x_BCHW: Tensor,
     weight_C: Tensor,
@@ -102,26 +102,10 @@ def _backward(
     return dx_BCHW, dw_C.to(weight_C.dtype), db_C.to(bias_C.dtype)
 
 
-@_backward.register_fake
-def _(
+def _shapes_back(
     dy_BCHW: Tensor, x_BCHW: Tensor, weight_C: Tensor, bias_C: Tensor, *rest: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _like(x_BCHW), torch.empty_like(weight_C), torch.empty_like(bias_C)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x_BCHW, weight_C, bias_C, ctx.groups, _, ctx.silu = inputs
-    ctx.save_for_backward(x_BCHW, weight_C, bias_C, *output[1:])
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(ctx: Any, dy_BCHW: Tensor | None, *unused: Tensor | None) -> tuple[Tensor | None, ...]:
-    if dy_BCHW is None:
-        return (None,) * 6
-    return (*_backward(dy_BCHW, *ctx.saved_tensors, ctx.groups, ctx.silu), None, None, None)
-
-
-_forward.register_autograd(_gradients, setup_context=_keep)
 
 
 def _like(x_BCHW: Tensor) -> Tensor:
@@ -130,3 +114,33 @@ def _like(x_BCHW: Tensor) -> Tensor:
 
 def _wide(x_BCHW: Tensor) -> torch.dtype:
     return torch.promote_types(x_BCHW.dtype, torch.float32)
+
+
+_forward = operator(
+    "group_norm_silu(Tensor x, Tensor weight, Tensor bias, int groups, float epsilon, bool silu) "
+    "-> (Tensor, Tensor, Tensor)",
+    _compute,
+    _shapes,
+)
+_backward = operator(
+    "group_norm_silu_backward(Tensor dy, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor rstd, int groups, "
+    "bool silu) -> (Tensor, Tensor, Tensor)",
+    _compute_back,
+    _shapes_back,
+)
+
+
+class _GroupNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_BCHW: Tensor, weight_C: Tensor, bias_C: Tensor, groups: int, epsilon: float, silu: bool
+    ) -> Any:
+        y_BCHW, mean_BG, rstd_BG = _forward(x_BCHW, weight_C, bias_C, groups, epsilon, silu)
+        ctx.save_for_backward(x_BCHW, weight_C, bias_C, mean_BG, rstd_BG)
+        ctx.numbers = groups, silu
+        return y_BCHW
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_BCHW: Tensor) -> Any:
+        return (*_backward(dy_BCHW, *ctx.saved_tensors, *ctx.numbers), None, None, None)

@@ -17,6 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+_TABLES = "cast_by_block"
+"""Name under which a block keeps the tables of parameters of its layers."""
 LARGEST = 2**25
 """Most weights that are cast at once: their copies take memory."""
 
@@ -63,10 +65,12 @@ def _parts(network: nn.Module) -> Iterator[nn.Module]:
 def _at_once(device_type: str) -> Callable[..., Any]:
     """The forward pass of a module's type, under autocast with copies of its weights that need no cast."""
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         slots: list[tuple[dict[str, Any], str, Any]] = []
         if torch.is_autocast_enabled(device_type):
-            tables = [module._parameters for module in self.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+            if (tables := self.__dict__.get(_TABLES)) is None:  # looked up once: a GPU waits for the host
+                layers = [module for module in self.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+                tables = self.__dict__[_TABLES] = [module._parameters for module in layers]
             slots = [(table, name, p) for table in tables for name, p in table.items() if _is_wide(p)]
         copies = _Cast.apply(torch.get_autocast_dtype(device_type), *(p for *_, p in slots)) if slots else ()
         try:

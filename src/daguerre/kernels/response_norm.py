@@ -5,8 +5,7 @@ y = gamma x r + beta + x, where r is the norm of a channel over the image, divid
 diffusers computes the norm by an operator that a CPU has in a slow form alone (2 ms in place of .1 for 32 images of
 4 x 4 x 512), and the rest by four operators, which autocast widens to float32; on a GPU they were a third of an update.
 Here each pass reads the image twice and writes it once, in its own type; for the backward pass the input and the norms
-of its channels are kept. Custom operators of torch: `torch.compile` and tensors without memory see shapes alone. The
-plain form is what computes on a CPU.
+of its channels are kept. The plain form is what computes on a CPU.
 
 Shape letters: B images, H and W height and width, C channels.
 """
@@ -16,8 +15,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from daguerre.kernels import available
+from daguerre.kernels.operators import operator
 
 EPSILON = 1e-6
 
@@ -31,11 +32,11 @@ def response_norm(x_BHWC: Tensor, gamma_C: Tensor, beta_C: Tensor, gelu: bool = 
     """
     if x_BHWC.ndim != 4:  # not torch._check, whose message torch.compile cannot trace: each call would break the graph
         raise RuntimeError(f"an image has 4 dims, B H W C; got {list(x_BHWC.shape)}")
-    return _forward(x_BHWC, gamma_C, beta_C, gelu)[0]
+    result: Tensor = _ResponseNorm.apply(x_BHWC, gamma_C, beta_C, gelu)
+    return result
 
 
-@torch.library.custom_op("daguerre::response_norm", mutates_args=())
-def _forward(x_BHWC: Tensor, gamma_C: Tensor, beta_C: Tensor, gelu: bool) -> tuple[Tensor, Tensor]:
+def _compute(x_BHWC: Tensor, gamma_C: Tensor, beta_C: Tensor, gelu: bool) -> tuple[Tensor, Tensor]:
     """The result, and the norm of each channel, [B, 1, 1, C]."""
     gamma, beta = _wide(gamma_C), _wide(beta_C)
     if available.triton(x_BHWC.device):
@@ -47,14 +48,12 @@ def _forward(x_BHWC: Tensor, gamma_C: Tensor, beta_C: Tensor, gelu: bool) -> tup
     return torch.addcmul(beta, x, 1 + gamma * _ratio(norm)[1]).to(x_BHWC.dtype), norm
 
 
-@_forward.register_fake
-def _(x_BHWC: Tensor, gamma_C: Tensor, beta_C: Tensor, gelu: bool) -> tuple[Tensor, Tensor]:
+def _shapes(x_BHWC: Tensor, gamma_C: Tensor, beta_C: Tensor, gelu: bool) -> tuple[Tensor, Tensor]:
     B, *_, C = x_BHWC.shape
     return x_BHWC.new_empty(x_BHWC.shape), x_BHWC.new_empty((B, 1, 1, C), dtype=_wide_type(x_BHWC))
 
 
-@torch.library.custom_op("daguerre::response_norm_backward", mutates_args=())
-def _backward(
+def _compute_back(
     dy_BHWC: Tensor, x_BHWC: Tensor, gamma_C: Tensor, beta_C: Tensor, norm_B11C: Tensor, gelu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, gamma and beta."""
@@ -80,8 +79,7 @@ def _backward(
     return dx, dgamma.to(gamma_C.dtype).view_as(gamma_C), dbeta.to(beta_C.dtype).view_as(beta_C)
 
 
-@_backward.register_fake
-def _(
+def _shapes_back(
     dy_BHWC: Tensor, x_BHWC: Tensor, gamma_C: Tensor, beta_C: Tensor, norm_B11C: Tensor, gelu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     return x_BHWC.new_empty(x_BHWC.shape), gamma_C.new_empty(gamma_C.shape), beta_C.new_empty(beta_C.shape)
@@ -93,24 +91,34 @@ def _ratio(norm_B11C: Tensor) -> tuple[Tensor, Tensor]:
     return mean, norm_B11C / mean
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.gelu = inputs
-    ctx.save_for_backward(*tensors, output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(ctx: Any, dy: Tensor | None, unused: Tensor | None) -> tuple[Tensor | None, ...]:
-    if dy is None:
-        return (None,) * 4
-    return (*_backward(dy, *ctx.saved_tensors, ctx.gelu), None)
-
-
-_forward.register_autograd(_gradients, setup_context=_keep)
-
-
 def _wide(x: Tensor) -> Tensor:
     return x.to(_wide_type(x))
 
 
 def _wide_type(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
+
+
+_forward = operator(
+    "response_norm(Tensor x, Tensor gamma, Tensor beta, bool gelu) -> (Tensor, Tensor)", _compute, _shapes
+)
+_backward = operator(
+    "response_norm_backward(Tensor dy, Tensor x, Tensor gamma, Tensor beta, Tensor norm, bool gelu) "
+    "-> (Tensor, Tensor, Tensor)",
+    _compute_back,
+    _shapes_back,
+)
+
+
+class _ResponseNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BHWC: Tensor, gamma_C: Tensor, beta_C: Tensor, gelu: bool) -> Any:
+        y_BHWC, norm_B11C = _forward(x_BHWC, gamma_C, beta_C, gelu)
+        ctx.save_for_backward(x_BHWC, gamma_C, beta_C, norm_B11C)
+        ctx.gelu = gelu
+        return y_BHWC
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_BHWC: Tensor) -> Any:
+        return (*_backward(dy_BHWC, *ctx.saved_tensors, ctx.gelu), None)
