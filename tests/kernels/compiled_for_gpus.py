@@ -29,7 +29,7 @@ from daguerre.kernels import (
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 CAPABILITIES = (80, 89, 90, 100)
-MOST_REGISTERS = {"adamw_ema": 64, "geglu": 64, "group_norm_silu": 128, "layer_norm": 128, "response_norm": 128}
+MOST_REGISTERS = {"adamw_ema": 64, "geglu": 64, "group_norm_silu": 128, "layer_norm": 128, "response_norm": 160}
 """A thread. With 64, half of a GPU's threads have room at once; with 128, a fourth."""
 KINDS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64"}
 KINDS |= {torch.int32: "*i32"}
