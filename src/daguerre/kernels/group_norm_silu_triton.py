@@ -89,7 +89,7 @@ def _wide(x_BCHW: Tensor) -> tuple[torch.dtype, bool]:
 
 @triton.jit
 def _block(S, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Where this program's image begins, its channels, and offsets in the image of the numbers of its block, with the
+    """Beginning of this program's image, its channels, and offsets in the image of the numbers of its block, with the
     mask of those that exist. Only the first may be more than 32 bits hold."""
     s = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

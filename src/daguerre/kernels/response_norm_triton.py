@@ -81,7 +81,7 @@ def _grid(B: int, S: int, C: int, rows: int = _ROWS, columns: int = _COLUMNS) ->
 
 @triton.jit
 def _place(S, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Where the image of this program begins; channels; offsets in the image, and the mask of those that exist."""
+    """Beginning of the image of this program; channels; offsets in the image, and the mask of those that exist."""
     s = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     return tl.program_id(2).to(tl.int64) * S * C, c, s * C + c[None, :], (s < S) & (c[None, :] < C)
