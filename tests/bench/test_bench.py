@@ -176,7 +176,13 @@ GIVEN = {
     ],
 }
 """What recipes want to be given, whose networks are built; others: a folder."""
-OF_A_RUN = ("quickstart_lora", "quickstart_controlnet", "quickstart_tokens", "quickstart_cascade_controlnet")
+OF_A_RUN = (
+    "quickstart_lora",
+    "quickstart_controlnet",
+    "quickstart_tokens",
+    "quickstart_lcm",
+    "quickstart_cascade_controlnet",
+)
 """Recipes whose base is what the quickstart's run has exported."""
 OF_EACH_KIND = ("cascade_previewer", "cascade_a", "sd15_textual_inversion", "flux_lora", "z_image_lora")
 

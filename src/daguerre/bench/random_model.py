@@ -6,6 +6,7 @@ the package and CLIP's own words make a folder from which the networks are built
 
 import json
 import shutil
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -80,17 +81,17 @@ def _write(architecture: Path, model: PretrainedSettings, folder: Path) -> Path:
     for name in (*model.networks(), "scheduler"):
         if (architecture / name).is_dir():
             shutil.copytree(architecture / name, folder / name, dirs_exist_ok=True)
-    for name in model.tokenizers():
+    for name, reader in zip_longest(model.tokenizers(), model.text_encoders()):
         own = folder / model.folder_of(name)
         own.mkdir(parents=True, exist_ok=True)
-        for file, content in _words(architecture, name).items():
+        for file, content in _words(architecture, name, architecture / (reader or name)).items():
             (own / file).write_bytes(content)
     return folder
 
 
-def _words(architecture: Path, tokenizer: str) -> dict[str, bytes]:
+def _words(architecture: Path, name: str, reader: Path) -> dict[str, bytes]:
     """Files of a tokenizer: CLIP's, or one of fewer words where the network that reads its tokens knows fewer."""
-    reader = architecture / tokenizer.replace("tokenizer", "text_encoder") / "config.json"
-    if reader.is_file() and json.loads(reader.read_text()).get("vocab_size", CLIP_TOKENS) >= CLIP_TOKENS:
-        return configs.tokenizer_files({"pad": configs.padding(architecture.name, tokenizer)})
+    numbers = reader / "config.json"
+    if numbers.is_file() and json.loads(numbers.read_text()).get("vocab_size", CLIP_TOKENS) >= CLIP_TOKENS:
+        return configs.tokenizer_files({"pad": configs.padding(architecture.name, name)})
     return tokenizers.files(tokenizers.learn(["image"], 77))

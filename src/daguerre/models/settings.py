@@ -97,6 +97,11 @@ class FamilySettings(Settings):
         return tuple(name for name, spec in cls.components.items() if spec.role == "tokenizer")
 
     @classmethod
+    def text_encoders(cls) -> tuple[str, ...]:
+        """In the order of the tokenizers whose tokens they read."""
+        return tuple(name for name, spec in cls.components.items() if spec.role == "text_encoder")
+
+    @classmethod
     def folder_of(cls, name: str) -> str:
         """The folder of a pipeline that has a component."""
         return (cls.components[name].folder if name in cls.components else "") or name
