@@ -57,15 +57,15 @@ class Inputs:
 
     updates: Iterator[list[Batch]]
     """The micro-batches of one update after the other, without end."""
-    loss: Callable[[nn.Module, Batch], LossTerms]
-    """Loss of one of these micro-batches."""
+    loss: Callable[[Components, nn.Module, Batch], LossTerms]
+    """Loss of one of these micro-batches, by the parts of the update: a loss may read the student's first weights."""
 
 
-def latents(parts: Components, sizes: BatchSizes, ring: Sequence[Encoded]) -> Inputs:
+def latents(sizes: BatchSizes, ring: Sequence[Encoded]) -> Inputs:
     """Updates from encoded micro-batches, as a cache of latents would give them, with text features."""
     known = {id(each.batch): each for each in ring}
 
-    def loss(net: nn.Module, batch: Batch) -> LossTerms:
+    def loss(parts: Components, net: nn.Module, batch: Batch) -> LossTerms:
         return parts.loss_of(net, known[id(batch)].example)
 
     return Inputs(_in_turn([each.batch for each in ring], sizes), loss)
@@ -74,7 +74,7 @@ def latents(parts: Components, sizes: BatchSizes, ring: Sequence[Encoded]) -> In
 def pixels(config: Config, parts: Components, sizes: BatchSizes) -> Inputs:
     """Updates from random images and captions, which the frozen networks encode in each update."""
     ring = [device.on(parts.device, batch) for batch in _ring(config, parts, sizes)]
-    return Inputs(_in_turn(ring, sizes), parts.loss)
+    return Inputs(_in_turn(ring, sizes), Components.loss)
 
 
 def loaded(config: Config, parts: Components, sizes: BatchSizes, stack: ExitStack) -> Inputs:
@@ -95,7 +95,7 @@ def loaded(config: Config, parts: Components, sizes: BatchSizes, stack: ExitStac
     )  # fmt: skip
     loading.skips.begin()
     batches = stack.enter_context(loading.updates(0))
-    return Inputs(([device.on(parts.device, batch) for batch in update] for update in batches), parts.loss)
+    return Inputs(([device.on(parts.device, batch) for batch in update] for update in batches), Components.loss)
 
 
 def _in_turn(ring: list[Batch], sizes: BatchSizes) -> Iterator[list[Batch]]:

@@ -6,7 +6,8 @@ The update is the run's own (training/step.py) around the run's own parts, optim
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -61,7 +62,7 @@ class SyntheticParts(Components):
 
     def loss(self, net: nn.Module, batch: Batch) -> LossTerms:
         """Loss of one of these micro-batches."""
-        return self.inputs.loss(net, batch)
+        return self.inputs.loss(self, net, batch)
 
 
 class Update(Variant):
@@ -93,7 +94,7 @@ class Update(Variant):
             if network.role != "loss":  # those are called in each update
                 network.module.to("meta")  # gives its memory back
         oom.free()
-        return bench_inputs.latents(self.parts, sizes, ring)
+        return bench_inputs.latents(sizes, ring)
 
     def begin(self) -> None:
         """Sets how float32 is multiplied, and how much memory may be taken."""
@@ -109,7 +110,7 @@ class Update(Variant):
         step.update(
             self.state,
             micro_batches,
-            self._inputs.loss,
+            partial(self._inputs.loss, self.parts),
             learning_rate=self.config.optimizer.learning_rate,
             max_grad_norm=self.config.training.max_grad_norm,
             autocast=self.parts.autocast,
@@ -177,4 +178,7 @@ def step_flops(config: Config, parts: Components) -> float:
     batch = bench_inputs.random_batch(parts, 1, bench_inputs.image_shape(config))
     example = parts.example(device.on(parts.device, batch)).map(lambda rows: rows.to("meta"))
     bare.net.train()
+    # The student with other weights takes as many as the student's own forward pass, and none backward.
+    others = dict.fromkeys(bare.objective.needs.networks, torch.no_grad()(bare.net.forward))
+    bare = replace(bare, others={**bare.others, **others})
     return float(flops.count(lambda: bare.loss_of(bare.net, example).loss_B.sum().backward()))
