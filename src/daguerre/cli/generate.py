@@ -32,7 +32,9 @@ where it was stopped: complete images are kept.
                          alone)
 
   reference=PICTURE      what the prompt speaks of ("make it red"), for models that read reference images; several as
-                         [A.png,B.png], or a folder: each of its images makes one
+                         [A.png,B.png], or a folder: each of its images makes one; as columns reference, reference_2,
+                         reference_3, reference_4, reference_5, reference_6, reference_7, reference_8, reference_9 and
+                         reference_10
   image_prompt=PHOTO     its CLIP embedding says what is generated, for models that read one (Stable Cascade)
   control=FILE           what a ControlNet reads (edges ...), also a folder or a list; control_2, control_3 and
                          control_4 for further ones
