@@ -234,6 +234,14 @@ def test_what_denoises_nothing_is_timed_too(tmp_path, monkeypatch):
     assert row["seconds"]
 
 
+def test_components_of_a_benchmark_are_those_of_the_run():
+    """Also after what they find out once is kept beside their fields."""
+    parts = variants.build(load("quickstart", [*TINY]).config)
+    assert parts.float32 == frozenset()
+    inputs = bench_inputs.Inputs(iter(()), lambda components, net, batch: None)
+    assert variants.SyntheticParts.around(parts, inputs).net is parts.net
+
+
 def test_latents_are_cut_as_the_recipe_says():
     config = load("quickstart", [*TINY, "global_batch_size=6"]).config
     parts = variants.build(config)

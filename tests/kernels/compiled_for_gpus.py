@@ -111,7 +111,7 @@ def rows():
             x, weight = torch.empty(4096, D, dtype=dtype, device="meta"), torch.empty(D, device="meta")
             for affine in (weight, None):
                 _, mean, rstd = layer_norm_triton.forward(x, affine, affine, 1e-5)
-                layer_norm_triton.backward(x, x, affine, affine is not None, mean, rstd)
+                layer_norm_triton.backward(x, x, affine, mean, rstd, affine is not None, affine is not None)
 
 
 def responses():

@@ -41,6 +41,18 @@ def test_values_and_gradients_are_those_of_torch(computed_by, shape, dtype, affi
     assert [t.dtype for t in ours] == [dtype, dtype, *[of_weights] * sum(affine)]
 
 
+@pytest.mark.parametrize("learns", [(True, False), (False, True), (False, False)])
+def test_only_what_is_trained_gets_a_gradient(computed_by, learns):
+    given = inputs((37, 6), torch.float32, (True, True))
+    expected = torch.autograd.grad(layer_norm(*given).square().sum(), given)
+    for tensor, asked in zip(given[1:], learns, strict=True):
+        tensor.requires_grad_(asked)
+    layer_norm(*given).square().sum().backward()
+    assert torch.equal(given[0].grad, expected[0])
+    for tensor, asked, gradient in zip(given[1:], learns, expected[1:], strict=True):
+        assert torch.equal(tensor.grad, gradient) if asked else tensor.grad is None
+
+
 def test_gradients_are_those_of_small_differences(computed_by):
     given = inputs((3, 2, 5), torch.float64, (True, True), torch.float64)
     assert torch.autograd.gradcheck(lambda *t: layer_norm(*t, 1e-3), given)

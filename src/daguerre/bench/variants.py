@@ -6,7 +6,7 @@ The update is the run's own (training/step.py) around the run's own parts, optim
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -60,6 +60,11 @@ class SyntheticParts(Components):
 
     inputs: Inputs
 
+    @classmethod
+    def around(cls, parts: Components, inputs: Inputs) -> "SyntheticParts":
+        """Those components with these inputs."""
+        return cls(**{field.name: getattr(parts, field.name) for field in fields(parts)}, inputs=inputs)
+
     def loss(self, net: nn.Module, batch: Batch) -> LossTerms:
         """Loss of one of these micro-batches."""
         return self.inputs.loss(self, net, batch)
@@ -105,7 +110,7 @@ class Update(Variant):
         micro_batches = next(self._inputs.updates)
         self._waited += time.perf_counter() - start
         if self._uncompared:  # here, as compiling is part of the first updates
-            check_compiled_code(SyntheticParts(**vars(self.parts), inputs=self._inputs), micro_batches[0])
+            check_compiled_code(SyntheticParts.around(self.parts, self._inputs), micro_batches[0])
             self._uncompared = False
         step.update(
             self.state,

@@ -42,32 +42,30 @@ def _shapes(x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, epsilon: 
 
 
 def _compute_back(
-    dy: Tensor, x: Tensor, weight_D: Tensor | None, has_bias: bool, mean_N: Tensor, rstd_N: Tensor
+    dy: Tensor, x: Tensor, weight_D: Tensor | None, mean_N: Tensor, rstd_N: Tensor, of_weight: bool, of_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias, in the type of the arithmetic; empty ones for what there is not."""
+    """Gradients of x, weight and bias, in the type of the arithmetic; empty ones for what is not asked for."""
     if available.triton(x.device):
         dx, *rest = available.module("layer_norm_triton").backward(
-            dy.contiguous(), x.contiguous(), weight_D, has_bias, mean_N, rstd_N
+            dy.contiguous(), x.contiguous(), weight_D, mean_N, rstd_N, of_weight, of_bias
         )
     else:
         wide, rows = _wide(x), (*x.shape[:-1], 1)
         weight = None if weight_D is None else weight_D.to(wide)
-        mask = [True, weight is not None, has_bias]
         # Only whether there is a bias counts backward, not its numbers.
-        bias = mean_N.new_empty(x.shape[-1]) if has_bias else None
+        bias = mean_N.new_empty(x.shape[-1]) if of_bias else None
         dx, *rest = torch.ops.aten.native_layer_norm_backward(
             dy.to(wide).contiguous(), x.to(wide).contiguous(), x.shape[-1:],
-            mean_N.view(rows), rstd_N.view(rows), weight, bias, mask,
+            mean_N.view(rows), rstd_N.view(rows), weight, bias, [True, of_weight, of_bias],
         )  # fmt: skip
     dweight, dbias = (mean_N.new_empty(0) if t is None else t for t in rest)
     return dx.to(x.dtype), dweight, dbias
 
 
 def _shapes_back(
-    dy: Tensor, x: Tensor, weight_D: Tensor | None, has_bias: bool, mean_N: Tensor, rstd_N: Tensor
+    dy: Tensor, x: Tensor, weight_D: Tensor | None, mean_N: Tensor, rstd_N: Tensor, of_weight: bool, of_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    sizes = (0 if weight_D is None else x.shape[-1], x.shape[-1] if has_bias else 0)
-    dweight, dbias = (mean_N.new_empty(size) for size in sizes)
+    dweight, dbias = (mean_N.new_empty(x.shape[-1] if asked else 0) for asked in (of_weight, of_bias))
     return x.new_empty(x.shape), dweight, dbias
 
 
@@ -79,7 +77,7 @@ _forward = operator(
     "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float epsilon) -> (Tensor, Tensor, Tensor)", _compute, _shapes
 )
 _backward = operator(
-    "layer_norm_backward(Tensor dy, Tensor x, Tensor? weight, bool has_bias, Tensor mean, Tensor rstd) "
+    "layer_norm_backward(Tensor dy, Tensor x, Tensor? weight, Tensor mean, Tensor rstd, bool of_weight, bool of_bias) "
     "-> (Tensor, Tensor, Tensor)",
     _compute_back,
     _shapes_back,
@@ -97,7 +95,7 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
+        _, of_weight, of_bias, _ = ctx.needs_input_grad
         x, weight, mean, rstd = ctx.saved_tensors
-        dx, dweight, dbias = _backward(dy, x, weight, ctx.bias_type is not None, mean, rstd)
-        of_weight = None if weight is None else dweight.to(weight.dtype)
-        return dx, of_weight, None if ctx.bias_type is None else dbias.to(ctx.bias_type), None
+        dx, dweight, dbias = _backward(dy, x, weight, mean, rstd, of_weight, of_bias)
+        return dx, dweight.to(weight.dtype) if of_weight else None, dbias.to(ctx.bias_type) if of_bias else None, None

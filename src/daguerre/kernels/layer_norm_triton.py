@@ -36,26 +36,24 @@ def forward(x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, epsilon: 
 
 
 def backward(
-    dy: Tensor, x: Tensor, weight_D: Tensor | None, has_bias: bool, mean_N: Tensor, rstd_N: Tensor
+    dy: Tensor, x: Tensor, weight_D: Tensor | None, mean_N: Tensor, rstd_N: Tensor, of_weight: bool, of_bias: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of x, weight and bias; None for the latter two where there is none."""
+    """Gradients of x, weight and bias; None for one of the latter that is not asked for."""
     N, D, wide, double = _cut(x)
     dx = torch.empty_like(x)
     width, rows = _block(D, _NUMBERS_BACK)
     programs = max(1, min(_PROGRAMS, triton.cdiv(N, rows)))
-    has_weight = weight_D is not None
-    found_2PD = x.new_empty((2, programs, D), dtype=wide) if has_weight or has_bias else None
+    found_2PD = x.new_empty((2, programs if x.numel() else 0, D), dtype=wide) if of_weight or of_bias else None
     if x.numel():
         _backward[(programs,)](
             dy, x, dx, weight_D, mean_N, rstd_N, found_2PD, N, D,
-            WEIGHT=has_weight, SUMS=found_2PD is not None, ROWS=rows, WIDTH=width, DOUBLE=double,
+            WEIGHT=weight_D is not None, SUMS=found_2PD is not None, ROWS=rows, WIDTH=width, DOUBLE=double,
             num_warps=_WARPS_BACK,
         )  # fmt: skip
-    if found_2PD is not None and not x.numel():
-        found_2PD.zero_()
-    # Of a custom operator no result may be a view of another one.
-    of_weight, of_bias = (None, None) if found_2PD is None else (found_2PD[0].sum(0), found_2PD[1].sum(0))
-    return dx, of_weight if has_weight else None, of_bias if has_bias else None
+    if found_2PD is None:
+        return dx, None, None
+    # Of an operator no result may be a view of another one.
+    return dx, found_2PD[0].sum(0) if of_weight else None, found_2PD[1].sum(0) if of_bias else None
 
 
 def _cut(x: Tensor) -> tuple[int, int, torch.dtype, bool]:

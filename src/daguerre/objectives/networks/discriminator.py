@@ -5,6 +5,7 @@ on that image alone, so that batches may be cut. Shape letters: B samples, C cha
 """
 
 import math
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -43,8 +44,8 @@ class PatchDiscriminator(nn.Module):
         """The logits. Unless it `learns`, its weights get no gradient from them, and the images get theirs all the
         same."""
 
-        def weights(layer: nn.Module) -> tuple[Tensor, Tensor]:
-            weight, bias = layer.get_parameter("weight"), layer.get_parameter("bias")
+        def weights(layer: Any) -> tuple[Tensor, Tensor]:
+            weight, bias = layer.weight, layer.bias  # under autocast of a GPU copies, which are no parameters
             return (weight, bias) if learns else (weight.detach(), bias.detach())
 
         for number, conv in enumerate(self.convs):
