@@ -247,7 +247,7 @@ def test_latents_are_cut_as_the_recipe_says():
     parts = variants.build(config)
     sizes = variants.batch_sizes(config)
     ring = bench_inputs.encoded_ring(config, parts, sizes, random_weights=True)
-    update = next(bench_inputs.latents(parts, sizes, ring).updates)
+    update = next(bench_inputs.latents(sizes, ring).updates)
     assert [len(batch.names) for batch in update] == [2, 2, 2]
     assert len({batch.keys[0, 0] for batch in update}) == 3
     x0 = ring[0].x0_BCHW
