@@ -108,10 +108,10 @@ def test_on_a_flow_the_teachers_step_is_eulers_at_its_embedded_scale():
     assert torch.equal(seen[0], draws.scale)
 
 
-@pytest.mark.parametrize("loss", ["l2", "pseudo_huber"])
+@pytest.mark.parametrize("distance", ["l2", "pseudo_huber"])
 @pytest.mark.parametrize("target", ["student", "average"])
-def test_the_loss_is_the_published_formula(loss: str, target: str):
-    made, count = built(loss=loss, target=target), 4
+def test_the_loss_is_the_published_formula(distance: str, target: str):
+    made, count = built(distance=distance, target=target), 4
     draws, x0 = drawn(made, count), torch.randn(count, *SHAPE)
     t, end = draws.c_noise.long(), draws.end_c_noise.long()
     alphas = DDIMScheduler(**SD).alphas_cumprod.double()
@@ -139,7 +139,7 @@ def test_the_loss_is_the_published_formula(loss: str, target: str):
     eps = 2 * x.roll(1, 1) + w * x.roll(1, 1)
     lower = b * (x - s * eps) / a + r * eps
     error = image(student, x, t) - image(average if target == "average" else student, lower, end)
-    apart = error**2 if loss == "l2" else (error**2 + 1e-6).sqrt() - 1e-3
+    apart = error**2 if distance == "l2" else (error**2 + 1e-6).sqrt() - 1e-3
     found = loss_of(made, student, teacher, x0, draws, **{AVERAGE: average})
     torch.testing.assert_close(found.double(), apart.mean((1, 2, 3)), rtol=1e-4, atol=1e-6)
 
@@ -154,7 +154,7 @@ def test_the_exact_answer_on_gaussian_data_has_no_loss_as_steps_grow(name: str):
     left is the solver's own error, which a step of half the size has a fourth of."""
     left = []
     for steps in (50, 100):
-        made = built(name, solver_steps=steps, loss="l2")
+        made = built(name, solver_steps=steps, distance="l2")
         draws = drawn(made, 64, 0.5 - 1 / 200)
         x0 = WIDTH * torch.randn(64, *SHAPE, generator=torch.Generator().manual_seed(0))
         levels = {
@@ -205,7 +205,7 @@ def test_gradients_reach_the_student_alone_also_under_autocast():
         ({"diffusion": {"name": "eps", "weighting": {"name": "min_snr"}}}, "weighting has no effect"),
         ({"diffusion": {"name": "eps", "mask": {}}}, "mask has no effect"),
         ({"guidance_min": 9, "guidance_max": 4}, "swap them"),
-        ({"loss": "l2", "huber_c": 0.1}, "no effect with loss=l2"),
+        ({"distance": "l2", "distance_c": 0.1}, "no effect with distance=l2"),
     ],
 )
 def test_what_has_no_meaning_is_refused(values: Any, why: str):

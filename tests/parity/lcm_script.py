@@ -29,7 +29,7 @@ def ours(place: Path) -> Recorded:
     lora = {"name": "lora", "rank": RANK, "alpha": ALPHA, "targets": "attention+ff+conv"}
     recipe: dict[str, Any] = {
         "model": {"family": "sdxl", "pretrained_model_name_or_path": str(write_sdxl(place / "model"))},
-        "objective": {"name": "lcm", "guidance_min": SCALES[0], "guidance_max": SCALES[1], "huber_c": 0.001},
+        "objective": {"name": "lcm", "guidance_min": SCALES[0], "guidance_max": SCALES[1], "distance_c": 0.001},
         "adapters": {"own": lora},
         "data": data,
         "optimizer": optimizer,

@@ -295,9 +295,8 @@ def _differing(settings: Settings, tree: Tree, default: Any, needed: bool) -> Tr
         if name not in tree or value == usual:
             continue
         if isinstance(value, Settings):
-            needed = field.is_required() or usual is None
-            usual = usual if isinstance(usual, type(value)) else None
-            found[name] = _differing(value, tree[name], usual, needed)
+            own_default = usual if isinstance(usual, type(value)) else None
+            found[name] = _differing(value, tree[name], own_default, needed=field.is_required() or usual is None)
         elif isinstance(value, dict) and all(isinstance(inner, Settings) for inner in value.values()):
             usual = usual if isinstance(usual, dict) and usual.keys() == value.keys() else {}
             inner = {key: _differing(own, tree[name][key], None, key not in usual) for key, own in value.items()}

@@ -38,7 +38,7 @@ class Settings(WrapperSettings):
 
     unused_when: ClassVar[tuple[Unused, ...]] = (
         Unused(("mask",), lambda own: True, "images are compared whole"),
-        Unused(("huber_c",), lambda own: own.loss == "l2", "no effect with loss=l2"),
+        Unused(("distance_c",), lambda own: own.distance == "l2", "no effect with distance=l2"),
     )
 
     name: Literal["lcm"] = "lcm"
@@ -56,9 +56,9 @@ class Settings(WrapperSettings):
     solver_steps: int = Field(50, ge=2)
     """Steps into which the teacher's solver (DDIM; Euler on flow) cuts the schedule: levels that are one step apart are
     compared."""
-    loss: Literal["pseudo_huber", "l2"] = "pseudo_huber"
+    distance: Literal["pseudo_huber", "l2"] = "pseudo_huber"
     """Distance of two images. pseudo_huber: sqrt(d^2 + c^2) - c of each element; l2: d^2."""
-    huber_c: float = Field(0.001, gt=0, allow_inf_nan=False)
+    distance_c: float = Field(0.001, gt=0, allow_inf_nan=False)
     """pseudo_huber: differences d well above this c count by their size, those below by their square."""
 
     @model_validator(mode="after")
@@ -177,8 +177,8 @@ class Consistency(DiffusionWrapper):
         # reach the weights through them.
         torch.clear_autocast_cache()
         error = self.image(nets.student, x, told, start) - target
-        c = self.settings.huber_c
-        apart = error.square() if self.settings.loss == "l2" else (error.square() + c * c).sqrt() - c
+        c = self.settings.distance_c
+        apart = error.square() if self.settings.distance == "l2" else (error.square() + c * c).sqrt() - c
         return LossTerms(self.elements.mean(apart, draws.element_weight), draws.quantile)
 
     def teacher(self, nets: Nets) -> Teacher:
