@@ -68,7 +68,7 @@ def networks() -> dict[str, Any]:
     with torch.device("meta"):
         return {
             "unet": UNet2DConditionModel(**TINY_UNET | numbers),
-            "sdxl": UNet2DConditionModel(**SDXL_UNET),
+            "sdxl": UNet2DConditionModel(**SDXL_UNET, time_cond_proj_dim=8),
             "controlnet": ControlNetModel(
                 **control, cross_attention_dim=48, conditioning_embedding_out_channels=(8, 16)
             ),

@@ -107,4 +107,4 @@ def test_files_of_loras_are_converted_for_every_published_model(name: str):
     """By its numbers alone: its denoiser is built without memory, and other programs have names for its layers."""
     found = bases.networks(architectures.FOLDER / name)
     denoisers = [network for component, network in found.items() if not component.startswith("text_encoder")]
-    assert [facts_of(network).names is not None for network in denoisers] == [True]
+    assert {facts_of(network).names is not None for network in denoisers} == {True}

@@ -247,9 +247,10 @@ class TestWhatCannotBe:
 
 def test_plan_counts_the_discriminator(tmp_path: Path) -> None:
     config = configs.load(recipe(tmp_path, "autoencoder", JUDGED), []).config
-    found = static.count(config, built.outline(config), config.mesh.resolved(1, 1))
+    parts = built.outline(config)
+    found = static.count(config, parts, config.mesh.resolved(1, 1))
     counted = {name: sum(each.numbers for each in held) for name, held in found.components()}
-    made = config.objective.networks["discriminator"].network(Source(1))
+    made = config.objective.networks["discriminator"].network(Source(config, parts.family))
     assert counted["discriminator"] == sum(p.numel() for p in made.parameters())
 
 

@@ -44,7 +44,7 @@ def encoded(conditioner: TextConditioning, captions: list[str], **settings: Any)
 
 
 def batch(rows: list[Any]) -> dict[str, torch.Tensor]:
-    return {name: collate._tensor(array) for name, array in collate.stacked(rows, {}).items()}
+    return {name: collate.tensor_of(array) for name, array in collate.stacked(rows, {}).items()}
 
 
 def features(conditioner: TextConditioning, captions: list[str]) -> dict[str, torch.Tensor]:
@@ -97,7 +97,7 @@ def test_bfloat16_of_numpys_two_bytes_is_torchs():
     kept = encode._array(given)
     assert kept.dtype == BFLOAT16
     np.testing.assert_array_equal(numbers(kept), given.double().numpy())
-    assert torch.equal(collate._tensor(kept), given)
+    assert torch.equal(collate.tensor_of(kept), given)
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("auto", np.float16), ("bfloat16", BFLOAT16), ("float32", np.float32)])

@@ -136,7 +136,7 @@ def test_a_shift_moves_the_level_too():
     objective, settings = objective_of("v"), SamplingSettings(num_inference_steps=8, guidance_scale=1, shift=2.0)
     net = Seen()
     draw(objective, net, {}, None, SHAPE, [5, 6, 7], settings, known=Known(KNOWN, 0.5))
-    shifted = objective.at(SHAPE, 2.0)
+    shifted = objective.at(SHAPE, settings)
     grid = shifted.grid(8)
     expected = grid.a[4].item() * KNOWN + grid.s[4].item() * initial_noise([5, 6, 7], SHAPE)
     assert torch.equal(net.x[0], expected)

@@ -62,7 +62,7 @@ def known(kind: str, network: Any) -> Network:
         return Network(network, "text_encoder", T5)
     name, axes = ("Flux", flux_axes) if kind == "flux" else ("Flux2", flux2_axes)
     blocks = f"{name}TransformerBlock", f"{name}SingleTransformerBlock"
-    return Network(network, "denoiser", Facts(blocks, axes(network), "heads"))
+    return Network(network, "denoiser", Facts(blocks, axes=axes(network), heads="heads"))
 
 
 def output(kind: str, network: Any, part: slice = slice(None)) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 _ALIKE = {
     *("init_from", "adapters", "model.sample_posterior", "model.scaling_factor", "model.latents_mean"),
     *("model.latents_std", "model.variant", "model.text_encoder_layer", "model.long_prompts"),
-    *("model.text_encoder_final_norm", "model.revision"),
+    *("model.text_encoder_final_norm", "model.revision", "model.guidance_embedding"),
     *(f"model.{part}" for part in ("unet", "vae", "text_encoder", "tokenizer")),
     *(f"objective.schedule.{name}" for name in ("num_train_timesteps", "beta_start", "beta_end", "shift", "rho")),
     *(f"objective.schedule.{name}" for name in ("zero_terminal_snr", "sigma_min", "sigma_max")),
@@ -32,6 +32,7 @@ _ALIKE = {
         "data.repeats",
         "data.crops",
         "data.saliency",
+        "data.reference_dropout",
     ),
     *(f"data.captions.{name}" for name in ("text", "fields", "weights", "join", "lines", "prefix", "templates")),
     *(f"data.captions.{name}" for name in ("shuffle_tags", "tag_separator", "keep_tags")),
@@ -57,7 +58,7 @@ _HUB = {
 _PREDICTED = {"objective.name", "objective.schedule.name", "objective.weighting.name"}
 _WHICH = {"model.family", "model.pretrained_model_name_or_path"}
 _OF_SD = {"model.unet", "model.vae", "model.sample_posterior", "model.scaling_factor"}
-_OF_SD |= {"model.latents_mean", "model.latents_std"}
+_OF_SD |= {"model.latents_mean", "model.latents_std", "model.guidance_embedding"}
 _CASCADE = {
     *(f"model.{name}" for name in ("prior", "decoder", "vqgan", "effnet", "size", "image_encoder", "image_prompts")),
     *(f"model.{name}" for name in ("image_embedding_dropout", "effnet_dropout", "effnet_scale")),

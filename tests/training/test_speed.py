@@ -115,7 +115,7 @@ def test_the_layout_of_a_gpu_has_the_norms_of_stable_cascade():
     with torch.device("meta"):
         net = StableCascadeUNet(**TINY_C)
     kernels.layout([net], fused=True, last=True)
-    assert {swap.ResponseNorm, swap.ImageNorm} <= {type(module) for module in net.modules()}
+    assert {swap.ActivatedResponseNorm, swap.ImageNorm} <= {type(module) for module in net.modules()}
 
 
 def test_compiled_blocks_do_not_measure():
