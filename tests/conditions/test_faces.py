@@ -17,6 +17,7 @@ from PIL import Image
 from daguerre.conditions import faces
 from daguerre.conditions.condition import check, computed
 from daguerre.errors import UserError
+from daguerre.models.controlnets import faces as faces_read
 from daguerre.models.controlnets.faces import vectors
 
 HERE = Path(__file__).parent
@@ -108,7 +109,7 @@ def test_pictures_that_hold_something_else_are_refused():
     photo = np.concatenate([scenes.scene(64, 64), np.full((64, 64, 1), 255, np.uint8)], axis=2)
     for pixels in (resized, photo):
         with pytest.raises(UserError, match="parts that are no faces, or was resized"):
-            vectors(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None])
+            faces_read.check(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None])
 
 
 @pytest.mark.parametrize(
