@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from daguerre.kernels import available
-from daguerre.kernels.operators import operator
+from daguerre.kernels.operators import operator, wide_type
 
 
 def plain(x: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def geglu(x: Tensor) -> Tensor:
 def _compute(x: Tensor) -> Tensor:
     if available.triton(x.device):
         return available.module("geglu_triton").forward(x.contiguous())
-    return plain(x.to(_wide(x))).to(x.dtype)
+    return plain(x.to(wide_type(x))).to(x.dtype)
 
 
 def _shapes(x: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def _shapes(x: Tensor) -> Tensor:
 def _compute_back(dy: Tensor, x: Tensor) -> Tensor:
     if available.triton(x.device):
         return available.module("geglu_triton").backward(dy.contiguous(), x.contiguous())
-    values, gate = x.to(_wide(x)).chunk(2, dim=-1)
+    values, gate = x.to(wide_type(x)).chunk(2, dim=-1)
     below = 0.5 * (1.0 + torch.erf(gate * math.sqrt(0.5)))
     slope = below + gate * torch.exp(-0.5 * gate * gate) / math.sqrt(2.0 * math.pi)
     return torch.cat([dy * gate * below, dy * values * slope], -1).to(x.dtype)
@@ -53,10 +53,6 @@ def _compute_back(dy: Tensor, x: Tensor) -> Tensor:
 
 def _shapes_back(dy: Tensor, x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 _forward = operator("geglu(Tensor x) -> Tensor", _compute, _shapes)

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from daguerre.kernels.tiles_triton import loaded, whole_columns
+
 _NUMBERS, _WARPS = 1024, 4
 """Numbers that a program computes, and its warps. All such numbers are the fastest on an H200 of several."""
 _COLUMNS, _FEWEST_COLUMNS = 256, 16
@@ -41,8 +43,7 @@ def backward(dy: Tensor, x: Tensor) -> Tensor:
 def _cut(y: Tensor) -> tuple[int, int, int, tuple[int, int]]:
     """N, rows and columns of a program, and the grid of programs."""
     D = y.shape[-1]
-    whole = D & -D
-    columns = min(_COLUMNS, whole if whole >= _FEWEST_COLUMNS else triton.next_power_of_2(D))
+    columns = whole_columns(D, _COLUMNS, _FEWEST_COLUMNS)
     N, rows = y.numel() // D, max(1, _NUMBERS // columns)
     return N, rows, columns, (triton.cdiv(N, rows), triton.cdiv(D, columns))
 
@@ -51,11 +52,6 @@ def _cut(y: Tensor) -> tuple[int, int, int, tuple[int, int]]:
 def _below(gate):
     """Share of a normal distribution below `gate`; GELU is the gate times this."""
     return 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
-
-
-@triton.jit
-def _loaded(pointer, at, there, DOUBLE: tl.constexpr):
-    return tl.load(pointer + at, mask=there, other=0.0).to(tl.float64 if DOUBLE else tl.float32)
 
 
 @triton.jit
@@ -69,17 +65,17 @@ def _place(N, D, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 def _geglu(x, y, N, D, DOUBLE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     first, r, d, there = _place(N, D, ROWS, COLUMNS)
-    values = _loaded(x + first * 2 * D, r * 2 * D + d, there, DOUBLE)
-    gate = _loaded(x + first * 2 * D, r * 2 * D + D + d, there, DOUBLE)
+    values = loaded(x + first * 2 * D, r * 2 * D + d, there, DOUBLE)
+    gate = loaded(x + first * 2 * D, r * 2 * D + D + d, there, DOUBLE)
     tl.store(y + first * D + r * D + d, (values * gate * _below(gate)).to(y.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def _geglu_back(dy, x, dx, N, D, DOUBLE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     first, r, d, there = _place(N, D, ROWS, COLUMNS)
-    values = _loaded(x + first * 2 * D, r * 2 * D + d, there, DOUBLE)
-    gate = _loaded(x + first * 2 * D, r * 2 * D + D + d, there, DOUBLE)
-    given = _loaded(dy + first * D, r * D + d, there, DOUBLE)
+    values = loaded(x + first * 2 * D, r * 2 * D + d, there, DOUBLE)
+    gate = loaded(x + first * 2 * D, r * 2 * D + D + d, there, DOUBLE)
+    given = loaded(dy + first * D, r * D + d, there, DOUBLE)
     below = _below(gate)
     slope = below + gate * tl.exp(-0.5 * gate * gate) * 0.3989422804014327
     at = dx + first * 2 * D + r * 2 * D + d

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from daguerre.kernels import available
-from daguerre.kernels.operators import operator
+from daguerre.kernels.operators import operator, wide_type
 
 _LAST = torch.channels_last
 
@@ -54,7 +54,7 @@ def _compute(
     x_BCHW = x_BCHW.contiguous(memory_format=_LAST)
     if available.triton(x_BCHW.device):
         return available.module("group_norm_silu_triton").forward(x_BCHW, weight_C, bias_C, groups, epsilon, silu)
-    wide = _wide(x_BCHW)
+    wide = wide_type(x_BCHW)
     B, C, H, W = x_BCHW.shape
     # With channels last torch takes the variance as a difference of large sums on a CPU.
     y_BCHW, mean_BG, rstd_BG = torch.native_group_norm(
@@ -67,7 +67,7 @@ def _compute(
 def _shapes(
     x_BCHW: Tensor, weight_C: Tensor, bias_C: Tensor, groups: int, epsilon: float, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    of_group = x_BCHW.new_empty((x_BCHW.shape[0], groups), dtype=_wide(x_BCHW))
+    of_group = x_BCHW.new_empty((x_BCHW.shape[0], groups), dtype=wide_type(x_BCHW))
     return _like(x_BCHW), of_group, torch.empty_like(of_group)
 
 
@@ -86,7 +86,7 @@ def _compute_back(
     if available.triton(x_BCHW.device):
         kernels = available.module("group_norm_silu_triton")
         return kernels.backward(dy_BCHW, x_BCHW, weight_C, bias_C, mean_BG, rstd_BG, silu)
-    wide = _wide(x_BCHW)
+    wide = wide_type(x_BCHW)
     B, C, H, W = x_BCHW.shape
     dz_BCHW, wide_x_BCHW, w_C = dy_BCHW.to(wide), x_BCHW.to(wide), weight_C.to(wide)
     if silu:
@@ -110,10 +110,6 @@ def _shapes_back(
 
 def _like(x_BCHW: Tensor) -> Tensor:
     return torch.empty_like(x_BCHW, memory_format=_LAST)
-
-
-def _wide(x_BCHW: Tensor) -> torch.dtype:
-    return torch.promote_types(x_BCHW.dtype, torch.float32)
 
 
 _forward = operator(

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from daguerre.kernels.tiles_triton import loaded, tile, whole_columns
+
 _NUMBERS, _WARPS = 8192, 4
 """Numbers of an image that a program holds, and its warps. All such numbers are the fastest on an H200 of several."""
 _NUMBERS_BACK, _WARPS_BACK = 4096, 4
@@ -76,8 +78,7 @@ def backward(
 def _cut(x_BCHW: Tensor, numbers: int) -> tuple[int, int, int, int, int]:
     """B, C, S, and how many rows and columns a program holds."""
     B, C, H, W = x_BCHW.shape
-    whole = C & -C  # the largest power of two that divides it: no lane stays empty
-    columns = min(_COLUMNS, whole if whole >= _FEWEST_COLUMNS else triton.next_power_of_2(C))
+    columns = whole_columns(C, _COLUMNS, _FEWEST_COLUMNS)
     rows = max(1, min(numbers // columns, triton.next_power_of_2(H * W)))
     return B, C, H * W, rows, columns
 
@@ -88,37 +89,21 @@ def _wide(x_BCHW: Tensor) -> tuple[torch.dtype, bool]:
 
 
 @triton.jit
-def _block(S, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Beginning of this program's image, its channels, and offsets in the image of the numbers of its block, with the
-    mask of those that exist. Only the first may be more than 32 bits hold."""
-    s = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    image = tl.program_id(2).to(tl.int64) * S * C
-    return image, c, s[:, None] * C + c[None, :], (s[:, None] < S) & (c[None, :] < C)
-
-
-@triton.jit
-def _loaded(pointer, at, there, DOUBLE: tl.constexpr):
-    """Numbers in the type of the arithmetic; 0 where there are none."""
-    return tl.load(pointer + at, mask=there, other=0.0).to(tl.float64 if DOUBLE else tl.float32)
-
-
-@triton.jit
 def _line(weight, bias, mean, rstd, b, c, C, groups, size, DOUBLE: tl.constexpr):
     """Weight, bias, mean and 1 / deviation of channels of one image."""
     there = c < C
     of = b * groups + c // size
     return (
-        _loaded(weight, c, there, DOUBLE)[None, :], _loaded(bias, c, there, DOUBLE)[None, :],
-        _loaded(mean, of, there, DOUBLE)[None, :], _loaded(rstd, of, there, DOUBLE)[None, :],
+        loaded(weight, c, there, DOUBLE)[None, :], loaded(bias, c, there, DOUBLE)[None, :],
+        loaded(mean, of, there, DOUBLE)[None, :], loaded(rstd, of, there, DOUBLE)[None, :],
     )  # fmt: skip
 
 
 @triton.jit
 def _sums(x, found, B, S, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DOUBLE: tl.constexpr):
     """Mean and sum of squared distances from it, of each channel over the rows of a part."""
-    image, c, at, there = _block(S, C, ROWS, COLUMNS)
-    v = _loaded(x + image, at, there, DOUBLE)
+    image, c, at, there = tile(S, C, ROWS, COLUMNS)
+    v = loaded(x + image, at, there, DOUBLE)
     mean = tl.sum(v, 0) / tl.minimum(ROWS, S - tl.program_id(0) * ROWS)
     away = tl.where(there, v - mean[None, :], 0.0)
     part = tl.program_id(2).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
@@ -140,15 +125,15 @@ def _meet(
         p = part + tl.arange(0, TOGETHER)[:, None]
         at = (b.to(tl.int64) * parts + p) * C + g * size + k
         there = (p < parts) & (k < size)
-        total += _loaded(found, at, there, DOUBLE) * tl.minimum(SPAN, S - p * SPAN)
+        total += loaded(found, at, there, DOUBLE) * tl.minimum(SPAN, S - p * SPAN)
     middle = tl.sum(tl.sum(total, 0), 0) / (S * size)
     squares = tl.zeros((TOGETHER, SIZE), tl.float64 if DOUBLE else tl.float32)
     for part in range(0, parts, TOGETHER):
         p = part + tl.arange(0, TOGETHER)[:, None]
         at = (b.to(tl.int64) * parts + p) * C + g * size + k
         there = (p < parts) & (k < size)
-        away = tl.where(there, _loaded(found, at, there, DOUBLE) - middle, 0.0)
-        inner = _loaded(found + tl.num_programs(1).to(tl.int64) * parts * C, at, there, DOUBLE)
+        away = tl.where(there, loaded(found, at, there, DOUBLE) - middle, 0.0)
+        inner = loaded(found + tl.num_programs(1).to(tl.int64) * parts * C, at, there, DOUBLE)
         squares += inner + away * away * tl.minimum(SPAN, S - p * SPAN)
     variance = tl.sum(tl.sum(squares, 0), 0) / (S * size)
     tl.store(mean + b * groups + g, middle)
@@ -161,8 +146,8 @@ def _write(
     SILU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     """Norm, weight, bias and SiLU of a block of rows."""
-    image, c, at, there = _block(S, C, ROWS, COLUMNS)
-    v = _loaded(x + image, at, there, DOUBLE)
+    image, c, at, there = tile(S, C, ROWS, COLUMNS)
+    v = loaded(x + image, at, there, DOUBLE)
     w, shift, middle, scale = _line(weight, bias, mean, rstd, tl.program_id(2), c, C, groups, size, DOUBLE)
     z = (v - middle) * (scale * w) + shift
     if SILU:
@@ -176,8 +161,8 @@ def _before_silu(
     SILU: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     """The gradient behind weight and bias, and the normed image, of a block; both 0 where the block has none."""
-    normed = tl.where(there, (_loaded(x, at, there, DOUBLE) - middle) * scale, 0.0)
-    dz = _loaded(dy, at, there, DOUBLE)
+    normed = tl.where(there, (loaded(x, at, there, DOUBLE) - middle) * scale, 0.0)
+    dz = loaded(dy, at, there, DOUBLE)
     if SILU:
         z = normed * w + shift
         gate = 1.0 / (1.0 + tl.exp(-z))
@@ -191,7 +176,7 @@ def _sums_back(
     size, SILU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     """Sums of the gradient and of gradient times normed image, of each channel over the rows of a part."""
-    image, c, at, there = _block(S, C, ROWS, COLUMNS)
+    image, c, at, there = tile(S, C, ROWS, COLUMNS)
     w, shift, middle, scale = _line(weight, bias, mean, rstd, tl.program_id(2), c, C, groups, size, DOUBLE)
     dz, normed = _before_silu(dy + image, x + image, at, there, w, shift, middle, scale, SILU, DOUBLE)
     part = tl.program_id(2).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
@@ -208,13 +193,13 @@ def _meet_back(
     """The same sums over all rows of one image: of each channel of a group, and of the group by its weights."""
     g, b = tl.program_id(0), tl.program_id(1)
     k = tl.arange(0, SIZE)
-    w = _loaded(weight, g * size + k, k < size, DOUBLE)
+    w = loaded(weight, g * size + k, k < size, DOUBLE)
     for which in range(2):
         total = tl.zeros((TOGETHER, SIZE), tl.float64 if DOUBLE else tl.float32)
         for part in range(0, parts, TOGETHER):
             p = part + tl.arange(0, TOGETHER)[:, None]
             at = ((which * B + b).to(tl.int64) * parts + p) * C + g * size + k[None, :]
-            total += _loaded(found, at, (p < parts) & (k[None, :] < size), DOUBLE)
+            total += loaded(found, at, (p < parts) & (k[None, :] < size), DOUBLE)
         sums = tl.sum(total, 0)
         tl.store(whole + (which * B + b) * C + g * size + k, sums, mask=k < size)
         tl.store(of_group + (which * B + b) * groups + g, tl.sum(sums * w, 0))
@@ -226,12 +211,12 @@ def _write_back(
     groups, size, SILU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a block of rows (the closed form of Ioffe and Szegedy 2015, over groups)."""
-    image, c, at, there = _block(S, C, ROWS, COLUMNS)
+    image, c, at, there = tile(S, C, ROWS, COLUMNS)
     b = tl.program_id(2)
     w, shift, middle, scale = _line(weight, bias, mean, rstd, b, c, C, groups, size, DOUBLE)
     dz, normed = _before_silu(dy + image, x + image, at, there, w, shift, middle, scale, SILU, DOUBLE)
     of = b * groups + c // size
-    plain = _loaded(of_group, of, c < C, DOUBLE)[None, :] * scale / (S * size)
-    times = _loaded(of_group + B * groups, of, c < C, DOUBLE)[None, :] * scale / (S * size)
+    plain = loaded(of_group, of, c < C, DOUBLE)[None, :] * scale / (S * size)
+    times = loaded(of_group + B * groups, of, c < C, DOUBLE)[None, :] * scale / (S * size)
     d = dz * (w * scale) - (plain + normed * times)
     tl.store(dx + image + at, d.to(dx.dtype.element_ty), mask=there)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from daguerre.kernels import available
-from daguerre.kernels.operators import operator
+from daguerre.kernels.operators import operator, wide_type
 
 
 def layer_norm(x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, epsilon: float = 1e-5) -> Tensor:
@@ -30,14 +30,14 @@ def _compute(
     """The result, and mean and 1 / deviation [N] of the rows."""
     if available.triton(x.device):
         return available.module("layer_norm_triton").forward(x.contiguous(), weight_D, bias_D, epsilon)
-    wide = _wide(x)
+    wide = wide_type(x)
     weight, bias = (None if p is None else p.to(wide) for p in (weight_D, bias_D))
     y, mean, rstd = torch.native_layer_norm(x.to(wide).contiguous(), x.shape[-1:], weight, bias, epsilon)
     return y.to(x.dtype), mean.flatten(), rstd.flatten()
 
 
 def _shapes(x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    of_row = x.new_empty(x.shape[:-1].numel(), dtype=_wide(x))
+    of_row = x.new_empty(x.shape[:-1].numel(), dtype=wide_type(x))
     return x.new_empty(x.shape), of_row, torch.empty_like(of_row)
 
 
@@ -50,7 +50,7 @@ def _compute_back(
             dy.contiguous(), x.contiguous(), weight_D, mean_N, rstd_N, of_weight, of_bias
         )
     else:
-        wide, rows = _wide(x), (*x.shape[:-1], 1)
+        wide, rows = wide_type(x), (*x.shape[:-1], 1)
         weight = None if weight_D is None else weight_D.to(wide)
         # Only whether there is a bias counts backward, not its numbers.
         bias = mean_N.new_empty(x.shape[-1]) if of_bias else None
@@ -67,10 +67,6 @@ def _shapes_back(
 ) -> tuple[Tensor, Tensor, Tensor]:
     dweight, dbias = (mean_N.new_empty(x.shape[-1] if asked else 0) for asked in (of_weight, of_bias))
     return x.new_empty(x.shape), dweight, dbias
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 _forward = operator(

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from daguerre.kernels.tiles_triton import loaded
+
 _NUMBERS, _WARPS = 4096, 4
 """Numbers that a program holds at a time, and its warps. All such numbers are the fastest on an H200 of several."""
 _NUMBERS_BACK, _WARPS_BACK = 2048, 4
@@ -69,12 +71,6 @@ def _block(D: int, numbers: int) -> tuple[int, int]:
 
 
 @triton.jit
-def _loaded(pointer, at, there, DOUBLE: tl.constexpr):
-    """Numbers in the type of the arithmetic; 0 where there are none."""
-    return tl.load(pointer + at, mask=there, other=0.0).to(tl.float64 if DOUBLE else tl.float32)
-
-
-@triton.jit
 def _forward(
     x, y, weight, bias, mean, rstd, N, D, epsilon, WEIGHT: tl.constexpr,
     BIAS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, DOUBLE: tl.constexpr,
@@ -83,15 +79,15 @@ def _forward(
     r, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     exists = first + r < N
     at, there = r[:, None] * D + d[None, :], exists[:, None] & (d[None, :] < D)
-    v = _loaded(x + first * D, at, there, DOUBLE)
+    v = loaded(x + first * D, at, there, DOUBLE)
     middle = tl.sum(v, 1) / D
     away = tl.where(there, v - middle[:, None], 0.0)
     scale = 1.0 / tl.sqrt(tl.sum(away * away, 1) / D + epsilon)
     z = away * scale[:, None]
     if WEIGHT:
-        z = z * _loaded(weight, d, d < D, DOUBLE)[None, :]
+        z = z * loaded(weight, d, d < D, DOUBLE)[None, :]
     if BIAS:
-        z = z + _loaded(bias, d, d < D, DOUBLE)[None, :]
+        z = z + loaded(bias, d, d < D, DOUBLE)[None, :]
     tl.store(y + first * D + at, z.to(y.dtype.element_ty), mask=there)
     tl.store(mean + first + r, middle, mask=exists)
     tl.store(rstd + first + r, scale, mask=exists)
@@ -104,15 +100,15 @@ def _backward(
 ):  # fmt: skip
     r, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     if WEIGHT:
-        w = _loaded(weight, d, d < D, DOUBLE)[None, :]
+        w = loaded(weight, d, d < D, DOUBLE)[None, :]
     times = tl.zeros((ROWS, WIDTH), tl.float64 if DOUBLE else tl.float32)
     plain = tl.zeros((ROWS, WIDTH), tl.float64 if DOUBLE else tl.float32)
     first = tl.program_id(0).to(tl.int64) * ROWS
     for _ in range(tl.program_id(0), tl.cdiv(N, ROWS), tl.num_programs(0)):
         exists = first + r < N
         at, there = r[:, None] * D + d[None, :], exists[:, None] & (d[None, :] < D)
-        v, given = _loaded(x + first * D, at, there, DOUBLE), _loaded(dy + first * D, at, there, DOUBLE)
-        middle, scale = _loaded(mean + first, r, exists, DOUBLE), _loaded(rstd + first, r, exists, DOUBLE)
+        v, given = loaded(x + first * D, at, there, DOUBLE), loaded(dy + first * D, at, there, DOUBLE)
+        middle, scale = loaded(mean + first, r, exists, DOUBLE), loaded(rstd + first, r, exists, DOUBLE)
         z = tl.where(there, (v - middle[:, None]) * scale[:, None], 0.0)
         if SUMS:
             times += given * z

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _LIBRARY = torch.library.Library("daguerre", "FRAGMENT")
 
@@ -25,3 +26,8 @@ def operator(schema: str, compute: Callable[..., Any], shapes: Callable[..., Any
     torch.library.register_fake(f"daguerre::{name}", shapes, lib=_LIBRARY)
     found: Callable[..., Any] = getattr(torch.ops.daguerre, name).default
     return found
+
+
+def wide_type(x: Tensor) -> torch.dtype:
+    """The type of the arithmetic on numbers like these: float32 at least."""
+    return torch.promote_types(x.dtype, torch.float32)

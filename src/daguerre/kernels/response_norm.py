@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from daguerre.kernels import available
-from daguerre.kernels.operators import operator
+from daguerre.kernels.operators import operator, wide_type
 
 EPSILON = 1e-6
 
@@ -50,7 +50,7 @@ def _compute(x_BHWC: Tensor, gamma_C: Tensor, beta_C: Tensor, gelu: bool) -> tup
 
 def _shapes(x_BHWC: Tensor, gamma_C: Tensor, beta_C: Tensor, gelu: bool) -> tuple[Tensor, Tensor]:
     B, *_, C = x_BHWC.shape
-    return x_BHWC.new_empty(x_BHWC.shape), x_BHWC.new_empty((B, 1, 1, C), dtype=_wide_type(x_BHWC))
+    return x_BHWC.new_empty(x_BHWC.shape), x_BHWC.new_empty((B, 1, 1, C), dtype=wide_type(x_BHWC))
 
 
 def _compute_back(
@@ -92,11 +92,7 @@ def _ratio(norm_B11C: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _wide(x: Tensor) -> Tensor:
-    return x.to(_wide_type(x))
-
-
-def _wide_type(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
+    return x.to(wide_type(x))
 
 
 _forward = operator(

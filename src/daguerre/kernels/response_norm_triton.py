@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from daguerre.kernels.tiles_triton import loaded, tile
+
 _ROWS, _COLUMNS, _WARPS = 64, 64, 4
 """What a program of the sums holds. All such numbers are the fastest on an H200 of several."""
 _ROWS_OUT, _COLUMNS_OUT = 32, 128
@@ -80,20 +82,6 @@ def _grid(B: int, S: int, C: int, rows: int = _ROWS, columns: int = _COLUMNS) ->
 
 
 @triton.jit
-def _place(S, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Beginning of the image of this program; channels; offsets in the image, and the mask of those that exist."""
-    s = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    return tl.program_id(2).to(tl.int64) * S * C, c, s * C + c[None, :], (s < S) & (c[None, :] < C)
-
-
-@triton.jit
-def _loaded(pointer, at, there, DOUBLE: tl.constexpr):
-    """Numbers in the type of the arithmetic; 0 where there are none."""
-    return tl.load(pointer + at, mask=there, other=0.0).to(tl.float64 if DOUBLE else tl.float32)
-
-
-@triton.jit
 def _below(u, DOUBLE: tl.constexpr):
     """Share of a normal distribution below `u`, by which GELU multiplies u; and exp(-u^2 / 2).
 
@@ -115,8 +103,8 @@ def _squares(
     x, found, S, C,
     GELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    image, c, at, there = _place(S, C, ROWS, COLUMNS)
-    v = _loaded(x + image, at, there, DOUBLE)
+    image, c, at, there = tile(S, C, ROWS, COLUMNS)
+    v = loaded(x + image, at, there, DOUBLE)
     if GELU:
         v = v * _below(v, DOUBLE)[0]
     part = tl.program_id(2).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
@@ -128,12 +116,12 @@ def _scaled(
     x, y, scale, beta, S, C,
     GELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    image, c, at, there = _place(S, C, ROWS, COLUMNS)
-    v = _loaded(x + image, at, there, DOUBLE)
+    image, c, at, there = tile(S, C, ROWS, COLUMNS)
+    v = loaded(x + image, at, there, DOUBLE)
     if GELU:
         v = v * _below(v, DOUBLE)[0]
-    factor = _loaded(scale + tl.program_id(2) * C, c, c < C, DOUBLE)[None, :]
-    z = v * factor + _loaded(beta, c, c < C, DOUBLE)[None, :]
+    factor = loaded(scale + tl.program_id(2) * C, c, c < C, DOUBLE)[None, :]
+    z = v * factor + loaded(beta, c, c < C, DOUBLE)[None, :]
     tl.store(y + image + at, z.to(y.dtype.element_ty), mask=there)
 
 
@@ -142,8 +130,8 @@ def _sums(
     dy, x, found, B, S, C,
     GELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    image, c, at, there = _place(S, C, ROWS, COLUMNS)
-    v, d = _loaded(x + image, at, there, DOUBLE), _loaded(dy + image, at, there, DOUBLE)
+    image, c, at, there = tile(S, C, ROWS, COLUMNS)
+    v, d = loaded(x + image, at, there, DOUBLE), loaded(dy + image, at, there, DOUBLE)
     if GELU:
         v = v * _below(v, DOUBLE)[0]
     part = tl.program_id(2).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
@@ -157,10 +145,10 @@ def _gradient(
     dy, x, dx, scale, slope, S, C,
     GELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    image, c, at, there = _place(S, C, ROWS, COLUMNS)
-    u, d = _loaded(x + image, at, there, DOUBLE), _loaded(dy + image, at, there, DOUBLE)
-    factor = _loaded(scale + tl.program_id(2) * C, c, c < C, DOUBLE)[None, :]
-    bend = _loaded(slope + tl.program_id(2) * C, c, c < C, DOUBLE)[None, :]
+    image, c, at, there = tile(S, C, ROWS, COLUMNS)
+    u, d = loaded(x + image, at, there, DOUBLE), loaded(dy + image, at, there, DOUBLE)
+    factor = loaded(scale + tl.program_id(2) * C, c, c < C, DOUBLE)[None, :]
+    bend = loaded(slope + tl.program_id(2) * C, c, c < C, DOUBLE)[None, :]
     if GELU:
         below, fall = _below(u, DOUBLE)
         d = (d * factor + u * below * bend) * (below + u * fall * 0.3989422804014327)
