@@ -20,8 +20,8 @@ import torch
 from PIL import Image
 from runs import told
 
-from daguerre.build.batch_sizes import batch_sizes
-from daguerre.build.parts import begin, build
+from daguerre.assembly.batch_sizes import batch_sizes
+from daguerre.assembly.parts import begin, build
 from daguerre.caching import cache, fill
 from daguerre.config import config as configs
 from daguerre.data.dataset import Dataset, open_datasets

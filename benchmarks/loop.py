@@ -24,8 +24,8 @@ import torch
 from diffusers.training_utils import EMAModel
 from torch import Tensor, nn
 
-from daguerre.build import parts as building
-from daguerre.build.batch_sizes import batch_sizes
+from daguerre.assembly import parts as building
+from daguerre.assembly.batch_sizes import batch_sizes
 from daguerre.config import config as configs
 from daguerre.data.dataset import open_dataset
 from daguerre.objectives.objective import Example

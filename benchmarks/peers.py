@@ -52,11 +52,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from daguerre import plugins
+from daguerre.assembly.batch_sizes import batch_sizes
 from daguerre.bench import inputs, random_model, report, variants
 from daguerre.bench import options as bench_options
 from daguerre.bench.inputs import Encoded
 from daguerre.bench.timing import Result
-from daguerre.build.batch_sizes import batch_sizes
 from daguerre.cli import bench
 from daguerre.config import overrides
 from daguerre.config.config import Config

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from daguerre import errors
-from daguerre.build.parts import build
+from daguerre.assembly.parts import build
 from daguerre.cli import main
 from daguerre.config import config
 from daguerre.config.recipe import FOLDER

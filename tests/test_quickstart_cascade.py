@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from daguerre import errors
-from daguerre.build.parts import build
+from daguerre.assembly.parts import build
 from daguerre.cli import main
 from daguerre.config import config, recipe
 from daguerre.config.recipe import FOLDER

@@ -31,7 +31,7 @@ import torch  # noqa: E402
 from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline  # noqa: E402
 from tiny_models import write_sd, write_sdxl  # noqa: E402
 
-from daguerre.build.parts import Components, build  # noqa: E402
+from daguerre.assembly.parts import Components, build  # noqa: E402
 from daguerre.config import config as configs  # noqa: E402
 from daguerre.models.lora_files import forms  # noqa: E402
 from daguerre.models.lora_files.read import read  # noqa: E402

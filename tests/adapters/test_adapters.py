@@ -14,7 +14,7 @@ from tiny_models import write_sd
 from daguerre import plugins
 from daguerre.adapters.adapter import Trainable
 from daguerre.adapters.settings import AdapterSettings
-from daguerre.build.parts import Components, build
+from daguerre.assembly.parts import Components, build
 from daguerre.config import config as configs
 from daguerre.types import Batch
 

@@ -15,8 +15,8 @@ from tiny_models import write_sd, write_sdxl
 from torch import Tensor
 
 from daguerre.adapters.controlnet import ControlNet
-from daguerre.build import base_digests
-from daguerre.build.parts import Components, build, outline
+from daguerre.assembly import base_digests
+from daguerre.assembly.parts import Components, build, outline
 from daguerre.config import config as configs
 from daguerre.config.errors import ConfigError
 from daguerre.distributed.mesh import AXES, Mesh

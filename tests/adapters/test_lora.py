@@ -11,8 +11,8 @@ from safetensors import safe_open
 from tiny_models import write_sd, write_sdxl
 from torch import nn
 
-from daguerre.build import base_digests
-from daguerre.build.parts import Components, build, outline
+from daguerre.assembly import base_digests
+from daguerre.assembly.parts import Components, build, outline
 from daguerre.config import config as configs
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE as FILE
 from daguerre.types import Prompt

@@ -15,8 +15,8 @@ from test_lora_kinds import networks, plain, trained
 from tiny_models import write_sd
 from torch import nn
 
-from daguerre.build import base_digests
-from daguerre.build.parts import Components, begin, outline
+from daguerre.assembly import base_digests
+from daguerre.assembly.parts import Components, begin, outline
 from daguerre.models.lora_files import read
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE as FILE
 

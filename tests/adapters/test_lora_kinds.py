@@ -13,7 +13,7 @@ from test_lora import config, errors, outputs, prediction
 from tiny_models import write_sd
 from torch import Tensor, nn
 
-from daguerre.build.parts import Components, build, outline
+from daguerre.assembly.parts import Components, build, outline
 from daguerre.config import config as configs
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE as FILE
 

@@ -16,7 +16,7 @@ from test_lora_kinds import trained
 from tiny_models import write_sd, write_sdxl
 from torch import Tensor
 
-from daguerre.build.parts import Components, build
+from daguerre.assembly.parts import Components, build
 from daguerre.models.lora_files.addition import KOHYA_FILE
 from daguerre.models.single_file import save
 from daguerre.samplers.settings import SamplingSettings

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import write_sd, write_sdxl
 from torch import nn
 
-from daguerre.build import base_digests
-from daguerre.build.parts import Components, build, outline
+from daguerre.assembly import base_digests
+from daguerre.assembly.parts import Components, build, outline
 from daguerre.config import config as configs
 from daguerre.models import new_tokens, token_files
 from daguerre.models.text_encoder import TextEncoder

@@ -11,10 +11,10 @@ import torch
 from tiny_runs import TINY
 
 from daguerre import errors
+from daguerre.assembly.parts import outline
 from daguerre.bench import inputs as bench_inputs
 from daguerre.bench import options, random_model, report, timing, variants
 from daguerre.bench.timing import Result, Rounds
-from daguerre.build.parts import outline
 from daguerre.cli import bench as bench_cli
 from daguerre.cli import main
 from daguerre.config.config import load

@@ -22,7 +22,7 @@ from torch import nn
 from twins import BESIDE, SHORT, Twins, shards
 
 from daguerre import errors, plugins
-from daguerre.build.parts import build
+from daguerre.assembly.parts import build
 from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.config.errors import ConfigError

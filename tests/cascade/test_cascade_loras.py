@@ -19,7 +19,7 @@ from test_cascade_networks import loaded
 from tiny_cascade import stage_b, stage_c, write_decoder, write_prior
 from torch import nn
 
-from daguerre.build.parts import build
+from daguerre.assembly.parts import build
 from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.errors import UserError

@@ -10,7 +10,7 @@ from tiny_models import write_sdxl
 from twins import Twins
 
 from daguerre import errors
-from daguerre.build.parts import build
+from daguerre.assembly.parts import build
 from daguerre.cli import main
 from daguerre.config import config
 from daguerre.models.single_file.keys import with_wrapper

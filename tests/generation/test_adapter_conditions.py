@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from daguerre import keys
 from daguerre.adapters.adapter import Attached, Trainable
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.generation import generate
 from daguerre.generation.generate import ImageRequest
 from daguerre.objectives.objective import Objective

@@ -12,7 +12,7 @@ import tiny_drawings
 from PIL import Image
 from tiny_drawings import documents, drawn, generate, weights
 
-from daguerre.build import parts
+from daguerre.assembly import parts
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.cli import main
 from daguerre.config import config as configs

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from tiny_drawings import documents, drawn, generate
 
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.cli import generate as generate_command
 from daguerre.errors import UserError
 from daguerre.generation import generate as generation_generate

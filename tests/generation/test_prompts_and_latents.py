@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from daguerre import keys
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.errors import UserError
 from daguerre.generation import generate
 from daguerre.generation.generate import ImageRequest

@@ -27,10 +27,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 PINNED = fake_cuda.pretend()
 
+from daguerre.assembly import parts as build  # noqa: E402
+from daguerre.assembly.batch_sizes import batch_sizes  # noqa: E402
+from daguerre.assembly.parts import Components  # noqa: E402
 from daguerre.bench import inputs  # noqa: E402
-from daguerre.build import parts as build  # noqa: E402
-from daguerre.build.batch_sizes import batch_sizes  # noqa: E402
-from daguerre.build.parts import Components  # noqa: E402
 from daguerre.config import config as configs  # noqa: E402
 from daguerre.data.loading import loader  # noqa: E402
 from daguerre.kernels import attention, available  # noqa: E402

@@ -13,7 +13,7 @@ from tiny_runs import TINY
 from twins import left_to_users, tree
 
 from daguerre import errors
-from daguerre.build.batch_sizes import shared_out
+from daguerre.assembly.batch_sizes import shared_out
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.cli import main, plan
 from daguerre.cli.launch import local as launch_local

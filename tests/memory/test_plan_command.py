@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from daguerre import errors
-from daguerre.build.parts import outline
+from daguerre.assembly.parts import outline
 from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.distributed.sharding_rules import DEFAULT

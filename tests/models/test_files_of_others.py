@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import write_sd
 from twins import Twins
 
-from daguerre.build.parts import build
+from daguerre.assembly.parts import build
 from daguerre.config import config
 from daguerre.errors import UserError
 from daguerre.models.single_file import layout, save

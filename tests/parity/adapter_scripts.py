@@ -18,7 +18,7 @@ from recorded import LEARNING_RATE, PLAIN, Recorded, random_inputs, train
 from tiny_models import write_sd, write_sdxl
 from torch import Tensor
 
-from daguerre.build.parts import build
+from daguerre.assembly.parts import build
 from daguerre.config import config as configs
 
 RECORDED = Path(__file__).parent / "adapter_scripts.json"

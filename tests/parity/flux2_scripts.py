@@ -18,7 +18,7 @@ from recorded import LEARNING_RATE, PLAIN, Recorded, random_inputs, train
 from tiny_families import flux2 as tiny
 from torch import Tensor
 
-from daguerre.build.parts import build
+from daguerre.assembly.parts import build
 from daguerre.config import config as configs
 from daguerre.objectives.algebra import Diffusion
 

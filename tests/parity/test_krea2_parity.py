@@ -21,7 +21,7 @@ from recorded import LEARNING_RATE, Recorded, train
 from tiny_families import krea2 as tiny
 from torch import Tensor
 
-from daguerre.build.parts import build
+from daguerre.assembly.parts import build
 from daguerre.config import config as configs
 
 RANK, PX, TOKENS = 4, 64, 64

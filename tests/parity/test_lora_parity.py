@@ -21,7 +21,7 @@ from recorded import LEARNING_RATE, train
 from test_dreambooth_parity import CLASS, WEIGHT, WRITERS, sources
 from torch import Tensor, nn
 
-from daguerre.build.parts import build
+from daguerre.assembly.parts import build
 from daguerre.config import config as configs
 
 RANK = 4

@@ -22,7 +22,7 @@ from recorded import LEARNING_RATE, Recorded, train
 from tiny_families import qwen_image, qwen_image_21
 from torch import Tensor
 
-from daguerre.build.parts import build
+from daguerre.assembly.parts import build
 from daguerre.config import config as configs
 
 RANK, PX = 4, 64

@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 from tiny_cascade import EFFNET, PREVIEWER, TINY_B, VQGAN, write_decoder
 
 from daguerre import errors
-from daguerre.build import parts as built
-from daguerre.build.batch_sizes import BatchSizes, check_uncut_batches, couples_samples, shared_out
-from daguerre.build.loss_networks import Source
+from daguerre.assembly import parts as built
+from daguerre.assembly.batch_sizes import BatchSizes, check_uncut_batches, couples_samples, shared_out
+from daguerre.assembly.loss_networks import Source
 from daguerre.checkpoint.store import Store
 from daguerre.cli import main
 from daguerre.config import config as configs

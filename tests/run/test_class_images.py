@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tiny_models import write_sd
 
 from daguerre import errors
-from daguerre.build.parts import build
+from daguerre.assembly.parts import build
 from daguerre.cli import main
 from daguerre.config import config
 from daguerre.errors import UserError

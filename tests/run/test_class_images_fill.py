@@ -10,7 +10,7 @@ import pytest
 import tiny_drawings
 from PIL import Image
 
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.data.dataset import open_dataset
 from daguerre.data.sources import folder as folder_source
 from daguerre.generation import generate

@@ -12,7 +12,7 @@ from torch import nn
 
 from daguerre import errors
 from daguerre.adapters.adapter import Attached
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.errors import UserError
 from daguerre.objectives.objective import Objective
 from daguerre.run import preflight

@@ -9,7 +9,7 @@ import pytest
 import tiny_drawings
 import tiny_runs
 
-from daguerre.build import parts
+from daguerre.assembly import parts
 from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.errors import UserError

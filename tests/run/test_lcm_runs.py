@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import prompts, write_sd, write_sdxl
 
 from daguerre import errors
-from daguerre.build import parts
+from daguerre.assembly import parts
 from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.memory import static

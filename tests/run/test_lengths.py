@@ -11,7 +11,7 @@ import pytest
 from tiny_runs import lines
 
 from daguerre import errors
-from daguerre.build.batch_sizes import BatchSizes
+from daguerre.assembly.batch_sizes import BatchSizes
 from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.config.errors import ConfigError

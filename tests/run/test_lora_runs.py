@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from daguerre import errors
-from daguerre.build import base_digests
+from daguerre.assembly import base_digests
 from daguerre.checkpoint.store import Store
 from daguerre.cli import main
 from daguerre.models.export.about import About

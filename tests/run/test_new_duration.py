@@ -9,7 +9,7 @@ import pytest
 from tiny_runs import assert_equal, lines, outcome, train
 
 from daguerre import errors
-from daguerre.build.batch_sizes import BatchSizes
+from daguerre.assembly.batch_sizes import BatchSizes
 from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.errors import UserError

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from daguerre.build import parts
-from daguerre.build.parts import Components
+from daguerre.assembly import parts
+from daguerre.assembly.parts import Components
 from daguerre.cli import main
 from daguerre.config import config as configs
 

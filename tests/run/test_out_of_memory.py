@@ -8,7 +8,7 @@ import torch
 from tiny_runs import train
 
 from daguerre import errors
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.generation import generate
 from daguerre.memory import advice as memory_advice
 from daguerre.models.family import Family

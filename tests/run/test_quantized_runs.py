@@ -11,8 +11,8 @@ from adapter_runs import Place, assert_equal
 from safetensors import safe_open
 
 from daguerre import errors
+from daguerre.assembly.parts import Components, begin, build, outline
 from daguerre.bench.inputs import image_shape, random_batch
-from daguerre.build.parts import Components, begin, build, outline
 from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.memory import static

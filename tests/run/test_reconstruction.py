@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from daguerre.build.parts import build, load
+from daguerre.assembly.parts import build, load
 from daguerre.config import config as configs
 from daguerre.data.dataset import open_dataset
 from daguerre.run import reconstruction

@@ -10,8 +10,8 @@ import pytest
 import torch
 from adapter_runs import Place, assert_equal
 
-from daguerre.build import parts as building
-from daguerre.build.parts import Components
+from daguerre.assembly import parts as building
+from daguerre.assembly.parts import Components
 from daguerre.config import config as configs
 from daguerre.data.dataset import open_dataset
 from daguerre.data.loading.loader import Loading

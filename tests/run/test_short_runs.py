@@ -2,7 +2,7 @@
 
 import pytest
 
-from daguerre.build.batch_sizes import BatchSizes
+from daguerre.assembly.batch_sizes import BatchSizes
 from daguerre.config import config as configs
 from daguerre.config.errors import ConfigError
 from daguerre.run import summary

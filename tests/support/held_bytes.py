@@ -17,8 +17,8 @@ import torch.distributed as dist
 from measured_peak import batch, peak
 from torch import Tensor
 
-from daguerre.build.batch_sizes import batch_sizes
-from daguerre.build.parts import build
+from daguerre.assembly.batch_sizes import batch_sizes
+from daguerre.assembly.parts import build
 from daguerre.config import config as configs
 from daguerre.config.config import Config
 from daguerre.distributed import parallelize

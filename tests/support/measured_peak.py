@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from daguerre.build.parts import Components, begin, build
+from daguerre.assembly.parts import Components, begin, build
 from daguerre.config.config import Config
 from daguerre.data.loading.collate import absent
 from daguerre.data.plan.buckets import buckets

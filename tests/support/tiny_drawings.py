@@ -12,7 +12,7 @@ from PIL import Image
 from tiny_models import TINY_UNET
 from whole_store import WholeStore
 
-from daguerre.build import base_digests, parts
+from daguerre.assembly import base_digests, parts
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.cli import main
 from daguerre.config import config as configs

@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from transformers.optimization import Adafactor
 
 from daguerre import plugins
-from daguerre.build.batch_sizes import batch_sizes
+from daguerre.assembly.batch_sizes import batch_sizes
 from daguerre.config import config as configs
 from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError, install

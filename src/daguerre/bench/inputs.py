@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from daguerre.build.batch_sizes import BatchSizes
-from daguerre.build.parts import Components
+from daguerre.assembly.batch_sizes import BatchSizes
+from daguerre.assembly.parts import Components
 from daguerre.config.config import Config
 from daguerre.data.dataset import open_dataset
 from daguerre.data.loading import loader

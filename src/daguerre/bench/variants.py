@@ -14,13 +14,13 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from daguerre.assembly.batch_sizes import BatchSizes, batch_sizes, check_uncut_batches, couples_samples
+from daguerre.assembly.parts import Components, begin, build, outline
+from daguerre.assembly.roles import in_training
 from daguerre.bench import inputs as bench_inputs
 from daguerre.bench import random_model
 from daguerre.bench.inputs import Inputs
 from daguerre.bench.options import Options
-from daguerre.build.batch_sizes import BatchSizes, batch_sizes, check_uncut_batches, couples_samples
-from daguerre.build.parts import Components, begin, build, outline
-from daguerre.build.roles import in_training
 from daguerre.config.config import Config
 from daguerre.models.placement import frozen
 from daguerre.run.preflight import check_compiled_code

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.caching import encode
 from daguerre.config.config import Config
 from daguerre.data.cached.rows import Rows

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.data.cached.rows import BFLOAT16, Row
 from daguerre.data.cached.settings import CacheSettings
 from daguerre.errors import Code, UserError

@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 from torch import Tensor
 
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.caching import encode
 from daguerre.caching.cache import Cache, Half, Wanted
 from daguerre.caching.encode import Caption

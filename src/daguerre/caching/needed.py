@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.caching.cache import Wanted
 from daguerre.caching.encode import Caption
 from daguerre.conditions import condition as conditions

@@ -5,9 +5,9 @@ It refuses what `train` refuses, as far as weights, other processes and object s
 
 import textwrap
 
-from daguerre.build import quantized_base
-from daguerre.build.batch_sizes import batch_sizes, check_uncut_batches, couples_samples, held
-from daguerre.build.parts import outline
+from daguerre.assembly import quantized_base
+from daguerre.assembly.batch_sizes import batch_sizes, check_uncut_batches, couples_samples, held
+from daguerre.assembly.parts import outline
 from daguerre.config.config import Loaded
 from daguerre.data.dataset import open_dataset
 from daguerre.data.loading.loader import Loading

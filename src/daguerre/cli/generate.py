@@ -66,7 +66,7 @@ from statistics import fmean
 from typing import Any
 
 from daguerre import trees
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.cli import generate_options
 from daguerre.cli.generate_options import Arguments

@@ -27,7 +27,7 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from daguerre.build.batch_sizes import shared_out
+from daguerre.assembly.batch_sizes import shared_out
 from daguerre.cli.train import check_trains
 from daguerre.config import config as configs
 from daguerre.config import options as config_options

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from daguerre import plugins, trees
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.checkpoint.atomic import to_json
 from daguerre.checkpoint.store import Checkpoint
 from daguerre.config.config import Config

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from daguerre import keys
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.checkpoint.atomic import make_folder
 from daguerre.config.config import Config
 from daguerre.data import captions

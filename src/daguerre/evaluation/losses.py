@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.checkpoint.atomic import make_folder
 from daguerre.data.dataset import Dataset
 from daguerre.data.loading import loader

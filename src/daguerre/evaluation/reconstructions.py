@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.data.dataset import Dataset
 from daguerre.data.loading import loader
 from daguerre.generation import generate

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from daguerre import plugins
-from daguerre.build.parts import Components, beside
+from daguerre.assembly.parts import Components, beside
 from daguerre.conditions.condition import ConditionSettings, computed, drawing
 from daguerre.errors import UserError
 from daguerre.generation.load import Loading

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from daguerre import __version__
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.config.config import Config
 from daguerre.errors import UserError
 from daguerre.generation import controlnets

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from daguerre import trees
-from daguerre.build import base_digests
-from daguerre.build.parts import Components, build
+from daguerre.assembly import base_digests
+from daguerre.assembly.parts import Components, build
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.checkpoint.store import Checkpoint, Found, Store
 from daguerre.config import config as configs

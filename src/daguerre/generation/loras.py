@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from daguerre.build import base_digests
-from daguerre.build.parts import Components
+from daguerre.assembly import base_digests
+from daguerre.assembly.parts import Components
 from daguerre.errors import UserError
 from daguerre.generation.load import Loading
 from daguerre.models.lora_files import contents, header, read

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from daguerre import digests
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.errors import UserError
 from daguerre.formatting import counted
 from daguerre.generation import loras

@@ -4,8 +4,8 @@ from typing import Protocol
 
 import torch
 
-from daguerre.build.batch_sizes import BatchSizes, couples_samples
-from daguerre.build.parts import Components
+from daguerre.assembly.batch_sizes import BatchSizes, couples_samples
+from daguerre.assembly.parts import Components
 from daguerre.config.config import Config
 from daguerre.data.loading.loader import Loading
 from daguerre.samplers.settings import SamplingSettings

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from daguerre.build.batch_sizes import BatchSizes, batch_sizes, check_uncut_batches, couples_samples
-from daguerre.build.parts import Components, outline
+from daguerre.assembly.batch_sizes import BatchSizes, batch_sizes, check_uncut_batches, couples_samples
+from daguerre.assembly.parts import Components, outline
 from daguerre.config.config import Config
 from daguerre.distributed.mesh import Mesh
 from daguerre.memory import peak as memory_peak

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from daguerre import plugins
-from daguerre.build.parts import Components, begin
-from daguerre.build.roles import in_training
+from daguerre.assembly.parts import Components, begin
+from daguerre.assembly.roles import in_training
 from daguerre.caching import cache
 from daguerre.config.config import Config
 from daguerre.data.loading.collate import absent

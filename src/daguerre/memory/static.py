@@ -12,7 +12,7 @@ from math import prod
 from torch import nn
 
 from daguerre import plugins
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.caching import cache
 from daguerre.config.config import Config
 from daguerre.distributed import sharding_rules

@@ -148,7 +148,7 @@ class Reconstruction(Objective):
         object.__setattr__(self, "learnt", NothingLearnt() if own is None else Balance(own))
 
     def check(self, net: nn.Module) -> None:
-        assert isinstance(net, Autoencoder), "build/parts.py has asked"
+        assert isinstance(net, Autoencoder), "assembly/parts.py has asked"
         for name in WEIGHTS.keys() - net.latent_terms:
             if getattr(self.settings, f"{name}_weight") is not None:
                 there = ", ".join(f"{each}_weight" for each in sorted(net.latent_terms))

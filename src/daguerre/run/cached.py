@@ -5,8 +5,8 @@ from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from daguerre.build import left_out
-from daguerre.build.parts import Components, build, load
+from daguerre.assembly import left_out
+from daguerre.assembly.parts import Components, build, load
 from daguerre.caching import cache, fill, mend
 from daguerre.caching.cache import Wanted
 from daguerre.checkpoint.signals import StopSignals

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from daguerre import documents
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically
 from daguerre.config.config import Config
 from daguerre.data.dataset import open_dataset

@@ -9,8 +9,8 @@ from torch import nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 
 from daguerre.adapters.adapter import Attached
-from daguerre.build import base_digests
-from daguerre.build.parts import Components, load
+from daguerre.assembly import base_digests
+from daguerre.assembly.parts import Components, load
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.config.config import Config
 from daguerre.distributed import parallelize, sharding_rules

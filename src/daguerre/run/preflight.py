@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.distributed.parallelize import local
 from daguerre.errors import UserError
 from daguerre.training.performance import flops, peak_rates

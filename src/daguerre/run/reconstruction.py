@@ -9,7 +9,7 @@ from itertools import islice
 
 import torch
 
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.config.config import Config
 from daguerre.data.cached.source import CachedSource
 from daguerre.data.dataset import Dataset

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from daguerre.adapters.adapter import Attached
-from daguerre.build.batch_sizes import BatchSizes, shared_out
+from daguerre.assembly.batch_sizes import BatchSizes, shared_out
 from daguerre.checkpoint import manifest
 from daguerre.checkpoint.atomic import write_bytes_atomically, write_json_atomically
 from daguerre.checkpoint.environment import environment

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 from daguerre.conditions.condition import ControlImages, computed, drawing
 from daguerre.config.config import Config

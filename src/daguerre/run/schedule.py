@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 
-from daguerre.build.batch_sizes import BatchSizes
+from daguerre.assembly.batch_sizes import BatchSizes
 from daguerre.config.config import Config
 from daguerre.errors import UserError
 from daguerre.run.resume import StartPoint

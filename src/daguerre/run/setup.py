@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from daguerre import faults, ranks
-from daguerre.build import base_digests, left_out, quantized_base
-from daguerre.build.batch_sizes import BatchSizes, check_uncut_batches, couples_samples, shared_out
-from daguerre.build.parts import Components, begin, build, load
-from daguerre.build.roles import in_training
+from daguerre.assembly import base_digests, left_out, quantized_base
+from daguerre.assembly.batch_sizes import BatchSizes, check_uncut_batches, couples_samples, shared_out
+from daguerre.assembly.parts import Components, begin, build, load
+from daguerre.assembly.roles import in_training
 from daguerre.checkpoint.async_save import FailedSaves, Outcome, Saver
 from daguerre.checkpoint.retention import RetentionPolicy
 from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, State

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 import yaml
 
-from daguerre.build.batch_sizes import BatchSizes
-from daguerre.build.parts import Components
+from daguerre.assembly.batch_sizes import BatchSizes
+from daguerre.assembly.parts import Components
 from daguerre.conditions.condition import NO_IMAGES, Images
 from daguerre.config import config as configs
 from daguerre.config.config import Config

@@ -15,7 +15,7 @@ import torch
 
 from daguerre import __version__, documents, plugins
 from daguerre.adapters.adapter import Attached
-from daguerre.build import about
+from daguerre.assembly import about
 from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.config.config import Loaded

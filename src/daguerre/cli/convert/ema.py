@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from daguerre.build import about
+from daguerre.assembly import about
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.checkpoint.store import Store
 from daguerre.cli.convert import options as given

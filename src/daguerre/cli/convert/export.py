@@ -39,7 +39,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from daguerre.build import about
+from daguerre.assembly import about
 from daguerre.checkpoint.atomic import make_folder
 from daguerre.checkpoint.export import replaced
 from daguerre.checkpoint.run_dir import RunFolder

@@ -1,4 +1,4 @@
-"""The ways to a network that the settings of a loss may go; `build/` has them, as it knows files and the run's seed."""
+"""The ways to a network that the settings of a loss may go; `assembly/` has them: it knows files and the seed."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from daguerre import keys, plugins
 from daguerre.adapters.adapter import Attached, attach
 from daguerre.adapters.lora_parts.forward import cast_together
 from daguerre.adapters.settings import AdapterSettings
-from daguerre.build import left_out, loss_networks, quantized_base
-from daguerre.build.null_caption import NullCaption
+from daguerre.assembly import left_out, loss_networks, quantized_base
+from daguerre.assembly.null_caption import NullCaption
 from daguerre.conditions import condition as conditions
 from daguerre.conditions.condition import Images
 from daguerre.config.config import Config

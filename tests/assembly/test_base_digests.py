@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from daguerre.build.base_digests import digest
+from daguerre.assembly.base_digests import digest
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8])

@@ -8,8 +8,8 @@ import pytest
 import tiny_families
 import torch
 
+from daguerre.assembly import loss_networks, null_caption, parts
 from daguerre.bench import inputs
-from daguerre.build import loss_networks, null_caption, parts
 from daguerre.config import config as configs
 from daguerre.errors import UserError
 from daguerre.objectives.objective import Needs

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from daguerre.adapters.adapter import Attached
-from daguerre.build.batch_sizes import couples_samples
-from daguerre.build.teacher import network as network_of_teacher
+from daguerre.assembly.batch_sizes import couples_samples
+from daguerre.assembly.teacher import network as network_of_teacher
 from daguerre.config.config import Config
 from daguerre.errors import UserError
 from daguerre.models.family import Family, ReferenceText

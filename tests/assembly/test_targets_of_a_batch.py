@@ -10,8 +10,8 @@ import pytest
 import torch
 from tiny_models import write_sdxl
 
-from daguerre.build import parts
-from daguerre.build.parts import Components
+from daguerre.assembly import parts
+from daguerre.assembly.parts import Components
 from daguerre.config import config as configs
 from daguerre.objectives.objective import Draws, Needs, Objective
 from daguerre.types import Batch

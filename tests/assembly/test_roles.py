@@ -9,10 +9,10 @@ import pytest
 import torch
 from tiny_models import write_sd
 
+from daguerre.assembly import loss_networks, parts
+from daguerre.assembly.parts import Components
+from daguerre.assembly.roles import in_training
 from daguerre.bench import inputs
-from daguerre.build import loss_networks, parts
-from daguerre.build.parts import Components
-from daguerre.build.roles import in_training
 from daguerre.config import config as configs
 from daguerre.config.config import Config
 from daguerre.errors import UserError

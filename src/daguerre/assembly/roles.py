@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from daguerre.build.parts import Components
+from daguerre.assembly.parts import Components
 from daguerre.objectives.objective import AVERAGE, REFERENCE
 from daguerre.training.state import TrainState
 from daguerre.types import Cond

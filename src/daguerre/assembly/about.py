@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from daguerre.build.base_digests import Base
+from daguerre.assembly.base_digests import Base
 from daguerre.config.config import Config
 from daguerre.data.sources import folder
 from daguerre.models.export.about import UNKNOWN, About

@@ -10,9 +10,9 @@ from tiny_models import write_sd
 from torch import nn
 
 from daguerre import errors
+from daguerre.assembly import parts
 from daguerre.bench import variants
 from daguerre.bench.options import Options
-from daguerre.build import parts
 from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.training.precision.quantized import QuantizedLinear

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from daguerre import plugins
-from daguerre.build import base_digests
+from daguerre.assembly import base_digests
 from daguerre.config.config import Config
 from daguerre.errors import UserError
 from daguerre.models import encoders
