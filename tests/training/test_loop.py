@@ -1,6 +1,7 @@
 """The loop: its numbers, stopping, and going on from any step as if nothing had happened."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -134,6 +135,15 @@ def test_a_row_of_non_finite_updates_goes_on_over_a_restart(toy):
     with pytest.raises(NonFiniteError):
         run(toy, restored, toy.plan(log_every=1), poisoned)
     assert restored.step == 3
+
+
+def test_a_row_that_ended_does_not_stop_a_run_whose_limit_was_lowered(toy):
+    state = toy.state()
+    run(toy, state, toy.plan(), toy.batches(poison=True), stop_at=2)
+    restored = toy.state()
+    restored.load(state.tensors(), state.document())
+    lowered = replace(toy.plan(log_every=1), max_nonfinite_steps=2)
+    assert len(run(toy, restored, lowered, toy.batches(2), stop_at=4)) == 2
 
 
 def test_updates_may_be_cut_into_any_number_of_micro_batches(toy):

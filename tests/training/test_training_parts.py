@@ -25,6 +25,15 @@ def test_averages_are_applied_and_taken_back_without_a_copy(toy):
     assert state_.net.training
 
 
+def test_training_mode_and_weights_are_back_after_an_error(toy):
+    state_ = toy.state()
+    weights = [p.detach().clone() for p in state_.net.parameters()]
+    with pytest.raises(OSError, match="full"), state.evaluating(state_):
+        raise OSError("the disk is full")
+    assert state_.net.training
+    assert all(torch.equal(p, w) for p, w in zip(state_.net.parameters(), weights, strict=True))
+
+
 def test_no_ema_is_the_weights_themselves(toy):
     state_ = toy.state(ema=EMASettings(enabled=False))
     before = copy.deepcopy(dict(state_.ema.parameters))

@@ -126,7 +126,7 @@ def check_same_reference(recorded: Base, own: Base, checkpoint: str) -> None:
 
 
 def digest(weights: Mapping[str, Tensor]) -> str:
-    """Of tensors by name: sums of their words as whole numbers, along rows and along columns of a fixed width. They are
+    """The digest of tensors by name: sums of their words as integers, along rows and columns of a fixed width. They are
     exact in whatever order a device adds, and elements that change places change them, too."""
     found = hashlib.sha256()
     for name in sorted(weights):
@@ -146,7 +146,7 @@ def digest_of(network: nn.Module) -> str:
 
 
 def _place(config: Config, component: str) -> str:
-    """The origin of a component, for people."""
+    """The origin of a component, for messages."""
     settings: Any = config.model
     value = settings.places.get(component)
     if component in config.objective.networks:

@@ -71,9 +71,9 @@ class BatchSizes:
     micro: int
     """Samples of one forward pass on one device."""
     ranks: int = 1
-    """Into how many parts it is cut before: devices that read different samples."""
+    """Devices that read different samples: the global batch is cut into so many parts first."""
     notices: tuple[str, ...] = ()
-    """What is otherwise than the recipe says, for people."""
+    """Messages about what differs from the recipe."""
 
     @property
     def accumulation(self) -> int:

@@ -25,7 +25,8 @@ class NullCaption:
     """[1, ...] by name, on the family's device; None: not made yet. Those of a cache are put here."""
 
     def beside(self, family: Family, cond: Cond) -> tuple[Cond, Cond]:
-        """As `beside`. Several devices call it together, as they may share a text encoder."""
+        """Both sides, as the function `beside` gives them. Several devices call it together, as they may share a text
+        encoder."""
         if self.rows is None:
             self.rows = family.encode_null()
         return beside(cond, self.rows)

@@ -56,7 +56,7 @@ def _layers(network: Network) -> dict[str, nn.Linear]:
 
 
 def describe(components: Mapping[str, nn.Module]) -> list[str]:
-    """A line for people of each network with quantised layers."""
+    """A message for each network with quantised layers."""
     lines = []
     for component, network in components.items():
         if found := [layer for _, layer in quantized.layers(network)]:

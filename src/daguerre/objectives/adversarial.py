@@ -41,7 +41,7 @@ class AdversarialSettings(NetworkSettings):
     channels: int = Field(64, ge=4, multiple_of=4)
     """Channels of the discriminator's first layer."""
     layers: int = Field(3, ge=1, le=6)
-    """Its convolutions that halve the sides: how large the patches are (3: about 54 pixels)."""
+    """Convolutions of the discriminator that halve the sides: how large the patches are (3: about 54 pixels)."""
 
     def network(self, source: NetworkSource) -> nn.Module:
         """A discriminator with random weights, which is trained."""

@@ -118,7 +118,7 @@ class Diffusion(Objective):
         return self.on(self._levels(math.prod(shape[1:]) * self.cell_px, sampling))
 
     def sampled(self, sampling: Visits | None = None) -> Diffusion:
-        """The same of images of `sampled_px`."""
+        """The objective on the noise levels of images of `sampled_px`; otherwise as `at`."""
         return self.on(self._levels(self.sampled_px, sampling))
 
     def _levels(self, area_px: float, sampling: Visits | None) -> ScheduleSettings:

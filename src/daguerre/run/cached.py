@@ -35,7 +35,7 @@ class Cached(NamedTuple):
     """Puts cached features in place of what a data set reads."""
     notices: tuple[str, ...] = ()
     about: Mapping[str, Any] = NO_CACHE
-    """For environment.json: `cache`, its place and the folder of each half that is read, if there is one."""
+    """Facts for environment.json: `cache`, its place and the folder of each half that is read; {} without a cache."""
     encoded: int = 0
     """Rows that this process made for it."""
 

@@ -52,7 +52,7 @@ class ClassImageRequest:
 
     @property
     def shown(self) -> str:
-        """The prompts, for people."""
+        """The prompts in short form, for messages."""
         others = f" and {len(self.prompts) - 1} more prompts" if self.prompts[1:] else ""
         return f"{self.prompts[0]!r}{others}"
 

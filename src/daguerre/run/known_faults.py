@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Documents = Mapping[str, Any]
-"""Of a checkpoint, as it was saved: `code`, `config` (settings without effect are left out), `state`, `loading`."""
+"""Documents of a checkpoint by name: `code`, `config` (settings without effect are left out), `state`, `loading`."""
 
 
 @dataclass(frozen=True)

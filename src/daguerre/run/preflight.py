@@ -21,7 +21,7 @@ wrongly is off by all of it; roundings by a thousandth of this in float32, by a 
 
 
 def seconds(parts: Components, batch: Batch) -> float:
-    """Of one forward and backward pass of a micro-batch: the second of two."""
+    """Seconds of one forward and backward pass of a micro-batch: of the second of two."""
     found = 0.0
     with _untouched(parts):
         for _ in range(2):
@@ -70,7 +70,7 @@ def check_compiled_code(parts: Components, batch: Batch) -> None:
 
 
 def _gradients(parts: Components, batch: Batch) -> Iterator[tuple[str, Tensor]]:
-    """Of a micro-batch, by name: this device's part of each, where several split them."""
+    """The gradients of a micro-batch by name: this device's part of each, where several split them."""
     with _untouched(parts), torch.enable_grad():
         _pass(parts, batch)
     for name, p in parts.net.named_parameters():
@@ -87,7 +87,7 @@ def _pass(parts: Components, batch: Batch) -> None:
 
 @contextmanager
 def _untouched(parts: Components) -> Iterator[None]:
-    """For passes as training makes them, so that what they compile is what training computes with."""
+    """Context of passes as training makes them: what they compile is then what training computes with."""
     statistics, mode = [(buffer, buffer.clone()) for buffer in parts.net.buffers()], parts.net.training
     parts.net.train()
     with torch.random.fork_rng([parts.device] if parts.device.type == "cuda" else []):

@@ -79,7 +79,7 @@ def _autoencoder(family: Family, dataset: Dataset) -> str | None:
 
 @torch.no_grad()
 def _psnr_db(parts: Components, dataset: Dataset) -> Iterator[float]:
-    """Of each of the first images, as training crops them."""
+    """PSNR of each of the first images, as training crops them."""
     height, width = max((bucket.height_px, bucket.width_px) for bucket in dataset.buckets)
     count = max(1, min(_IMAGES, _PIXELS // (height * width)))
     for batch in islice(loader.fixed_batches(dataset, count, lambda _: 1), count):

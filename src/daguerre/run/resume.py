@@ -58,14 +58,14 @@ class StartPoint:
     checkpoint: Path | None
     """Verified; None for a fresh run."""
     documents: Mapping[str, Any]
-    """Of the checkpoint, by name: `_DOCUMENTS`."""
+    """Documents of the checkpoint by name: `_DOCUMENTS`."""
     global_batch_size: int | None
     """The global batch of the run's first start, which holds for good; None for a fresh run."""
     notices: list[str]
     schedule: Mapping[str, Any] | None = None
     """`duration` and `lr_scheduler` of the run's last start; None for a fresh run."""
     lengths: Mapping[str, str] = field(default_factory=dict)
-    """Its lengths by their places (`lengths.py`); {} for a fresh run."""
+    """Lengths of the run by their places (`lengths.py`); {} for a fresh run."""
 
     @property
     def step(self) -> int | None:

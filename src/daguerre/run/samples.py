@@ -32,7 +32,7 @@ name."""
 STRENGTHS = "strengths"
 """Folder below the samples with images by the strength of adapters."""
 COMPARED = 3
-"""So many of the sample images are generated at each strength."""
+"""Sample images that are generated at each strength."""
 
 
 def requests(config: Config, captions: Callable[[int], list[str]]) -> list[ImageRequest]:

@@ -133,7 +133,7 @@ class Run:
                 self.terminal.message(line)
 
     def enough_memory(self) -> AbstractContextManager[None]:
-        """For passes that train: running out of memory there ends the run with advice."""
+        """Context of passes that train: running out of memory there ends the run with advice."""
 
         def advice() -> str:
             if self.processes.world.size > 1:  # others would have to take part in what is tried

@@ -16,7 +16,7 @@ class LocalStorage:
 
     folder: RunFolder
     say: Callable[[str], None] = print
-    """For messages; a local folder has none."""
+    """Shows a message; a local folder has none."""
 
     @property
     def name(self) -> str:
@@ -33,7 +33,7 @@ class LocalStorage:
             yield
 
     def abandon(self) -> None:
-        """For a process that ends at once: the kernel lets go of a folder."""
+        """Lets go of the run, in a process that ends at once: of a folder the kernel does it."""
 
 
 RunStorage = LocalStorage | RemoteStorage

@@ -1,4 +1,4 @@
-"""Descriptions of a run for people: the lines before it starts, and `train --dry-run`."""
+"""Descriptions of a run: the lines before it starts, and `train --dry-run`."""
 
 import os
 from collections.abc import Sequence
@@ -29,13 +29,13 @@ from daguerre.trees import paths
 
 _COLUMNS = 114
 _CAPTIONS = 200
-"""So many captions are looked at before a run starts."""
+"""Captions that are looked at before a run starts."""
 _LETTERS = 60
-"""Of one that is shown."""
+"""Letters of a caption that is shown."""
 
 
 def format_count(count: float) -> str:
-    """A count for people: 3.1 M, 845 k, 12."""
+    """A count in short form: 3.1 M, 845 k, 12."""
     return scaled(count, {" B": 1e9, " M": 1e6, " k": 1e3})
 
 

@@ -399,7 +399,7 @@ def evaluate(run: Run, measured: Member, stop: Callable[[], bool]) -> None:
 
 
 def where(run: Run) -> str:
-    """The places of the results that there are, for people."""
+    """The places of the results that there are, in words."""
     places = {"images": "samples", "pipeline": "pipeline", "adapter": "adapter", "report": "report.html"}
     shown = local_copy.display_name(run.folder.path)
     found = {what: name for what, name in places.items() if (run.folder.path / name).exists()}

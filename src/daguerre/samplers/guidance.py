@@ -74,7 +74,7 @@ class Guidance(ABC):
             raise UserError(fault, code="conflict", setting=f"sampling.{name}")
 
     def described(self, scale: float) -> str:
-        """A scale, for people."""
+        """A scale in words."""
         return f"guidance {scale:g}" if self.acts(scale) else "no guidance"
 
 

@@ -67,6 +67,7 @@ def _optimizer(found: Carried, state: TrainState, before: Mapping[str, Any], now
         text = f"the state of {now.name} starts anew: nothing of {before['name']}'s is kept"
         found.leave("optimizer", text if found.files.get("optimizer") else "")
         return
+    # By the entries that it would make, not by settings: some of these add a moment, such as Adafactor's beta1.
     made = build(now, state.trained, state.optimizer.rounding).entries()  # of an optimizer for this alone
     names = found.files.get("optimizer", {})
     places = {p: str(number) for number, p in enumerate(old.parameters)}
@@ -75,6 +76,7 @@ def _optimizer(found: Carried, state: TrainState, before: Mapping[str, Any], now
         own = [name for name in names if name.partition(".")[0] == places[p]]
         entries = {name.partition(".")[2].removesuffix(NUMBER) for name in own}
         if entries in made[number]:
+            # Other patterns of learning rates are other groups, and so other numbers: moments go by the parameter.
             kept |= {f"{number}.{name.partition('.')[2]}": name for name in own}
         else:
             found.unlike.add(str(number))

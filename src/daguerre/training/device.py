@@ -34,6 +34,7 @@ def prepare(settings: TrainingSettings, device: torch.device) -> None:
     if device.type == "cuda":
         # torch wants a number here: `cuda` alone is the GPU that this process uses.
         index = torch.cuda.current_device() if device.index is None else device.index
+        # Also where there is no limit: that of an earlier variant of `bench` in this process must not outlive it.
         torch.cuda.set_per_process_memory_fraction(_share(settings, device), index)
     elif settings.max_device_memory is not None:
         raise UserError(
@@ -84,9 +85,10 @@ def _sending(device: torch.device) -> Iterator[Callable[[Tensor], Tensor]]:
 
     with torch.cuda.stream(sending):
         yield sent
-    computing.wait_stream(sending)
+    computing.wait_stream(sending)  # a wait of the device, not of the host
 
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
+    # One for all batches: freed memory is kept for the stream that took it, so a new stream would never find any.
     return torch.cuda.Stream(device)

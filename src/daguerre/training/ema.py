@@ -26,6 +26,7 @@ def decay_at(settings: EMASettings, step: int) -> float:
     """
     warm = settings.path is not None
     if settings.name == "mindone":
+        # expm1: 1 - exp(-x) of a small x has few digits.
         return settings.decay * (1.0 if warm else -math.expm1(-step / settings.ramp_steps))
     if settings.name == "stable_cascade":
         moves = step % settings.every_steps == 0
@@ -57,6 +58,7 @@ class EMA:
         """Starts from the trained parameters as they are."""
 
         def copy() -> dict[str, Tensor]:
+            # copy=True: float32 weights would otherwise be their own average.
             return {name: p.detach().to(torch.float32, copy=True) for name, p in parameters.items()}
 
         return cls(settings, parameters, copy() if settings.enabled else {}, {w: copy() for w in settings.post_hoc})
@@ -77,6 +79,7 @@ class EMA:
     @torch.no_grad()
     def _move(self, averages: Mapping[str, Tensor], weight: float) -> None:
         by_parameter = {self.parameters[name]: average for name, average in averages.items()}
+        # In pieces: widening all weights of 16 bits at once would take twice their memory for a moment.
         for piece in stochastic_rounding.pieces(list(by_parameter)):
             torch._foreach_lerp_([by_parameter[p] for p in piece], [p.float() for p in piece], weight)
 

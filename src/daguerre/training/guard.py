@@ -24,16 +24,18 @@ class NonFiniteError(UserError):
 
 
 class Guard:
-    """Flags of the latest updates, read by the host where it reads numbers anyway, and every `READ_EVERY` updates."""
+    """Flags of the latest updates, read by the host when it reads numbers anyway, and every `READ_EVERY` updates."""
 
     def __init__(self, steps: int = 0, in_a_row: int = 0) -> None:
-        self._steps, self._in_a_row, self._longest = steps, in_a_row, in_a_row
+        self._steps, self._in_a_row, self._longest = steps, in_a_row, 0
         self._seen: list[Tensor] = []
         self._unread: list[tuple[int, Tensor, list[str], list[Tensor]]] = []
+        # Bounded: a run may skip single updates for weeks.
         self._culprits: deque[tuple[int, list[str], list[str]]] = deque(maxlen=100)
 
     def see(self, loss_B: Tensor, valid_B: Tensor) -> None:
         """Remembers which samples of a micro-batch have a loss that is not finite, until its update is noted."""
+        # An empty slot is in order, whatever its loss: it takes no part in the update.
         self._seen.append(torch.isfinite(loss_B.detach()) | (valid_B <= 0))
 
     def note(self, step: int, finite: Tensor, micro_batches: Sequence[Batch]) -> None:
@@ -51,8 +53,9 @@ class Guard:
                 continue
             self._steps += 1
             self._in_a_row += 1
+            # The longest row, not the present one: it may have begun and ended between two readings.
             self._longest = max(self._longest, self._in_a_row)
-            in_order = torch.cat(seen).tolist() if seen else []
+            in_order = torch.cat(seen).tolist() if seen else []  # read for updates that failed alone
             self._culprits.append((step, names, [name for name, own in zip(names, in_order, strict=False) if not own]))
         self._unread.clear()
         return self._steps, self._in_a_row
@@ -62,12 +65,13 @@ class Guard:
         self.counts()
         if self._longest < limit:
             return
+        # All devices come here together, as whether an update was finite is the same for all: so their rows match.
         everyone = sharding.gather(list(self._culprits)[-limit:])
         lines = []
-        for alike in zip(*everyone, strict=True):
-            every, odd = ([name for each in alike for name in each[kind]] for kind in (1, 2))
+        for update in zip(*everyone, strict=True):
+            every, odd = ([name for each in update for name in each[kind]] for kind in (1, 2))
             shown = ", ".join((odd or every)[:_NAMES_SHOWN]) + (" ..." if (odd or every)[_NAMES_SHOWN:] else "")
-            lines.append(f"  step {alike[0][0]}: {shown}" + (f" (of {len(every)} the loss of these)" if odd else ""))
+            lines.append(f"  step {update[0][0]}: {shown}" + (f" (of {len(every)} the loss of these)" if odd else ""))
         raise NonFiniteError(
             f"the loss or a gradient was NaN or infinite in {limit} updates in a row, so the run was stopped; its "
             "weights are those before these updates. Samples of these updates:\n" + "\n".join(lines) + "\n"

@@ -61,21 +61,26 @@ def train(
     the first reading of the guard that finds them: with the numbers, and every `READ_EVERY` updates.
     """
     clock = Clock()
+    # Once: whoever evaluates between two updates puts training mode back (`state.evaluating`).
     state.net.train()
     while state.step < config.total_steps:
         clock.start()
         micro_batches = next(batches)
         clock.data_is_here()
+        # The rate of update n + 1 is read at n, as in diffusers.
         slots, rate = state.slots, config.learning_rate * config.share_at(state.step)
         finite = step.update(
             state, micro_batches, loss_fn, learning_rate=rate, max_grad_norm=config.max_grad_norm, autocast=autocast
         )
         state.guard.note(state.step, finite, micro_batches)
         logs = config.logs(state.step) or state.step == config.total_steps
+        # The only lines at which the host waits for the device: the guard's flags, then the numbers.
         if logs or state.step % READ_EVERY == 0:
             state.guard.check(config.max_nonfinite_steps, state.sharding)
         values = _numbers(state, rate) if logs else None
+        # After the numbers: reading them waits for what was queued, so that the time is that of computing it.
         clock.stop(state.slots - slots)
+        # No callbacks: what happens between updates is ordinary code of the caller, in the order of its lines.
         yield Update(state.step, values and values | clock.read())
 
 
@@ -98,15 +103,15 @@ class Clock:
         self._steps, self._samples, self._seconds, self._waited = 0, 0, 0.0, 0.0
 
     def start(self) -> None:
-        """An update begins."""
+        """Begins an update."""
         self._started = time.perf_counter()
 
     def data_is_here(self) -> None:
-        """Its batches have come."""
+        """Notes that the batches of the update have come."""
         self._waited += time.perf_counter() - self._started
 
     def stop(self, samples: int) -> None:
-        """It is done (on a GPU: queued, and done if numbers were read)."""
+        """Ends the update (on a GPU: it is queued, and done if numbers were read)."""
         self._seconds += time.perf_counter() - self._started
         self._samples += samples
         self._steps += 1

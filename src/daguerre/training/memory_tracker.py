@@ -45,12 +45,14 @@ class Live(TorchDispatchMode):
 
     def _note(self, tensor: Tensor) -> None:
         memory = tensor.untyped_storage()
+        # By storage: views share one, and must not count again.
         key, count = memory._cdata, memory.nbytes()
         if key in self._known:
             return
         self._known.add(key)
         self.now += count
         self.peak = max(self.peak, self.now)
+        # torch keeps one Python object for a storage as long as it lives, so that its end is the end of the memory.
         weakref.finalize(memory, self._freed, key, count)
 
     def _freed(self, key: int, count: int) -> None:
@@ -65,6 +67,7 @@ def use_cuda_types(network: nn.Module) -> int:
     float32, which doubles what is kept of them for the backward pass. Norms that a kernel of ours computes have their
     own types.
     """
+    # The exact types: subclasses are kernels of ours, which choose their types themselves.
     found = [module for module in network.modules() if type(module) in (nn.GroupNorm, nn.LayerNorm)]
     for module in found:
         module.register_forward_pre_hook(_wide)

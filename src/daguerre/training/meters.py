@@ -27,17 +27,20 @@ class Meter:
 
         Slots with valid 0 do not count, nor do samples whose loss is not finite: the guard counts those.
         """
+        # float64: a mean over thousands of updates must not depend on how often it was read.
         counts_B = ((valid_B > 0) & torch.isfinite(terms.loss_B)).double()
         for name, value_B in terms.metrics.items():
             self.add(name, torch.where(counts_B > 0, value_B.detach().double(), 0.0).sum(), counts_B.sum())
         loss_B = torch.where(counts_B > 0, terms.loss_B.detach().double(), 0.0)
         self.add("loss", loss_B.sum(), counts_B.sum())
         quartile_B = (terms.quantile_B * QUARTILES).long().clamp(0, QUARTILES - 1)
+        # A product in place of index_add, whose order of addition is not fixed on a GPU.
         one_hot_QB = torch.arange(QUARTILES, device=self._device)[:, None] == quartile_B
         self.add("loss_quartile", one_hot_QB.double() @ loss_B, one_hot_QB.double() @ counts_B)
 
     def add_common(self, name: str, value: Tensor) -> None:
         """Adds one number that is equal on all devices to the mean called `name`, unless it is not finite."""
+        # All devices have it, and their sums are added when they are read: it counts on one of them.
         counted = torch.isfinite(value) & (self._sharding.rank == 0)
         self.add(name, torch.where(counted, value, 0.0), counted.double())
 
@@ -59,9 +62,10 @@ class Meter:
 
     def state(self) -> dict[str, Tensor]:
         """The sums over all devices, for a checkpoint."""
+        # `sum` works in place, and these sums go on.
         return {name: self._sharding.sum(entry.clone()) for name, entry in self._totals.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Puts back what `state` gave, whatever the devices were."""
-        share = float(self._sharding.rank == 0)
+        share = float(self._sharding.rank == 0)  # `state` adds the devices: one of them holds what was saved
         self._totals = {name: tensor.to(self._device) * share for name, tensor in tensors.items()}

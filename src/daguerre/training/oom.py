@@ -13,6 +13,7 @@ from daguerre.training.precision.dtypes import Autocast
 from daguerre.training.state import TrainState
 from daguerre.types import Batch
 
+# Errors for which torch has no type: they are plain RuntimeErrors, and their text is all that tells them.
 _SIGNS = ("DefaultCPUAllocator: can't allocate memory", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -38,6 +39,7 @@ def explained(what: str, advice: Callable[[], str]) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
+        # The frames of the failed computation hold its activations: before they are cleared nothing is free.
         traceback.clear_frames(error.__traceback__)
         free()
         # The first line has the sizes, the others torch's own advice.
@@ -48,6 +50,7 @@ def explained(what: str, advice: Callable[[], str]) -> Iterator[None]:
 
 def free() -> None:
     """Gives back memory that nothing holds any more."""
+    # Graphs of autograd have cycles, which reference counts do not free.
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -55,6 +58,7 @@ def free() -> None:
 
 def largest_that_fits(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
     """The largest of these sizes (rising) for which `fits`, by halving the sizes left; None if none does."""
+    # Halving: a try costs a whole update, and memory grows with the size.
     best, rest = None, list(sizes)
     while rest:
         middle = len(rest) // 2

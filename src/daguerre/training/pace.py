@@ -13,6 +13,7 @@ from typing import Any
 
 from daguerre.settings import Duration
 
+# Exact numbers: with floats an interval of a third of an epoch would come an update early or late, by the way there.
 Position = int | Fraction
 
 
@@ -63,6 +64,7 @@ class Pace:
 
     def then(self, step: int, batch: int, epoch: int | None) -> Pace:
         """The pace of a run that goes on after `step` updates with this batch and epoch."""
+        # Parts that begin later belong to updates after the checkpoint, which never happened.
         before = [stretch for stretch in self.stretches if stretch.step < step]
         if not before:
             return Pace.of(batch, epoch)
@@ -98,6 +100,7 @@ class Pace:
 
     def number(self, every: Duration) -> Callable[[int], int]:
         """Counts how often an interval has gone by after so many updates."""
+        # An interval of nothing goes by with every update.
         if not every.number:
             return int
         return lambda step: int(self.position(step, every.unit) // every.number)
@@ -108,7 +111,7 @@ class Pace:
         return lambda step: number(step) > number(step - 1)
 
     def document(self) -> list[list[Any]]:
-        """For a checkpoint; fractions as text."""
+        """The parts as JSON, for a checkpoint; fractions as text."""
         return [[s.step, str(s.samples), str(s.epochs), str(s.batch), s.epoch] for s in self.stretches]
 
     @classmethod

@@ -34,6 +34,7 @@ def exponent(width: float) -> float:
     """The exponent g of a width in (0, `LARGEST_WIDTH`]: the root of width^-2 = (g + 2)^2 (g + 3) / (g + 1)."""
     if not 0 < width <= LARGEST_WIDTH:
         raise UserError(f"the width of a power-function average is above 0 and up to {LARGEST_WIDTH:.4f}, got {width}")
+    # Multiplied out: g^3 + 7 g^2 + (16 - t) g + 12 - t = 0, of which one root is not negative.
     t = width**-2
     return max(0.0, float(np.roots([1.0, 7.0, 16.0 - t, 12.0 - t]).real.max()))
 
@@ -45,6 +46,7 @@ def decay_at(step: int, g: float) -> float:
 
 def inner_product(t_a: float, g_a: float, t_b: float, g_b: float) -> float:
     """Integral of the product of two profiles p(x) = (g + 1) x^g / t^(g + 1) on [0, t]: how much they overlap."""
+    # In logarithms: narrow widths have exponents near 100, and a million updates to that power overflow.
     log = (g_a + g_b + 1) * np.log(min(t_a, t_b)) - (g_a + 1) * np.log(t_a) - (g_b + 1) * np.log(t_b)
     return float(np.exp(log) * (g_a + 1) * (g_b + 1) / (g_a + g_b + 1))
 
@@ -57,6 +59,7 @@ def coefficients(kept: Sequence[tuple[int, float]], step: int, width: float) -> 
     """
     profiles = [(t, exponent(w)) for t, w in kept]
     target = (step, exponent(width))
+    # Inner products are of the size of 1 / step; times step the equations are of the size of the condition below them.
     gram = np.array([[inner_product(*a, *b) for b in profiles] for a in profiles])
     overlap = np.array([inner_product(*a, *target) for a in profiles])
     whole = inner_product(*target, *target)
@@ -78,6 +81,6 @@ def rebuild(
     sums: dict[str, Tensor] = {}
     for factor, (step, kept_width) in zip(factors, kept, strict=True):
         for name, tensor in read(step, kept_width).items():
-            part = factor * tensor.double()
+            part = factor * tensor.double()  # factors of both signs, far above 1, nearly cancel
             sums[name] = sums[name].add_(part) if name in sums else part
     return Rebuilt({name: total.float() for name, total in sums.items()}, error)

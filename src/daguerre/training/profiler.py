@@ -49,6 +49,7 @@ def recorded(
                 stop()
             yield update
         stop()
+    # The caller has left the loop, by a signal or an error: what was recorded until then is still written.
     except GeneratorExit:
         stop()
         raise

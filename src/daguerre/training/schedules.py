@@ -45,7 +45,7 @@ def factor(
 
 def _share(along: Axis, start: int, step: int, end: int) -> float:
     """The part of the way from `start` to `end` that is done."""
-    whole = along(max(end, start + 1)) - along(start)
+    whole = along(max(end, start + 1)) - along(start)  # a fall of no length is over at once
     return float((along(step) - along(start)) / whole) if whole else 1.0
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class Order(NamedTuple):
-    """Another order of a parameter's elements along a dim, in which each device's part is one stretch."""
+    """Another order of a parameter's elements along a dim, in which each device's part is contiguous."""
 
     dim: int
     indices: Tensor
@@ -26,11 +26,11 @@ class ShardRegion:
     """This device's part of a parameter that is split: a rectangle of it."""
 
     offsets: tuple[int, ...]
-    """Its start, a dim each."""
+    """Index of its first element along each dim."""
     whole: tuple[int, ...]
     """Shape of all of the parameter."""
     order: Order | None = None
-    """In which the rectangle is cut, if it is not the parameter's own."""
+    """Order of the elements in which the rectangle is cut; None: the parameter's own."""
 
 
 class Sharding:
@@ -54,7 +54,7 @@ class Sharding:
         return dict(net.named_parameters())
 
     def weights(self, net: nn.Module) -> dict[str, Tensor]:
-        """The same of everything in the net's state dict, buffers included."""
+        """This device's part of everything in the net's state dict, buffers included."""
         return dict(net.state_dict())
 
     def part(self, name: str) -> ShardRegion | None:
@@ -62,7 +62,7 @@ class Sharding:
         return None
 
     def rewritten(self, net: nn.Module) -> None:
-        """To be called after held parts were written to: gathered copies are dropped."""
+        """Drops gathered copies; to be called after held parts were written to."""
 
     def total(self, count: int) -> int:
         """Sum over the parts of the batch of a count that the host knows."""
@@ -100,13 +100,15 @@ UNSHARDED = Sharding()
 
 def norms(gradients: Sequence[Tensor]) -> Tensor:
     """The norm of each gradient, at least in float32."""
+    # Squares of float16 overflow, sums of bfloat16 lose digits.
     wide = torch.promote_types(gradients[0].dtype, torch.float32)
     return torch.stack(torch._foreach_norm(list(gradients), 2, dtype=wide))
 
 
 def exchange(held: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> None:
-    """Parameters and values change their memory."""
+    """Swaps the memory of parameters with that of values."""
     for name, value in values.items():
+        # `.data`: the parameter stays the object that the optimizer, adapters and tied layers refer to.
         held[name].data, value.data = value.data, held[name].data
 
 

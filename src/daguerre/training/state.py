@@ -79,6 +79,7 @@ class TrainState:
         decides rounding to 16 bits, and dropout inside the net. A checkpoint holds the names in `saved`, by default all
         of the net; parameters in `float32` keep that type. UserError for an optimizer that needs whole parameters if
         `sharding` splits them."""
+        # First, as the optimizer and the averages are made of the parameters as they are stored.
         precision.store(net, float32)
         device = next(net.parameters()).device
         trained = {name: p for name, p in sharding.held(net).items() if p.requires_grad}
@@ -106,12 +107,13 @@ class TrainState:
     def move(self, learning_rate: float, skip: Tensor, factor: Tensor | None) -> None:
         """Updates weights, moments and averages by the gradients times `factor`, which are dropped, and the learnt
         values of the objective; if `skip`, all but the averages stay, and these go on around the weights."""
+        # Given to the optimizer: moving the average in the same pass over memory saves reading all weights once more.
         average = self.ema.next(self.step + 1)
         moved = self.optimizer.step(learning_rate, skip, factor, self.step, average)
         self.optimizer.zero_grad()
         self.step += 1
         self.ema.update(self.step, moved)
-        self.objective.absorb(self.sharding.sum, skip)
+        self.objective.absorb(self.sharding.sum, skip)  # an update that is left out teaches the objective nothing
 
     def dropout_seed(self) -> int:
         """The seed of dropout inside the net in the next update: the only chance that depends on the cut of batches."""
@@ -146,6 +148,7 @@ class TrainState:
 
     @cached_property
     def _numbered(self) -> list[str]:
+        # Optimizers number parameters by group, which is not the order of the net.
         names = {p: name for name, p in self.trained.items()}
         return [names[p] for p in self.optimizer.parameters]
 
@@ -174,11 +177,13 @@ class TrainState:
         """Takes over a checkpoint, but for what is reset: files, and numbers of parameters in the optimizer's state
         (`training/change.py`). UserError if its tensors do not fit this run's networks."""
         known = {"model", "optimizer", "ema", *self.ema.tensors(), "objective", "meter", "scaler"}
+        # Strictly: what is left out silently would be a lost average or a lost table of loss weights.
         if unknown := sorted(tensors.keys() - known):
             names = ", ".join(unknown)
             raise UserError(f"the checkpoint holds {names}, which this run would not use", code="conflict")
         load_weights(self.net, tensors["model"], self.sharding, self.saved)
         self.optimizer.load(tensors.get("optimizer", {}), unlike)
+        # After the weights: averages that start anew are copies of them.
         self.ema.load(tensors, anew)
         if "objective" not in anew:
             self.objective.load_state(dict(tensors.get("objective", {})))
@@ -193,9 +198,12 @@ class TrainState:
 def evaluating(state: TrainState) -> Iterator[None]:
     """Within the context the net is in evaluation mode and computes with its averaged weights."""
     state.net.eval()
-    with state.sharding.swapped(state.net, state.trained, state.ema.averages or state.optimizer_averages()):
-        yield
-    state.net.train()
+    # The memory changes places: no third copy of the weights is needed, and putting it back is exact.
+    try:
+        with state.sharding.swapped(state.net, state.trained, state.ema.averages or state.optimizer_averages()):
+            yield
+    finally:
+        state.net.train()  # also after an error: some of them, such as a full disk, do not end a run
 
 
 def _of(weights: Mapping[str, Tensor], names: Collection[str] | None) -> dict[str, Tensor]:
@@ -219,6 +227,7 @@ def load_weights(
     check_finite("the saved weights", {name: tensors[name] for name in own})
     with torch.no_grad():
         for name, value in own.items():
+            # In place: optimizer, averages and FSDP2 refer to this very memory.
             value.copy_(tensors[name])
     sharding.rewritten(net)
 
@@ -233,6 +242,7 @@ def adopt(
     only the other run trained.
     """
     weights = dict(tensors["model"])
+    # The averages count: it is these that the other run has generated, validated and exported with.
     weights |= tensors.get("ema", {})
     own = _of(net.state_dict(), saved)
     here, there = ({name.partition(".")[0] for name in names} for names in (own, weights))

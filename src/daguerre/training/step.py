@@ -36,16 +36,22 @@ def update(
     order if the loss or gradient was not finite for another reason than too large a scale of the loss.
     """
     sharding = state.sharding
+    # Dropout draws from torch's own generator. Seeded for each update, it needs no place in a checkpoint.
     torch.manual_seed(state.dropout_seed())
+    # Known before the forward pass and over the CPU: every loss is divided by it, so that gradients are plain sums.
     valid = sharding.total(sum(int(batch.valid_B.sum()) for batch in micro_batches))
     loss = backward(state.net, micro_batches, loss_fn, max(valid, 1), autocast, state.see, state.scaler, sharding)
+    # Before any weight moves: by clipping, one NaN becomes a NaN in every gradient, moment and average.
     norm, factor = clip(state.parameters, max_grad_norm, state.scaler.inverse(), sharding)
     state.meter.add_common("gradient_norm", norm)
+    # Both are asked: the gradient of a finite loss may overflow, and that of an infinite one may be finite.
     finite = torch.isfinite(loss) & torch.isfinite(norm)
+    # Without gradients an update would still move weights, by weight decay and by the moments of before.
     skip = torch.logical_not(finite) if valid else torch.ones_like(finite)
     state.move(learning_rate, skip, factor)
     state.samples += valid
     state.slots += sum(len(batch.names) for batch in micro_batches) * sharding.ranks
+    # An overflow by which fp16's scale finds its size is skipped like any other update, and is no fault.
     return finite | state.scaler.moved(loss, norm)
 
 
@@ -71,8 +77,10 @@ def backward(
         valid_B = batch.valid_B.to(device, non_blocking=True)
         with autocast():
             terms = weighted(loss_fn(net, batch), batch)
+        # `where` and not a product: the loss of an empty slot may be NaN, and NaN times 0 is NaN. Divided by the global
+        # count here, micro-batches and devices of unequal sizes have their right weights.
         loss = torch.where(valid_B > 0, terms.loss_B, 0.0).sum() / valid
-        scaler.scaled(loss).backward()
+        scaler.scaled(loss).backward()  # outside autocast: each operation keeps the type of its forward pass
         total += loss.detach()
         see(terms, valid_B)
     sharding.after_backward()
@@ -97,5 +105,6 @@ def clip(
         norm = norm * inverse
     if max_norm is None:
         return norm, inverse
+    # 1e-6 as in torch's clip_grad_norm_, which fails on meshes of several axes and costs a pass over memory of its own.
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     return norm, factor if inverse is None else factor * inverse

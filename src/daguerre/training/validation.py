@@ -39,11 +39,13 @@ def validation_losses(
     for batch, terms_by_level in one_behind((batch, [*losses_at(batch, levels)]) for batch in batches):
         sums["samples"] += float(batch.valid_B.sum())
         for level, terms in enumerate(terms_by_level):
+            # Learnt weights change with training: two validations by them could not be compared.
             loss_B = terms.loss_B if terms.raw_loss_B is None else terms.raw_loss_B
             found = {f"loss_level_{level}": loss_B, **({} if level else terms.metrics)}
             for name, value_B in found.items():
                 total = float(torch.where(batch.valid_B > 0, value_B.double().cpu(), 0.0).sum())
                 sums[name] = sums.get(name, 0.0) + total
+    # A device without samples does not know which metrics there are. All add in one order, and get one number.
     everyone = [own for own in sharding.gather(sums) if own["samples"]]
     totals = {name: sum(own[name] for own in everyone) for name in (everyone[0] if everyone else ())}
     count = totals.pop("samples", 0.0)

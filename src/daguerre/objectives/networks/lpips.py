@@ -16,9 +16,9 @@ from torch.nn import functional
 from daguerre.errors import UserError
 
 CHANNELS = (64, 128, 256, 512, 512)
-"""Of the five levels of VGG16."""
+"""Channels of the five levels of VGG16."""
 CONVOLUTIONS = ((0, 2), (5, 7), (10, 12, 14), (17, 19, 21), (24, 26, 28))
-"""Numbers of its convolutions among torchvision's `features`, by level."""
+"""Numbers of VGG16's convolutions among torchvision's `features`, by level."""
 PUBLISHED = "vgg.pth of the package lpips and vgg16-397923af.pth of torchvision"
 _SHIFT, _SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from daguerre.types import Cond
 
 TEACHER = "teacher"
-"""Its role."""
+"""The teacher's role."""
 
 
 class Guiding(Protocol):

@@ -34,9 +34,9 @@ def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
     """One part, whose weights and moments are copied around each update."""
     optimizer = Adafactor(
         decay_groups(settings, trained),
-        eps=(settings.epsilon, 1e-3),
+        eps=(settings.epsilon, 1e-3),  # the second one is read with scale_parameter alone
         clip_threshold=settings.clip_threshold,
-        decay_rate=-settings.decay_rate,
+        decay_rate=-settings.decay_rate,  # transformers wants it with its sign
         beta1=settings.beta1,
         scale_parameter=False,
         relative_step=False,
@@ -46,8 +46,8 @@ def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
 
 
 def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
-    """Of one parameter: the second moment (of its last two dims the means of rows and of columns), the first moment
-    where there is one, and the size of the weights, which the library notes."""
+    """Bytes of one parameter's state: the second moment (of its last two dims the means of rows and columns), the first
+    moment where there is one, and the size of the weights, which the library notes."""
     second = math.prod(shape)
     if len(shape) >= 2:
         second = math.prod(shape[:-1]) + math.prod(shape[:-2]) * shape[-1]

@@ -36,5 +36,5 @@ def part(groups: list[dict[str, Any]], betas: tuple[float, float], epsilon: floa
 
 
 def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
-    """Of one parameter: two moments and the count of updates."""
+    """Bytes of the state of one parameter: two moments and the count of updates."""
     return 8 * math.prod(shape) + 4

@@ -60,12 +60,12 @@ def part(settings: Settings, trained: Parameters) -> OptimizerPart:
 
 
 def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
-    """Of one parameter: two moments of a byte a number, and their scales, 4 bytes each for 256 numbers; small tensors
-    keep moments of float32."""
+    """Bytes of one parameter's state: two moments of a byte a number, and their scales, 4 bytes for 256 numbers; small
+    tensors keep moments of float32."""
     count = math.prod(shape)
     return 8 * count if count < _WHOLE_BELOW else 2 * count + 8 * -(-count // _BLOCK)
 
 
 def update_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
-    """Taken during an update: copies of weights and moments. `daguerre plan` cannot compute it without memory."""
+    """Bytes taken during an update: copies of weights and moments. `daguerre plan` cannot compute it without memory."""
     return 4 * math.prod(shape) + state_bytes(settings, name, shape)

@@ -26,6 +26,7 @@ def decay_groups(settings: OptimizerSettings, trained: Parameters) -> list[dict[
     several groups of limited size.
     """
     patterns, rates, factors = settings.weight_decay_exclude, settings.learning_rates, settings.learning_rate_factors
+    # Decay of a norm's gain would scale all that lies behind it; biases are few.
     if patterns is None:  # biases and norms
         spared = {name for name, p in trained.items() if p.ndim < 2}
     else:
@@ -40,6 +41,7 @@ def decay_groups(settings: OptimizerSettings, trained: Parameters) -> list[dict[
         ):
             facts = {"lr": rate, "weight_decay": decay, "share": rate / settings.learning_rate, "pattern": label}
             chosen = [p for name, p in trained.items() if name in some]
+            # A group is what is widened at once: pieces bound the float32 memory of an update.
             groups += [{"params": piece, **facts} for piece in stochastic_rounding.pieces(chosen)]
     return groups
 

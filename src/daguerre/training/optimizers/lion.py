@@ -34,7 +34,7 @@ def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
 
 
 def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
-    """Of one parameter: the momentum."""
+    """Bytes of the state of one parameter: the momentum."""
     return 4 * math.prod(shape)
 
 

@@ -70,7 +70,7 @@ def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
 
 
 def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
-    """Of one parameter: Muon's momentum, or what AdamW keeps."""
+    """Bytes of the state of one parameter: Muon's momentum, or what AdamW keeps."""
     return 4 * math.prod(shape) if _is_muons(settings, name, len(shape)) else 8 * math.prod(shape) + 4
 
 

@@ -31,6 +31,7 @@ def move(optimizer: torch.optim.Optimizer, skip: Tensor, factor: Tensor | None, 
         rule = adamw_ema.Rule(group["lr"], group["weight_decay"], beta1, beta2, group["eps"], share)
         for step, some in _by_count(optimizer, [p for p in group["params"] if p.grad is not None]):
             adamw_ema.move(_tensors(optimizer, step, some, average), rule, skip, factor)
+        # The average follows also where no gradient came: it may still be on its way to weights that stand still.
         still = [p for p in group["params"] if p.grad is None]
         if average and still:
             torch._foreach_lerp_([average.tensors[p] for p in still], still, average.share)
@@ -55,9 +56,10 @@ def _by_count(
 ) -> Iterator[tuple[Tensor, list[nn.Parameter]]]:
     """The parameters of a group that move now, by their count of updates, which each of them then shares."""
     states: list[dict[str, Any]] = [optimizer.state[p] for p in moved]
+    # By identity: comparing values would read the device in every update.
     begun = {id(state["step"]): state["step"] for state in states if state}
     if len(begun) > 1:  # one tensor each, as loaded
-        values = torch.stack(list(begun.values())).tolist()
+        values = torch.stack(list(begun.values())).tolist()  # reads the device, once after a load
         first = dict(zip(reversed(values), reversed(begun.values()), strict=True))
         begun = {key: first[value] for key, value in zip(begun, values, strict=True)}
     fresh = None

@@ -49,7 +49,7 @@ class OptimizerPart:
     elementwise: bool = False
     """It moves each number by its own gradient and moments alone: devices can each move a part of a parameter."""
     groups_together: bool = False
-    """Its groups share numbers, so that none can be moved without the others."""
+    """True if its groups share numbers, so that none can be moved without the others."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -78,6 +78,7 @@ class OptimizerPart:
         An update with gradients and a learning rate of zero does it; weights and counts are put back.
         """
         parameters = self.parameters
+        # Not for those that make it themselves: a rehearsal would count as an update in their bias correction.
         if self.skip == "itself" or any(self.optimizer.state.get(p) for p in parameters):
             return
         held = [(p.grad, p.detach().clone()) for p in parameters]
@@ -111,7 +112,7 @@ class OptimizerPart:
         return {p: self.averaged(p.detach().float(), self.optimizer.state.get(p, {})) for p in self.parameters}
 
     def in_turn(self) -> list[list[dict[str, Any]]]:
-        """Its groups one after the other; all at once if they go together."""
+        """The groups one after the other; all at once if they go together."""
         every = self.optimizer.param_groups
         return [every] if self.groups_together else [[group] for group in every]
 
@@ -135,7 +136,7 @@ class Optimizer:
 
     parts: tuple[OptimizerPart, ...]
     rounding: Rounding | None = None
-    """Of weights of 16 bits, whose moments and arithmetic are float32; None for float32 weights."""
+    """Rounding of weights of 16 bits, whose moments and arithmetic are float32; None for float32 weights."""
 
     def step(
         self,
@@ -150,6 +151,7 @@ class Optimizer:
         `factor` multiplies the gradients; None for one. They are spent afterwards. Returns whether `average` was moved,
         too, as it is where one pass over memory does both.
         """
+        # Averages are moved once an update: by one pass over all parts, or afterwards by the EMA itself.
         together = self.rounding is None and all(part.one_pass for part in self.parts)
         for index, part in enumerate(self.parts):
             for group in part.optimizer.param_groups:
@@ -187,15 +189,18 @@ class Optimizer:
         shared: set[int] = set()
         begun = any(part.optimizer.state.get(p) for part in self.parts for p in part.parameters)
         for prefix, entry, part in self._entries():
+            # A parameter without state is not the same as one that the file has lost: it is marked.
             if begun and not entry:
                 found[f"{prefix}.{UNTOUCHED}"] = torch.zeros(1, dtype=torch.uint8)
             for name, value in entry.items():
                 if name in part.constants or (prefix.startswith("group") and name not in part.counters):
                     continue
                 if isinstance(value, Tensor):
+                    # The count of updates is one tensor for many parameters, and a file holds each tensor once.
                     found[f"{prefix}.{name}"] = value.clone() if id(value) in shared else value
                     shared.add(id(value))
                 else:
+                    # Python's own width: nothing is rounded.
                     kind = torch.int64 if isinstance(value, int) else torch.float64
                     found[f"{prefix}.{name}{NUMBER}"] = torch.tensor(value, dtype=kind)
         return found
@@ -230,6 +235,7 @@ class Optimizer:
         for part in self.parts:
             self._begin(part)
         given = self._given(tensors)
+        # After shapes and counts: NaN in a file of another model would be the wrong complaint.
         check_finite("the optimizer state", tensors)
         parameters = dict(enumerate(self.parameters))
         for prefix, entry, _ in self._entries():

@@ -57,16 +57,17 @@ def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
         use_bias_correction=settings.use_bias_correction,
         safeguard_warmup=settings.safeguard_warmup,
     )
+    # One estimate for all parameters, which the library keeps in its groups.
     counters = ("k", "d", "d_max", "d_numerator", "d_denom", "d_hat")
     return [OptimizerPart(optimizer, "asked", counters, groups_together=True)]
 
 
 def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
-    """Of one parameter: two moments (one where beta1 is 0), where it started, and the sum of gradients along the way.
+    """Bytes of one parameter's state: two moments (one where beta1 is 0), where it started, and a sum of gradients.
     One that starts as zeros keeps no start."""
     return (12 if settings.beta1 == 0 else 16) * math.prod(shape)
 
 
 def update_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
-    """Taken during an update: next to nothing. `daguerre plan` cannot compute it without memory."""
+    """Bytes taken during an update: next to nothing. `daguerre plan` cannot compute it without memory."""
     return 0

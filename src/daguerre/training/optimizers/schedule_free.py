@@ -42,6 +42,7 @@ def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
         r=settings.r,
         weight_lr_power=settings.weight_lr_power,
     )
+    # The library has two modes, and steps in this one alone. Averages are read by formula, so that it never leaves it.
     optimizer.train()
 
     def averaged(p: Tensor, state: Mapping[str, Any]) -> Tensor:
@@ -53,5 +54,5 @@ def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
 
 
 def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
-    """Of one parameter: z of the paper, and the second moment."""
+    """Bytes of the state of one parameter: z of the paper, and the second moment."""
     return 8 * math.prod(shape)

@@ -32,15 +32,17 @@ def enable(net: nn.Module, others: Iterable[nn.Module], again: Callable[[], Abst
         )
 
     def contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+        # The backward pass runs outside the forward pass's contexts: another kernel would compute attention again.
         return nullcontext(), again()
 
     networks += [network for other in others for network in _able(other)]
+    # The reentrant form gives no gradient where no input needs one, as behind frozen first layers.
     facts: dict[str, Any] = {"use_reentrant": False, "context_fn": contexts}
     every: dict[int, Any] = {id(network): network for network in networks}
     for network in every.values():
         if hasattr(network, "enable_gradient_checkpointing"):
             network.enable_gradient_checkpointing(partial(checkpoint, **facts))
-        elif hasattr(network, "activation_checkpointing_enable"):
+        elif hasattr(network, "activation_checkpointing_enable"):  # transformers' name for it since version 5
             network.activation_checkpointing_enable(activation_checkpointing_kwargs=facts)
         else:
             network.gradient_checkpointing_enable(gradient_checkpointing_kwargs=facts)

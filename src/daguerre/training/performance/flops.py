@@ -17,7 +17,7 @@ _ATEN = torch.ops.aten
 
 
 def convolution(x: Sequence[int], weight: Sequence[int], out: Sequence[int], *, transposed: bool = False) -> int:
-    """Of one pass: each output element (of a transposed one: each input element) meets a kernel's worth of weights.
+    """Operations of one pass: each output element (transposed: each input element) meets a kernel's worth of weights.
 
     `weight` is [C_out, C_in / groups, ...] ([C_in, C_out / groups, ...] of a transposed one), so that groups need no
     mention.

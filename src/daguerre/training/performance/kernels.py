@@ -21,16 +21,19 @@ def apply(
     """Prepares the trained networks `net` and the frozen ones for this device, once, before they are sharded.
     `block_classes` are the names of blocks that may be compiled. UserError if the device cannot."""
     fused = uses_triton(settings, device)
+    # A network that is trained whole is also one of the family's: it must not be changed twice.
     every = list({id(network): network for network in (net, *frozen)}.values())
     last = channels_are_last(settings, fused, device)
     layout(every, fused, last)
     for network in every:
+        # cuDNN converts weights of another layout in every pass; on a CPU that costs less than the layout itself.
         if last and device.type == "cuda":
             channels_last.weights(network)
         if settings.kernels == "auto" and device.type == "cpu":
             swap.responses(network)
             if products.faster():
                 products.enable(network)
+        # Not with compile: compiled code cannot pause to measure.
         if settings.attention == "measured" or (
             settings.attention == "auto" and device.type == "cuda" and not settings.compile
         ):
@@ -52,6 +55,7 @@ def apply(
             )
     if fused and device.type == "cuda" and not settings.compile:  # compiled code casts as it computes
         narrow.cast_by_block(net, device)
+    # Last: what is compiled are the blocks with all kernels in their places.
     if settings.compile:
         blocks.compile_blocks(net, block_classes, device, settings.compile_cache_dir)
 

@@ -52,7 +52,7 @@ DATASHEETS: dict[str, Datasheet] = {
 
 
 def datasheet(name: str) -> Datasheet | None:
-    """Of a device of this name; None for one that is not in the table."""
+    """The datasheet of a device of this name; None for one that is not in the table."""
     words = f" {name.replace('NVIDIA', '')} "
     return next((sheet for part, sheet in DATASHEETS.items() if f" {part} " in words or f" {part}-" in words), None)
 
@@ -72,8 +72,8 @@ def product_flops(device: torch.device, dtype: torch.dtype, widest: int | None =
 def _product_flops(
     product: Callable[[Tensor, Tensor], object], device: torch.device, dtype: torch.dtype, widest: int
 ) -> float:
-    """Of one way to multiply. The product grows until it takes long: a CPU that has a type in software alone, bf16 on
-    most, would need minutes for the widest, at the same rate."""
+    """FLOP/s of one way to multiply. The product grows until it takes long: a CPU that has a type in software alone, as
+    most have bf16, would need minutes for the widest, at the same rate."""
     width = 256
     while True:
         left, right = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))

@@ -24,6 +24,7 @@ _KERNELS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
+# torch raises a plain RuntimeError: the beginning of its text is all that tells it.
 _NO_KERNEL = ("No viable backend for scaled_dot_product_attention", "No available kernel")
 
 
@@ -55,7 +56,7 @@ class Precision:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """For forward passes of the trained networks. UserError if no chosen kernel can compute their attention."""
+        """Context of the trained networks' forward pass. UserError if no chosen kernel can compute their attention."""
         narrow = self.compute != torch.float32
         with torch.autocast(self.device_type, dtype=self.compute) if narrow else nullcontext(), self.attention():
             try:
@@ -72,14 +73,16 @@ class Precision:
 
     @contextmanager
     def attention(self) -> Iterator[None]:
-        """The chosen kernels alone."""
+        """Context in which attention uses the chosen kernels alone."""
         chosen = [_KERNELS[name] for name in self.kernels]
+        # Else torch tries them in an order of its own.
         with sdpa_kernel(chosen, set_priority=True) if chosen else nullcontext():
             yield
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """For frozen networks inside `forward`: whatever kernel can compute theirs."""
+        """Context of frozen networks inside `forward`: attention uses whatever kernel can compute theirs."""
+        # The autoencoder of Stable Diffusion has one head of 512 numbers, which flash attention does not take.
         with sdpa_kernel(list(_KERNELS.values())) if self.kernels else nullcontext():
             yield
 
@@ -88,7 +91,7 @@ class Precision:
         """Gives the parameters of `net` the type in which they are stored; those named in `float32` keep theirs."""
         for name, p in net.named_parameters():
             if name not in float32:
-                p.data = p.data.to(self.weights)
+                p.data = p.data.to(self.weights)  # `.data`: adapters and tied layers refer to this parameter
 
     def rounding(self, seed: int) -> Rounding | None:
         """The rounding of an optimizer's weights; None for float32."""
@@ -110,6 +113,7 @@ def choose(settings: TrainingSettings, device: torch.device) -> Precision:
 def _compute(settings: TrainingSettings, weights: torch.dtype, device: torch.device) -> torch.dtype:
     if settings.mixed_precision != "auto":
         chosen = _TYPES[settings.mixed_precision]
+    # Most CPUs compute bf16 in software, several times as slowly as float32.
     elif weights != torch.float32 or device.type == "cpu":
         chosen = weights
     else:
@@ -125,6 +129,7 @@ def _compute(settings: TrainingSettings, weights: torch.dtype, device: torch.dev
 
 def has_bf16(device: torch.device) -> bool:
     """True if a device computes in bf16 itself; every CPU does, if slowly."""
+    # torch also says yes to older GPUs, where every operation in bf16 is emulated by float32.
     return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
@@ -149,6 +154,7 @@ def available_kernels(compute: torch.dtype, device: torch.device) -> tuple[str, 
     if device.type == "cpu":
         return ("flash", "math")
     generation = torch.cuda.get_device_capability(device)[0]
+    # Flash and cuDNN compute 16 bits alone, from compute capability 8.0 on; cuDNN is the fastest on Hopper (9).
     if compute == torch.float32 or generation < 8:
         return ("efficient", "math")
     return ("cudnn", "flash", "efficient", "math") if generation == 9 else ("flash", "efficient", "cudnn", "math")

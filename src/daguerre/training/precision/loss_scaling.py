@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+# torch's GradScaler starts and grows like this. It is not used: it asks the device whether to step in every update.
 _FIRST, _SMALLEST, _LARGEST = 2.0**16, 1.0, 2.0**24
 _GROWS_AFTER = 2000
 """Updates in a row without an overflow after which the scale doubles."""

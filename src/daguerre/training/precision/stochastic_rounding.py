@@ -52,7 +52,7 @@ class Rounding:
         if not self.stochastic:
             return wide_N.to(dtype)
         bits_N = random_bits(len(wide_N), keys.words(self.seed, "rounding", step, piece, count=1)[0], wide_N.device)
-        lost = 16 if dtype == torch.bfloat16 else 13
+        lost = 16 if dtype == torch.bfloat16 else 13  # bits of float32's mantissa that the type has not
         small_N = _on_grid(wide_N, bits_N) if dtype in _SMALLEST_NORMAL else None
         # Sign and magnitude stand apart in a float, so a random number below the unit that is kept, added to the
         # magnitude, carries into it with the odds of the part that is cut off then. In place: memory is what it costs.
@@ -105,12 +105,14 @@ def widened(
         torch._foreach_mul_(gradients, factor)
     try:
         for p, value in zip(parameters, wide, strict=True):
+            # The old gradient first, the new one last: torch refuses a gradient of another type than its parameter.
             p.grad, p.data = None, value
         for (p, _), gradient in zip(own, gradients, strict=True):
             p.grad = gradient
         yield
         few = next((value.dtype for value in stored if narrow(value)), None)
         if few is None:
+            # Into the memory of before: FSDP2 and the averages refer to it.
             torch._foreach_copy_(stored, wide)
         else:
             rounded = _views(rounding.narrowed(buffer_N, few, step, piece), stored)
