@@ -31,6 +31,7 @@ OF_OTHER_SIZES = {"cascade_c_1b": 1_030_785_040, "cascade_b_700m": 699_471_248}
 """Of recipes whose denoiser is not the base's."""
 LORA = {"sd15_lora": 3_188_736, "sdxl_lora": 46_448_640, "sdxl_dreambooth_lora": 23_224_320}
 LORA |= {"sdxl_lcm_lora": 196_751_360}
+LORA |= dict.fromkeys(("illustrious_lora", "noobai_eps_lora", "noobai_v_lora", "pony_lora"), 46_448_640)
 LORA |= {"sdxl_pivotal": 23_224_320, "cascade_c_lora": 16_777_216}
 LORA |= {"flux_lora": 26_148_864, "z_image_lora": 16_711_680}
 LORA |= {"flux2_klein_4b_lora": 18_677_760, "flux2_klein_9b_lora": 31_981_568}
@@ -127,9 +128,13 @@ def test_networks_files_and_data_are_told_without_any_of_them(name, offline, tmp
         (k for k in UNET if k.startswith(("flux", "z_", "qwen", "anima", "krea"))), ("transformer", "vae")
     )
     trained, other = parts.get(kind, ("unet", "vae"))
-    elsewhere = "lightning" in name or name in OF_OTHER_SIZES
-    assert (f"{trained}/diffusion_pytorch_model.safetensors" in said) == ("scratch" not in name and not elsewhere)
-    for file in (f"{other}/config.json", "text_encoder/model.safetensors", "text_encoder/config.json"):
+    places = tree(name)["model"]
+    elsewhere = {part for part in (trained, "text_encoder") if "/" in str(places.get(part))}
+    denoises_anew = "scratch" in name or name in OF_OTHER_SIZES
+    of_base = trained not in elsewhere and not denoises_anew
+    assert (f"{trained}/diffusion_pytorch_model.safetensors" in said) == of_base
+    assert ("text_encoder/model.safetensors" in said) == ("text_encoder" not in elsewhere)
+    for file in (f"{other}/config.json", "text_encoder/config.json"):
         assert file in said
     if tree(name)["data"].get("path") != "???" and name not in TOKENS:
         assert re.search(r"the data set '[\w/-]+' is not on this machine yet: `daguerre train` fetches it", said)

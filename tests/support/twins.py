@@ -215,9 +215,9 @@ class Twins:
 
     def _weights(self, kind: str, component: str, name: str) -> Path:
         """One component's weights in a file: those of the tiny pipeline, changed a little."""
-        path = self.folder / f"{kind}-{name}"
+        path = self.folder / f"{kind}-{component}-{name}"
         if not path.exists():
-            weights = load_file(self.pipeline(kind) / component / "diffusion_pytorch_model.safetensors")
+            weights = load_file(next((self.pipeline(kind) / component).glob("*.safetensors")))
             save_file({key: value * 1.01 for key, value in weights.items()}, path)
         return path
 
