@@ -14,9 +14,9 @@ from torch import nn
 from daguerre.assembly import base_digests
 from daguerre.assembly.parts import Components, build, outline
 from daguerre.config import config as configs
-from daguerre.models import new_tokens, token_files
-from daguerre.models.text_encoder import TextEncoder
-from daguerre.models.tokenizers import files, loaded
+from daguerre.models.parts.text import new_tokens, token_files
+from daguerre.models.parts.text.encoder import TextEncoder
+from daguerre.models.parts.text.tokenizers import files, loaded
 
 PIPELINES = {"sd": StableDiffusionPipeline, "sdxl": StableDiffusionXLPipeline}
 ENCODERS = {"sd": ["text_encoder"], "sdxl": ["text_encoder", "text_encoder_2"]}

@@ -24,11 +24,11 @@ from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.errors import UserError
 from daguerre.families import cascade_c
-from daguerre.models import new_tokens, token_files
 from daguerre.models.cascade import words
 from daguerre.models.export.about import UNKNOWN
 from daguerre.models.lora_files import forms, header, read
 from daguerre.models.lora_files.addition import KOHYA_FILE
+from daguerre.models.parts.text import new_tokens, token_files
 
 HERE = Path(__file__).parent
 DIGESTS = {

@@ -12,8 +12,8 @@ from transformers import CLIPTextModel, CLIPTokenizer
 
 from daguerre.errors import UserError
 from daguerre.families import clip
-from daguerre.models import tokenizers
 from daguerre.models.family import Family
+from daguerre.models.parts.text import tokenizers
 from daguerre.objectives import contrastive
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Batch

@@ -21,9 +21,10 @@ from diffusers.image_processor import VaeImageProcessor
 
 from daguerre.errors import UserError
 from daguerre.families import sd
-from daguerre.models import encoders, vae
+from daguerre.models import encoders
 from daguerre.models.components import ComponentLoader
-from daguerre.models.vae import VAE
+from daguerre.models.parts import vae
+from daguerre.models.parts.vae import VAE
 
 KEYS = np.array([[1, 0, 0], [2, 0, 0]], dtype=np.int64)
 MODE = {"sample_posterior": False}

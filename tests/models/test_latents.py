@@ -18,11 +18,10 @@ from daguerre import keys as keyed
 from daguerre import plugins
 from daguerre.errors import UserError
 from daguerre.families import sd
-from daguerre.models import vae
 from daguerre.models.components import ComponentLoader
-from daguerre.models.parts import kl
+from daguerre.models.parts import kl, vae
+from daguerre.models.parts.vae import VAE
 from daguerre.models.settings import ScaledSettings
-from daguerre.models.vae import VAE
 from daguerre.samplers.settings import SamplingSettings
 
 MEAN, STD = [-1.6574, 1.886, -1.383, 2.5155], [8.4927, 5.9022, 6.5498, 5.2299]

@@ -20,9 +20,9 @@ from torch import nn
 from daguerre.checkpoint import atomic
 from daguerre.cli import main
 from daguerre.errors import UserError
-from daguerre.models import token_files
 from daguerre.models.lora_files import contents, forms
 from daguerre.models.lora_files.read import read
+from daguerre.models.parts.text import token_files
 from daguerre.models.weights import seals
 
 

@@ -14,9 +14,9 @@ from tiny_texts import seeded
 from transformers import Gemma2Model
 
 from daguerre.errors import UserError
-from daguerre.models import new_tokens, token_files
+from daguerre.models.parts.text import new_tokens, token_files
+from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.models.reading import Reading
-from daguerre.models.text_conditioning import TextConditioning
 
 CHAT = Reading(kinds=("language_model",), max_tokens=40, template="<|im_start|>user\n{}<|im_end|>\n", padding="longest",
                masked=True, text_mask=True, layers=(-2,), final_norm=False)  # fmt: skip

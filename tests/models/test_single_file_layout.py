@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import write_sd, write_sdxl
 
 from daguerre.errors import UserError
-from daguerre.models import tokenizers
+from daguerre.models.parts.text import tokenizers
 from daguerre.models.single_file import compatibility, configs, keys, layout, load, save
 from daguerre.models.single_file.configs import of_architecture, of_file, shapes
 from daguerre.models.single_file.keys import with_wrapper

@@ -14,9 +14,9 @@ import torch
 from tiny_texts import seeded
 from transformers import Gemma2Model, MistralForCausalLM
 
+from daguerre.models.parts.text.conditioning import TextConditioning
+from daguerre.models.parts.text.tokenizers import AbsentTokenizer
 from daguerre.models.reading import Reading
-from daguerre.models.text_conditioning import TextConditioning
-from daguerre.models.tokenizers import AbsentTokenizer
 
 CHAT = Reading(kinds=("language_model",), max_tokens=40, template="<|im_start|>user\n{}<|im_end|>\n", padding="longest",
                masked=True, text_mask=True, layers=(1, -2), final_norm=False)  # fmt: skip

@@ -18,7 +18,7 @@ from daguerre import plugins
 from daguerre.errors import UserError
 from daguerre.families import sd, sdxl
 from daguerre.models.family import Family
-from daguerre.models.tokenizers import Tokens
+from daguerre.models.parts.text.tokenizers import Tokens
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Batch
 

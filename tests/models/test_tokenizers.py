@@ -9,10 +9,10 @@ import torch
 from transformers import T5Tokenizer
 
 from daguerre.families import clip
-from daguerre.models import tokenizers
+from daguerre.models.parts.text import tokenizers
+from daguerre.models.parts.text.conditioning import TextConditioning
+from daguerre.models.parts.text.encoder import TextEncoder
 from daguerre.models.reading import Reading
-from daguerre.models.text_conditioning import TextConditioning
-from daguerre.models.text_encoder import TextEncoder
 
 WORDS = [
     "a",

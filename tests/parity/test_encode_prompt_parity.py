@@ -21,8 +21,8 @@ from diffusers import (
 from tiny_texts import seeded
 from transformers import Gemma2Model, MistralForCausalLM, Qwen3Model
 
+from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.models.reading import Reading
-from daguerre.models.text_conditioning import TextConditioning
 
 TEXTS = ["a red circle on a white table", "", "x" * 60, "Two cats, one dog."]
 T5_TOKENS = 40

@@ -19,8 +19,8 @@ from daguerre.data.cached.rows import BFLOAT16, Rows, Writer, numbers
 from daguerre.data.cached.settings import CacheSettings
 from daguerre.data.cached.source import text_key
 from daguerre.data.loading import collate
+from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.models.reading import Reading
-from daguerre.models.text_conditioning import TextConditioning
 from daguerre.training.precision.dtypes import Precision
 
 TEXTS = ["a red circle", "", "two cats and a dog on a table", "a red square"]

@@ -30,11 +30,11 @@ from transformers import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.processing_utils import ProcessorMixin
 
-from daguerre.models import text_encoder as text_encoders
 from daguerre.models.components import ComponentLoader
+from daguerre.models.parts.text import encoder as text_encoders
+from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.models.reading import Reading
 from daguerre.models.settings import BASE, CaptionedSettings, Component, ComponentSpec
-from daguerre.models.text_conditioning import TextConditioning
 
 WIDTH = 32
 

@@ -2,9 +2,9 @@
 with a LoRA (pivotal tuning, Roich et al. 2021, arXiv 2106.05744; for text to image cloneofsimo/lora, 2022).
 
 A token has n vectors in each text encoder, which are the only weights that are trained: they are parameters of their
-own (models/new_tokens.py), so that all other rows of the vocabulary stay as they are, to the bit. Tokens of the
-vocabulary can be trained in the same way. The export is what diffusers, A1111 and ComfyUI read
-(models/token_files.py).
+own (models/parts/text/new_tokens.py), so that all other rows of the vocabulary stay as they are, to the bit. Tokens of
+the vocabulary can be trained in the same way. The export is what diffusers, A1111 and ComfyUI read
+(models/parts/text/token_files.py).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from daguerre.adapters.adapter import Trainable, in_none
 from daguerre.adapters.settings import AdapterSettings, Part
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
-from daguerre.models import new_tokens, token_files
 from daguerre.models.export.about import About
 from daguerre.models.frozen import keep_evaluating
-from daguerre.models.new_tokens import ExtendedEmbedding
-from daguerre.models.text_encoder import TextEncoder
+from daguerre.models.parts.text import new_tokens, token_files
+from daguerre.models.parts.text.encoder import TextEncoder
+from daguerre.models.parts.text.new_tokens import ExtendedEmbedding
 from daguerre.settings import ADDRESS
 from daguerre.settings import Settings as Section
 

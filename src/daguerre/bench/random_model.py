@@ -12,12 +12,12 @@ from typing import Any
 
 from daguerre.config.config import Config
 from daguerre.errors import UserError
-from daguerre.models import tokenizers
 from daguerre.models.cascade import sizes
 from daguerre.models.components import ComponentLoader, Wanted
+from daguerre.models.parts.text import tokenizers
+from daguerre.models.parts.text.tokenizers import CLIP_TOKENS
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.single_file import configs
-from daguerre.models.tokenizers import CLIP_TOKENS
 from daguerre.models.weights import architectures, resolve
 
 

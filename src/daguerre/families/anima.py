@@ -19,21 +19,24 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
-from daguerre.models import text_encoder, tokenizers, trained_net, vae
+from daguerre.models import trained_net
 from daguerre.models.components import ComponentLoader, check_fits
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
 from daguerre.models.network import Facts
+from daguerre.models.parts import vae
 from daguerre.models.parts.anima_networks import CONDITIONER, CONDITIONER_NAMES, TRANSFORMER, TRANSFORMER_NAMES
-from daguerre.models.parts.t5 import T5
+from daguerre.models.parts.text import encoder as text_encoder
+from daguerre.models.parts.text import tokenizers
+from daguerre.models.parts.text.conditioning import TextConditioning, frozen
+from daguerre.models.parts.text.encoder import TextEncoder
+from daguerre.models.parts.text.t5 import T5
+from daguerre.models.parts.text.tokenizers import AbsentTokenizer
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import BASE, SINGLE_FILES, Component, ComponentSpec, TransformerSettings
-from daguerre.models.text_conditioning import TextConditioning, frozen
-from daguerre.models.text_encoder import TextEncoder
-from daguerre.models.tokenizers import AbsentTokenizer
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 from daguerre.settings import ADDRESS
 from daguerre.types import Cond

@@ -1,8 +1,8 @@
 """A KL autoencoder in training, for latent families to use frozen: diffusers' AutoencoderKL.
 
 From random weights, or from those of a pretrained one, whose decoder may be trained alone. Its loss is
-objectives/autoencoder.py, a frozen one in use is models/vae.py. Shape letters: B samples, C channels, H and W height
-and width.
+objectives/autoencoder.py, a frozen one in use is models/parts/vae.py. Shape letters: B samples, C channels, H and W
+height and width.
 """
 
 import copy
@@ -23,9 +23,9 @@ from daguerre.models.components import ComponentLoader
 from daguerre.models.family import Family, Moments
 from daguerre.models.network import named
 from daguerre.models.parts.facts import KL_AUTOENCODER
+from daguerre.models.parts.vae import latent_shape, posterior_noise
 from daguerre.models.pixel_codec import PixelCodec
 from daguerre.models.settings import BASE, Component, ComponentSpec, PretrainedSettings
-from daguerre.models.vae import latent_shape, posterior_noise
 from daguerre.objectives import autoencoder as reconstruction
 from daguerre.objectives.autoencoder import Reconstructed
 from daguerre.objectives.objective import Objective

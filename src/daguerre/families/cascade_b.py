@@ -13,7 +13,6 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from daguerre import keys as keyed
-from daguerre.models import text_encoder
 from daguerre.models.cascade import batch_norms, export, facts, net, sizes
 from daguerre.models.cascade import load as cascade_load
 from daguerre.models.cascade.codec import STEP_PX, StageA, read_by_stage_b, scaled, scaled_size
@@ -21,8 +20,9 @@ from daguerre.models.cascade.settings import READS, CascadeSettings
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family, Moments
+from daguerre.models.parts.text import encoder as text_encoder
+from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.models.settings import BASE, Component, ComponentSpec
-from daguerre.models.text_conditioning import TextConditioning
 from daguerre.settings import FREE, Unused
 from daguerre.types import IMAGE, Batch, Cond, Prompt
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from transformers import CLIPVisionModelWithProjection
 
-from daguerre.models import text_encoder
 from daguerre.models.cascade import export, facts, net, sizes
 from daguerre.models.cascade import load as cascade_load
 from daguerre.models.cascade.codec import Compressed, Decoder, Generated, Preview
@@ -21,8 +20,9 @@ from daguerre.models.components import ComponentLoader
 from daguerre.models.controlnets.beside_stage_c import OfStageC
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
+from daguerre.models.parts.text import encoder as text_encoder
+from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.models.settings import BASE, Component, ComponentSpec
-from daguerre.models.text_conditioning import TextConditioning
 from daguerre.settings import FREE, Unused
 from daguerre.types import IMAGE_PROMPT
 

@@ -1,7 +1,7 @@
 """A CLIP text encoder in training, with an image encoder that is thrown away: for latent families to use frozen.
 
-The tokenizer is learnt (models/tokenizers.py). Its loss is objectives/contrastive.py, its use models/text_encoder.py.
-Shape letters: B samples, C channels, H and W height and width, T tokens, D features.
+The tokenizer is learnt (models/parts/text/tokenizers.py). Its loss is objectives/contrastive.py, its use
+models/parts/text/encoder.py. Shape letters: B samples, C channels, H and W height and width, T tokens, D features.
 """
 
 import copy
@@ -20,14 +20,14 @@ from torch.nn.functional import normalize
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from daguerre.checkpoint.export import replaced
-from daguerre.models import tokenizers
 from daguerre.models.family import Family
 from daguerre.models.network import named
-from daguerre.models.parts.clip import decided
 from daguerre.models.parts.facts import CLIP_TEXT
+from daguerre.models.parts.text import tokenizers
+from daguerre.models.parts.text.clip import decided
+from daguerre.models.parts.text.encoder import TextEncoder
 from daguerre.models.pixel_codec import PixelCodec
 from daguerre.models.settings import ComponentSpec, FamilySettings
-from daguerre.models.text_encoder import TextEncoder
 from daguerre.models.weights import load as weights_load
 from daguerre.objectives.objective import Objective
 from daguerre.samplers.settings import SamplingSettings

@@ -17,21 +17,23 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
-from daguerre.models import text_encoder, trained_net, vae
+from daguerre.models import trained_net
 from daguerre.models.components import ComponentLoader, check_fits
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family, Moments
 from daguerre.models.network import Architecture, Facts
+from daguerre.models.parts import vae
 from daguerre.models.parts.facts import KL_AUTOENCODER, TEXT_ENCODERS
 from daguerre.models.parts.flux_names import FLUX2
 from daguerre.models.parts.flux_transformer import flux2_axes
+from daguerre.models.parts.text import encoder as text_encoder
+from daguerre.models.parts.text.conditioning import TextConditioning
+from daguerre.models.parts.vae import VAE
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import BASE, INDEX, Component, DistilledSettings, ReferenceSettings, TransformerSettings
-from daguerre.models.text_conditioning import TextConditioning
-from daguerre.models.vae import VAE
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance, Unguided
 from daguerre.types import REFERENCES, Cond, References
 

@@ -13,16 +13,17 @@ from pydantic import Field
 
 from daguerre.families.stable_diffusion import facts
 from daguerre.families.stable_diffusion import unet as sd_unet
-from daguerre.models import text_encoder, vae
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
-from daguerre.models.parts import clip, kl
+from daguerre.models.parts import kl, vae
+from daguerre.models.parts.text import clip
+from daguerre.models.parts.text import encoder as text_encoder
+from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.betas import BetaSchedulers
 from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import BASE, Component, ComponentSpec, UNetSettings
-from daguerre.models.text_conditioning import TextConditioning
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 from daguerre.settings import ADDRESS, Unused
 from daguerre.types import Batch, Cond, Prompt

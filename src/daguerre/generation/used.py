@@ -18,9 +18,9 @@ from daguerre.errors import UserError
 from daguerre.formatting import counted
 from daguerre.generation import loras
 from daguerre.generation.load import Loading
-from daguerre.models import new_tokens, token_files
 from daguerre.models.cascade import lora_names
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE
+from daguerre.models.parts.text import new_tokens, token_files
 
 _LORAS = (KOHYA_FILE, DIFFUSERS_FILE, "adapter_config.json")
 

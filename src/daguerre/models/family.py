@@ -52,7 +52,7 @@ from daguerre.types import (
 if TYPE_CHECKING:
     from daguerre.models.components import ComponentLoader
     from daguerre.models.controlnets.controlled import ControlNets
-    from daguerre.models.text_encoder import TextEncoder
+    from daguerre.models.parts.text.encoder import TextEncoder
     from daguerre.objectives.objective import Objective
     from daguerre.samplers.settings import SamplingSettings
 

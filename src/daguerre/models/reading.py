@@ -13,7 +13,7 @@ class Reading:
     """
 
     kinds: tuple[str, ...] = ("clip", "t5")
-    """Kinds of encoders that can be read so: names of modules in models/parts."""
+    """Kinds of encoders that can be read so: names of modules in models/parts/text."""
     template: str = "{}"
     """Text around a caption, which takes the place of {}: the turns of a chat, with special tokens written out. Plain
     text rather than a tokenizer's own template, which would be code from a file."""

@@ -13,7 +13,7 @@ from daguerre.models.components import ComponentLoader
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.family import Exporter, Family, ImageCodec, TextConditioner
 from daguerre.models.network import Facts, named
-from daguerre.models.text_conditioning import TextConditioning
+from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.types import Cond
 
 

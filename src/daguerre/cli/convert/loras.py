@@ -10,13 +10,13 @@ from daguerre.checkpoint.atomic import make_folder
 from daguerre.checkpoint.export import replaced
 from daguerre.cli.convert import options as given
 from daguerre.errors import UserError
-from daguerre.models import token_files
 from daguerre.models.cascade import words
 from daguerre.models.export.about import About
 from daguerre.models.lora_files import bases, forms, header, kohya
 from daguerre.models.lora_files.addition import Addition
 from daguerre.models.lora_files.contents import contents_of, find, notices
 from daguerre.models.lora_files.forms import Form
+from daguerre.models.parts.text import token_files
 from daguerre.remote import local_copy
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from daguerre.evaluation.networks.place import NetworkPlace, missing, short
-from daguerre.models import lpips
+from daguerre.models.parts import lpips
 from daguerre.objectives.networks.lpips import PUBLISHED, Lpips, filled
 
 

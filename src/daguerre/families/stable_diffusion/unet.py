@@ -20,8 +20,8 @@ from daguerre.models.components import ComponentLoader
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.family import Exporter, Family
 from daguerre.models.parts.facts import KL_AUTOENCODER
-from daguerre.models.text_conditioning import TextConditioning
-from daguerre.models.vae import VAE, factor
+from daguerre.models.parts.text.conditioning import TextConditioning
+from daguerre.models.parts.vae import VAE, factor
 from daguerre.samplers.guidance import Embedded
 from daguerre.types import Cond
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from daguerre import plugins
 from daguerre.models.cascade import codec
 from daguerre.models.cascade.net import denoise
-from daguerre.models.text_conditioning import TextConditioning
+from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.draw import draw
 from daguerre.samplers.settings import SamplingSettings

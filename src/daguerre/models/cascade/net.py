@@ -16,7 +16,7 @@ from daguerre.models.components import ComponentLoader
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.family import Exporter, Family, ImageCodec
 from daguerre.models.parts.facts import CLIP_IMAGE
-from daguerre.models.text_conditioning import TextConditioning
+from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.types import Cond
 
 

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from daguerre.errors import UserError
-from daguerre.models import new_tokens, text_encoder
 from daguerre.models.cascade import lora_names
 from daguerre.models.cascade.settings import READS
 from daguerre.models.components import ComponentLoader
+from daguerre.models.parts.text import encoder as text_encoder
+from daguerre.models.parts.text import new_tokens
+from daguerre.models.parts.text.encoder import TextEncoder
 from daguerre.models.settings import PretrainedSettings
-from daguerre.models.text_encoder import TextEncoder
 from daguerre.models.weights.files import opened
 
 Rows = dict[str, Tensor]

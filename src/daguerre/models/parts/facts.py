@@ -4,7 +4,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection, T5EncoderMo
 
 from daguerre.distributed.sharding_rules import Dims
 from daguerre.models.network import Facts, Table, layers
-from daguerre.models.parts.text_names import ClipNames, T5Names
+from daguerre.models.parts.text.names import ClipNames, T5Names
 
 _CONV: Dims = ("conv_out", "conv_in")
 _NORM: Dims = ("norm",)

@@ -1,8 +1,8 @@
 """The contract of a kind of autoencoder: the differences between one library class and others.
 
-A kind is a module of this folder; `models/vae.py` chooses it by the class that a network's config names, and has what
-all kinds share: the draw from the posterior, statistics of channels, and scaling. Shape letters: B samples, C channels,
-H and W height and width.
+A kind is a module of this folder; `models/parts/vae.py` chooses it by the class that a network's config names, and has
+what all kinds share: the draw from the posterior, statistics of channels, and scaling. Shape letters: B samples, C
+channels, H and W height and width.
 """
 
 from abc import ABC, abstractmethod

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from daguerre.errors import UserError
-from daguerre.models import tokenizers
+from daguerre.models.parts.text import tokenizers
 from daguerre.models.single_file.layout import (
     EDM_V,
     LAYOUTS,

@@ -16,7 +16,7 @@ from torch import Tensor
 from daguerre.checkpoint.atomic import write_durably
 from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
-from daguerre.models import tokenizers
+from daguerre.models.parts.text import tokenizers
 from daguerre.models.single_file import configs, layout, yaml_beside
 from daguerre.models.single_file.configs import PipelineConfigs
 from daguerre.models.single_file.keys import with_wrapper

@@ -17,8 +17,8 @@ from torch import Tensor
 from daguerre.checkpoint.atomic import make_folder, write_atomically
 from daguerre.checkpoint.safetensors import Later, encode
 from daguerre.errors import UserError
-from daguerre.models import tokenizers
 from daguerre.models.cascade import files as cascade_files
+from daguerre.models.parts.text import tokenizers
 from daguerre.models.single_file import compatibility, keys, of_authors
 from daguerre.models.single_file.configs import METADATA, PipelineConfigs
 from daguerre.models.single_file.layout import LAYOUTS

@@ -2,7 +2,7 @@
 
 Its weights have published names: those of `vgg.pth` of the package lpips (`lin0.model.1.weight` ...) and of
 `vgg16-397923af.pth` of torchvision (`features.0.weight` ...), or of the state dict of `lpips.LPIPS(net="vgg")`. Which
-files they are in is models/lpips.py.
+files they are in is models/parts/lpips.py.
 """
 
 import re

@@ -16,8 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 
 from daguerre.models.network import Facts
-from daguerre.models.text_encoder import Features, TextEncoder
-from daguerre.models.tokenizers import Tokens
+from daguerre.models.parts.text.encoder import Features, TextEncoder
+from daguerre.models.parts.text.tokenizers import Tokens
 from daguerre.types import OF_TEXTS, TOKENS, Batch, Cond
 
 _KERNELS = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]

@@ -1,8 +1,8 @@
 """The contract of a kind of text encoder: the differences between networks of one library class, or a few, and others.
 
-A kind is a module of this folder; `models/text_encoder.py` chooses it by `model_type` of a network's config. Kinds have
-no state: they are asked about a network and the way in which a family reads it. Shape letters: B texts, T tokens, D
-features, P pooled features.
+A kind is a module of this folder; `models/parts/text/encoder.py` chooses it by `model_type` of a network's config.
+Kinds have no state: they are asked about a network and the way in which a family reads it. Shape letters: B texts, T
+tokens, D features, P pooled features.
 """
 
 from abc import ABC, abstractmethod

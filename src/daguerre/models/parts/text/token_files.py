@@ -26,7 +26,7 @@ from daguerre.errors import UserError
 from daguerre.models.cascade import words
 from daguerre.models.export.about import About
 from daguerre.models.lora_files import header
-from daguerre.models.text_encoder import TextEncoder
+from daguerre.models.parts.text.encoder import TextEncoder
 from daguerre.models.weights import pickled, seals
 from daguerre.models.weights.files import opened
 

@@ -10,7 +10,7 @@ from transformers import T5Tokenizer
 
 from daguerre.models.components import ComponentLoader
 from daguerre.models.parts import facts
-from daguerre.models.parts.text_network import TextNetwork, left_side
+from daguerre.models.parts.text.network import TextNetwork, left_side
 from daguerre.models.reading import Reading
 
 _WINDOW = 512

@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from transformers import CLIPTokenizer
 
 from daguerre.errors import UserError
-from daguerre.models import tokenizers
-from daguerre.models.text_encoder import TextEncoder
-from daguerre.models.tokenizers import WORD_END, AbsentTokenizer
+from daguerre.models.parts.text import tokenizers
+from daguerre.models.parts.text.encoder import TextEncoder
+from daguerre.models.parts.text.tokenizers import WORD_END, AbsentTokenizer
 
 ROWS = "rows"
 """Name of the parameter."""

@@ -35,7 +35,7 @@ WORD_END = "</w>"
 START, END = "<|startoftext|>", "<|endoftext|>"
 CLIP_TOKENS = 49408
 _CLIP_WINDOW = 77
-_CLIP_MERGES = Path(__file__).parents[1] / "assets" / "clip_merges.txt.gz"
+_CLIP_MERGES = Path(__file__).parents[3] / "assets" / "clip_merges.txt.gz"
 Merges = Sequence[tuple[str, str]]
 
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from daguerre.models.components import ComponentLoader
 from daguerre.models.network import Facts
-from daguerre.models.parts.text_network import TextNetwork
+from daguerre.models.parts.text.network import TextNetwork
 from daguerre.models.reading import Reading
 
 _CLASSES = {

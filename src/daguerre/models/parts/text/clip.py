@@ -15,7 +15,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokeniz
 
 from daguerre.models.components import ComponentLoader
 from daguerre.models.parts import facts
-from daguerre.models.parts.text_network import TextNetwork, left_side
+from daguerre.models.parts.text.network import TextNetwork, left_side
 from daguerre.models.reading import Reading
 
 

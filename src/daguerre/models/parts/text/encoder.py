@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from daguerre.errors import UserError
-from daguerre.models import tokenizers
 from daguerre.models.components import ComponentLoader
 from daguerre.models.network import Facts
-from daguerre.models.parts.clip import CLIP
-from daguerre.models.parts.language_model import LanguageModel
-from daguerre.models.parts.t5 import T5
-from daguerre.models.parts.text_network import TextNetwork
+from daguerre.models.parts.text import tokenizers
+from daguerre.models.parts.text.clip import CLIP
+from daguerre.models.parts.text.language_model import LanguageModel
+from daguerre.models.parts.text.network import TextNetwork
+from daguerre.models.parts.text.t5 import T5
+from daguerre.models.parts.text.tokenizers import AbsentTokenizer, Tokens
 from daguerre.models.reading import Reading
 from daguerre.models.settings import BASE
-from daguerre.models.tokenizers import AbsentTokenizer, Tokens
 from daguerre.models.weights import resolve
 
 _CLIP, _T5 = CLIP(), T5()
@@ -52,14 +52,14 @@ class TextEncoder:
     name: str
     """Of the component, such as `text_encoder`."""
     encoder: Any
-    """The network, of one of the classes in models/parts."""
+    """The network, of one of the classes in models/parts/text."""
     tokenizer: Any
     """transformers' tokenizer; an AbsentTokenizer where networks are built without weights."""
     files: dict[str, bytes]
     """The tokenizer's, as they were loaded."""
     reading: Reading = _USUAL
     spellings: dict[str, str] = field(default_factory=dict)
-    """New tokens of several vectors, and what stands in a text for each (models/new_tokens.py)."""
+    """New tokens of several vectors, and what stands in a text for each (models/parts/text/new_tokens.py)."""
 
     @cached_property
     def kind(self) -> TextNetwork:
