@@ -30,7 +30,7 @@ UNET |= {"anima": 1_956_405_248, "krea2": 12_820_073_036}
 OF_OTHER_SIZES = {"cascade_c_1b": 1_030_785_040, "cascade_b_700m": 699_471_248}
 """Of recipes whose denoiser is not the base's."""
 LORA = {"sd15_lora": 3_188_736, "sdxl_lora": 46_448_640, "sdxl_dreambooth_lora": 23_224_320}
-LORA |= {"sdxl_lcm_lora": 196_751_360}
+LORA |= {"sdxl_lcm_lora": 196_751_360, "sd15_dpo_lora": 1_594_368}
 LORA |= dict.fromkeys(("illustrious_lora", "noobai_eps_lora", "noobai_v_lora", "pony_lora"), 46_448_640)
 LORA |= {"sdxl_pivotal": 23_224_320, "cascade_c_lora": 16_777_216}
 LORA |= {"flux_lora": 26_148_864, "z_image_lora": 16_711_680}
@@ -38,8 +38,8 @@ LORA |= {"flux2_klein_4b_lora": 18_677_760, "flux2_klein_9b_lora": 31_981_568}
 LORA |= {"qwen_image_21_lora": 16_777_216}
 LORA |= {"anima_lora": 27_525_120, "krea2_lora": 117_305_760}
 LORA |= {"flux2_klein_edit_lora": 18_677_760}
-"""Of rank 16 on attention: four times the 797,184 that peft counts at rank 4; of Anima and Krea 2 32.
-Of `sdxl_lcm_lora` 64 on all layers: the 197 M of the published LCM-LoRA."""
+"""Of rank 16 on attention: four times the 797,184 that peft counts at rank 4; of Anima and Krea 2 32,
+of `sd15_dpo_lora` 8. Of `sdxl_lcm_lora` 64 on all layers: the 197 M of the published LCM-LoRA."""
 CONTROLNET = {"sd15_controlnet": 361_279_120, "sdxl_controlnet": 1_251_014_160}
 _PROJECTION = 1280 * 1280 + 1280 * 2048
 """Numbers between the features of a ControlNet and a block of Stage C."""

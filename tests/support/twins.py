@@ -138,9 +138,9 @@ class Twins:
         said = tree(name)
         changes = SHORT | self._images(said) | self.conditions(said)
         if base(name) is not None:
-            changes |= self._data(said["data"]) | self._model(said["model"])
+            changes |= self._data(said) | self._model(said["model"])
         elif said["data"].get("path") == "???":
-            changes |= self._data(said["data"]) | self._autoencoder(said)
+            changes |= self._data(said) | self._autoencoder(said)
         return [f"{path}={value}" for path, value in changes.items()]
 
     def pipeline(self, kind: str) -> Path:
@@ -221,19 +221,22 @@ class Twins:
             save_file({key: value * 1.01 for key, value in weights.items()}, path)
         return path
 
-    def _data(self, data: trees.Tree) -> dict[str, Any]:
-        changes = [self._source(setting, own) for setting, own in sources(data).items()]
+    def _data(self, said: trees.Tree) -> dict[str, Any]:
+        in_pairs = said["objective"]["name"] == "dpo"
+        changes = [self._source(setting, own, in_pairs) for setting, own in sources(said["data"]).items()]
         return {path: value for part in changes for path, value in part.items()} | {"data.resolution": RESOLUTION_PX}
 
-    def _source(self, setting: str, data: trees.Tree) -> dict[str, Any]:
+    def _source(self, setting: str, data: trees.Tree, in_pairs: bool) -> dict[str, Any]:
         """What is read in place of a source; images that are drawn before training are drawn."""
         if "generate" in data:
             return {}
         labelled = "idx_to_prompt" in data
         edits = "-edits" * ("reference_column" in data)
-        path = self.folder / f"{data['source']}-{'labels' if labelled else 'captions'}{edits}"
+        path = self.folder / f"{data['source']}-{'labels' if labelled else 'captions'}{edits}{'-pairs' * in_pairs}"
         if edits and not path.exists():
             _edits(path, data)
+        if in_pairs and not path.exists():
+            _pairs(path)
         if not path.exists():
             {"huggingface": _hugging_face, "webdataset": shards, "folder": _folder}[data["source"]](path, labelled)
         by_name = {f"{setting}.name": "null"} if data.get("name") and data["source"] != "folder" else {}
@@ -276,6 +279,18 @@ def _edits(path: Path, data: trees.Tree) -> None:
     for first, name in ((0, data["image_column"]), (IMAGES, data["reference_column"])):
         columns[name] = [{"bytes": _image(first + i), "path": None} for i in range(IMAGES)]
         kinds[name] = datasets.Image()
+    datasets.Dataset.from_dict(columns, features=datasets.Features(kinds)).save_to_disk(path)
+
+
+def _pairs(path: Path) -> None:
+    """A data set of pairs in the columns of Pick-a-Pic; the last one is a tie."""
+    datasets.disable_progress_bars()
+    columns: dict[str, Any] = {"caption": [f"pair number {i}" for i in range(IMAGES)]}
+    kinds: dict[str, Any] = {"caption": datasets.Value("string"), "label_0": datasets.Value("float64")}
+    columns["label_0"] = [0.5 if i == IMAGES - 1 else i % 2 for i in range(IMAGES)]
+    for first, name in ((0, "jpg_0"), (IMAGES, "jpg_1")):
+        columns[name] = [_image(first + i) for i in range(IMAGES)]
+        kinds[name] = datasets.Value("binary")
     datasets.Dataset.from_dict(columns, features=datasets.Features(kinds)).save_to_disk(path)
 
 
