@@ -18,6 +18,7 @@ def of(
     tags: Mapping[str, Mapping[str, int]] = UNKNOWN.tags,
 ) -> About:
     """Facts of a run at a step. Phrases are the captions of all images of a source; class images have none to teach."""
+    # Class images keep what the model knew: their caption triggers nothing that was learnt.
     taught = [
         own
         for own in config.data.sources.values()

@@ -32,6 +32,7 @@ def of(config: Config, family: Family, attached: Attached) -> Base:
     or split."""
     found, absent = {}, encoders.absent(family)
     for component, network in family.components.items():
+        # What only decodes has no part in training: a run may go on with another one.
         if component in config.model.decoding:
             continue
         if component in absent:
@@ -39,7 +40,10 @@ def of(config: Config, family: Family, attached: Attached) -> Base:
             continue
         saved = {name for name in attached.names if name.startswith(f"{component}.")}
         weights = {
-            host(name)[0]: tensor for name, tensor in network.state_dict().items() if f"{component}.{name}" not in saved
+            # Under the base's own names, which adapters that wrap layers change.
+            host(name)[0]: tensor
+            for name, tensor in network.state_dict().items()
+            if f"{component}.{name}" not in saved
         }
         if weights:
             found[component] = {"place": _place(config, component), "digest": digest(weights)}
@@ -59,6 +63,7 @@ def _of_absent(family: Family, component: str) -> str:
         with encoders.present(family, names=[component]):
             return digest(family.components[component].state_dict())
 
+    # Remembered by the files' identity: opening the encoders at each start would cost what leaving them out saves.
     return file_digests.remembered({"identity": encoders.identity(family, component), "of": "weights"}, computed)
 
 
@@ -131,11 +136,13 @@ def digest(weights: Mapping[str, Tensor]) -> str:
     found = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach()
+        # By value, not by layout: channels last must not make another base.
         data = tensor.contiguous().flatten().view(torch.uint8)
-        data = data.clone() if data.storage_offset() % _WORD_BYTES else data
+        data = data.clone() if data.storage_offset() % _WORD_BYTES else data  # a view as int64 needs an aligned start
         words = data[: len(data) // _WORD_BYTES * _WORD_BYTES].view(torch.int64)
         rows = words[: len(words) // _WIDTH * _WIDTH].view(-1, _WIDTH)
         found.update(f"{name} {tuple(tensor.shape)}\n".encode())
+        # Sums wrap around, which whole numbers do alike in any order; both directions, so that swapped weights differ.
         for part in (rows.sum(0), rows.sum(1), data[rows.numel() * _WORD_BYTES :]):
             found.update(part.cpu().numpy().tobytes())
     return found.hexdigest()

@@ -22,6 +22,7 @@ def couples_samples(objective: Objective, net: nn.Module | None = None) -> str:
     trained; "" where nothing does."""
     if objective.couples_samples:
         return "this objective compares all samples of a batch with each other"
+    # The exact type: KeptBatchNorm2d, of pretrained networks, normalises by what it has kept and couples nothing.
     norms = (name for name, module in (net.named_modules() if net else ()) if type(module) is nn.BatchNorm2d)
     if (first := next(norms, None)) is not None:
         return f"norms over the batch, such as {first}, are trained from random weights"
@@ -129,6 +130,7 @@ def batch_sizes(
     whole, of_whole = _whole(config.training, recorded, ranks, held)
     micro, of_micro = _micro(config.training, whole, ranks, held)
     sizes = BatchSizes(whole, micro, ranks, (*of_whole, *of_micro))
+    # Only a first start: later ones may have another number of devices, and the recorded global batch decides.
     if recorded is None and _MICRO in held:
         _refuse_other_product(config, sizes)
     return sizes
@@ -153,6 +155,7 @@ def _whole(training: TrainingSettings, recorded: int | None, ranks: int, held: C
 def _micro(training: TrainingSettings, whole: int, ranks: int, held: Container[str]) -> tuple[int, list[str]]:
     """The micro-batch, and what to say of it."""
     share, micro = whole // ranks, training.per_device_batch_size
+    # What the command line says goes before a micro-batch of the recipe.
     if _ACCUMULATION in held and _MICRO not in held:
         micro = None
     wanted = micro or max(1, share // training.gradient_accumulation_steps)

@@ -51,11 +51,13 @@ def added(config: Config, family: Family, attached: Attached) -> tuple[Family, A
         return family, attached
     networks = dict[str, Network]()
     for role, settings in config.objective.networks.items():
+        # The settings make it: no network of a loss is named here.
         made = settings.network(Source(config, family))
         networks[role] = made if isinstance(made, Network) else Network(made, "loss")
     names = set[str]()
     for role, network in networks.items():
         if any(p.requires_grad for p in network.module.parameters()):
+            # In the net: optimizer, averages, meshes and checkpoints then know it without another word.
             attached.net.add_module(role, network.module)
             names |= {f"{role}.{inner}" for inner in network.module.state_dict()}
     trained = family.trained | {name.partition(".")[0] for name in names}
@@ -114,6 +116,7 @@ def check(config: Config, objective: Objective, family: Family, net: nn.Module) 
 def _check_scales(config: Config, objective: Objective, family: Family, teachers: Sequence[Teacher]) -> None:
     """UserError for scales by which the teacher, or the student before its first update, cannot guide."""
     name = f"objective.name={config.objective.name}"
+    # Without a teacher the student before its first update guides, so its own family says what it can.
     guidances = [teacher.guidance for teacher in teachers] or [family.guidance]
     faults = [guidance.fault(scale) for guidance in guidances for scale in objective.needs.scales]
     if fault := next(filter(None, faults), ""):

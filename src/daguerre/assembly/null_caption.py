@@ -27,6 +27,7 @@ class NullCaption:
     def beside(self, family: Family, cond: Cond) -> tuple[Cond, Cond]:
         """Both sides, as the function `beside` gives them. Several devices call it together, as they may share a text
         encoder."""
+        # At the first use: with a cache the rows come from there, and no encoder is ever loaded.
         if self.rows is None:
             self.rows = family.encode_null()
         return beside(cond, self.rows)

@@ -94,6 +94,7 @@ class Components:
     def example(self, batch: Batch) -> Example[Any]:
         """The batch as the objective reads it: encoded by the family, and conditioned further by the adapters."""
         clean, conditions, null = {}, {}, {}
+        # Frozen encoders are not bound to the attention kernel that was chosen for the trained networks.
         with self.numerics.frozen():
             for name, (x0, cond) in self.family.encode_each(batch, self.targets).items():
                 of_image = batch if name == IMAGE else batch.of(name)
@@ -116,6 +117,7 @@ class Components:
         """All that the loss needs of a batch in addition to its samples: random numbers by its keys, tokens of its
         captions and its sizes, on the CPU (`quantile` fixes the noise level), and weights of elements, where the images
         are. UserError for an image that an adapter cannot read."""
+        # On the host, where the images still are: asking the device would wait for it.
         self.attached.check(batch.adapter_inputs)
         pixel_shape = batch.pixel_shape
         shape = self.family.latent_shape(pixel_shape)
@@ -180,6 +182,7 @@ def build(
         with init_device or nullcontext():
             networks = load(config)
     family, attached = networks
+    # One layer after the other onto the device: the whole base in float32 may have no room there.
     quantized_base.quantize(config.training.base_precision, family, left_out.components(config), device)
     if trains:
         _refuse_distilled(family)
@@ -219,11 +222,13 @@ def load(config: Config, leave_out: Collection[str] = ()) -> tuple[Family, Attac
         family: Family = plugins.find("families", config.model.family).load(config.model, config.seed)
         reached = [name for own in config.adapters.values() for name in own.reaches(family.trainable)]
         family = family.training(reached) if family.trainable else family
+        # First of all that changes networks: kernels, types and meshes then see the layers as they are trained.
         attached = attach(config.adapters, family, config.seed)
-        return loss_networks.added(config, family, attached)
+        return loss_networks.added(config, family, attached)  # after the adapters, as a teacher has none of them
 
 
 def _float32(family: Family, attached: Attached) -> frozenset[str]:
+    # By identity: a parameter has one name in its network and another one in the net.
     kept = {id(p) for network in {**family.networks, **attached.added_networks}.values() for p in network.float32}
     return attached.float32 | {name for name, p in attached.net.named_parameters() if id(p) in kept}
 
@@ -252,6 +257,7 @@ def _narrow_denoiser(config: Config, family: Family, device: torch.device) -> No
 def beside(parts: Components, adapters: Mapping[str, AdapterSettings]) -> Components:
     """The parts with further adapters, for generation: on the same device, frozen, in evaluation mode."""
     parts.net.requires_grad_(False)
+    # Around the net with the adapters of before, so that both kinds act together.
     more = attach(adapters, replace(parts.family, net=parts.net), parts.seed)
     more.net.requires_grad_(False).to(parts.device).eval()
     attached = Attached(more.net, {**parts.attached.trainables, **more.trainables}, parts.attached.beside)
@@ -286,6 +292,7 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
         diffusion = replace(diffusion, cell_px=cell_px, sampled_px=sampled_px)
         objective = objective.with_diffusion(diffusion)
         diffusion.sampled(sampling).grid(sampling.num_inference_steps, sampling.timestep_spacing)
+    # The further networks too: a ControlNet has blocks of the denoiser's classes.
     compiled = block_classes([*family.networks.values(), *attached.added_networks.values()])
     kernels.apply(config.training, net, family.components.values(), compiled, device)
     if device.type == "cuda" and config.training.kernels != "plain":

@@ -34,6 +34,7 @@ class OtherWeights:
         net, was_training = self.state.net, self.state.net.training
         # Validation has put the averages into the net already, and the student's own weights in their place.
         weights = {} if self.role == AVERAGE and not was_training else self.weights
+        # Without dropout: what the student is compared with must be one function.
         net.eval()
         # Autocast remembers narrow copies of parameters, and cannot see that their memory is exchanged.
         torch.clear_autocast_cache()
@@ -52,6 +53,7 @@ def in_training(parts: Components, state: TrainState) -> Components:
     roles: dict[str, OtherWeights] = {}
     for role in parts.objective.needs.networks:
         if role == REFERENCE:
+            # Only what is trained: with a LoRA these are its first factors alone, as the rest never changes.
             first = {name: p.detach().clone() for name, p in state.trained.items()}
             roles[role] = OtherWeights(state, first, role)
         elif role == AVERAGE:

@@ -28,6 +28,7 @@ def network(place: str, config: Config, student: Family) -> Network:
     place = _place(place)
     _check_family(place, model)
     there = _encoders(place, model)
+    # Of the teacher its denoiser alone takes memory: captions are encoded by the student's encoders.
     with encoders.leaving_out(set(model.networks()) - {*names}):
         try:
             family: Family = plugins.find("families", model.family).load(model.teacher(place, *there), config.seed)
@@ -81,6 +82,7 @@ def _check_encoders(place: str, there: list[str], teacher: Family, student: Fami
     """UserError where the teacher was trained with another text encoder: what the student reads would mean nothing to
     it."""
     for name in there:
+        # The same files need no digest, for which the weights would be read.
         if encoders.identity(teacher, name) == encoders.identity(student, name):
             continue
         if base_digests.of_component(teacher, name) != base_digests.of_component(student, name):

@@ -31,6 +31,7 @@ class AdaptiveWeight:
 
     def __init__(self, buckets: int, decay: float) -> None:
         self.decay = decay
+        # From 1, as Stable Cascade's code: a level that no sample has hit yet has weight 1.
         self.table_K = torch.ones(buckets, dtype=torch.float64, device="cpu")
         self._edges = torch.linspace(LOWEST, HIGHEST, buckets - 1, dtype=torch.float64, device="cpu")
         self._sums: Tensor | None = None
@@ -51,6 +52,7 @@ class AdaptiveWeight:
         assert terms.raw_loss_B is not None
         assert terms.log_snr_B is not None
         raw_B = terms.raw_loss_B.detach().double()
+        # One NaN would stay in the running mean for good, as every later mean is made of it.
         counts_B = ((valid_B > 0) & torch.isfinite(raw_B)).double()
         raw_B = torch.where(counts_B > 0, raw_B, 0.0)
         bucket_B = self.bucket(terms.log_snr_B)
@@ -66,7 +68,9 @@ class AdaptiveWeight:
             return
         (counts_K, raw_K), self._sums = total(self._sums), None
         kept_K = self.decay**counts_K
+        # A level that nobody hit keeps its mean: 0 / 0 would be NaN, also times 0.
         mean_K = raw_K / counts_K.clamp(min=1.0)
+        # The host does not know `skip`.
         self.table_K = torch.where(skip, self.table_K, kept_K * self.table_K + (1.0 - kept_K) * mean_K)
 
     def state(self) -> dict[str, Tensor]:
@@ -86,5 +90,6 @@ class AdaptiveWeight:
         self.table_K = found.to(self.table_K)
 
     def _move(self, device: torch.device) -> None:
+        # At the first use: the objective is made before the device of a run is chosen.
         if self.table_K.device != device:
             self.table_K, self._edges = self.table_K.to(device), self._edges.to(device)

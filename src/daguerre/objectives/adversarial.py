@@ -22,6 +22,7 @@ from daguerre.objectives.networks.source import NetworkSource
 from daguerre.objectives.settings import NetworkSettings
 from daguerre.types import LossTerms
 
+# Both numbers as in VQGAN's code (calculate_adaptive_weight).
 LARGEST = 1e4
 """Largest adaptive weight."""
 _SMALL = 1e-4
@@ -62,6 +63,8 @@ def discriminator_loss(discriminator: nn.Module, images_BCHW: Tensor, again_BCHW
 
 def last_layer_gradients(losses: tuple[Tensor, Tensor], last: Tensor) -> Tensor:
     """Gradients [2, P] of the sums of two losses [B] for the weights of the last layer. The graph stays."""
+    # Sums, not means: they add up over micro-batches and devices of any size. The update's own backward pass comes
+    # later and needs the same graph.
     found = [torch.autograd.grad(each.sum(), last, retain_graph=True)[0].float().flatten() for each in losses]
     return torch.stack(found).detach()
 
@@ -79,6 +82,7 @@ class Balance:
     updates: int = 0
 
     def __post_init__(self) -> None:
+        # 0: nothing is measured before the first update, so that one has no such term.
         self.weight = torch.zeros((), dtype=torch.float32, device="cpu")
         self._sums: Tensor | None = None
 
@@ -101,6 +105,7 @@ class Balance:
         """Adds the gradients of a micro-batch, those of empty slots with them: they are black images everywhere."""
         if "gradients" in terms.observed:
             own = terms.observed["gradients"].double()
+            # The count of samples travels as one more column: one reduction serves both.
             own = torch.cat([own, own.new_full((2, 1), len(valid_B))], 1)
             self._sums = own if self._sums is None else self._sums + own
 
@@ -112,6 +117,7 @@ class Balance:
         sums, self._sums = total(self._sums), None
         of_others, of_this = (sums[:, :-1] / sums[:, -1:]).norm(dim=1)
         found = (of_others / (of_this + _SMALL)).clamp(0.0, LARGEST).float()
+        # An overflow of fp16 in one update must not become the weight of all that follow.
         keep = skip.to(found.device) | ~torch.isfinite(found)
         self.weight = torch.where(keep, self.weight.to(found.device), found)
 

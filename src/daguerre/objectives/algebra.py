@@ -139,6 +139,7 @@ class Diffusion(Objective):
         """The objective on the noise levels of another schedule of its kind; what is learnt is shared."""
         if settings is self.settings.schedule:
             return self
+        # Not `replace`: that runs __post_init__, and the copy would learn weights of its own.
         moved = copy(self)
         object.__setattr__(moved, "schedule", schedules.build(settings))
         return moved
@@ -194,6 +195,7 @@ class Diffusion(Objective):
         else:
             assert 0 <= quantile < 1, quantile
             quantile_B = torch.full((len(keys),), quantile, dtype=torch.float64, device="cpu")
+        # With a shift by size each bucket has its own levels.
         levels = self.at(shape)
         rounded_B = (quantile_B * 2.0**24).floor() * 2.0**-24  # to nearest could give 1
         return DiffusionDraws(**drawn, quantile=rounded_B.float(), **levels.level_at(levels.times(quantile_B)))
@@ -211,6 +213,7 @@ class Diffusion(Objective):
             "q": q_B,
             "weight": self.weight(a_B, s_B),
         }
+        # Rounded once, at the end: in float32 on the way the weights of the widest time laws overflow.
         return {name: value_B.float() for name, value_B in level.items()}
 
     def error(self, net: Net, x0_BCHW: Tensor, cond: Cond, draws: DiffusionDraws) -> Tensor:
@@ -220,6 +223,7 @@ class Diffusion(Objective):
         seen_BCHW = eps_BCHW if draws.perturbation is None else eps_BCHW + draws.perturbation
         x_BCHW = a * x0_BCHW + s * seen_BCHW
         y_BCHW = net(c_in * x_BCHW, draws.c_noise, cond)
+        # float32 whatever the network computes in: the error is a small difference of numbers of the size of 1.
         return y_BCHW.float() - (p * x0_BCHW + q * eps_BCHW)
 
     def loss(self, nets: Nets, example: Example[DiffusionDraws]) -> LossTerms:
@@ -240,6 +244,8 @@ class Diffusion(Objective):
     def predict(self, net: Net, x_BCHW: Tensor, t: Tensor | float, cond: Cond) -> Tensor:
         """The prediction y [B, C, h, w] at time t (a number, 0-dim or [B]), in the dtype of x_t."""
         t = torch.as_tensor(t, dtype=torch.float64, device="cpu")
+        # On the CPU and from float64, as in training: a sampler must call the network by exactly the numbers it has
+        # learnt.
         c_in = per_sample(self.input_scale(*self.path(t)), x_BCHW)
         c_noise = self.c_noise(t).to(torch.float32).expand(len(x_BCHW))
         return net(c_in * x_BCHW, c_noise.to(x_BCHW.device), cond).to(x_BCHW.dtype)
@@ -251,6 +257,8 @@ class Diffusion(Objective):
         """
         p, q = self.target(a, s)
         d = a * q - s * p
+        # Divided in float64 before anything meets x: at Stable Diffusion's noisiest level eps has d = 1 / 15, and
+        # roundings grow by its inverse.
         x0_of_x, x0_of_y, eps_of_x, eps_of_y = (per_sample(c, x_BCHW) for c in (q / d, -s / d, -p / d, a / d))
         return x0_of_x * x_BCHW + x0_of_y * y_BCHW, eps_of_x * x_BCHW + eps_of_y * y_BCHW
 
@@ -279,8 +287,8 @@ class Diffusion(Objective):
 def build(settings: DiffusionSettings, target: Target, input_scale: InputScale = unscaled) -> Diffusion:
     """The objective that predicts `target` on the schedule of `settings`, conditioned on its time."""
     schedule = schedules.build(settings.schedule)
-    told = noise_conditioning.choose("auto", schedule, settings.schedule)
-    return Diffusion(settings, schedule, target, told, input_scale)
+    conditioning = noise_conditioning.choose("auto", schedule, settings.schedule)
+    return Diffusion(settings, schedule, target, conditioning, input_scale)
 
 
 def per_sample(value: Tensor, x_BCHW: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from daguerre.types import IMAGE, LossTerms, Stateful
 WEIGHTS = {"kl": 1e-3, "codebook": 1.0, "commitment": 0.25}
 """Weights of the terms on latents where a recipe sets none, by name (VQ-VAE, arXiv 1711.00937: 1 and 0.25)."""
 DISCRIMINATOR, LPIPS = "discriminator", "lpips"
+# Equal images have 106 dB: an infinite PSNR would leave no mean of a batch.
 _LEAST_SQUARE = 1e-10
 
 
@@ -163,14 +164,15 @@ class Reconstruction(Objective):
         """The loss of images [B, 3, H, W]; the net gives `Reconstructed`."""
         x_BCHW = example.clean[IMAGE].float()
         nowhere_B, weight_B1HW = x_BCHW.new_zeros(len(x_BCHW)), example.draws.element_weight
-        own, given = self.settings, nets.student(x_BCHW, nowhere_B, example.cond[IMAGE])
-        assert isinstance(given, Reconstructed)
-        again_BCHW = given.images_BCHW.float()
+        own, reconstructed = self.settings, nets.student(x_BCHW, nowhere_B, example.cond[IMAGE])
+        assert isinstance(reconstructed, Reconstructed)
+        again_BCHW = reconstructed.images_BCHW.float()
         absolute_B = self.elements.mean((again_BCHW - x_BCHW).abs(), weight_B1HW)
         square_B = self.elements.mean((again_BCHW - x_BCHW).square(), weight_B1HW)
         metrics = {"absolute_error": absolute_B, "square_error": square_B, "psnr": psnr(again_BCHW, x_BCHW)}
         loss_B = own.absolute_weight * absolute_B + own.square_weight * square_B
         if own.perceptual is not None:
+            # LPIPS squares small differences of features, of which 16 bits would keep little.
             with torch.autocast(x_BCHW.device.type, enabled=False):
                 metrics[LPIPS] = nets[LPIPS](again_BCHW, x_BCHW)
             loss_B = loss_B + own.perceptual.weight * metrics[LPIPS]
@@ -178,7 +180,7 @@ class Reconstruction(Objective):
         plain_B, more_B = loss_B, nowhere_B
         if isinstance(self.learnt, Balance):
             more_B, observed = self._adversarial(self.learnt, nets, loss_B, again_BCHW, x_BCHW, metrics)
-        for name, term_B in given.latent_terms.items():
+        for name, term_B in reconstructed.latent_terms.items():
             weight = getattr(own, f"{name}_weight")
             plain_B = plain_B + (WEIGHTS[name] if weight is None else weight) * term_B.float()
             metrics[name] = term_B.float()
@@ -186,7 +188,7 @@ class Reconstruction(Objective):
             loss_B=plain_B + more_B,
             quantile_B=nowhere_B,
             metrics={name: value.detach() for name, value in metrics.items()},
-            raw_loss_B=plain_B,
+            raw_loss_B=plain_B,  # the discriminator changes what a validation of before would have said
             observed=observed,
         )
 
@@ -206,6 +208,7 @@ class Reconstruction(Objective):
         fooled_B = -adversarial.judged(discriminator, again_BCHW, learns=False)
         factor = learnt.factor(x_BCHW.device)
         metrics |= {"discriminator_loss": its_loss_B, "discriminator_right": right_B}
+        # A factor on the device is not read by the host.
         metrics["adversarial_weight"] = x_BCHW.new_zeros(len(x_BCHW)) + factor
         observed = {}
         if torch.is_grad_enabled() and learnt.settings.adaptive:

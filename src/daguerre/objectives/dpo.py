@@ -58,10 +58,12 @@ class Preference(DiffusionWrapper):
     def loss(self, nets: Nets, example: Example[DiffusionDraws]) -> LossTerms:
         """The loss of B pairs; ln 2 before the first update."""
         names = (IMAGE, REJECTED)
+        # Both images in one pass: a network that is split gathers its weights once for them.
         x0 = torch.cat([example.clean[name].float() for name in names])
         cond = {key: torch.cat([example.cond[name][key] for name in names]) for key in example.cond[IMAGE]}
         # One noise and one level for both images of a pair: what they have in common cancels.
         draws = DiffusionDraws.of({name: torch.cat([rows, rows]) for name, rows in example.draws.tensors.items()})
+        # Before the student: what its pass keeps would be written over where parameters are split.
         reference = self.error_of_noise(nets[REFERENCE], x0, cond, draws)
         student = self.error_of_noise(nets.student, x0, cond, draws)
         # Subtracted element by element: the two sums are large and nearly the same.

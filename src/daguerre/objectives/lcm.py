@@ -169,14 +169,17 @@ class Consistency(DiffusionWrapper):
         start, end = draws.start, draws.end
         x0 = example.clean[IMAGE].float()
         x = per_sample(start.a, x0) * x0 + per_sample(start.s, x0) * draws.noise
-        told = cond if nets.guidance is None else nets.guidance.with_scale(cond, draws.scale)
+        scaled = cond if nets.guidance is None else nets.guidance.with_scale(cond, draws.scale)
         with torch.no_grad():
+            # Before the student's own pass, as roles are called by exchanging memory with it.
             lower = self.step(self.teacher(nets), x, (cond, example.null[IMAGE]), draws)
-            target = self.image(nets[AVERAGE] if self.settings.target == "average" else nets.student, lower, told, end)
+            target = self.image(
+                nets[AVERAGE] if self.settings.target == "average" else nets.student, lower, scaled, end
+            )
         # Autocast remembers the narrow copies of weights that a pass without gradient has made: no gradient would
         # reach the weights through them.
         torch.clear_autocast_cache()
-        error = self.image(nets.student, x, told, start) - target
+        error = self.image(nets.student, x, scaled, start) - target
         c = self.settings.distance_c
         apart = error.square() if self.settings.distance == "l2" else (error.square() + c * c).sqrt() - c
         return LossTerms(self.elements.mean(apart, draws.element_weight), draws.quantile)
@@ -208,11 +211,12 @@ def solver_times(levels: Diffusion, quantile_B: Tensor, num_steps: int) -> tuple
     """Times [B] float64 from which the solver goes and which it reaches, for quantiles [B] of the law of times: the
     schedule's share is cut into N equal steps. Of 1000 timesteps and 50 steps: 19, 39 ... 999, and 0, 19 ... 979."""
     schedule = levels.schedule
+    # `clamp`, as a law with a long tail may give a share of 1 by rounding.
     index_B = (times.law(levels.settings.times, quantile_B) * num_steps).floor().clamp(max=num_steps - 1)
     shares = (index_B + 1) / num_steps, index_B / num_steps
     if schedule.settings.acts("num_train_timesteps"):
         start_B, end_B = ((share_B * schedule.settings.num_train_timesteps).round() - 1 for share_B in shares)
-        return start_B, end_B.clamp(min=0)
+        return start_B, end_B.clamp(min=0)  # the first step ends at timestep 0, as in diffusers' script: there is no -1
     return schedule.time(shares[0]), schedule.time(shares[1])
 
 

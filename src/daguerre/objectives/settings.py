@@ -322,6 +322,7 @@ class DiffusionSettings(ObjectiveSettings):
 
     @model_validator(mode="before")
     @classmethod
+    # Before validation: pydantic fills a section from the section's own class, not from the objective's default for it.
     def _sections_start_from_defaults(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given

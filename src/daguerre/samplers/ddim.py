@@ -20,6 +20,7 @@ def sample(
     `eta` in [0, 1] is 0 for the deterministic sampler, 1 for ancestral sampling; `fresh_noise(j)` gives the
     standard normal noise [B, C, H, W] that step j adds and is called only where that noise has an effect.
     """
+    # Python numbers: x keeps its type, float32 or float64, and no coefficient waits for a device.
     x, t, a, s = x_BCHW, grid.t_N.tolist(), grid.a.tolist(), grid.s.tolist()
     for j in range(len(t)):
         x0 = denoise(x, t[j])

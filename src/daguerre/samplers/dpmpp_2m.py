@@ -34,6 +34,7 @@ class Extrapolation:
         """D [B, C, H, W] of a step from its x0; steps are asked for in their order."""
         before, self.x0_before = self.x0_before, x0
         h, h_before = self.h_N[step], self.h_N[step - 1] if step else math.inf
+        # First order at both ends: there lambda is infinite, and so is every slope along it.
         if before is None or not 0 < h_before < math.inf or h == math.inf:
             return x0
         return x0 + h / (2 * h_before) * (x0 - before)

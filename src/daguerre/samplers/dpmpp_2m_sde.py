@@ -20,7 +20,7 @@ def sample(denoise: Denoise, x_BCHW: Tensor, grid: Grid, *, fresh_noise: FreshNo
         D = extrapolated(j, denoise(x, t[j]))
         q = a[j] * s[j + 1] / (a[j + 1] * s[j])
         x = s[j + 1] / s[j] * q * x + a[j + 1] * (1 - q**2) * D
-        if s[j + 1] > 0:
+        if s[j + 1] > 0:  # at the clean end the noise would count 0 times, and is not drawn
             assert fresh_noise is not None, "the SDE needs fresh noise"
             x = x + s[j + 1] * math.sqrt(1 - q**2) * fresh_noise(j)
     return x

@@ -81,7 +81,7 @@ def draw(
     y = guidance.guide(partial(objective.predict, net), cond, null_cond, scale_B, settings.guidance_rescale)
 
     def path(t: float) -> tuple[Tensor, Tensor]:
-        return objective.path(torch.tensor(t, dtype=torch.float64))
+        return objective.path(torch.tensor(t, dtype=torch.float64, device="cpu"))
 
     def denoise(x_BCHW: Tensor, t: float) -> Tensor:
         return objective.solve(x_BCHW, y(x_BCHW, t), *path(t))[0]
@@ -89,14 +89,15 @@ def draw(
     def fresh(step: int) -> Tensor:
         return fresh_noise(seeds, step, shape, purpose).to(device)
 
-    given = dict(settings) | {"fresh_noise": fresh, "level": objective.level}
-    own = {name: given[name] for name in keywords(settings.sampler)}
+    everything = dict(settings) | {"fresh_noise": fresh, "level": objective.level}
+    options = {name: everything[name] for name in keywords(settings.sampler)}
+    # Drawn on the CPU: a seed gives the same image on every device.
     noise = initial_noise(seeds, shape, purpose).to(device)
     sample = plugins.find("samplers", settings.sampler).sample
     if known is None:
-        return sample(denoise, grid.prior_std * noise, grid, **own)
+        return sample(denoise, grid.prior_std * noise, grid, **options)
     grid = known.steps(grid)
-    return sample(known.keeping(denoise, path, grid, noise), known.start(grid, noise), grid, **own)
+    return sample(known.keeping(denoise, path, grid, noise), known.start(grid, noise), grid, **options)
 
 
 def initial_noise(seeds: Sequence[int], shape: tuple[int, ...], purpose: str = "sample") -> Tensor:

@@ -112,7 +112,7 @@ class ClassifierFree(Guidance):
         if null_cond is None:
             return lambda x, t: predict(x, t, cond)
         both = {name: torch.cat([null_cond[name], cond[name]]) for name in cond}
-        scale_B = scale_B.clamp(min=self.off)  # 0 is none in every notation, and the formula would go backwards
+        scale_B = scale_B.clamp(min=self.off)  # 0 guides in no notation, and the formula would go backwards
 
         def guided(x_BCHW: Tensor, t: Time) -> Tensor:
             # One batch of 2B in place of two calls, the null side first as in diffusers: half the kernel launches.
@@ -190,5 +190,6 @@ def rescaled(y_BCHW: Tensor, y_cond_BCHW: Tensor, rescale: float) -> Tensor:
     if rescale == 0:
         return y_BCHW
     dims = list(range(1, y_BCHW.ndim))
+    # Each sample by itself: an image must not depend on which others are in its batch.
     ratio = y_cond_BCHW.std(dims, keepdim=True) / y_BCHW.std(dims, keepdim=True)
     return y_BCHW * (rescale * ratio + (1 - rescale))

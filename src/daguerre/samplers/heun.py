@@ -40,12 +40,15 @@ def sample(
             assert fresh_noise is not None, "churn needs fresh noise"
             assert level is not None, "churn needs the levels between those of the grid"
             t[j], a_hat, s_hat = level((1 + gamma) * s[j] / a[j])
+            # At a level that the path caps, sigma does not grow as asked for: no more is added than leads there.
             added = math.sqrt(max(0.0, (s_hat / a_hat) ** 2 - (s[j] / a[j]) ** 2))
             x = a_hat * (x / a[j] + added * s_noise * fresh_noise(j))
+            # The frame moves with the level where it is the signal (variance-preserving paths).
             a[j], s[j], c[j] = a_hat, s_hat, a_hat if c[j] == a[j] else c[j]
         x0 = denoise(x, t[j])
         eps = (x - a[j] * x0) / s[j]
         ahead = a[j + 1] * x0 + s[j + 1] * eps
+        # Euler at the clean end: there is no slope where the noise is 0.
         if s[j + 1] == 0:
             return ahead
         x0_ahead = denoise(ahead, t[j + 1])

@@ -51,6 +51,7 @@ class Known:
         anew_B1HW, first = self.anew_B1HW, grid.t_N[0].item()
 
         def kept(x_BCHW: Tensor, t: float) -> Tensor:
+            # At the first step x is what `start` made of it: with strength 1 nothing of the original is shown.
             if t < first:
                 a, s = path(t)
                 x_BCHW = torch.where(anew_B1HW, x_BCHW, a.item() * self.x0_BCHW + s.item() * noise_BCHW)
@@ -61,4 +62,4 @@ class Known:
 
 def steps_run(num_inference_steps: int, strength: float) -> int:
     """Count of the steps that run, as diffusers counts: int(steps * strength). 0 is for callers to refuse."""
-    return min(int(num_inference_steps * strength), num_inference_steps)
+    return min(int(num_inference_steps * strength), num_inference_steps)  # rounded down, as diffusers does

@@ -152,6 +152,7 @@ class SamplingSettings(Settings):
                     f"{name} is {getattr(self, name)} but {self.sampler} does not use it: set {name}=0, or "
                     f"sampler={takes}"
                 )
+        # Refused here, as no noise level would be between them and churn would silently do nothing.
         if self.s_tmax is not None and self.s_tmin > self.s_tmax:
             raise ValueError(
                 f"s_tmin is {self.s_tmin:g} and s_tmax is {self.s_tmax:g}: noise is added between these levels, so "

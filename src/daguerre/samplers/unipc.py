@@ -29,6 +29,8 @@ def sample(denoise: Denoise, x_BCHW: Tensor, grid: Grid) -> Tensor:
         x0_ahead = denoise(ahead, t[j + 1])
         ratio = h[j - 1] / h[j] if j and h[j - 1] > 0 < h[j] else None
         x = stepped(j, x, _corrected([*x0s, x0_ahead], h[j], ratio))
+        # The answer at the predicted x is kept and the corrected x is not called again: one call a step, as in the
+        # paper.
         x0s = [x0s[-1], x0_ahead]
     return x
 
@@ -42,6 +44,7 @@ def _corrected(x0s: list[Tensor], h: float, ratio: float | None) -> Tensor:
     x0, x0_ahead = x0s[-2:]
     if ratio is None:
         return x0 + (x0_ahead - x0) / 2
+    # expm1: over a short step both terms are large and nearly the same.
     b1 = -1 / math.expm1(-h) - 1 / h
     b2 = -1 / math.expm1(-h) - 2 * b1 / h
     rho = (b1 - b2) / (1 + ratio)

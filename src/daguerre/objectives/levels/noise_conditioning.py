@@ -48,8 +48,9 @@ def choose(name: str, schedule: Schedule, settings: ScheduleSettings, scale: flo
     """
     if name == "auto":
         return NoiseConditioning(name, schedule, _unit(NAMES[settings.name], scale))
-    kind = next(kind for kind, told in NAMES.items() if told == name)
+    kind = next(kind for kind, its_input in NAMES.items() if its_input == name)
     is_own = kind == settings.name == "scaled_linear"
+    # Without the shift: the network has learnt the clock of the published betas.
     own = settings.shifted(1.0) if is_own else ScheduleSettings.model_validate({"name": kind})
     return NoiseConditioning(name, schedules.build(own), _unit(name, scale))
 

@@ -49,11 +49,14 @@ class Schedule(ABC):
 
 def from_sigma(sigma: Tensor) -> tuple[Tensor, Tensor]:
     """Variance-preserving (a, s) of the noise-to-signal ratio sigma in (0, inf]."""
+    # Each from sigma itself: sqrt(1 - a^2) would lose the digits of a small sigma, and sigma / sqrt(1 + sigma^2) is inf
+    # / inf at pure noise.
     return 1.0 / (1.0 + sigma**2).sqrt(), 1.0 / (1.0 + (1.0 / sigma) ** 2).sqrt()
 
 
 def scaled_linear_sigmas(settings: ScheduleSettings) -> Tensor:
     """sigma = s/a [N] float64 of Stable Diffusion's betas, which are even in their square root; inf where a = 0."""
+    # float64: small sigmas are the difference between 1 and a product of factors near 1.
     root = torch.linspace(
         settings.beta_start**0.5,
         settings.beta_end**0.5,
@@ -89,12 +92,13 @@ class ScaledLinear(Schedule):
         low_sigma = self.sigma_N[low.long()]
         high_sigma = self.sigma_N[low.long().add(1).clamp(max=len(self.sigma_N) - 1)]
         between = low_sigma + (t - low) * (high_sigma - low_sigma)
+        # With zero terminal SNR the upper end is infinite, and 0 times infinity is NaN on the whole timestep below it.
         return from_sigma(torch.where(t == low, low_sigma, between))
 
     def time_of(self, a: Tensor, s: Tensor) -> Tensor:
         """A time within 1e-9 of a whole timestep is that timestep, so that rounding in s/a changes none."""
         sigma, last = s / a, len(self.sigma_N) - 1
-        known_N = self.sigma_N[self.sigma_N.isfinite()].numpy()
+        known_N = self.sigma_N[self.sigma_N.isfinite()].numpy()  # np.interp makes NaN of an infinite end
         t = torch.from_numpy(np.asarray(np.interp(sigma.numpy(), known_N, np.arange(len(known_N)))))
         t = torch.where((t - t.round()).abs() < 1e-9, t.round(), t)
         return torch.where(sigma.isinf(), float(last), t)
@@ -111,6 +115,7 @@ class ScaledLinear(Schedule):
                 setting="sampling.num_inference_steps",
             )
         if spacing == "trailing":
+            # arange with a step that is no whole number may give one time more, by rounding.
             times = np.round(np.arange(n, 0, -n / num_steps))[:num_steps] - 1
         elif spacing == "leading":
             self._check_leading(num_steps)
@@ -123,7 +128,7 @@ class ScaledLinear(Schedule):
                     setting="sampling.timestep_spacing",
                 )
             times = np.linspace(0, n - 1, num_steps)[::-1]
-        return torch.from_numpy(times.copy())
+        return torch.from_numpy(times.copy())  # torch takes no negative strides
 
     def _check_leading(self, num_steps: int) -> None:
         n = self.settings.num_train_timesteps
@@ -196,6 +201,7 @@ class LinearFlow(Schedule):
         times = self.time(even_stops(num_steps, spacing))
         if self.settings.terminal is None or num_steps == 1:  # one step begins at pure noise, whatever its end
             return times
+        # As diffusers' stretch_shift_to_terminal: the last signal is moved to its end, and the others in proportion.
         signal = 1 - times
         return 1 - signal * ((1 - self.settings.terminal) / signal[-1])
 

@@ -33,11 +33,11 @@ class PatchDiscriminator(nn.Module):
             nn.Conv2d(before, after, kernel, stride, 1)
             for before, after, (kernel, stride) in zip(widths, widths[1:], sides, strict=False)
         )
-        self.groups = [math.gcd(_GROUPS, width) for width in widths[2:]]
+        self.groups = [math.gcd(_GROUPS, width) for width in widths[2:]]  # groups must divide the channels
         self.norms = nn.ModuleList(map(nn.GroupNorm, self.groups, widths[2:]))
         self.head = nn.Conv2d(widths[-1], 1, 3, 1, 1)
         for conv in (*self.convs, self.head):
-            nn.init.normal_(conv.weight, std=0.02)
+            nn.init.normal_(conv.weight, std=0.02)  # as pix2pix (Isola et al.) begins
             nn.init.zeros_(conv.bias)
 
     def forward(self, x_BCHW: Tensor, learns: bool = True) -> Tensor:
@@ -50,6 +50,7 @@ class PatchDiscriminator(nn.Module):
 
         for number, conv in enumerate(self.convs):
             x_BCHW = functional.conv2d(x_BCHW, *weights(conv), stride=2 if number < self.layers else 1, padding=1)
+            # No norm behind the first layer, as in pix2pix.
             if number:
                 norm = self.norms[number - 1]
                 x_BCHW = functional.group_norm(x_BCHW, self.groups[number - 1], *weights(norm))

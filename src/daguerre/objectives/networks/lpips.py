@@ -20,6 +20,7 @@ CHANNELS = (64, 128, 256, 512, 512)
 CONVOLUTIONS = ((0, 2), (5, 7), (10, 12, 14), (17, 19, 21), (24, 26, 28))
 """Numbers of VGG16's convolutions among torchvision's `features`, by level."""
 PUBLISHED = "vgg.pth of the package lpips and vgg16-397923af.pth of torchvision"
+# ImageNet's mean and deviation for images in [-1, 1], as in the package's ScalingLayer.
 _SHIFT, _SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 
 
@@ -71,6 +72,7 @@ def weights(tensors: Mapping[str, Tensor], place: str) -> dict[str, Tensor]:
 def filled(tensors: Mapping[str, Tensor]) -> Lpips:
     """LPIPS with these weights, frozen, on the CPU."""
     with torch.device("meta"):
+        # Without memory first: 15 million random weights would be drawn to be overwritten at once.
         net = Lpips()
     net = net.to_empty(device="cpu")
     net.load_state_dict(tensors)
@@ -92,4 +94,4 @@ def named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _unit(x_BCHW: Tensor) -> Tensor:
-    return x_BCHW / (x_BCHW.square().sum(dim=1, keepdim=True).sqrt() + 1e-10)
+    return x_BCHW / (x_BCHW.square().sum(dim=1, keepdim=True).sqrt() + 1e-10)  # 1e-10 as in the package
