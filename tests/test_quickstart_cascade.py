@@ -13,7 +13,7 @@ from daguerre.config import config, recipe
 from daguerre.config.recipe import FOLDER
 from daguerre.data.sources import shapes as images
 from daguerre.evaluation.metrics import shapes as checker
-from daguerre.models.cascade import codec
+from daguerre.families.cascade import codec
 from daguerre.types import Latents, Prompt
 
 ASSETS = FOLDER.parent / "assets" / "quickstart_cascade"

@@ -9,6 +9,7 @@ from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from daguerre.errors import UserError
 
@@ -43,6 +44,13 @@ def check(kind: str, name: str) -> None:
         near = difflib.get_close_matches(str(name), names(kind), n=1)
         hint = f". Did you mean {near[0]!r}? There are" if near else "; there are"
         raise UserError(f"there is no {name!r} in {kind}{hint}: {', '.join(names(kind))}", code="unknown")
+
+
+def declared(kind: str, name: str) -> tuple[Any, ...]:
+    """All that plug-ins of a kind have under `name` in their modules, each object once: what shared code must know of
+    some of them, without naming one."""
+    found = [getattr(find(kind, each), name, None) for each in names(kind)]
+    return tuple({id(each): each for each in found if each is not None}.values())
 
 
 def find(kind: str, name: str) -> ModuleType:

@@ -19,11 +19,12 @@ from safetensors.torch import load_file, save_file
 from daguerre.conditions import canny, inpaint, qr, tile
 from daguerre.conditions.condition import computed
 from daguerre.errors import UserError
+from daguerre.families.cascade import files, sizes
+from daguerre.families.cascade.controlnets import files as stage_c_files
+from daguerre.families.cascade.controlnets import stage_c
+from daguerre.families.cascade.controlnets.beside_stage_c import OfStageC
+from daguerre.families.cascade.efficientnet import EfficientNetEncoder
 from daguerre.families.stable_diffusion import controlnet_files as unet_files
-from daguerre.models.cascade import files, sizes
-from daguerre.models.cascade.efficientnet import EfficientNetEncoder
-from daguerre.models.controlnets import stage_c, stage_c_files
-from daguerre.models.controlnets.beside_stage_c import OfStageC
 from daguerre.models.controlnets.controlled import Wanted
 from daguerre.models.export.about import About
 from daguerre.models.weights import load as weights_load

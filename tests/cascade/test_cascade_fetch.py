@@ -14,7 +14,7 @@ from tiny_cascade import RECORDED, write_decoder, write_prior
 from daguerre import errors
 from daguerre.cli import main
 from daguerre.families import cascade_c
-from daguerre.models.cascade import sizes
+from daguerre.families.cascade import sizes
 from daguerre.models.weights import resolve
 
 PRIOR, STAGES = "stabilityai/stable-cascade-prior", "stabilityai/stable-cascade"

@@ -24,7 +24,7 @@ from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.errors import UserError
 from daguerre.families import cascade_c
-from daguerre.models.cascade import words
+from daguerre.families.cascade import lora_names, words
 from daguerre.models.export.about import UNKNOWN
 from daguerre.models.lora_files import forms, header, read
 from daguerre.models.lora_files.addition import KOHYA_FILE
@@ -162,7 +162,7 @@ def _reader(bases: dict[str, dict[str, Any]]) -> Any:
 def test_words_beside_a_numbered_file_are_those_of_its_config(worded):
     """As their code puts them into the table: what a new word starts from, and an offset each."""
     path, reader, (table, offsets, ids) = worded
-    new, existing = words.read(path, reader)
+    new, existing = words.read(path, lora_names.config(path), reader)
     vocabulary = reader.tokenizer.get_vocab()
     start = table[[number for word, number in vocabulary.items() if word.startswith("d")]].mean(0)
     assert new.keys() == {"[rex]"}
@@ -203,7 +203,7 @@ def test_a_config_is_converted_with_its_words(worded, bases, tmp_path, capsys):
     prior = save_prior(bases, tmp_path)
     assert main.run([*given, f"base={prior}"]) == 0, capsys.readouterr().err
     assert any(".lora_" in name for name in load_file(tmp_path / "rex.safetensors"))
-    new, existing = words.read(path, reader)
+    new, existing = words.read(path, lora_names.config(path), reader)
     again = token_files.read(tmp_path / "rex-words", [reader])
     assert [{name: own["text_encoder"].tolist() for name, own in each.items()} for each in again] == [
         {name: rows.tolist() for name, rows in each.items()} for each in (new, existing)
@@ -270,4 +270,4 @@ def test_configs_that_do_not_fit_are_refused(change, message, worded):
     said = {name: value for name, value in said.items() if name not in ("drop", change.get("drop"))}
     path.write_text(yaml.safe_dump(said))
     with pytest.raises(UserError, match=message):
-        words.read(path, reader)
+        words.read(path, lora_names.config(path), reader)

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from daguerre.errors import UserError
-from daguerre.models.cascade import files, initial, keys, sizes
-from daguerre.models.cascade.efficientnet import EfficientNetEncoder
-from daguerre.models.cascade.previewer import Previewer
+from daguerre.families.cascade import files, initial, keys, sizes
+from daguerre.families.cascade.efficientnet import EfficientNetEncoder
+from daguerre.families.cascade.previewer import Previewer
 
 HERE = Path(__file__).parent
 DIGESTS = {

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from daguerre.errors import UserError
-from daguerre.models.cascade import files
+from daguerre.families.cascade import files
 from daguerre.models.single_file import load
 
 HERE = Path(__file__).parent

@@ -23,7 +23,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokeniz
 from daguerre import keys, plugins
 from daguerre.errors import UserError
 from daguerre.families import cascade_b, cascade_c
-from daguerre.models.cascade import initial, sizes
+from daguerre.families.cascade import initial, sizes
 from daguerre.models.family import Family
 from daguerre.models.weights.resolve import SHIPPED
 from daguerre.objectives.algebra import Diffusion

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from daguerre.models.cascade.previewer import Previewer
+from daguerre.families.cascade.previewer import Previewer
 
 torch.manual_seed(0)
 network = Previewer(hidden_channels=16)

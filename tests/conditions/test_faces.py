@@ -17,8 +17,8 @@ from PIL import Image
 from daguerre.conditions import faces
 from daguerre.conditions.condition import check, computed
 from daguerre.errors import UserError
-from daguerre.models.controlnets import faces as faces_read
-from daguerre.models.controlnets.faces import vectors
+from daguerre.families.cascade.controlnets import faces as faces_read
+from daguerre.families.cascade.controlnets.faces import vectors
 
 HERE = Path(__file__).parent
 DIGESTS = {

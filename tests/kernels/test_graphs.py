@@ -13,8 +13,8 @@ from tiny_cascade import IMAGE, POOLED, TEXT, TINY_B, TINY_C
 from tiny_models import SDXL_UNET, TEXT_WIDTH, TINY_UNET, tiny_vae
 
 from daguerre.adapters.lora_parts.forward import cast_together, lighten
+from daguerre.families.cascade.facts import STAGE
 from daguerre.kernels import blocks, swap
-from daguerre.models.cascade.facts import STAGE
 from daguerre.training.performance import kernels
 from daguerre.training.precision.quantized import QuantizedLinear
 

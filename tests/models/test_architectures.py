@@ -35,7 +35,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from daguerre.models.cascade import sizes as cascade_sizes
+from daguerre.families.cascade import sizes as cascade_sizes
 from daguerre.models.weights import architectures
 from daguerre.models.weights import index as pipeline_index
 

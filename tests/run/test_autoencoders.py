@@ -28,8 +28,8 @@ from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.data.sources import shapes
 from daguerre.errors import UserError
+from daguerre.families.cascade.batch_norms import KeptBatchNorm2d
 from daguerre.memory import static
-from daguerre.models.cascade.batch_norms import KeptBatchNorm2d
 
 KL = {
     "block_out_channels": [8, 16],

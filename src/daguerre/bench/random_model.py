@@ -12,7 +12,6 @@ from typing import Any
 
 from daguerre.config.config import Config
 from daguerre.errors import UserError
-from daguerre.models.cascade import sizes
 from daguerre.models.components import ComponentLoader, Wanted
 from daguerre.models.parts.text import tokenizers
 from daguerre.models.parts.text.tokenizers import CLIP_TOKENS
@@ -42,7 +41,9 @@ def at_hand(config: Config, folder: Path) -> tuple[Config, str]:
         )
     changes: dict[str, Any] = {"revision": None, "scheduler": BASE}
     changes["pretrained_model_name_or_path"] = str(base) if architecture else place
-    changes |= {name: _numbers(base, name, own) for name, own in model.places.items() if not isinstance(own, dict)}
+    changes |= {
+        name: _numbers(base, name, own, model) for name, own in model.places.items() if not isinstance(own, dict)
+    }
     changes |= dict.fromkeys(model.tokenizers(), BASE)
     # Settings that the recipe leaves alone are left alone: a family may refuse one that has no effect there.
     changes = {name: own for name, own in changes.items() if own != getattr(model, name)}
@@ -60,10 +61,11 @@ def _here(place: str) -> Path | None:
     return found if found is not None and found.is_dir() else None
 
 
-def _numbers(base: Path, name: str, place: str | None) -> dict[str, Any] | None:
+def _numbers(base: Path, name: str, place: str | None, model: PretrainedSettings) -> dict[str, Any] | None:
     """Those of a network at a place that is not here: of a published one its own, else the base's (None), or those that
     its class has."""
-    if place is not None and place.endswith(SINGLE_FILES) and (published := sizes.named(Path(place).name)) is not None:
+    published = model.published(Path(place).name) if place is not None and place.endswith(SINGLE_FILES) else None
+    if published is not None:
         return dict(published)
     own = architectures.find(place) if place is not None else None
     if own is not None and own.name != base.name and (own / name / "config.json").exists():

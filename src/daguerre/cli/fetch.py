@@ -41,9 +41,8 @@ from daguerre.cli import fetch_files
 from daguerre.cli.convert import options as given
 from daguerre.cli.fetch_files import Choice
 from daguerre.errors import UserError
-from daguerre.families import catalogue
+from daguerre.families import catalogue, single_files
 from daguerre.formatting import first_line, format_size
-from daguerre.models.cascade import files as cascade_files
 from daguerre.models.weights import architectures
 from daguerre.settings import Settings
 
@@ -241,7 +240,7 @@ def usage(request: Request, folder: Path, choice: Choice) -> list[str]:
     setting = "pretrained_model_name_or_path" if whole or request.file is not None else "COMPONENT"
     if request.file is not None and request.file.endswith(".safetensors"):
         with suppress(UserError):  # a file that is none is as the hub has it
-            setting = cascade_files.component(folder / request.file) or setting
+            setting = single_files.component(folder / request.file) or setting
     setting = f"model.{setting}={place}"
     if request.variant:
         setting += f" model.variant={request.variant}"

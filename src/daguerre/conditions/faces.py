@@ -3,7 +3,7 @@
 It follows Stable Cascade's IdentityFilter, with InsightFace's formulas: a detector (Guo et al. 2021, arXiv 2105.04714)
 gives boxes and five points, a face is turned upright by the points, and a recogniser (Deng et al. 2018, arXiv
 1801.07698) gives its vector. A cell of 32 x 32 px in a face's box holds the vector as shades: its 512 numbers in the
-upper half, the same inverted in the lower half. models/controlnets/faces.py reads that.
+upper half, the same inverted in the lower half. families/cascade/controlnets/faces.py reads that.
 """
 
 from typing import Any, Literal

@@ -13,10 +13,10 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from daguerre import keys as keyed
-from daguerre.models.cascade import batch_norms, export, facts, net, sizes
-from daguerre.models.cascade import load as cascade_load
-from daguerre.models.cascade.codec import STEP_PX, StageA, read_by_stage_b, scaled, scaled_size
-from daguerre.models.cascade.settings import READS, CascadeSettings
+from daguerre.families.cascade import batch_norms, export, facts, net, sizes
+from daguerre.families.cascade import load as cascade_load
+from daguerre.families.cascade.codec import STEP_PX, StageA, read_by_stage_b, scaled, scaled_size
+from daguerre.families.cascade.settings import READS, CascadeSettings
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family, Moments

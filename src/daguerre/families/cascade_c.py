@@ -10,14 +10,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from transformers import CLIPVisionModelWithProjection
 
-from daguerre.models.cascade import export, facts, net, sizes
-from daguerre.models.cascade import load as cascade_load
-from daguerre.models.cascade.codec import Compressed, Decoder, Generated, Preview
-from daguerre.models.cascade.decoding import DecodingSettings, Stages
-from daguerre.models.cascade.image_prompts import ImagePrompts
-from daguerre.models.cascade.settings import READS, STABILITY, CascadeSettings
+from daguerre.families.cascade import export, facts, net, sizes
+from daguerre.families.cascade import load as cascade_load
+from daguerre.families.cascade.codec import Compressed, Decoder, Generated, Preview
+from daguerre.families.cascade.controlnets.beside_stage_c import OfStageC
+from daguerre.families.cascade.decoding import DecodingSettings, Stages
+from daguerre.families.cascade.image_prompts import ImagePrompts
+from daguerre.families.cascade.numbered_loras import StageCLoras
+from daguerre.families.cascade.settings import READS, STABILITY, CascadeSettings
 from daguerre.models.components import ComponentLoader
-from daguerre.models.controlnets.beside_stage_c import OfStageC
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
 from daguerre.models.parts.text import encoder as text_encoder
@@ -27,6 +28,7 @@ from daguerre.settings import FREE, Unused
 from daguerre.types import IMAGE_PROMPT
 
 FACTS = facts.FACTS
+NUMBERED_LORAS = StageCLoras()
 
 
 class Settings(CascadeSettings):

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from daguerre import keys as keyed
 from daguerre.checkpoint.export import replaced
+from daguerre.families.cascade import batch_norms
+from daguerre.families.cascade import load as cascade_load
+from daguerre.families.cascade.codec import check_sides, compressed, resized
+from daguerre.families.cascade.previewer import FACTOR
+from daguerre.families.cascade.settings import STABILITY
 from daguerre.models import pixel_codec
-from daguerre.models.cascade import batch_norms
-from daguerre.models.cascade import load as cascade_load
-from daguerre.models.cascade.codec import check_sides, compressed, resized
-from daguerre.models.cascade.previewer import FACTOR
-from daguerre.models.cascade.settings import STABILITY
 from daguerre.models.components import ComponentLoader
 from daguerre.models.family import Family, Moments
 from daguerre.models.network import named

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from daguerre.checkpoint.export import replaced
-from daguerre.models.cascade import batch_norms
-from daguerre.models.cascade import load as cascade_load
-from daguerre.models.cascade.codec import STAGE_A_PX, check_sides
-from daguerre.models.cascade.settings import STABILITY
+from daguerre.families.cascade import batch_norms
+from daguerre.families.cascade import load as cascade_load
+from daguerre.families.cascade.codec import STAGE_A_PX, check_sides
+from daguerre.families.cascade.settings import STABILITY
 from daguerre.models.components import ComponentLoader
 from daguerre.models.family import Family
 from daguerre.models.network import named

@@ -18,7 +18,7 @@ from daguerre.errors import UserError
 from daguerre.formatting import counted
 from daguerre.generation import loras
 from daguerre.generation.load import Loading
-from daguerre.models.cascade import lora_names
+from daguerre.models.lora_files import numbered
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE
 from daguerre.models.parts.text import new_tokens, token_files
 
@@ -81,7 +81,7 @@ def _named(place: str) -> tuple[str | None, Path]:
 def _has_lora(place: Path) -> bool:
     """True if there is a LoRA with the tokens of a place."""
     if not place.is_dir():
-        return lora_names.config(place) is not None or token_files.beside_a_lora(place)
+        return numbered.config(place) is not None or token_files.beside_a_lora(place)
     folder = place
     places = (folder, folder / "adapter", *(folder / "adapter").glob("*/"))
     return any((each / name).is_file() for each in places for name in _LORAS)
@@ -90,7 +90,7 @@ def _has_lora(place: Path) -> bool:
 def _digest(path: Path) -> str:
     """SHA-256 of a file, or of a folder's files of tokens."""
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    if (config := lora_names.config(path)) is not None:
+    if (config := numbered.config(path)) is not None:
         files.append(config.file)
     return digests.sha256(files)
 

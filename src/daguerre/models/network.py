@@ -158,8 +158,7 @@ class Network:
 
 @cache
 def _known() -> dict[type, Facts]:
-    families = (plugins.find("families", name) for name in plugins.names("families"))
-    return {kind: facts for family in families for kind, facts in getattr(family, "FACTS", {}).items()}
+    return {kind: facts for table in plugins.declared("families", "FACTS") for kind, facts in table.items()}
 
 
 def facts_of(module: nn.Module) -> Facts:

@@ -232,6 +232,11 @@ class PretrainedSettings(FamilySettings):
         return cls.usual
 
     @classmethod
+    def published(cls, file: str) -> Mapping[str, Any] | None:
+        """Numbers of the network in a published single file, by the file's name; None where they are not known."""
+        return None
+
+    @classmethod
     def of_base(cls) -> set[str]:
         """The components that come from the base where nothing else is said."""
         return {name for name in cls.components if cls.model_fields[name].default == BASE}

@@ -47,6 +47,7 @@ from daguerre.cli.convert import options as given
 from daguerre.cli.convert.options import Dtype
 from daguerre.config import config as configs
 from daguerre.errors import UserError
+from daguerre.families import single_files
 from daguerre.generation.load import load, newest, weights_of
 from daguerre.models.single_file import save
 from daguerre.models.weights import files, index
@@ -197,7 +198,7 @@ def write(request: Request, folder: Path) -> list[str]:
     ignored = request.options.ignore_tensors
     if form == "single_file":
         component, prefix = request.options.component, request.options.prefix
-        return save.write(request.out, folder, dtype, variant, component, ignored, prefix)
+        return single_files.write(request.out, folder, dtype, variant, component, ignored, prefix)
     if form == "unet" and request.out.suffix == ".safetensors":
         save.write_unet(request.out, folder, dtype, variant, ignored)
     elif form == "adapters":

@@ -30,8 +30,7 @@ from pydantic import Field
 
 from daguerre.cli.convert import loras
 from daguerre.cli.convert import options as given
-from daguerre.models.cascade import words
-from daguerre.models.lora_files import bases
+from daguerre.models.lora_files import bases, numbered
 from daguerre.models.lora_files.forms import Form
 from daguerre.settings import ADDRESS, Settings
 
@@ -51,7 +50,7 @@ def run(arguments: list[str]) -> int:
     source, out = loras.source(target), loras.place(options.out, options.format)
     base = bases.given(options.base, options.ignore_tensors)
     networks, additions = bases.fitting(source, base)
-    if words.has(source):
-        loras.write_words(source, out, base)
+    if (words := numbered.with_words(source)) is not None:
+        loras.write_words(words[0], source, out, base)
     loras.write(options.format, out, networks, additions, loras.about(source))
     return 0

@@ -5,17 +5,16 @@ from pathlib import Path
 
 from torch import nn
 
-from daguerre import plugins
 from daguerre.checkpoint.atomic import make_folder
 from daguerre.checkpoint.export import replaced
 from daguerre.cli.convert import options as given
 from daguerre.errors import UserError
-from daguerre.models.cascade import words
 from daguerre.models.export.about import About
 from daguerre.models.lora_files import bases, forms, header, kohya
 from daguerre.models.lora_files.addition import Addition
 from daguerre.models.lora_files.contents import contents_of, find, notices
 from daguerre.models.lora_files.forms import Form
+from daguerre.models.lora_files.numbered import NumberedLoras
 from daguerre.models.parts.text import token_files
 from daguerre.remote import local_copy
 
@@ -49,8 +48,8 @@ def about(file: Path) -> About:
     return header.about(contents_of(file).metadata, file.stem)
 
 
-def write_words(source: Path, out: Path, base: Path | None) -> None:
-    """Writes the words of a LoRA of Stable Cascade as files of tokens, into a folder of their own."""
+def write_words(by: NumberedLoras, source: Path, out: Path, base: Path | None) -> None:
+    """Writes the words that were trained with a LoRA as files of tokens, into a folder of their own."""
     if base is None:
         raise UserError(
             f"{source} has trained words with its LoRA, which start from a text encoder's vocabulary: give the model, "
@@ -61,8 +60,7 @@ def write_words(source: Path, out: Path, base: Path | None) -> None:
     folder = out.with_name(f"{out.stem}-words")
     if folder.exists():
         raise UserError(f"{folder} exists, and the words of {source} would go there: choose another out=PLACE")
-    settings = plugins.find("families", "cascade_c").Settings(pretrained_model_name_or_path=str(base))
-    new, existing = token_files.read(source, [words.reader(settings)])
+    new, existing = token_files.read(source, [by.reader(base)])
     told = token_files.metadata(bases.networks(base), about(source))
     with replaced(folder) as fresh:
         token_files.write(fresh, new, existing, told)

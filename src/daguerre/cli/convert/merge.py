@@ -35,11 +35,11 @@ from daguerre.cli.convert import loras
 from daguerre.cli.convert import options as given
 from daguerre.cli.convert.options import Dtype
 from daguerre.errors import UserError
+from daguerre.families import single_files
 from daguerre.generation.loras import check_strength
 from daguerre.models.lora_files import bases
 from daguerre.models.lora_files.addition import Addition, merged
 from daguerre.models.lora_files.read import read
-from daguerre.models.single_file import save
 from daguerre.models.weights import files
 from daguerre.settings import ADDRESS, Settings
 
@@ -84,7 +84,7 @@ def run(arguments: list[str]) -> int:
         with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
             files.recast(model, Path(temporary), dtype, options.variant, merging.of, options.ignore_tensors)
             held = kept(model, Path(temporary), merging, options)
-            notices = save.write(out, Path(temporary))
+            notices = single_files.write(out, Path(temporary))
             print("".join(f"{line}\n" for line in notices), end="")
     else:
         with replaced(out) as fresh:

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from daguerre import documents
 from daguerre.errors import UserError
-from daguerre.models.cascade import lora_names
-from daguerre.models.lora_files import peft
+from daguerre.models.lora_files import numbered, peft
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE, METADATA
 from daguerre.models.weights import index, seals
 from daguerre.models.weights.files import opened, read_json
@@ -66,7 +65,7 @@ def peft_folders(folder: Path) -> list[Path]:
 
 def files_of(place: Path) -> list[Path]:
     """The files of tensors of what `find` gives."""
-    if (config := lora_names.config(place)) is not None:
+    if (config := numbered.config(place)) is not None:
         return [config.file]
     return [folder / peft.WEIGHTS for folder in peft_folders(place)] if place.is_dir() else [place]
 

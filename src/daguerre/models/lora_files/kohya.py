@@ -2,8 +2,9 @@
 
 A module is `lora_unet_` and its path with underscores for dots, of SDXL's UNet the path of the original layout; text
 encoders are `lora_te_`, or `lora_te1_` and `lora_te2_`. Stable Cascade has `lora_prior_unet_` and `lora_prior_te_`
-(models/cascade/lora_names.py). Programs multiply an addition by alpha / rank, and some take one alpha for all modules:
-every module of a file has the same one here, and the rest of its strength is multiplied into one of its factors.
+(families/cascade/lora_names.py). Programs multiply an addition by alpha / rank, and some take one alpha for all
+modules: every module of a file has the same one here, and the rest of its strength is multiplied into one of its
+factors.
 Sources: kohya-ss/sd-scripts networks/lora.py; KohakuBlueleaf/LyCORIS; Comfy-Org/ComfyUI comfy/lora.py.
 """
 

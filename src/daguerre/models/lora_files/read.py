@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
-from daguerre.models.cascade import lora_names
-from daguerre.models.lora_files import fusing, header, names, shapes
+from daguerre.models.lora_files import fusing, header, names, numbered, shapes
 from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DIFF, MAGNITUDE, Addition
 from daguerre.models.lora_files.contents import Contents, contents_of, find
 from daguerre.models.lora_files.names import BIAS, BIAS_OF_UP, Place
@@ -97,15 +96,15 @@ def _parts(
 
 
 def _with_names(place: Path, contents: Contents, networks: Mapping[str, nn.Module]) -> Contents:
-    """The tensors of a file of Stability's by the names of Stage C's layers, which it only numbers."""
-    if not lora_names.is_numbered(contents.tensors):
+    """The tensors by the names of the model's layers, where the file only numbers them."""
+    own = next((each for each in numbered.readers() if each.is_numbered(contents.tensors)), None)
+    if own is None:
         return contents
-    config = lora_names.config(place)
     for component, network in networks.items():
-        if lora_names.is_one(network):
-            tensors = lora_names.named(place, contents.tensors, component, network, config)
+        if own.is_for(network):
+            tensors = own.named(place, contents.tensors, component, network, own.config(place))
             return contents._replace(tensors=tensors)
-    raise UserError(f"{place} is a LoRA for Stage C of Stable Cascade, which this model is not", code="unsupported")
+    raise UserError(f"{place} is a LoRA for {own.model}, which this model is not", code="unsupported")
 
 
 def _checked(path: Path, name: str, factor: str, value: Tensor) -> Tensor:

@@ -39,7 +39,8 @@ def write(
     ignored: Sequence[str] = (),
     prefix: str | None = None,
 ) -> list[str]:
-    """Writes the networks that are `chosen`; returns messages for the user. Arguments are those of `save.write`."""
+    """Writes the networks that are `chosen`; returns messages for the user. Arguments are those of
+    families/single_files.py."""
     tensors: dict[str, Tensor | Later] = {}
     for component, names in tables.items():
         network = files.read(folder / component, variant, ignored)

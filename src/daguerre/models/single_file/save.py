@@ -17,9 +17,8 @@ from torch import Tensor
 from daguerre.checkpoint.atomic import make_folder, write_atomically
 from daguerre.checkpoint.safetensors import Later, encode
 from daguerre.errors import UserError
-from daguerre.models.cascade import files as cascade_files
 from daguerre.models.parts.text import tokenizers
-from daguerre.models.single_file import compatibility, keys, of_authors
+from daguerre.models.single_file import compatibility, keys
 from daguerre.models.single_file.configs import METADATA, PipelineConfigs
 from daguerre.models.single_file.layout import LAYOUTS
 from daguerre.models.weights import files as weights_files
@@ -35,26 +34,13 @@ def write(
     folder: Path,
     dtype: torch.dtype | None = None,
     variant: str | None = None,
-    component: str | None = None,
     ignored: Sequence[str] = (),
-    prefix: str | None = None,
 ) -> list[str]:
-    """Writes the pipeline in `folder` as one file; returns messages for the user. `dtype` None keeps every dtype.
-    `component` is the network of Stable Cascade that the file holds, `ignored` patterns of tensors that are left out,
-    `prefix` what comes before names in a file that holds a transformer; None: what its authors have there.
+    """Writes the pipeline in `folder` as one file; returns messages for the user. `dtype` None keeps every dtype,
+    `ignored` are patterns of tensors that are left out.
 
     A kill leaves nothing under `path`. UserError for what the layout has no place for.
     """
-    tables = of_authors.chosen(folder, prefix)
-    if (stage := cascade_files.chosen(folder, component)) is not None:
-        cascade_files.write(path, weights_files.read(folder / stage, variant, ignored), dtype)
-        return [
-            f"{path.name} holds the {stage} alone, as Stability's files do; the other networks are files of their own "
-            "(component=NAME)",
-            *(cascade_files.scale_notice(folder / stage) if stage == "vqgan" else []),
-        ]
-    if tables:
-        return of_authors.write(path, folder, tables, dtype, variant, ignored, prefix)
     pipeline = _read_configs(folder)
     networks = {name: weights_files.read(folder / name, variant, ignored) for name in pipeline.configs}
     notices = [*compatibility.differences(pipeline), *compatibility.misread_prediction(pipeline, networks["unet"])]

@@ -5,7 +5,7 @@
     {"clip_l": [n, D], "clip_g": [n, D]}    the same of SDXL; of one text encoder, such as Stable Cascade's, one of them
     {"string_to_param": {"*": [n, D]}}      A1111's older, pickled one, which is read as tensors alone
     {"bundle_emb.NAME.clip_l": [n, D]}      OneTrainer and A1111, in the file of a LoRA; `KEY` is any of the above
-    a config of Stable Cascade's LoRA       whose file has offsets alone: models/cascade/words.py
+    a config of Stable Cascade's LoRA       whose file has offsets alone: models/lora_files/numbered.py
 
 Every tensor of a file is used, or the file is refused. What is written is read back and compared.
 """
@@ -23,9 +23,8 @@ from torch import Tensor
 from daguerre.checkpoint.atomic import write_durably
 from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
-from daguerre.models.cascade import words
 from daguerre.models.export.about import About
-from daguerre.models.lora_files import header
+from daguerre.models.lora_files import header, numbered
 from daguerre.models.parts.text.encoder import TextEncoder
 from daguerre.models.weights import pickled, seals
 from daguerre.models.weights.files import opened
@@ -144,7 +143,7 @@ def find(path: Path) -> Path | None:
         return next((p for p in places if any(next(p.glob(f"{s}*.safetensors"), None) for s in starts)), None)
     if path.suffix in _PICKLED and path.is_file():
         return path
-    if words.has(path):
+    if numbered.with_words(path):
         return path
     if path.suffix != ".safetensors" or not path.is_file():
         return None
@@ -172,8 +171,9 @@ def read(path: Path, readers: Sequence[TextEncoder], name: str | None = None) ->
     Raises:
         UserError: for a file that is not wholly understood, or made for another model.
     """
-    if words.has(path):
-        own, of_vocabulary = words.read(path, readers[0])
+    if (found_words := numbered.with_words(path)) is not None:
+        by, config = found_words
+        own, of_vocabulary = by.words(path, config, readers[0])
         encoder = readers[0].name
         by_encoder = [{word: {encoder: rows} for word, rows in each.items()} for each in (own, of_vocabulary)]
         return by_encoder[0], by_encoder[1]

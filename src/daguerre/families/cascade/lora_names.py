@@ -17,6 +17,7 @@ import yaml
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
+from daguerre.models.lora_files.numbered import Config
 from daguerre.models.network import Architecture
 from daguerre.models.weights.original_names import FLAT, PREFIXES, Layers, Spelling, flat, spelled
 
@@ -33,18 +34,6 @@ _ORDER = (
 )
 """Parts of Stage C in the order of Stability's modules."""
 _PLACES = {part: place for place, part in enumerate(_ORDER)}
-
-
-@dataclass(frozen=True)
-class Config:
-    """A config of Stability's code that trains a LoRA, or generates with one."""
-
-    file: Path
-    """The LoRA's numbered file."""
-    words: tuple[tuple[str, str | None], ...]
-    """Each word that is trained with it, and the pattern of what it starts from: `train_tokens`."""
-    filters: tuple[str, ...] | None = None
-    """`module_filters`: parts of the names of the layers that have an addition; None: all have one."""
 
 
 def config(path: Path) -> Config | None:

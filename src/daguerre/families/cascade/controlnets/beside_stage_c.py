@@ -14,11 +14,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from daguerre.errors import UserError
-from daguerre.models.cascade.codec import compressed
-from daguerre.models.controlnets import controlled, faces, stage_c, stage_c_files
+from daguerre.families.cascade.codec import compressed
+from daguerre.families.cascade.controlnets import faces, stage_c
+from daguerre.families.cascade.controlnets import files as stage_c_files
+from daguerre.families.cascade.controlnets.stage_c import StageCControlNet
+from daguerre.models.controlnets import controlled
 from daguerre.models.controlnets.controlled import Bottleneck, Reads, Residuals, Wanted
 from daguerre.models.controlnets.places import SINGLE_FILE
-from daguerre.models.controlnets.stage_c import StageCControlNet
 from daguerre.models.export.about import About
 from daguerre.models.network import Facts
 from daguerre.models.weights import load

@@ -8,26 +8,17 @@ width of the embeddings.
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from daguerre.errors import UserError
-from daguerre.models.cascade import lora_names
-from daguerre.models.cascade.settings import READS
+from daguerre.families.cascade import lora_names
+from daguerre.families.cascade.settings import READS
 from daguerre.models.components import ComponentLoader
+from daguerre.models.lora_files.numbered import Config, Rows
 from daguerre.models.parts.text import encoder as text_encoder
 from daguerre.models.parts.text import new_tokens
 from daguerre.models.parts.text.encoder import TextEncoder
 from daguerre.models.settings import PretrainedSettings
 from daguerre.models.weights.files import opened
-
-Rows = dict[str, Tensor]
-"""Embeddings [1, D] by word."""
-
-
-def has(path: Path) -> bool:
-    """True of a config of a LoRA with trained words."""
-    config = lora_names.config(path)
-    return config is not None and bool(config.words)
 
 
 def reader(settings: PretrainedSettings) -> TextEncoder:
@@ -35,11 +26,9 @@ def reader(settings: PretrainedSettings) -> TextEncoder:
     return text_encoder.load(ComponentLoader(settings, 0), "text_encoder", "tokenizer", READS)
 
 
-def read(path: Path, reader: TextEncoder) -> tuple[Rows, Rows]:
+def read(path: Path, config: Config, reader: TextEncoder) -> tuple[Rows, Rows]:
     """The new words of a config, as its LoRA's file has them, and the trained ones of the vocabulary. UserError where
     file, config and vocabulary do not agree."""
-    config = lora_names.config(path)
-    assert config is not None
     with opened(config.file) as file:
         if not {lora_names.OFFSETS, lora_names.IDS} <= {*file.keys()}:
             raise UserError(f"{config.file} has no words, and train_tokens of {path} has some", code="conflict")

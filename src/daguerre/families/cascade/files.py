@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from daguerre.errors import UserError
-from daguerre.models.cascade import keys, sizes
+from daguerre.families.cascade import keys, sizes
 from daguerre.models.weights import beside, original_files
 from daguerre.models.weights import files as weights_files
 

@@ -20,8 +20,8 @@ from diffusers.models.unets.unet_stable_cascade import (
 from torch import Tensor, nn
 from torch.nn import functional
 
-from daguerre.models.cascade import batch_norms, efficientnet
-from daguerre.models.cascade.sizes import FEATURES, STEM, V2_S
+from daguerre.families.cascade import batch_norms, efficientnet
+from daguerre.families.cascade.sizes import FEATURES, STEM, V2_S
 from daguerre.models.controlnets.controlled import Bottleneck, Reads, Residuals
 
 _SLOPE = 0.2

@@ -1,9 +1,10 @@
 """Settings that Stage C and Stage B of Stable Cascade share."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from daguerre.models.cascade.export import WuerstchenSchedulers
+from daguerre.families.cascade import sizes
+from daguerre.families.cascade.export import WuerstchenSchedulers
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import Component, ComponentSpec, DenoiserSettings, ReadingSettings
@@ -34,3 +35,7 @@ class CascadeSettings(ReadingSettings, DenoiserSettings):
         "tokenizer": ComponentSpec("tokenizer"),
         "effnet": ComponentSpec("image_encoder"),
     }
+
+    @classmethod
+    def published(cls, file: str) -> Mapping[str, Any] | None:
+        return sizes.named(file)

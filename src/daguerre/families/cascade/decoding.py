@@ -8,8 +8,8 @@ from pydantic import Field
 from torch import Tensor
 
 from daguerre import plugins
-from daguerre.models.cascade import codec
-from daguerre.models.cascade.net import denoise
+from daguerre.families.cascade import codec
+from daguerre.families.cascade.net import denoise
 from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.draw import draw

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from daguerre import keys as keyed
 from daguerre.errors import UserError
-from daguerre.models.cascade.image_prompts import ImagePrompts
+from daguerre.families.cascade.image_prompts import ImagePrompts
 from daguerre.models.family import Moments
 from daguerre.models.pixel_codec import channels
 from daguerre.types import Latents

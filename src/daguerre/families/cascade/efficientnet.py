@@ -13,7 +13,7 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
-from daguerre.models.cascade.sizes import FEATURES, STEM, V2_S
+from daguerre.families.cascade.sizes import FEATURES, STEM, V2_S
 
 _NORM_EPS = 1e-3
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from daguerre.errors import UserError
-from daguerre.models.cascade import keys, sizes
+from daguerre.families.cascade import keys, sizes
+from daguerre.families.cascade.controlnets.stage_c import StageCControlNet
 from daguerre.models.controlnets import places
 from daguerre.models.controlnets.controlled import Reads, Wanted
-from daguerre.models.controlnets.stage_c import StageCControlNet
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header
 from daguerre.models.weights import beside, resolve, seals

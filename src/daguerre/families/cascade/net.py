@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from daguerre.families.cascade import facts
+from daguerre.families.cascade.codec import STAGE_A_PX, STEP_PX, at_cells
 from daguerre.models import trained_net
-from daguerre.models.cascade import facts
-from daguerre.models.cascade.codec import STAGE_A_PX, STEP_PX, at_cells
 from daguerre.models.components import ComponentLoader
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.family import Exporter, Family, ImageCodec

@@ -3,7 +3,7 @@
 from diffusers.models.unets.unet_stable_cascade import StableCascadeUNet
 
 from daguerre.distributed.sharding_rules import Dims
-from daguerre.models.cascade.lora_names import StageNames, architecture
+from daguerre.families.cascade.lora_names import StageNames, architecture
 from daguerre.models.network import Facts, layers
 from daguerre.models.parts.facts import TEXT_ENCODERS
 

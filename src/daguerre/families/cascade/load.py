@@ -11,9 +11,9 @@ from diffusers.models.unets.unet_stable_cascade import StableCascadeUNet
 from diffusers.pipelines.deprecated.wuerstchen.modeling_paella_vq_model import PaellaVQModel
 
 from daguerre.errors import UserError
-from daguerre.models.cascade import files, initial, keys, sizes
-from daguerre.models.cascade.efficientnet import EfficientNetEncoder
-from daguerre.models.cascade.previewer import Previewer
+from daguerre.families.cascade import files, initial, keys, sizes
+from daguerre.families.cascade.efficientnet import EfficientNetEncoder
+from daguerre.families.cascade.previewer import Previewer
 from daguerre.models.components import ComponentLoader
 from daguerre.models.settings import SINGLE_FILES
 from daguerre.models.weights import load as weights_load

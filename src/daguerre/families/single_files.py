@@ -1,0 +1,46 @@
+"""Single files of pretrained models of any family: the one form that a model has such a file in is found and written.
+
+For commands that are about no family in particular.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from daguerre.families.cascade import files as cascade_files
+from daguerre.models.single_file import of_authors, save
+from daguerre.models.weights import files
+
+
+def write(
+    path: Path,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    variant: str | None = None,
+    component: str | None = None,
+    ignored: Sequence[str] = (),
+    prefix: str | None = None,
+) -> list[str]:
+    """Writes the pipeline in `folder` as one file; returns messages for the user. `dtype` None keeps every dtype.
+    `component` is the network of Stable Cascade that the file holds, `ignored` patterns of tensors that are left out,
+    `prefix` what comes before names in a file that holds a transformer; None: what its authors have there.
+
+    A kill leaves nothing under `path`. UserError for what the layout has no place for.
+    """
+    tables = of_authors.chosen(folder, prefix)
+    if (stage := cascade_files.chosen(folder, component)) is not None:
+        cascade_files.write(path, files.read(folder / stage, variant, ignored), dtype)
+        return [
+            f"{path.name} holds the {stage} alone, as Stability's files do; the other networks are files of their own "
+            "(component=NAME)",
+            *(cascade_files.scale_notice(folder / stage) if stage == "vqgan" else []),
+        ]
+    if tables:
+        return of_authors.write(path, folder, tables, dtype, variant, ignored, prefix)
+    return save.write(path, folder, dtype, variant, ignored)
+
+
+def component(path: Path) -> str | None:
+    """The component whose weights a file of one network holds; None where the file does not say."""
+    return cascade_files.component(path)
