@@ -2,9 +2,8 @@
 
 from diffusers.models.unets.unet_stable_cascade import StableCascadeUNet
 
-from daguerre.distributed.sharding_rules import Dims
 from daguerre.families.cascade.lora_names import StageNames, architecture
-from daguerre.models.network import Facts, layers
+from daguerre.models.network import Dims, Facts, layers
 from daguerre.models.parts.facts import TEXT_ENCODERS
 
 _CONV: Dims = ("conv_out", "conv_in")
