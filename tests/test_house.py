@@ -109,7 +109,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "generation",
         *("memory", "models", "objectives", "remote", "report", "samplers", "storage", "tracking", "training"),
     },
-    "bench": {"assembly", "config", "data", "models", "objectives", "run", "training"},
+    "bench": {"assembly", "config", "data", "families", "models", "objectives", "run", "training"},
     "cli": {
         *("bench", "assembly", "caching", "checkpoint", "conditions", "config", "data", "distributed"),
         *("evaluation", "families", "foreign"),

@@ -33,8 +33,9 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 from daguerre.families.cascade import lora_names  # noqa: E402
+from daguerre.families.pretrained import bases  # noqa: E402
 from daguerre.families.stable_diffusion import lora_names as unet_names  # noqa: E402
-from daguerre.models.lora_files import bases, kohya  # noqa: E402
+from daguerre.models.lora_files import kohya  # noqa: E402
 from daguerre.models.network import facts_of  # noqa: E402
 from daguerre.models.weights import architectures  # noqa: E402
 

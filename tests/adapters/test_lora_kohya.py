@@ -17,8 +17,8 @@ from tiny_models import write_sd, write_sdxl
 from torch import Tensor
 
 from daguerre.assembly.parts import Components, build
+from daguerre.families.stable_diffusion.single_file import save
 from daguerre.models.lora_files.addition import KOHYA_FILE
-from daguerre.models.single_file import save
 from daguerre.samplers.settings import SamplingSettings
 
 PIPELINES = {"sd": StableDiffusionPipeline, "sdxl": StableDiffusionXLPipeline}

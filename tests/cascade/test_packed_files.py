@@ -11,7 +11,7 @@ from torch import Tensor
 
 from daguerre.errors import UserError
 from daguerre.families.cascade import files
-from daguerre.models.single_file import load
+from daguerre.families.stable_diffusion.single_file import load
 
 HERE = Path(__file__).parent
 BESIDE = {

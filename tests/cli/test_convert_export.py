@@ -13,7 +13,7 @@ from daguerre import errors
 from daguerre.assembly.parts import build
 from daguerre.cli import main
 from daguerre.config import config
-from daguerre.models.single_file.keys import with_wrapper
+from daguerre.models.parts.text.names import with_wrapper
 
 UNET = "diffusion_pytorch_model.safetensors"
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from daguerre import errors
 from daguerre.cli import main
-from daguerre.models.lora_files import bases
+from daguerre.families.pretrained import bases
+from daguerre.families.stable_diffusion.single_file import save
 from daguerre.models.lora_files.addition import DOWN, UP, Addition
 from daguerre.models.lora_files.low_rank import Keep, of_product, of_weight
 from daguerre.models.lora_files.read import read
-from daguerre.models.single_file import save
 
 pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")  # of a second adapter
 

@@ -10,7 +10,7 @@ from tiny_models import write_sd
 
 from daguerre import errors
 from daguerre.cli import main
-from daguerre.models.single_file import save
+from daguerre.families.stable_diffusion.single_file import save
 from daguerre.models.weights import files
 
 UNET = "unet/diffusion_pytorch_model.safetensors"

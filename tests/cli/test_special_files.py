@@ -13,7 +13,7 @@ from daguerre.cli import main
 from daguerre.documents import read_object
 from daguerre.errors import UserError
 from daguerre.evaluation import reference
-from daguerre.models.single_file import load
+from daguerre.families.stable_diffusion.single_file import load
 from daguerre.models.weights import files, pickled, resolve
 from daguerre.regular import Irregular
 

@@ -11,7 +11,7 @@ from tiny_models import write_sdxl
 from daguerre import errors, plugins
 from daguerre.cli import main
 from daguerre.config import config
-from daguerre.models.single_file import save
+from daguerre.families.stable_diffusion.single_file import save
 
 DOCS = (Path(__file__).parents[2] / "docs" / "sdxl-descendants.md").read_text(encoding="utf-8")
 COMMANDS = [

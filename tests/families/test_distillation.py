@@ -11,7 +11,7 @@ from tiny_runs import lines
 
 from daguerre import errors
 from daguerre.cli import main
-from daguerre.families import catalogue
+from daguerre.families.pretrained import catalogue
 
 SIDE_PX = 64
 RECIPE = """

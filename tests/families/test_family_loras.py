@@ -15,10 +15,9 @@ from torch import Tensor
 from daguerre import plugins
 from daguerre.adapters import lora
 from daguerre.adapters.adapter import attach
-from daguerre.families import catalogue
+from daguerre.families.pretrained import bases, catalogue
 from daguerre.models.export.about import UNKNOWN
 from daguerre.models.family import Family
-from daguerre.models.lora_files import bases
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE, merged
 from daguerre.models.lora_files.read import read
 from daguerre.models.network import facts_of

@@ -13,7 +13,7 @@ import torch
 from several_devices import zeros
 
 from daguerre.checkpoint.store import Store
-from daguerre.families import catalogue
+from daguerre.families.pretrained import catalogue
 
 MESHES = {"fsdp": (2, 1, 2, 1), "tensor": (2, 1, 1, 2), "both": (4, 1, 2, 2)}
 """Processes, data, fsdp, tensor."""

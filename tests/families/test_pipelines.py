@@ -18,7 +18,7 @@ from diffusers import DiffusionPipeline
 from tiny_models import prompts
 
 from daguerre import plugins
-from daguerre.families import catalogue
+from daguerre.families.pretrained import catalogue
 from daguerre.generation import load
 from daguerre.models.compatibility import differences
 from daguerre.models.family import Family

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from daguerre import plugins
 from daguerre.cli import main
 from daguerre.errors import DONE, REFUSED
-from daguerre.families import catalogue
+from daguerre.families.pretrained import catalogue
 from daguerre.models.settings import TransformerSettings
 
 NAMES = [name for name, own in catalogue.pretrained().items() if issubclass(own, TransformerSettings)]

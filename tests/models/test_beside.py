@@ -12,7 +12,7 @@ from tiny_models import write_sd, write_sdxl
 from daguerre.cli.convert import export, extract, lora, model, resize, tokens
 from daguerre.errors import UserError
 from daguerre.families.cascade import files as cascade_files
-from daguerre.models.single_file import layout, load, save
+from daguerre.families.stable_diffusion.single_file import layout, load, save
 from daguerre.models.weights import beside, files
 from daguerre.models.weights import load as weights_load
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from daguerre.errors import UserError
 from daguerre.families.stable_diffusion import controlnet, controlnet_files
 from daguerre.families.stable_diffusion.controlnet_files import Base
+from daguerre.families.stable_diffusion.single_file import keys
 from daguerre.models.controlnets import controlled, places
-from daguerre.models.single_file import keys
 
 ARCHITECTURES = Path(__file__).parents[2] / "src" / "daguerre" / "architectures"
 NUMBERS = {"sd": TINY_UNET | {"cross_attention_dim": TEXT_WIDTH}, "sdxl": SDXL_UNET}

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_models import write_sd
 
-from daguerre.models.single_file import load, save
+from daguerre.families.stable_diffusion.single_file import load, save
 from daguerre.models.weights import conversion_cache
 
 

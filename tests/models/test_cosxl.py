@@ -11,9 +11,9 @@ from tiny_models import write_sdxl
 from daguerre import errors, plugins
 from daguerre.cli import main
 from daguerre.errors import UserError
+from daguerre.families.stable_diffusion.single_file import compatibility, configs, load, save
+from daguerre.families.stable_diffusion.single_file.configs import of_file
 from daguerre.generation import load as generation_load
-from daguerre.models.single_file import compatibility, configs, load, save
-from daguerre.models.single_file.configs import of_file
 from daguerre.objectives.edm import target
 from daguerre.objectives.v import target as velocity
 

@@ -11,8 +11,8 @@ from twins import Twins
 from daguerre.assembly.parts import build
 from daguerre.config import config
 from daguerre.errors import UserError
-from daguerre.models.single_file import layout, save
-from daguerre.models.single_file.keys import with_wrapper
+from daguerre.families.stable_diffusion.single_file import layout, save
+from daguerre.models.parts.text.names import with_wrapper
 
 UNET, VAE, TEXT = (
     "unet/diffusion_pytorch_model.safetensors",

@@ -17,7 +17,7 @@ from torch import Tensor
 from daguerre.errors import UserError
 from daguerre.families.stable_diffusion import controlnet, controlnet_files
 from daguerre.families.stable_diffusion.controlnet_files import Base
-from daguerre.models.single_file import keys
+from daguerre.families.stable_diffusion.single_file import keys
 
 DIGESTS = {
     "cldm": "0ac1f3ab914dc9b6593819f723702e45253683afed9c0a153b0683c5d9c352d3",

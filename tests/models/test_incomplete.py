@@ -15,7 +15,7 @@ from daguerre import errors
 from daguerre.cli import main
 from daguerre.cli.convert import export, extract, merge
 from daguerre.errors import UserError
-from daguerre.models.single_file import configs, save
+from daguerre.families.stable_diffusion.single_file import configs, save
 
 
 @pytest.fixture(scope="module")

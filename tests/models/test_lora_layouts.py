@@ -15,8 +15,8 @@ from tiny_models import tiny_sd_folder, write_sdxl
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
+from daguerre.families.pretrained import bases
 from daguerre.families.stable_diffusion import lora_names as unet_names
-from daguerre.models.lora_files import bases
 from daguerre.models.lora_files.read import read
 
 Networks = dict[str, nn.Module]

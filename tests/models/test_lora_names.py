@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from daguerre.models.lora_files import bases
+from daguerre.families.pretrained import bases
 from daguerre.models.network import facts_of
 from daguerre.models.weights import architectures
 

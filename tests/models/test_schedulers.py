@@ -15,7 +15,7 @@ from torch import Tensor
 
 from daguerre import plugins
 from daguerre.errors import UserError
-from daguerre.families import catalogue
+from daguerre.families.pretrained import catalogue
 from daguerre.models.compatibility import differences
 from daguerre.models.schedulers.betas import BetaSchedulers
 from daguerre.models.schedulers.flow_matching import FlowMatching

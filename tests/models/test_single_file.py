@@ -12,9 +12,9 @@ from tiny_models import write_sd, write_sdxl
 
 from daguerre.checkpoint import atomic
 from daguerre.errors import UserError
-from daguerre.models.single_file import compatibility, layout, load, save
-from daguerre.models.single_file.configs import METADATA
-from daguerre.models.single_file.keys import with_wrapper
+from daguerre.families.stable_diffusion.single_file import compatibility, layout, load, save
+from daguerre.families.stable_diffusion.single_file.configs import METADATA
+from daguerre.models.parts.text.names import with_wrapper
 from daguerre.models.weights import conversion_cache
 
 KINDS = {

@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from tiny_models import write_sd, write_sdxl
 
 from daguerre.errors import UserError
+from daguerre.families.stable_diffusion.single_file import compatibility, configs, keys, layout, load, save
+from daguerre.families.stable_diffusion.single_file.configs import of_architecture, of_file, shapes
+from daguerre.families.stable_diffusion.single_file.layout import LAYOUTS
 from daguerre.models.parts.text import tokenizers
-from daguerre.models.single_file import compatibility, configs, keys, layout, load, save
-from daguerre.models.single_file.configs import of_architecture, of_file, shapes
-from daguerre.models.single_file.keys import with_wrapper
-from daguerre.models.single_file.layout import LAYOUTS
+from daguerre.models.parts.text.names import with_wrapper
 from daguerre.models.weights import files, original_names
 
 V = {"v_pred": torch.empty(0)}

@@ -5,7 +5,7 @@ import torch
 from tiny_models import write_sd
 from transformers import CLIPTextModel
 
-from daguerre.models.single_file import compatibility, load, save
+from daguerre.families.stable_diffusion.single_file import compatibility, load, save
 
 
 @torch.no_grad()

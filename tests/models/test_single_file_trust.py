@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import write_sd
 
 from daguerre.errors import UserError
-from daguerre.models.single_file import load, save
-from daguerre.models.single_file.configs import METADATA
+from daguerre.families.stable_diffusion.single_file import load, save
+from daguerre.families.stable_diffusion.single_file.configs import METADATA
 
 
 @pytest.fixture(scope="module")

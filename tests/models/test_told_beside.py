@@ -13,10 +13,10 @@ from daguerre import errors
 from daguerre.cli import main
 from daguerre.errors import UserError
 from daguerre.families.stable_diffusion import controlnet_files as unet_files
+from daguerre.families.stable_diffusion.single_file import load, yaml_beside
+from daguerre.families.stable_diffusion.single_file.configs import of_file
 from daguerre.generation import load as generation_load
 from daguerre.models.schedulers.scheduler import other_sampling
-from daguerre.models.single_file import load, yaml_beside
-from daguerre.models.single_file.configs import of_file
 
 V_YAML = """
 model:

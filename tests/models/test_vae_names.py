@@ -12,7 +12,7 @@ from diffusers import AutoencoderKL
 from safetensors.torch import save_file
 from torch import Tensor
 
-from daguerre.models.single_file import keys, load
+from daguerre.families.stable_diffusion.single_file import keys, load
 
 Tensors = dict[str, Tensor]
 OLD = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}

@@ -12,11 +12,11 @@ from typing import Any
 
 from daguerre.config.config import Config
 from daguerre.errors import UserError
+from daguerre.families.pretrained import single_files
 from daguerre.models.components import ComponentLoader, Wanted
 from daguerre.models.parts.text import tokenizers
 from daguerre.models.parts.text.tokenizers import CLIP_TOKENS
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
-from daguerre.models.single_file import configs
 from daguerre.models.weights import architectures, resolve
 
 
@@ -95,5 +95,5 @@ def _words(architecture: Path, name: str, reader: Path) -> dict[str, bytes]:
     """Files of a tokenizer: CLIP's, or one of fewer words where the network that reads its tokens knows fewer."""
     numbers = reader / "config.json"
     if numbers.is_file() and json.loads(numbers.read_text()).get("vocab_size", CLIP_TOKENS) >= CLIP_TOKENS:
-        return configs.tokenizer_files({"pad": configs.padding(architecture.name, name)})
+        return single_files.clip_words(architecture.name, name)
     return tokenizers.files(tokenizers.learn(["image"], 77))

@@ -41,7 +41,7 @@ from daguerre.cli import fetch_files
 from daguerre.cli.convert import options as given
 from daguerre.cli.fetch_files import Choice
 from daguerre.errors import UserError
-from daguerre.families import catalogue, single_files
+from daguerre.families.pretrained import catalogue, single_files
 from daguerre.formatting import first_line, format_size
 from daguerre.models.weights import architectures
 from daguerre.settings import Settings

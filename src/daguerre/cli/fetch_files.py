@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from daguerre.errors import UserError
-from daguerre.families import catalogue
+from daguerre.families.pretrained import catalogue
 from daguerre.models.weights import index
 
 _SMALL = (".json", ".txt", ".model", ".jinja")

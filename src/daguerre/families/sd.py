@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from daguerre.families.stable_diffusion import facts
 from daguerre.families.stable_diffusion import unet as sd_unet
+from daguerre.families.stable_diffusion.single_file import load as single_file
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
@@ -24,6 +25,7 @@ from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 _READS = Reading(layers=(-1,), final_norm=True)
 """StableDiffusionPipeline's reading of the text encoder."""
 FACTS = facts.FACTS
+SINGLE_FILES = single_file
 
 
 class Settings(UNetSettings):

@@ -21,11 +21,10 @@ from daguerre.config import converted, overrides, recipe, short_forms
 from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError, named
-from daguerre.families import catalogue
+from daguerre.families.pretrained import catalogue
 from daguerre.models.schedulers.scheduler import other_sampling
 from daguerre.models.settings import BASE, INDEX, SINGLE_FILES, PretrainedSettings
-from daguerre.models.single_file import load as single_file_load
-from daguerre.models.weights import index
+from daguerre.models.weights import index, single_files
 from daguerre.models.weights.files import read_json
 from daguerre.models.weights.resolve import Options
 from daguerre.remote import local_copy
@@ -172,7 +171,7 @@ def _opening(given: Sequence[str]) -> Options:
 def _of_file(target: str, file: Path, place: Sequence[str], options: Options) -> Model:
     """A single-file checkpoint, converted to a pipeline once."""
     _check_unplaced(target, place, "file")
-    folder = single_file_load.folder(file, options.pickled, options.ignored)
+    folder = single_files.reader().folder(file, options.pickled, options.ignored)
     if index.find(folder) is None:
         held = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
         raise UserError(

@@ -18,8 +18,7 @@ from diffusers import ConfigMixin
 from daguerre.errors import UserError
 from daguerre.models import encoders
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
-from daguerre.models.single_file import load as single_file_load
-from daguerre.models.weights import architectures, files, index, load, original_files, resolve
+from daguerre.models.weights import architectures, files, index, load, original_files, resolve, single_files
 from daguerre.models.weights.files import read_json, weight_files
 from daguerre.models.weights.original_names import NameTable
 from daguerre.models.weights.resolve import Options
@@ -148,7 +147,7 @@ class ComponentLoader:
             shapes = {own: tuple(value.shape) for own, value in net.state_dict().items()}
             load.fill(net, original_files.read(path, names, shapes, options.ignored), path)
             return net
-        found = single_file_load.network_tensors(path, name, net.state_dict(), options.pickled, options.ignored)
+        found = single_files.reader().network_tensors(path, name, net.state_dict(), options.pickled, options.ignored)
         load.fill(net, found, path)
         return net
 
@@ -192,7 +191,8 @@ class ComponentLoader:
         if place is None:
             return {}
         if _is_file(str(place)):
-            return single_file_load.scheduler(place) if place.is_file() and not self.settings.files_tell_numbers else {}
+            told = place.is_file() and not self.settings.files_tell_numbers
+            return single_files.reader().scheduler(place) if told else {}
         own = place / "scheduler" / "scheduler_config.json"
         return read_json(own) if own.is_file() else {}
 

@@ -28,8 +28,7 @@ from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.process_group import Processes
 from daguerre.errors import UserError, named
 from daguerre.formatting import shown
-from daguerre.models.single_file import load as single_file
-from daguerre.models.weights import files
+from daguerre.models.weights import files, single_files
 from daguerre.regular import check_regular
 from daguerre.remote import local_copy
 from daguerre.run import known_faults, lengths, state_io
@@ -387,7 +386,8 @@ def _of_file(path: Path, components: list[str], known: set[str]) -> Iterator[tup
     else:
         for component in components:
             names = [name.removeprefix(f"{component}.") for name in known if name.startswith(f"{component}.")]
-            yield from _prefixed(component, single_file.network_tensors(path, component, names, pickled=False))
+            tensors = single_files.reader().network_tensors(path, component, names, pickled=False)
+            yield from _prefixed(component, tensors)
 
 
 def _prefixed(component: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

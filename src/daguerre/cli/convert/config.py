@@ -35,7 +35,7 @@ from daguerre.config import converted, short_forms
 from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError, Problem
 from daguerre.errors import UserError
-from daguerre.families import catalogue
+from daguerre.families.pretrained import catalogue
 from daguerre.foreign import converters, files, signs
 from daguerre.foreign.converters import CONVERT
 from daguerre.foreign.reader import REQUIRED, Reading, references

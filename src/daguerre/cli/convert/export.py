@@ -47,9 +47,8 @@ from daguerre.cli.convert import options as given
 from daguerre.cli.convert.options import Dtype
 from daguerre.config import config as configs
 from daguerre.errors import UserError
-from daguerre.families import single_files
+from daguerre.families.pretrained import single_files
 from daguerre.generation.load import load, newest, weights_of
-from daguerre.models.single_file import save
 from daguerre.models.weights import files, index
 from daguerre.remote import local_copy
 from daguerre.run import samples
@@ -200,7 +199,7 @@ def write(request: Request, folder: Path) -> list[str]:
         component, prefix = request.options.component, request.options.prefix
         return single_files.write(request.out, folder, dtype, variant, component, ignored, prefix)
     if form == "unet" and request.out.suffix == ".safetensors":
-        save.write_unet(request.out, folder, dtype, variant, ignored)
+        single_files.write_network(request.out, folder / "unet", dtype, variant, ignored)
     elif form == "adapters":
         os.rename(folder, request.out)
     else:

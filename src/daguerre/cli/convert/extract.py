@@ -31,12 +31,13 @@ from torch import Tensor
 from daguerre.cli.convert import loras
 from daguerre.cli.convert import options as given
 from daguerre.errors import UserError
+from daguerre.families.pretrained import bases
 from daguerre.models.export.about import About
-from daguerre.models.lora_files import bases, low_rank
+from daguerre.models.lora_files import low_rank
 from daguerre.models.lora_files.addition import Addition
 from daguerre.models.lora_files.forms import Form
 from daguerre.models.lora_files.low_rank import Keep
-from daguerre.models.single_file.keys import with_wrapper
+from daguerre.models.parts.text.names import with_wrapper
 from daguerre.models.weights import files
 from daguerre.settings import ADDRESS, Settings
 

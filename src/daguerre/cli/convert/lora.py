@@ -30,7 +30,8 @@ from pydantic import Field
 
 from daguerre.cli.convert import loras
 from daguerre.cli.convert import options as given
-from daguerre.models.lora_files import bases, numbered
+from daguerre.families.pretrained import bases
+from daguerre.models.lora_files import numbered
 from daguerre.models.lora_files.forms import Form
 from daguerre.settings import ADDRESS, Settings
 

@@ -9,8 +9,9 @@ from daguerre.checkpoint.atomic import make_folder
 from daguerre.checkpoint.export import replaced
 from daguerre.cli.convert import options as given
 from daguerre.errors import UserError
+from daguerre.families.pretrained import bases
 from daguerre.models.export.about import About
-from daguerre.models.lora_files import bases, forms, header, kohya
+from daguerre.models.lora_files import forms, header, kohya
 from daguerre.models.lora_files.addition import Addition
 from daguerre.models.lora_files.contents import contents_of, find, notices
 from daguerre.models.lora_files.forms import Form

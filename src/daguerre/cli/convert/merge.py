@@ -35,9 +35,8 @@ from daguerre.cli.convert import loras
 from daguerre.cli.convert import options as given
 from daguerre.cli.convert.options import Dtype
 from daguerre.errors import UserError
-from daguerre.families import single_files
+from daguerre.families.pretrained import bases, single_files
 from daguerre.generation.loras import check_strength
-from daguerre.models.lora_files import bases
 from daguerre.models.lora_files.addition import Addition, merged
 from daguerre.models.lora_files.read import read
 from daguerre.models.weights import files

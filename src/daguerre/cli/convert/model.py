@@ -28,7 +28,7 @@ from daguerre.checkpoint.export import replaced
 from daguerre.cli.convert import options as given
 from daguerre.cli.convert.options import Dtype
 from daguerre.errors import UserError
-from daguerre.models.single_file import load
+from daguerre.families.pretrained import single_files
 from daguerre.models.weights import files, pickled
 from daguerre.settings import Settings
 
@@ -75,7 +75,7 @@ def checked(target: str, options: Options) -> Path:
         raise UserError(
             f"{', '.join(idle)}: only for a single-file checkpoint; remove it", code="unused", setting=idle[0]
         )
-    is_pickled = source.is_dir() or source.suffix in load.PICKLED
+    is_pickled = source.is_dir() or single_files.is_pickled(source)
     if is_pickled and not options.pickled_weights:
         raise UserError(
             f"{source} is pickled: pickled_weights=true reads only its tensors and runs no code from it",
@@ -95,4 +95,5 @@ def write(source: Path, options: Options, fresh: Path) -> list[str]:
     if source.is_dir():
         pickled.convert(source, fresh)
         return []
-    return load.convert(source, fresh, options.weights or "raw", options.prediction_type, options.ignore_tensors)
+    weights, prediction = options.weights or "raw", options.prediction_type
+    return single_files.convert(source, fresh, weights, prediction, options.ignore_tensors)

@@ -23,7 +23,8 @@ from pydantic import Field
 from daguerre.cli.convert import loras
 from daguerre.cli.convert import options as given
 from daguerre.errors import UserError
-from daguerre.models.lora_files import bases, low_rank
+from daguerre.families.pretrained import bases
+from daguerre.models.lora_files import low_rank
 from daguerre.models.lora_files.addition import COLUMNS, MAGNITUDE, MIDDLE, UP, Addition
 from daguerre.models.lora_files.forms import Form
 from daguerre.models.lora_files.low_rank import Fitted, Keep

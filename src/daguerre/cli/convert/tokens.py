@@ -27,9 +27,9 @@ from daguerre.checkpoint.atomic import make_folder
 from daguerre.checkpoint.export import replaced
 from daguerre.cli.convert import options as given
 from daguerre.errors import UserError
+from daguerre.families.pretrained import bases
 from daguerre.formatting import counted
 from daguerre.models.export.about import UNKNOWN
-from daguerre.models.lora_files import bases
 from daguerre.models.parts.text import token_files
 from daguerre.remote import local_copy
 from daguerre.settings import ADDRESS, Settings

@@ -1,7 +1,7 @@
 """Names of Stability's single files for the weights of diffusers' Stable Cascade networks, both ways.
 
-As in models/single_file/keys.py each `Link` is a tensor of the file and what it is made of. What is not listed has the
-same name in both.
+As in families/stable_diffusion/single_file/keys.py each `Link` is a tensor of the file and what it is made of. What is
+not listed has the same name in both.
 """
 
 import re

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from daguerre.errors import UserError
 from daguerre.families.stable_diffusion import controlnet
+from daguerre.families.stable_diffusion.single_file import keys, yaml_beside
 from daguerre.models.controlnets import controlled
 from daguerre.models.controlnets.places import SINGLE_FILE, find
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header
-from daguerre.models.single_file import keys, yaml_beside
 from daguerre.models.weights import beside, resolve, seals
 from daguerre.models.weights import load as weights_load
 from daguerre.models.weights.files import read_file, read_json, write_compared

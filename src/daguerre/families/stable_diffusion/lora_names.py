@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from daguerre.errors import UserError
+from daguerre.families.stable_diffusion.single_file import keys
 from daguerre.models.network import Architecture
-from daguerre.models.single_file import keys
 from daguerre.models.weights.original_names import FLAT, PREFIXES, Layers, Spelling, flat, spelled
 
 _KINDS = nn.Linear | nn.Conv2d | nn.LayerNorm | nn.GroupNorm

@@ -17,8 +17,8 @@ from torch import nn
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
 from daguerre.models.family import Family
+from daguerre.models.parts.text.names import with_wrapper
 from daguerre.models.settings import PretrainedSettings
-from daguerre.models.single_file.keys import with_wrapper
 from daguerre.models.weights import index
 from daguerre.models.weights.files import write_json
 from daguerre.objectives.algebra import Diffusion

@@ -16,7 +16,7 @@ from daguerre.checkpoint.safetensors import encode
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header, peft_config
 from daguerre.models.lora_files.addition import MAGNITUDE, METADATA, Addition
-from daguerre.models.single_file.keys import with_wrapper
+from daguerre.models.parts.text.names import with_wrapper
 
 
 def write(

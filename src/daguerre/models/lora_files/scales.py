@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from daguerre.errors import UserError
-from daguerre.models.single_file.keys import with_wrapper
+from daguerre.models.parts.text.names import with_wrapper
 
 _Patterns = list[tuple[re.Pattern[str], float]]
 _SAID = {"true": True, "false": False, "none": False}

@@ -16,8 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
-from daguerre.models.single_file import layout
-from daguerre.models.weights import beside, files
+from daguerre.models.weights import beside, files, single_files
 from daguerre.models.weights.resolve import without_weights
 
 # Their bars and notices would tear our progress line, and what they warn of is an error here.
@@ -89,7 +88,7 @@ def load(kind: Any, folder: Path, variant: str | None = None, ignored: Sequence[
             code="damaged",
         )
     stray, _ = beside.without(dict.fromkeys(info["unexpected_keys"]), ignored)
-    beside.check(folder, {}, {*net.state_dict()}, layout.unused(stray, set()), prefixes=[""])
+    beside.check(folder, {}, {*net.state_dict()}, single_files.reader().unused(stray, set()), prefixes=[""])
     return net
 
 

@@ -15,8 +15,7 @@ import torch
 
 from daguerre.errors import Absent, UserError
 from daguerre.models.settings import SINGLE_FILES
-from daguerre.models.single_file import load
-from daguerre.models.weights import architectures, index, pickled
+from daguerre.models.weights import architectures, index, pickled, single_files
 from daguerre.models.weights.files import shards, variants
 
 SHIPPED = Path(__file__).parents[2] / "assets"
@@ -83,9 +82,9 @@ def locate(name: str, needed: Needed, options: Options = Options()) -> Path:
     elif Path(name).is_dir():
         folder = Path(name)
     elif name.endswith(SINGLE_FILES):
-        folder = load.folder(file(name, options), options.pickled, options.ignored)
+        folder = single_files.reader().folder(file(name, options), options.pickled, options.ignored)
     elif Path(name).is_file():  # of a form that is not read, such as .gguf
-        folder = load.folder(Path(name), options.pickled)
+        folder = single_files.reader().folder(Path(name), options.pickled)
     elif _HUB_ID.fullmatch(name):
         folder = _from_hub(name, needed, options)
     else:

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from torch import nn
 
 from daguerre.models.network import facts_of
-from daguerre.models.single_file.keys import with_wrapper
 from daguerre.models.weights.original_names import Layers, Spelling, flat, spelled
 
 PROJECTION = "text_projection"
 """The layer of a CLIP text encoder that stands outside its transformer, and so has no `text_model` in its name."""
 _TEXT_ENCODER = re.compile(r"text_encoder(_\d)?")
+
+
+def with_wrapper(name: str) -> str:
+    """A text encoder's name as the hub's files have it; transformers 5.6 and later leave `text_model.` out."""
+    return name if name.startswith(("text_model.", "text_projection.")) else f"text_model.{name}"
 
 
 def _place(component: str, networks: Mapping[str, nn.Module]) -> tuple[int, bool]:

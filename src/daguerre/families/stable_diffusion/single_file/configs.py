@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from daguerre.errors import UserError
-from daguerre.models.parts.text import tokenizers
-from daguerre.models.single_file.layout import (
+from daguerre.families.stable_diffusion.single_file.layout import (
     EDM_V,
     LAYOUTS,
     PLAYGROUND,
@@ -33,6 +32,7 @@ from daguerre.models.single_file.layout import (
     components,
     layout_of,
 )
+from daguerre.models.parts.text import tokenizers
 from daguerre.models.weights import architectures
 from daguerre.models.weights.files import read_json
 from daguerre.models.weights.original_names import original_shape, squeezed

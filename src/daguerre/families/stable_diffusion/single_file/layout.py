@@ -1,14 +1,14 @@
 """The layout of a single-file checkpoint of Stable Diffusion: where each network is, and which files are no such one.
 
 Normalizes names of a UNet or an autoencoder alone, which have no prefix, and of old transformers. Names inside a
-network are those of models/single_file/keys.py.
+network are those of families/stable_diffusion/single_file/keys.py.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from daguerre.models.single_file import keys
+from daguerre.families.stable_diffusion.single_file import keys
 from daguerre.models.weights.original_names import Links
 
 UNET = "model.diffusion_model."

@@ -16,11 +16,11 @@ from torch import Tensor
 from daguerre.checkpoint.atomic import write_durably
 from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
+from daguerre.families.stable_diffusion.single_file import configs, layout, yaml_beside
+from daguerre.families.stable_diffusion.single_file.configs import PipelineConfigs
+from daguerre.families.stable_diffusion.single_file.layout import LAYOUTS, Place
 from daguerre.models.parts.text import tokenizers
-from daguerre.models.single_file import configs, layout, yaml_beside
-from daguerre.models.single_file.configs import PipelineConfigs
-from daguerre.models.single_file.keys import with_wrapper
-from daguerre.models.single_file.layout import LAYOUTS, Place
+from daguerre.models.parts.text.names import with_wrapper
 from daguerre.models.weights import beside, conversion_cache, pickled
 from daguerre.models.weights.files import opened, write_json
 from daguerre.models.weights.original_names import unpacked
@@ -89,6 +89,11 @@ def scheduler(path: Path) -> dict[str, Any]:
         names, metadata = file.keys(), file.metadata() or {}
         marks = {name: file.get_tensor(name) for name in configs.edm_marks(names)}
     return beside_it | configs.told(names, marks, metadata)
+
+
+def unused(names: Iterable[str], used: set[str]) -> list[str]:
+    """Names that are neither `used` nor known to belong to a file."""
+    return layout.unused(names, used)
 
 
 def _check_suffix(path: Path, pickled_weights: bool) -> None:

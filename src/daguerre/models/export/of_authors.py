@@ -40,7 +40,7 @@ def write(
     prefix: str | None = None,
 ) -> list[str]:
     """Writes the networks that are `chosen`; returns messages for the user. Arguments are those of
-    families/single_files.py."""
+    families/pretrained/single_files.py."""
     tensors: dict[str, Tensor | Later] = {}
     for component, names in tables.items():
         network = files.read(folder / component, variant, ignored)

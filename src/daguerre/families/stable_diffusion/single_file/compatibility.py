@@ -12,15 +12,15 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
 
-from daguerre.models.parts import kl
-from daguerre.models.single_file.configs import (
+from daguerre.families.stable_diffusion.single_file.configs import (
     OF_LAYOUTS,
     PipelineConfigs,
     guessed_prediction,
     of_architecture,
     shapes,
 )
-from daguerre.models.single_file.layout import EDM_V, PLAYGROUND, V_PREDICTION, ZERO_TERMINAL_SNR
+from daguerre.families.stable_diffusion.single_file.layout import EDM_V, PLAYGROUND, V_PREDICTION, ZERO_TERMINAL_SNR
+from daguerre.models.parts import kl
 
 SCALING_FACTORS = {"sd1": 0.18215, "sd2": 0.18215, "sdxl": 0.13025}
 PLAYGROUND_MEAN = (-1.6574, 1.886, -1.383, 2.5155)

@@ -13,6 +13,7 @@ from typing import Any
 from diffusers.loaders.single_file_utils import DIFFUSERS_TO_LDM_MAPPING
 
 from daguerre.errors import UserError
+from daguerre.models.parts.text.names import with_wrapper
 from daguerre.models.weights.original_names import Form, Link
 
 _NAMES: Any = DIFFUSERS_TO_LDM_MAPPING
@@ -158,11 +159,6 @@ def _open_clip_links(name: str) -> Iterator[Link]:
 
 def _without_place(name: str, network: str) -> UserError:
     return UserError(f"the original layout has no place for {name!r} of the {network}", code="unsupported")
-
-
-def with_wrapper(name: str) -> str:
-    """A text encoder's name as the hub's files have it; transformers 5.6 and later leave `text_model.` out."""
-    return name if name.startswith(("text_model.", "text_projection.")) else f"text_model.{name}"
 
 
 _EMBEDDING = re.compile(r"controlnet_cond_embedding\.(conv_in|blocks\.(\d+)|conv_out)\.(weight|bias)")

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from daguerre.errors import UserError
+from daguerre.families.stable_diffusion.single_file import configs, load
 from daguerre.models.lora_files.addition import Addition
 from daguerre.models.lora_files.read import read
 from daguerre.models.network import class_of
 from daguerre.models.parts.text import token_files
 from daguerre.models.parts.text.encoder import TextEncoder
+from daguerre.models.parts.text.names import with_wrapper
 from daguerre.models.parts.text.token_files import Embeddings
 from daguerre.models.parts.text.tokenizers import AbsentTokenizer
-from daguerre.models.single_file import configs, load
-from daguerre.models.single_file.keys import with_wrapper
 from daguerre.models.weights import architectures, index
 from daguerre.models.weights.files import read_json
 

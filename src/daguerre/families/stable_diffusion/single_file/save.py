@@ -1,8 +1,8 @@
 """Writes a folder in diffusers' layout as one .safetensors in the original layout, which ComfyUI and A1111 read.
 
 What the layout has no place for (configs, the scheduler's, tokenizers that are not CLIP's own) goes into the metadata,
-from which models/single_file/load.py makes the same folder again. Messages say where programs that know SD 1.x, 2.x
-and SDXL alone would compute something else than the model does.
+from which families/stable_diffusion/single_file/load.py makes the same folder again. Messages say where programs that
+know SD 1.x, 2.x and SDXL alone would compute something else than the model does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +17,10 @@ from torch import Tensor
 from daguerre.checkpoint.atomic import make_folder, write_atomically
 from daguerre.checkpoint.safetensors import Later, encode
 from daguerre.errors import UserError
+from daguerre.families.stable_diffusion.single_file import compatibility, keys
+from daguerre.families.stable_diffusion.single_file.configs import METADATA, PipelineConfigs
+from daguerre.families.stable_diffusion.single_file.layout import LAYOUTS
 from daguerre.models.parts.text import tokenizers
-from daguerre.models.single_file import compatibility, keys
-from daguerre.models.single_file.configs import METADATA, PipelineConfigs
-from daguerre.models.single_file.layout import LAYOUTS
 from daguerre.models.weights import files as weights_files
 from daguerre.models.weights.files import read_json
 from daguerre.models.weights.original_names import packed
@@ -61,19 +61,6 @@ def write(
     tensors |= compatibility.marks(pipeline)
     _write(path, tensors, _metadata(path, pipeline))
     return notices
-
-
-def write_unet(
-    path: Path,
-    folder: Path,
-    dtype: torch.dtype | None = None,
-    variant: str | None = None,
-    ignored: Sequence[str] = (),
-) -> None:
-    """Writes the UNet of a pipeline alone as one file, in diffusers' names."""
-    network = weights_files.read(folder / "unet", variant, ignored)
-    weights_files.check_range(network, dtype, f"unet of {folder}")
-    _write(path, {name: weights_files.cast(tensor, dtype) for name, tensor in network.items()}, {})
 
 
 def _read_configs(folder: Path) -> PipelineConfigs:

@@ -1,0 +1,82 @@
+"""Single files of pretrained models of any family: which form a model has, and files that are converted and written.
+
+For commands that are about no family in particular.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from daguerre.checkpoint.atomic import make_folder, write_atomically
+from daguerre.checkpoint.safetensors import encode
+from daguerre.families.cascade import files as cascade_files
+from daguerre.families.stable_diffusion.single_file import configs, load, save
+from daguerre.models.export import of_authors
+from daguerre.models.weights import files
+
+
+def write(
+    path: Path,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    variant: str | None = None,
+    component: str | None = None,
+    ignored: Sequence[str] = (),
+    prefix: str | None = None,
+) -> list[str]:
+    """Writes the pipeline in `folder` as one file; returns messages for the user. `dtype` None keeps every dtype.
+    `component` is the network of Stable Cascade that the file holds, `ignored` patterns of tensors that are left out,
+    `prefix` what comes before names in a file that holds a transformer; None: what its authors have there.
+
+    A kill leaves nothing under `path`. UserError for what the layout has no place for.
+    """
+    tables = of_authors.chosen(folder, prefix)
+    if (stage := cascade_files.chosen(folder, component)) is not None:
+        cascade_files.write(path, files.read(folder / stage, variant, ignored), dtype)
+        return [
+            f"{path.name} holds the {stage} alone, as Stability's files do; the other networks are files of their own "
+            "(component=NAME)",
+            *(cascade_files.scale_notice(folder / stage) if stage == "vqgan" else []),
+        ]
+    if tables:
+        return of_authors.write(path, folder, tables, dtype, variant, ignored, prefix)
+    return save.write(path, folder, dtype, variant, ignored)
+
+
+def component(path: Path) -> str | None:
+    """The component whose weights a file of one network holds; None where the file does not say."""
+    return cascade_files.component(path)
+
+
+def write_network(
+    path: Path,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    variant: str | None = None,
+    ignored: Sequence[str] = (),
+) -> None:
+    """Writes the network in `folder` alone as one file, in diffusers' names."""
+    network = files.read(folder, variant, ignored)
+    files.check_range(network, dtype, f"{folder.name} of {folder.parent}")
+    tensors = {name: files.cast(tensor, dtype) for name, tensor in network.items()}
+    make_folder(path.parent)
+    write_atomically(path, encode(tensors, {}))
+
+
+def convert(
+    source: Path, fresh: Path, weights: str, prediction_type: str | None, ignored: Sequence[str] = ()
+) -> list[str]:
+    """Fills the empty folder `fresh` with the model in a single file, in diffusers' layout; returns messages for the
+    user. `weights`: raw, or ema, the averaged ones of a file that holds both. UserError for a file of another model."""
+    return load.convert(source, fresh, weights, prediction_type, ignored)
+
+
+def is_pickled(path: Path) -> bool:
+    """True of a file whose name says that it is pickled."""
+    return path.suffix in load.PICKLED
+
+
+def clip_words(architecture: str, tokenizer: str) -> dict[str, bytes]:
+    """Files of a tokenizer of a published architecture that has CLIP's own words, by name."""
+    return configs.tokenizer_files({"pad": configs.padding(architecture, tokenizer)})
