@@ -25,7 +25,7 @@ from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 _READS = Reading(layers=(-1,), final_norm=True)
 """StableDiffusionPipeline's reading of the text encoder."""
 FACTS = facts.FACTS
-SINGLE_FILES = single_file
+ORIGINAL_LAYOUT = single_file
 
 
 class Settings(UNetSettings):

@@ -1,6 +1,6 @@
 """Files that hold a whole pretrained model, or a network in its names: read by the family whose layout they have.
 
-The module of that family has `SINGLE_FILES`.
+The module of that family has `ORIGINAL_LAYOUT`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,6 +33,6 @@ class SingleFiles(Protocol):
 
 def reader() -> SingleFiles:
     """The one family's that has such a layout."""
-    (found,) = plugins.declared("families", "SINGLE_FILES")
+    (found,) = plugins.declared("families", "ORIGINAL_LAYOUT")
     read: SingleFiles = found
     return read
