@@ -58,8 +58,12 @@ def own_credentials() -> Iterator[None]:
     credentials._of_environment.cache_clear()
 
 
-LOOKED_AT = {"daguerre.run.reconstruction": {"_IMAGES": 2}, "daguerre.run.summary": {"_CAPTIONS": 20}}
-"""What a run looks at before its first update, and how much of it in tests: all would be a fifth of a short run."""
+LOOKED_AT = {
+    "daguerre.run.reconstruction": {"_IMAGES": 2},
+    "daguerre.run.summary": {"_CAPTIONS": 20},
+    "daguerre.run.preflight": {"_PASSES": 1},
+}
+"""What a run looks at before its first update, and how much of it in tests: all would be a quarter of a short run."""
 
 
 @pytest.fixture(autouse=True)

@@ -134,7 +134,8 @@ class Other(peers.Diffusers):
         return noisy, timesteps, text, picture * 0.5 + 0.5
 
 
-@pytest.mark.parametrize("adapter", ["lora", pytest.param("controlnet", marks=pytest.mark.long)])
+@pytest.mark.long  # of the quick tests, what is not admitted gets no number
+@pytest.mark.parametrize("adapter", ["lora", "controlnet"])
 def test_an_adapter_that_acts_otherwise_gets_no_ratio(tmp_path, plain, monkeypatch, capsys, adapter):
     """A LoRA a tenth stronger; a ControlNet that reads other pictures."""
     monkeypatch.setattr(peers, "STEPS", 6)

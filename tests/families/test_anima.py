@@ -65,7 +65,7 @@ def theirs(pipe: Any, scale: float) -> np.ndarray:
     return modular_pipelines.drawn(pipe, ["a red circle"], noise, scale, **size)[0]
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.long), 4.0])
 def test_the_modular_pipeline_of_a_run_draws_the_same_image(scale, base, tmp_path):
     """At the pipeline's own number, neg + scale (pos - neg), of which 1 is no guidance; also moved to another place."""
     run = trained(tmp_path, base)
@@ -163,7 +163,7 @@ def test_noise_levels_are_those_of_its_scheduler(base):
     np.testing.assert_allclose(s.numpy(), levels, rtol=1e-6)
 
 
-@pytest.mark.parametrize("components", ["transformer", "both"])
+@pytest.mark.parametrize("components", [pytest.param("transformer", marks=pytest.mark.long), "both"])
 def test_a_lora_means_the_same_in_diffusers(components, base, tmp_path, capsys):
     more = ["adapter.name=lora", "adapter.rank=2", "adapter.targets=attention+ff", "optimizer.learning_rate=1"]
     more += ["adapter.ranks={text_conditioner: 2}"] if components == "both" else []

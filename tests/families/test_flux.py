@@ -44,7 +44,7 @@ def theirs(pipe: Any, scale: float) -> np.ndarray:
     return (image * 255).round().astype(int)
 
 
-@pytest.mark.parametrize("scale", [1.0, 3.5])
+@pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.long), 3.5])
 def test_the_pipeline_of_a_run_draws_the_same_image(scale, base, tmp_path):
     run = trained(tmp_path, base)
     image = drawn(run, tmp_path / "out", scale)
@@ -57,7 +57,7 @@ def test_the_pipeline_of_a_run_draws_the_same_image(scale, base, tmp_path):
     [
         ("pytorch_lora_weights.safetensors", "attention+ff"),
         # diffusers' reader of kohya's single blocks has the published widths written into it
-        ("kohya.safetensors", "[transformer.transformer_blocks.*]"),
+        pytest.param("kohya.safetensors", "[transformer.transformer_blocks.*]", marks=pytest.mark.long),
     ],
 )
 def test_a_lora_means_the_same_in_diffusers_in_both_layouts(name, targets, base, tmp_path):

@@ -57,7 +57,7 @@ def theirs(pipe: Any, scale: float, **more: Any) -> np.ndarray:
     return (image * 255).round().astype(int)
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.long), 4.0])
 def test_the_pipeline_of_a_run_draws_the_same_image(scale, base, tmp_path):
     run = trained(tmp_path, base)
     image = drawn(run, tmp_path / "out", scale)
@@ -70,7 +70,9 @@ def test_the_shift_of_sampling_is_the_pipelines():
         assert np.log(empirical_shift(px**2, steps)) == pytest.approx(compute_empirical_mu((px // 16) ** 2, steps))
 
 
-@pytest.mark.parametrize("name", ["pytorch_lora_weights.safetensors", "kohya.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["pytorch_lora_weights.safetensors", pytest.param("kohya.safetensors", marks=pytest.mark.long)]
+)
 def test_a_lora_means_the_same_in_diffusers_in_both_layouts(name, base, tmp_path):
     run = trained(tmp_path, base, *LORA, "adapter.targets=attention+ff")
     image = drawn(run, tmp_path / "out", 4.0)

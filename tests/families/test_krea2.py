@@ -69,7 +69,7 @@ def theirs(pipe: Any, scale: float) -> np.ndarray:
     return (image * 255).round().astype(int)
 
 
-@pytest.mark.parametrize("scale", [0.0, 3.5])
+@pytest.mark.parametrize("scale", [pytest.param(0.0, marks=pytest.mark.long), 3.5])
 def test_the_pipeline_of_a_run_draws_the_same_image(scale, base, tmp_path):
     """At the pipeline's own number, pos + scale (pos - neg), of which 0 is no guidance."""
     run = trained(tmp_path, base)

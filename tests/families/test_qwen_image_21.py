@@ -66,7 +66,7 @@ def theirs(pipe: Any, scale: float) -> np.ndarray:
     return (image[..., :3] * 255).round().astype(int)
 
 
-@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.long), 3.0])
 def test_the_pipeline_of_a_run_draws_the_same_image(scale, base, tmp_path):
     run = trained(tmp_path, base)
     image = drawn(run, tmp_path / "out", scale)

@@ -112,7 +112,9 @@ def test_networks_of_stable_cascade_have_the_published_sizes(name):
     assert numbers(name, "scheduler") == {"_class_name": "DDPMWuerstchenScheduler", "s": 0.008, "scaler": 1.0}
 
 
-@pytest.mark.parametrize("name", FLUX)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name != "flux1_dev")) for name in FLUX]
+)
 def test_networks_of_flux_have_the_published_sizes(name):
     with torch.device("meta"):
         transformer = FluxTransformer2DModel.from_config(numbers(name, "transformer"))

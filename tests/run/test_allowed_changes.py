@@ -41,6 +41,7 @@ def killed(monkeypatch, at: int, act) -> None:
             act()
 
 
+@pytest.mark.long  # five runs; the next one changes averages
 def test_another_optimizer_and_a_crash_on_the_way_there(tmp_path, monkeypatch, capsys):
     assert train(tmp_path) == errors.DONE
     config = tmp_path / "tiny" / "config.yaml"

@@ -131,6 +131,7 @@ def test_a_previewer_learns_with_its_effnet_and_both_are_files_of_their_own(tmp_
     assert "it has previewer, effnet" in capsys.readouterr().err.replace("effnet, previewer", "previewer, effnet")
 
 
+@pytest.mark.long  # of the quick tests, a previewer learns with its effnet
 def test_an_effnet_learns_with_stage_b(tmp_path: Path) -> None:
     base = write_decoder(tmp_path / "base")
     given = recipe(

@@ -261,6 +261,7 @@ def test_what_cannot_be_cached_is_refused_in_words(place, capsys):
     assert made(place, capsys, "data.crop=random", "data.crops=3") == (3, 1)
 
 
+@pytest.mark.long  # of the quick tests, test_quantized_runs.py has bases of few bits
 def test_a_base_of_few_bits_has_text_encoders_as_they_are(place, capsys):
     """What is cached is what the encoders of the files make, so the same rows serve a denoiser in few bits."""
     few = ["adapter.name=lora", "training.base_precision=int8"]

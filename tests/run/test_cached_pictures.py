@@ -154,6 +154,7 @@ def test_a_cache_of_pairs_is_a_source_by_itself(pairs):
     assert_same(pairs, "alone")
 
 
+@pytest.mark.long  # of the quick tests, pairs learn the same, and every verb knows reference images
 def test_reference_images_learn_the_same_on_a_cache(edits, monkeypatch):
     assert edits.train("plain") == 0
     assert edits.train("filling", *cached(edits)) == 0

@@ -133,6 +133,7 @@ def test_a_run_draws_before_its_first_update_only(given, tmp_path, capsys):
         assert all(name.startswith("unet.") for name in weights)
 
 
+@pytest.mark.long  # of the quick tests, drawing is stopped and goes on
 def test_a_run_goes_on_as_if_it_had_not_been_stopped(given, tmp_path):
     weighed = ["prior_loss_weight=0.3", "checkpoint.every=4 steps"]
     for name, lengths in (("whole", [5]), ("parts", [2, 5])):

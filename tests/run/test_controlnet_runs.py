@@ -83,6 +83,7 @@ def test_the_page_shows_control_images_beside_samples_and_several_strengths(plac
     assert page.index("strength 0<") < page.index("strength 0.5<") < page.index("strength 1<")
 
 
+@pytest.mark.long  # of the quick tests, test_lora_runs.py stops and kills
 def test_stopped_and_killed_runs_end_equal_to_the_bit(place):
     assert place.train("short", "training.duration=2 steps") == errors.DONE
     assert place.train("short", "training.duration=4 steps") == errors.DONE

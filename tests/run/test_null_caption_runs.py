@@ -42,7 +42,8 @@ class Guided(DiffusionWrapper):
         return replace(terms, loss_B=(null + 2 * (cond - null)).square().mean((1, 2, 3)))
 
 
-@pytest.mark.parametrize("kind", ["sd", pytest.param("sdxl", marks=pytest.mark.long)])
+@pytest.mark.long  # of the quick tests, test_cached_pictures.py has a row of the empty caption
+@pytest.mark.parametrize("kind", ["sd", "sdxl"])
 def test_a_cached_run_equals_an_uncached_one_and_reads_the_row(kind, tmp_path, monkeypatch):
     build = eps.build
     monkeypatch.setattr(eps, "build", lambda settings: Guided(build(settings)))

@@ -61,7 +61,8 @@ def train(recipe: str, twins: Twins, place: Path, name: str, steps: int, *more: 
     return main.run(["train", recipe, "optimizer.learning_rate=1e-2", *given])
 
 
-@pytest.mark.parametrize("recipe", ["sd15_lora", pytest.param("sd15", marks=pytest.mark.long)])
+@pytest.mark.long  # of the quick tests, test_dpo_runs.py goes on with a reference to the bit
+@pytest.mark.parametrize("recipe", ["sd15_lora", "sd15"])
 def test_a_run_that_goes_on_has_the_reference_to_the_bit(recipe: str, twins: Twins, tmp_path: Path, capsys) -> None:
     assert train(recipe, twins, tmp_path, "first", 2) == errors.DONE
     start = f"init_from={tmp_path / FIRST[recipe]}"

@@ -41,6 +41,8 @@ class Region(NamedTuple):
 
     def overlap(self, other: Region) -> Region | None:
         """The part that two regions share; None if they share nothing."""
+        if self == other:  # nearly always, of one process
+            return self if self.elements else None
         begins = [max(mine, its) for mine, its in zip(self.offsets, other.offsets, strict=True)]
         ends = [min(a + la, b + lb) for a, la, b, lb in zip(*self, *other, strict=True)]
         shape = tuple(end - begin for begin, end in zip(begins, ends, strict=True))

@@ -20,11 +20,15 @@ _WRONG = {torch.float32: (1e-2, 1e-3), torch.bfloat16: (0.3, 1e-2), torch.float1
 wrongly is off by all of it; roundings by a thousandth of this in float32, by a tenth in 16 bits."""
 
 
+_PASSES = 2
+"""Passes of which the last is timed: what the first one sets up once would be taken for time of each."""
+
+
 def seconds(parts: Components, batch: Batch) -> float:
     """Seconds of one forward and backward pass of a micro-batch: of the second of two."""
     found = 0.0
     with _untouched(parts):
-        for _ in range(2):
+        for _ in range(_PASSES):
             start = time.perf_counter()
             _pass(parts, batch)
             parts.net.zero_grad(set_to_none=True)

@@ -6,7 +6,8 @@ wrong: a layer that the model does not have, a factor that is missing or of anot
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ _Layer = tuple[str, str]
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 """Numbers of 8 bits, for which torch has no arithmetic."""
 _NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_NUMBER = re.compile(r"\d+")
 _SAFE = 1e30
 """A bound of an addition's numbers below which nothing can be infinite in float32."""
 
@@ -128,13 +130,23 @@ def _checked(path: Path, name: str, factor: str, value: Tensor) -> Tensor:
 
 
 def _lost(path: Path, unknown: list[str], layers: Mapping[str, Any], metadata: Mapping[str, str]) -> str:
-    near = difflib.get_close_matches(unknown[0], layers, n=2)
+    near = _nearest(unknown[0], layers)
     hint = f"; the nearest are {', '.join(near)}" if near else ""
     named = header.architecture(metadata)
     return (
         f"{path} was made for another model{f' ({named})' if named else ''}: this one has no {unknown[0]} "
         f"({len(unknown):,} of the file's modules are unknown{hint})"
     )
+
+
+def _nearest(name: str, layers: Iterable[str]) -> list[str]:
+    """At most two names of layers that are close to a name. Networks repeat their blocks, so names are compared without
+    their numbers first: to compare with thousands takes a second."""
+    kinds: dict[str, list[str]] = {}
+    for layer in layers:
+        kinds.setdefault(_NUMBER.sub("0", layer), []).append(layer)
+    close = difflib.get_close_matches(_NUMBER.sub("0", name), kinds, n=2)
+    return difflib.get_close_matches(name, [layer for kind in close for layer in kinds[kind]], n=2)
 
 
 def _additions(
