@@ -334,13 +334,26 @@ def test_no_cycles_between_modules():
         visit(module, ())
 
 
-COMPONENTS = {"unet", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "image_encoder"}
+COMPONENTS = {
+    *("unet", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "image_encoder"),
+    *("vqgan", "effnet", "prior"),
+}
 NAMES_COMPONENTS = {
     # file: why it names components of a family
     "config/short_forms.py": "train_unet and the like, which stay as names",
     "cli/convert/export.py": "format=unet is a form of files, as the layouts of Stable Diffusion are",
     "cli/doctor.py": "looks for the files that ship",
+    "models/settings.py": "the roles, three of which are also names of components",
+    "models/encoders.py": "roles",
+    "models/family.py": "a role",
+    "models/controlnets/controlled.py": "a value of a setting of ControlNets",
+    "models/export/diffusers.py": "entries that diffusers' pipelines expect in their index",
+    "models/weights/architectures.py": "addresses of published models",
+    "models/weights/pickled.py": "folders of diffusers' pipelines that are not read",
+    "models/weights/resolve.py": "folders of diffusers' pipelines, whose files have other names than those of networks",
 }
+BRING_NETWORKS = ("families/", "models/parts/", "kernels/", "evaluation/networks/")
+"""Rooms that know networks: each family's, those that several use, kernels for layers of some, and the metrics'."""
 SPEAKS_FOR_OTHERS = ("foreign/",)
 """Tables of other trainers' names: what they call a setting of a family."""
 
@@ -348,12 +361,29 @@ SPEAKS_FOR_OTHERS = ("foreign/",)
 def test_only_families_and_their_networks_name_their_components():
     """Shared code asks for roles (models/settings.py, ComponentSpec). Docstrings may name them."""
     for path in FILES:
-        shared = not name(path).startswith(("families/", "models/", *SPEAKS_FOR_OTHERS))
+        shared = not name(path).startswith((*BRING_NETWORKS, *SPEAKS_FOR_OTHERS))
         found = {f"{line}: {word}" for line, word in words(trees()[path]) if word.removeprefix("train_") in COMPONENTS}
         if shared and name(path) not in NAMES_COMPONENTS:
-            assert not found, f"{name(path)} names components: ask for a role"
+            assert not found, f"{name(path)} names components: ask for a role ({found})"
         elif name(path) in NAMES_COMPONENTS:
             assert found, f"{name(path)} names none any more: take it out of the list"
+
+
+NETWORK_CLASS = re.compile(r"(?!PreTrainedModel).*(UNet|VAE|Autoencoder|Transformer|Encoder|Model$|ModelWith|Block)")
+"""Classes of libraries that are networks; PreTrainedModel is what all of transformers' are."""
+
+
+def test_only_families_and_their_networks_name_their_classes():
+    """A network's class brings its facts (models/network.py), and shared code asks for these."""
+    classes: set[str] = set()
+    for path in FILES:
+        for node in nodes(trees()[path]):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("diffusers", "transformers"):
+                classes |= {each.name for each in node.names if NETWORK_CLASS.match(each.name)}
+    for path in FILES:
+        if not name(path).startswith((*BRING_NETWORKS, *SPEAKS_FOR_OTHERS)):
+            found = {f"{line}: {word}" for line, word in words(trees()[path]) if word in classes}
+            assert not found, f"{name(path)} names classes of networks: {found}"
 
 
 def words(tree: ast.Module) -> list[tuple[int, str]]:

@@ -14,7 +14,7 @@ from daguerre import plugins
 from daguerre.cli import main
 from daguerre.errors import DONE, REFUSED
 from daguerre.families.pretrained import catalogue
-from daguerre.models.settings import TransformerSettings
+from daguerre.models.parts.settings import TransformerSettings
 
 NAMES = [name for name, own in catalogue.pretrained().items() if issubclass(own, TransformerSettings)]
 

@@ -31,10 +31,11 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.processing_utils import ProcessorMixin
 
 from daguerre.models.components import ComponentLoader
+from daguerre.models.parts.settings import CaptionedSettings
 from daguerre.models.parts.text import encoder as text_encoders
 from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.models.reading import Reading
-from daguerre.models.settings import BASE, CaptionedSettings, Component, ComponentSpec
+from daguerre.models.settings import BASE, Component, ComponentSpec
 
 WIDTH = 32
 

@@ -27,6 +27,7 @@ from daguerre.models.family import Family
 from daguerre.models.network import Facts
 from daguerre.models.parts import vae
 from daguerre.models.parts.anima_networks import CONDITIONER, CONDITIONER_NAMES, TRANSFORMER, TRANSFORMER_NAMES
+from daguerre.models.parts.settings import TransformerSettings
 from daguerre.models.parts.text import encoder as text_encoder
 from daguerre.models.parts.text import tokenizers
 from daguerre.models.parts.text.conditioning import TextConditioning, frozen
@@ -36,7 +37,7 @@ from daguerre.models.parts.text.tokenizers import AbsentTokenizer
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
-from daguerre.models.settings import BASE, SINGLE_FILES, Component, ComponentSpec, TransformerSettings
+from daguerre.models.settings import BASE, SINGLE_FILES, Component, ComponentSpec
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 from daguerre.settings import ADDRESS
 from daguerre.types import Cond

@@ -25,12 +25,13 @@ from daguerre.models.parts import vae
 from daguerre.models.parts.facts import KL_AUTOENCODER, TEXT_ENCODERS
 from daguerre.models.parts.flux_names import FLUX
 from daguerre.models.parts.flux_transformer import flux_axes
+from daguerre.models.parts.settings import TransformerSettings
 from daguerre.models.parts.text import encoder as text_encoder
 from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
-from daguerre.models.settings import BASE, Component, ComponentSpec, TransformerSettings
+from daguerre.models.settings import BASE, Component, ComponentSpec
 from daguerre.samplers.guidance import Embedded, Guidance, Unguided
 from daguerre.settings import ADDRESS
 from daguerre.types import Batch, Cond

@@ -27,13 +27,14 @@ from daguerre.models.parts import vae
 from daguerre.models.parts.facts import KL_AUTOENCODER, TEXT_ENCODERS
 from daguerre.models.parts.flux_names import FLUX2
 from daguerre.models.parts.flux_transformer import flux2_axes
+from daguerre.models.parts.settings import TransformerSettings
 from daguerre.models.parts.text import encoder as text_encoder
 from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.models.parts.vae import VAE
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
-from daguerre.models.settings import BASE, INDEX, Component, DistilledSettings, ReferenceSettings, TransformerSettings
+from daguerre.models.settings import BASE, INDEX, Component, DistilledSettings, ReferenceSettings
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance, Unguided
 from daguerre.types import REFERENCES, Cond, References
 

@@ -23,12 +23,13 @@ from daguerre.models.family import Family
 from daguerre.models.network import HEAD, Architecture, Facts, layers
 from daguerre.models.parts import vae
 from daguerre.models.parts.flux2_vae import patched, unpatched
+from daguerre.models.parts.settings import TransformerSettings
 from daguerre.models.parts.text import encoder as text_encoder
 from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
-from daguerre.models.settings import BASE, Component, TransformerSettings
+from daguerre.models.settings import BASE, Component
 from daguerre.models.weights.original_names import NameTable
 from daguerre.samplers.guidance import ClassifierFree, Guidance
 from daguerre.types import Cond

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from daguerre.families.stable_diffusion import facts
 from daguerre.families.stable_diffusion import unet as sd_unet
+from daguerre.families.stable_diffusion.settings import UNetSettings
 from daguerre.families.stable_diffusion.single_file import load as single_file
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
@@ -19,7 +20,6 @@ from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.betas import BetaSchedulers
 from daguerre.models.schedulers.scheduler import Schedulers
-from daguerre.models.settings import UNetSettings
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 
 _READS = Reading(layers=(-1,), final_norm=True)

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from daguerre.families.stable_diffusion import facts
 from daguerre.families.stable_diffusion import unet as sd_unet
+from daguerre.families.stable_diffusion.settings import UNetSettings
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
@@ -23,7 +24,7 @@ from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.betas import BetaSchedulers
 from daguerre.models.schedulers.scheduler import Schedulers
-from daguerre.models.settings import BASE, Component, ComponentSpec, UNetSettings
+from daguerre.models.settings import BASE, Component, ComponentSpec
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 from daguerre.settings import ADDRESS, Unused
 from daguerre.types import Batch, Cond, Prompt

@@ -5,9 +5,10 @@ from typing import Any, ClassVar, Literal
 
 from daguerre.families.cascade import sizes
 from daguerre.families.cascade.export import WuerstchenSchedulers
+from daguerre.models.parts.settings import ReadingSettings
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.scheduler import Schedulers
-from daguerre.models.settings import Component, ComponentSpec, DenoiserSettings, ReadingSettings
+from daguerre.models.settings import Component, ComponentSpec, DenoiserSettings
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 
 STABILITY = "stabilityai/stable-cascade"

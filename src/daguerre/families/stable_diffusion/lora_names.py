@@ -11,6 +11,8 @@ from daguerre.families.stable_diffusion.single_file import keys
 from daguerre.models.network import Architecture
 from daguerre.models.weights.original_names import FLAT, PREFIXES, Layers, Spelling, flat, spelled
 
+_TWICE = "unet.unet."
+"""Start of names in files of older versions of diffusers."""
 _KINDS = nn.Linear | nn.Conv2d | nn.LayerNorm | nn.GroupNorm
 
 
@@ -29,13 +31,13 @@ class UNetNames:
 
     def spellings(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> Iterator[Spelling]:
         for layer in layers:
-            yield from spelled(layer, (layer,), (f"{component}.", ""), FLAT)
+            yield from spelled(layer, (layer,), (f"{component}.", _TWICE, ""), FLAT)
         try:
             originals = original_names(networks[component])
         except UserError:  # a UNet with parts for which the original layout has no place
             return
         for layer, original in originals.items():
-            yield from spelled(original, (layer,), (*PREFIXES, "unet."), FLAT, is_original=True)
+            yield from spelled(original, (layer,), (*PREFIXES, "unet.", _TWICE), FLAT, is_original=True)
 
     def kohya(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> dict[str, Layers]:
         unet = networks[component]

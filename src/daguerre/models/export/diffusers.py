@@ -17,7 +17,7 @@ from torch import nn
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
 from daguerre.models.family import Family
-from daguerre.models.parts.text.names import with_wrapper
+from daguerre.models.parts.text.names import hub_name
 from daguerre.models.settings import PretrainedSettings
 from daguerre.models.weights import index
 from daguerre.models.weights.files import write_json
@@ -94,9 +94,9 @@ class PipelineExporter:
                 own = fresh / self.settings.folder_of(component)
                 own.mkdir(exist_ok=True)
                 (own / name).write_bytes(content)
+            read_by = dict(zip(self.settings.text_encoders(), self.settings.tokenizers(), strict=True))
             for encoder in () if family.text is None else family.text.encoders:
-                tokenizer = encoder.name.replace("text_encoder", "tokenizer")
-                entries[self.settings.folder_of(tokenizer)] = ["transformers", type(encoder.tokenizer).__name__]
+                entries[self.settings.folder_of(read_by[encoder.name])] = ["transformers", encoder.tokenizer_class]
             entries |= {**self.index, "scheduler": ["diffusers", plan.class_name]}
             file, listed = self._index(entries)
             write_json(fresh / file, {"_class_name": self.settings.pipeline_class, **provenance, **listed})
@@ -125,10 +125,11 @@ def _named(kind: type) -> Any:
 
 
 def save(network: Any, folder: Path) -> None:
-    """Config and weights of one network. A text encoder's names are those that transformers 4 reads as well as 5."""
+    """Config and weights of one network, by the names that the hub's files have for them."""
     network.save_pretrained(folder, safe_serialization=True)
-    if type(network).__name__ == "CLIPTextModel":
-        tensors = {with_wrapper(name): value.detach().cpu() for name, value in network.state_dict().items()}
+    names = {name: hub_name(network, name) for name in network.state_dict()}
+    if any(own != name for name, own in names.items()):
+        tensors = {names[name]: value.detach().cpu() for name, value in network.state_dict().items()}
         contiguous = {name: value.contiguous() for name, value in tensors.items()}
         save_file(contiguous, folder / "model.safetensors", {"format": "pt"})
 

@@ -16,7 +16,7 @@ from daguerre.checkpoint.safetensors import encode
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header, peft_config
 from daguerre.models.lora_files.addition import MAGNITUDE, METADATA, Addition
-from daguerre.models.parts.text.names import with_wrapper
+from daguerre.models.parts.text.names import hub_name
 
 
 def write(
@@ -39,5 +39,5 @@ def write(
 def _name(network: nn.Module, name: str) -> str:
     """The name under which diffusers finds a component's tensor. Without `.weight`, transformers 5 leaves the lengths
     of DoRA's rows as they started, and says nothing."""
-    name = with_wrapper(name) if type(network).__name__ == "CLIPTextModel" else name
+    name = hub_name(network, name)
     return f"{name}.weight" if name.endswith(MAGNITUDE) and isinstance(network, PreTrainedModel) else name

@@ -73,7 +73,7 @@ def parted(name: str, path: Path) -> tuple[str, str]:
     if ending is None:
         raise UserError(f"{path} has {name}, which is no part of a LoRA, LoHa or LoKr", code="unknown")
     stem = _WRAPPERS.sub("", plain.removesuffix(ending))
-    return _PROCESSOR.sub(_today, stem).replace("unet.unet.", "unet.", 1), _SPELLINGS[ending]
+    return _PROCESSOR.sub(_today, stem), _SPELLINGS[ending]
 
 
 def _today(match: re.Match[str]) -> str:

@@ -69,6 +69,11 @@ class TextEncoder:
         return found
 
     @property
+    def tokenizer_class(self) -> str:
+        """Name of transformers' class of its tokenizer."""
+        return type(self.tokenizer).__name__
+
+    @property
     def width(self) -> int:
         """D of all hidden states that are read together."""
         return self.kind.width(self.encoder.config) * len(self.reading.layers)

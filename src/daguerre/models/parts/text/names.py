@@ -19,6 +19,11 @@ def with_wrapper(name: str) -> str:
     return name if name.startswith(("text_model.", "text_projection.")) else f"text_model.{name}"
 
 
+def hub_name(network: nn.Module, name: str) -> str:
+    """A tensor's name as the hub's files of a network have it, and transformers 4 reads it as well as 5."""
+    return with_wrapper(name) if type(network).__name__ == "CLIPTextModel" else name
+
+
 def _place(component: str, networks: Mapping[str, nn.Module]) -> tuple[int, bool]:
     """The number of a text encoder among those of the model, and whether it is the only one."""
     texts = sorted(name for name in networks if _TEXT_ENCODER.fullmatch(name))

@@ -1,0 +1,37 @@
+"""Settings that Stable Diffusion 1.x, 2.x and XL share."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from daguerre.models.parts.settings import ReadingSettings
+from daguerre.models.settings import BASE, Component, ComponentSpec, ScaledSettings
+
+
+class UNetSettings(ReadingSettings, ScaledSettings):
+    """Settings of families with a UNet with cross attention, a KL autoencoder and text encoders."""
+
+    unet: Component = BASE
+    """The UNet. Of given numbers, channels, cross_attention_dim and sample_size follow from the other networks; what
+    else is not given takes diffusers' defaults."""
+    vae: Component = BASE
+    """The autoencoder, frozen; its weights are float32."""
+    guidance_embedding: int | None = Field(None, ge=2, multiple_of=2, exclude_if=lambda width: width is None)
+    """Adds to a UNet without one an input for the guidance scale, in so many sines and cosines (256 is usual): with
+    objective lcm it learns to guide itself at a scale. It is zero at first. null: the UNet as it is."""
+
+    of_students: ClassVar[tuple[str, ...]] = ("guidance_embedding",)
+    components: ClassVar[Mapping[str, ComponentSpec]] = {
+        "unet": ComponentSpec("denoiser", trainable=True),
+        "vae": ComponentSpec("autoencoder"),
+        "text_encoder": ComponentSpec("text_encoder", trainable=True),
+        "tokenizer": ComponentSpec("tokenizer"),
+    }
+    """Each is a field, too: where it comes from."""
+
+    @classmethod
+    def usual_of(cls, configs: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+        """Side of a pipeline's images: of its UNet's samples, times what its autoencoder enlarges."""
+        levels = configs.get("vae", {}).get("block_out_channels", [0] * 4)
+        return {"data": {"resolution": int(configs.get("unet", {}).get("sample_size", 64)) * 2 ** (len(levels) - 1)}}
