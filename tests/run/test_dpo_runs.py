@@ -6,6 +6,7 @@ import math
 import shutil
 from pathlib import Path
 
+import measured_losses
 import pairs
 import pytest
 from tiny_runs import lines, outcome
@@ -57,3 +58,22 @@ def test_a_run_starts_at_ln_2_goes_on_to_the_bit_and_draws(recipe: str, twins: T
     assert losses[0][-1] != losses[0][0]
     assert any("validation/preferred_more" in line for line in lines(whole))
     assert main.run(["generate", str(parts), "prompt=a circle", f"out={tmp_path / 'drawn'}"]) == errors.DONE
+    validated = [line["validation/loss"] for line in lines(whole) if "validation/loss" in line]
+    assert measured_losses.mean(whole, tmp_path / "measured") == pytest.approx(validated[-1], rel=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_evaluate_has_the_reference_of_a_run_that_began_from_another(dtype: str, twins, tmp_path, capsys) -> None:
+    given = [f"training.weights_dtype={dtype}", "ema.enabled=false"]
+    assert train("sd15", twins, tmp_path, "first", 2, *given) == errors.DONE
+    given += [f"init_from={tmp_path / 'first'}", "optimizer.learning_rate=1e-2"]
+    assert train("sd15", twins, tmp_path, "next", 4, *given) == errors.DONE
+    run = tmp_path / "next"
+    validated = [line["validation/loss"] for line in lines(run) if "validation/loss" in line]
+    assert validated[-1] != pytest.approx(math.log(2), abs=1e-5)
+    assert measured_losses.mean(run, tmp_path / "measured") == pytest.approx(validated[-1], rel=1e-6)
+    shutil.rmtree(tmp_path / "first/checkpoints/step-00000002")
+    assert train("sd15", twins, tmp_path, "first", 3, *given[:2]) == errors.DONE
+    assert main.run(["evaluate", str(run), "metrics=[validation_loss]"]) == errors.REFUSED
+    assert "its loss compares with the model before the first update" in " ".join(capsys.readouterr().err.split())

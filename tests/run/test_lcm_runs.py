@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import measured_losses
 import numpy as np
 import pytest
 import torch
@@ -65,6 +66,8 @@ def test_a_run_goes_on_to_the_bit_and_draws(place: Place, kind: str) -> None:
         assert place.numbers(f"{kind}-parts", key) == place.numbers(f"{kind}-whole", key)
     assert_equal(place.tensors(f"{kind}-parts"), place.tensors(f"{kind}-whole"))
     run = place.folder / f"{kind}-parts"
+    measured = measured_losses.mean(run, place.folder / f"{kind}-measured", num_levels=2)
+    assert measured == pytest.approx(place.numbers(f"{kind}-whole", "validation/loss")[-1], rel=1e-6)
     assert main.run(["generate", str(run), "prompt=a", "num_inference_steps=2", f"out={run}-drawn"]) == errors.DONE
     base = json.loads((run / "checkpoints/step-00000004/base.json").read_text())
     if kind == "lora":

@@ -10,10 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from daguerre.assembly import base_digests, first_weights
 from daguerre.assembly.parts import Components
+from daguerre.config.config import Config
 from daguerre.objectives.objective import AVERAGE, REFERENCE
+from daguerre.training.sharding import UNSHARDED, Sharding
 from daguerre.training.state import TrainState
 from daguerre.types import Cond
 
@@ -22,16 +25,19 @@ from daguerre.types import Cond
 class OtherWeights:
     """The student with other weights in it: called as a `Net`, in evaluation mode and without gradient."""
 
-    state: TrainState
-    weights: Mapping[str, Tensor]
+    net: nn.Module
+    trained: Mapping[str, nn.Parameter]
     """This device's parts of the trained parameters, by name."""
+    sharding: Sharding
+    weights: Mapping[str, Tensor]
+    """What takes their place, parts of the same shapes."""
     role: str
 
     @torch.no_grad()
     def __call__(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond) -> Tensor:
         """y [B, C, h, w]. Several devices call it together, before the student: what the student's pass keeps for its
         backward pass would be written over where parameters are split."""
-        net, was_training = self.state.net, self.state.net.training
+        net, was_training = self.net, self.net.training
         # Validation has put the averages into the net already, and the student's own weights in their place.
         weights = {} if self.role == AVERAGE and not was_training else self.weights
         # Without dropout: what the student is compared with must be one function.
@@ -39,7 +45,7 @@ class OtherWeights:
         # Autocast remembers narrow copies of parameters, and cannot see that their memory is exchanged.
         torch.clear_autocast_cache()
         try:
-            with self.state.sharding.swapped(net, self.state.trained, weights):
+            with self.sharding.swapped(net, self.trained, weights):
                 y_BCHW: Tensor = net(x_BCHW, c_noise_B, cond)
         finally:
             torch.clear_autocast_cache()
@@ -54,8 +60,23 @@ def in_training(parts: Components, state: TrainState) -> Components:
     for role in parts.objective.needs.networks:
         if role == REFERENCE:
             # Only what is trained: with a LoRA these are its first factors alone, as the rest never changes.
-            first = {name: p.detach().clone() for name, p in state.trained.items()}
-            roles[role] = OtherWeights(state, first, role)
+            weights: Mapping[str, Tensor] = {name: p.detach().clone() for name, p in state.trained.items()}
         elif role == AVERAGE:
-            roles[role] = OtherWeights(state, state.ema.averages, role)
+            weights = state.ema.averages
+        else:
+            continue
+        roles[role] = OtherWeights(state.net, state.trained, state.sharding, weights, role)
     return replace(parts, others={**parts.others, **roles})
+
+
+def of_checkpoint(parts: Components, config: Config, recorded: base_digests.Base, checkpoint: str) -> Components:
+    """The parts with the reference that the loss of a checkpoint needs, before its weights are loaded: made again from
+    the base and `init_from`, as a run that goes on does. UserError where it is another one than `recorded`."""
+    if REFERENCE not in parts.objective.needs.networks:
+        return parts
+    first_weights.take(parts.attached, config.init_from)
+    base_digests.check_same_reference(recorded, base_digests.reference(parts.net, config), checkpoint)
+    trained = {name: p for name, p in parts.net.named_parameters() if p.requires_grad}
+    first = {name: p.detach().clone() for name, p in trained.items()}
+    reference = OtherWeights(parts.net, trained, UNSHARDED, first, REFERENCE)
+    return replace(parts, others={**parts.others, REFERENCE: reference})

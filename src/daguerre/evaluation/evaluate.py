@@ -142,10 +142,8 @@ class ModelEvaluation:
         return self._generated(requests).all()
 
     def _losses(self, quantiles: Sequence[float], num_samples: int) -> dict[str, np.ndarray]:
-        raw = self._loading("raw")
-        by = {"raw": raw.parts}
-        if self._checkpoint_has_averages:
-            by["ema"] = self._loading("ema").parts
+        weights = ["raw", *(["ema"] if self._checkpoint_has_averages else [])]
+        by = {name: load for name in weights if (load := self._loading(name).with_loss) is not None}
         return losses.kept(
             self.folder.path, self.part, by, lambda parts: self._opened(parts.images, parts.columns), quantiles,
             num_samples,

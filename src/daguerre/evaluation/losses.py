@@ -58,14 +58,7 @@ def array_name(weights: str, quantiles: Sequence[float], num_samples: int) -> st
 @torch.no_grad()
 def by_sample(parts: Components, held_out: Dataset, quantiles: Sequence[float], num_samples: int) -> np.ndarray:
     """[n, quantiles] float64: the loss of each held-out sample that can be decoded, without learnt weights, by the
-    weights that the net holds. UserError for a loss that compares with a network which no checkpoint holds."""
-    if lacking := [role for role in parts.objective.needs.networks if role not in (AVERAGE, *parts.others)]:
-        raise UserError(
-            f"validation_loss: this run's loss compares with another network ({', '.join(lacking)}), which only "
-            "training has: its own validation is in metrics/metrics.jsonl. Leave validation_loss out",
-            code="unsupported",
-            setting="metrics",
-        )
+    weights that the net holds. UserError without such samples."""
     parts = replace(parts, others={AVERAGE: parts.net, **parts.others})  # as in a run's validation
     parts.net.eval()
     rows: list[np.ndarray] = []

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from daguerre import trees
-from daguerre.assembly import base_digests
+from daguerre.assembly import base_digests, roles
 from daguerre.assembly.parts import Components, build
+from daguerre.assembly.parts import load as load_networks
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.checkpoint.store import Checkpoint, Found, Store
 from daguerre.config import config as configs
@@ -27,6 +28,7 @@ from daguerre.models.settings import BASE, INDEX, SINGLE_FILES, PretrainedSettin
 from daguerre.models.weights import index, single_files
 from daguerre.models.weights.files import read_json
 from daguerre.models.weights.resolve import Options
+from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.remote import local_copy
 from daguerre.storage import address
 from daguerre.training.state import load_weights
@@ -74,6 +76,9 @@ class Loading:
     provenance: dict[str, Any]
     """For the JSON of each image, and for telling one request from another."""
     parts: Callable[[], Components]
+    """For generation, without the networks that only a loss needs."""
+    with_loss: Callable[[], Components] | None = None
+    """Of a run: the same with all networks of its loss, as it validates; None for other models."""
 
 
 def find(target: str, place: Sequence[str], base: bool, given: Sequence[str] = ()) -> Model:
@@ -263,7 +268,8 @@ def of_checkpoint(checkpoint: Checkpoint, folder: RunFolder, config: Config, wei
     decoding = {*config.model.decoding}  # which may be others than those of the run
     if decoded := config.model.model_dump(mode="json", include=decoding, exclude_defaults=True):
         provenance["model"] = decoded
-    return Loading(description, provenance, partial(load, config, checkpoint, raw))
+    loads = partial(load, config, checkpoint, raw)
+    return Loading(description, provenance, loads, partial(loads, for_loss=True))
 
 
 def weights_of(checkpoint: Checkpoint, folder: RunFolder, weights: str | None) -> tuple[bool, str]:
@@ -293,13 +299,18 @@ def _check_pretrained(model: Model, config: Config) -> None:
 
 
 def _build(config: Config) -> Components:
-    """The parts for generation: without what only serves gradients, with the kernels of this device."""
-    kernels = "plain" if config.training.kernels == "plain" else "auto"
-    settings = {"compile": False, "kernels": kernels, "gradient_checkpointing": False, "base_precision": "no"}
-    training, objective = config.training.model_copy(update=settings), config.objective.in_use()
-    parts = build(config.model_copy(update={"training": training, "objective": objective}))
+    """The parts for generation."""
+    parts = build(_in_use(config, config.objective.in_use()))
     parts.net.eval()
     return parts
+
+
+def _in_use(config: Config, objective: ObjectiveSettings) -> Config:
+    """The config with this objective, without what only serves gradients, with the kernels of this device."""
+    kernels = "plain" if config.training.kernels == "plain" else "auto"
+    settings = {"compile": False, "kernels": kernels, "gradient_checkpointing": False, "base_precision": "no"}
+    training = config.training.model_copy(update=settings)
+    return config.model_copy(update={"training": training, "objective": objective})
 
 
 def newest(folder: RunFolder, name: str) -> Checkpoint:
@@ -330,15 +341,23 @@ def read(store: Store, path: Path) -> Checkpoint:
     return store.load(path, only=[name for name in ("model", "ema", "objective") if name in groups])
 
 
-def load(config: Config, checkpoint: Checkpoint, raw: bool = False) -> Components:
-    """The parts with the checkpoint's weights, the averaged ones if it has them, ready to generate with."""
-    parts = _build(config)
+def load(config: Config, checkpoint: Checkpoint, raw: bool = False, for_loss: bool = False) -> Components:
+    """The parts with the checkpoint's weights, the averaged ones if it has them, ready to generate with, or to compute
+    the loss with."""
+    own = _in_use(config, config.objective if for_loss else config.objective.in_use())
+    networks = load_networks(own)
     averages = {} if raw else checkpoint.tensors.get("ema", {})
-    base = base_digests.of(config, parts.family, parts.attached)
+    base = base_digests.of(own, *networks)
     recorded = checkpoint.documents.get("base")
     if recorded is not None:
-        recorded = {name: own for name, own in recorded.items() if name not in config.objective.networks}
+        unused = config.objective.networks.keys() - own.objective.networks.keys()
+        recorded = {name: each for name, each in recorded.items() if name not in unused}
     base_digests.check_same_base(recorded, base, checkpoint.name)
+    # Weights that a loss compares with are stored as in training, so that they are the same to the bit.
+    parts = build(own, networks=networks, trains=for_loss)
+    parts.net.eval()
+    if for_loss:
+        parts = roles.of_checkpoint(parts, config, recorded or {}, checkpoint.name)
     with named(checkpoint.name):
         load_weights(parts.net, checkpoint.tensors["model"] | averages, saved=parts.attached.names)
         parts.objective.learnt.load_state(checkpoint.tensors.get("objective", {}))

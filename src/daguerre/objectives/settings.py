@@ -76,7 +76,7 @@ class ObjectiveSettings(Settings):
         return {}
 
     def in_use(self) -> Self:
-        """The settings without the frozen ones of these networks: for all but training."""
+        """The settings without the frozen ones of these networks, where no loss is computed."""
         return self
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from daguerre.adapters.adapter import Attached
+from daguerre.assembly import first_weights as first
 from daguerre.assembly.batch_sizes import BatchSizes, shared_out
 from daguerre.checkpoint import manifest
 from daguerre.checkpoint.atomic import write_bytes_atomically, write_json_atomically
@@ -26,7 +27,7 @@ from daguerre.config.config import Change, Config, Loaded
 from daguerre.data.loading.loader import Loading
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.process_group import Processes
-from daguerre.errors import UserError, named
+from daguerre.errors import UserError
 from daguerre.formatting import shown
 from daguerre.models.weights import files, single_files
 from daguerre.regular import check_regular
@@ -36,7 +37,7 @@ from daguerre.run.storage import LocalStorage, RunStorage
 from daguerre.tracking.sinks import truncate_after
 from daguerre.training.guard import check_finite, misfits
 from daguerre.training.settings import largest_divisor
-from daguerre.training.state import TrainState, adopt
+from daguerre.training.state import TrainState
 
 _BATCH = "training.global_batch_size"
 _RECORDED = (_BATCH, "lr_scheduler.stages")
@@ -228,23 +229,7 @@ def _difference(change: Change) -> str:
 def first_weights(attached: Attached, start: StartPoint, config: Config, refers: bool = False) -> list[str]:
     """Puts the weights of `init_from` into the net of a fresh run, before it is split; also of one that goes on, where
     its loss `refers` to them. Returns notices."""
-    if (start.checkpoint is not None and not refers) or config.init_from is None:
-        return []
-    other = RunFolder(local_copy.located(config.init_from))
-    if other.path.exists() and not (other.checkpoints.is_dir() or other.config.is_file()):
-        return attached.start_from(other.path)
-    notices, place = local_copy.fetch(other.path), f"{local_copy.display_name(other.path)}/checkpoints"
-    found = Store(other.checkpoints).newest_verified()
-    if found.path is None:
-        raise UserError(
-            f"init_from={config.init_from}: there is no checkpoint in {place}; train that run first, or "
-            "give the folder of another",
-            code="missing",
-            setting="init_from",
-        )
-    notices += [*found.notices, f"starting from the weights of {place}/{found.path.name}"]
-    with named(f"{place}/{found.path.name}"):
-        return [*notices, *adopt(attached.net, Store(other.checkpoints).load(found.path).tensors, attached.names)]
+    return first.take(attached, config.init_from) if start.checkpoint is None or refers else []
 
 
 def first_averages(attached: Attached, start: StartPoint, config: Config) -> dict[str, Tensor] | None:
