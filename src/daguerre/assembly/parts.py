@@ -89,7 +89,8 @@ class Components:
 
     def loss_of(self, net: nn.Module, example: Example[Any]) -> LossTerms:
         """The loss of a micro-batch that is encoded already."""
-        return self.objective.loss(Nets(net, self.others, self.family.guidance), example)
+        with kernels.repeated(torch.is_grad_enabled()):
+            return self.objective.loss(Nets(net, self.others, self.family.guidance), example)
 
     def example(self, batch: Batch) -> Example[Any]:
         """The batch as the objective reads it: encoded by the family, and conditioned further by the adapters."""
@@ -294,7 +295,8 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
         diffusion.sampled(sampling).grid(sampling.num_inference_steps, sampling.timestep_spacing)
     # The further networks too: a ControlNet has blocks of the denoiser's classes.
     compiled = block_classes([*family.networks.values(), *attached.added_networks.values()])
-    kernels.apply(config.training, net, family.components.values(), compiled, device)
+    teachers = [network.module for network in family.networks.values() if network.teacher is not None]
+    kernels.apply(config.training, net, family.components.values(), compiled, device, teachers)
     if device.type == "cuda" and config.training.kernels != "plain":
         cast_together([*family.networks.values(), *attached.added_networks.values()])
     if config.training.gradient_checkpointing:

@@ -7,7 +7,8 @@ blocks that are not compiled before a run trains with them. Compiled code is kep
 
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
@@ -22,12 +23,13 @@ from daguerre.kernels import available
 
 SHAPES = 256
 """Most shapes for which equal blocks are compiled: sizes of images."""
+_repeated = False
 
 
 def compile_blocks(net: nn.Module, names: Collection[str], device: torch.device, cache_dir: str | None = None) -> int:
     """Every block of diffusers whose class has one of these names is compiled when it is first called with gradients,
     for each shape by itself; returns how many blocks there are. Without gradients (sampling, validation) blocks compute
-    uncompiled: a few passes of other shapes are not worth the minutes.
+    uncompiled, as a few passes of other shapes are not worth the minutes, but for those of `repeated`.
 
     UserError without such a block, and where compiling needs what is not installed.
     """
@@ -56,6 +58,18 @@ def compile_blocks(net: nn.Module, names: Collection[str], device: torch.device,
     return len(found)
 
 
+@contextmanager
+def repeated(there_are_gradients: bool) -> Iterator[None]:
+    """Within the context of a loss that is trained by, blocks are compiled in its passes without gradient, too: those
+    of a teacher, and of the student with other weights, come in every update."""
+    global _repeated
+    before, _repeated = _repeated, there_are_gradients
+    try:
+        yield
+    finally:
+        _repeated = before
+
+
 def _is_of_diffusers(module: nn.Module, names: Collection[str]) -> bool:
     kinds = type(module).__mro__  # kernels stand in for a network's own
     return any(kind.__name__ in names and kind.__module__.startswith("diffusers.") for kind in kinds)
@@ -71,7 +85,7 @@ def _forward(kind: type[nn.Module], number: int, options: dict[str, Any]) -> Cal
     compiled = torch.compile(own, dynamic=False, options=options)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return (compiled if torch.is_grad_enabled() else plain)(self, *args, **kwargs)
+        return (compiled if _repeated or torch.is_grad_enabled() else plain)(self, *args, **kwargs)
 
     return forward
 

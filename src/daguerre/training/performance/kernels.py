@@ -7,6 +7,7 @@ from torch import nn
 
 from daguerre.errors import UserError, install
 from daguerre.kernels import attention, available, biases, blocks, channels_last, narrow, products, swap
+from daguerre.kernels.blocks import repeated as repeated  # for the loss, which knows no kernels
 from daguerre.training.precision import dtypes
 from daguerre.training.settings import TrainingSettings
 
@@ -17,9 +18,11 @@ def apply(
     frozen: Iterable[nn.Module],
     block_classes: Collection[str],
     device: torch.device,
+    teachers: Iterable[nn.Module] = (),
 ) -> None:
     """Prepares the trained networks `net` and the frozen ones for this device, once, before they are sharded.
-    `block_classes` are the names of blocks that may be compiled. UserError if the device cannot."""
+    `block_classes` are the names of blocks that may be compiled: of the net, and of frozen networks that are called in
+    each update, the `teachers`. UserError if the device cannot."""
     fused = uses_triton(settings, device)
     # A network that is trained whole is also one of the family's: it must not be changed twice.
     every = list({id(network): network for network in (net, *frozen)}.values())
@@ -57,7 +60,8 @@ def apply(
         narrow.cast_by_block(net, device)
     # Last: what is compiled are the blocks with all kernels in their places.
     if settings.compile:
-        blocks.compile_blocks(net, block_classes, device, settings.compile_cache_dir)
+        for network in (net, *teachers):
+            blocks.compile_blocks(network, block_classes, device, settings.compile_cache_dir)
 
 
 def layout(networks: Iterable[nn.Module], fused: bool, last: bool) -> None:
