@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import NamedTuple
 
 from daguerre import faults, ranks
 from daguerre.assembly import base_digests, left_out, quantized_base
@@ -14,6 +15,7 @@ from daguerre.assembly.roles import in_training
 from daguerre.checkpoint.async_save import FailedSaves, Outcome, Saver
 from daguerre.checkpoint.retention import RetentionPolicy
 from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, State
+from daguerre.checkpoint.sharded import ShardedStore
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.config.config import Config, Loaded
 from daguerre.credentials import scrub
@@ -156,56 +158,145 @@ def _record_failure(run: Run, _: type[BaseException] | None, error: BaseExceptio
         faults.recorded(error, run.folder.path)
 
 
+class _Origin(NamedTuple):
+    """The point that a run goes on from, and the cut of its batches."""
+
+    mesh: Mesh
+    store: ShardedStore
+    point: resume.StartPoint
+    sizes: BatchSizes
+
+
+class _Model(NamedTuple):
+    """Networks on their mesh, as the run goes on with them."""
+
+    parts: Components
+    state: TrainState
+    base: base_digests.Base
+    notices: list[str]
+
+
+class _Samples(NamedTuple):
+    """The samples of both splits, and what a cache has of them."""
+
+    dataset: Dataset
+    held_out: Dataset
+    caches: cached.Cached
+    notices: list[str]
+
+
 def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSignals, processes: Processes) -> Run:
     """Builds the run and brings it to its start point. For all ranks, while rank 0 holds the storage."""
-    config, folder, world = loaded.config, storage.folder, processes.world
+    # Each step needs what those before it settle, and all that can refuse the run comes before the first write:
+    # 1. the origin: a checkpoint says how batches were cut, and which base it stands on;
+    # 2. the model: whole networks are compared with that base, and only then split over the mesh;
+    # 3. the samples: the parts say which images of a sample are read, and split networks fill a cache together;
+    # 4. the lengths: an epoch is counted in the samples that were chosen;
+    # 5. a first batch: data that cannot be planned or read is refused while the folder is as it was;
+    # 6. the record, and only then what goes on writing: metrics, saves, the reason of a failure.
+    config, leads = loaded.config, processes.leads
     processes.agreement.run_on_rank0(lambda: trackers.check(config.logging))
+    origin = _origin(loaded, storage, processes)
+    model = _model(config, origin, processes, stop)
+    chosen = _samples(config, origin.point, model.parts, processes)
+    config, pace, every, of_lengths = _lengths(config, origin, chosen.dataset)
+    terminal = stack.enter_context(Progress(every.total, None if leads else io.StringIO()))
+    storage.say = terminal.message
+    loading = _loading(config, storage.folder, chosen, model, origin, terminal, leads)
+    probe = device.on(model.parts.device, loading.first(model.state.slots))
+    if leads:
+        _record(config, storage.folder, origin, model.parts, chosen.caches, terminal)
+    run = Run(
+        config=config,
+        folder=storage.folder,
+        processes=processes,
+        saver=_saver(config, origin.store, every),
+        parts=model.parts,
+        sizes=origin.sizes,
+        pace=pace,
+        every=every,
+        dataset=chosen.dataset,
+        held_out=chosen.held_out,
+        validated=chosen.caches.wrap(chosen.held_out),
+        state=model.state,
+        loading=loading,
+        terminal=terminal,
+        sinks=trackers.sinks(config, storage.folder, origin.point.step, terminal.message, stack) if leads else [],
+        gathered=distribute.GatheredModel(config, leads),
+        base=model.base,
+    )
+    stack.push(partial(_record_failure, run))
+    found = [*loaded.notices, *origin.point.notices, *origin.sizes.notices, *model.notices, *chosen.notices]
+    return _announced(run, probe, [*_of_mesh(origin, processes), *found, *of_lengths, *_of_data(run)], storage)
+
+
+def _origin(loaded: Loaded, storage: RunStorage, processes: Processes) -> _Origin:
+    config, world = loaded.config, processes.world
     mesh = config.mesh.resolved(world.size, world.nodes)
     store = state_io.store(storage, _ranks(config, processes))
-    point = resume.find_start(loaded, folder, store, processes)
-    sizes = shared_out(loaded, mesh, point.global_batch_size)
+    point = resume.find_start(loaded, storage.folder, store, processes)
+    return _Origin(mesh, store, point, shared_out(loaded, mesh, point.global_batch_size))
+
+
+def _model(config: Config, origin: _Origin, processes: Processes, stop: StopSignals) -> _Model:
+    point = origin.point
     networks = load(config, left_out.components(config))
     base = base_digests.of(config, *networks)
     if point.checkpoint is not None:
         base_digests.check_same_base(point.documents.get("base"), base, point.checkpoint.name)
     parts = build(config, processes.device, networks=networks, trains=True)
-    check_uncut_batches(config, couples_samples(parts.objective, parts.net), sizes)
+    check_uncut_batches(config, couples_samples(parts.objective, parts.net), origin.sizes)
     samples.check(config, parts)
-    notices = [*loaded.notices, *point.notices, *sizes.notices, *_of_networks(config, parts)]
-    parts, state, first, of_state = _state(config, parts, point, mesh, processes, stop)
+    notices = _of_networks(config, parts)
+    parts, state, first, of_state = _state(config, parts, point, origin.mesh, processes, stop)
+    return _Model(parts, state, {**base, **first}, [*notices, *of_state])
+
+
+def _samples(config: Config, point: resume.StartPoint, parts: Components, processes: Processes) -> _Samples:
     dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images, parts.columns)
     caches = cached.filled(config, parts, dataset, held_out, processes)
+    notices: list[str] = []
     if point.checkpoint is None:  # alike on every rank: an autoencoder that is in memory may be split over them
         notices += reconstruction.notices(config, parts, dataset, caches.encoded)
         notices += summary.describe_cut_captions(parts.family, dataset)
-    config, of_lengths = lengths.fixed(config, point.lengths, dataset.count, sizes.whole)
-    pace = schedule.pace_of(point, sizes, dataset.count)
-    config, of_duration = schedule.settled(config, point, sizes, pace)
+    notices += parts.attached.unseen(partial(loader.fixed_captions, dataset))
+    return _Samples(dataset, held_out, caches, [*notices, *caches.notices])
+
+
+def _lengths(config: Config, origin: _Origin, dataset: Dataset) -> tuple[Config, Pace, Intervals, list[str]]:
+    """The config with its lengths fixed, the pace and the intervals that follow from it, and notices."""
+    config, notices = lengths.fixed(config, origin.point.lengths, dataset.count, origin.sizes.whole)
+    pace = schedule.pace_of(origin.point, origin.sizes, dataset.count)
+    config, of_duration = schedule.settled(config, origin.point, origin.sizes, pace)
     every = intervals(config, pace)
-    unseen = parts.attached.unseen(partial(loader.fixed_captions, dataset))
-    notices += [*unseen, *of_state, *of_lengths, *of_duration, *caches.notices]
-    notices += [*summary.describe_learning_rate(config, sizes), *summary.describe_warmup(every)]
-    validates = every.validation is not None
-    notices += summary.describe_data(dataset, held_out, sizes.whole, validates, parts.family.generates, parts.images)
-    terminal = stack.enter_context(Progress(every.total, None if processes.leads else io.StringIO()))
-    storage.say = terminal.message
-    loading = _loading(config, folder, caches.wrap(dataset), parts, sizes, state, terminal, processes.leads)
-    resume.restore_loading(loading, point, config)
-    # Data that cannot be planned or read is refused here, before anything is written.
-    probe = device.on(parts.device, loading.first(state.slots))
-    if processes.leads:
-        resume.record(config, folder, point, sizes, {"parameters": summary.parameter_counts(parts), **caches.about})
-        for line in read_metrics(folder.metrics):
-            terminal.remember(line.get("learning/loss"))
-    own, keep = config.checkpoint, RetentionPolicy(config.checkpoint.keep, every.backup)
-    run = Run(
-        config, folder, processes, Saver(store, keep, FailedSaves(own.max_failed_saves), own.background), parts, sizes,
-        pace, every, dataset, held_out, caches.wrap(held_out), state, loading, terminal,
-        trackers.sinks(config, folder, point.step, terminal.message, stack) if processes.leads else [],
-        distribute.GatheredModel(config, processes.leads), {**base, **first},
-    )  # fmt: skip
-    stack.push(partial(_record_failure, run))
-    return _announced(run, probe, [*([f"{world}: {mesh}"] if world.size > 1 else []), *notices], storage)
+    rate = [*summary.describe_learning_rate(config, origin.sizes), *summary.describe_warmup(every)]
+    return config, pace, every, [*notices, *of_duration, *rate]
+
+
+def _record(
+    config: Config, folder: RunFolder, origin: _Origin, parts: Components, caches: cached.Cached, terminal: Progress
+) -> None:
+    """Writes into the run's folder what the run is, and reads back the numbers that it has logged."""
+    about = {"parameters": summary.parameter_counts(parts), **caches.about}
+    resume.record(config, folder, origin.point, origin.sizes, about)
+    for line in read_metrics(folder.metrics):
+        terminal.remember(line.get("learning/loss"))
+
+
+def _saver(config: Config, store: ShardedStore, every: Intervals) -> Saver:
+    keep = RetentionPolicy(config.checkpoint.keep, every.backup)
+    return Saver(store, keep, FailedSaves(config.checkpoint.max_failed_saves), config.checkpoint.background)
+
+
+def _of_mesh(origin: _Origin, processes: Processes) -> list[str]:
+    return [f"{processes.world}: {origin.mesh}"] if processes.world.size > 1 else []
+
+
+def _of_data(run: Run) -> list[str]:
+    validates, family = run.every.validation is not None, run.parts.family
+    return summary.describe_data(
+        run.dataset, run.held_out, run.sizes.whole, validates, family.generates, run.parts.images
+    )
 
 
 def _of_networks(config: Config, parts: Components) -> list[str]:
@@ -239,16 +330,35 @@ def _state(
 
 
 def _loading(
-    config: Config, folder: RunFolder, dataset: Dataset, parts: Components, sizes: BatchSizes, state: TrainState,
-    terminal: Progress, leads: bool,
-) -> loader.Loading:  # fmt: skip
-    skips = Skips(config.data.max_skipped, folder.skipped if leads else None, terminal.message)
-    return loader.Loading(
-        dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.truncated, skips,
-        state.sharding.rank, state.sharding.ranks, pinned=parts.device.type == "cuda", images=parts.images,
-        columns=parts.columns, layout=parts.family.layout,
-        agreed=lambda count: max(state.sharding.gather(count)),
-    )  # fmt: skip
+    config: Config,
+    folder: RunFolder,
+    chosen: _Samples,
+    model: _Model,
+    origin: _Origin,
+    terminal: Progress,
+    leads: bool,
+) -> loader.Loading:
+    """The batches of the run from its start point on."""
+    parts, sharding = model.parts, model.state.sharding
+    loading = loader.Loading(
+        chosen.caches.wrap(chosen.dataset),
+        config.loader,
+        config.seed,
+        origin.sizes.whole,
+        origin.sizes.micro,
+        parts.draws,
+        parts.family.truncated,
+        Skips(config.data.max_skipped, folder.skipped if leads else None, terminal.message),
+        sharding.rank,
+        sharding.ranks,
+        pinned=parts.device.type == "cuda",
+        images=parts.images,
+        columns=parts.columns,
+        layout=parts.family.layout,
+        agreed=lambda count: max(sharding.gather(count)),
+    )
+    resume.restore_loading(loading, origin.point, config)
+    return loading
 
 
 def _announced(run: Run, probe: Batch, notices: Sequence[str], storage: RunStorage) -> Run:
