@@ -7,7 +7,8 @@ from daguerre.distributed.sharding_rules import Dims
 _FACTOR = re.compile(
     r"\.(?:(lora_[AB])\.\w+\.weight|(?:lora_magnitude_vector|hada_\w+|lokr_\w+|boft_\w+)\.\w+(?:\.weight)?)$"
 )
-_ROWS = re.compile(r"\b(token_embedding|embed_tokens)\.rows$")
+_ROWS = re.compile(r"\b(?:token_embedding|embed_tokens)\.rows$")
+_T5_TABLE = re.compile(r"\bencoder\.embed_tokens$")
 ROWS = "rows"
 """Rows added to embeddings, which every device has."""
 OTHER = "other"
@@ -19,8 +20,9 @@ def host(name: str) -> tuple[str, str]:
     weight, what it is: `lora_A` (rank, in), `lora_B` (out, rank), `rows` (n, width) or `other`."""
     if found := _FACTOR.search(name):
         return f"{name[: found.start()]}.weight", found[1] or OTHER
-    if found := _ROWS.search(name):
-        return f"{'shared' if found[1] == 'embed_tokens' else name[: -len('.rows')]}.weight", ROWS
+    if _ROWS.search(name):
+        # A T5 reads its table as `encoder.embed_tokens`, and has its weight as `shared`.
+        return f"{_T5_TABLE.sub('shared', name.removesuffix('.rows'))}.weight", ROWS
     return name.replace(".base_layer.", "."), ""
 
 

@@ -46,6 +46,7 @@ def filled(config: Config, parts: Components, dataset: Dataset, held_out: Datase
     if opened is None:
         return Cached()
     unused = [name for name in encoders.absent(parts.family) if name not in opened.components]
+    # What was left out on the chance of a cache, and is not in it after all, is needed in every update.
     encoders.restored(parts.family, unused)
     if not opened.halves:
         return Cached(notices=opened.notices)
@@ -76,6 +77,7 @@ def _filling(
     opened: cache.Cache, config: Config, parts: Components, dataset: Dataset, processes: Processes
 ) -> fill.Filling:
     def say(text: str) -> None:
+        # Flushed: under a launcher this is a pipe, which would show nothing for minutes.
         print(text, flush=True)
 
     world = processes.world
@@ -84,6 +86,7 @@ def _filling(
 
 def _fill(filling: fill.Filling, each: Sequence[Wanted], processes: Processes) -> fill.Filled:
     with processes.watch.doing("caching"):
+        # The meeting at the end: a rank that is done must not train on rows that another one has not written yet.
         return fill.filled(filling, each, lambda: processes.agreement.gather(None))
 
 

@@ -106,6 +106,7 @@ def check_prediction(config: Config, parts: Components) -> None:
     Or if an adapter does, whose few weights teach it little, and which is of no use on a base that predicts another."""
     asked, pretrained = requests(config), parts.family.pretrained
     few = [f"adapters.{name}" for name, own in config.adapters.items() if own.part != "all" or own.separate]
+    # Weights of another run, or random ones, have no scheduler beside them that says what they predict.
     if not (asked or few) or config.init_from is not None or pretrained is None:
         return
     if why := compatibility.prediction_warning(pretrained, parts.objective):
@@ -130,6 +131,7 @@ def _generate(
 ) -> str:
     sampling = config.sampling.model_copy(update={"seed": each.seed})
     print(f"{each.setting}: generating {each.missing:,} images of {each.shown} into {each.folder}", flush=True)
+    # Monotonic: a clock that is set meanwhile must not make a length negative.
     began, training = time.monotonic(), parts.net.training
     parts.net.eval()
     with encoders.present(parts.family):
@@ -184,6 +186,7 @@ def fill(
         for i in range(count)
     ]
     not_whole = [one for one in every if not files.is_complete(one)]
+    # An image without its caption or facts is that of a kill in between: it is generated again.
     kept = images_in(folder) - sum(files.image(one).exists() for one in not_whole)
     missing = max(0, count - kept)
 
@@ -198,6 +201,7 @@ def fill(
             counter.add(1)
             yield image
 
+    # Stopping is no error here: the caller reads in `missing` that images are left.
     with Counter("generating images", missing, unit="images") as counter, suppress(generate.Stopped):
         for _ in in_threads(write, counted()):
             pass
@@ -206,6 +210,7 @@ def fill(
 
 def images_in(folder: Path) -> int:
     """Images in a folder and in those inside; 0 without the folder."""
+    # Hidden names are files that are being written.
     files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
     return sum(path.suffix.lower() in EXTENSIONS for path in files)
 
@@ -220,6 +225,7 @@ def _made_with(config: Config) -> dict[str, Any]:
         "init_from": config.init_from,
     }
     return {
+        # By absolute path: the same command from another folder must find its images.
         name: str(Path(value).resolve()) if isinstance(value, str) and Path(value).exists() else value
         for name, value in found.items()
         if value is not None
@@ -238,6 +244,7 @@ def _facts(path: Path) -> dict[str, Any]:
 def _check_same(each: ClassImageRequest, config: Config, provenance: Mapping[str, Any]) -> None:
     """UserError if the folder's generated images are of other prompts, another size or model."""
     # With the image after the last prompt, so that the end of a longer list is noticed, too.
+    # One image of each prompt says enough, as all were made by one command.
     for i, prompt in enumerate([*each.prompts, each.prompts[0]]):
         path = each.folder / f"drawn-{i:05d}.json"
         if path.is_file():

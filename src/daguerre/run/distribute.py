@@ -37,6 +37,7 @@ def process_group(config: Config, storage: RunStorage, stop: StopSignals) -> Ite
     """The processes of a run, on their devices, each with its watchdog; they leave together."""
 
     def on_end(failure: Failure) -> None:
+        # From the file: the watchdog acts while the main thread hangs, and must not wait for anything of it.
         known = storage.folder.read_status() or {}
         counts = {name: known.get(name, 0) for name in ("step", "samples", "total_steps")}
         storage.folder.write_status("failed", reason=failure.text, **counts)
@@ -59,16 +60,19 @@ def shard_networks(config: Config, parts: Components, processes: Processes, mesh
     still = frozen(parts.net, there)
     _check_types(parts.net, mesh)
     weights = {"what is trained": parts.net, **{name: network.module for name, network in still.items()}}
+    # Before they are split: a node with another version of the base would train another model, without any error.
     check_same_weights(weights, processes.agreement)
     axis_rules = config.mesh.logical_axis_rules
     notices = sharding_rules.check(axis_rules, mesh)
     grid = parallelize.device_mesh(mesh, parts.device.type)
     found = of_net(parts.net, parts.networks, axis_rules, mesh)
     problems, unknown = [*found.problems], [*found.unknown]
+    # Attributes that count heads, by which the networks' code divides: a device of a tensor mesh has a part of them.
     counts = {count for network in there.values() for count in network.facts.counts}
     called = {name for network in there.values() for name in network.facts.called}
     split = parallelize.apply(parts.net, mesh, found.placed, grid, block_classes(there.values()), counts, called)
     for name, network in still.items():
+        # A network that ranks call unequally often must not gather: the others would wait for ever.
         is_split = config.mesh.shard_frozen and name not in parts.family.uneven
         if is_split and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
             own = placement(network, axis_rules, mesh)
@@ -77,6 +81,7 @@ def shard_networks(config: Config, parts: Components, processes: Processes, mesh
             facts = network.facts
             parallelize.apply(network.module, mesh, own.placed, grid, facts.blocks, facts.counts, facts.called)
             for entry in (each for each in _ENTRIES if hasattr(network.module, each)):
+                # FSDP2 gathers weights in hooks of `forward`: another method would compute with shards.
                 register_fsdp_forward_method(network.module, entry)
     notices += describe_unknown(unknown, mesh)
     sharding = MeshSharding(parts.net, mesh, found.placed, split, processes.world.rank, processes.agreement)
@@ -125,10 +130,12 @@ class GatheredModel:
         adapters that have them on rank 0, its `own` elsewhere. All ranks call this."""
         assert isinstance(sharding, MeshSharding)
         if self.leads and self._attached is None:
+            # Once a run: opening the base takes minutes, and its own weights never change.
             self._attached = load(self.config)[1]
             assert self._attached.names == own.names
         weights = {} if self._attached is None else self._attached.net.state_dict()
         with torch.no_grad():
+            # One tensor after the other: the whole model may have no room on a device.
             for name, tensor in sharding.whole(own.names):
                 if self._attached is not None:
                     weights[name].copy_(tensor)

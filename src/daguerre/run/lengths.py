@@ -36,6 +36,7 @@ def fixed(
         if own.at_most is not None:
             section, _, field = place.partition(".")
             today = own.plain(samples_per_epoch, batch)
+            # The run's own: data that have changed since must not move the end of a schedule that is under way.
             plain = Duration(known.get(place, today))
             if (plain.number, plain.unit) != (today.number, today.unit):
                 notices.append(

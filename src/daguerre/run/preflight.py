@@ -40,9 +40,11 @@ def seconds(parts: Components, batch: Batch) -> float:
 @torch.no_grad()
 def training_flops_per_sample(parts: Components, batch: Batch) -> float:
     """Floating-point operations of one training sample in the trained net: three times the counted forward pass."""
+    # Without dropout and without moving running statistics: this pass must leave no trace.
     parts.net.eval()
     example = parts.example(batch)
     with parts.autocast():
+        # The backward pass computes two gradients for each product of the forward pass.
         return 3.0 * flops.count(lambda: parts.loss_of(parts.net, example)) / len(batch.names)
 
 
@@ -51,6 +53,7 @@ def check_compiled_code(parts: Components, batch: Batch) -> None:
     """UserError if gradients of compiled blocks are not those without compiling: some releases of torch compile some
     networks wrongly, silently. It sees the shapes of this batch alone. Gradients that are not finite uncompiled are
     left to other guards."""
+    # On the host: a second set of gradients may have no room on the device.
     compiled = {name: gradient.cpu() for name, gradient in _gradients(parts, batch)}
     with torch.compiler.set_stance("force_eager"):
         plain = dict(_gradients(parts, batch))
@@ -61,6 +64,7 @@ def check_compiled_code(parts: Components, batch: Batch) -> None:
     wrong = [
         name
         for name, norm in norms.items()
+        # `not <=`, so that NaN counts as wrong.
         if not float((compiled.pop(name).to(plain[name].device) - plain[name]).float().norm()) <= of_own * norm + most
     ]
     if wrong:
@@ -94,6 +98,7 @@ def _untouched(parts: Components) -> Iterator[None]:
     """Context of passes as training makes them: what they compile is then what training computes with."""
     statistics, mode = [(buffer, buffer.clone()) for buffer in parts.net.buffers()], parts.net.training
     parts.net.train()
+    # Dropout draws from torch's generator, from which training goes on afterwards.
     with torch.random.fork_rng([parts.device] if parts.device.type == "cuda" else []):
         try:
             yield

@@ -34,6 +34,7 @@ def notices(config: Config, parts: Components, dataset: Dataset, encoded: int = 
     name = _autoencoder(parts.family, dataset)
     if name is None or (name in encoders.absent(parts.family) and not encoded):
         return []
+    # The autoencoder alone: text encoders that a cache has left out would have no room beside it.
     with encoders.present(parts.family, parts.device, [name]):
         found = list(_psnr_db(parts, dataset))
     mean_db = sum(found) / len(found) if found else POOR_DB
@@ -80,6 +81,7 @@ def _autoencoder(family: Family, dataset: Dataset) -> str | None:
 @torch.no_grad()
 def _psnr_db(parts: Components, dataset: Dataset) -> Iterator[float]:
     """PSNR of each of the first images, as training crops them."""
+    # The largest bucket bounds the memory and the time of this look.
     height, width = max((bucket.height_px, bucket.width_px) for bucket in dataset.buckets)
     count = max(1, min(_IMAGES, _PIXELS // (height * width)))
     for batch in islice(loader.fixed_batches(dataset, count, lambda _: 1), count):

@@ -78,6 +78,7 @@ def find_start(loaded: Loaded, folder: RunFolder, store: ShardedStore, processes
 
     Call it on all ranks while rank 0 holds the folder.
     """
+    # By rank 0 alone, which holds the folder: another machine may not see it, or see it as it was a moment ago.
     known = processes.agreement.run_on_rank0(lambda: _recorded(_without_shipped_batch(loaded), folder))
     name = loaded.config.resume_from_checkpoint
     return _start(store.recover() if name in _NEWEST else store.rewind(name), known)
@@ -98,6 +99,7 @@ def foresee_start(loaded: Loaded, storage: RunStorage) -> StartPoint:
             code="unknown",
             setting="resume_from_checkpoint",
         )
+    # As `train` would: a damaged checkpoint is refused in the dry run already.
     store.read_all(store.root / name)
     return _start(Found(store.root / name, []), known)
 
@@ -106,6 +108,7 @@ def _start(found: Found, known: Mapping[str, Any]) -> StartPoint:
     documents = {}
     if found.path is not None:
         with opened(found.path) as reader:
+            # Checkpoints of older versions have fewer.
             documents = {name: reader.document(name) for name in _DOCUMENTS if reader.has(name)}
     notices = [*found.notices, *known_faults.notices(documents), *known["allowed"]]
     return StartPoint(found.path, documents, known["global_batch_size"], notices, known["schedule"], known["lengths"])
@@ -144,6 +147,7 @@ def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
         )
     old = configs.load(str(folder.path)).config
     known = lengths.recorded(old)
+    # Compared with the run's own lengths: a data set that grew is no other recipe.
     allowed = check_same_recipe(old, lengths.fixed(config, known, None, 1)[0], folder)
     whole = old.training.global_batch_size
     if any(change.path == _BATCH for change in allowed):
@@ -165,6 +169,7 @@ def check_same_recipe(old: Config, new: Config, folder: RunFolder) -> list[Chang
     # Left out, these are the recorded ones.
     changes = [change for change in changes if change.new or change.path not in _RECORDED]
     moved = _moved(new, changes)
+    # A base in another place needs no permission: its digest decides later.
     named_ones = [change for change in changes if change in moved or _within(change, new.allow_change)]
     allowed = [change for change in named_ones if not _never(change)]
     changes = [change for change in changes if change not in allowed]
@@ -276,7 +281,9 @@ def record(config: Config, folder: RunFolder, start: StartPoint, sizes: BatchSiz
     metrics that are newer than the checkpoint."""
     if start.checkpoint is None:
         record_recipe(config, folder, sizes)
+    # At every start: a run may go on with another version, on another machine.
     write_json_atomically(folder.environment, {**environment(), **about})
+    # Lines after the checkpoint are of updates that will be made again.
     truncate_after(folder.metrics, -1 if start.step is None else start.step)
 
 
@@ -284,6 +291,7 @@ def record_recipe(config: Config, folder: RunFolder, sizes: BatchSizes) -> None:
     """Writes the resolved recipe: of a run that goes on after its first update, so that a change that does not work
     leaves the recipe of before."""
     batch = {"global_batch_size": sizes.whole}
+    # A divisor of the global batch: recorded otherwise, the folder's own recipe would be refused.
     if micro := config.training.per_device_batch_size:
         batch["per_device_batch_size"] = largest_divisor(sizes.whole, micro)
     training = config.training.model_copy(update=batch)
@@ -328,6 +336,7 @@ def _tensors(path: Path, known: set[str]) -> Iterator[tuple[str, Tensor]]:
                 f"ema.path={path}: this run has no checkpoint that can be read", code="missing", setting="ema.path"
             )
         yield from _of_checkpoint(found.path)
+    # From a run down to a single file: a run also has a pipeline's folders, and a checkpoint holds safetensors files.
     elif (path / manifest.NAME).is_file():
         yield from _of_checkpoint(path)
     elif any((path / component).is_dir() for component in components):
@@ -349,6 +358,7 @@ def _tensors(path: Path, known: set[str]) -> Iterator[tuple[str, Tensor]]:
 
 def _of_checkpoint(path: Path) -> Iterator[tuple[str, Tensor]]:
     store = Store(path.parent)
+    # Moments are twice as large as these and of no use here.
     wanted = ("model", "ema") if "ema" in store.groups(path) else ("model",)
     groups = store.load(path, wanted).tensors
     yield from groups["model"].items()

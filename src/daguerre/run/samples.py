@@ -42,6 +42,7 @@ def requests(config: Config, captions: Callable[[int], list[str]]) -> list[Image
     if not sampling.num_images:
         return []
     if sampling.prompts_file is not None:
+        # As many as are generated: a file of millions of prompts is not read to its end.
         rows = list(islice(generation_prompts.of_file(sampling.prompts_file).rows(), sampling.num_images))
     else:
         rows = [Row(prompt) for prompt in sampling.prompts or captions(sampling.num_images)]
@@ -116,6 +117,7 @@ def first(folder: Path) -> Path | None:
     """The first image in a folder that `write` has filled; None without one."""
     try:
         path = folder / json.loads((folder / LISTING).read_bytes())[0]["file"]
+    # A thumbnail in a header is worth no error, whatever the listing holds.
     except (OSError, ValueError, LookupError, TypeError):
         return None
     return path if path.is_file() else None
@@ -161,4 +163,5 @@ def write(
     if refused is not None:
         raise refused
     if folder is not None:
+        # In the order of numbers: requests of one size are generated together, and so out of turn.
         write_json_atomically(folder / LISTING, [listing[number] for number in sorted(listing)])

@@ -51,6 +51,7 @@ def pace_of(start: StartPoint, sizes: BatchSizes, samples_per_epoch: int | None)
 def intervals(config: Config, pace: Pace) -> Intervals:
     """Converts durations in samples and epochs to updates, rounded up."""
     checkpoint, every = config.checkpoint, config.validation.every
+    # With the end that was planned first: a longer run must not move a decay that lies behind.
     total, first = pace.steps(config.training.duration), _resolved(config.lr_scheduler.stages, pace)
     return Intervals(
         total=total,
@@ -117,6 +118,7 @@ def settled(config: Config, start: StartPoint, sizes: BatchSizes, pace: Pace) ->
     training = config.training.model_copy(update={"duration": Duration(known["duration"])})
     before = config.model_copy(update={"training": training, "lr_scheduler": settings})
     old, new = (loop_config(one, sizes, pace) for one in (before, config))
+    # In the warm-up, or before a late decay, both have gone the same way: there is nothing to choose.
     same = old.share_at(done - 1) == new.share_at(done - 1)
     if same or new.total_steps == old.total_steps or new.total_steps <= done:
         return config, []
@@ -150,6 +152,7 @@ def _stage(before: Config, config: Config, old: LoopConfig, done: int) -> Stage:
     """The stage of `hold` or `decay` after so many updates. UserError if nothing would be learnt."""
     _, planned = schedules.under_way(old.lr_scheduler, done - 1, old.total_steps)
     number = sum(stage.start <= done - 1 for stage in old.lr_scheduler.stages)
+    # The length as it was written, so that a later change of the batch moves the end of this stage with it.
     ends = [*(stage.ends for stage in before.lr_scheduler.stages), before.training.duration][number]
     name = config.lr_scheduler.on_new_duration
     assert name in ("hold", "decay")

@@ -51,6 +51,7 @@ def restore(state: TrainState, folder: Path, config: Config) -> list[str]:
 def _part_of(state: TrainState, file: str, name: str, held_shape: torch.Size) -> ShardRegion | None:
     """The part of a parameter that this tensor is; None for other tensors, and for a parameter that is held whole."""
     parameter = state.parameter_of(file, name)
+    # A count of updates belongs to a parameter, too, and is not cut as it is.
     if parameter is None or held_shape != state.held(parameter).shape:
         return None
     return state.sharding.part(parameter)

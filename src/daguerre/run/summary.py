@@ -41,6 +41,7 @@ def format_count(count: float) -> str:
 
 def parameter_counts(parts: Components) -> dict[str, int]:
     """Parameters of all networks: `trained` and `frozen`."""
+    # Tied parameters count once.
     every = {id(p): p for part in [*parts.family.components.values(), parts.net] for p in part.parameters()}
     trained = sum(p.numel() for p in parts.net.parameters() if p.requires_grad)
     few_bits = sum(map(quantized.numbers, parts.family.components.values()))
@@ -116,6 +117,7 @@ def describe_data(
 def describe_cut_captions(family: Family, dataset: Dataset) -> list[str]:
     """A line where the text encoder does not read all of some of the first captions: before training, while something
     can be done about it. Data elsewhere are not read for this."""
+    # Of data elsewhere, reading captions would download files before anybody has seen the plan.
     if family.text is None or any(member.remote for member in dataset.members):
         return []
     captions = loader.fixed_captions(dataset, _CAPTIONS)

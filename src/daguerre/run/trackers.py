@@ -41,6 +41,7 @@ def sinks(
         with suppress(OSError):  # a full disk must not hide why the run ends
             sink.close()
 
+    # The file first, and waited for: it is the truth, from which a tracker that was away gets what it lacks.
     found: list[Sink] = [MetricsFile(folder.metrics), *_started(config, folder, step, say)]
     for sink in found:
         stack.callback(close, sink)
@@ -53,6 +54,7 @@ def _started(config: Config, folder: RunFolder, step: int | None, say: Callable[
     if not active:
         return []
     run = _tracked(config, folder, step, say)
+    # A thread each: no update waits for a network, and one tracker that hangs holds up none of the others.
     return [Background(name, partial(_start, own, run, folder), say) for name, own in active.items()]
 
 
@@ -85,6 +87,7 @@ def _send(folder: RunFolder, name: str, samples: int, sink: Sink) -> None:
     for one in new:
         sink.write(_step(one), samples, _values(one))
     if new:
+        # With the time: a result that was measured again is another one.
         times = {_identity(one): one.get("time") for one in (*taken, *new)}
         write_json_atomically(folder.evaluations / _SENT.format(name), times)
 
@@ -97,6 +100,7 @@ def send_late(config: Config, folder: RunFolder, say: Callable[[str], None]) -> 
     def are_missing() -> bool:
         return any(_evaluations(folder, name)[1] for name in active)
 
+    # Asked before the lock, too: mostly there is nothing to send.
     if lock_holder(folder.path) is not None or not are_missing():
         return
     last = (read_metrics(folder.metrics) or [{"step": 0, "samples": 0}])[-1]

@@ -47,6 +47,7 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignals(launched=environment.read().launcher != "none"))
         processes = stack.enter_context(process_group(config, storage, stop))
+        # Before anything is read: what a run finds in its folder must not change while it starts.
         processes.agreement.run_on_rank0(lambda: stack.enter_context(storage.hold()))
         run = start(loaded, storage, stack, stop, processes)
         stack.callback(run.saver.wait)  # an error does not cut off a save, nor let go of the folder before it has ended
@@ -57,12 +58,14 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
         publish_if_missing(run)
         plan = loop_config(run.config, run.sizes, run.pace)
         updates = loop.train(run.state, batches(run, stack), run.parts.loss, plan, run.parts.autocast)
+        # Closed by name: a generator that is only dropped ends when it is collected, maybe without the others.
         updates = stack.enter_context(closing(profiled(run, updates)))
         signal, begun = None, run.state.step
         if begun >= run.every.total:
             record_recipe(run)
         with run.enough_memory():
             for update in updates:
+                # After the first update, so that a change that does not work leaves the recipe of before.
                 if update.step == begun + 1:
                     record_recipe(run)
                 # Asked once, of all ranks: a signal while `after` works waits for the next update.
@@ -72,6 +75,7 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
                 if signal is not None:
                     break
         run.saved(run.saver.finish())
+        # A signal in the last update is no stop: the run has all its updates, and `finish` asks for signals by itself.
         code = finish(run, stop) if signal is None or run.state.step == run.every.total else stopped(run, signal)
         with processes.watch.doing("finishing"):
             # Launchers end the others soon after the first one that leaves. Over the group: the place where the ranks
@@ -90,6 +94,7 @@ def check_mesh(loaded: Loaded, storage: RunStorage, own: World) -> None:
     try:
         resume.foreseen_sizes(loaded, storage, loaded.config.mesh.resolved(own.size, own.nodes))
     except UserError as error:
+        # One message a machine: its first process says it.
         if own.local_rank:
             raise ReportedElsewhere(error) from None
         raise
@@ -127,6 +132,7 @@ def after(run: Run, update: loop.Update, stopping: bool) -> None:
     run.terminal.update(update.step, run.state.samples, (update.values or {}).get("learning/loss"))
     if update.values is not None:
         run.loading.share(run.state.sharding.gather)
+        # Before validation and images: a kill in one of these must not cost the line of the step.
         run.log({**update.values, **hardware_numbers(run, update.values["perf/step_time_seconds"])})
     last = update.step == run.every.total
     if run.every.validation is not None and (last or run.every.validation(update.step)):
@@ -143,7 +149,7 @@ def hardware_numbers(run: Run, step_seconds: float) -> dict[str, float]:
     if run.parts.device.type == "cuda":
         peak_bytes = torch.cuda.max_memory_allocated(run.parts.device)
     else:
-        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts it in KiB
     return {
         "perf/per_device_tflops": tflops,
         "perf/per_device_tflops_per_sec": tflops / step_seconds,
@@ -192,6 +198,8 @@ def save(run: Run) -> None:
     with busy(run, "saving", advice.of_saving):
         name, files = f"step-{run.state.step:08d}", run.parts.family.files()
         run.saved(run.saver.save(name, state_io.groups(run.state), documents, files))
+    # After the save has begun: images and export are functions of the same state, so a restart can make them after a
+    # kill, and an export that fails costs no checkpoint.
     publish(run)
 
 
@@ -224,6 +232,7 @@ def publish(run: Run, again: bool = False) -> None:
                 write_samples(run, again)
         if run.config.checkpoint.export:
             with busy(run, "exporting", advice.of_exporting):
+                # Outside `tolerant`: all processes take part, and an error of one must not leave the others waiting.
                 attached = whole(run)
                 if run.processes.leads:
                     with run.tolerant("exporting"):
@@ -231,6 +240,7 @@ def publish(run: Run, again: bool = False) -> None:
     with run.tolerant("reporting"):
         if run.processes.leads:
             write_json_atomically(run.folder.data, {"step": run.state.step, **run.loading.report()})
+            # Results of `daguerre evaluate` come from other processes: a save is when this one looks.
             trackers.send_evaluations(run.sinks, run.folder, run.state.samples)
         run.status("running")
         run.page()
@@ -304,6 +314,7 @@ def write_strengths(run: Run) -> None:
         stack.enter_context(run.tolerant("generating images"))
         stack.enter_context(evaluating(run.state))
         stack.enter_context(encoders.present(run.parts.family))
+        # Only at the end: it costs as many images again as there are strengths.
         for strength in attached.strengths:
             folder = run.folder.samples / samples.STRENGTHS / f"{strength:g}" if run.processes.leads else None
             told = {"step": run.state.step, "strength": strength}
@@ -330,6 +341,7 @@ def stopped(run: Run, signal: Signals) -> int:
     run.status("saved", reason=f"stopped by {signal.name}")
     run.page()
     run.say([f"stopped by {signal.name} and saved at step {run.state.step:,}; run the same command to continue"])
+    # As shells report a process that a signal has ended.
     return 128 + signal
 
 
