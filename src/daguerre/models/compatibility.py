@@ -34,6 +34,7 @@ def compatibility_warnings(
         if isinstance(place, dict) and components.base_has(name)
     ]
     diffusion = objective.diffusion
+    # Random weights were trained with nothing.
     if components.settings.denoises_anew or diffusion is None:
         return warnings
     warnings += [*_told_by_index(components, null), *_unmarked(components)]
@@ -85,6 +86,7 @@ def _trained_as(components: ComponentLoader, config: Mapping[str, Any]) -> Diffu
     try:
         section = components.settings.schedulers.objective_of(config)
     except UserError as error:
+        # A warning and no refusal: training needs nothing of their scheduler, only this comparison does.
         return f"the objective of the pretrained network cannot be compared: {error}"
     settings: DiffusionSettings = plugins.find("objectives", section["name"]).Settings.model_validate(section)
     return settings

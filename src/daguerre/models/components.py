@@ -40,6 +40,7 @@ class ComponentLoader:
         ignored = tuple(settings.ignore_tensors)
         self.elsewhere = Options(variant=settings.variant, pickled=settings.pickled_weights, ignored=ignored)
         """The revision is the base's; other places have their own."""
+        # A revision names a commit of one repository: of another place it would mean nothing.
         self.options = replace(self.elsewhere, revision=settings.revision)
         self.left_out: dict[str, Callable[[], Any]] = {}
         """Loads each network that was left out of memory (models/encoders.py)."""
@@ -66,6 +67,7 @@ class ComponentLoader:
     @cached_property
     def base(self) -> Path:
         folder = resolve.locate(self.settings.pretrained_model_name_or_path, self.of_base(), self.options)
+        # With components from elsewhere the variant may be theirs alone.
         if not any(isinstance(place, str) and place != BASE for place in self.settings.places.values()):
             with _named("variant"):
                 files.check_variant(None if resolve.without_weights() else self.settings.variant, folder)
@@ -140,6 +142,7 @@ class ComponentLoader:
             return load.load(kind, self.folder(name, self._needed(name)), self.settings.variant, self.options.ignored)
         if resolve.without_weights():
             return load.load(kind, self.base / name)
+        # Built first, to be filled: a single file has no config, and its names are those of another layout.
         net = self._random(name, kind, load.config(kind, self.base / name))
         path = self.file(name)
         options = self.elsewhere
@@ -156,6 +159,7 @@ class ComponentLoader:
         value = getattr(self.settings, name)
         of_file = _is_file(value) and self.settings.files_tell_numbers
         numbers = value if isinstance(value, dict) else {} if of_file else self.config(name)
+        # Without the library's version, which changes no feature: each update of it would empty the caches.
         told = {"config": {key: given for key, given in numbers.items() if key not in _NO_NUMBERS and key[0] != "_"}}
         if self.is_random(name):
             return told | {"seed": self.seed}
@@ -248,7 +252,7 @@ def check_fits(name: str, network: Any, decided: Mapping[str, Any]) -> None:
 
 
 _NO_NUMBERS = frozenset({"transformers_version", "torch_dtype", "dtype"})
-"""Of a config, what says nothing of the network."""
+"""Keys of a config that say nothing of the network."""
 
 
 def _at_either(name: str, needed: resolve.Files) -> resolve.Files:

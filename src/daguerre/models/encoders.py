@@ -21,6 +21,7 @@ from daguerre.models.weights import file_digests
 if TYPE_CHECKING:
     from daguerre.models.family import Family
 
+# A context variable: families load their networks many calls below, and none of them hands a choice through.
 _LEFT_OUT: ContextVar[frozenset[str]] = ContextVar("left_out", default=frozenset())
 ROLES = {"autoencoder": "images", "image_encoder": "images", "text_encoder": "texts"}
 """Roles of networks whose results may be cached, and the half of a cache that has them."""
@@ -54,6 +55,7 @@ def absent(family: Family) -> dict[str, nn.Module]:
 def moved(network: nn.Module, device: torch.device | str) -> None:
     """Moves a network, in place, but for what is left out of memory."""
     if any(p.is_meta for p in network.parameters()):
+        # `to` refuses a network of which some parameters have no memory.
         network._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
     else:
         network.to(device)
@@ -68,9 +70,11 @@ def present(family: Family, device: torch.device | None = None, names: Collectio
         for name, network in absent(family).items():
             if names is None or name in names:
                 assert family.pretrained is not None
+                # Read again each time: kept on the host they would take the memory that leaving them out saves.
                 taken += _filled(network, family.pretrained.left_out[name](), device)
         yield
     finally:
+        # Also after an error: what follows must not find a network that is there by chance.
         for table, slot, tensor in taken:
             table[slot] = tensor
 
@@ -84,6 +88,7 @@ def restored(family: Family, names: Collection[str]) -> None:
 
 def _filled(network: nn.Module, fresh: nn.Module, device: torch.device) -> list[tuple[Any, str, Tensor]]:
     """Gives a network on the meta device the tensors of another; returns what was there before."""
+    # With duplicates: tied weights have two names, and both slots must be filled.
     own = dict(fresh.named_parameters(remove_duplicate=False)) | dict(fresh.named_buffers(remove_duplicate=False))
     taken = []
     for prefix, module in network.named_modules():

@@ -87,7 +87,7 @@ class Enlarging(ImageCodec, Protocol):
         this height and width have."""
 
     def generated_px(self, size_px: tuple[int, int]) -> tuple[int, int]:
-        """The other way round: of a generated image, for one that is trained on."""
+        """Height and width of the image that is generated in place of one that is trained on."""
 
 
 class TextConditioner(Protocol):
@@ -144,6 +144,7 @@ class Cacheable(Protocol):
 
 def cached(features: Mapping[str, Tensor], half: str) -> dict[str, Tensor]:
     """The cached features of images (`OF_IMAGES`) or texts by their own names, in float32; {} where there are none."""
+    # Rows of 16 bits are widened here, once: all that reads features then computes as without a cache.
     own = _named(features, half)
     return {name: value.float() if value.is_floating_point() else value for name, value in own.items()}
 
@@ -177,7 +178,7 @@ class Family:
     """Conditioning of a batch besides its texts, also of the moments of its images: rows on the family's device (those
     of another one are waited for in every update)."""
     prompt_condition: Callable[[Sequence[Prompt], tuple[int, ...], bool], Cond] = _nothing
-    """The same for prompts of images (3, H, W) that are to be generated; True asks for the unguided side."""
+    """Conditioning of prompts besides their texts, for images (3, H, W) to generate; True asks for the unguided side."""
     prompt_images: Collection[str] = ()
     """Names of the images of a prompt that `prompt_condition` reads."""
     encodes: bool = True
@@ -185,7 +186,7 @@ class Family:
     references: References | None = None
     """The reference images of a sample that its conditioning reads, and in which sizes; None for none."""
     prompt_references: References | None = None
-    """The same of a prompt, where it may have others than the samples that are trained on; None: these."""
+    """The reference images of a prompt, where it may have others than the samples that are trained on; None: these."""
     reference_condition: Callable[[Moments], Cond] = _nothing
     """Conditioning by reference images, by what the image encoder makes of each: `reference.NAME`, `reference_2.NAME`
     and so on, of those that there are. Prompts have it on both sides of guidance."""
@@ -230,6 +231,7 @@ class Family:
     def uneven(self) -> frozenset[str]:
         """The frozen networks that encode reference images. No mesh splits them: its devices gather parts of a network
         together, and samples on one device may have more reference images than those on another."""
+        # Only a text that reads images runs unequally often: plain captions are one call on every device.
         readers = [self.images, *([self.text] if isinstance(self.text, ReferenceText) else [])]
         held = [reader.networks for reader in readers if self.references is not None and isinstance(reader, Cacheable)]
         return frozenset(name for networks in held for name in networks)
@@ -266,6 +268,7 @@ class Family:
         """The same networks with these components trained: they are in the new net and require gradients. All others
         are frozen, in evaluation mode, and outside the net. UserError for a component that cannot be trained here."""
         wanted = frozenset(names)
+        # Families with one net, such as the autoencoder's, have nothing to choose: all of it is trained.
         if self.make_net is None:
             if wanted != self.trained:
                 every = ", ".join(self.components)
@@ -279,6 +282,7 @@ class Family:
             network.requires_grad_(name in wanted)
             if name not in wanted:
                 network.eval()
+        # No gradient ever reaches them: as trained ones they would be saved, averaged and counted for nothing.
         for parameter in self.unread:
             parameter.requires_grad_(False)
         inside = {name: network for name, network in self.components.items() if name in wanted}
@@ -342,6 +346,7 @@ class Family:
             texts = cached(batch.features, OF_TEXTS) or self._of_tokens(_named(told, TOKENS))
             of_references = self.reference_condition(self._of_references(batch))
         batch = replace(batch, draws={**batch.draws, **told})
+        # Captions are read once for all images of a sample.
         found = {IMAGE: self._of_image(batch, texts, of_references)}
         return found | {name: self._of_image(batch.of(name), texts, of_references) for name in targets}
 
@@ -359,6 +364,7 @@ class Family:
         """Clean samples of the image that is trained on, and their conditioning with that of the captions."""
         device = self.device
         with torch.autocast(device.type, enabled=False):
+            # The draw from the posterior comes after the cache, so that each epoch has its own, as without one.
             moments = cached(batch.features, OF_IMAGES) or self.images.encode(batch.pixels_BCHW)
             x0 = self.images.latents(moments, batch.draws)
         more = {**_named(batch.draws, NUMBERS), **self.batch_condition(batch, moments), **of_references}
@@ -380,6 +386,7 @@ class Family:
     def encode_images(self, pixels_BCHW: Tensor, seeds: Sequence[int]) -> Tensor:
         """Clean samples [B, C, h, w] float32 of uint8 images [B, 3, H, W] on the family's device, from which others are
         generated. Row i is a function of its image and seed alone."""
+        # Drawn by the image's seed in place of the run's: row i must not depend on the batch.
         keys, shape = np.zeros((1, 3), dtype=np.int64), tuple(pixels_BCHW.shape[1:])
         rows = [self.generated.random_inputs(seed, keys, shape) for seed in seeds]
         drawn = {name: torch.cat([row[name] for row in rows]).to(pixels_BCHW.device) for name in rows[0]}
@@ -399,6 +406,7 @@ class Family:
         texts = [prompt.text for prompt in prompts] + [prompt.negative for prompt in prompts] * guided
         with torch.autocast(self.device.type, enabled=False):
             tokens = self._tokens(texts, [torch.cat([rows] * (1 + guided)) for rows in pictures.values()])
+            # Both sides in one call: texts are filled up to one length, and attention has the same shapes on both.
             both = self.text.features(tokens, self.trained)
             of_pictures = self.reference_condition(self._encoded(pictures))
         sides = []
@@ -433,6 +441,7 @@ class Family:
     @torch.no_grad()
     def decode(self, latents: Latents) -> np.ndarray:
         """Images [B, H, W, 3] uint8 of clean samples."""
+        # In float32, whatever the caller's autocast: SDXL's autoencoder overflows in float16.
         with torch.autocast(latents.x0_BCHW.device.type, enabled=False):
             return self.generated.decode(latents)
 

@@ -118,7 +118,7 @@ class Network:
     trainable: bool = False
     """Whether adapters can train it, or add to it."""
     teacher: Teacher | None = None
-    """Of a denoiser that a loss compares the student with: how it is called. None: it is called itself."""
+    """How a denoiser is called that a loss compares the student with; None: it is called itself."""
 
     @property
     def denoises(self) -> bool:
@@ -136,6 +136,7 @@ class Network:
         for name, module in self.module.named_modules():
             own = dict(module.named_children())
             for pattern, *layers_there in self.facts.readers:
+                # Attention without keys of its own, as some configs have it, has not all of these layers.
                 if fnmatchcase(f".{name}", f"*.{pattern}") and own.keys() >= {*layers_there}:
                     yield [own[layer] for layer in layers_there]
 
@@ -152,11 +153,13 @@ class Network:
     @property
     def _own(self) -> list[tuple[str, nn.Parameter]]:
         """Names and parameters without those that an adapter has added."""
+        # Facts name parameters as the library does: adapters that wrap a layer change its name.
         hosts = ((host(name), p) for name, p in self.module.named_parameters())
         return [(name, p) for (name, factor), p in hosts if not factor]
 
 
 @cache
+# By the class itself, not by its name: libraries have classes of one name with other parameters.
 def _known() -> dict[type, Facts]:
     return {kind: facts for table in plugins.declared("families", "FACTS") for kind, facts in table.items()}
 
@@ -168,7 +171,7 @@ def facts_of(module: nn.Module) -> Facts:
 
 
 def facts_by_name(kind: str) -> Facts:
-    """The same of a network of which only the name of its class is known, as a config has it."""
+    """Facts of a network of which only the name of its class is known, as a config has it."""
     return next((facts for known, facts in _known().items() if known.__name__ == kind), Facts())
 
 

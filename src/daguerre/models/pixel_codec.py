@@ -37,6 +37,7 @@ class PixelCodec:
 
 def scaled(pixels_BCHW: Tensor) -> Tensor:
     """uint8 as float32 in [-1, 1], channels last."""
+    # 0 and 255 become -1 and 1 exactly.
     return pixels_BCHW.to(torch.float32, memory_format=torch.channels_last) / 127.5 - 1
 
 
@@ -49,4 +50,5 @@ def channels(numbers: Sequence[float], like: Tensor) -> Tensor:
 def levels(pixels_BCHW: Tensor) -> np.ndarray:
     """Images [B, H, W, 3] uint8 of pixels in [-1, 1], rounded as diffusers' VaeImageProcessor does."""
     levels_BCHW = ((pixels_BCHW / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
+    # Contiguous: encoders of image files take rows that follow one another.
     return levels_BCHW.permute(0, 2, 3, 1).contiguous().cpu().numpy()

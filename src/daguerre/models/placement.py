@@ -20,10 +20,10 @@ from daguerre.models.network import Network
 
 @dataclass(frozen=True)
 class Placement:
-    """Of one network, or of a net of several."""
+    """The places of the parameters of one network, or of a net of several."""
 
     placed: tuple[ParameterSplit, ...]
-    """In the network's order."""
+    """The place of each parameter, in the network's order."""
     patterns: Mapping[str, str]
     """The pattern that means a parameter, by its name; "" where the network has no logical axes."""
     problems: tuple[tuple[str, str], ...]
@@ -41,6 +41,7 @@ def placement(network: Network, axis_rules: Rules, mesh: Mesh) -> Placement:
     shapes = own | _few_bits(network.module)
     table = network.facts.axes
     hosts = {name: named_hosts.host(name) for name in shapes}
+    # A LoRA's two factors are cut like the weight's rows and columns; a Hadamard or Kronecker product has no such dims.
     odd = next((name for name, (_, factor) in hosts.items() if factor == named_hosts.OTHER), None)
     if odd and mesh.degree("tensor") > 1:
         raise UserError(
@@ -58,6 +59,7 @@ def placement(network: Network, axis_rules: Rules, mesh: Mesh) -> Placement:
     patterns = {name: next((each for each in table if fnmatchcase(hosts[name][0], each)), "") for name in own}
     problems = [line.partition(": ") for line in messages]
     return Placement(
+        # FSDP2 cannot cut a single number, such as a learnt scale.
         tuple(each if each.shape else replace(each, fsdp=None) for each in placed if each.name in own),
         patterns,
         tuple((name, why) for name, _, why in problems),
@@ -91,6 +93,7 @@ def _partial(placed: list[ParameterSplit], attention: Mapping[str, tuple[str, in
 
 def _few_bits(network: nn.Module) -> dict[str, tuple[int, ...]]:
     """Shapes of the weights that linear layers keep as codes, which are no parameters but have their logical axes."""
+    # A LoRA follows the axes of its layer's weight, which is no parameter here.
     found = {name: layer for name, layer in network.named_modules() if isinstance(layer, nn.Linear)}
     return {f"{n}.weight": (m.out_features, m.in_features) for n, m in found.items() if "weight" not in m._parameters}
 
@@ -112,6 +115,7 @@ def _with_hosts(placed: list[ParameterSplit], hosts: Mapping[str, tuple[str, str
 def of_net(net: nn.Module, networks: Mapping[str, Network], axis_rules: Rules, mesh: Mesh) -> Placement:
     """Places of the parameters of the trained net, by its names: `COMPONENT.` and the component's own. Parameters of no
     network have no logical axes either."""
+    # By identity: the net has its parameters under `COMPONENT.`, or under names of a wrapper's own.
     own = {id(p): name for name, p in net.named_parameters()}
     found: dict[str, ParameterSplit] = {}
     patterns: dict[str, str] = {}
@@ -152,5 +156,5 @@ def frozen(net: nn.Module, networks: Mapping[str, Network]) -> dict[str, Network
 
 
 def frozen_modules(net: nn.Module, networks: Mapping[str, Network]) -> dict[str, nn.Module]:
-    """The modules of these."""
+    """The modules of the networks that are no part of the net."""
     return {name: network.module for name, network in frozen(net, networks).items()}

@@ -77,6 +77,7 @@ class FamilySettings(Settings):
 
     @field_validator("*", mode="before")
     @classmethod
+    # To pathlib an empty text is the working directory: `model.vae=` would silently be another place.
     def _not_empty(cls, given: Any, info: ValidationInfo) -> Any:
         if given == "":
             usual = cls.model_fields[str(info.field_name)].get_default(call_default_factory=True)
@@ -89,6 +90,7 @@ class FamilySettings(Settings):
     @classmethod
     def networks(cls, *roles: str) -> tuple[str, ...]:
         """Names of the networks of these roles; of all where none is named."""
+        # A tokenizer has no weights: what counts, moves or digests networks must not meet it.
         wanted = roles or {spec.role for spec in cls.components.values()} - {"tokenizer"}
         return tuple(name for name, spec in cls.components.items() if spec.role in wanted)
 
@@ -98,7 +100,7 @@ class FamilySettings(Settings):
 
     @classmethod
     def text_encoders(cls) -> tuple[str, ...]:
-        """In the order of the tokenizers whose tokens they read."""
+        """Names of the text encoders, in the order of the tokenizers whose tokens they read."""
         return tuple(name for name, spec in cls.components.items() if spec.role == "text_encoder")
 
     @classmethod
@@ -127,6 +129,7 @@ class FamilySettings(Settings):
     def denoises_anew(self) -> bool:
         """True if what denoises comes from no place: it starts from random weights."""
         own = [self.places[name] for name in self.networks("denoiser") if name in self.places]
+        # Both null and numbers are random weights; a place is a text.
         return bool(own) and not any(isinstance(place, str) for place in own)
 
 

@@ -44,6 +44,7 @@ class TrainedNet(nn.Module):
     def features(self, cond: Cond) -> Cond:
         """Conditioning with cond["text"] [B, T, D]: where it holds tokens, text encoders make it, with gradients for
         those that are trained."""
+        # Where no encoder is trained, `text` was made outside, or read from a cache.
         return cond if "text" in cond else {**cond, **self._parts[1].features(cond, self._trained)}
 
     def denoise(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
@@ -68,6 +69,7 @@ def family(
     settings = components.settings
     make_net = partial(TrainedNet, denoise, texts)
     networks = named({**modules, **texts.networks}, settings.components, {**facts, **texts.facts})
+    # First the net in which nothing is trained: `training` alone decides what is.
     whole = Family(
         networks, make_net({}), images, exporter, text=texts, pretrained=components, make_net=make_net, **more
     )

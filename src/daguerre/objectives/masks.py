@@ -38,7 +38,7 @@ class UniformMean:
     images: tuple[str, ...] = ()
 
     def draws(self, images: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
-        """Nothing."""
+        """{}: no input is needed."""
         return {}
 
     def mean(self, error_BCHW: Tensor, weight_B1HW: Tensor | None) -> Tensor:
@@ -55,6 +55,8 @@ class Masked:
 
     def draws(self, images: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
         """`element_weight` [B, 1, h, w] float32: the mask, area-averaged to the size of a clean sample."""
+        # With the draws, on the CPU and a batch ahead, at the size of a clean sample: no formula of a loss knows of
+        # masks.
         mask_B1hw = adaptive_avg_pool2d(images[MASK].float() / 255.0, (shape[-2], shape[-1]))
         return {_WEIGHT: mask_B1hw.clamp(min=self.settings.outside_weight).contiguous()}
 

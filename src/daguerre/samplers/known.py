@@ -55,6 +55,8 @@ class Known:
             if t < first:
                 a, s = path(t)
                 x_BCHW = torch.where(anew_B1HW, x_BCHW, a.item() * self.x0_BCHW + s.item() * noise_BCHW)
+            # Every step is linear in x and x0, so that any sampler ends with the original here, with fresh noise or
+            # without.
             return torch.where(anew_B1HW, denoise(x_BCHW, t), self.x0_BCHW)
 
         return kept

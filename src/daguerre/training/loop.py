@@ -65,7 +65,7 @@ def train(
     state.net.train()
     while state.step < config.total_steps:
         clock.start()
-        micro_batches = next(batches)
+        micro_batches = next(batches)  # any number: buckets of large images are cut smaller
         clock.data_is_here()
         # The rate of update n + 1 is read at n, as in diffusers.
         slots, rate = state.slots, config.learning_rate * config.share_at(state.step)

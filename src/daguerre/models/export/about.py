@@ -12,7 +12,7 @@ class About:
     title: str = ""
     """The run's name."""
     base: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Of each component that was not trained: `place`, where it came from, and `digest`, of its weights."""
+    """By component that was not trained: `place`, where it came from, and `digest`, of its weights."""
     step: int | None = None
     """Updates done."""
     epoch: float | None = None
@@ -31,4 +31,4 @@ class About:
 
 
 UNKNOWN = About()
-"""For files that no run has made."""
+"""The facts of files that no run has made."""

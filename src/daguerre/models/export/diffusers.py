@@ -47,7 +47,7 @@ class PipelineExporter:
     """Writes a family as a folder that stock diffusers opens offline, tokenizers included."""
 
     settings: PretrainedSettings
-    """Of the family: its class of pipelines, and their schedulers."""
+    """The family's settings, which name its class of pipelines and their schedulers."""
     index: Mapping[str, Any]
     """Further entries of the pipeline's index."""
     replaced: Mapping[str, Callable[[], nn.Module]]
@@ -86,6 +86,7 @@ class PipelineExporter:
         classes = {name: type(network) for name, network in networks.items()}
         entries = {name: _named(kind) for name, kind in classes.items() if name not in self.unlisted}
         provenance = {"_diffusers_version": version("diffusers")}
+        # Written beside the old one: a run that is killed here leaves the pipeline of the save before.
         with replaced(folder) as fresh:
             for name, network in networks.items():
                 save(network, fresh / name)

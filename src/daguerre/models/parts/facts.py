@@ -78,4 +78,4 @@ TEXT_ENCODERS: dict[type, Facts] = {
     CLIPTextModelWithProjection: CLIP_TEXT,
     T5EncoderModel: T5,
 }
-"""By class, for the `FACTS` of families."""
+"""Facts of text encoders by class, for the `FACTS` of families."""

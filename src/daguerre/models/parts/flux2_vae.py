@@ -27,6 +27,7 @@ class Flux2VAE(LatentNetwork):
         return int(2 ** (len(net.config.block_out_channels) - 1)) * _PATCH
 
     def posterior(self, net: Any, pixels_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        # The norm's running statistics, not those of the batch: the network is frozen, and in evaluation mode.
         posterior, (mean, std) = net.encode(pixels_BCHW).latent_dist, _norm(net)
         # An affine map of a Gaussian: its variance is divided by the square of the deviation.
         return (patched(posterior.mean) - mean) / std, patched(posterior.logvar) - 2 * std.log()

@@ -52,11 +52,13 @@ def folded(net: Any) -> Any:
     Behind the encoder: mean' = (mean - m)/s, logvar' = logvar - 2 ln s. Before the decoder: W (s z + m) + b. The
     network gets 1x1 convolutions there if it has none.
     """
+    # A copy: the run goes on with the network as it is.
     made = copy.deepcopy(net)
     m_C, s_C = made.channel_mean.flatten(), made.channel_std.flatten()
     made.quant_conv = made.quant_conv or _identity(2 * len(m_C)).to(m_C.device)
     made.post_quant_conv = made.post_quant_conv or _identity(len(m_C)).to(m_C.device)
     before, after = made.post_quant_conv, made.quant_conv
+    # The bias before the weight: it needs the weight as it was.
     before.bias += before.weight[:, :, 0, 0] @ m_C
     before.weight *= s_C.reshape(1, -1, 1, 1)
     mean, logvar = slice(None, len(m_C)), slice(len(m_C), None)
@@ -71,6 +73,7 @@ def folded(net: Any) -> Any:
 
 def _identity(channels: int) -> nn.Module:
     """A 1x1 convolution that changes nothing."""
+    # Without random weights: an export must leave torch's random state as it was.
     conv = nn.utils.skip_init(nn.Conv2d, channels, channels, 1)
     nn.init.dirac_(conv.weight)
     nn.init.zeros_(conv.bias)

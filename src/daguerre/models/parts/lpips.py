@@ -35,6 +35,7 @@ def read(place: str) -> Weights | None:
     if (tensors := pickled.of_place(path)) is None:
         return None
     wanted = lpips.weights(tensors, place)
+    # The file's own digest, which its name has: torchvision publishes none of the tensors.
     trunk = any(digests.sha256([each]).startswith(_TRUNK_SHA256) for each in pickled.files_of(path))
     lin = digests.of_tensors({name: tensor for name, tensor in wanted.items() if name.startswith("lin.")})
     return Weights(wanted, digests.of_tensors(wanted), trunk and lin == _LIN_SHA256)

@@ -63,7 +63,7 @@ class VAE:
         return {"vae": self.net}
 
     def rules(self) -> dict[str, Any]:
-        """Nothing: statistics, scaling and the draw come after the moments."""
+        """{}, as statistics, scaling and the draw come after the moments."""
         return {}
 
     def latent_shape(self, pixel_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -75,6 +75,7 @@ class VAE:
 
     def encode(self, pixels_BCHW: Tensor) -> Moments:
         """`mean` and `logvar` [B, C, h, w] of the posterior of uint8 pixels, before statistics and scaling."""
+        # Before statistics and scaling: cached rows stay valid where a recipe changes these.
         mean, logvar = self.kind.posterior(self.net, pixel_codec.scaled(pixels_BCHW))
         return {"mean": mean, "logvar": logvar}
 
@@ -85,6 +86,7 @@ class VAE:
             z_BCHW = z_BCHW + torch.exp(0.5 * moments["logvar"]) * random_inputs["posterior"]
         if self.has_statistics:
             z_BCHW = (z_BCHW - self.net.channel_mean) / self.net.channel_std
+        # As rows of a cache lie: kernels are chosen by strides, and round differently.
         return (self._scaling * z_BCHW).contiguous()
 
     def decode(self, latents: Latents) -> np.ndarray:
@@ -124,6 +126,7 @@ def latent_shape(net: Any, pixel_shape: tuple[int, ...], patch: int = 1) -> tupl
 
 def posterior_noise(net: Any, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
     """`posterior` [B, C, h, w]: the noise of each key's draw from its posterior."""
+    # By the sample's key, as all noise: on the device it would depend on the batch and the kind of GPU.
     return {"posterior": torch.from_numpy(keyed.batch_normals(seed, "vae", keys, latent_shape(net, pixel_shape)))}
 
 
@@ -142,6 +145,7 @@ def load(components: ComponentLoader, library: str = KL.library.__name__, patch:
     net = components.network("vae", kind.library).eval().requires_grad_(False)
     net = net.to(memory_format=kind.memory_format)
     given = {name: getattr(settings, name, None) for name in ("scaling_factor", "latents_mean", "latents_std")}
+    # Into the config: an export then has the scaling with which the denoiser was trained.
     net.register_to_config(**{name: value for name, value in given.items() if value is not None})
     if (statistics := _statistics(net)) is not None:
         set_statistics(net, *statistics)

@@ -19,7 +19,7 @@ from daguerre.samplers.settings import SamplingSettings
 PREDICTIONS = {"eps": "epsilon", "x0": "sample", "v": "v_prediction", "flow": "flow_prediction"}
 """diffusers' names of what an objective predicts."""
 EDM_PREDICTIONS = {"F": "epsilon", "v": "v_prediction"}
-"""The same of what `edm` predicts, where "epsilon" means EDM's F and "v_prediction" its negative."""
+"""diffusers' names of what `edm` predicts, where "epsilon" means EDM's F and "v_prediction" its negative."""
 FIRST_ORDER = ("ddim", "euler", "euler_ancestral")
 """Samplers that are DPM-Solver++ of order 1."""
 SECOND_ORDER = ("dpmpp_2m", "dpmpp_2m_sde")

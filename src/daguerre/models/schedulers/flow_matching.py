@@ -66,6 +66,7 @@ class FlowMatching(Schedulers):
             config["shift_terminal"] = schedule.terminal
         if sampling.levels:
             notices.append(f"give the call of the pipeline sigmas={sampling.levels}, or images differ")
+        # The same class in diffusers: it draws fresh noise at each level instead of going along the line.
         if sampling.sampler == "lcm":
             config["stochastic_sampling"] = True
             notices.append(EQUAL_IN_LAW)

@@ -49,6 +49,7 @@ class Schedulers(ABC):
                 f"its scheduler does not describe how it was trained: {config[_DIFFERS]}. Give its run or its recipe",
                 code="unsupported",
             )
+        # Checked as a recipe is: a number of a file that no objective takes is the file's damage, not a traceback.
         section = self._objective_of(config)
         try:  # the numbers are those of a file
             plugins.find("objectives", section["name"]).Settings.model_validate(section)
@@ -65,7 +66,7 @@ class Schedulers(ABC):
 
     @abstractmethod
     def _objective_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The same of a config that describes the training."""
+        """The section `objective` for a config that describes the training. UserError as from `objective_of`."""
 
     @abstractmethod
     def scheduler_of(self, objective: Diffusion, sampling: SamplingSettings) -> Scheduler:

@@ -23,7 +23,7 @@ METADATA = "_quantization_metadata"
 _SCALE = re.compile(r"(.+)\.(?:scale_weight|weight_scale)")
 _FLOAT8 = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
 _HARMLESS = {"format", "full_precision_matrix_mult"}
-"""Of the form of a layer, what does not change the weight that it stands for."""
+"""Keys of a layer's form that do not change the weight that it stands for."""
 _QUANTISED = re.compile(
     r"(?:.+[._])?weight(?:\.|_scale|_zero_point|_format|_shape|_packed).*|.+\.(?:scale_(?:weight|input)|input_scale|SCB|comfy_quant)"
 )
@@ -53,6 +53,7 @@ def multiplied(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None
             continue
         scale, form = tensors[name], forms.get(match[1], {})
         if weight.dtype in _FLOAT8.values() and _fits(scale, weight) and _is_plain(form):
+            # A scale for each row must meet the rows, also of a convolution's kernel.
             rows = scale.float().reshape(-1, *[1] * (weight.ndim - 1)) if scale.numel() > 1 else scale.float().sum()
             found[f"{match[1]}.weight"] = weight.float() * rows
             for beside in (name, *(f"{match[1]}.{of}" for of in ("scale_input", "input_scale", "comfy_quant"))):

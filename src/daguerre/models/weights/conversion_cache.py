@@ -35,6 +35,7 @@ def once(sources: Sequence[Path], make: Callable[[Path], None], options: str = "
     folder = root() / f"{digest.hexdigest()}-{VERSION}"
     if folder.is_dir():
         return folder
+    # Asked again under the lock: another process may have made it meanwhile.
     with _locked(folder):
         if not folder.is_dir():
             with replaced(folder) as fresh:

@@ -24,6 +24,7 @@ def sha256(path: Path) -> str:
 
 def _stamp(path: Path) -> dict[str, Any]:
     stat = path.stat()
+    # ctime as well: programs that copy or unpack set mtime back, and nobody can set ctime.
     times = {"mtime_ns": stat.st_mtime_ns, "ctime_ns": stat.st_ctime_ns}
     return {"device": stat.st_dev, "inode": stat.st_ino, "size": stat.st_size, **times}
 
@@ -35,7 +36,7 @@ def remembered(known: Mapping[str, Any], compute: Callable[[], str], anew: bool 
     if not anew:
         with suppress(OSError, ValueError, KeyError):
             found = json.loads(place.read_bytes())
-            if found["of"] == known:
+            if found["of"] == known:  # the name is a digest: two keys may share it
                 return str(found["is"])
     value = compute()
     with suppress(OSError):  # it is computed again next time

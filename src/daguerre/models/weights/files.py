@@ -75,6 +75,7 @@ def read(folder: Path, variant: str | None = None, ignored: Sequence[str] = ()) 
         there = variants(folder)
         hint = f": it has the variant {' and '.join(there)}: set variant={there[0]}" if there else ""
         raise UserError(f"{folder} has no weights in safetensors{hint}", code="missing", setting="variant")
+    # By the config: codes look like weights of a type of few bits.
     check_whole(folder)
     tensors = {name: tensor for path in found for name, tensor in read_file(path).items()}
     kept, _ = beside.without(tensors, ignored)
@@ -135,6 +136,7 @@ def shards(index: Path) -> list[Path]:
         raise UserError(
             f"{index} cannot be read as an index of weights: {error!r}. Copy the file again", code="damaged"
         ) from error
+    # An index must not lead out of its folder.
     if odd := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
         raise UserError(f"{index} names {odd[0]!r}, which does not exist: use another copy", code="damaged")
     return [index.with_name(name) for name in names]
@@ -144,6 +146,7 @@ def cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor | Later:
     """The tensor in another dtype, converted when it is written. None and integer tensors leave it as it is."""
     if dtype is None or tensor.dtype == dtype or not tensor.dtype.is_floating_point:
         return tensor
+    # Converted while it is written: a second copy of a large network may have no room.
     return Later(dtype, tuple(tensor.shape), partial(tensor.to, dtype))
 
 
@@ -157,6 +160,7 @@ def _changed(make: Callable[[], Tensor] | None, tensor: Tensor, dtype: torch.dty
 def _in_range(made: Tensor, dtype: torch.dtype) -> Tensor:
     """The tensor in another dtype. UserError where that makes a number infinite."""
     found = made.to(dtype)
+    # A weight that was infinite before is not this conversion's fault.
     if torch.isfinite(made).all() and not torch.isfinite(found.float()).all():
         raise UserError(
             f"a changed weight has values up to {made.abs().max():.3g}, above the limit of "
@@ -198,6 +202,7 @@ def recast(
         made = fresh / folder.relative_to(source)
         made.mkdir(exist_ok=True)
         for path in sorted(path for path in folder.iterdir() if path.suffix in _TEXTS):
+            # What is written is one file: an index of the old shards would lead nowhere.
             if ".safetensors.index" not in path.name:
                 shutil.copyfile(path, made / path.name)
         if weight_files(folder, variant) or variants(folder):

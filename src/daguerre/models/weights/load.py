@@ -28,6 +28,7 @@ def config(kind: Any, folder: Path) -> dict[str, Any]:
     """The numbers of the network of class `kind` whose config.json is in `folder`."""
     try:
         if issubclass(kind, ConfigMixin):
+            # `local_files_only` everywhere: the libraries would ask the hub for what a folder lacks.
             found = dict(kind.load_config(folder, local_files_only=True))
             return {name: value for name, value in found.items() if not name.startswith("_")}
         return _config(kind, folder).to_dict()
@@ -55,6 +56,7 @@ def build(kind: Any, numbers: dict[str, Any]) -> Any:
 def load(kind: Any, folder: Path, variant: str | None = None, ignored: Sequence[str] = ()) -> Any:
     """The network of class `kind` in `folder`, on the CPU in float32. UserError if a weight is missing, or others
     change what it means; patterns of those that are left out are `ignored`."""
+    # First: transformers would import the quantiser's library, or ask for it.
     files.check_whole(folder)
     variant = variant if variant in files.variants(folder) else None
     if without_weights():
@@ -75,6 +77,7 @@ def load(kind: Any, folder: Path, variant: str | None = None, ignored: Sequence[
                 **options,
             )
     except (OSError, RuntimeError, ValueError) as error:
+        # Both libraries put a general text before the error that says what is wrong.
         reason = str(error.__cause__ or error).strip()
         raise UserError(
             f"{folder} cannot be read as {kind.__name__}: {reason}. If the weights were truncated, copy or download "
@@ -111,6 +114,7 @@ def seeded(make: Callable[[], Any], seed: int, setting: str) -> Any:
     """`make()`, a network with torch's initial weights drawn from `seed`; torch's random state is left as it was.
     UserError if its library cannot build it of the numbers in `setting`, such as `model.unet`."""
     try:
+        # Two networks of one seed are equal whichever was made first, and what is drawn later does not depend on them.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return make()

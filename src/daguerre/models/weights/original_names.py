@@ -65,7 +65,7 @@ class NameTable:
     parameters: Mapping[str, str] = field(default_factory=dict)
     """The library's parameters outside of layers by the original name."""
     flat: frozenset[str] = frozenset()
-    """Of these, the originals that are a vector, row by row."""
+    """Originals among these that are a vector, row by row."""
     others: bool = False
     """Whether layers that the table does not have, and parameters outside of layers, have the same name in both."""
 
@@ -147,6 +147,7 @@ def unpacked(link: Link, tensor: Tensor, shapes: Mapping[str, Shape] | None = No
     """
     if link.form == "fused":
         rows = [shapes[name][0] for name in link.names] if shapes else []
+        # By the network's own rows: keys and values may have fewer heads than queries.
         parts = tensor.split(rows) if sum(rows) == len(tensor) else tensor.chunk(len(link.names))
         return dict(zip(link.names, parts, strict=True))
     (name,) = link.names

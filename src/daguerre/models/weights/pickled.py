@@ -63,6 +63,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         check_regular(path)
         with torch.serialization.safe_globals(_LEFT_OUT):
+            # Files of before torch 1.6 are no archives, and cannot be mapped.
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except _REFUSED as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error)) or re.search(r"Unsupported \w+ ([\w.]+)", str(error))
@@ -90,6 +91,7 @@ def _first_line(error: Exception) -> str:
 def tensors(path: Path) -> dict[str, Tensor]:
     """The weights in a pickled file by name; those of a trainer are under `state_dict`."""
     found: Any = read(path)
+    # Some trainers have saved a checkpoint inside a checkpoint.
     while isinstance(found.get("state_dict"), Mapping):
         found = found["state_dict"]
     weights = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
@@ -154,6 +156,7 @@ def _files(path: Path) -> list[Path]:
     return [
         file
         for file in found
+        # Safetensors come before their pickled twin: both are the same weights, and only one of them can run code.
         if (_is_pickled(file) and file.with_name(_new_name(file.name)) not in there)
         or (file.suffix in _TEXTS and not _SHARDS.fullmatch(file.name))
         or (file.suffix == ".safetensors" and (file.parent != path or (path / "config.json") in there))

@@ -157,6 +157,7 @@ def here(name: str, options: Options) -> Path | None:
 def _cached(repository: str, options: Options) -> Path:
     """The repository's folder in the hub's cache, whichever of its files are there. OSError without it."""
     try:
+        # The whole snapshot: its folder is named after a commit, which only the library knows.
         return Path(huggingface_hub.snapshot_download(repository, revision=options.revision, local_files_only=True))
     except OSError as error:
         if (found := getattr(error, "snapshot_path", None)) is None:  # newer libraries ask for all files at once
@@ -185,6 +186,7 @@ def _check_complete(folder: Path, name: str, needed: Needed, options: Options) -
 
 
 def _from_hub(name: str, needed: Needed, options: Options) -> Path:
+    # The variant first: with plain weights as well, a download would be twice as large.
     cached, wanted = None, _of_variant(needed, options.variant)
     try:
         cached = _cached(name, options)
@@ -203,6 +205,7 @@ def _from_hub(name: str, needed: Needed, options: Options) -> Path:
         if missing_files(folder, wanted):  # plain ones of networks without the variant
             absent = {part: files for part, files in needed.items() if missing_files(folder, {part: wanted[part]})}
             folder = download(_patterns(_unpickled(absent)))
+        # Pickled weights last, and only for what has no others.
         if options.pickled and missing_files(folder, _unpickled(needed)):
             download([path for path in _paths(needed) if path.endswith(".bin")])
         return folder

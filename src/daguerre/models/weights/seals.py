@@ -34,6 +34,7 @@ def check(path: Path) -> None:
     """UserError for a file of this program whose tensors are not those that its header has the digest of."""
     with opened(path) as file:
         metadata = file.metadata() or {}
+    # Either digest will do: a program that changes metadata keeps one and counts the other.
     told = {metadata[key].lower().removeprefix("0x") for key in (KOHYA_DIGEST, DIGEST) if metadata.get(key)}
     if VERSION in metadata and told and payload(path) not in told:
         raise UserError(

@@ -35,6 +35,7 @@ class NoiseConditioning:
 
     def at(self, schedule: Schedule, t: Tensor) -> Tensor:
         """The number at times t of a schedule; of the clock itself, t is taken as it is."""
+        # A time of its own schedule as it is: on the way through (a, s) it would be rounded.
         return self.unit(t) if schedule is self.clock else self(*schedule.path(t))
 
 

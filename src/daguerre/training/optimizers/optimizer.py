@@ -158,6 +158,8 @@ class Optimizer:
                 group["lr"] = learning_rate * group["share"]
             with torch.no_grad():
                 if self.rounding is not None:
+                    # The memory of the weights is exchanged, so that no optimizer knows of 16 bits and moments are
+                    # float32.
                     for place, some in enumerate(part.in_turn()):
                         with part.widened(some, self.rounding, factor, number, index << 32 | place):
                             part.step(skip)

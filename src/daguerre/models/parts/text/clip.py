@@ -38,6 +38,7 @@ class CLIP(TextNetwork):
         numbers = {} if tokenizer is None else decided(tokenizer)
         architectures = config.get("architectures") or ()
         is_place = isinstance(getattr(components.settings, component), str)
+        # Opened with a projection, it would lack the weights of one: its file has none.
         if reading.pooled == "projected" and is_place and architectures == ["CLIPTextModel"]:
             return _projecting(components.network(component, CLIPTextModel, numbers))
         projects = reading.pooled == "projected" or "CLIPTextModelWithProjection" in architectures
@@ -106,6 +107,7 @@ def _projecting(network: Any) -> Any:
     config.projection_dim = config.hidden_size
     with torch.device("meta"):
         made = transformers.CLIPTextModelWithProjection(config)
+    # The same layers: what is trained and what is exported stay one network.
     made.text_model = network
     identity = torch.eye(config.hidden_size, device=network.device)
     made.text_projection.weight = nn.Parameter(identity, requires_grad=False)

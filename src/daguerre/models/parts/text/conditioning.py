@@ -65,7 +65,9 @@ class TextConditioning:
         on a device would be waited for.
         """
         read = {one.name: one.tokens([text or self.null for text in texts]) for one in self.encoders}
+        # Tokenizers cut a long text at different places; features of encoders are joined window by window.
         n_windows = max(tokens.ids_BKT.shape[1] for tokens in read.values())
+        # Asked of the caption itself: what is read in its place may be another text (`null`).
         cond = {"empty": torch.tensor([text == "" for text in texts], device="cpu")}
         for name, tokens in read.items():
             more = n_windows - tokens.ids_BKT.shape[1]
@@ -81,6 +83,7 @@ class TextConditioning:
         [B, P] where it is read. Gradients flow through the encoders of the components `trained`; the others compute in
         float32."""
         device = self.encoders[0].encoder.device
+        # Nothing moves in an update: the tokens came with the pinned batch. Prompts come from the host.
         tokens = {name: rows.to(device) for name, rows in tokens.items()}
         read = {one.name: self._read(one, tokens, trained) for one in self.encoders}
         cond: dict[str, Tensor] = {}
@@ -119,6 +122,7 @@ class TextConditioning:
     def _pooled(self, pooled_BKP: Tensor, counts_BK: Tensor) -> Tensor:
         if self.pooled_window == "first" or pooled_BKP.shape[1] == 1:
             return pooled_BKP[:, 0]
+        # By the counts on the device: the host does not know how many windows each text has.
         if self.pooled_window == "last":
             last_B = (counts_BK >= 0).sum(1) - 1
             return pooled_BKP[torch.arange(len(pooled_BKP), device=last_B.device), last_B]
@@ -128,6 +132,7 @@ class TextConditioning:
 
     def _nulled(self, cond: Mapping[str, Tensor], empty_B: Tensor) -> Cond:
         """Zeros for the features of empty texts."""
+        # A product and no index: the host would wait for which texts are empty.
         keep_B = torch.logical_not(empty_B).float()
         return {
             name: rows if rows.dtype == torch.bool else rows * keep_B.reshape(-1, *[1] * (rows.ndim - 1)).to(rows.dtype)
@@ -135,7 +140,7 @@ class TextConditioning:
         }
 
     def truncated(self, texts: Sequence[str]) -> dict[int, str]:
-        """As the protocol has it: a text that one encoder reads whole is not cut."""
+        """Texts that are cut, by index, with a message; not those that one encoder reads whole."""
         each = [one.truncated(texts) for one in self.encoders]
         return {index: how for index, how in each[-1].items() if all(index in cut for cut in each)}
 
@@ -170,6 +175,7 @@ def _joined(parts: Sequence[Sequence[Features]]) -> tuple[Tensor, Tensor | None]
     """Hidden states [B, T, D] of parts one after another, narrower ones filled up with zeros (Esser et al. 2024, arXiv
     2403.03206); in each part encoders stand side by side. The mask [B, T] is None where no encoder has one."""
     sides = [_side_by_side([one.hidden_BTD for one in part]) for part in parts]
+    # A token counts where any encoder of a part reads one: the other's features there are those of its padding.
     masks = [[one.mask_BT for one in part if one.mask_BT is not None] for part in parts]
     widest = max(side.shape[-1] for side in sides)
     hidden = [side if side.shape[-1] == widest else pad(side, (0, widest - side.shape[-1])) for side in sides]

@@ -50,13 +50,13 @@ class TextEncoder:
     """A text encoder and the tokenizer that it was trained with."""
 
     name: str
-    """Of the component, such as `text_encoder`."""
+    """Name of the component, such as `text_encoder`."""
     encoder: Any
     """The network, of one of the classes in models/parts/text."""
     tokenizer: Any
     """transformers' tokenizer; an AbsentTokenizer where networks are built without weights."""
     files: dict[str, bytes]
-    """The tokenizer's, as they were loaded."""
+    """The tokenizer's files by name, as they were loaded."""
     reading: Reading = _USUAL
     spellings: dict[str, str] = field(default_factory=dict)
     """New tokens of several vectors, and what stands in a text for each (models/parts/text/new_tokens.py)."""
@@ -172,6 +172,7 @@ class TextEncoder:
     def _written(self, texts: Sequence[str]) -> list[str]:
         """The texts as they are read: in their template, each new token of several vectors as one token a vector."""
         for name, spelling in self.spellings.items():
+            # NAME_1 is the second vector of NAME, which diffusers writes out in prompts: it is not another NAME.
             pattern = re.compile(rf"{re.escape(name)}(?!_\d)", re.IGNORECASE)
             texts = [pattern.sub(spelling.replace("\\", r"\\"), text) for text in texts]
         before, _, behind = self.reading.template.partition("{}")
@@ -190,6 +191,7 @@ def load(components: ComponentLoader, encoder: str, tokenizer: str, reading: Rea
     kind = _fitting(encoder, config, reading)
     reading = _chosen(components.settings, encoder, kind, reading)
     words, files = tokenizer_of(components, tokenizer, kind)
+    # After the tokenizer: of a network that is built from numbers it decides the size of the vocabulary.
     network = kind.network(components, encoder, config, reading, words)
     absent = AbsentTokenizer(reading.max_tokens or kind.window(network.config))
     found = TextEncoder(encoder, network, words or absent, files, reading)

@@ -88,6 +88,7 @@ class LanguageModel(TextNetwork):
         # transformers' own list of hidden states has the last one behind the norm, as of version 5; each is the input
         # of the layer behind it, and the last one that of the norm.
         behind = [*layers[: max(wanted)], decoder.norm]
+        # By hooks, which keep the states that are read alone: all of them take gigabytes for a batch.
         hooks = [
             behind[layer].register_forward_pre_hook(lambda _, inputs, layer=layer: seen.update({layer: inputs[0]}))
             for layer in {*wanted}
@@ -97,6 +98,7 @@ class LanguageModel(TextNetwork):
             mask_BT = ids_BT.new_ones(len(ids_BT), 1, *2 * ids_BT.shape[1:], dtype=torch.bool)
         decoder.layers = layers[: max(wanted)]  # those behind would be run for nothing: of klein's a quarter
         try:
+            # Without the cache of keys and values: nothing is written behind these tokens.
             decoder(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False)
         finally:
             decoder.layers = layers

@@ -32,7 +32,7 @@ def _place(component: str, networks: Mapping[str, nn.Module]) -> tuple[int, bool
 
 @dataclass(frozen=True)
 class ClipNames:
-    """Of CLIP's encoders, which are numbered by their place in the model."""
+    """Names of CLIP's encoders, which are numbered by their place in the model."""
 
     text_encoders: str = "te"
     swapped: frozenset[str] = frozenset()
@@ -63,7 +63,7 @@ class ClipNames:
 
 @dataclass(frozen=True)
 class T5Names:
-    """Of T5, which is the third encoder for every program, whichever others a model has."""
+    """Names of T5, which is the third encoder for every program, whichever others a model has."""
 
     text_encoders: str = "te"
     swapped: frozenset[str] = frozenset()

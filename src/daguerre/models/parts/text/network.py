@@ -21,11 +21,11 @@ class TextNetwork(ABC):
     """A kind of text encoder."""
 
     name: ClassVar[str]
-    """As a `Reading` has it."""
+    """Name by which a `Reading` allows it."""
     called: ClassVar[str]
-    """As messages have it."""
+    """Name in messages."""
     model_types: ClassVar[tuple[str, ...]]
-    """By which configs name it."""
+    """Values of `model_type` in its configs."""
     wide: ClassVar[bool] = False
     """Whether hidden states exceed the range of float16, so that caches keep them in bfloat16."""
     has_added_words: ClassVar[bool] = False

@@ -49,15 +49,18 @@ class ExtendedEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embeddings [..., D] of ids [...], in the type of the vocabulary's."""
+        # Compared rather than looked up: the rows are few, and indexing by a mask would make the host wait.
         same = ids[..., None] == self.ids
         own = same.any(-1)
+        # Ids of new tokens are above the table: any valid row stands for them until `where` drops it.
         of_vocabulary = F.embedding(ids.masked_fill(own, 0), self.weight)
-        of_rows = F.embedding(same.to(torch.int8).argmax(-1), self.rows)
+        of_rows = F.embedding(same.to(torch.int8).argmax(-1), self.rows)  # argmax takes no bool
         found = torch.where(own[..., None], of_rows.to(of_vocabulary.dtype), of_vocabulary)
         return found if self.embed_scale is None else found * self.embed_scale.to(found.dtype)
 
     def plain(self) -> nn.Embedding:
         """The embeddings of the vocabulary alone, of their library's class, with the same weight."""
+        # The library's own class, as an export is opened by it: Gemma's scales its embeddings.
         made = copy.copy(self._table[0])
         made._parameters = {"weight": self.weight}
         made._buffers = {} if self.embed_scale is None else {"embed_scale": self.embed_scale}
@@ -110,6 +113,7 @@ def check_names(reader: TextEncoder, names: Sequence[str]) -> None:
                 f"the new token {name!r} has capital letters, which {reader.name} reads as small ones and diffusers "
                 f"does not find: call it {lower!r}; prompts can have it in any case"
             )
+        # A tokenizer finds added tokens before all others, also inside words.
         if words := sorted((word for word in vocabulary if lower in word), key=len):
             what = "is a token already" if lower in vocabulary else f"is a part of the token {words[0]!r}"
             raise UserError(
@@ -182,6 +186,7 @@ def attach(reader: TextEncoder, new: Mapping[str, Tensor], existing: Mapping[str
     ids = ids_of(reader, [*existing]) + _learn(reader, {name: len(rows) for name, rows in new.items()})
     before = reader.encoder.get_input_embeddings().weight
     owner, slot = _places(reader.encoder, before)[-1]  # a T5 has two tables, and reads the second
+    # float32, whatever the table has: updates of a few rows would be lost in 16 bits.
     parts = [rows.to(before.device, torch.float32) for rows in (*existing.values(), *new.values())]
     there = getattr(owner, slot)
     if isinstance(there, ExtendedEmbedding):  # what comes first counts

@@ -32,7 +32,7 @@ class T5(TextNetwork):
         return int(config.d_model)
 
     def window(self, config: Any) -> int:
-        """As it was trained: its places are relative, so that nothing in its config limits a text."""
+        """512, as it was trained: its places are relative, so that nothing in its config limits a text."""
         return _WINDOW
 
     def network(

@@ -43,7 +43,7 @@ _PROGRAMS = {"clip_l": "clip_l", "clip_g": "clip_g", "t5xxl": "t5xxl", "t5": "t5
 _XL = "stable-diffusion-xl"
 """Start of modelspec's architectures with these two text encoders."""
 _OF_LAYERS = re.compile(r"lora|hada_|lokr_|\.(weight|bias|alpha|diff|dora_scale|oft_blocks)$")
-"""In names of tensors of additions to layers, and of whole networks."""
+"""Found in names of tensors of additions to layers, and of whole networks."""
 BUNDLED = "bundle_emb."
 """Start of the names of tokens in the file of a LoRA."""
 _PICKLED = (".pt", ".bin")
@@ -250,6 +250,7 @@ def _read(
                 code="unsupported",
             )
         own = {r.name: _checked(path, named[r.name], tensors[named[r.name]], r) for r in readers}
+        # The header's trigger phrase before the file's name, which people change.
         return {name or metadata.get(_TRIGGER, path.stem): own}
     if len(readers) != 1:
         raise UserError(
@@ -269,6 +270,7 @@ def _read(
 def _check_model(path: Path, metadata: Mapping[str, str], readers: Sequence[TextEncoder]) -> None:
     """UserError for a file for another model by its header: SDXL's first text encoder is as wide as that of SD 1.x."""
     made_for = metadata.get(_ARCHITECTURE, "").partition("/")[0]
+    # Width alone does not tell: rows for SDXL's first encoder fit SD 1.5's, and mean something else there.
     if made_for and made_for.startswith(_XL) != (tuple(keys(readers).values()) == _SDXL):
         raise UserError(
             f"{path} was made for another model ({made_for}), and this one has "

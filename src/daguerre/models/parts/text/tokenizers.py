@@ -72,6 +72,7 @@ def stateless(tokenizer: Any) -> Any:
 
 def read(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """The ids of each text, whole, without start and end. By any number of threads at once."""
+    # Quiet: transformers warns of each text that is longer than its limit, which is cut or read in windows here.
     found: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids
     return found
 
@@ -98,6 +99,7 @@ def windows(
     start, end = ends(tokenizer)
     size = room(tokenizer, length)
     bodies = read(tokenizer, texts)
+    # Cut in the middle: the template's end says that the caption is over, and its features are read, too.
     if kept:
         bodies = [[*body[: size - kept], *body[-kept:]] if len(body) > size else body for body in bodies]
     n_windows = min(max(1, *(-(-len(body) // size) for body in bodies)), most or sys.maxsize)
@@ -127,6 +129,7 @@ def truncated(tokenizer: Any, texts: Sequence[str], length: int | None = None) -
 
 def ends(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The ids before a text and those behind it: CLIP has a start and an end, T5 an end, Gemma a start, Qwen none."""
+    # Found by a text: attributes for start and end are set also where a tokenizer does not put them there.
     body = read(tokenizer, ["a"])[0]
     whole: list[int] = tokenizer(["a"]).input_ids[0]
     start = next(k for k in range(len(whole) + 1) if whole[k : k + len(body)] == body)
@@ -135,6 +138,7 @@ def ends(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 def files(tokenizer: Any) -> dict[str, bytes]:
     """The tokenizer's files by name."""
+    # transformers writes and reads tokenizers by folders alone.
     with TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
