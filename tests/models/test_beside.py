@@ -88,13 +88,13 @@ def test_scaled_8_bit_weights_are_what_they_stand_for(tmp_path, xl, form):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({f"{UNET}{QUERY}.scale_weight": torch.tensor(3.0)}, r"beside weights.*ignore_tensors=\['\*.scale_weight'\]"),
-        ({f"{UNET}{QUERY}.weight.absmax": torch.ones(4)}, r"beside weights.*ignore_tensors=\['\*.absmax'\]"),
-        ({f"{UNET}{QUERY}.bias": torch.ones(4)}, "beside weights"),
-        ({f"{layout.VAE}decoder.conv_in.weight_scale": torch.tensor(2.0)}, "beside weights"),
+        ({f"{UNET}{QUERY}.scale_weight": torch.tensor(3.0)}, r"next to weights.*ignore_tensors=\['\*.scale_weight'\]"),
+        ({f"{UNET}{QUERY}.weight.absmax": torch.ones(4)}, r"next to weights.*ignore_tensors=\['\*.absmax'\]"),
+        ({f"{UNET}{QUERY}.bias": torch.ones(4)}, "next to weights"),
+        ({f"{layout.VAE}decoder.conv_in.weight_scale": torch.tensor(2.0)}, "next to weights"),
         (
             {"conditioner.embedders.1.model.transformer.resblocks.0.attn.in_proj_weight_scale": torch.ones(3)},
-            "beside weights",
+            "next to weights",
         ),
         ({"flow_pred": torch.empty(0)}, r"has the mark flow_pred.*ignore_tensors=\['flow_pred'\]"),
         ({"rectified.shift": torch.tensor(3.0)}, "has the mark rectified.shift"),
@@ -111,10 +111,10 @@ def test_what_changes_used_weights_is_refused(tmp_path, xl, more, said):
 def test_forms_that_are_not_plain_are_refused(tmp_path, xl):
     stored, meant = quantised(xl, scale="weight_scale")
     turned = {name.removesuffix(".weight"): {**FORM, "convrot": True} for name in meant}
-    with pytest.raises(UserError, match="beside weights"):
+    with pytest.raises(UserError, match="next to weights"):
         converted(tmp_path, xl, stored, {beside.METADATA: json.dumps({"layers": turned})})
     blocks = {name: torch.ones(2, 2) if name.endswith("scale") else tensor for name, tensor in stored.items()}
-    with pytest.raises(UserError, match="beside weights"):
+    with pytest.raises(UserError, match="next to weights"):
         load.convert(written(tmp_path, xl, blocks), tmp_path / "made")
 
 
@@ -186,7 +186,7 @@ def scaled_folder(tmp_path, xl):
 def test_folders_are_held_to_the_same(tmp_path, scaled_folder):
     from diffusers import UNet2DConditionModel
 
-    with pytest.raises(UserError, match=r"beside weights.*ignore_tensors=\['\*.weight_scale'\]"):
+    with pytest.raises(UserError, match=r"next to weights.*ignore_tensors=\['\*.weight_scale'\]"):
         weights_load.load(UNet2DConditionModel, scaled_folder / "unet")
     weights_load.load(UNet2DConditionModel, scaled_folder / "unet", ignored=["*.weight_scale"])
     out = [f"out={tmp_path / 'x.safetensors'}"]
@@ -195,7 +195,7 @@ def test_folders_are_held_to_the_same(tmp_path, scaled_folder):
         (export, ["format=unet", *out]),
         (export, ["format=diffusers", "dtype=float16", f"out={tmp_path / 'x'}"]),
     ):
-        with pytest.raises(UserError, match="beside weights"):
+        with pytest.raises(UserError, match="next to weights"):
             verb.run([str(scaled_folder), *arguments])
     assert export.run([str(scaled_folder), "format=unet", "ignore_tensors=[*.weight_scale]", *out]) == 0
     assert not any("scale" in name for name in load_file(tmp_path / "x.safetensors"))
@@ -217,7 +217,7 @@ def test_one_network_out_of_a_file_is_held_to_the_same(tmp_path, xl):
         )
         path = tmp_path / "one.safetensors"
         save_file({**own, weight.replace(".weight", ".scale_weight"): torch.tensor(2.0)}, path)
-        with pytest.raises(UserError, match="beside weights"):
+        with pytest.raises(UserError, match="next to weights"):
             load.network_tensors(path, "unet", names, pickled=False)
         found = load.network_tensors(path, "unet", names, pickled=False, ignored=["*.scale_weight"])
         assert found.keys() == set(names)
@@ -236,7 +236,7 @@ def test_a_stage_of_cascade_is_held_to_the_same(tmp_path):
     layer = next(name.removesuffix(".weight") for name, own in tensors.items() if own.ndim == 4)
     path = tmp_path / "previewer.safetensors"
     save_file({**tensors, f"{layer}.scale_weight": torch.tensor(2.0)}, path)
-    with pytest.raises(UserError, match=r"beside weights.*ignore_tensors=\['\*.scale_weight'\]"):
+    with pytest.raises(UserError, match=r"next to weights.*ignore_tensors=\['\*.scale_weight'\]"):
         cascade_files.read(path, "previewer")
     assert (
         cascade_files.read(path, "previewer", ["*.scale_weight"]).keys()

@@ -56,7 +56,7 @@ def test_a_yaml_says_what_the_unet_predicts(tmp_path, text, prediction):
         _, found = published("sd21")
         got, notices = of_file(found, {}, None, told(tmp_path, text))
         assert got.scheduler["prediction_type"] == "v_prediction"
-        assert notices == ["the .yaml beside it says that it predicts v_prediction"]
+        assert notices == ["the .yaml next to it says that it predicts v_prediction"]
         assert of_file(found, {"modelspec.prediction_type": "epsilon"}, None, told(tmp_path, text))[1] == []
 
 

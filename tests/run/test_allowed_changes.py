@@ -1,5 +1,5 @@
-"""Settings that `allow_change` names, in commands: what starts anew is said, config.yaml is written once an update is
-made with them, and a run that is killed before goes on in either way. Its state: tests/training/test_change.py."""
+"""Settings that `allow_change` names, in commands: what starts from nothing is said, config.yaml is written once an
+update is made with them, and a run that is killed before goes on in either way. Its state: test_change.py."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_another_optimizer_and_a_crash_on_the_way_there(tmp_path, monkeypatch, c
     assert config.read_bytes() != before
     capsys.readouterr()
     assert train(tmp_path, *LION[:-1]) == errors.DONE, "what was recorded holds, though no checkpoint has it yet"
-    assert "the state of lion starts anew: nothing of adamw's is kept" in capsys.readouterr().out
+    assert "the state of lion starts from nothing: nothing of adamw's is kept" in capsys.readouterr().out
     found = outcome(tmp_path / "tiny")
     other = tmp_path / "other"
     assert train(other) == errors.DONE

@@ -1,4 +1,4 @@
-"""A run goes on with other settings of optimizer, averages and objective: what fits is kept, all else starts anew."""
+"""A run goes on with other settings of optimizer, averages and objective: what fits is kept, the rest starts again."""
 
 import itertools
 from contextlib import nullcontext
@@ -63,7 +63,7 @@ class Run:
 def test_another_optimizer_starts_anew_and_keeps_nothing(toy, old, new):
     before = Run(toy, old).update(0, 1, 2)
     after = Run(toy, new, seed=1)
-    assert after.goes_on_from(before) == [f"the state of {new} starts anew: nothing of {old}'s is kept"]
+    assert after.goes_on_from(before) == [f"the state of {new} starts from nothing: nothing of {old}'s is kept"]
     fresh = Run(toy, new)
     fresh.state.net.load_state_dict(before.state.net.state_dict())
     fresh.state.step, fresh.state.slots = before.state.step, before.state.slots
@@ -113,7 +113,7 @@ def test_other_numbers_alone_keep_all_moments(toy, name):
 )
 def test_a_parameter_whose_state_is_made_of_something_else_starts_anew(toy, name, old, new, anew):
     before, after = Run(toy, name, **old).update(0, 1, 2), Run(toy, name, seed=1, **new)
-    assert after.goes_on_from(before) == [f"the optimizer state of {anew} of 4 parameters starts anew"]
+    assert after.goes_on_from(before) == [f"the optimizer state of {anew} of 4 parameters starts from nothing"]
     fresh = Run(toy, name, **new).update(0)
     assert after.update(3).moments().keys() == fresh.moments().keys()
 
@@ -169,7 +169,9 @@ def test_what_another_objective_learns_starts_anew(toy, old, new):
         assert said == []
         assert after.state.objective.table.tolist() == [2] * new
     else:
-        assert said == ["what the objective learns starts anew" if new else "what the objective has learnt is dropped"]
+        assert said == [
+            "what the objective learns starts from nothing" if new else "what the objective has learnt is dropped"
+        ]
         assert after.state.objective.state() == {} or not after.state.objective.table.any()
     after.update(2)
 
@@ -178,5 +180,5 @@ def test_what_another_objective_learns_starts_anew(toy, old, new):
 def test_the_scale_of_the_loss_comes_and_goes_with_float16(toy, begins):
     before = Run(toy, precision=None if begins else Precision(compute=torch.float16)).update(0)
     after = Run(toy, precision=Precision(compute=torch.float16) if begins else None, seed=1)
-    assert after.goes_on_from(before) == (["the scale of the loss starts anew"] if begins else [])
+    assert after.goes_on_from(before) == (["the scale of the loss starts from nothing"] if begins else [])
     assert ("scaler" in after.update(1).state.tensors()) is begins

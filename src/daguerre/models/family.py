@@ -178,7 +178,7 @@ class Family:
     """Conditioning of a batch besides its texts, also of the moments of its images: rows on the family's device (those
     of another one are waited for in every update)."""
     prompt_condition: Callable[[Sequence[Prompt], tuple[int, ...], bool], Cond] = _nothing
-    """Conditioning of prompts besides their texts, for images (3, H, W) to generate; True asks for the unguided side."""
+    """Conditioning of prompts besides their texts, for images (3, H, W); True asks for the unguided side."""
     prompt_images: Collection[str] = ()
     """Names of the images of a prompt that `prompt_condition` reads."""
     encodes: bool = True

@@ -20,7 +20,7 @@ SINGLE_FILES = (".safetensors", ".ckpt", ".pt", ".bin")
 BASE = "base"
 """A component of `pretrained_model_name_or_path`."""
 INDEX = "model_index"
-"""The index of a pipeline, beside the configs of its components."""
+"""The index of a pipeline, next to the configs of its components."""
 Component = Annotated[str | dict[str, Any] | None, ADDRESS]
 """Source of a network: `base`, another place, the numbers of its config, or null: the base's numbers."""
 

@@ -41,7 +41,7 @@ FAULTS: tuple[Fault, ...] = (
         lambda run: run["config"]["model"]["family"] == "autoencoder",
         "if this run was stopped and continued before, the moments of its 3x3 convolutions were mixed up each time, so "
         "that it learnt a little worse for some thousand updates. Go on if its reconstructions are good enough, or "
-        "train it anew under another run_name",
+        "train it again under another run_name",
     ),
     Fault(
         frozenset({"0.1.0"}),

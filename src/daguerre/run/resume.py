@@ -234,6 +234,7 @@ def _difference(change: Change) -> str:
 def first_weights(attached: Attached, start: StartPoint, config: Config, refers: bool = False) -> list[str]:
     """Puts the weights of `init_from` into the net of a fresh run, before it is split; also of one that goes on, where
     its loss `refers` to them. Returns notices."""
+    # A checkpoint has the trained weights already; only a loss that compares with the first ones needs these again.
     return first.take(attached, config.init_from) if start.checkpoint is None or refers else []
 
 

@@ -55,7 +55,7 @@ def carried(
     if before.get("objective", objective) != objective:
         _objective(found, state, saved)
     if ("scaler" in saved) != bool(state.scaler.state()):
-        found.leave("scaler", "the scale of the loss starts anew" if state.scaler.state() else "")
+        found.leave("scaler", "the scale of the loss starts from nothing" if state.scaler.state() else "")
     return found
 
 
@@ -64,7 +64,7 @@ def _optimizer(found: Carried, state: TrainState, before: Mapping[str, Any], now
     are now reset."""
     old = _rebuilt(before, state) if before["name"] == now.name else None
     if old is None:
-        text = f"the state of {now.name} starts anew: nothing of {before['name']}'s is kept"
+        text = f"the state of {now.name} starts from nothing: nothing of {before['name']}'s is kept"
         found.leave("optimizer", text if found.files.get("optimizer") else "")
         return
     # By the entries that it would make, not by settings: some of these add a moment, such as Adafactor's beta1.
@@ -88,7 +88,7 @@ def _optimizer(found: Carried, state: TrainState, before: Mapping[str, Any], now
     found.files["optimizer"] = kept
     if found.unlike and names:
         every = len(state.optimizer.parameters)
-        found.notices.append(f"the optimizer state of {len(found.unlike)} of {every} parameters starts anew")
+        found.notices.append(f"the optimizer state of {len(found.unlike)} of {every} parameters starts from nothing")
 
 
 def _rebuilt(before: Mapping[str, Any], state: TrainState) -> Optimizer | None:
@@ -114,5 +114,5 @@ def _objective(found: Carried, state: TrainState, saved: Shapes) -> None:
     found.leave("meter")
     own = {name: tuple(tensor.shape) for name, tensor in state.objective.state().items()}
     if dict(saved.get("objective", {})) != own:
-        text = "what the objective learns starts anew" if own else "what the objective has learnt is dropped"
+        text = "what the objective learns starts from nothing" if own else "what the objective has learnt is dropped"
         found.leave("objective", text)

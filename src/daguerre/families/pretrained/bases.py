@@ -120,6 +120,7 @@ def _fitting(path: Path, base: Path | None, taken: Callable[[Networks], Found]) 
         try:
             return taken(_published(name))
         except UserError as error:
+            # A damaged file is damaged for every model: its own error says more.
             if error.code not in ("unknown", "unsupported"):
                 raise
             refused[name] = error

@@ -27,7 +27,7 @@ COLUMNS = "dora_scale"
 _STRONG = (UP, "hada_w1_a", "lokr_w1", "lokr_w1_a", DIFF)
 """Factors into which a strength can be multiplied."""
 _MOST_OFF = 1e-6
-"""Of a factor's norm: more than a multiplication in float32 rounds."""
+"""Share of a factor's norm that is more than a multiplication in float32 rounds."""
 _RANKED = (DOWN, "hada_w1_b", "lokr_w1_b", "lokr_w2_b")
 """Factors whose first dimension is the rank, the one that other programs look at first."""
 
@@ -50,7 +50,7 @@ class Addition:
 
     @property
     def name(self) -> str:
-        """Of the tensor in its component that it is added to."""
+        """Name of the tensor in its component that it is added to."""
         return f"{self.layer}.{self.tensor}"
 
     @property
@@ -83,7 +83,7 @@ class Addition:
         return True
 
     def to(self, device: torch.device | str) -> Addition:
-        """The same with its factors on a device."""
+        """The addition with its factors on a device."""
         return replace(self, factors={name: value.to(device) for name, value in self.factors.items()})
 
     def weight(self, before: Tensor, strength: float = 1.0) -> Tensor:
@@ -100,7 +100,7 @@ class Addition:
                 turned = moved.transpose(0, axis)
                 each = self.factors[name].float().flatten() / turned.flatten(1).norm(dim=1)
                 moved = (turned * each.reshape(-1, *(1 for _ in before.shape[1:]))).transpose(0, axis)
-        return moved if strength == 1 else before + strength * (moved - before)
+        return moved if strength == 1 else before + strength * (moved - before)  # the difference would round once more
 
     def change(self, shape: Sequence[int]) -> Tensor:
         """The scaled product of the factors, in float32, as a weight of this shape: of all kinds but DoRA what is

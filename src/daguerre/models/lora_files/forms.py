@@ -45,11 +45,12 @@ def write(form: Form, path: Path, networks: Networks, additions: Additions, abou
 def beside(path: Path) -> Iterator[Path]:
     """A new name next to a file or folder; what the block has written there stands at the end, safe on disk, as `path`.
     If the block raises, nothing is left."""
+    # Beside it, as a rename is at once only within one file system.
     with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as temporary:
         fresh = Path(temporary) / path.name
         yield fresh
         os.replace(fresh, path)
-    sync_folder(path.parent)
+    sync_folder(path.parent)  # a rename is on disk with its folder alone
 
 
 def compare(path: Path, networks: Networks, additions: Additions) -> None:

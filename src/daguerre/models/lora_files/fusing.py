@@ -90,6 +90,7 @@ def joined(
 
 def _product(layers: Sequence[str], rows: Sequence[int], found: Mapping[str, Addition]) -> Addition:
     downs = [found[layer].factors[DOWN] for layer in layers if layer in found]
+    # As where the file had one for the whole: written again, its rank stays what it was.
     if len(downs) == len(layers) and all(torch.equal(down, downs[0]) for down in downs):
         ups = [found[layer].factors[UP] * found[layer].scale for layer in layers]
         return Addition(layers[0], {DOWN: downs[0], UP: torch.cat(ups)}, 1.0)

@@ -162,7 +162,7 @@ def _of_base(place: str) -> dict[str, str]:
 
 
 def _arguments(main: list[Addition], alpha: float) -> dict[str, str]:
-    """Of the network module: LyCORIS' algorithm, or the rank of convolutions."""
+    """Arguments of the network module: LyCORIS' algorithm, or the rank of convolutions."""
     if DIFF in main[0].factors:
         return {"algo": "full"}
     if "hada_w1_a" in main[0].factors:

@@ -22,10 +22,11 @@ class Keep:
     """The smallest rank that has this share of the sum of the squared singular values; above 0, up to 1."""
 
     def of(self, singular: Tensor) -> int:
-        """Of singular values in falling order; at least 1."""
+        """The rank that is kept of singular values in falling order; at least 1."""
         count = len(singular)
         if self.energy is not None:
             shares = singular.square().cumsum(0) / singular.square().sum()
+            # Less by a rounding: the whole energy must not ask for a rank more than there is.
             count = int((shares < self.energy * (1 - 1e-12)).sum()) + 1
         return max(1, min(count, len(singular), self.rank or len(singular)))
 
@@ -42,7 +43,7 @@ class Fitted:
 
 
 def of_weight(layer: str, change: Tensor, keep: Keep) -> Fitted:
-    """Of a change [out, in] or [out, in, height, width] of a layer's weight."""
+    """The LoRA nearest to a change [out, in] or [out, in, height, width] of a layer's weight."""
     matrix = change.flatten(1).double()
     wide = matrix.shape[1] > matrix.shape[0]
     gram = (
@@ -61,7 +62,7 @@ def of_weight(layer: str, change: Tensor, keep: Keep) -> Fitted:
 
 
 def of_product(addition: Addition, shape: tuple[int, ...], keep: Keep) -> Fitted:
-    """Of a LoRA's own product, from its factors alone."""
+    """The LoRA of lower rank nearest to a LoRA's own product, from its factors alone."""
     up, down = (addition.factors[name].flatten(1).double() for name in (UP, DOWN))
     (left, of_left), (right, of_right) = torch.linalg.qr(up), torch.linalg.qr(down.T)
     u, singular, v = torch.linalg.svd(addition.scale * of_left @ of_right.T)

@@ -56,6 +56,7 @@ _SPELLINGS = {
     ".lora_B.bias": BIAS_OF_UP,
 }
 """Ends of tensors' names, and the factors that they are."""
+# The longest first: some are the end of others.
 _ENDINGS = sorted(_SPELLINGS, key=len, reverse=True)
 _ADAPTER = re.compile(r"\.(lora_[AB]|lora_magnitude_vector)\.(?!weight$|bias$)\w+(\.weight|\.bias|$)")
 """peft's names with that of the adapter in them, as a network with it has them."""

@@ -93,6 +93,7 @@ def _parts(
     else:
         own = facts_of(network).names
         turned = place.is_original and own is not None and place.layers[0] in own.swapped
+        # Rows alone are in another order: both layouts have the inputs in one.
         values = [fusing.halves(value) if turned and factor in fusing.BY_ROWS else value]
     yield from (((place.component, layer), part) for layer, part in zip(place.layers, values, strict=True))
 
@@ -186,7 +187,7 @@ def _additions(
 
 
 def _plain(factor: str, value: Tensor, weight: Tensor) -> Tensor:
-    """In the shape that peft has for it, of several that mean the same."""
+    """The factor in the shape that peft has for it, of several that mean the same."""
     if factor == MAGNITUDE and weight.dim() > 2:
         return value.reshape(1, -1, *(1 for _ in weight.shape[2:]))
     if factor in (MAGNITUDE, COLUMNS):
@@ -234,6 +235,7 @@ def _check_shape(path: Path, where: str, factors: Mapping[str, Tensor], weight: 
 
 def _finite(path: Path, component: str, addition: Addition, shape: torch.Size) -> Addition:
     """The addition. UserError where its product is no number: factors or an alpha are too large."""
+    # A bound first: the product of every layer would take longer than all the rest of reading.
     most = max(1.0, abs(addition.scale))
     for value in addition.factors.values():
         most *= max(1.0, float(value.abs().max()) * max(value.shape))

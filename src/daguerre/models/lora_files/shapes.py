@@ -89,7 +89,7 @@ def _of_loha(there: Mapping[str, Shape], weight: Shape) -> dict[str, list[Shape]
 
 
 def _of_lokr(there: Mapping[str, Shape], weight: Shape) -> dict[str, list[Shape]]:
-    """Of kron(one, two): the sizes of `one` divide those of the weight, and `two` has what is left."""
+    """Shapes of the factors of kron(one, two): sizes of `one` divide those of the weight, and `two` has the rest."""
     out, inputs, *kernel = weight
     found: dict[str, list[Shape]] = {}
     if "lokr_w1" in there:

@@ -102,7 +102,7 @@ def check(
     rest = list(rest)
     if of_weights := [name for name in rest if _belongs(name, used)]:
         raise UserError(
-            f"{path} has {_some(of_weights)} beside weights of its networks, which may change what these mean, in a "
+            f"{path} has {_some(of_weights)} next to weights of its networks, which may change what these mean, in a "
             f"way that is not known here. {_way_out('*.' + of_weights[0].rpartition('.')[2])}",
             code="unsupported",
         )

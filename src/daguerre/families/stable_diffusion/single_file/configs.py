@@ -179,6 +179,7 @@ def shapes(component: str, config: Mapping[str, Any]) -> dict[str, Shape]:
     return _shapes(component, json.dumps(config, sort_keys=True))
 
 
+# By the text of the config: a mapping cannot be a key, and building an SDXL takes seconds even without memory.
 @lru_cache(maxsize=64)
 def _shapes(component: str, config: str) -> dict[str, Shape]:
     return {name: tuple(tensor.shape) for name, tensor in outline(component, json.loads(config)).state_dict().items()}
@@ -257,7 +258,7 @@ def _prediction(
         return "v_prediction", []
     if not named and "prediction_type" in beside:
         return str(beside["prediction_type"]), [
-            f"the .yaml beside it says that it predicts {beside['prediction_type']}"
+            f"the .yaml next to it says that it predicts {beside['prediction_type']}"
         ]
     if named or layout_of(tensors) != "sd2" or _LAST_NORM not in tensors:
         return "epsilon", []
@@ -300,6 +301,7 @@ def edm_scheduler(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         )
     return {
         "_class_name": "EDMDPMSolverMultistepScheduler",
+        # Marks are float32: 0.002 would become 0.0020000000949949026 in a config that people read.
         "sigma_min": round(low, 7),
         "sigma_max": round(high, 4),
         "sigma_data": 0.5 if playground else 1.0,
@@ -324,8 +326,8 @@ def _as_edm(pipeline: PipelineConfigs, tensors: Mapping[str, Tensor]) -> Pipelin
 
 
 def whole(pipeline: PipelineConfigs) -> PipelineConfigs:
-    """The same with the configs and tokenizers of the networks that a file lacks: those of the published architecture
-    whose others it has."""
+    """The configs with those of the networks that a file lacks, and their tokenizers: those of the published
+    architecture whose others it has."""
     for name, layout in OF_LAYOUTS.items():
         own = of_architecture(name, tuple(pipeline.configs))
         if layout == pipeline.layout and own.configs.get("unet") == pipeline.configs.get("unet"):

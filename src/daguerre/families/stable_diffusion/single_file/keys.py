@@ -33,7 +33,7 @@ _MIDDLE_BLOCK = re.compile(r"mid_block\.((?:resnets|attentions)\.\d+)\.(.+)")
 
 
 def unet(names: Iterable[str]) -> list[Link]:
-    """Of a UNet2DConditionModel. UserError for parts that the original has no place for."""
+    """The links of a UNet2DConditionModel. UserError for parts that the original has no place for."""
     names = list(names)
     numbered = _numbered_blocks(names)
     return [Link(_unet_name(name, numbered), (name,)) for name in names]
@@ -97,7 +97,7 @@ _OLD_VAE_ATTENTION = {"query": "q", "key": "k", "value": "v", "proj_attn": "proj
 
 
 def vae(names: Iterable[str]) -> list[Link]:
-    """Of an AutoencoderKL. UserError for parts that the original has no place for."""
+    """The links of an AutoencoderKL. UserError for parts that the original has no place for."""
     names = list(names)
     levels = 1 + max((int(match[3]) for name in names if (match := _VAE.fullmatch(name))), default=-1)
     return [_vae_link(name, levels) for name in names]
@@ -123,7 +123,7 @@ def _vae_link(name: str, levels: int) -> Link:
 
 
 def clip(names: Iterable[str]) -> list[Link]:
-    """Of a CLIPTextModel with OpenAI's names, as 1.x and the first encoder of SDXL have it."""
+    """The links of a CLIPTextModel with OpenAI's names, as 1.x and the first encoder of SDXL have it."""
     return [Link(with_wrapper(name), (name,)) for name in names if not name.endswith("position_ids")]
 
 
@@ -139,7 +139,7 @@ _FUSED = ("q_proj", "k_proj", "v_proj")
 
 
 def open_clip(names: Iterable[str]) -> list[Link]:
-    """Of a CLIPTextModel or CLIPTextModelWithProjection with OpenCLIP's names, as 2.x and SDXL's second have it."""
+    """The links of a CLIPTextModel or CLIPTextModelWithProjection with OpenCLIP's names, as 2.x and SDXL have it."""
     return [link for name in names if not name.endswith("position_ids") for link in _open_clip_links(name)]
 
 

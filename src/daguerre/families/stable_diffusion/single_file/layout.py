@@ -77,7 +77,7 @@ _INPUT_CHANNELS = {
 
 
 def normalized(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The same tensors under the names that a whole checkpoint of today gives them."""
+    """The tensors under the names that a whole checkpoint of today gives them."""
     prefix, tensors = "", _of_vae(tensors)
     if not any(name.startswith((UNET, VAE)) for name in tensors):
         if any(name.startswith("input_blocks.") for name in tensors):

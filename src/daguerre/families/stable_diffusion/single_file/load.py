@@ -42,6 +42,7 @@ def folder(path: Path, pickled: bool, ignored: Sequence[str] = ()) -> Path:
         for notice in convert(path, fresh, ignored=ignored):
             print(f"{path.name}: {notice}", file=sys.stderr, flush=True)
 
+    # What the .yaml says is in the scheduler's config: another one makes another folder.
     beside_it = yaml_beside.told(path)
     return conversion_cache.once([path], make, json.dumps([[*ignored], beside_it]) if ignored or beside_it else "")
 
