@@ -1,6 +1,7 @@
 """Numbers, values and errors as people read them: sizes, durations, counts, shares."""
 
 import json
+import re
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -62,6 +63,65 @@ def first_line(error: BaseException) -> str:
 def wrapped(text: str, columns: int) -> list[str]:
     """A text in lines of so many columns; names and paths stay whole."""
     return textwrap.wrap(text, columns, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+
+
+def columns(usual: int) -> int:
+    """Columns for text that is written for `usual` ones: fewer where the terminal has fewer."""
+    return min(usual, shutil.get_terminal_size((usual, 24)).columns)
+
+
+def fitted(text: str, room: int) -> str:
+    """A text for a terminal of `room` columns, whose lines end between words.
+
+    Lines that were wrapped for a wider page are joined first; the text of a list stays below itself. A line that is a
+    command stays whole, so that it can be copied, as does a word that is longer than the room.
+    """
+    lines: list[str] = []
+    above = ""
+    for line in text.split("\n"):
+        if lines and _goes_on(lines[-1], above, line):
+            lines[-1] += f" {line.strip()}"
+        else:
+            lines.append(line)
+        above = line
+    return "\n".join(line if len(line) <= room or _is_command(line) else _broken(line, room) for line in lines)
+
+
+_PAGE = range(108, 121)
+"""Columns at which lines of our own texts end where the next word did not fit."""
+_LABEL = re.compile(r" *\S.* {2,}(?=\S)")
+"""What stands before the text of a line of a list."""
+_DEEP_COLUMNS = 8
+"""A line without a label that stands so far in is the middle of a text that has one."""
+
+
+def _goes_on(joined: str, above: str, line: str) -> bool:
+    """True if a line was wrapped from the one above it."""
+    text = line.lstrip()
+    if not text or _is_command(joined) or above.endswith((".", ":")):
+        return False
+    reached = len(above) + 1 + len(text.split(" ", 1)[0])
+    start = _start(joined)
+    wraps = len(above) <= _PAGE[-1] and reached > _PAGE[0]
+    return wraps and len(line) - len(text) == start and (start == 0 or start >= _DEEP_COLUMNS)
+
+
+def _start(line: str) -> int:
+    """Column of a line's text, behind its label if it has one."""
+    label = _LABEL.match(line)
+    return label.end() if label else len(line) - len(line.lstrip())
+
+
+def _broken(line: str, room: int) -> str:
+    start = _start(line)
+    start = min(start + (2 if 0 < start < _DEEP_COLUMNS else 0), room // 2)
+    return "\n".join(
+        textwrap.wrap(line, room, subsequent_indent=" " * start, break_on_hyphens=False, break_long_words=False)
+    )
+
+
+def _is_command(line: str) -> bool:
+    return line.lstrip().startswith("daguerre ")
 
 
 def beside(label: str, text: str, terminal: bool) -> list[str]:

@@ -3,8 +3,6 @@
 It refuses what `train` refuses, as far as weights, other processes and object stores are not needed to know.
 """
 
-import textwrap
-
 from daguerre.assembly import quantized_base
 from daguerre.assembly.batch_sizes import batch_sizes, check_uncut_batches, couples_samples, held
 from daguerre.assembly.parts import outline
@@ -13,6 +11,7 @@ from daguerre.data.dataset import open_dataset
 from daguerre.data.loading.loader import Loading
 from daguerre.data.sources import huggingface
 from daguerre.errors import Absent
+from daguerre.formatting import columns, wrapped
 from daguerre.run import class_images, lengths, reconstruction, resume, samples, schedule, summary, trackers
 from daguerre.run.storage import RunStorage
 from daguerre.training import device
@@ -45,9 +44,7 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
     except Absent as error:
         data.append(str(error))
     if dataset is None:
-        data = [
-            part for line in data for part in textwrap.wrap(line, 116, break_on_hyphens=False, break_long_words=False)
-        ]
+        data = [part for line in data for part in wrapped(line, columns(118) - 2)]
         in_epochs = config.training.duration.unit == "epochs"
         total = None if in_epochs else schedule.pace_of(start, sizes, None).steps(config.training.duration)
     else:

@@ -17,13 +17,26 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
+from typing import TextIO
 
 from daguerre import __version__, credentials, errors, faults
 from daguerre.errors import UserError
+from daguerre.formatting import columns, fitted
 from daguerre.regular import is_odd
 
 FOLDER = Path(__file__).parent
+_PAGE_COLUMNS = 121
+"""Columns of a terminal that asks for no other lines than those of a file."""
 USUAL_ORDER = ("train", "generate", "report", "recipes", "data", "doctor")
+
+
+class Terminal(io.TextIOWrapper):
+    """A stream to a terminal, which would break a long line within a word: here lines end between words."""
+
+    def write(self, text: str, /) -> int:
+        """Writes a text; one that moves the cursor as it is."""
+        moves = "\x1b" in text or "\r" in text
+        return super().write(text if moves else fitted(text, columns(_PAGE_COLUMNS) - 1))
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,7 @@ def main() -> None:
     """Entry point: runs the arguments of the process and exits. Uncaught exceptions are reported as internal errors
     (exit code 1)."""
     faults.install()
+    sys.stdout, sys.stderr = map(_fitting, (sys.stdout, sys.stderr))
     sys.exit(run(sys.argv[1:]))
 
 
@@ -105,6 +119,13 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except OSError as error:
         return _report_os_error(error)
+
+
+def _fitting(stream: TextIO) -> TextIO:
+    """A stream whose lines fit its terminal, if it is one."""
+    if not isinstance(stream, io.TextIOWrapper) or not stream.isatty():
+        return stream
+    return Terminal(stream.buffer, stream.encoding, stream.errors, line_buffering=True)
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -16,7 +16,7 @@ from daguerre.data.alternatives import SEVERAL_LINES
 from daguerre.data.dataset import Dataset
 from daguerre.data.loading import loader
 from daguerre.data.plan.buckets import buckets
-from daguerre.formatting import scaled, titled, wrapped
+from daguerre.formatting import columns, scaled, titled, wrapped
 from daguerre.models.components import ComponentLoader
 from daguerre.models.family import Family
 from daguerre.models.settings import PretrainedSettings
@@ -27,11 +27,17 @@ from daguerre.run.schedule import Intervals, peak_learning_rate
 from daguerre.training.precision import quantized
 from daguerre.trees import paths
 
-_COLUMNS = 114
+_PAGE_COLUMNS = 116
+"""Columns of a dry run that no terminal makes narrower."""
 _CAPTIONS = 200
 """Captions that are looked at before a run starts."""
 _LETTERS = 60
 """Letters of a caption that is shown."""
+
+
+def _columns() -> int:
+    """Columns of a line below its title, which stands two further in."""
+    return columns(_PAGE_COLUMNS) - 3
 
 
 def format_count(count: float) -> str:
@@ -76,7 +82,7 @@ def describe_levels(config: Config, objective: Objective) -> list[str]:
         return []
     shifts = {str(bucket): schedule.at(bucket.area_px).shift for bucket in buckets(config.data)}
     listed = ", ".join(f"{size} {shift:.4g}" for size, shift in shifts.items())
-    return wrapped(f"shift of the noise levels: {listed}", _COLUMNS)
+    return wrapped(f"shift of the noise levels: {listed}", _columns())
 
 
 def describe_learning_rate(config: Config, sizes: BatchSizes) -> list[str]:
@@ -157,7 +163,7 @@ def describe_source(dataset: Dataset, config: Config, batch_size: int, images: I
     return [
         f"{config.data.kinds}: {extent(dataset)}",
         *shapes,
-        *(f"{'noted' if e.get('kept') else 'left out'}: {reason}: {e['count']:,}" for reason, e in left_out),
+        *(f"{e['count']:,} {'noted' if e.get('kept') else 'left out'}: {reason}" for reason, e in left_out),
     ]
 
 
@@ -173,7 +179,7 @@ def describe_files(config: Config) -> list[str]:
         absent = files if found is None else resolve.missing_files(found, wanted.needed)
         here = "on this machine" if not absent else "incomplete"
         where = "will be downloaded from the hub" if found is None else here
-        lines += wrapped(f"{wanted.place}: {where}" + (f": {', '.join(absent or files)}" if files else ""), _COLUMNS)
+        lines += wrapped(f"{wanted.place}: {where}" + (f": {', '.join(absent or files)}" if files else ""), _columns())
         if found is None:
             lines.append(f"  for a machine without a network: daguerre fetch {wanted.place} -o DIR")
     return lines
@@ -186,8 +192,8 @@ def describe_settings(config: Config, full: bool) -> dict[str, list[str]]:
         return {"Settings": whole.splitlines()}
     differing = configs.differing(config)
     count, every = (sum(1 for _ in paths(tree)) for tree in (differing, config.model_dump(mode="json")))
-    lines = yaml.dump(differing, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110).splitlines()
-    return {f"Settings ({count} that differ from the defaults; --full shows all {every})": lines}
+    text = yaml.dump(differing, sort_keys=False, allow_unicode=True, default_flow_style=None, width=_columns() - 4)
+    return {f"Settings ({count} that differ from the defaults; --full shows all {every})": text.splitlines()}
 
 
 def describe_networks(parts: Components) -> list[str]:
@@ -237,7 +243,7 @@ def dry_run(
         "Notes": [
             line
             for note in [*notices, *parts.family.compatibility_warnings(parts.objective)]
-            for line in wrapped(note, _COLUMNS)
+            for line in wrapped(note, _columns())
         ],
     }
     return "\n".join([*titled(sections)[1:], "", "Nothing was trained and nothing was written (--dry-run)."])

@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from daguerre.formatting import format_duration
+from daguerre.formatting import fitted, format_duration
 from daguerre.tracking.running_mean import RunningMean
 
 _REDRAW_SECONDS = 0.1
@@ -62,7 +62,8 @@ class StatusLine:
 
     def message(self, text: str) -> None:
         """Prints `text` for good, above the line."""
-        self._console.out(_printable(text), highlight=False)
+        whole = _printable(text)
+        self._console.out(fitted(whole, self._console.width - 1) if self.moves else whole, highlight=False)
 
     def due(self, last: bool = False) -> bool:
         """True if it is time to show the line again: 10 times a second on a terminal, else each `plain_seconds`."""
