@@ -56,8 +56,16 @@ class References:
     stretches: bool = False
     """Whether sides are rounded to multiples of `step_px`, which bends the aspect ratio a little; else what is over is
     cropped evenly at both ends."""
+    pads: bool = False
+    """Whether sides are rounded up, and what is missing is the picture's reflection; else what is over is cropped."""
     interpolation: str = "lanczos"
     """Filter of the resize, as in `data.interpolation`."""
+    alone: References | None = None
+    """The rule of a picture that is the only one of its sample, where that is another."""
+
+    def of(self, count: int) -> References:
+        """The rule of a sample with so many pictures."""
+        return self.alone if count == 1 and self.alone is not None else self
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -142,6 +150,11 @@ class Batch:
     def references(self) -> tuple[Tensor, ...]:
         """The reference images [B, 3, h, w] uint8, in their order; those of each place are of one size."""
         return tuple(self.images[name] for name in REFERENCES if name in self.images)
+
+    @property
+    def has_references(self) -> bool:
+        """True if its samples have reference images, or cached features of them."""
+        return any(name.partition(".")[0] in REFERENCES for name in (*self.images, *self.features))
 
     @property
     def pixel_shape(self) -> tuple[int, int, int]:

@@ -28,7 +28,7 @@ validation: {every: null}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", sorted(catalogue.pipelines().values()))
+@pytest.mark.parametrize("name", sorted({*catalogue.pipelines().values()}))
 def test_a_family_is_distilled(name, tmp_path, capsys):
     family = tiny_families.load(name, tmp_path)
     assert family.pretrained is not None

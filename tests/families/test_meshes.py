@@ -54,7 +54,7 @@ def write_recipe(name: str, folder: Path) -> Path:
 
 @pytest.mark.long
 @pytest.mark.parametrize("adapter", ["full", "lora"])
-@pytest.mark.parametrize("name", sorted(catalogue.pipelines().values()))
+@pytest.mark.parametrize("name", sorted({*catalogue.pipelines().values()}))
 def test_every_mesh_trains_as_one_device(name, adapter, tmp_path):
     recipe = write_recipe(name, tmp_path)
     given = ["adapter.name=lora", "adapter.rank=2"] if adapter == "lora" else []

@@ -29,7 +29,7 @@ from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Latents
 
 PROMPTS, SEEDS, SIDE_PX = ["a large red circle", "blue"], [3, 4], 64
-PIPELINES = sorted(catalogue.pipelines().values())
+PIPELINES = sorted({*catalogue.pipelines().values()})
 
 
 def built(section: dict[str, Any], family: Family) -> Diffusion:

@@ -13,6 +13,7 @@ from diffusers import (
     AutoencoderKLQwenImage,
     CosmosTransformer3DModel,
     Flux2Transformer2DModel,
+    Flux3Transformer2DModel,
     FluxTransformer2DModel,
     Krea2Transformer2DModel,
     UNet2DConditionModel,
@@ -30,6 +31,7 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3Model,
     Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
     Qwen3VLModel,
     T5Config,
     T5EncoderModel,
@@ -58,7 +60,9 @@ QWEN = {
     "qwen_image_21_turbo": [7_115_124_736, 337_740_404, 8_767_123_696],
     "qwen_image": [20_430_401_088, 126_892_531, 8_292_166_656],
 }
-OTHERS = ("z_image", "anima", *KREA, *KLEIN, *QWEN)
+FLUX3 = {"flux3_klein_base": 5_538_458_368, "flux3_klein": 5_538_458_368 + 3072 * (256 + 3072)}
+"""The second one embeds a second time."""
+OTHERS = ("z_image", "anima", *KREA, *KLEIN, *QWEN, *FLUX3)
 T5_XXL, FLUX_VAE = 4_762_310_656, 83_819_683
 
 
@@ -164,6 +168,19 @@ def test_networks_of_klein_have_the_published_sizes(name):
     assert transformer.config.joint_attention_dim == 3 * qwen.config.hidden_size
     index = json.loads((architectures.FOLDER / name / "model_index.json").read_text(encoding="utf-8"))
     assert index["is_distilled"] == ("base" not in name)
+
+
+@pytest.mark.parametrize("name", FLUX3)
+def test_networks_of_flux_3_have_the_sizes_of_diffusers_defaults(name):
+    """No file of it has been seen: its numbers are the defaults of the class."""
+    with torch.device("meta"):
+        transformer = Flux3Transformer2DModel.from_config(numbers(name, "transformer"))
+        qwen = Qwen3VLForConditionalGeneration(Qwen3VLConfig(**numbers(name, "text_encoder")))
+    assert [size(transformer), size(qwen)] == [FLUX3[name], 4_437_815_808]
+    assert transformer.config.joint_attention_dim == 8 * qwen.config.text_config.hidden_size
+    assert numbers(name, "vae") == numbers("flux2_klein_base_4b", "vae")
+    index = json.loads((architectures.FOLDER / name / "modular_model_index.json").read_text(encoding="utf-8"))
+    assert ("Distilled" in index["_class_name"]) == transformer.config.flow_map == (name == "flux3_klein")
 
 
 @pytest.mark.parametrize("name", QWEN)

@@ -19,7 +19,7 @@ from daguerre.checkpoint.store import Store
 from daguerre.cli import main
 
 IMAGES = 6
-TODAY = ("anima", "flux", "flux2", "krea2", "qwen_image", "qwen_image_21", "z_image")
+TODAY = ("anima", "flux", "flux2", "flux3", "krea2", "qwen_image", "qwen_image_21", "z_image")
 MODELS = {
     "sd": lambda place: {"family": "sd", "pretrained_model_name_or_path": str(write_sd(place))},
     "sdxl": lambda place: {"family": "sdxl", "pretrained_model_name_or_path": str(write_sdxl(place))},

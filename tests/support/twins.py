@@ -27,6 +27,8 @@ from tiny_families.anima import write as write_anima
 from tiny_families.flux import write as write_flux
 from tiny_families.flux2 import reading as read_flux2
 from tiny_families.flux2 import write as write_flux2
+from tiny_families.flux3 import reading as read_flux3
+from tiny_families.flux3 import write as write_flux3
 from tiny_families.krea2 import LAYERS as KREA2_LAYERS
 from tiny_families.krea2 import write as write_krea2
 from tiny_families.qwen_image import write as write_qwen_image
@@ -54,6 +56,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "qwen_image_21": write_qwen_image_21,
     "anima": lambda folder: write_anima(folder, conditioner={"min_sequence_length": 512}),
     "krea2": write_krea2,
+    "flux3_klein_base": write_flux3,
 }
 """Tiny pipelines by the architecture that they stand for."""
 IMAGES = 8
@@ -64,6 +67,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "cascade_b": {"model.effnet": EFFNET, **SIZES},
     **{kind: {f"model.{name}": value for name, value in read_flux2().items()} for kind in KLEIN},
     "qwen_image_21": SIZES,
+    "flux3_klein_base": {f"model.{name}": value for name, value in read_flux3().items()},
     "krea2": {"model.text_encoder_select_layers": [*KREA2_LAYERS]},
 }
 """By architecture: networks that the family takes from elsewhere, and sizes that its networks can have."""

@@ -68,6 +68,12 @@ class Components:
         """Names in the net of the parameters that stay float32, whatever type the others are stored in."""
         return _float32(self.family, self.attached)
 
+    @cached_property
+    def of_references(self) -> frozenset[str]:
+        """Names in the net of the parameters that only reference images reach."""
+        own = {id(p) for network in self.family.networks.values() for p in network.of_references}
+        return frozenset(name for name, p in self.net.named_parameters() if id(p) in own)
+
     @property
     def net(self) -> nn.Module:
         """The module that the objective calls: it holds all that is trained."""
@@ -198,10 +204,12 @@ def begin(
 ) -> TrainState:
     """The state before the first update, by the recipe's optimizer or another one; `sharding` is where the networks
     are. UserError as from `TrainState.start`."""
-    return TrainState.start(
+    state = TrainState.start(
         parts.net, parts.objective.learnt, optimizer or config.optimizer, config.ema, parts.numerics, config.seed,
         sharding, parts.attached.names, parts.float32,
     )  # fmt: skip
+    state.of_references = parts.of_references
+    return state
 
 
 def outline(config: Config) -> Components:

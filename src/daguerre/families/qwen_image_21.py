@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-import torch
 from diffusers import QwenImage21Transformer2DModel
 from pydantic import Field
 from torch import Tensor, nn
@@ -128,7 +127,7 @@ def load(settings: Settings, seed: int) -> Family:
     exporter = PipelineExporter(settings, index, {}, **TRUE_CFG)
     return trained_net.family(
         components,
-        partial(denoise, transformer),
+        partial(trained_net.by_length, partial(denoise, transformer)),
         {"transformer": transformer, "vae": autoencoder.net},
         {"transformer": TRANSFORMER},
         autoencoder,
@@ -141,13 +140,6 @@ def load(settings: Settings, seed: int) -> Family:
 
 
 def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
-    """The velocity [B, C, H, W] of noisy latents. `cond` has `text` [B, T, D], and `text_mask` [B, T] where texts of a
-    batch differ in length: those of one length are computed together, without padding."""
-    if (mask_BT := cond.get("text_mask")) is None:
-        y: Tensor = transformer(x_BCHW, c_noise_B, cond["text"])
-        return y
-    lengths = mask_BT.sum(1).tolist()  # the one wait for the device
-    rows = {length: [row for row, own in enumerate(lengths) if own == length] for length in lengths}
-    parts = [transformer(x_BCHW[own], c_noise_B[own], cond["text"][own, :length]) for length, own in rows.items()]
-    order = torch.tensor([row for own in rows.values() for row in own], device=x_BCHW.device).argsort()
-    return torch.cat(parts)[order]
+    """The velocity [B, C, H, W] of noisy latents. `cond` has `text` [B, T, D], of which every token is read."""
+    y: Tensor = transformer(x_BCHW, c_noise_B, cond["text"])
+    return y

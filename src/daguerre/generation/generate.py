@@ -70,6 +70,13 @@ class ImageRequest:
     """What is black in its `mask` stays as it is in its `image`, to the pixel."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of its JSON."""
+    shown: tuple[int, int, int, int] | None = None
+    """Top, left, height and width of the part of the image that is kept; None for all of it."""
+
+    @property
+    def shown_px(self) -> tuple[int, int]:
+        """Height and width of what is kept."""
+        return self.size_px if self.shown is None else self.shown[2:]
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -185,6 +192,9 @@ def generate_batch(
         for i, pixels in enumerate(family.decode(latents[rows]), rows.start):
             if MASK in images[i] and batch[i].keep_unmasked:
                 pixels = np.where(images[i][MASK], pixels, images[i][IMAGE])
+            if (shown := batch[i].shown) is not None:
+                top, left, height, width = shown
+                pixels = pixels[top : top + height, left : left + width]
             cut = {name: found[i] for name, found in truncated.items() if i in found}
             yield GeneratedImage(batch[i], pixels, cut)
 
@@ -322,8 +332,8 @@ def image_metadata(parts: Components, sampling: SamplingSettings, request: Image
         "prompt": request.prompt.text,
         "negative_prompt": request.prompt.negative,
         "seed": request.seed,
-        "height": height,
-        "width": width,
+        "height": request.shown_px[0],
+        "width": request.shown_px[1],
         "guidance_scale": request.guidance_scale,
         "guidance_rescale": sampling.guidance_rescale if family.guidance.runs_null(request.guidance_scale) else 0.0,
         **_started(request),

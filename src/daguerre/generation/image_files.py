@@ -171,7 +171,7 @@ class FileOutput(Output):
             if one.number in self.shown:
                 path = self._files.image(one)
                 link = path.relative_to(self.folder).as_posix()
-                yield Example(path.read_bytes(), one.prompt.text, one.seed, one.size_px, link, link)
+                yield Example(path.read_bytes(), one.prompt.text, one.seed, one.shown_px, link, link)
 
     def where(self) -> str:
         """The place of the images, for people."""

@@ -211,7 +211,8 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
     there: dict[str, Any] = dict.fromkeys(configs_of, BASE)
     there |= {ours: told[theirs] for theirs, ours in family.told_by_index.items() if theirs in told}
     usual = family.usual_of({**configs_of, INDEX: told})
-    scheduler = read_json(folder / "scheduler" / "scheduler_config.json")
+    place = folder / "scheduler" / "scheduler_config.json"
+    scheduler = dict(family.own_scheduler) if family.own_scheduler and not place.is_file() else read_json(place)
     with named(target):
         objective = family.schedulers.objective_of(scheduler)
     tree = {

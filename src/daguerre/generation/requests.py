@@ -126,7 +126,17 @@ class RequestList:
             self._strength(row),
             self.keep_unmasked,
             row.metadata,
+            self._shown(row),
         )
+
+    def _shown(self, row: Row) -> tuple[int, int, int, int] | None:
+        """The part of an image that shows what its only reference image does: without what was added to that for its
+        sides, unless a side was given."""
+        if self.references is None or any(self._sides(row)):
+            return None
+        frames = input_images.reference_frames(input_images.of(row), self.references)
+        first = next(iter(frames.values()), None)
+        return first.shown if first is not None and self.references.of(len(frames)).pads else None
 
     @property
     def _most_px(self) -> int:

@@ -143,8 +143,12 @@ class ComponentLoader:
         if resolve.without_weights():
             return load.load(kind, self.base / name)
         # Built first, to be filled: a single file has no config, and its names are those of another layout.
-        net = self._random(name, kind, load.config(kind, self.base / name))
-        path = self.file(name)
+        path, numbers = self.file(name), load.config(kind, self.base / name)
+        if names is not None and names.marks:
+            with files.opened(path) as file:
+                numbers |= names.told({*file.keys()})
+        # Built first, to be filled: a single file has no config, and its names are those of another layout.
+        net = self._random(name, kind, numbers)
         options = self.elsewhere
         if names is not None:
             shapes = {own: tuple(value.shape) for own, value in net.state_dict().items()}
@@ -206,7 +210,8 @@ class ComponentLoader:
             if path.is_file():
                 return read_json(path)
         if value == BASE:
-            return None
+            own = self.settings.own_scheduler
+            return None if own is None else dict(own)
         raise UserError(f"model.scheduler: {value} has no scheduler_config.json", setting="model.scheduler")
 
     def wanted(self) -> list[Wanted]:

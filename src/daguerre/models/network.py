@@ -99,6 +99,9 @@ class Facts:
     unread: frozenset[str] = frozenset()
     """Names of the parameters that no output depends on, such as a text encoder's layers behind the one that is read.
     Never trained, as they would have no gradient."""
+    of_references: frozenset[str] = frozenset()
+    """Names of the parameters that only reference images reach: an update without any leaves them, with their moments
+    and their decay, as they are."""
     float32: tuple[str, ...] = ()
     """Patterns of the parameters that stay float32 where weights are stored in 16 bits, as the library keeps them."""
 
@@ -144,6 +147,11 @@ class Network:
     def unread(self) -> list[nn.Parameter]:
         """The parameters that no output depends on, also once an adapter has wrapped their layers."""
         return [p for name, p in self._own if name in self.facts.unread]
+
+    @property
+    def of_references(self) -> list[nn.Parameter]:
+        """The parameters that only reference images reach, with those that an adapter has added to their layers."""
+        return [p for name, p in self.module.named_parameters() if host(name)[0] in self.facts.of_references]
 
     @property
     def float32(self) -> list[nn.Parameter]:

@@ -26,6 +26,10 @@ class Reading:
     padding: Literal["fixed", "longest"] = "fixed"
     """fixed: every text is filled up to max_tokens; longest: up to the longest of its batch. Always on the right: what
     looks back alone, or has its padding hidden, gives a text's tokens the same features with padding on the left."""
+    step: int = 1
+    """With padding `longest`: a text is filled up to a multiple of so many tokens, and the denoiser attends to that."""
+    padding_place: int | None = None
+    """The place that all of the padding has for the encoder; None: where it stands."""
     masked: bool = False
     """Whether padding is hidden from the encoder's attention."""
     text_mask: bool = False

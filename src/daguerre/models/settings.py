@@ -205,9 +205,13 @@ class PretrainedSettings(FamilySettings):
 
     pipeline_class: ClassVar[str]
     """The class of diffusers' pipelines that an export is opened with."""
+    further_classes: ClassVar[tuple[str, ...]] = ()
+    """Further classes whose folders are opened: of weights that the library gives a class of their own."""
     schedulers: ClassVar["Schedulers"]
     """The schedulers of that class: which objective each stands for, and which one an objective is exported with. Every
     family that is trained by diffusion has them."""
+    own_scheduler: ClassVar[Mapping[str, Any] | None] = None
+    """The config of the scheduler that the class makes where its folder has none."""
     usual: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Sections of a recipe that generates with such a pipeline: the size of its images, and how they are sampled."""
     told_by_index: ClassVar[Mapping[str, str]] = {}

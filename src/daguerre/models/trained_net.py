@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from daguerre.models.components import ComponentLoader
@@ -22,6 +23,21 @@ class Denoise(Protocol):
 
     def __call__(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
         """The prediction y [B, C, H, W] for noisy latents and their conditioning. `residuals` are a ControlNet's."""
+
+
+def by_length(denoise: Denoise, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
+    """The prediction [B, C, H, W] of a `denoise` that reads every token of a text, so that none may be added: where
+    `text_mask` [B, T] says that texts of a batch differ in length, those of one length are computed together."""
+    if (mask_BT := cond.get("text_mask")) is None:
+        return denoise(x_BCHW, c_noise_B, cond, residuals)
+    lengths = mask_BT.sum(1).tolist()  # the one wait for the device
+    rows = {length: [row for row, own in enumerate(lengths) if own == length] for length in lengths}
+    parts = []
+    for length, own in rows.items():
+        of_rows = {name: value[own] for name, value in cond.items() if name != "text_mask"}
+        parts.append(denoise(x_BCHW[own], c_noise_B[own], {**of_rows, "text": of_rows["text"][:, :length]}))
+    order = torch.tensor([row for own in rows.values() for row in own], device=x_BCHW.device).argsort()
+    return torch.cat(parts)[order]
 
 
 class TrainedNet(nn.Module):

@@ -41,6 +41,9 @@ class Denoising(Protocol):
     def level(self, sigma: float) -> tuple[float, float, float]:
         """(t, a, s) where s/a is `sigma`."""
 
+    def c_noise(self, t: Tensor) -> Tensor:
+        """The network's input for the noise level at time t float64."""
+
     def predict(self, net: Net, x_BCHW: Tensor, t: float, cond: Cond) -> Tensor:
         """The network's prediction y [B, C, h, w] for x at time t."""
 
@@ -78,7 +81,8 @@ def draw(
     scale = settings.guidance_scale
     null_cond = null_cond if guidance.runs_null(scale) else None
     scale_B = torch.full((len(seeds),), scale, dtype=torch.float32, device=device)
-    y = guidance.guide(partial(objective.predict, net), cond, null_cond, scale_B, settings.guidance_rescale)
+    predict = guidance.stepping(partial(objective.predict, net), partial(_end, objective, grid))
+    y = guidance.guide(predict, cond, null_cond, scale_B, settings.guidance_rescale)
 
     def path(t: float) -> tuple[Tensor, Tensor]:
         return objective.path(torch.tensor(t, dtype=torch.float64, device="cpu"))
@@ -98,6 +102,12 @@ def draw(
         return sample(denoise, grid.prior_std * noise, grid, **options)
     grid = known.steps(grid)
     return sample(known.keeping(denoise, path, grid, noise), known.start(grid, noise), grid, **options)
+
+
+def _end(objective: Denoising, grid: Grid, t: float) -> Tensor:
+    """The network's input for the noise level to which a step from time t leads."""
+    after = max((visited for visited in grid.t_N.tolist() if visited < t), default=0.0)
+    return objective.c_noise(torch.tensor(after, dtype=torch.float64))
 
 
 def initial_noise(seeds: Sequence[int], shape: tuple[int, ...], purpose: str = "sample") -> Tensor:

@@ -48,6 +48,11 @@ class Guidance(ABC):
         where no scale `runs_null`. `rescale` in [0, 1] brings the spread back by that share (see `rescaled`).
         """
 
+    def stepping(self, predict: Predict, end: Callable[[float], Tensor]) -> Predict:
+        """The prediction of a network that also reads where a step ends: `end(t)` is the noise level, in the network's
+        words, to which a sampler goes from time t. Others read none."""
+        return predict
+
     def with_scale(self, cond: Cond, scale_B: Tensor) -> Cond:
         """The conditioning of a network that has learnt to guide itself at a scale [B]: with that scale, where it reads
         one."""
@@ -180,6 +185,22 @@ class Unguided(Guidance):
 
     def without_null(self, what: str, scale: float) -> str:
         return f"{what}, and this model takes no guidance: remove {what.partition(' ')[0]}"
+
+
+@dataclass(frozen=True)
+class Jumping(Unguided):
+    """A flow map: a network that was distilled to steps of any length, and is given the noise level where one ends."""
+
+    name: str = "jump_to"
+    """Name of that row [B] in the conditioning."""
+
+    def stepping(self, predict: Predict, end: Callable[[float], Tensor]) -> Predict:
+        def jumping(x_BCHW: Tensor, t: Time, cond: Cond) -> Tensor:
+            assert isinstance(t, float), "samplers call all samples at one time"
+            end_B = end(t).float().expand(len(x_BCHW)).to(x_BCHW.device)
+            return predict(x_BCHW, t, {**cond, self.name: end_B})
+
+        return jumping
 
 
 def rescaled(y_BCHW: Tensor, y_cond_BCHW: Tensor, rescale: float) -> Tensor:

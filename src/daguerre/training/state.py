@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +22,7 @@ from daguerre.training.precision.loss_scaling import Scaler
 from daguerre.training.precision.stochastic_rounding import Rounding, narrow
 from daguerre.training.settings import EMASettings, OptimizerSettings
 from daguerre.training.sharding import UNSHARDED, Sharding, cut
-from daguerre.types import LossTerms, Stateful
+from daguerre.types import Batch, LossTerms, Stateful
 
 _FLOAT32 = Precision()
 
@@ -54,6 +54,8 @@ class TrainState:
     """Multiplies the loss before the backward pass."""
     sharding: Sharding = UNSHARDED
     seed: int = 0
+    of_references: frozenset[str] = frozenset()
+    """Names of the parameters that an update without reference images leaves as they are."""
     saved: frozenset[str] = frozenset()
     """Names in the net's state dict of what a checkpoint holds; the rest is the base, which never changes."""
 
@@ -103,6 +105,13 @@ class TrainState:
         self.meter.add_terms(terms, valid_B)
         self.guard.see(terms.loss_B, valid_B)
         self.objective.observe(terms, valid_B)
+
+    def leave_idle(self, micro_batches: Sequence[Batch]) -> None:
+        """Drops the gradients, zeros all, of parameters that no micro-batch of any device reaches: an optimizer would
+        count the update, and let moments and weights decay."""
+        if self.of_references and not self.sharding.total(sum(batch.has_references for batch in micro_batches)):
+            for name in self.of_references & self.trained.keys():
+                self.trained[name].grad = None
 
     def move(self, learning_rate: float, skip: Tensor, factor: Tensor | None) -> None:
         """Updates weights, moments and averages by the gradients times `factor`, which are dropped, and the learnt

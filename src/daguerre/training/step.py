@@ -41,6 +41,7 @@ def update(
     # Known before the forward pass and over the CPU: every loss is divided by it, so that gradients are plain sums.
     valid = sharding.total(sum(int(batch.valid_B.sum()) for batch in micro_batches))
     loss = backward(state.net, micro_batches, loss_fn, max(valid, 1), autocast, state.see, state.scaler, sharding)
+    state.leave_idle(micro_batches)
     # Before any weight moves: by clipping, one NaN becomes a NaN in every gradient, moment and average.
     norm, factor = clip(state.parameters, max_grad_norm, state.scaler.inverse(), sharding)
     state.meter.add_common("gradient_norm", norm)

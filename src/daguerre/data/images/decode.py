@@ -41,6 +41,7 @@ _GREY_8 = ((np.arange(65536) + 128) // 257).astype(np.uint8)  # 65535 = 255 x 25
 _MOVED_SHARE, _MOVED_BY = 0.3, 0.2
 """Share of smart crops that are moved from what the image shows, and how far in shares of its sides, as in Stability's
 training of Stable Cascade."""
+_TOKEN_PX = 16
 _TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
 
 
@@ -55,7 +56,7 @@ class Frame:
     """Height and width after the resize."""
     top: int
     left: int
-    """Corner of the crop, in the resized and flipped image."""
+    """Corner of the crop, in the resized and flipped image; below 0 by as much as is padded there."""
     height_px: int
     width_px: int
     """Of the crop."""
@@ -69,6 +70,11 @@ class Frame:
         """[6] int32, what SDXL is conditioned on: `size`, `top` and `left`, height and width of the crop."""
         return np.array([*self.size, self.top, self.left, self.height_px, self.width_px], dtype=np.int32)
 
+    @property
+    def shown(self) -> tuple[int, int, int, int]:
+        """Top, left, height and width of the picture within what is padded with its reflection."""
+        return -self.top, -self.left, *self.resized
+
     def apply(self, pixels_HWC: np.ndarray, interpolation: str | None = None) -> Tensor:
         """The crop of an image [H, W, C] uint8 of the whole scene, at any scale: [C, height_px, width_px] uint8, a view
         whose memory is laid out [H, W, C] and may be that of `pixels_HWC`."""
@@ -77,8 +83,21 @@ class Frame:
         resized_CHW = _resize(pixels_HWC, self.resized, interpolation or self.interpolation)
         # `left` counts in the flipped image, but only the crop is flipped.
         start = self.resized[1] - self.left - self.width_px if self.mirror else self.left
+        if self.height_px > self.resized[0] or self.width_px > self.resized[1]:
+            return self._padded(resized_CHW)
         crop_CHW = resized_CHW[:, self.top : self.top + self.height_px, start : start + self.width_px]
         return crop_CHW.flip(2) if self.mirror else crop_CHW
+
+    def _padded(self, resized_CHW: Tensor) -> Tensor:
+        """The picture in the middle of its reflection, without the edge itself unless it is as small as a token of a
+        transformer, as diffusers pads references of FLUX.3."""
+        mode = "reflect" if min(self.resized) > _TOKEN_PX else "symmetric"
+        before = {0: -self.top, 1: -self.left}
+        rows, columns = (
+            np.pad(np.arange(own), (before[dim], whole - own - before[dim]), mode=mode)  # type: ignore[call-overload]
+            for dim, (own, whole) in enumerate(zip(self.resized, (self.height_px, self.width_px), strict=True))
+        )
+        return resized_CHW.permute(1, 2, 0)[rows][:, columns].permute(2, 0, 1)
 
 
 def frame(

@@ -17,6 +17,10 @@ from daguerre.types import REFERENCES, Record, References
 Sizes = Mapping[str, tuple[int, int]]
 """Upright heights and widths of images by name."""
 NO_SIZES: Sizes = MappingProxyType({})
+_LEAST_SIDE_PX, _MOST_SIDE_PX = 64, 4096
+"""Of a picture that is padded."""
+_LESS = 0.995
+"""Factor of its scale, until it fits."""
 _MOST_AREA = 2
 """Most that a narrow picture may have of the rule's area, once its shorter side is one step."""
 
@@ -33,7 +37,7 @@ def frames(
         raise Undecodable(kinds.lacking(missing[0], needed=True))
     if len(held) > rule.most:
         raise Undecodable(f"{len(held)} reference images, more than the {rule.most} that the family reads")
-    found = {}
+    found, rule = {}, rule.of(len(held))
     for name in held:
         with kinds.named(name):
             size = sizes[name] if name in sizes else decode.upright_px(images[name], formats)
@@ -50,6 +54,8 @@ def dropped(record: Record) -> Record:
 def frame(size: tuple[int, int], rule: References) -> Frame:
     """The frame of a reference image of this upright (height, width): the whole of it, but for what is cropped so that
     both sides are multiples of a step. Nothing is random. `Undecodable` for a picture that is too narrow."""
+    if rule.pads:
+        return _padded(size, rule)
     step = rule.step_px
     scale = math.sqrt(rule.max_px / (size[0] * size[1]))
     scale = max(scale if rule.enlarges else min(scale, 1.0), step / min(size))
@@ -62,6 +68,21 @@ def frame(size: tuple[int, int], rule: References) -> Frame:
         height, width = (side // step * step for side in resized)
     top, left = (resized[0] - height) // 2, (resized[1] - width) // 2
     return Frame(size, (resized[0], resized[1]), top, left, height, width, False, rule.interpolation)
+
+
+def _padded(size: tuple[int, int], rule: References) -> Frame:
+    """The frame of a picture that is kept whole. It is scaled down by small steps until it fits with its padding, as
+    Black Forest Labs' and diffusers' code does."""
+    step = rule.step_px
+    scale = min(1.0, math.sqrt(rule.max_px / (size[0] * size[1])), _MOST_SIDE_PX / max(size))
+    while True:
+        height, width = resized = (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)))
+        height, width = (min(_MOST_SIDE_PX, max(_LEAST_SIDE_PX, -(-side // step) * step)) for side in resized)
+        if height * width <= rule.max_px:
+            break
+        scale *= _LESS
+    top, left = (height - resized[0]) // 2, (width - resized[1]) // 2
+    return Frame(size, resized, -top, -left, height, width, False, rule.interpolation)
 
 
 def cut(

@@ -77,7 +77,7 @@ def absent(images: Images, size: int, bucket: Bucket) -> dict[str, Tensor]:
 
 
 def _blank(rule: References, count: int, size: int, bucket: Bucket) -> dict[str, Tensor]:
-    frame = references.frame((bucket.height_px, bucket.width_px), rule)
+    frame = references.frame((bucket.height_px, bucket.width_px), rule.of(count))
     return {name: _empty(size, Bucket(frame.height_px, frame.width_px), 3) for name in REFERENCES[:count]}
 
 

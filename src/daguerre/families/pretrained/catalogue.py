@@ -28,4 +28,5 @@ def tokenizers() -> tuple[str, ...]:
 
 def pipelines() -> dict[str, str]:
     """The family of each class of pipelines that generate images by diffusion."""
-    return {each.pipeline_class: name for name, each in pretrained().items() if issubclass(each, DenoiserSettings)}
+    able = {name: each for name, each in pretrained().items() if issubclass(each, DenoiserSettings)}
+    return {kind: name for name, each in able.items() for kind in (each.pipeline_class, *each.further_classes)}

@@ -56,6 +56,8 @@ HUB_IDS: dict[str, tuple[str, ...]] = {
     "qwen_image_21": ("Qwen/Qwen-Image-2.1",),
     "qwen_image_21_turbo": ("Qwen/Qwen-Image-2.1-Turbo",),
     "qwen_image": ("Qwen/Qwen-Image", "Qwen/Qwen-Image-2512"),
+    "flux3_klein_base": ("black-forest-labs/flux-3-image-klein-base",),
+    "flux3_klein": ("black-forest-labs/flux-3-image-klein",),
     "anima": ("circlestone-labs/Anima-Base-v1.0-Diffusers",),
 }
 """Hub ids by the folder that has their numbers, those first that most models are of."""

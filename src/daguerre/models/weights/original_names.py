@@ -5,7 +5,7 @@ writing, equal to the bit. A family writes a `NameTable` next to the class that 
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -66,6 +66,8 @@ class NameTable:
     """The library's parameters outside of layers by the original name."""
     flat: frozenset[str] = frozenset()
     """Originals among these that are a vector, row by row."""
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """Originals by which a file tells whether its network has a part, and the switch of it in the config."""
     others: bool = False
     """Whether layers that the table does not have, and parameters outside of layers, have the same name in both."""
 
@@ -107,6 +109,13 @@ class NameTable:
             link = Link(f"{original.replace('*', number)}.{end}", parts, form)
             found[link.original] = link
         return [*found.values()]
+
+    def told(self, names: Collection[str]) -> dict[str, bool]:
+        """Numbers of a config that a file with tensors of these names tells."""
+        return {
+            switch: any(f"{prefix}{original}" in names for prefix in PREFIXES)
+            for original, switch in self.marks.items()
+        }
 
     def spellings(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> Iterator[Spelling]:
         """Names of layers in files of LoRAs (models/network.py, Names)."""

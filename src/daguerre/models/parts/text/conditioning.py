@@ -145,10 +145,12 @@ class TextConditioning:
         return {index: how for index, how in each[-1].items() if all(index in cut for cut in each)}
 
     def lengths(self, batch: Batch) -> list[Hashable]:
-        """The number of tokens of each caption, as a `Family.layout` of networks that read no padding."""
-        counts = [rows for name, rows in batch.draws.items() if name.startswith(TOKENS) and name.endswith("_counts")]
+        """The number of tokens of each caption that the denoiser reads, as a `Family.layout` of networks that must not
+        read any others."""
+        counts = {one: batch.draws.get(f"{TOKENS}{one.name}_counts") for one in self.encoders}
+        lengths = [one.lengths(rows) for one, rows in counts.items() if rows is not None]
         masks = [rows for name, rows in batch.features.items() if name == f"{OF_TEXTS}text_mask"]
-        each = [rows.sum(1).tolist() for rows in (*counts, *masks)]
+        each = [rows.sum(1).tolist() for rows in (*lengths, *masks)]
         return list(zip(*each, strict=True)) if each else [None] * len(batch.names)
 
     def files(self) -> dict[str, bytes]:

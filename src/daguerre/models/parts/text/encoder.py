@@ -116,22 +116,22 @@ class TextEncoder:
         most = None if self.reading.long else 1
         # Without a tokenizer nothing has a length: what is counted then is the most that there can be.
         longest = self.reading.padding == "longest" and not isinstance(self.tokenizer, AbsentTokenizer)
-        return tokenizers.windows(self.tokenizer, self._written(texts), most, self._length, longest, self.reading.kept)
+        kept, step = self.reading.kept, self.reading.step
+        return tokenizers.windows(self.tokenizer, self._written(texts), most, self._length, longest, kept, step)
 
     def features(self, tokens: Tokens) -> Features:
         """Features of tokens on the encoder's device, as diffusers' pipelines take them."""
         reading, (n_texts, n_windows, n_tokens) = self.reading, tokens.ids_BKT.shape
-        is_text_BKT = self._is_text(tokens) if reading.masked or reading.text_mask else None
         # Where nothing is padding there is no mask: without one, attention has more kernels to choose from.
-        if reading.padding == "longest" and not tokens.ragged:
-            is_text_BKT = None
-        mask = is_text_BKT.flatten(0, 1).long() if is_text_BKT is not None and reading.masked else None
+        is_full = reading.padding == "longest" and not tokens.ragged
+        hides = reading.masked and not (is_full and reading.step == 1)
+        mask = self._is_text(tokens).flatten(0, 1).long() if hides else None
         hidden, pooled = self.kind.read(self.encoder, tokens.ids_BKT.flatten(0, 1), mask, reading)
         # in one piece, as a cache has it: kernels are chosen by strides, and round differently
         hidden = hidden.reshape(n_texts, n_windows * n_tokens, -1)[:, reading.dropped :].contiguous()
         mask_BT = None
-        if is_text_BKT is not None and reading.text_mask:
-            mask_BT = is_text_BKT.flatten(1)[:, reading.dropped :]
+        if reading.text_mask and not is_full:
+            mask_BT = self._is_text(tokens, reading.step).flatten(1)[:, reading.dropped :]
             if reading.padding == "longest":  # zeros as in diffusers' pipelines, and in a batch of cached rows
                 hidden = hidden.masked_fill(torch.logical_not(mask_BT)[..., None], 0)
         elif n_windows > 1:
@@ -162,12 +162,18 @@ class TextEncoder:
         """Tokens that are put before and behind a text."""
         return sum(map(len, tokenizers.ends(self.tokenizer)))
 
-    def _is_text(self, tokens: Tokens) -> Tensor:
-        """[B, K, T] bool: the tokens that are no padding, start and end among them. A window that only pads the batch
-        has its first, as attention to nothing is not a number."""
-        counts_BK1 = tokens.counts_BK[..., None]
-        real_BK1 = torch.where(counts_BK1 < 0, 1, counts_BK1 + self._ends)
-        return torch.arange(tokens.ids_BKT.shape[2], device=counts_BK1.device) < real_BK1
+    def lengths(self, counts_BK: Tensor, step: int | None = None) -> Tensor:
+        """[B, K]: the tokens of each window, start and end among them, up to the next multiple of a step (None: as they
+        are read, with the padding that the denoiser attends to). A window that only pads the batch has its first, as
+        attention to nothing is not a number."""
+        step = step or self.reading.step
+        real_BK = torch.where(counts_BK < 0, 1, counts_BK + self._ends)
+        return (real_BK + step - 1) // step * step
+
+    def _is_text(self, tokens: Tokens, step: int = 1) -> Tensor:
+        """[B, K, T] bool: the tokens that are no padding, or none behind the next multiple of a step."""
+        counts_BK = tokens.counts_BK
+        return torch.arange(tokens.ids_BKT.shape[2], device=counts_BK.device) < self.lengths(counts_BK, step)[..., None]
 
     def _written(self, texts: Sequence[str]) -> list[str]:
         """The texts as they are read: in their template, each new token of several vectors as one token a vector."""

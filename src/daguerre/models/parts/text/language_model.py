@@ -84,6 +84,10 @@ class LanguageModel(TextNetwork):
         self, network: Any, ids_BT: Tensor, mask_BT: Tensor | None, reading: Reading
     ) -> tuple[Tensor, Tensor | None]:
         decoder, wanted = network.get_decoder(), _numbers(network, reading)
+        places: dict[str, Tensor] = {}
+        if reading.padding_place is not None and mask_BT is not None:
+            places_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device).expand_as(ids_BT)
+            places["position_ids"] = places_BT.masked_fill(mask_BT == 0, reading.padding_place)
         layers, seen = decoder.layers, dict[int, Tensor]()
         # transformers' own list of hidden states has the last one behind the norm, as of version 5; each is the input
         # of the layer behind it, and the last one that of the norm.
@@ -99,7 +103,7 @@ class LanguageModel(TextNetwork):
         decoder.layers = layers[: max(wanted)]  # those behind would be run for nothing: of klein's a quarter
         try:
             # Without the cache of keys and values: nothing is written behind these tokens.
-            decoder(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False)
+            decoder(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False, **places)
         finally:
             decoder.layers = layers
             for hook in hooks:

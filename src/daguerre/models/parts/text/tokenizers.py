@@ -89,11 +89,13 @@ def windows(
     length: int | None = None,
     longest: bool = False,
     kept: int = 0,
+    step: int = 1,
 ) -> Tokens:
     """Texts in windows of as many tokens as are read at once, each with start and end, in as many windows as the
     longest text has, or in the `most` that are allowed: what does not fit is cut off.
 
-    `length` are the tokens of a window, None: as the tokenizer says; `longest`: as many as the longest text fills.
+    `length` are the tokens of a window, None: as the tokenizer says; `longest`: as many as the longest text fills, up
+    to the next multiple of `step`.
     `kept` are the tokens at a text's end that stay where a text of one window is cut.
     """
     start, end = ends(tokenizer)
@@ -103,8 +105,9 @@ def windows(
     if kept:
         bodies = [[*body[: size - kept], *body[-kept:]] if len(body) > size else body for body in bodies]
     n_windows = min(max(1, *(-(-len(body) // size) for body in bodies)), most or sys.maxsize)
+    around = len(start) + len(end)
     filled = min(size, max(map(len, bodies))) if longest else size
-    n_tokens = filled + len(start) + len(end)
+    n_tokens = min(-(-(filled + around) // step) * step, size + around) if longest else size + around
     ids = np.full((len(texts), n_windows, n_tokens), tokenizer.pad_token_id, dtype=np.int64)
     counts = np.full((len(texts), n_windows), -1, dtype=np.int64)
     for row, body in enumerate(bodies):
@@ -114,7 +117,8 @@ def windows(
             ids[row, k, : len(window)] = window
             if part or k == 0:
                 counts[row, k] = len(part)
-    return Tokens(torch.from_numpy(ids), torch.from_numpy(counts), longest and len({*counts[:, 0].tolist()}) > 1)
+    lengths = {-(-(count + around) // step) for count in counts[:, 0].tolist()}
+    return Tokens(torch.from_numpy(ids), torch.from_numpy(counts), longest and len(lengths) > 1)
 
 
 def truncated(tokenizer: Any, texts: Sequence[str], length: int | None = None) -> dict[int, str]:
