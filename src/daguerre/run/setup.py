@@ -299,33 +299,6 @@ def _of_data(run: Run) -> list[str]:
     )
 
 
-def _networks(
-    config: Config, point: resume.StartPoint, sizes: BatchSizes, processes: Processes
-) -> tuple[Components, base_digests.Base]:
-    """The parts of the run on its device, and the digest of the base that checkpoints leave out. UserError for another
-    base than that of the run, and for what this model cannot train or generate."""
-    networks = load(config, left_out.components(config))
-    # Of the weights as their files have them: `build` changes types, quantises and moves.
-    base = base_digests.of(config, *networks)
-    if point.checkpoint is not None:
-        base_digests.check_same_base(point.documents.get("base"), base, point.checkpoint.name)
-    parts = build(config, processes.device, networks=networks, trains=True)
-    check_uncut_batches(config, couples_samples(parts.objective, parts.net), sizes)
-    samples.check(config, parts)
-    return parts, base
-
-
-def _lengths(
-    config: Config, point: resume.StartPoint, sizes: BatchSizes, dataset: Dataset
-) -> tuple[Config, Pace, list[str]]:
-    """The config with its lengths and the stages of its learning rate settled, the pace by which lengths are counted,
-    and notices."""
-    config, notices = lengths.fixed(config, point.lengths, dataset.count, sizes.whole)
-    pace = schedule.pace_of(point, sizes, dataset.count)
-    config, of_duration = schedule.settled(config, point, sizes, pace)
-    return config, pace, [*notices, *of_duration]
-
-
 def _of_networks(config: Config, parts: Components) -> list[str]:
     """Notices of the networks and of what they are to draw."""
     found = [*parts.numerics.notices(), *quantized_base.describe(parts.family.components)]
