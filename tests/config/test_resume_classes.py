@@ -59,6 +59,7 @@ FREE = {
     *(f"model.decode.{name}" for name in ("name", "num_inference_steps", "guidance_scale", "guidance_rescale")),
     *(f"model.decode.{name}" for name in ("shift", "sampler", "prediction")),
     *("logging.every", "logging.trackers", "model.pickled_weights", "model.ignore_tensors", "model.scheduler"),
+    "model.probe",
     *(
         "logging.trackers.tensorboard.name",
         *(f"logging.trackers.wandb.{n}" for n in ("entity", "mode", "name", "project")),

@@ -12,7 +12,7 @@ from daguerre.data.loading.loader import Loading
 from daguerre.data.sources import huggingface
 from daguerre.errors import Absent
 from daguerre.formatting import columns, wrapped
-from daguerre.run import class_images, lengths, reconstruction, resume, samples, schedule, summary, trackers
+from daguerre.run import class_images, lengths, probe, reconstruction, resume, samples, schedule, summary, trackers
 from daguerre.run.storage import RunStorage
 from daguerre.training import device
 from daguerre.training.optimizers import optimizer
@@ -64,5 +64,6 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
         notices += summary.describe_cut_captions(parts.family, dataset) + summary.describe_joined_captions(dataset)
         notices += reconstruction.foreseen(parts.family, dataset) if start.checkpoint is None else []
     notices += [*quantized_base.describe(parts.family.components), *samples.prompt_notices(config)]
+    notices += probe.foreseen(config, parts) * (start.checkpoint is None)
     print(summary.dry_run(config, parts, sizes, total, start, data, notices, full))
     return 0

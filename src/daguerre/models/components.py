@@ -192,6 +192,20 @@ class ComponentLoader:
         found = self._scheduler(value)
         return {**(found or {}), **told} if found or told else None
 
+    @property
+    def says_prediction(self) -> bool:
+        """True if the files of the denoiser, or a config that the settings name, say what it predicts."""
+        settings = self.settings
+        if settings.scheduler != BASE:
+            return settings.scheduler is not None
+        if any(settings.places.get(name) != BASE for name in settings.networks("denoiser")):
+            told = self._told_by_denoiser()
+        elif _is_file(settings.pretrained_model_name_or_path):
+            told = single_files.reader().scheduler(resolve.file(settings.pretrained_model_name_or_path, self.options))
+        else:
+            told = self._scheduler(BASE) or {}
+        return "prediction_type" in told or "_class_name" in told
+
     def _told_by_denoiser(self) -> dict[str, Any]:
         """The scheduler's config, or a part of it, that the place of the denoiser tells where it is not the base."""
         places = [self.settings.places.get(name) for name in self.settings.networks("denoiser")]

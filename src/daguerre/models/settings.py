@@ -144,6 +144,17 @@ class DenoiserSettings(FamilySettings):
     """Factor of times in [0, 1]: diffusers' UNets embed numbers from 0 to 1000."""
 
 
+class ProbedSettings(DenoiserSettings):
+    """Settings of families of whose weights not all files say what they predict."""
+
+    probe: bool = Field(True, json_schema_extra=FREE)
+    """`train` looks before its first update at what the weights predict, by 16 images, where their files do not say;
+    weights that plainly are of another kind than the objective are refused. off: nobody looks."""
+
+    kinds: ClassVar[Mapping[str, Mapping[str, Any]]]
+    """The objectives that published weights are of, by name: sections of a recipe."""
+
+
 class LatentSettings(DenoiserSettings):
     """Settings of families that train on the latents of a frozen autoencoder."""
 

@@ -36,6 +36,7 @@ from daguerre.run import (
     distribute,
     lengths,
     preflight,
+    probe,
     reconstruction,
     resume,
     samples,
@@ -203,7 +204,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     terminal = stack.enter_context(Progress(every.total, None if leads else io.StringIO()))
     storage.say = terminal.message
     loading = _loading(config, storage.folder, chosen, model, origin, terminal, leads)
-    probe = device.on(model.parts.device, loading.first(model.state.slots))
+    batch = device.on(model.parts.device, loading.first(model.state.slots))
     if leads:
         _record(config, storage.folder, origin, model.parts, chosen.caches, terminal)
     run = Run(
@@ -227,7 +228,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     )
     stack.push(partial(_record_failure, run))
     found = [*loaded.notices, *origin.point.notices, *origin.sizes.notices, *model.notices, *chosen.notices]
-    return _announced(run, probe, [*_of_mesh(origin, processes), *found, *of_lengths, *_of_data(run)], storage)
+    return _announced(run, batch, [*_of_mesh(origin, processes), *found, *of_lengths, *_of_data(run)], storage)
 
 
 def _origin(loaded: Loaded, storage: RunStorage, processes: Processes) -> _Origin:
@@ -241,6 +242,7 @@ def _origin(loaded: Loaded, storage: RunStorage, processes: Processes) -> _Origi
 def _model(config: Config, origin: _Origin, processes: Processes, stop: StopSignals) -> _Model:
     point = origin.point
     networks = load(config, left_out.components(config))
+    # Of the weights as their files have them: `build` changes types, quantises and moves.
     base = base_digests.of(config, *networks)
     if point.checkpoint is not None:
         base_digests.check_same_base(point.documents.get("base"), base, point.checkpoint.name)
@@ -259,6 +261,7 @@ def _samples(config: Config, point: resume.StartPoint, parts: Components, proces
     if point.checkpoint is None:  # alike on every rank: an autoencoder that is in memory may be split over them
         notices += reconstruction.notices(config, parts, dataset, caches.encoded)
         notices += summary.describe_cut_captions(parts.family, dataset)
+        notices += probe.check(config, parts, caches.wrap(dataset), processes)
     notices += parts.attached.unseen(partial(loader.fixed_captions, dataset))
     return _Samples(dataset, held_out, caches, [*notices, *caches.notices])
 
@@ -361,16 +364,16 @@ def _loading(
     return loading
 
 
-def _announced(run: Run, probe: Batch, notices: Sequence[str], storage: RunStorage) -> Run:
+def _announced(run: Run, batch: Batch, notices: Sequence[str], storage: RunStorage) -> Run:
     """Computes a first pass, which tells how long the run will take, and shows what will happen."""
     config, parts, sizes, left = run.config, run.parts, run.sizes, max(0, run.every.total - run.state.step)
     if left and config.training.compile:
         run.say(["compiling blocks: takes minutes the first time, less afterwards"])
     with run.enough_memory():
-        run = replace(run, flops_per_sample=preflight.training_flops_per_sample(parts, probe))
-        each = preflight.seconds(parts, probe) / len(probe.names) if left else 0.0
+        run = replace(run, flops_per_sample=preflight.training_flops_per_sample(parts, batch))
+        each = preflight.seconds(parts, batch) / len(batch.names) if left else 0.0
         if left and config.training.compile:
-            preflight.check_compiled_code(parts, probe)
+            preflight.check_compiled_code(parts, batch)
     seconds = each * sizes.whole / sizes.ranks * left
     length = f"about {format_duration(seconds)} of training" if left else "all done"
     run.say([*summary.headline(config, parts, sizes, left, length), *notices, f"run folder: {storage.name}"])

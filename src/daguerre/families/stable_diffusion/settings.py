@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from daguerre.models.parts.settings import ReadingSettings
-from daguerre.models.settings import BASE, Component, ComponentSpec, ScaledSettings
+from daguerre.models.settings import BASE, Component, ComponentSpec, ProbedSettings, ScaledSettings
 
 
-class UNetSettings(ReadingSettings, ScaledSettings):
+class UNetSettings(ReadingSettings, ScaledSettings, ProbedSettings):
     """Settings of families with a UNet with cross attention, a KL autoencoder and text encoders."""
 
     unet: Component = BASE
@@ -22,6 +22,14 @@ class UNetSettings(ReadingSettings, ScaledSettings):
     objective lcm it learns to guide itself at a scale. It is zero at first. null: the UNet as it is."""
 
     of_students: ClassVar[tuple[str, ...]] = ("guidance_embedding",)
+    kinds: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "eps": {"name": "eps"},
+        "v": {"name": "v"},
+        "flow": {"name": "flow"},
+        "edm": {"name": "edm"},
+        "edm of unit variance": {"name": "edm", "sigma_data": 1.0},
+        "edm of CosXL": {"name": "edm", "prediction": "v", "sigma_data": 1.0},
+    }
     components: ClassVar[Mapping[str, ComponentSpec]] = {
         "unet": ComponentSpec("denoiser", trainable=True),
         "vae": ComponentSpec("autoencoder"),
