@@ -200,7 +200,7 @@ def test_a_token_of_the_vocabulary_moves_and_others_stay(pipelines, tmp_path):
         for text, same in (("a b", True), ("a c", False)):
             a, b = (r.features(r.tokens([text])) for p in (parts, plain) for r in readers(p).values())
             assert torch.equal(a.hidden_BTD, b.hidden_BTD) == same
-    assert "only Daguerre reads" in parts.attached.export(tmp_path / "out", parts.objective, None)[0]
+    assert "Daguerre alone reads it" in parts.attached.export(tmp_path / "out", parts.objective, None)[0]
     new, existing = token_files.read(tmp_path / "out", [*readers(parts).values()])
     assert new == {}
     assert torch.equal(existing["c</w>"]["text_encoder"], rows(parts)[0])

@@ -178,7 +178,7 @@ REFUSED = {
     "optimizer_args=momentum=0.9": ("momentum=0.9 is not known here",),
     "hub_token=hidden-word": ("never put secrets",),
     # not there yet
-    "network_module=networks.oft": ("there are networks.lora and lycoris.kohya",),
+    "network_module=networks.oft": ("networks.oft is not read; networks.lora, networks.lora_fa, lycoris.kohya are",),
     "network_args=conv_dim=4": ("add network_module=networks.lora",),
     "scale_weight_norms=1": ("a limit on the norm of a LoRA's layers is not supported yet",),
     "hub_model_id=me/x": ("`daguerre publish RUN OWNER/NAME`",),

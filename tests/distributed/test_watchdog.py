@@ -165,6 +165,14 @@ def test_one_fails_of_itself(tmp_path: Path):
         assert "failed: ZeroDivisionError: of its own" in crew.log(2).splitlines()[0]
 
 
+def test_an_error_of_all_is_told_by_one(tmp_path: Path):
+    """Ranks that leave it to another to tell are no failure: that one speaks, however late it is."""
+    with Crew(tmp_path, 3, do={0: ("fail", 120), 1: ("elsewhere", 20), 2: ("elsewhere", 20)}) as crew:
+        assert crew.codes(seconds=30) == [1, 1, 1]
+        assert "failed:" not in crew.log(0)
+        assert crew.log(0).count("ZeroDivisionError: of its own") == 1
+
+
 def test_an_error_that_comes_from_anothers_end_waits_for_the_cause(tmp_path: Path):
     with Crew(tmp_path, 3, do={1: ("collective", 60), 2: ("collective", 60)}) as crew:
         crew.under_way()

@@ -3,7 +3,8 @@
 python watched.py FOLDER RANK SIZE STUCK_SECONDS SILENT_SECONDS [DO AT_STEP]
 
 Steps are 20 ms long and wait for nobody. DO is what this rank does at a step: hang, hold (its interpreter's lock),
-fail, quit, collective (an error as gloo raises it), long (a phase that may last); deaf: it ignores SIGTERM.
+fail, elsewhere (an error of which another rank tells), quit, collective (an error as gloo raises it), long (a phase
+that may last); deaf: it ignores SIGTERM.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from daguerre.distributed.watchdog import heartbeat
 from daguerre.distributed.watchdog.failure import Failure, Limits
 from daguerre.distributed.watchdog.processes import myself
 from daguerre.distributed.watchdog.watchdog import StacksFile, Watchdog
+from daguerre.errors import ReportedElsewhere, UserError
 
 
 def link(folder: Path, rank: int, size: int, limits: Limits) -> heartbeat.Heartbeat:
@@ -48,6 +50,8 @@ def act(what: str, watch: Watchdog, folder: Path) -> None:
         ctypes.PyDLL(None).sleep(1000)  # a call into a library that keeps the interpreter's lock
     if what == "fail":
         raise ZeroDivisionError("of its own")
+    if what == "elsewhere":
+        raise ReportedElsewhere(UserError("of all"))
     if what == "collective":
         time.sleep(0.1)
         raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:20511")

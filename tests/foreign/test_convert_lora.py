@@ -168,7 +168,11 @@ def test_a_lora_is_an_adapter_with_its_numbers(case, place, capsys):
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("x.toml", KOHYA.replace("networks.lora", "networks.dylora"), "there are networks.lora and lycoris.kohya"),
+        (
+            "x.toml",
+            KOHYA.replace("networks.lora", "networks.dylora"),
+            "networks.dylora is not read; networks.lora, networks.lora_fa, lycoris.kohya are",
+        ),
         ("x.toml", KOHYA.replace("conv_alpha=1", "rank_dropout=0.1"), "rank_dropout=0.1 is not supported"),
         ("x.json", onetrainer(peft_type="OFT_2"), "a LoRA of type OFT_2"),
         ("x.json", onetrainer(layer_filter_regex=True), "a regular expression"),

@@ -157,7 +157,10 @@ class Tokens(Trainable):
             token_files.write(fresh, new, existing, token_files.metadata(self.model.components, about), named)
             (fresh / "README.md").write_text(token_files.card(new, [*self.parts]), encoding="utf-8")
         if existing:
-            return [f"{token_files.EXISTING}.safetensors: only Daguerre reads trained tokens of the vocabulary"]
+            return [
+                f"{token_files.EXISTING}.safetensors has trained words that the vocabulary had before: "
+                "Daguerre alone reads it, as other programs' files have new words only"
+            ]
         return []
 
     def merge(self) -> None:

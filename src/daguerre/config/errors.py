@@ -149,7 +149,10 @@ def translate(error: ErrorDetails, prefix: str, leaves: Mapping[str, Leaf], sect
     if path in sections:
         return [group(path, given, leaves, path)]
     empty = "is empty; " if kind == "string_too_short" and given == "" else ""
-    return [Problem(path, f"{empty}allowed: {allowed(leaf)}" if leaf else text[:1].lower() + text[1:], given)]
+    words = allowed(leaf) if leaf else ""
+    if isinstance(given, str) and words.endswith("{key: a number}"):
+        words += f", such as {name}='{{{given}: 1}}'"
+    return [Problem(path, f"{empty}allowed: {words}" if leaf else text[:1].lower() + text[1:], given)]
 
 
 def _names(loc: tuple[int | str, ...], leaves: Mapping[str, Leaf], prefix: str) -> list[str]:

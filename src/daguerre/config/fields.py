@@ -249,7 +249,8 @@ def _in_words(annotation: Any) -> str:
         of = f" of {_in_words(members[0])}".replace("a whole number", "whole numbers") if members else ""
         return f"a list [..., ...]{of.replace('of a number', 'of numbers')}"
     if get_origin(annotation) is dict or annotation is dict:
-        return "a group of keys {key: value}"
+        words = [_WORDS.get(member, "value") for member in get_args(annotation)[1:]]
+        return f"a group of keys {{key: {words[0] if words else 'value'}}}"
     return getattr(annotation, "__name__", str(annotation))
 
 

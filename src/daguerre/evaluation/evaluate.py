@@ -262,6 +262,14 @@ class FolderEvaluation:
 
 def measure(settings: EvaluationSettings, inputs: MeasuredInputs) -> dict[str, Result] | None:
     """The tables of all metrics; None if some wait for blocks of other processes. What is missing is refused first."""
+    own_samples = settings.metrics and all(own.own_samples for own in settings.metrics.values())
+    if own_samples and "num_images" in settings.model_fields_set:
+        raise UserError(
+            f"num_images={settings.num_images} has no effect: the samples of {' and '.join(settings.metrics)} are "
+            "those that the recipe names: remove it",
+            code="unused",
+            setting="num_images",
+        )
     for name, own in settings.metrics.items():
         try:
             plugins.find("metrics", name).evaluate(own, replace(inputs, checking=True))

@@ -61,11 +61,15 @@ def part(
     )
 
 
-def summary(source: Source, settings: SourceSettings) -> list[str]:
-    """Lines about all samples of a source, whatever its filters: how many are usable, and how much is cropped."""
+def summary(source: Source, settings: SourceSettings, damaged: bool = False) -> list[str]:
+    """Lines about all samples of a source, whatever its filters: how many are usable, and how much is cropped.
+
+    `damaged`: some are known to be damaged that the source does not leave out when it is opened.
+    """
     index = source.index
     assert index is not None
-    lines = [f"{index.count:,} of {found(source, index):,} samples that were found can be used"]
+    but = ", but for those that are damaged" if damaged else ""
+    lines = [f"{index.count:,} of {found(source, index):,} samples that were found can be used{but}"]
     with suppress(UserError):  # sizes that the buckets need are not known
         plan = statistics.bucket_plan(index, np.ones(index.count, bool), settings)
         if plan.samples > plan.unknown:

@@ -163,7 +163,7 @@ def _report(subject: Subject, found: Sequence[Found], seconds: float) -> bool:
     share = percent(decoded, samples).replace("\N{NO-BREAK SPACE}", " ")
     how = "all" if decoded == samples else f"{share}; share=1 decodes all"
     print(f"{extent}; {counted(decoded, 'image')} decoded ({how}), in {format_duration(seconds)}")
-    for line in figures.summary(subject.source, subject.settings):
+    for line in figures.summary(subject.source, subject.settings, bool(faults)):
         print(line)
     for title, report in (("found when the data was opened:", before), ("damaged:", faults)):
         if report:

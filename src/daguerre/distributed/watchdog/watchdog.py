@@ -26,6 +26,7 @@ from daguerre.distributed.watchdog import processes
 from daguerre.distributed.watchdog.failure import Failure, Report
 from daguerre.distributed.watchdog.heartbeat import Heartbeat
 from daguerre.distributed.watchdog.processes import DUMP_SIGNAL
+from daguerre.errors import ReportedElsewhere, UserError
 
 _TICK_SECONDS = 0.2
 _WORDS_SECONDS = 3.0
@@ -101,8 +102,7 @@ class Watchdog:
             time.sleep(_WORDS_SECONDS + _OTHERS_END_SECONDS)  # the thread ends the process meanwhile
         self._leaving.set()
         self._thread.join(_WORDS_SECONDS)
-        ordered = error is None or isinstance(error, SystemExit)
-        self._link.leave("" if ordered else f"{type(error).__name__}: {error}".rstrip(": "))
+        self._link.leave(_last_words(error))
         if self._stacks is not None:
             self._stacks.close()
 
@@ -157,6 +157,14 @@ class Watchdog:
         """To the log, past the interpreter's buffers, whose locks the main thread may hold."""
         data = "".join(f"daguerre: [rank {self._world.rank}] {line}\n" for line in text.split("\n")).encode()
         within(_WORDS_SECONDS, lambda: os.write(2, data))
+
+
+def _last_words(error: BaseException | None) -> str:
+    """The words by which the others hear of an end; none if it is in order, or if another rank tells of the error: then
+    nobody is to be ended before that one has spoken."""
+    if error is None or isinstance(error, (SystemExit, ReportedElsewhere)):
+        return ""
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def may_come_from_others(error: BaseException) -> bool:

@@ -35,8 +35,11 @@ def kohya(module: str, arguments: Sequence[str], rank: int, alpha: float) -> dic
     given = parted(arguments)
     is_lycoris = module == _LYCORIS
     if module not in _MODULES:
-        there = "networks.lora and lycoris.kohya, and networks.lora_fa"
-        raise UserError(f"network_module={module}: there are {there}", code="unsupported")
+        raise UserError(
+            f"network_module={module} is not read; {', '.join(_MODULES)} are. For a LoRA of a model other than Stable "
+            "Diffusion and SDXL start from its recipe: `daguerre recipes` lists them",
+            code="unsupported",
+        )
     algorithm, preset = given.pop("algo", "lora").lower(), given.pop("preset", "full" if is_lycoris else "attn-mlp")
     if algorithm not in _KINDS or preset not in _PRESETS:
         allowed = f"algo={'|'.join(_KINDS)} and preset={'|'.join(_PRESETS)}"
