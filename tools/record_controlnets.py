@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Records ControlNets of other programs for tests/models/test_foreign_controlnets.py: lllyasviel's own code and
-ComfyUI's; and lllyasviel's HED for tests/conditions/test_networks.py.
+"""Records ControlNets of other programs for tests/families/stable_diffusion/test_foreign_controlnets.py:
+lllyasviel's own code and ComfyUI's; and lllyasviel's HED for tests/conditions/test_networks.py.
 
     python3 -m venv /tmp/foreign && /tmp/foreign/bin/pip install -e '.[dev]' einops psutil \\
         opencv-python-headless==5.0.0.93

@@ -1,8 +1,8 @@
 """`daguerre generate` draws what stock diffusers draws of the run's pipeline/ from the same initial noise: <= 2/255.
 
 Everything goes through the command line: a run is trained, saves and exports, images are generated of its checkpoint;
-the folder is then opened by DiffusionPipeline as a stranger would. tests/models/test_sd_export.py has every objective,
-schedule and sampler without the command line.
+the folder is then opened by DiffusionPipeline as a stranger would. tests/families/stable_diffusion/test_sd_export.py
+has every objective, schedule and sampler without the command line.
 """
 
 from __future__ import annotations

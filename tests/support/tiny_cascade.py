@@ -25,7 +25,7 @@ from transformers import (
     CLIPVisionModelWithProjection,
 )
 
-RECORDED = Path(__file__).parents[1] / "cascade"
+RECORDED = Path(__file__).parents[1] / "families" / "cascade"
 EFFNET, PREVIEWER = RECORDED / "effnet.safetensors", RECORDED / "previewer_bright.safetensors"
 """The recorded previewer draws every latent black; this one, of write_previewer.py, shows them."""
 TEXT, POOLED, IMAGE, MAX_TOKENS = 24, 20, 12, 24

@@ -2,7 +2,7 @@
 once, outside of the tests, in a clone of Stability-AI/StableCascade (7a7d341):
 
     pip install --no-deps torchvision==0.26.0
-    python .../tests/cascade/record_stability.py CLONE
+    python .../tests/families/cascade/record_stability.py CLONE
 
 torchvision's compiled operators are not needed, so a build for any device will do. The clone's `torchtools` and
 `modules.controlnet`, which nothing here computes with, are stood in for. `DIGESTS` in test_networks.py are the files'.

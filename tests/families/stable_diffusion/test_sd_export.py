@@ -295,7 +295,7 @@ def test_an_export_replaces_the_one_before(family, tmp_path):
 
 def test_the_page_lists_every_scheduler():
     """docs/export.md has a row for each objective, schedule and sampler, with the class that the code chooses."""
-    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "export.md").read_text()
     rows = [
         [cell.strip() for cell in line.strip("| \n").split("|")] for line in page.splitlines() if "Scheduler`" in line
     ]

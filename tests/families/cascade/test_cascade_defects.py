@@ -27,15 +27,15 @@ from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.config.errors import ConfigError
 
-TESTS = Path(__file__).parents[1]
-HERE = "cascade/test_cascade_defects.py"
+TESTS = Path(__file__).parents[2]
+HERE = "families/cascade/test_cascade_defects.py"
 DEFECTS: dict[str, list[str]] = {
     "the shift of Stage B's configs is never read": [
         f"{HERE}::test_the_shift_of_stage_b_acts",
-        "cascade/test_stages.py::TestStep::test_of_stage_c",
-        "cascade/test_cascade_configs.py::test_it_is_converted_whole",
+        "families/cascade/test_stages.py::TestStep::test_of_stage_c",
+        "families/cascade/test_cascade_configs.py::test_it_is_converted_whole",
     ],
-    "the config for v cannot start": ["cascade/test_cascade_configs.py::test_a_tiny_twin_trains_two_steps"],
+    "the config for v cannot start": ["families/cascade/test_cascade_configs.py::test_a_tiny_twin_trains_two_steps"],
     "fields with a default cannot be set, and types are not checked": [
         f"{HERE}::test_every_field_can_be_set_and_types_are_checked",
         "test_seed_keys.py::test_an_alias_is_our_setting",
@@ -50,21 +50,21 @@ DEFECTS: dict[str, list[str]] = {
     "a list of data with a file: in it is read by aws": [f"{HERE}::test_a_list_of_places_trains"],
     "beside a LoRA the base gets gradients and drops out": [
         f"{HERE}::test_beside_a_lora_the_base_has_no_gradients_and_drops_nothing",
-        "cascade/test_stages.py::TestConditioning::test_the_base_is_frozen",
+        "families/cascade/test_stages.py::TestConditioning::test_the_base_is_frozen",
     ],
     "each device clips by the norm of its own shards": [f"{HERE}::test_gradients_are_clipped_by_the_norm_of_all"],
     "the first update after each start has a rate of 0": [f"{HERE}::test_the_first_update_after_each_start_learns"],
     "the pipelines are deprecated": [
         f"{HERE}::test_diffusers_pipelines_are_not_needed",
-        "cascade/test_cascade_runs.py::test_an_export_is_opened_again",
+        "families/cascade/test_cascade_runs.py::test_an_export_is_opened_again",
     ],
     "diffusers' network starts from other weights": [
-        "cascade/test_cascade_networks.py::TestInitial::test_weights_are_drawn_as_stability_draws_them",
-        "cascade/test_cascade_networks.py::TestInitial::test_the_first_prediction_is_zero",
+        "families/cascade/test_cascade_networks.py::TestInitial::test_weights_are_drawn_as_stability_draws_them",
+        "families/cascade/test_cascade_networks.py::TestInitial::test_the_first_prediction_is_zero",
     ],
     "nothing trains Stage B or reads a LoRA": [
-        "cascade/test_stages.py::TestStep::test_of_stage_b",
-        "cascade/test_cascade_loras.py::test_a_numbered_file_has_the_effect_that_it_has_in_stabilitys_code",
+        "families/cascade/test_stages.py::TestStep::test_of_stage_b",
+        "families/cascade/test_cascade_loras.py::test_a_numbered_file_has_the_effect_that_it_has_in_stabilitys_code",
         "run/test_lora_runs.py::test_generate_draws_what_the_run_drew",
     ],
 }

@@ -3,7 +3,7 @@ what it predicts with them and their gradients, and what its filters make of a p
 in a clone of Stability-AI/StableCascade (7a7d341):
 
     pip install --no-deps torchvision==0.26.0 opencv-python-headless==5.0.0.93 kornia==0.9.0 kornia_rs==0.2.0
-    python .../tests/cascade/record_controlnet.py CLONE
+    python .../tests/families/cascade/record_controlnet.py CLONE
 
 What modules/controlnet.py imports and does not need here is stood in for, and its numbers of channels (1280, 4096 * 4,
 1024 and 24) are small ones. `DIGESTS` in test_cascade_controlnets.py are the files'.

@@ -1,7 +1,7 @@
 """Writes lora_*.safetensors and lora.npz: LoRAs of Stability's own code on the recorded Stage C, and what it predicts
 with them. Run once, outside of the tests, in a clone of Stability-AI/StableCascade (7a7d341):
 
-    python .../tests/cascade/record_lora.py CLONE
+    python .../tests/families/cascade/record_lora.py CLONE
 
 The numbers of the layers are those of `module_filters` in FILTERS; `DIGESTS` in test_cascade_loras.py are the files'.
 """

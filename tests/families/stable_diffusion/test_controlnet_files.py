@@ -23,7 +23,7 @@ from daguerre.families.stable_diffusion.controlnet_files import Base
 from daguerre.families.stable_diffusion.single_file import keys
 from daguerre.models.controlnets import controlled, places
 
-ARCHITECTURES = Path(__file__).parents[2] / "src" / "daguerre" / "architectures"
+ARCHITECTURES = Path(__file__).parents[3] / "src" / "daguerre" / "architectures"
 NUMBERS = {"sd": TINY_UNET | {"cross_attention_dim": TEXT_WIDTH}, "sdxl": SDXL_UNET}
 EIGHT = (16, 32, 96, 256)
 
