@@ -134,11 +134,11 @@ def test_copies_are_made_into_the_same_memory(tmp_path):
     assert memory.size_bytes <= 9 * size, "what was there is used again"
 
 
-def test_memory_and_plan_are_there_before_the_first_save(tmp_path, monkeypatch):
+def test_a_second_save_needs_no_further_memory_and_no_other_plan(tmp_path, monkeypatch):
     made, real = [], torch.empty
     saving = saver(tmp_path / "c")
-    saving.reserve(groups(1))
-    assert not (tmp_path / "c").exists()
+    saving.save("step-00000001", groups(1), {})
+    saving.settle()
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty", lambda *given, **options: made.append(given) or real(*given, **options))
         patch.setattr(shards, "plan", None)

@@ -336,7 +336,8 @@ def test_a_cache_that_cannot_be_written_to_is_said(run, tmp_path):  # noqa: F811
 @pytest.mark.long
 def test_training_does_not_wait_for_a_slow_store(s3_run, moto, tmp_path):  # noqa: F811
     saving = Saver(alone(s3_run, tmp_path), RetentionPolicy(2))
-    saving.reserve(held(0, 0, 1, 1))
+    saving.save("step-00000000", held(0, 0, 1, 1), {"state": {"value": 0}})
+    saving.settle()
     moto.proxy.faults = Faults(share=1.0, kinds=("stall",), stall_seconds=0.2, methods=("PUT", "POST"))
     saving.save("step-00000001", held(1, 0, 1, 1), {"state": {"value": 1}}, {"a/b.txt": b"x" * 9})
     (outcome,) = saving.settle()

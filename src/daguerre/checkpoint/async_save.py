@@ -136,12 +136,6 @@ class Saver:
     def __post_init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
 
-    def reserve(self, groups: Groups) -> None:
-        """Before training: make the plan and the memory of the copies, which the first save would stall for."""
-        planned = self.store.plan("step-00000000", groups, {})
-        if self.background:
-            self._memory.copies(planned.local)
-
     def save(
         self, name: str, groups: Groups, documents: Mapping[str, Any], files: Mapping[str, bytes] | None = None
     ) -> list[Outcome]:

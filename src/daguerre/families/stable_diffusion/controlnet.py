@@ -71,9 +71,3 @@ def copy_from(unet: Any, network: nn.Module) -> None:
 def shared(name: str) -> bool:
     """True of tensors that a ControlNet has in common with its UNet."""
     return not name.startswith("controlnet_")
-
-
-def zeroed(network: nn.Module) -> list[str]:
-    """The weights that start at zero, by which a new ControlNet leaves the UNet's output as it is."""
-    ends = ("controlnet_down_blocks.", "controlnet_mid_block.", "controlnet_cond_embedding.conv_out.")
-    return [name for name in network.state_dict() if name.startswith(ends)]
