@@ -8,7 +8,7 @@ from pathlib import Path
 import forked_runs
 import numpy as np
 import pytest
-from adapter_runs import MESHES, Place
+from adapter_runs import MESHES, Place, assert_equal
 from PIL import Image
 
 RECIPE = """
@@ -26,6 +26,10 @@ validation: {every: 3 steps, num_samples: 2, num_levels: 2}
 sampling: {num_images: 0}
 logging: {every: 1 steps, tensorboard: false}
 """
+
+
+BOTH = "fsdp2-tensor2"
+"""The mesh of four processes that splits parameters along two axes, on which a run is also stopped and continued."""
 
 
 def given(kind: str, folder: Path) -> list[str]:
@@ -47,11 +51,16 @@ def test_every_mesh_learns_what_one_process_learns(kind: str, tmp_path: Path) ->
     for path in sorted((tmp_path / "images").glob("??.png")) if kind.startswith("dpo") else ():
         pixels = np.random.default_rng(int(path.stem) + 100).integers(0, 256, (16, 16, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(path.with_suffix(".rejected.png"))
-    meshes = {"one": (1, 1, 1, 1), **{name: mesh for name, mesh in MESHES.items() if mesh[0] == 2}}
+    meshes = {"one": (1, 1, 1, 1), **MESHES, "data4": (4, 4, 1, 1)}
     plan = [place.on(name, mesh, *given(kind, tmp_path)) for name, mesh in meshes.items()]
-    codes = forked_runs.together(tmp_path, plan)
+    stopped = [
+        place.on("parts", meshes[BOTH], *given(kind, tmp_path), *more) for more in (["training.duration=2 steps"], [])
+    ]
+    codes = forked_runs.together(tmp_path, [*plan, *stopped])
     logs = {name: (tmp_path / f"{name}.seen.log-0").read_text()[-1500:] for name in meshes}
     assert all(code == 0 for run in codes for code in run), logs
+    assert place.numbers("parts", "learning/loss") == place.numbers(BOTH, "learning/loss")
+    assert_equal(place.tensors("parts", step=3), place.tensors(BOTH, step=3))
     losses = place.numbers("one", "learning/loss")
     assert len(losses) == 3
     assert losses[-1] != losses[0]

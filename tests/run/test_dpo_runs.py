@@ -77,3 +77,19 @@ def test_evaluate_has_the_reference_of_a_run_that_began_from_another(dtype: str,
     assert train("sd15", twins, tmp_path, "first", 3, *given[:2]) == errors.DONE
     assert main.run(["evaluate", str(run), "metrics=[validation_loss]"]) == errors.REFUSED
     assert "its loss compares with the model before the first update" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        ("sd15_textual_inversion", "with words that only the student has learnt: remove adapters.tokens"),
+        ("sd15_controlnet", "which has not learnt what the network of this adapter reads: remove adapters.controlnet"),
+    ],
+)
+def test_adapters_that_the_reference_knows_nothing_of_are_refused(
+    recipe: str, why: str, twins: Twins, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(recipe, twins, tmp_path, "refused", 2) == errors.REFUSED
+    said = " ".join(capsys.readouterr().err.split())
+    assert "objective.name=dpo compares the student with another network (reference)" in said
+    assert why in said
