@@ -157,6 +157,8 @@ class Twins:
         changes: dict[str, Any] = {}
         if said.get("sampling", {}).get("num_images", 8):
             changes |= {"sampling.num_images": 1, "sampling.num_inference_steps": 2}
+        if isinstance(levels := said.get("sampling", {}).get("timestep_spacing"), list):
+            changes["sampling.num_inference_steps"] = len(levels)
         if said.get("validation", {}).get("every", ""):
             changes |= {"validation.every": "2 steps", "validation.num_samples": 2}
         for setting, own in sources(said["data"]).items():
