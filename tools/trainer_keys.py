@@ -89,7 +89,7 @@ def onetrainer(root: Path) -> Keys:
         prefix = "concepts.*." if name == "ConceptConfig" else ""
         for part in found[name].body:
             if isinstance(part, ast.FunctionDef) and "migration" in part.name:
-                for old in _migrated(part):
+                for old in _migrated(part, keys):
                     keys.setdefault(prefix + old, None)
     return keys
 
@@ -125,12 +125,19 @@ def _is_default(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "default_values"
 
 
-def _migrated(function: ast.FunctionDef) -> Iterator[str]:
+def _migrated(function: ast.FunctionDef, today: Keys) -> Iterator[str]:
+    """The names that a migration reads: those it compares a key with, and what has today a section for a prefix."""
     yield from gets(function, "migrated_data", "data")
     for node in ast.walk(function):
         compared = isinstance(node, ast.Compare) and getattr(node.left, "id", None) == "key"
         if compared and isinstance(name := constant(node.comparators[0]), str):
             yield name
+    for call in calls(function, "removeprefix"):  # a flat name of what is in a section today
+        prefix = constant(call.args[0])
+        section = f"{prefix.rstrip('_')}."
+        yield from (
+            prefix + key.removeprefix(section) for key in [*today] if key.startswith(section) and "__" not in key
+        )
 
 
 # ai-toolkit: classes that read `kwargs.get("name", default)`, one for each section

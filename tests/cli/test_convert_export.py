@@ -183,3 +183,14 @@ def test_what_a_pipeline_cannot_have_is_refused(run, given, words, capsys):
     assert export(run / "checkpoints", *given) == errors.REFUSED
     assert "give a run folder" in capsys.readouterr().err
     assert main.run(["convert", "export"]) == errors.REFUSED
+
+
+def test_a_pipeline_without_a_unet_is_refused_in_words(tmp_path, capsys):
+    from tiny_families import z_image
+
+    base = z_image.write(tmp_path / "z")
+    for out in ("unet.safetensors", "unet"):
+        assert export(base, "format=unet", f"out={tmp_path / out}") == errors.REFUSED
+        said = " ".join(capsys.readouterr().err.split())
+        assert "has no UNet (its networks: text_encoder, transformer, vae); format=single_file" in said
+        assert not (tmp_path / out).exists()

@@ -22,7 +22,7 @@ from daguerre.cli import main
 from daguerre.data.dataset import open_dataset
 from daguerre.data.images import references
 from daguerre.data.images.headers import Undecodable
-from daguerre.data.loading.collate import Collator, Task
+from daguerre.data.loading.collate import Collator, Task, unpadded
 from daguerre.data.loading.loader import Loading, fixed_batches
 from daguerre.data.settings import LoaderSettings
 from daguerre.errors import UserError
@@ -402,3 +402,29 @@ def test_rows_are_computed_together_by_what_the_family_says_of_them(tmp_path, bu
         assert batch.images["image"].shape[0] == len(batch.keys) == len(batch.valid_B) == len(batch.sizes)
     assert sorted(text for batch in found for text in batch.texts) == sorted(f"image {i}" for i in range(12))
     assert math.isclose(run.skips.slots, 12)
+
+
+def test_rows_of_one_length_have_no_padding_that_others_needed():
+    """Its mask would be waited for on a device."""
+    mask = torch.arange(5) < torch.tensor([[3], [3], [5]])
+    rows = {"texts.text": torch.ones(3, 5, 2) * mask[..., None], "texts.text_mask": mask, "pixels.mean": torch.ones(3)}
+    assert {name: value.shape for name, value in unpadded(rows).items()} == {n: v.shape for n, v in rows.items()}
+    first = unpadded({name: value[:2] for name, value in rows.items()})
+    assert first.keys() == {"texts.text", "pixels.mean"}
+    assert torch.equal(first["texts.text"], torch.ones(2, 3, 2))
+
+
+def test_draws_of_parts_are_made_of_their_rows(tmp_path, build_images):
+    own = {"source": "folder", "path": str(build_images(tmp_path / "a", 12))}
+    settings = plugins.find("sources", "folder").Settings(resolution=16, held_out_fraction=0, caption_dropout=0, **own)
+
+    def drawn(batch):
+        longest = max(map(len, batch.texts))
+        return {"ids": torch.tensor([[ord(c) for c in text.ljust(longest)] for text in batch.texts])}
+
+    def length(batch):
+        return [len(text) for text in batch.texts]
+
+    dataset = open_dataset(settings, "train")
+    found = update(Loading(dataset, LoaderSettings(), 3, 12, 12, drawn, lambda _: {}, layout=length))
+    assert sorted(batch.draws["ids"].shape[1] for batch in found) == sorted(len(batch.texts[0]) for batch in found)

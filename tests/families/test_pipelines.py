@@ -4,10 +4,12 @@ same image in diffusers, or says what differs."""
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import modular_pipelines
 import numpy as np
 import pytest
@@ -91,6 +93,10 @@ def test_an_export_is_opened_as_it_was_and_draws_the_same_image_or_says_what_dif
     shift = 3.0 if objective.settings.schedule.name == "linear_flow" else None
     sampling = SamplingSettings(sampler="ddim", num_inference_steps=6, guidance_scale=3.0, shift=shift)
     notices = family.export(folder, objective, sampling)
+    if (index := folder / "model_index.json").is_file():
+        listed = {key for key in json.loads(index.read_text(encoding="utf-8")) if key[0] != "_"}
+        kind = getattr(diffusers, family.pretrained.settings.pipeline_class)
+        assert listed <= {*inspect.signature(kind).parameters}, "stock diffusers warns of what it does not take"
     opened = load.find(str(folder), [], False).config([]).config
     assert opened.model.family == name
     assert differences(opened.objective, objective) == []

@@ -36,6 +36,7 @@ def place(tmp_path_factory) -> Path:
     FlowMatchEulerDiscreteScheduler(shift=1.0).save_pretrained(turbo / "scheduler")
     tiny_texts.write(place / "qwen3", {"text_encoder": tiny_texts.qwen3(), "tokenizer": tiny_texts.qwen_tokenizer()})
     QwenImage21Transformer2DModel(**qwen_image_21.NUMBERS | {"context_in_dim": 48}).save_pretrained(place / "wide")
+    tiny_texts.write(place / "t5", {"tokenizer": tiny_texts.t5_tokenizer()})
     write_sd(place / "sd")
     of_sd = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
     down, up = torch.ones(2, 32), torch.ones(32, 2)
@@ -69,6 +70,7 @@ WRONG = [
     ("qwen_image_21", "transformer=wide", "context_in_dim is 48"),
     ("qwen_image_21", "transformer=other.safetensors", "other.safetensors"),
     ("qwen_image_21", "tokenizer=sd", "tokenizer"),
+    ("qwen_image", "tokenizer=t5", "is one of T5, whose numbers mean other words"),
     ("qwen_image_21", "max_sequence_length=0", "max_sequence_length"),
     ("qwen_image_21", "text_encoder_layer=-2", "text_encoder_layer"),
 ]

@@ -8,14 +8,18 @@ from typing import Any
 import flow_runs
 import numpy as np
 import pytest
+import tiny_texts
 import torch
-from diffusers import ZImagePipeline
+from diffusers import ZImagePipeline, ZImageTransformer2DModel
 from diffusers.loaders import single_file_utils
 from flow_runs import SEED, SIDE_PX, STEPS, drawn
 from safetensors.torch import load_file
 from tiny_families import z_image as tiny
+from tiny_models import prompts
 
+from daguerre.families import z_image
 from daguerre.families.z_image import NAMES
+from daguerre.models.parts.z_image import TextToImage
 from daguerre.models.weights import original_files
 from daguerre.samplers.draw import initial_noise
 
@@ -60,6 +64,48 @@ def test_a_lora_means_the_same_in_diffusers(base, tmp_path):
     other = theirs(pipe, 3.0)
     assert np.abs(image - other).max() <= 2
     assert np.abs(other - plain).max() > 20, "it changes something"
+
+
+@pytest.mark.parametrize("lengths", [(11, 11), (3, 11, 32, 33), (40, 64)])
+@pytest.mark.parametrize("size", [(8, 16), (6, 4)])
+def test_the_transformer_computes_what_the_librarys_own_does(size, lengths):
+    """Of texts of these lengths, in a batch with padding, and of images that fill 32 tokens or not."""
+    own = tiny_texts.seeded(lambda: TextToImage(**tiny.NUMBERS))
+    stock = ZImageTransformer2DModel(**tiny.NUMBERS)
+    for name, p in own.named_parameters():
+        if "norm" in name or "pad_token" in name:
+            p.data = 1 + 0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+    stock.load_state_dict(own.state_dict())
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(len(lengths), 4, *size, generator=g)
+    texts = [torch.randn(length, tiny_texts.WIDTH, generator=g) for length in lengths]
+    time = torch.linspace(0.2, 0.8, len(lengths))
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    padded = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    y = own(x, time, padded, mask if len({*lengths}) > 1 else None)
+    expected = torch.stack(stock(x=[*x[:, :, None]], t=time, cap_feats=texts, return_dict=False)[0])[:, :, 0]
+    torch.testing.assert_close(y, expected, rtol=0, atol=2e-6)
+    y.square().mean().backward()
+    expected.square().mean().backward()
+    for (name, p), q in zip(own.named_parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@torch.no_grad()
+def test_a_batch_of_unequal_captions_is_each_alone(base):
+    settings = z_image.Settings(pretrained_model_name_or_path=str(base), max_sequence_length=TOKENS)
+    family = z_image.load(settings, 0)
+    texts = ["a red circle on a white table", "", "x" * 60, "Two cats, one dog."]
+    cond, _ = family.encode_prompts(prompts(texts), (3, 64, 64))
+    assert "text_mask" in cond
+    x = torch.randn(4, 4, 8, 8, generator=torch.Generator().manual_seed(2))
+    time = torch.tensor([0.2, 0.4, 0.6, 0.8])
+    together = family.net(x, time, cond)
+    for row, text in enumerate(texts):
+        alone, _ = family.encode_prompts(prompts([text]), (3, 64, 64))
+        assert "text_mask" not in alone
+        y = family.net(x[row : row + 1], time[row : row + 1], alone)
+        torch.testing.assert_close(together[row], y[0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])

@@ -195,3 +195,25 @@ def test_no_key_is_called_unknown_or_crashes_for_asking_for_nothing(name):
             for value in (0, False, "", []):
                 line = told(name, kind, {placed(key): value}).get(placed(key))
                 assert line is None or "reads no such key" not in line.text, (key, kind, value)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({}, "refused"),
+        ({"__version": 3}, "refused"),
+        ({"timestep_distribution": "UNIFORM"}, "notice"),
+        ({"__version": 4}, "notice"),
+    ],
+)
+def test_a_weight_of_onetrainers_times_counts_in_files_of_its_versions(given, kind):
+    """As its migrations have it: before version 4 there was one distribution, which this weight switched on."""
+    lines = told("onetrainer", "full", {"noising_weight": 5.0, "noising_bias": 0.3, **given})
+    assert lines["noising_weight"].kind == lines["noising_bias"].kind == kind
+
+
+def test_flat_names_of_onetrainers_optimizer_are_those_of_an_earlier_version():
+    lines = told("onetrainer", "full", {"optimizer": "ADAFACTOR", "optimizer_weight_decay": 0.5})
+    for key in ("optimizer", "optimizer_weight_decay"):
+        assert lines[key].kind == "refused"
+        assert "earlier version" in lines[key].text

@@ -132,10 +132,12 @@ def random_batch(parts: Components, size: int, shape: Bucket, first: int = 0) ->
     pixels_BHWC = chance.integers(0, 256, (size, shape.height_px, shape.width_px, 3), dtype=np.uint8)
     # Control images are empty: not every picture is one that a ControlNet reads.
     images = {IMAGE: torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2)} | absent(parts.images, size, shape)
+    texts = [" ".join(chance.choice(_WORDS, 12)) for _ in range(size)]
     batch = Batch(
         keys=np.array([[first + i, 0, 0] for i in range(size)], np.int64),
         images=images,
-        texts=[" ".join(chance.choice(_WORDS, 12)) for _ in range(size)],
+        # As a loader gives them: what cannot be computed together is no micro-batch.
+        texts=texts if parts.family.layout is None else texts[:1] * size,
         valid_B=torch.ones(size),
         names=[f"random {first + i}" for i in range(size)],
         sizes=np.array([[shape.height_px, shape.width_px, 0, 0, shape.height_px, shape.width_px]] * size, np.int32),

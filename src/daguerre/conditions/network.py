@@ -6,6 +6,7 @@ may hold is run.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ from daguerre.settings import ADDRESS, FREE, Settings
 from daguerre.threads import made_once
 
 _IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
+
+_OF_FEW_BITS = re.compile(r"(scale_weight|weight_scale|scale_input|input_scale|scaled_fp8|SCB|comfy_quant)$")
+"""Names of what a quantiser leaves with weights."""
 
 
 class NetworkFolder(Settings):
@@ -107,6 +111,9 @@ def _opened(path: str, digest: str | None, name: str, model_class: str, types: t
     if missing := sorted([*info["missing_keys"], *info["mismatched_keys"]]):
         what = f"{folder} lacks {len(missing)} of the network's weights, such as {missing[0]}"
         raise fault(name, what, "damaged")
+    if scaled := sorted(key for key in info["unexpected_keys"] if _OF_FEW_BITS.search(key)):
+        what = f"{folder} has {scaled[0]}, without which its weights mean nothing: take a copy of whole ones"
+        raise fault(name, what, "unsupported")
     return Network(model.float().eval(), _document(folder / "preprocessor_config.json", name))
 
 

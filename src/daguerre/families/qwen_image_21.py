@@ -1,8 +1,7 @@
 """Qwen-Image-2.1: one stream of text and image tokens, on an autoencoder of 16 px with alpha.
 
-Qwen 2026 (https://huggingface.co/Qwen/Qwen-Image-2.1). Trained by flow matching on the hidden states of Qwen3-VL. The
-image's place in the sequence is behind the text, so texts of several lengths cannot share a batch. Shape letters: B
-samples, C channels, H and W height and width of latents, T tokens, D features.
+Qwen 2026 (https://huggingface.co/Qwen/Qwen-Image-2.1). Trained by flow matching on the hidden states of Qwen3-VL. Shape
+letters: B samples, C channels, H and W height and width of latents, T tokens, D features.
 """
 
 from collections.abc import Mapping
@@ -127,19 +126,19 @@ def load(settings: Settings, seed: int) -> Family:
     exporter = PipelineExporter(settings, index, {}, **TRUE_CFG)
     return trained_net.family(
         components,
-        partial(trained_net.by_length, partial(denoise, transformer)),
+        partial(denoise, transformer),
         {"transformer": transformer, "vae": autoencoder.net},
         {"transformer": TRANSFORMER},
         autoencoder,
         texts,
         exporter,
-        layout=texts.lengths,
         distilled="Qwen/Qwen-Image-2.1" if distilled else "",
         guidance=Settings.guidance,
     )
 
 
 def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
-    """The velocity [B, C, H, W] of noisy latents. `cond` has `text` [B, T, D], of which every token is read."""
-    y: Tensor = transformer(x_BCHW, c_noise_B, cond["text"])
+    """The velocity [B, C, H, W] of noisy latents. `cond` has `text` [B, T, D], and `text_mask` [B, T] where texts of a
+    batch differ in length."""
+    y: Tensor = transformer(x_BCHW, c_noise_B, cond["text"], cond.get("text_mask"))
     return y

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-import torch
 from diffusers import ZImageTransformer2DModel
 from pydantic import Field
 from torch import Tensor, nn
@@ -26,6 +25,7 @@ from daguerre.models.parts.facts import KL_AUTOENCODER, TEXT_ENCODERS
 from daguerre.models.parts.settings import TransformerSettings
 from daguerre.models.parts.text import encoder as text_encoder
 from daguerre.models.parts.text.conditioning import TextConditioning
+from daguerre.models.parts.z_image import PATCH, TextToImage
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
@@ -34,8 +34,6 @@ from daguerre.models.weights.original_names import NameTable
 from daguerre.samplers.guidance import ClassifierFree, Guidance
 from daguerre.types import Cond
 
-_PATCH = 2
-"""Side of the square of latent pixels that is one token."""
 _READS = Reading(
     kinds=("language_model",), template="<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
     padding="longest", masked=True, text_mask=True, layers=(-2,), final_norm=False,
@@ -87,7 +85,7 @@ TRANSFORMER = Facts(
     names=NAMES,
     architecture=_architecture,
 )
-FACTS: dict[type, Facts] = {ZImageTransformer2DModel: TRANSFORMER, **TEXT_ENCODERS}
+FACTS: dict[type, Facts] = {TextToImage: TRANSFORMER, ZImageTransformer2DModel: TRANSFORMER, **TEXT_ENCODERS}
 
 
 class Settings(TransformerSettings):
@@ -115,12 +113,12 @@ class Settings(TransformerSettings):
 def load(settings: Settings, seed: int) -> Family:
     """The family of these settings. Raises UserError if something is missing or does not fit together."""
     components = ComponentLoader(settings, seed)
-    autoencoder = vae.load(components, patch=_PATCH)
+    autoencoder = vae.load(components, patch=PATCH)
     reading = replace(_READS, max_tokens=settings.max_sequence_length)
     encoder = text_encoder.load(components, "text_encoder", "tokenizer", reading)
     texts = TextConditioning((encoder,))
     decided = {"in_channels": autoencoder.channels, "cap_feat_dim": texts.width}
-    transformer = components.network("transformer", ZImageTransformer2DModel, decided, NAMES)
+    transformer = components.network("transformer", TextToImage, decided, NAMES)
     check_fits("transformer", transformer, decided)
     return trained_net.family(
         components,
@@ -137,9 +135,5 @@ def load(settings: Settings, seed: int) -> Family:
 def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
     """The velocity [B, C, H, W] of noisy latents. `cond` has `text` [B, T, D], and `text_mask` [B, T] where texts of a
     batch differ in length."""
-    texts: list[Tensor] = [*cond["text"]]
-    if (mask_BT := cond.get("text_mask")) is not None:
-        # The network takes texts without their padding, so their lengths are needed here: the one wait for the device.
-        texts = [text[:length] for text, length in zip(texts, mask_BT.sum(1).tolist(), strict=True)]
-    y = transformer(x=[*x_BCHW[:, :, None]], t=1 - c_noise_B, cap_feats=texts, return_dict=False)[0]
-    return -torch.stack(y)[:, :, 0]
+    y: Tensor = transformer(x_BCHW, 1 - c_noise_B, cond["text"], cond.get("text_mask"))
+    return -y

@@ -209,6 +209,70 @@ def test_folders_are_held_to_the_same(tmp_path, scaled_folder):
         export.run([str(scaled_folder), "format=diffusers", "dtype=float16", f"out={tmp_path / 'y'}"])
 
 
+SCALED = ("text_encoder", "text_encoder_2", "unet", "vae")
+
+
+def of_few_bits(folder, form):
+    """The only file of weights in the folder, with a scaled weight or one of whole numbers, in two shards if asked.
+    "prefixed" puts before each name what a class around the network has, which transformers takes off."""
+    (path,) = folder.glob("*.safetensors")
+    own = load_file(path)
+    layer = next(name.removesuffix(".weight") for name, t in own.items() if t.ndim == 2 and name.endswith(".weight"))
+    if form == "int8":
+        own[f"{layer}.weight"] = own[f"{layer}.weight"].to(torch.int8)
+    else:
+        own[f"{layer}.weight"] = own[f"{layer}.weight"].to(torch.float8_e4m3fn)
+        own[f"{layer}.scale_weight"] = torch.tensor(3.0)
+    if form == "prefixed":
+        own = {f"text_model.{name}": tensor for name, tensor in own.items()}
+    if form != "sharded":
+        save_file(own, path, {"format": "pt"})
+        return
+    path.unlink()
+    parts = {f"{path.stem}-0000{i + 1}-of-00002.safetensors": dict([*own.items()][i::2]) for i in range(2)}
+    for name, part in parts.items():
+        save_file(part, folder / name, {"format": "pt"})
+    index = {"metadata": {}, "weight_map": {name: file for file, part in parts.items() for name in part}}
+    files.write_json(folder / f"{path.stem}.safetensors.index.json", index)
+
+
+@pytest.mark.parametrize("form", ["scaled", "sharded", "int8"])
+@pytest.mark.parametrize("component", SCALED)
+def test_no_network_of_a_folder_is_read_of_few_bits(component, form, tmp_path, xl):
+    from daguerre.families import sdxl
+
+    folder = shutil.copytree(xl[0], tmp_path / "folder")
+    of_few_bits(folder / component, form)
+    said = "weights of I8" if form == "int8" else "scale_weight"
+    with pytest.raises(UserError, match=said):
+        sdxl.load(sdxl.Settings(pretrained_model_name_or_path=str(folder)), 0)
+
+
+def test_names_of_a_class_around_an_encoder_hide_no_scale(tmp_path, xl):
+    from transformers import CLIPTextModel
+
+    folder = shutil.copytree(xl[0] / "text_encoder", tmp_path / "encoder")
+    of_few_bits(folder, "prefixed")
+    with pytest.raises(UserError, match=r"text_model\..*scale_weight"):
+        weights_load.load(CLIPTextModel, folder)
+
+
+@pytest.mark.parametrize("form", ["scaled", "int8"])
+def test_networks_that_measure_images_are_held_to_the_same(form, tmp_path):
+    from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPVisionConfig
+
+    from daguerre.evaluation.networks import transformers
+
+    numbers = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    parts = CLIPTextConfig(**numbers, vocab_size=9), CLIPVisionConfig(**numbers, image_size=8, patch_size=4)
+    of = {"text_config": parts[0].to_dict(), "vision_config": parts[1].to_dict(), "projection_dim": 8}
+    CLIPModel(CLIPConfig(**of)).save_pretrained(tmp_path)
+    transformers.load(tmp_path, "CLIPModel", ("clip",))
+    of_few_bits(tmp_path, form)
+    with pytest.raises(UserError, match="weights of I8" if form == "int8" else "scale_weight"):
+        transformers.load(tmp_path, "CLIPModel", ("clip",))
+
+
 def test_one_network_out_of_a_file_is_held_to_the_same(tmp_path, xl):
     names = list(load_file(xl[0] / "unet" / "diffusion_pytorch_model.safetensors"))
     for own in (xl[1], load_file(xl[0] / "unet" / "diffusion_pytorch_model.safetensors")):

@@ -195,6 +195,14 @@ def write(request: Request, folder: Path) -> list[str]:
     """Puts the form that is asked for in its place; returns messages for the user."""
     form, variant, dtype = request.options.format, request.options.variant, request.dtype
     ignored = request.options.ignore_tensors
+    if form == "unet" and not (folder / "unet").is_dir():
+        there = ", ".join(sorted(each.name for each in folder.iterdir() if (each / "config.json").is_file()))
+        raise UserError(
+            f"format=unet: {request.source} has no UNet (its networks: {there}); format=single_file writes the "
+            "denoiser of FLUX and later families, and the stage of Stable Cascade, as one file",
+            code="unsupported",
+            setting="format",
+        )
     if form == "single_file":
         component, prefix = request.options.component, request.options.prefix
         return single_files.write(request.out, folder, dtype, variant, component, ignored, prefix)

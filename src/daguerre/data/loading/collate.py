@@ -277,6 +277,17 @@ def stacked(rows: Sequence[Mapping[str, np.ndarray]], absent: Mapping[str, np.nd
     return found
 
 
+def unpadded(features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The features of samples of one length [B, ...], without the padding and the mask that others needed."""
+    found = dict(features)
+    for name, mask_BT in features.items():
+        masked = name.removesuffix(_MASK)
+        if masked in features and masked != name and bool((mask_BT == mask_BT[:1]).all()):
+            found[masked] = features[masked][:, : int(mask_BT[0].sum())]
+            del found[name]
+    return found
+
+
 def tensor_of(array: np.ndarray) -> Tensor:
     """A feature of the cache as a tensor, also of bfloat16, which numpy does not have."""
     if array.dtype == BFLOAT16:

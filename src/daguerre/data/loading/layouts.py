@@ -5,9 +5,10 @@ would hold one sample where sizes are free, and fill a batch with that one again
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 from daguerre.data.images.headers import Undecodable
-from daguerre.data.loading.collate import Collated, Collator, Layout, Task
+from daguerre.data.loading.collate import Collated, Collator, Layout, Task, unpadded
 from daguerre.types import Batch
 
 Part = tuple[Task, Collated]
@@ -59,12 +60,16 @@ def by_key(part: Part, key: Callable[[Batch], Sequence[Hashable]]) -> list[Part]
         rows.setdefault(own, []).append(row)
     if len(rows) < 2:
         return [part]
+    parts = [(of, batch.at(of)) for of in rows.values()]
     return [
         (
             task.at(of),
-            (batch.at(of), [f._replace(row=of.index(f.row)) for f in failures if f.row in of]),
+            (
+                replace(own, features=unpadded(own.features)),
+                [f._replace(row=of.index(f.row)) for f in failures if f.row in of],
+            ),
         )
-        for of in rows.values()
+        for of, own in parts
     ]
 
 

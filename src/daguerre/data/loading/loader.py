@@ -164,7 +164,9 @@ class Loading:
         found = []
         for task, (batch, failures) in parts:
             drawn = task, (replace(batch, draws=self.draw(batch)), failures)
-            found += [drawn] if self.layout is None else layouts.by_key(drawn, self.layout)
+            own = [drawn] if self.layout is None else layouts.by_key(drawn, self.layout)
+            # Of fewer rows the draws are the same, and tokens have no padding whose mask would be waited for.
+            found += own if len(own) == 1 else [(t, (replace(b, draws=self.draw(b)), f)) for t, (b, f) in own]
         if self.pinned:
             found = [(task, (pinned(batch), failures)) for task, (batch, failures) in found]
         return found

@@ -35,6 +35,7 @@ def convert(reading: Reading) -> None:
     _concepts(reading, folders)
     reading.take(TABLES["same"])
     _precision(reading)
+    _times(reading)
     _learning(reading)
     _masks(reading)
     _sizes(reading)
@@ -247,6 +248,15 @@ def _precision(reading: Reading) -> None:
         reading.assume({"training.mixed_precision": computes})
     if weights not in (None, "float32"):
         reading.notice("train_dtype", "16-bit weights are used without conversion")
+
+
+def _times(reading: Reading) -> None:
+    """Before version 4 of the file a weight alone chose how times are drawn, which timestep_distribution does today."""
+    is_old = "timestep_distribution" not in reading.whole and peers.number(reading.get("__version"), 0) < 4
+    if is_old and peers.asks(reading.get("noising_weight")):
+        for key in ("noising_weight", "noising_bias"):
+            reading.refuse(key, "in files of this version times are drawn from a sigmoid of this weight and bias")
+    reading.note(["noising_weight", "noising_bias"], "of another timestep_distribution")
 
 
 def _learning(reading: Reading) -> None:

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import diffusers
 from safetensors.torch import save_file
 from torch import nn
 
@@ -39,7 +40,8 @@ TRUE_CFG: dict[str, Any] = {
 another argument there, which acts where a negative prompt is given."""
 _ALWAYS, _AT_TIMES = ("num_inference_steps", "guidance_scale"), ("guidance_rescale", "negative_prompt", "eta")
 """Settings that a call of a pipeline is given, and those that it is given where they are not the usual ones."""
-_ABSENT: dict[str, Any] = {"feature_extractor": [None, None], "image_encoder": [None, None]}
+_ABSENT = ("feature_extractor", "image_encoder")
+"""Parts that no family has; the index says so where the class of the pipeline asks for them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +116,8 @@ class PipelineExporter:
     def _index(self, entries: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Name and content of the pipeline's index."""
         if self.blocks is None:
-            return index.PLAIN, {**_ABSENT, **entries}
+            asked = getattr(diffusers, self.settings.pipeline_class)._optional_components
+            return index.PLAIN, {**{name: [None, None] for name in _ABSENT if name in asked}, **entries}
         return index.MODULAR, {"_blocks_class_name": self.blocks, **index.modular(entries)}
 
 

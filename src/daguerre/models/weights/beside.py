@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -93,12 +93,7 @@ def check(
     of the file, normalised.
     """
     if odd := sorted(name for name in used if name in tensors and not tensors[name].is_floating_point()):
-        dtype = str(tensors[odd[0]].dtype).removeprefix("torch.")
-        raise UserError(
-            f"{path} has weights of {dtype} ({_some(odd)}), which are quantised in a form that is not read here. "
-            + _WHOLE,
-            code="unsupported",
-        )
+        refuse_integers(path, odd, str(tensors[odd[0]].dtype).removeprefix("torch."))
     rest = list(rest)
     if of_weights := [name for name in rest if _belongs(name, used)]:
         raise UserError(
@@ -112,6 +107,15 @@ def check(
             f"known here. {_way_out(marks[0])}",
             code="unsupported",
         )
+
+
+def refuse_integers(path: Path, names: Sequence[str], dtype: str) -> NoReturn:
+    """The UserError for weights of this type, which stand for others."""
+    raise UserError(
+        f"{path} has weights of {dtype} ({_some(names)}), which are quantised in a form that is not read here. "
+        + _WHOLE,
+        code="unsupported",
+    )
 
 
 def check_names(path: Path, names: Collection[str]) -> None:

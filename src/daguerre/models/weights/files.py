@@ -96,6 +96,20 @@ def check_whole(folder: Path) -> None:
         )
 
 
+def check_numbers(folder: Path, variant: str | None, ignored: Sequence[str] = ()) -> None:
+    """UserError for the weights of a network that are no numbers of their own: integers, or what a quantiser left with
+    others, by the names and types in the headers. Patterns of names that are left out are `ignored`."""
+    forms: dict[str, str] = {}
+    for path in weight_files(folder, variant):
+        with opened(path) as file:
+            forms |= {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    forms, _ = beside.without(forms, ignored)
+    beside.check_names(folder, forms)
+    odd = sorted(name for name, form in forms.items() if name.endswith(".weight") and form[0] in "IU")
+    if odd:
+        beside.refuse_integers(folder, odd, forms[odd[0]])
+
+
 def weight_files(folder: Path, variant: str | None) -> list[Path]:
     """The file of a network's weights, or the shards that an index names; [] if there are none. Those of the variant
     where the network has it, else the plain ones."""

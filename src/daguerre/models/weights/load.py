@@ -61,6 +61,7 @@ def load(kind: Any, folder: Path, variant: str | None = None, ignored: Sequence[
     variant = variant if variant in files.variants(folder) else None
     if without_weights():
         return build(kind, config(kind, folder))
+    files.check_numbers(folder, variant, ignored)
     try:
         if issubclass(kind, ConfigMixin):
             options = {"torch_dtype": torch.float32, "low_cpu_mem_usage": False}  # True needs accelerate

@@ -75,6 +75,8 @@ class LanguageModel(TextNetwork):
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
     def problem(self, tokenizer: Any, config: Any, reading: Reading) -> str | None:
+        if type(tokenizer).__name__.startswith("T5"):  # smaller, so that all of its numbers are tokens here, too
+            return f"is one of T5, whose numbers mean other words to a {config.model_type}: give its own"
         vocabulary = config.get_text_config().vocab_size
         if len(tokenizer) > vocabulary:  # the embeddings have spare rows
             return f"has {len(tokenizer)} tokens, but the text encoder has {vocabulary}: they do not belong together"
