@@ -30,13 +30,13 @@ Base = Mapping[str, Mapping[str, str]]
 def of(config: Config, family: Family, attached: Attached) -> Base:
     """The weights that a checkpoint of these networks leaves out. Call it before they change their type, are quantised
     or split."""
-    found, absent = {}, encoders.absent(family)
+    base, absent = {}, encoders.absent(family)
     for component, network in family.components.items():
         # What only decodes has no part in training: a run may go on with another one.
         if component in config.model.decoding:
             continue
         if component in absent:
-            found[component] = {"place": _place(config, component), "digest": _of_absent(family, component)}
+            base[component] = {"place": _place(config, component), "digest": _of_absent(family, component)}
             continue
         saved = {name for name in attached.names if name.startswith(f"{component}.")}
         weights = {
@@ -46,8 +46,8 @@ def of(config: Config, family: Family, attached: Attached) -> Base:
             if f"{component}.{name}" not in saved
         }
         if weights:
-            found[component] = {"place": _place(config, component), "digest": digest(weights)}
-    return found
+            base[component] = {"place": _place(config, component), "digest": digest(weights)}
+    return base
 
 
 def of_component(family: Family, component: str) -> str:
@@ -133,7 +133,7 @@ def check_same_reference(recorded: Base, own: Base, checkpoint: str) -> None:
 def digest(weights: Mapping[str, Tensor]) -> str:
     """The digest of tensors by name: sums of their words as integers, along rows and columns of a fixed width. They are
     exact in whatever order a device adds, and elements that change places change them, too."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach()
         # By value, not by layout: channels last must not make another base.
@@ -141,11 +141,11 @@ def digest(weights: Mapping[str, Tensor]) -> str:
         data = data.clone() if data.storage_offset() % _WORD_BYTES else data  # a view as int64 needs an aligned start
         words = data[: len(data) // _WORD_BYTES * _WORD_BYTES].view(torch.int64)
         rows = words[: len(words) // _WIDTH * _WIDTH].view(-1, _WIDTH)
-        found.update(f"{name} {tuple(tensor.shape)}\n".encode())
+        sha256.update(f"{name} {tuple(tensor.shape)}\n".encode())
         # Sums wrap around, which whole numbers do alike in any order; both directions, so that swapped weights differ.
         for part in (rows.sum(0), rows.sum(1), data[rows.numel() * _WORD_BYTES :]):
-            found.update(part.cpu().numpy().tobytes())
-    return found.hexdigest()
+            sha256.update(part.cpu().numpy().tobytes())
+    return sha256.hexdigest()
 
 
 def digest_of(network: nn.Module) -> str:

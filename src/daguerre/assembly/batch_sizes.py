@@ -127,9 +127,9 @@ def batch_sizes(
 ) -> BatchSizes:
     """Batch sizes where so many devices read different samples; `recorded` is the global batch of the run's first
     start, which then holds. UserError where they do not divide and those that are `held` stand in the way."""
-    whole, of_whole = _whole(config.training, recorded, ranks, held)
-    micro, of_micro = _micro(config.training, whole, ranks, held)
-    sizes = BatchSizes(whole, micro, ranks, (*of_whole, *of_micro))
+    whole, whole_notices = _whole(config.training, recorded, ranks, held)
+    micro, micro_notices = _micro(config.training, whole, ranks, held)
+    sizes = BatchSizes(whole, micro, ranks, (*whole_notices, *micro_notices))
     # Only a first start: later ones may have another number of devices, and the recorded global batch decides.
     if recorded is None and _MICRO in held:
         _refuse_other_product(config, sizes)
@@ -138,17 +138,17 @@ def batch_sizes(
 
 def _whole(training: TrainingSettings, recorded: int | None, ranks: int, held: Container[str]) -> tuple[int, list[str]]:
     """The global batch, and what to say of it."""
-    given, micro = training.global_batch_size, training.per_device_batch_size
-    if recorded is None and given is None:
+    asked, micro = training.global_batch_size, training.per_device_batch_size
+    if recorded is None and asked is None:
         assert micro is not None, "the Config has checked it"
         return micro * training.gradient_accumulation_steps * ranks, []
-    whole = recorded or given or 0
+    whole = recorded or asked or 0
     shared = -(-whole // ranks) * ranks
     if whole != shared and (recorded or _WHOLE in held):
         raise _unshared(whole, ranks, shared, recorded)
     if whole != shared:
         return shared, [_raised(whole, ranks, shared)]
-    other = given not in (None, whole) and _WHOLE not in held
+    other = asked not in (None, whole) and _WHOLE not in held
     return whole, [f"the global batch stays at {whole} samples, with which this run was started"] if other else []
 
 

@@ -67,8 +67,8 @@ def added(config: Config, family: Family, attached: Attached) -> tuple[Family, A
 
 def of(settings: ObjectiveSettings, family: Family) -> Mapping[str, Any]:
     """These networks of the family, by role, as a loss calls them."""
-    found = {role: family.networks[role] for role in settings.networks}
-    return {role: network.teacher or network.module for role, network in found.items()}
+    networks = {role: family.networks[role] for role in settings.networks}
+    return {role: network.teacher or network.module for role, network in networks.items()}
 
 
 def check(config: Config, objective: Objective, family: Family, net: nn.Module) -> None:

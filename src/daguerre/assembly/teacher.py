@@ -27,21 +27,23 @@ def network(place: str, config: Config, student: Family) -> Network:
         raise _refused(f"model.family={model.family} reads no denoiser from a place, so it cannot have a teacher")
     place = _place(place)
     _check_family(place, model)
-    there = _encoders(place, model)
+    encoder_names = _encoders(place, model)
     # Of the teacher its denoiser alone takes memory: captions are encoded by the student's encoders.
     with encoders.leaving_out(set(model.networks()) - {*names}):
         try:
-            family: Family = plugins.find("families", model.family).load(model.teacher(place, *there), config.seed)
+            family: Family = plugins.find("families", model.family).load(
+                model.teacher(place, *encoder_names), config.seed
+            )
         except UserError as error:
             raise type(error)(f"the teacher {place}: {error}", code=error.code, setting=_SETTING) from error
     if not resolve.without_weights():
-        _check_encoders(place, there, family, student)
+        _check_encoders(place, encoder_names, family, student)
     if family.make_net is not None:
         family = family.training(())
     family.net.requires_grad_(False).eval()
-    own = family.networks[names[0]]
-    own.module.requires_grad_(False).eval()
-    return Network(own.module, "loss", own.facts, teacher=Teacher(family.net, family.guidance))
+    denoiser = family.networks[names[0]]
+    denoiser.module.requires_grad_(False).eval()
+    return Network(denoiser.module, "loss", denoiser.facts, teacher=Teacher(family.net, family.guidance))
 
 
 def _place(place: str) -> str:
@@ -59,23 +61,23 @@ def _place(place: str) -> str:
 
 
 def _check_family(place: str, model: FamilySettings) -> None:
-    found = resolve.here(place, resolve.Options())
-    index = None if found is None else found / "model_index.json"
+    folder = resolve.here(place, resolve.Options())
+    index = None if folder is None else folder / "model_index.json"
     if index is None or not index.is_file():
         return
-    named, own = read_json(index).get("_class_name"), getattr(model, "pipeline_class", None)
-    if named != own:
+    theirs, ours = read_json(index).get("_class_name"), getattr(model, "pipeline_class", None)
+    if theirs != ours:
         raise _refused(
-            f"the teacher {place} is a {named}, and the student's family, {model.family}, has the pipeline {own}: give "
-            "a teacher of the student's family"
+            f"the teacher {place} is a {theirs}, and the student's family, {model.family}, has the pipeline {ours}: "
+            "give a teacher of the student's family"
         )
 
 
 def _encoders(place: str, model: FamilySettings) -> list[str]:
     """The text encoders that the place has; none where it is a denoiser alone."""
-    found = resolve.here(place, resolve.Options())
+    folder = resolve.here(place, resolve.Options())
     names = model.networks(*(role for role, half in encoders.ROLES.items() if half == "texts"))
-    return [] if found is None else [name for name in names if (found / name / "config.json").is_file()]
+    return [] if folder is None else [name for name in names if (folder / name / "config.json").is_file()]
 
 
 def _check_encoders(place: str, there: list[str], teacher: Family, student: Family) -> None:

@@ -78,16 +78,16 @@ class AdaptiveWeight:
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes up a table that `state` gave. UserError without a table, or for one of another size."""
-        found = tensors.get("adaptive_loss")
-        if found is None or found.shape != self.table_K.shape:
-            held = "no table" if found is None else f"a table of {len(found)} noise levels"
+        saved_K = tensors.get("adaptive_loss")
+        if saved_K is None or saved_K.shape != self.table_K.shape:
+            held = "no table" if saved_K is None else f"a table of {len(saved_K)} noise levels"
             raise UserError(
                 f"objective.weighting is adaptive with {len(self.table_K)} noise levels, and the checkpoint holds "
                 f"{held}: set objective.weighting to that of its run",
                 code="changed",
                 setting="objective.weighting.name",
             )
-        self.table_K = found.to(self.table_K)
+        self.table_K = saved_K.to(self.table_K)
 
     def _move(self, device: torch.device) -> None:
         # At the first use: the objective is made before the device of a run is chosen.

@@ -65,8 +65,8 @@ def last_layer_gradients(losses: tuple[Tensor, Tensor], last: Tensor) -> Tensor:
     """Gradients [2, P] of the sums of two losses [B] for the weights of the last layer. The graph stays."""
     # Sums, not means: they add up over micro-batches and devices of any size. The update's own backward pass comes
     # later and needs the same graph.
-    found = [torch.autograd.grad(each.sum(), last, retain_graph=True)[0].float().flatten() for each in losses]
-    return torch.stack(found).detach()
+    gradients = [torch.autograd.grad(each.sum(), last, retain_graph=True)[0].float().flatten() for each in losses]
+    return torch.stack(gradients).detach()
 
 
 @dataclass(eq=False)
@@ -104,10 +104,10 @@ class Balance:
     def observe(self, terms: LossTerms, valid_B: Tensor) -> None:
         """Adds the gradients of a micro-batch, those of empty slots with them: they are black images everywhere."""
         if "gradients" in terms.observed:
-            own = terms.observed["gradients"].double()
+            gradients = terms.observed["gradients"].double()
             # The count of samples travels as one more column: one reduction serves both.
-            own = torch.cat([own, own.new_full((2, 1), len(valid_B))], 1)
-            self._sums = own if self._sums is None else self._sums + own
+            gradients = torch.cat([gradients, gradients.new_full((2, 1), len(valid_B))], 1)
+            self._sums = gradients if self._sums is None else self._sums + gradients
 
     @torch.no_grad()
     def absorb(self, total: Callable[[Tensor], Tensor], skip: Tensor) -> None:
@@ -115,11 +115,11 @@ class Balance:
         if self._sums is None:
             return
         sums, self._sums = total(self._sums), None
-        of_others, of_this = (sums[:, :-1] / sums[:, -1:]).norm(dim=1)
-        found = (of_others / (of_this + _SMALL)).clamp(0.0, LARGEST).float()
+        others_norm, own_norm = (sums[:, :-1] / sums[:, -1:]).norm(dim=1)
+        weight = (others_norm / (own_norm + _SMALL)).clamp(0.0, LARGEST).float()
         # An overflow of fp16 in one update must not become the weight of all that follow.
-        keep = skip.to(found.device) | ~torch.isfinite(found)
-        self.weight = torch.where(keep, self.weight.to(found.device), found)
+        keep = skip.to(weight.device) | ~torch.isfinite(weight)
+        self.weight = torch.where(keep, self.weight.to(weight.device), weight)
 
     def state(self) -> dict[str, Tensor]:
         return {

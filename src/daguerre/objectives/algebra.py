@@ -122,18 +122,18 @@ class Diffusion(Objective):
         return self.on(self._levels(self.sampled_px, sampling))
 
     def _levels(self, area_px: float, sampling: Visits | None) -> ScheduleSettings:
-        own = self.settings.schedule
+        schedule = self.settings.schedule
         shift = None if sampling is None else sampling.shift_at(area_px)
         if shift is None:
-            return own.at(area_px)
-        if not own.acts("shift"):
+            return schedule.at(area_px)
+        if not schedule.acts("shift"):
             raise UserError(
-                f"sampling.shift is {shift:g}, and schedule {own.name} has no shift: remove it; sigma_max, sigma_min "
-                "and rho of objective.schedule say where its samplers stop",
+                f"sampling.shift is {shift:g}, and schedule {schedule.name} has no shift: remove it; sigma_max, "
+                "sigma_min and rho of objective.schedule say where its samplers stop",
                 code="unused",
                 setting="sampling.shift",
             )
-        return own.shifted(shift)
+        return schedule.shifted(shift)
 
     def on(self, settings: ScheduleSettings) -> Diffusion:
         """The objective on the noise levels of another schedule of its kind; what is learnt is shared."""

@@ -106,8 +106,8 @@ class Settings(ObjectiveSettings):
 
     @property
     def networks(self) -> Mapping[str, NetworkSettings]:
-        found = {DISCRIMINATOR: self.adversarial, LPIPS: self.perceptual}
-        return {name: own for name, own in found.items() if own is not None}
+        by_role = {DISCRIMINATOR: self.adversarial, LPIPS: self.perceptual}
+        return {name: own for name, own in by_role.items() if own is not None}
 
     def in_use(self) -> Self:
         return self.model_copy(update={"perceptual": None})
@@ -144,18 +144,18 @@ class Reconstruction(Objective):
     learnt: Stateful = field(init=False)
 
     def __post_init__(self) -> None:
-        own = self.settings.adversarial
+        settings = self.settings.adversarial
         object.__setattr__(self, "elements", masks.build(self.settings.mask))
-        object.__setattr__(self, "learnt", NothingLearnt() if own is None else Balance(own))
+        object.__setattr__(self, "learnt", NothingLearnt() if settings is None else Balance(settings))
 
     def check(self, net: nn.Module) -> None:
         assert isinstance(net, Autoencoder), "assembly/parts.py has asked"
         for name in WEIGHTS.keys() - net.latent_terms:
             if getattr(self.settings, f"{name}_weight") is not None:
-                there = ", ".join(f"{each}_weight" for each in sorted(net.latent_terms))
+                known = ", ".join(f"{each}_weight" for each in sorted(net.latent_terms))
                 raise UserError(
                     f"objective.{name}_weight has no effect: what is trained here has "
-                    f"{f'other terms on its latents ({there})' if there else 'no term on its latents'}: remove it",
+                    f"{f'other terms on its latents ({known})' if known else 'no term on its latents'}: remove it",
                     code="unused",
                     setting=f"objective.{name}_weight",
                 )
@@ -164,24 +164,24 @@ class Reconstruction(Objective):
         """The loss of images [B, 3, H, W]; the net gives `Reconstructed`."""
         x_BCHW = example.clean[IMAGE].float()
         nowhere_B, weight_B1HW = x_BCHW.new_zeros(len(x_BCHW)), example.draws.element_weight
-        own, reconstructed = self.settings, nets.student(x_BCHW, nowhere_B, example.cond[IMAGE])
+        settings, reconstructed = self.settings, nets.student(x_BCHW, nowhere_B, example.cond[IMAGE])
         assert isinstance(reconstructed, Reconstructed)
         again_BCHW = reconstructed.images_BCHW.float()
         absolute_B = self.elements.mean((again_BCHW - x_BCHW).abs(), weight_B1HW)
         square_B = self.elements.mean((again_BCHW - x_BCHW).square(), weight_B1HW)
         metrics = {"absolute_error": absolute_B, "square_error": square_B, "psnr": psnr(again_BCHW, x_BCHW)}
-        loss_B = own.absolute_weight * absolute_B + own.square_weight * square_B
-        if own.perceptual is not None:
+        loss_B = settings.absolute_weight * absolute_B + settings.square_weight * square_B
+        if settings.perceptual is not None:
             # LPIPS squares small differences of features, of which 16 bits would keep little.
             with torch.autocast(x_BCHW.device.type, enabled=False):
                 metrics[LPIPS] = nets[LPIPS](again_BCHW, x_BCHW)
-            loss_B = loss_B + own.perceptual.weight * metrics[LPIPS]
+            loss_B = loss_B + settings.perceptual.weight * metrics[LPIPS]
         observed: dict[str, Tensor] = {}
         plain_B, more_B = loss_B, nowhere_B
         if isinstance(self.learnt, Balance):
             more_B, observed = self._adversarial(self.learnt, nets, loss_B, again_BCHW, x_BCHW, metrics)
         for name, term_B in reconstructed.latent_terms.items():
-            weight = getattr(own, f"{name}_weight")
+            weight = getattr(settings, f"{name}_weight")
             plain_B = plain_B + (WEIGHTS[name] if weight is None else weight) * term_B.float()
             metrics[name] = term_B.float()
         return LossTerms(

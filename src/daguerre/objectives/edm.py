@@ -50,6 +50,6 @@ def input_scale(a: Tensor, s: Tensor, sigma_data: float) -> Tensor:
 
 
 def build(settings: Settings) -> algebra.Diffusion:
-    own = {"F": target, "v": negative}[settings.prediction]
+    chosen = {"F": target, "v": negative}[settings.prediction]
     scale = partial(input_scale, sigma_data=settings.sigma_data)
-    return algebra.build(settings, partial(own, sigma_data=settings.sigma_data), scale)
+    return algebra.build(settings, partial(chosen, sigma_data=settings.sigma_data), scale)

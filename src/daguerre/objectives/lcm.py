@@ -63,23 +63,23 @@ class Settings(WrapperSettings):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        own = self.diffusion
+        inner = self.diffusion
         if self.guidance_min > self.guidance_max:
             raise ValueError(f"got guidance_min {self.guidance_min} and guidance_max {self.guidance_max}: swap them")
-        if own.schedule.name == "edm":
+        if inner.schedule.name == "edm":
             raise ValueError("diffusion.schedule: edm has no first and last time, so its way cannot be cut into steps")
-        if own.schedule.acts("num_train_timesteps") and own.schedule.num_train_timesteps % self.solver_steps:
+        if inner.schedule.acts("num_train_timesteps") and inner.schedule.num_train_timesteps % self.solver_steps:
             raise ValueError(
-                f"solver_steps is {self.solver_steps}: choose a divisor of the {own.schedule.num_train_timesteps} "
+                f"solver_steps is {self.solver_steps}: choose a divisor of the {inner.schedule.num_train_timesteps} "
                 "timesteps, such as 40 or 50, so that the last one is pure noise"
             )
-        if own.weighting.name != "none":
+        if inner.weighting.name != "none":
             raise ValueError(
                 "diffusion.weighting has no effect: images are compared, at all levels with one weight: remove it"
             )
-        if own.mask is not None:
+        if inner.mask is not None:
             raise ValueError("diffusion.mask has no effect: images are compared whole: remove it")
-        if own.noise.input_perturbation:
+        if inner.noise.input_perturbation:
             raise ValueError("diffusion.noise.input_perturbation has no effect: the noise is not learnt: remove it")
         return self
 
@@ -146,19 +146,19 @@ class Consistency(DiffusionWrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        own = self.settings
-        roles = [REFERENCE] * (own.teacher is None) + [AVERAGE] * (own.target == "average")
-        scales = (own.guidance_min, own.guidance_max)
+        settings = self.settings
+        roles = [REFERENCE] * (settings.teacher is None) + [AVERAGE] * (settings.target == "average")
+        scales = (settings.guidance_min, settings.guidance_max)
         object.__setattr__(self, "needs", Needs(networks=tuple(roles), null=True, scales=scales))
 
     def draws(
         self, seed: int, keys: np.ndarray, shape: tuple[int, ...], *, quantile: float | None = None
     ) -> ConsistencyDraws:
-        levels, own = self.inner.at(shape), self.settings
+        levels, settings = self.inner.at(shape), self.settings
         drawn = self.inner.draws(seed, keys, shape, quantile=quantile).tensors
-        ends_of_step = solver_times(levels, drawn["quantile"].double(), own.solver_steps)
+        ends_of_step = solver_times(levels, drawn["quantile"].double(), settings.solver_steps)
         chance_B = torch.from_numpy(keyed.batch_uniforms(seed, "guidance", keys))
-        scale_B = own.guidance_min + (own.guidance_max - own.guidance_min) * chance_B
+        scale_B = settings.guidance_min + (settings.guidance_max - settings.guidance_min) * chance_B
         start, end = (levels.level_at(t_B) | boundary(levels, t_B) for t_B in ends_of_step)
         ends = {f"end_{name}": end[name] for name in Level._fields}
         return ConsistencyDraws(**{**drawn, **start, **ends, "scale": scale_B.float()})

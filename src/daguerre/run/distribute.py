@@ -44,9 +44,9 @@ def process_group(config: Config, storage: RunStorage, stop: StopSignals) -> Ite
         storage.abandon()
 
     kind = devices.choose_device(config.training.device).type
-    own = environment.read()
-    stacks = storage.folder.path / "stacks" if own.size > 1 else None
-    with start(own, config.distributed, kind, Watching(stacks, on_end, lambda: stop.exit_code)) as processes:
+    world = environment.read()
+    stacks = storage.folder.path / "stacks" if world.size > 1 else None
+    with start(world, config.distributed, kind, Watching(stacks, on_end, lambda: stop.exit_code)) as processes:
         yield processes
 
 
@@ -56,8 +56,8 @@ def shard_networks(config: Config, parts: Components, processes: Processes, mesh
     if mesh.devices == 1:
         return UNSHARDED, []
     absent = encoders.absent(parts.family)
-    there = {name: network for name, network in parts.networks.items() if name not in absent}
-    still = frozen(parts.net, there)
+    present = {name: network for name, network in parts.networks.items() if name not in absent}
+    still = frozen(parts.net, present)
     _check_types(parts.net, mesh)
     weights = {"what is trained": parts.net, **{name: network.module for name, network in still.items()}}
     # Before they are split: a node with another version of the base would train another model, without any error.
@@ -65,26 +65,26 @@ def shard_networks(config: Config, parts: Components, processes: Processes, mesh
     axis_rules = config.mesh.logical_axis_rules
     notices = sharding_rules.check(axis_rules, mesh)
     grid = parallelize.device_mesh(mesh, parts.device.type)
-    found = of_net(parts.net, parts.networks, axis_rules, mesh)
-    problems, unknown = [*found.problems], [*found.unknown]
+    places = of_net(parts.net, parts.networks, axis_rules, mesh)
+    problems, unknown = [*places.problems], [*places.unknown]
     # Attributes that count heads, by which the networks' code divides: a device of a tensor mesh has a part of them.
-    counts = {count for network in there.values() for count in network.facts.counts}
-    called = {name for network in there.values() for name in network.facts.called}
-    split = parallelize.apply(parts.net, mesh, found.placed, grid, block_classes(there.values()), counts, called)
+    counts = {count for network in present.values() for count in network.facts.counts}
+    called = {name for network in present.values() for name in network.facts.called}
+    split = parallelize.apply(parts.net, mesh, places.placed, grid, block_classes(present.values()), counts, called)
     for name, network in still.items():
         # A network that ranks call unequally often must not gather: the others would wait for ever.
         is_split = config.mesh.shard_frozen and name not in parts.family.uneven
         if is_split and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
-            own = placement(network, axis_rules, mesh)
-            problems += [(f"{name}.{parameter}", why) for parameter, why in own.problems]
+            own_places = placement(network, axis_rules, mesh)
+            problems += [(f"{name}.{parameter}", why) for parameter, why in own_places.problems]
             unknown += [] if network.facts.axes else [name]
             facts = network.facts
-            parallelize.apply(network.module, mesh, own.placed, grid, facts.blocks, facts.counts, facts.called)
+            parallelize.apply(network.module, mesh, own_places.placed, grid, facts.blocks, facts.counts, facts.called)
             for entry in (each for each in _ENTRIES if hasattr(network.module, each)):
                 # FSDP2 gathers weights in hooks of `forward`: another method would compute with shards.
                 register_fsdp_forward_method(network.module, entry)
     notices += describe_unknown(unknown, mesh)
-    sharding = MeshSharding(parts.net, mesh, found.placed, split, processes.world.rank, processes.agreement)
+    sharding = MeshSharding(parts.net, mesh, places.placed, split, processes.world.rank, processes.agreement)
     if problems:
         name, why = problems[0]
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""

@@ -26,15 +26,15 @@ _PASSES = 2
 
 def seconds(parts: Components, batch: Batch) -> float:
     """Seconds of one forward and backward pass of a micro-batch: of the second of two."""
-    found = 0.0
+    took = 0.0
     with _untouched(parts):
         for _ in range(_PASSES):
             start = time.perf_counter()
             _pass(parts, batch)
             parts.net.zero_grad(set_to_none=True)
             peak_rates.synchronize(parts.device)
-            found = time.perf_counter() - start
-    return found
+            took = time.perf_counter() - start
+    return took
 
 
 @torch.no_grad()

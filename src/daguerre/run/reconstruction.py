@@ -36,8 +36,8 @@ def notices(config: Config, parts: Components, dataset: Dataset, encoded: int = 
         return []
     # The autoencoder alone: text encoders that a cache has left out would have no room beside it.
     with encoders.present(parts.family, parts.device, [name]):
-        found = list(_psnr_db(parts, dataset))
-    mean_db = sum(found) / len(found) if found else POOR_DB
+        psnrs_db = list(_psnr_db(parts, dataset))
+    mean_db = sum(psnrs_db) / len(psnrs_db) if psnrs_db else POOR_DB
     if mean_db >= POOR_DB:
         return []
     place = config.model.places.get(name)
@@ -52,7 +52,7 @@ def notices(config: Config, parts: Components, dataset: Dataset, encoded: int = 
         way_out = "What an adapter is added to draws for this autoencoder alone: take a base that knows such images"
     return [
         f"the autoencoder ({shown}) makes images of this data set again with a PSNR of {mean_db:.1f} dB only "
-        f"({len(found)} looked at; 25 is usual): what it loses cannot be learnt. {way_out}"
+        f"({len(psnrs_db)} looked at; 25 is usual): what it loses cannot be learnt. {way_out}"
     ]
 
 

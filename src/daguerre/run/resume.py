@@ -191,8 +191,8 @@ def _moved(new: Config, changes: list[Change]) -> list[Change]:
     base is refused (`base_digests.check_same_base`). Of weights that are trained whole it has none."""
     if any(own.part == "all" and not own.separate for own in new.adapters.values()):
         return []
-    own = {*new.model.places, "pretrained_model_name_or_path", "revision", "variant"}
-    paths = {f"model.{name}" for name in own}
+    names = {*new.model.places, "pretrained_model_name_or_path", "revision", "variant"}
+    paths = {f"model.{name}" for name in names}
     return [
         change
         for change in changes
@@ -311,17 +311,17 @@ def read_averages(path: Path, net: nn.Module, saved: Collection[str] | None = No
     """
     trained = {name: p for name, p in net.named_parameters() if p.requires_grad}
     known = set(net.state_dict() if saved is None else saved)
-    found = {_own_name(name, known): tensor for name, tensor in _tensors(path.expanduser(), known)}
+    tensors = {_own_name(name, known): tensor for name, tensor in _tensors(path.expanduser(), known)}
     # Frozen weights may be there as well, and buffers of old versions of transformers.
-    spare = {name for name in found.keys() - trained.keys() if name in known or name.endswith(".position_ids")}
-    if problems := misfits(trained, {name: tensor for name, tensor in found.items() if name not in spare}):
+    spare = {name for name in tensors.keys() - trained.keys() if name in known or name.endswith(".position_ids")}
+    if problems := misfits(trained, {name: tensor for name, tensor in tensors.items() if name not in spare}):
         raise UserError(
             f"ema.path={path}: these weights do not match the trained networks: {problems}",
             code="conflict",
             setting="ema.path",
         )
-    check_finite(f"ema.path={path}: the weights", {name: found[name] for name in trained})
-    return {name: found[name] for name in trained}
+    check_finite(f"ema.path={path}: the weights", {name: tensors[name] for name in trained})
+    return {name: tensors[name] for name in trained}
 
 
 def _tensors(path: Path, known: set[str]) -> Iterator[tuple[str, Tensor]]:

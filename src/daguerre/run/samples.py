@@ -50,9 +50,9 @@ def requests(config: Config, captions: Callable[[int], list[str]]) -> list[Image
     single = sampling.model_copy(update={"num_images": 1})
     prompts, size_px = Prompts("prompts_file", "", lambda: iter(each)), generate.image_size(config, "sample")
     guidance = config.model.guidance or CLASSIFIER_FREE
-    found = RequestList(prompts, single, size_px, generate.KEYS, guidance=guidance)
-    found.survey()  # for its UserErrors
-    return list(found)
+    listed = RequestList(prompts, single, size_px, generate.KEYS, guidance=guidance)
+    listed.survey()  # for its UserErrors
+    return list(listed)
 
 
 def with_images(

@@ -74,12 +74,12 @@ def _decay_steps(config: Config, pace: Pace, end: int) -> int:
 
 def _resolved(stages: Sequence[Stage], pace: Pace) -> list[Stage]:
     """The stages in updates of this pace."""
-    found = []
+    resolved = []
     for stage in stages:
         planned = stage.planned if stage.ends is None else pace.steps(stage.ends)
         start = planned if stage.name == "hold" else stage.start
-        found.append(stage.model_copy(update={"start": start, "planned": planned}))
-    return found
+        resolved.append(stage.model_copy(update={"start": start, "planned": planned}))
+    return resolved
 
 
 def peak_learning_rate(config: Config, sizes: BatchSizes) -> float:
@@ -166,8 +166,8 @@ def _stage(before: Config, config: Config, old: LoopConfig, done: int) -> Stage:
             code="missing",
             setting="lr_scheduler.restart_from",
         )
-    told = {} if ends is None or ends.unit == "steps" else {"ends": ends}
-    return Stage(start=start, planned=planned, name=name, share=share, **told)
+    length = {} if ends is None or ends.unit == "steps" else {"ends": ends}
+    return Stage(start=start, planned=planned, name=name, share=share, **length)
 
 
 def _choices(config: Config, old: LoopConfig, new: LoopConfig, done: int) -> str:

@@ -243,6 +243,7 @@ def _model(config: Config, origin: _Origin, processes: Processes, stop: StopSign
     point = origin.point
     networks = load(config, left_out.components(config))
     # Of the weights as their files have them: `build` changes types, quantises and moves.
+    # Of the weights as their files have them: `build` changes types, quantises and moves.
     base = base_digests.of(config, *networks)
     if point.checkpoint is not None:
         base_digests.check_same_base(point.documents.get("base"), base, point.checkpoint.name)
@@ -250,6 +251,7 @@ def _model(config: Config, origin: _Origin, processes: Processes, stop: StopSign
     check_uncut_batches(config, couples_samples(parts.objective, parts.net), origin.sizes)
     samples.check(config, parts)
     notices = _of_networks(config, parts)
+    # Here, before the data are opened, class images are generated: they are among the data.
     parts, state, first, of_state = _state(config, parts, point, origin.mesh, processes, stop)
     return _Model(parts, state, {**base, **first}, [*notices, *of_state])
 
@@ -258,7 +260,7 @@ def _samples(config: Config, point: resume.StartPoint, parts: Components, proces
     dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images, parts.columns)
     caches = cached.filled(config, parts, dataset, held_out, processes)
     notices: list[str] = []
-    if point.checkpoint is None:  # alike on every rank: an autoencoder that is in memory may be split over them
+    if point.checkpoint is None:  # on every rank: an autoencoder that is in memory may be split over them
         notices += reconstruction.notices(config, parts, dataset, caches.encoded)
         notices += summary.describe_cut_captions(parts.family, dataset)
         notices += probe.check(config, parts, caches.wrap(dataset), processes)

@@ -173,14 +173,14 @@ def describe_files(config: Config) -> list[str]:
         return []
     lines = []
     for wanted in ComponentLoader(config.model, config.seed).wanted():
-        found = resolve.here(wanted.place, wanted.options)
+        folder = resolve.here(wanted.place, wanted.options)
         files = [f"{part}/{names[0]}".lstrip("/") for part, each in wanted.needed.items() for names in each]
         files = [name.replace("tokenizer_config.json", "*") for name in files]
-        absent = files if found is None else resolve.missing_files(found, wanted.needed)
+        absent = files if folder is None else resolve.missing_files(folder, wanted.needed)
         here = "on this machine" if not absent else "incomplete"
-        where = "will be downloaded from the hub" if found is None else here
+        where = "will be downloaded from the hub" if folder is None else here
         lines += wrapped(f"{wanted.place}: {where}" + (f": {', '.join(absent or files)}" if files else ""), _columns())
-        if found is None:
+        if folder is None:
             lines.append(f"  for a machine without a network: daguerre fetch {wanted.place} -o DIR")
     return lines
 
@@ -204,8 +204,8 @@ def describe_networks(parts: Components) -> list[str]:
     beside = {name: part for name, part in parts.net.named_children() if not known & {id(p) for p in part.parameters()}}
     for name, part in {**parts.family.components, **beside}.items():
         count = sum(p.numel() for p in part.parameters()) + quantized.numbers(part)
-        own = sum(p.numel() for p in part.parameters() if id(p) in trained)
-        lines.append(f"{name:14} {type(part).__name__:28} {count:>14,} parameters, {own:>14,} trained")
+        trained_count = sum(p.numel() for p in part.parameters() if id(p) in trained)
+        lines.append(f"{name:14} {type(part).__name__:28} {count:>14,} parameters, {trained_count:>14,} trained")
     return lines
 
 

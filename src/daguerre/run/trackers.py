@@ -110,10 +110,10 @@ def send_late(config: Config, folder: RunFolder, say: Callable[[str], None]) -> 
             stack.enter_context(locked(folder.evaluations))
             if not are_missing():  # another process was first
                 return
-            found = _started(config, folder, last["step"], say)
-            for tracker in found:
+            started = _started(config, folder, last["step"], say)
+            for tracker in started:
                 stack.callback(tracker.close)
-            send_evaluations(found, folder, last["samples"])
+            send_evaluations(started, folder, last["samples"])
     except (UserError, OSError) as error:
         say(f"trackers did not get the new results, the report has them: {first_line(error)}")
 

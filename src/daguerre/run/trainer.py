@@ -251,9 +251,9 @@ def export(run: Run, attached: Attached) -> None:
     epoch = float(run.pace.position(run.state.step, "epochs")) if run.dataset.count else None
     image = samples.first(run.folder.samples_of(run.state.step)) if run.config.sampling.num_images else None
     tags = run.tags if any(not own.whole for own in attached.trainables.values()) else {}
-    told = about.of(run.config, run.base, run.state.step, epoch, image, tags)
+    facts = about.of(run.config, run.base, run.state.step, epoch, image, tags)
     for folder, whole in ((run.folder.pipeline, True), (run.folder.adapter, False)):
-        run.say(attached.export(folder, run.parts.objective, run.config.sampling, told, whole))
+        run.say(attached.export(folder, run.parts.objective, run.config.sampling, facts, whole))
 
 
 @contextmanager
@@ -317,18 +317,18 @@ def write_strengths(run: Run) -> None:
         # Only at the end: it costs as many images again as there are strengths.
         for strength in attached.strengths:
             folder = run.folder.samples / samples.STRENGTHS / f"{strength:g}" if run.processes.leads else None
-            told = {"step": run.state.step, "strength": strength}
+            provenance = {"step": run.state.step, "strength": strength}
             with attached.at(strength):
-                samples.write(run.parts, run.config, sample_requests(run)[: samples.COMPARED], folder, told)
+                samples.write(run.parts, run.config, sample_requests(run)[: samples.COMPARED], folder, provenance)
 
 
 def captions(run: Run, count: int, pairs: bool) -> list[str]:
     """Captions of the first held-out samples, or of trained ones if none are held out; as they come if images go with
     them (`pairs`), else each once, and where that gives too few, those of trained samples, too."""
-    found = loader.fixed_captions(shown_samples(run), count)
-    if pairs or len({*found}) == count:
-        return found
-    return list(dict.fromkeys([*found, *loader.fixed_captions(run.dataset, count)]))[:count]
+    texts = loader.fixed_captions(shown_samples(run), count)
+    if pairs or len({*texts}) == count:
+        return texts
+    return list(dict.fromkeys([*texts, *loader.fixed_captions(run.dataset, count)]))[:count]
 
 
 def shown_samples(run: Run) -> Dataset:
@@ -394,25 +394,25 @@ def evaluate(run: Run, measured: Member, stop: Callable[[], bool]) -> None:
     with run.terminal.busy(what), evaluating(run.state), encoders.present(run.parts.family):
         metric = plugins.find("metrics", str(measured.source.metric))
         inputs = DrawnInputs(measured.settings, draw, redraw if control or shown else None)
-        found = metric.evaluate(metric.Settings(), inputs)
+        results = metric.evaluate(metric.Settings(), inputs)
     if not run.processes.leads:
         return
-    documents = {table: {"step": run.state.step, **result.document()} for table, result in found.items()}
+    documents = {table: {"step": run.state.step, **result.document()} for table, result in results.items()}
     write_json_atomically(run.folder.evaluation, documents)
     values = {
         f"evaluation/{table}/{name}": share
-        for table, result in found.items()
+        for table, result in results.items()
         for name, share in result.values().items()
     }
     known = [line for line in read_metrics(run.folder.metrics) if line["step"] == run.state.step]
     if not any(values.keys() <= line.keys() for line in known):
         run.log(values)
-    run.say([line for table, result in found.items() for line in result.table(table)])
+    run.say([line for table, result in results.items() for line in result.table(table)])
 
 
 def where(run: Run) -> str:
     """The places of the results that there are, in words."""
     places = {"images": "samples", "pipeline": "pipeline", "adapter": "adapter", "report": "report.html"}
     shown = local_copy.display_name(run.folder.path)
-    found = {what: name for what, name in places.items() if (run.folder.path / name).exists()}
-    return ", ".join(f"{what}: {shown}/{name}" for what, name in found.items())
+    written = {what: name for what, name in places.items() if (run.folder.path / name).exists()}
+    return ", ".join(f"{what}: {shown}/{name}" for what, name in written.items())

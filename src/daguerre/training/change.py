@@ -73,17 +73,17 @@ def _optimizer(found: Carried, state: TrainState, before: Mapping[str, Any], now
     places = {p: str(number) for number, p in enumerate(old.parameters)}
     kept: dict[str, str] = {}
     for number, p in enumerate(state.optimizer.parameters):
-        own = [name for name in names if name.partition(".")[0] == places[p]]
-        entries = {name.partition(".")[2].removesuffix(NUMBER) for name in own}
+        saved_names = [name for name in names if name.partition(".")[0] == places[p]]
+        entries = {name.partition(".")[2].removesuffix(NUMBER) for name in saved_names}
         if entries in made[number]:
             # Other patterns of learning rates are other groups, and so other numbers: moments go by the parameter.
-            kept |= {f"{number}.{name.partition('.')[2]}": name for name in own}
+            kept |= {f"{number}.{name.partition('.')[2]}": name for name in saved_names}
         else:
             found.unlike.add(str(number))
     groups = [group for part in old.parts for group in part.optimizer.param_groups]
     for number, group in enumerate(g for part in state.optimizer.parts for g in part.optimizer.param_groups):
-        of_first = next(i for i, each in enumerate(groups) if any(p is group["params"][0] for p in each["params"]))
-        start = f"group.{of_first}."
+        old_number = next(i for i, each in enumerate(groups) if any(p is group["params"][0] for p in each["params"]))
+        start = f"group.{old_number}."
         kept |= {f"group.{number}.{n.removeprefix(start)}": n for n in names if n.startswith(start)}
     found.files["optimizer"] = kept
     if found.unlike and names:
@@ -112,7 +112,7 @@ def _averages(found: Carried, before: EMASettings, now: EMASettings) -> None:
 def _objective(found: Carried, state: TrainState, saved: Shapes) -> None:
     """Means since the last line of metrics are of the loss of before, and are not mixed with that of now."""
     found.leave("meter")
-    own = {name: tuple(tensor.shape) for name, tensor in state.objective.state().items()}
-    if dict(saved.get("objective", {})) != own:
-        text = "what the objective learns starts from nothing" if own else "what the objective has learnt is dropped"
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.objective.state().items()}
+    if dict(saved.get("objective", {})) != shapes:
+        text = "what the objective learns starts from nothing" if shapes else "what the objective has learnt is dropped"
         found.leave("objective", text)

@@ -49,15 +49,15 @@ def _share(settings: TrainingSettings, device: torch.device) -> float:
     """The share of the GPU's memory that may be taken."""
     if settings.max_device_memory is None:
         return 1.0
-    most, there_is = bytes_of(settings.max_device_memory), torch.cuda.get_device_properties(device).total_memory
-    if most > there_is:
+    limit, total = bytes_of(settings.max_device_memory), torch.cuda.get_device_properties(device).total_memory
+    if limit > total:
         raise UserError(
             f"training.max_device_memory={settings.max_device_memory}: {torch.cuda.get_device_name(device)} has "
-            f"{there_is / 1e9:.1f} GB; set less, or null for all of it",
+            f"{total / 1e9:.1f} GB; set less, or null for all of it",
             code="resources",
             setting="training.max_device_memory",
         )
-    return most / there_is
+    return limit / total
 
 
 def on(device: torch.device, batch: Batch) -> Batch:
@@ -79,9 +79,9 @@ def _sending(device: torch.device) -> Iterator[Callable[[Tensor], Tensor]]:
     def sent(tensor: Tensor) -> Tensor:
         # The host waits for a copy of pageable memory, whatever is asked for; what is pinned already is not copied.
         host = tensor.pin_memory() if tensor.device.type == "cpu" else tensor
-        there = host.to(device, non_blocking=True)
-        there.record_stream(computing)  # so that its memory is not given away before it was read
-        return there
+        on_device = host.to(device, non_blocking=True)
+        on_device.record_stream(computing)  # so that its memory is not given away before it was read
+        return on_device
 
     with torch.cuda.stream(sending):
         yield sent

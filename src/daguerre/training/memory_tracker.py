@@ -68,10 +68,10 @@ def use_cuda_types(network: nn.Module) -> int:
     own types.
     """
     # The exact types: subclasses are kernels of ours, which choose their types themselves.
-    found = [module for module in network.modules() if type(module) in (nn.GroupNorm, nn.LayerNorm)]
-    for module in found:
+    norms = [module for module in network.modules() if type(module) in (nn.GroupNorm, nn.LayerNorm)]
+    for module in norms:
         module.register_forward_pre_hook(_wide)
-    return len(found)
+    return len(norms)
 
 
 def _wide(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -32,8 +32,8 @@ def recorded(
         nonlocal recording
         if recording is not None:
             recording.stop()
-            found, recording = recording, None
-            write(found, first, step)
+            finished, recording = recording, None
+            write(finished, first, step)
 
     try:
         while True:

@@ -230,12 +230,12 @@ def load_weights(
 ) -> None:
     """Loads this device's part of the weights of `net` that are `saved`, by default all. Each of them must be in
     `tensors` and nothing else: UserError lists names and shapes that do not fit."""
-    own = _of(sharding.weights(net), saved)
-    if problems := misfits(own, tensors):
+    held = _of(sharding.weights(net), saved)
+    if problems := misfits(held, tensors):
         raise UserError(f"the saved weights do not match this recipe's networks: {problems}", code="conflict")
-    check_finite("the saved weights", {name: tensors[name] for name in own})
+    check_finite("the saved weights", {name: tensors[name] for name in held})
     with torch.no_grad():
-        for name, value in own.items():
+        for name, value in held.items():
             # In place: optimizer, averages and FSDP2 refer to this very memory.
             value.copy_(tensors[name])
     sharding.rewritten(net)
@@ -253,8 +253,8 @@ def adopt(
     weights = dict(tensors["model"])
     # The averages count: it is these that the other run has generated, validated and exported with.
     weights |= tensors.get("ema", {})
-    own = _of(net.state_dict(), saved)
-    here, there = ({name.partition(".")[0] for name in names} for names in (own, weights))
+    ours = _of(net.state_dict(), saved)
+    here, there = ({name.partition(".")[0] for name in names} for names in (ours, weights))
     if more := sorted(there - here):
         raise UserError(
             f"init_from: that run also trained {', '.join(more)}, which this recipe loads from elsewhere: train it "
@@ -265,5 +265,5 @@ def adopt(
             setting="init_from",
         )
     new = sorted(here - there)
-    load_weights(net, weights | {name: own[name] for name in own if name.partition(".")[0] in new}, saved=saved)
+    load_weights(net, weights | {name: ours[name] for name in ours if name.partition(".")[0] in new}, saved=saved)
     return [f"{name} starts from the base model: the run of init_from did not train it" for name in new]

@@ -48,13 +48,13 @@ class Lpips(nn.Module):
             torch.stack([x_BCHW.new_full((1, 1), number, dtype=torch.float32) for number in numbers])
             for numbers in (_SHIFT, _SCALE)
         )
-        x_BCHW, found = (x_BCHW - shift) / scale, []
+        x_BCHW, features = (x_BCHW - shift) / scale, []
         for level, numbers in enumerate(CONVOLUTIONS):
             x_BCHW = functional.max_pool2d(x_BCHW, 2) if level else x_BCHW
             for number in numbers:
                 x_BCHW = functional.relu(self.features[str(number)](x_BCHW))
-            found.append(x_BCHW)
-        return found
+            features.append(x_BCHW)
+        return features
 
 
 def weights(tensors: Mapping[str, Tensor], place: str) -> dict[str, Tensor]:
@@ -85,12 +85,12 @@ def named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         (r"(?:net\.slice\d\.|features\.)(\d+)\.(weight|bias)", r"features.\1.\2"),
         (r"lin(\d)\.model\.1\.weight", r"lin.\1.weight"),
     )
-    found = {}
+    renamed = {}
     for name, tensor in tensors.items():
         for pattern, ours in patterns:
             if match := re.fullmatch(pattern, name):
-                found[match.expand(ours)] = tensor
-    return found
+                renamed[match.expand(ours)] = tensor
+    return renamed
 
 
 def _unit(x_BCHW: Tensor) -> Tensor:

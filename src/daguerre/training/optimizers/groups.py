@@ -48,8 +48,8 @@ def decay_groups(settings: OptimizerSettings, trained: Parameters) -> list[dict[
 
 def _matching(patterns: Iterable[str], trained: Parameters) -> list[tuple[str, set[str]]]:
     """The names that none of the patterns matches, under "", then those of each."""
-    found = [(pattern, {name for name in trained if fnmatchcase(name, pattern)}) for pattern in patterns]
-    return [("", set(trained).difference(*(names for _, names in found))), *found]
+    by_pattern = [(pattern, {name for name in trained if fnmatchcase(name, pattern)}) for pattern in patterns]
+    return [("", set(trained).difference(*(names for _, names in by_pattern))), *by_pattern]
 
 
 def check_rates(settings: OptimizerSettings, trained: Parameters) -> None:
@@ -83,5 +83,5 @@ def _near(pattern: str, names: list[str]) -> list[str]:
     text = pattern.replace("*", "").replace("?", "").strip(".").lower()
     parts = {part for name in names for part in name.lower().split(".")}
     close = difflib.get_close_matches(text.rpartition(".")[2], parts, n=3, cutoff=0.5)
-    found = [name for name in names if set(name.lower().split(".")) & set(close)]
-    return (found or difflib.get_close_matches(text, names, n=_SHOWN, cutoff=0.3) or names)[:_SHOWN]
+    related = [name for name in names if set(name.lower().split(".")) & set(close)]
+    return (related or difflib.get_close_matches(text, names, n=_SHOWN, cutoff=0.3) or names)[:_SHOWN]

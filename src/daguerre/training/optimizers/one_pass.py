@@ -77,7 +77,7 @@ def _by_count(
 
 def _leave(optimizer: torch.optim.Optimizer, moved: Sequence[nn.Parameter], counts: Sequence[Tensor]) -> None:
     """Parameters without a gradient now keep a count of their own: that of the others goes on."""
-    own, shared = set(moved), {id(count) for count in counts}
+    moving, shared = set(moved), {id(count) for count in counts}
     for p, state in optimizer.state.items():
-        if p not in own and state and id(state["step"]) in shared:
+        if p not in moving and state and id(state["step"]) in shared:
             state["step"] = state["step"].clone()

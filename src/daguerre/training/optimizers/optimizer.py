@@ -236,13 +236,13 @@ class Optimizer:
             return
         for part in self.parts:
             self._begin(part)
-        given = self._given(tensors)
+        saved = self._given(tensors)
         # After shapes and counts: NaN in a file of another model would be the wrong complaint.
         check_finite("the optimizer state", tensors)
         parameters = dict(enumerate(self.parameters))
         for prefix, entry, _ in self._entries():
             p = parameters[int(prefix)] if prefix.isdecimal() else None
-            for name, value in given.get(prefix, {}).items():
+            for name, value in saved.get(prefix, {}).items():
                 if p is not None and isinstance(value, Tensor):
                     entry[name] = self._arranged(f"{prefix}.{name}", value, entry.get(name), p)
                 else:

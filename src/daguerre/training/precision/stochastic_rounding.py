@@ -99,15 +99,15 @@ def widened(
     what they were."""
     stored = [p.data for p in parameters]
     buffer_N, wide = _flat(stored)
-    own = [(p, p.grad) for p in parameters if p.grad is not None]
-    gradients = _flat([gradient for _, gradient in own])[1]
+    with_gradient = [(p, p.grad) for p in parameters if p.grad is not None]
+    gradients = _flat([gradient for _, gradient in with_gradient])[1]
     if factor is not None and gradients:
         torch._foreach_mul_(gradients, factor)
     try:
         for p, value in zip(parameters, wide, strict=True):
             # The old gradient first, the new one last: torch refuses a gradient of another type than its parameter.
             p.grad, p.data = None, value
-        for (p, _), gradient in zip(own, gradients, strict=True):
+        for (p, _), gradient in zip(with_gradient, gradients, strict=True):
             p.grad = gradient
         yield
         few = next((value.dtype for value in stored if narrow(value)), None)
