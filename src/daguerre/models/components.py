@@ -142,7 +142,6 @@ class ComponentLoader:
             return load.load(kind, self.folder(name, self._needed(name)), self.settings.variant, self.options.ignored)
         if resolve.without_weights():
             return load.load(kind, self.base / name)
-        # Built first, to be filled: a single file has no config, and its names are those of another layout.
         path, numbers = self.file(name), load.config(kind, self.base / name)
         if names is not None and names.marks:
             with files.opened(path) as file:
