@@ -4,18 +4,24 @@ only they reach."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import forked_runs
 import numpy as np
 import pytest
+import several_devices
 import torch
 from diffusers import Flux3Transformer2DModel
 from diffusers.modular_pipelines.flux3.before_denoise import _prepare_image_ids
 from diffusers.modular_pipelines.flux3.image_processor import Flux3ImageProcessor
 from flow_runs import SEED, STEPS
 from PIL import Image
+from safetensors.torch import load_file
 from tiny_families import flux3 as tiny
 
+from daguerre.checkpoint.store import Store
 from daguerre.cli import main
 from daguerre.data.images import references
 from daguerre.data.settings import SharedSettings
@@ -134,3 +140,94 @@ def test_a_picture_is_resized_padded_and_cropped_as_the_pipeline_does(count, siz
     found = references.cut(given, frames, SharedSettings())["reference"]
     assert found.shape == wanted.shape[1:]
     assert (found.float() / 127.5 - 1 - wanted[0]).abs().max() <= 2 / 255
+
+
+def recipe(place: Path, base: Path, images: Path, **training: Any) -> dict[str, Any]:
+    """Updates of two samples each, with decay, so that a step without a gradient would show."""
+    model = {"family": "flux3", "pretrained_model_name_or_path": str(base), "references": 2, **tiny.reading()}
+    return {
+        "run_name": "run",
+        "output_dir": str(place),
+        "model": model,
+        "objective": {"name": "flow", "schedule": {"name": "linear_flow", "shift": 6.93}},
+        "data": {"source": "folder", "path": str(images), "resolution": 64, "held_out_fraction": 0},
+        "training": {"global_batch_size": 2, "device": "cpu", "mixed_precision": "no", **training},
+        "optimizer": {"learning_rate": 1e-4, "epsilon": 1e-6, "weight_decay": 0.1},
+        "lr_scheduler": {"warmup": "0 steps"},
+        "logging": {"every": "1 steps", "tensorboard": False},
+        "checkpoint": {"every": "1 steps", "export": False},
+        "validation": {"every": None},
+        "sampling": {"num_images": 0, "prompts": ["a"]},
+    }
+
+
+def trained(place: Path, base: Path, images: Path, *given: str, steps: int = 3) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors of a run's last checkpoint, by file."""
+    place.mkdir(exist_ok=True)
+    (place / "recipe.yaml").write_text(json.dumps(recipe(place, base, images)))
+    assert main.run(["train", str(place / "recipe.yaml"), f"training.duration={steps} steps", *given]) == 0
+    return tensors(place / "run")
+
+
+def tensors(run: Path) -> dict[str, dict[str, torch.Tensor]]:
+    store = Store(run / "checkpoints")
+    return dict(store.load(store.root / store.names()[-1], ["model", "optimizer"]).tensors)
+
+
+def counts(found: dict[str, dict[str, torch.Tensor]]) -> Counter[int]:
+    """Parameters by the number of updates that each has seen."""
+    own = found["optimizer"]
+    numbers = {name.partition(".")[0] for name in own} - {"group"}
+    return Counter(int(own.get(f"{number}.step", torch.zeros(()))) for number in numbers)
+
+
+def test_parameters_that_only_references_reach_take_no_step_without_any(base, images, tmp_path):
+    """Moments, counts and weights: where no sample has any, and where those of some updates have none, also after a
+    resume."""
+    plain = load_file(base / "transformer" / "diffusion_pytorch_model.safetensors")
+    idle = sum("image_cond" in name for name in plain)
+    dropped = trained(tmp_path / "dropped", base, images, "data.reference_dropout=1")
+    for name, weight in plain.items():
+        assert torch.equal(dropped["model"][f"transformer.{name}"], weight) == ("image_cond" in name), name
+    assert counts(dropped) == {0: idle, 3: len(plain) - idle}
+    some = trained(tmp_path / "some", base, images, "data.reference_dropout=0.7", steps=6)
+    (fewer,) = {*counts(some)} - {6}
+    assert counts(some) == {fewer: idle, 6: len(plain) - idle}
+    assert 0 < fewer < 6, "choose another share"
+    trained(tmp_path / "again", base, images, "data.reference_dropout=0.7", steps=3)
+    again = trained(tmp_path / "again", base, images, "data.reference_dropout=0.7", steps=6)
+    for file, expected in some.items():
+        assert all(torch.equal(again[file][name], value) for name, value in expected.items()), file
+
+
+@pytest.mark.long
+def test_accumulation_and_every_mesh_learn_the_same_where_some_updates_have_no_references(base, images, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe(tmp_path, base, images, duration="6 steps") | {"output_dir": None}))
+    given = ["data.reference_dropout=0.7"]
+    meshes = {"one": (1, 1, 1, 1), "data": (2, 2, 1, 1), "fsdp": (2, 1, 2, 1), "tensor": (2, 1, 1, 2)}
+    meshes |= {"both": (4, 1, 2, 2)}
+    plan = []
+    for name, (size, *degrees) in meshes.items():
+        axes = [f"mesh.ici_{axis}_parallelism={n}" for axis, n in zip(("data", "fsdp", "tensor"), degrees, strict=True)]
+        plan.append(forked_runs.run(tmp_path, name, size, *given, *axes, recipe=str(path)))
+    plan.append(forked_runs.run(tmp_path, "single", 1, *given, "training.per_device_batch_size=1", recipe=str(path)))
+    assert several_devices.zeros(forked_runs.together(tmp_path, plan))
+    one = tensors(tmp_path / "one")
+    seen = counts(one)
+    assert len(seen) == 2
+    for name in (*meshes, "single"):
+        other = tensors(tmp_path / name)
+        assert counts(other) == seen, name
+        for key, expected in one["model"].items():
+            torch.testing.assert_close(other["model"][key], expected, rtol=1e-3, atol=1e-6, msg=f"{name}: {key}")
+
+
+@pytest.mark.long
+def test_cached_pictures_and_captions_teach_the_same(base, images, tmp_path):
+    plain = trained(tmp_path / "plain", base, images)["model"]
+    cache = [f"cache.path={tmp_path / 'cache'}", "cache.dtype=float32"]
+    for place in ("filled", "found"):
+        cached = trained(tmp_path / place, base, images, *cache)["model"]
+        for name, expected in plain.items():
+            torch.testing.assert_close(cached[name], expected, rtol=1e-4, atol=1e-6, msg=name)
