@@ -252,7 +252,9 @@ def _unused(root: type[Settings], tree: Tree) -> Iterator[tuple[str, str]]:
     """(setting, why) for what a tree gives although `Settings.unused` says that it has no effect."""
     for path, section in config_fields.sections(root, tree).items():
         given = trees.get(tree, path)
-        if isinstance(given, dict):
+        # Most sections have nothing to say of this, and what looks at them is a large part of reading a recipe.
+        says = section.cls.unused is not Settings.unused or section.cls.unused_when
+        if isinstance(given, dict) and says:
             with suppress(AttributeError, TypeError, ValueError):  # values of a wrong kind: the check says so
                 unused = _unchecked(section.cls, given).unused()
                 yield from ((f"{path}.{name}", why) for name, why in unused.items() if name in given)

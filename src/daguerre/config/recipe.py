@@ -4,6 +4,7 @@ Everything here is torch-free and imports no plug-in; what the keys mean is chec
 """
 
 import difflib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,8 @@ class Layer:
 
 def shipped() -> dict[str, Path]:
     """The recipes of the package by name, sorted."""
-    return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+    names = sorted(name for name in os.listdir(FOLDER) if name.endswith(".yaml"))
+    return {name.removesuffix(".yaml"): FOLDER / name for name in names}
 
 
 def locate(recipe: str, beside: Path | None = None) -> Path:
@@ -47,11 +49,12 @@ def locate(recipe: str, beside: Path | None = None) -> Path:
     The name of a shipped recipe is that recipe; write `./name` for a file or folder that has the same name. A file of
     another trainer that is not there is the shipped recipe that stands for it.
     """
-    known = ", ".join(shipped()) or "none"
+    there = shipped()
+    known = ", ".join(there) or "none"
     if not recipe:
         raise UserError(f"no recipe given. Pass a shipped one ({known}), a YAML file or a run folder", code="missing")
-    if recipe in shipped():
-        return shipped()[recipe]
+    if recipe in there:
+        return there[recipe]
     if address.is_remote(recipe):
         return local_copy.located(recipe) / "config.yaml"
     path = (beside.parent if beside else Path()) / Path(recipe).expanduser()
@@ -65,12 +68,12 @@ def locate(recipe: str, beside: Path | None = None) -> Path:
     if path.is_file():
         return path
     if name := stand_in(recipe):
-        return shipped()[name]
+        return there[name]
     if what := signs.later(recipe):
         raise UserError(f"there is no recipe {recipe!r}, and no recipe is used in its place: {what}", code="unknown")
     if len(Path(recipe).parts) > 1:
         raise UserError(f"{recipe}: no such run folder or recipe file ({path.absolute()})", code="missing")
-    near = difflib.get_close_matches(recipe, shipped(), n=1)
+    near = difflib.get_close_matches(recipe, there, n=1)
     hint = f"Did you mean {near[0]}? `daguerre recipes` lists all." if near else f"The shipped recipes are {known}."
     raise UserError(f"there is no recipe {recipe!r}: no such file or run folder. {hint}", code="unknown")
 
