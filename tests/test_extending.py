@@ -21,7 +21,8 @@ raise SystemExit(cli.run(["train", "quickstart", "run_name=extended", "model.fam
     "objective.name=difference", "adapter.name=biases", "data.source=stripes",
     "data.resolution=16", "training.duration=3 steps",
     "training.global_batch_size=2", "training.per_device_batch_size=2", "lr_scheduler.warmup=1 step",
-    "checkpoint.every=2 steps", "validation.every=2 steps", "validation.num_samples=2", "logging.tensorboard=false"]))
+    "checkpoint.every=2 steps", "validation.every=2 steps", "validation.num_samples=2", "logging.tensorboard=false",
+    "sampling.num_images=1", "sampling.num_inference_steps=2"]))
 """
 
 

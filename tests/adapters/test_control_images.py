@@ -158,7 +158,7 @@ def batches(dataset, images, workers: int, epochs: int = 3):
 STORED, COMPUTED = {"control": None}, {"control": grey.Settings()}
 
 
-@pytest.mark.parametrize("images", [STORED, COMPUTED], ids=["stored", "computed"])
+@pytest.mark.parametrize("images", [STORED, pytest.param(COMPUTED, marks=pytest.mark.long)], ids=["stored", "computed"])
 def test_control_images_follow_their_images_whatever_makes_the_batches(photos, images):
     dataset = opened(photos, images)
     found, skipped = batches(dataset, images, 0)

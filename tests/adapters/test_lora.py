@@ -103,7 +103,7 @@ def errors(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], pl
         assert error <= 1e-6 * effect, name
 
 
-@pytest.mark.parametrize("kind", PIPELINES)
+@pytest.mark.parametrize("kind", ["sd", pytest.param("sdxl", marks=pytest.mark.long)])
 def test_our_export_in_diffusers_is_our_network(kind, pipelines, tmp_path):
     parts = built(kind, pipelines[kind])
     pipe = PIPELINES[kind].from_pretrained(pipelines[kind])
@@ -119,7 +119,7 @@ def test_our_export_in_diffusers_is_our_network(kind, pipelines, tmp_path):
     )
 
 
-@pytest.mark.parametrize("kind", PIPELINES)
+@pytest.mark.parametrize("kind", ["sd", pytest.param("sdxl", marks=pytest.mark.long)])
 def test_merged_is_unmerged_and_what_is_left_are_the_base_s_modules(kind, pipelines):
     parts = built(kind, pipelines[kind])
     names = {name: set(each.state_dict()) for name, each in networks(untouched(kind, pipelines[kind]), kind).items()}

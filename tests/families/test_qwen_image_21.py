@@ -76,6 +76,7 @@ def test_the_pipeline_of_a_run_draws_the_same_image(scale, base, tmp_path):
     assert "negative_prompt='', true_cfg_scale=" in (run / "pipeline" / "README.md").read_text()
 
 
+@pytest.mark.long  # of the quick tests, test_qwen_image.py has one
 def test_a_lora_means_the_same_in_diffusers(base, tmp_path):
     more = ["adapter.name=lora", "adapter.rank=2", "adapter.targets=attention+ff", "optimizer.learning_rate=1"]
     run = trained(tmp_path, base, *more)

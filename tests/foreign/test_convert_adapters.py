@@ -294,6 +294,7 @@ def test_kohyas_controlnet_trains(place, shelf, capsys):
     assert (train("ours.yaml", shelf, "sd", **given) / "diffusion_pytorch_model.safetensors").is_file()
 
 
+@pytest.mark.long  # of the quick tests, kohya's LoRA trains in test_convert_lora.py
 def test_kohyas_tokens_train(place, shelf, capsys):
     converted("x.toml", adapter_configs.KOHYA_TOKENS.replace("toy car", "ty"), capsys)
     assert rows_of(train("ours.yaml", shelf, "sd", **{"data.path": shelf / "images"}))["<toy>"][0] == 2

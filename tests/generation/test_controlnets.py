@@ -97,7 +97,9 @@ CASES: dict[str, tuple[dict[str, float], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=[pytest.mark.long] * (name != "two, all of it")) for name in CASES]
+)
 def test_images_are_those_of_diffusers(case, place, tmp_path):
     kind, folder = place
     strengths, given = CASES[case]

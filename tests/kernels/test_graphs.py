@@ -86,8 +86,8 @@ def breaks(function, *args, **kwargs):
 @pytest.mark.parametrize(
     "made",
     [
-        unet, unet_with_lora, unet_with_lora_as_on_a_gpu, unet_of_8_bits_with_lora, sdxl, stage_c, stage_b,
-        autoencoder,
+        *(pytest.param(made, marks=pytest.mark.long) for made in (unet, unet_with_lora, sdxl)),
+        unet_with_lora_as_on_a_gpu, unet_of_8_bits_with_lora, stage_c, stage_b, autoencoder,
     ],
 )  # fmt: skip
 def test_every_kind_of_block_is_one_graph(made):
@@ -115,6 +115,7 @@ def test_every_kind_of_block_is_one_graph(made):
             assert operators > 2
 
 
+@pytest.mark.long  # of the quick tests, every kind of block is one graph, which is what is compiled
 def test_a_whole_unet_is_one_graph():
     net, given, _ = unet()
     kernels.layout([net], fused=True, last=True)

@@ -38,7 +38,9 @@ def test_a_tiny_run_takes_what_was_predicted():
     compare("quickstart", *TINY, "training.global_batch_size=6", "training.gradient_checkpointing=true")
 
 
-@pytest.mark.parametrize(("given", "left"), [([], set()), (["cache.images=false"], {"vae"})])
+@pytest.mark.parametrize(
+    ("given", "left"), [pytest.param([], set(), marks=pytest.mark.long), (["cache.images=false"], {"vae"})]
+)
 def test_on_a_cache_there_are_no_encoders(capsys, given, left):
     """Nor what they take while they encode: as if they were not in the loss."""
     parts = [*(each for each in TINY if "checked" not in each), "data.source=folder", "data.path=x"]

@@ -76,7 +76,7 @@ def test_a_trained_encoder_reads_no_more_padding_than_the_longest_text_needs():
         assert torch.equal(own.tokens(texts)["ids"], expected)
 
 
-@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_two_threads_read_as_one_does(long):
     """The loader's thread reads captions for training while another reads prompts, and asks which are cut."""
     encoder = SimpleNamespace(device=torch.device("cpu"))

@@ -37,7 +37,8 @@ def controls(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", ["sd", pytest.param("sdxl", marks=pytest.mark.long)])
+@pytest.mark.long  # of the quick tests, the one below replays what the script wrote
+@pytest.mark.parametrize("family", ["sd", "sdxl"])
 def test_training_is_that_of_diffusers(family: str, tmp_path: Path) -> None:
     base, start = controlnet_scripts.start(family, tmp_path)
     recipe = {

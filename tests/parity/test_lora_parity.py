@@ -69,9 +69,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "script", [pytest.param(name, marks=[] if len(name) < 30 else [pytest.mark.long]) for name in CASES]
-)
+@pytest.mark.long  # of the quick tests, test_adapter_scripts.py replays what the first of them wrote
+@pytest.mark.parametrize("script", CASES)
 def test_equal_to_the_published_formulas(script: str, tmp_path: Path) -> None:
     family, encoders = CASES[script]
     base = WRITERS[family](tmp_path / "model")
@@ -84,7 +83,8 @@ def test_equal_to_the_published_formulas(script: str, tmp_path: Path) -> None:
     assert max(found.values()) <= 1e-6, found
 
 
-@pytest.mark.parametrize("family", ["sd", pytest.param("sdxl", marks=pytest.mark.long)])
+@pytest.mark.long  # of the quick tests, test_dreambooth_parity.py has the loss
+@pytest.mark.parametrize("family", ["sd", "sdxl"])
 def test_dreambooth_with_a_lora_is_the_published_loss(family: str, tmp_path: Path) -> None:
     base = WRITERS[family](tmp_path / "model")
     members = sources(tmp_path)

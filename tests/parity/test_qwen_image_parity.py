@@ -95,7 +95,9 @@ def ours(family: str, base: Path, place: Path) -> Recorded:
 
 
 @pytest.mark.parametrize(
-    ("tiny", "kind"), [(qwen_image_21, QwenImage21Pipeline), (qwen_image, QwenImagePipeline)], ids=["2.1", "first"]
+    ("tiny", "kind"),
+    [(qwen_image_21, QwenImage21Pipeline), pytest.param(qwen_image, QwenImagePipeline, marks=pytest.mark.long)],
+    ids=["2.1", "first"],
 )
 def test_training_is_that_of_the_stock_parts(tiny, kind, tmp_path):
     base = tiny.write(tmp_path / "base")

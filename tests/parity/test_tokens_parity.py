@@ -16,7 +16,10 @@ RATE = 5e-3
 SETTINGS: dict[str, Any] = {"name": "tokens", "placeholder_token": "<toy>", "initializer_token": "a", "num_vectors": 2}
 
 
-@pytest.mark.parametrize(("loss_of", "most"), [(lambda m: m.by_formula, 0.0), (lambda m: m.by_scheduler, 1e-5)])
+@pytest.mark.parametrize(
+    ("loss_of", "most"),
+    [(lambda m: m.by_formula, 0.0), pytest.param(lambda m: m.by_scheduler, 1e-5, marks=pytest.mark.long)],
+)
 def test_rows_and_losses_are_those_of_diffusers_script(loss_of: Any, most: float, tmp_path: Path) -> None:
     """By the formula to the bit; by diffusers' scheduler, whose noise levels are float32, up to their rounding."""
     folder = write_sd(tmp_path / "model")

@@ -60,7 +60,8 @@ def command(place: Place, cache: Path, *verb: str) -> list[str]:
     return ["cache", *verb, str(place.recipe), f"output_dir={place.folder}", *place.given(f"cache.path={cache}")]
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long  # of the quick tests, the verbs mend what is damaged
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_run_goes_on_to_the_same_weights(place, cache, capsys, workers):
     name = f"hurt{workers}"
     assert place.train(name, f"cache.path={cache}", f"loader.num_workers={workers}") == errors.DONE

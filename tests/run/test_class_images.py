@@ -156,6 +156,7 @@ def test_networks_from_elsewhere_draw_other_images(given, tmp_path):
             draw(given, *more)
 
 
+@pytest.mark.long  # of the quick tests, networks from elsewhere draw
 def test_a_run_that_starts_from_anothers_weights_draws_with_these(given, tmp_path):
     assert train(given, "optimizer.learning_rate=0.1", "ema.enabled=false") == errors.DONE
     begun = [f"init_from={tmp_path / 'out' / 'sd15_dreambooth'}", "run_name=second"]

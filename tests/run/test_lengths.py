@@ -87,6 +87,7 @@ def test_after_another_batch_all_lengths_are_counted_in_samples(place, capsys):
     assert "this run is finished: 15 updates" in capsys.readouterr().out
 
 
+@pytest.mark.long  # of the quick tests, lengths are counted after another batch and more pictures
 def test_after_another_data_set_epochs_are_of_the_size_of_their_time(place):
     assert place.train("1 epochs") == errors.DONE
     (first,) = place.steps

@@ -209,12 +209,10 @@ def test_other_meshes_learn_what_one_process_does(place, meshes):
         assert all((exported[key] - of_one[key]).abs().max() < 2e-6 for key in of_one), name
 
 
+@pytest.mark.long  # of the quick tests, test_precision_runs.py computes again, and test_train.py cuts a batch
 @pytest.mark.parametrize(
     "given",
-    [
-        ["training.gradient_checkpointing=true"],
-        pytest.param(["training.per_device_batch_size=4"], marks=pytest.mark.long),
-    ],
+    [["training.gradient_checkpointing=true"], ["training.per_device_batch_size=4"]],
     ids=["gradient checkpointing", "micro-batches"],
 )
 def test_what_only_says_how_to_compute_changes_nothing(place, given, request):

@@ -83,6 +83,7 @@ def single(folder: Path, name: str, masks, *overrides: str) -> Runs:
     return runs
 
 
+@pytest.mark.long  # of the quick tests, objectives/test_masked_loss.py has the loss
 def test_white_masks_teach_the_same_weights_to_the_bit_and_black_ones_a_share_of_the_loss(tmp_path):
     plain, all_white = single(tmp_path, "plain", white), single(tmp_path, "white", white, "objective.mask={}")
     dark = single(tmp_path, "black", black, "objective.mask.outside_weight=0.25", "validation.every=1 steps")

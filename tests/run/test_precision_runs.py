@@ -53,6 +53,7 @@ def test_frozen_networks_in_bf16_move_losses_a_little_and_no_weight_of_theirs(tm
     assert drawn.read_bytes() == sample.read_bytes()
 
 
+@pytest.mark.long  # of the quick tests, the one above draws again
 def test_what_a_run_of_16_bit_weights_drew_is_drawn_again_by_generate(tmp_path):
     given = ["training.weights_dtype=bfloat16", "ema.enabled=false", 'sampling.prompts=["a red star"]']
     assert train(tmp_path, *SHORT, "training.duration=1 step", "lr_scheduler.warmup=0 steps", *given) == errors.DONE

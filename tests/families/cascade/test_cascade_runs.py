@@ -60,7 +60,8 @@ def generate(*given: Any) -> None:
     assert main.run(["generate", *map(str, given)]) == errors.DONE
 
 
-@pytest.mark.parametrize(("what", "at"), [("save", 2), pytest.param("update", 5, marks=pytest.mark.long)])
+@pytest.mark.long  # of the quick tests, test_recipes_train.py kills a run of Stage B
+@pytest.mark.parametrize(("what", "at"), [("save", 2), ("update", 5)])
 def test_killed_it_ends_equal_to_the_bit(place, monkeypatch, what, at):
     """Weights, averages, moments, the table of adaptive weights, metrics, images and the export."""
     owner: Any = {"save": trainer, "update": step}[what]

@@ -90,6 +90,7 @@ def test_killed_at_random_moments_it_ends_equal_to_the_bit(place):
     place.assert_kills_change_nothing()
 
 
+@pytest.mark.long  # of the quick tests, run/test_controlnet_runs.py starts from a run
 def test_a_run_is_where_another_one_starts(place):
     """Also as a file; what the file tells is not asked for again."""
     for name, start in (("further", place.folder / "whole"), ("further_still", file(place, "whole"))):
