@@ -55,7 +55,7 @@ class Guard:
             self._in_a_row += 1
             # The longest row, not the present one: it may have begun and ended between two readings.
             self._longest = max(self._longest, self._in_a_row)
-            in_order = torch.cat(seen).tolist() if seen else []  # read for updates that failed alone
+            in_order = torch.cat(seen).tolist() if seen else []  # read only where an update failed
             self._culprits.append((step, names, [name for name, own in zip(names, in_order, strict=False) if not own]))
         self._unread.clear()
         return self._steps, self._in_a_row

@@ -36,8 +36,8 @@ TRUE_CFG: dict[str, Any] = {
     "example": _EXAMPLE.replace("{call}", "negative_prompt={negative!r}, true_cfg_scale={scale}, {call}"),
     "unknown": ("guidance_scale", "guidance_rescale", "negative_prompt"),
 }
-"""Of a `PipelineExporter` for pipelines whose guidance_scale is that of distilled networks: classifier-free guidance is
-another argument there, which acts where a negative prompt is given."""
+"""Fields of a `PipelineExporter` for pipelines whose guidance_scale is that of distilled networks: classifier-free
+guidance is another argument there, which acts where a negative prompt is given."""
 _ALWAYS, _AT_TIMES = ("num_inference_steps", "guidance_scale"), ("guidance_rescale", "negative_prompt", "eta")
 """Settings that a call of a pipeline is given, and those that it is given where they are not the usual ones."""
 _ABSENT = ("feature_extractor", "image_encoder")

@@ -18,7 +18,8 @@ class TextToImage(QwenImage21Transformer2DModel):
     """The transformer of Qwen-Image-2.1. The sequence is text, of which each token sees those before it, and behind it
     the image, which sees all. Text is modulated as at time 0, so it does not depend on the noise level."""
 
-    @wraps(QwenImage21Transformer2DModel.__init__)
+    # Under the library's signature: configs read their numbers off it.
+    @wraps(QwenImage21Transformer2DModel.__init__)  # type: ignore[misc]
     def __init__(self: Any, *args: Any, **numbers: Any) -> None:
         super().__init__(*args, **numbers)
         for block in self.transformer_blocks:
