@@ -141,6 +141,18 @@ def test_nothing_but_a_config(tmp_path: Path) -> None:
         assert none in words
 
 
+def test_a_run_that_draws_nothing_has_no_place_for_images(tmp_path: Path) -> None:
+    """An autoencoder: its samples have no noise, so one curve of the loss is all there is."""
+    (tmp_path / "config.yaml").write_text("run_name: fresh\nsampling: {num_images: 0}\n", encoding="utf-8")
+    file = MetricsFile(tmp_path / "metrics" / "metrics.jsonl")
+    for step in (10, 20):
+        file.write(step, 32 * step, {"learning/loss": 0.5, "learning/loss_quartile_0": 0.5})
+    file.close()
+    words = sound(tmp_path).words()
+    assert "images yet" not in words
+    assert "noise quartile" not in words
+
+
 def test_one_line_of_metrics_is_a_dot(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics" / "metrics.jsonl")
     file.write(10, 320, {"learning/loss": 0.5, "learning/nonfinite_steps": 0, "learning/current_learning_rate": 0.0})

@@ -22,6 +22,8 @@ def charts(run: Run) -> list[Html]:
     tables = {name.split("/")[1] for name in _names(run, "evaluation/")}
     labels = {name: " ".join(name.split("/")[1 + (len(tables) == 1) :]) for name in _names(run, "evaluation/")}
     shares = _ordered(run, labels, dots=True, factor=100)
+    # Of an objective without noise all samples are in one quarter: its curve would be the loss once more.
+    noisy = [one for one in _ordered(run, quartiles, smoothed=True) if one.xs]
     found = [
         chart("Loss", "mean over samples", [*_smoothed(run, "learning/loss"), validation], log=True),
         chart(
@@ -30,7 +32,7 @@ def charts(run: Run) -> list[Html]:
             _ordered(run, {name: _place(i, len(levels)) for i, name in enumerate(levels)}, dots=True),
             log=True,
         ),
-        chart("Training loss by noise quartile", "smoothed", _ordered(run, quartiles, smoothed=True), log=True),
+        chart("Training loss by noise quartile", "smoothed", noisy, log=True) if len(noisy) > 1 else None,
         chart("Evaluation", "per cent", shares) if any(len(one.xs) > 1 for one in shares) else None,
         chart("Gradient norm", "before clipping", _smoothed(run, "learning/gradient_norm"), log=True),
         chart("Learning rate", "per update", [rate], zero=True),

@@ -51,10 +51,11 @@ def _sections(run: Run) -> list[Html]:
     none = "No numbers yet: the first come with the first logging interval."
     curves = element("div", *drawn, class_="charts") if drawn else element("p", none, class_="note")
     measured, nothing = evaluations.tables(run), element("p", "Nothing was evaluated yet.", class_="note")
+    none_drawn = element("p", "No images yet: they come with the first save.", class_="note")
     found = [
         ("Result", results(run) or (nothing if measured is None else None)),
         ("Measured by daguerre evaluate", measured),
-        ("Images", evolution(run) or element("p", "No images yet: they come with the first save.", class_="note")),
+        ("Images", evolution(run) or (none_drawn if run.setting("sampling.num_images") != 0 else None)),
         ("With the adapter at other strengths", by_strength(run)),
         ("Curves", curves),
         ("Skipped", facts.skipped(run)),
