@@ -10,13 +10,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from transformers import CLIPVisionModelWithProjection
 
-from daguerre.families.cascade import export, facts, net, sizes
+from daguerre.families.cascade import export, facts, net, numbered_loras, sizes
 from daguerre.families.cascade import load as cascade_load
 from daguerre.families.cascade.codec import Compressed, Decoder, Generated, Preview
 from daguerre.families.cascade.controlnets.beside_stage_c import OfStageC
 from daguerre.families.cascade.decoding import DecodingSettings, Stages
 from daguerre.families.cascade.image_prompts import ImagePrompts
-from daguerre.families.cascade.numbered_loras import StageCLoras
 from daguerre.families.cascade.settings import READS, STABILITY, CascadeSettings
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
@@ -28,7 +27,7 @@ from daguerre.settings import FREE, Unused
 from daguerre.types import IMAGE_PROMPT
 
 FACTS = facts.FACTS
-NUMBERED_LORAS = StageCLoras()
+NUMBERED_LORAS = numbered_loras
 
 
 class Settings(CascadeSettings):

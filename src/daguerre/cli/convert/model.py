@@ -75,7 +75,7 @@ def checked(target: str, options: Options) -> Path:
         raise UserError(
             f"{', '.join(idle)}: only for a single-file checkpoint; remove it", code="unused", setting=idle[0]
         )
-    is_pickled = source.is_dir() or single_files.is_pickled(source)
+    is_pickled = source.is_dir() or source.suffix in single_files.PICKLED
     if is_pickled and not options.pickled_weights:
         raise UserError(
             f"{source} is pickled: pickled_weights=true reads only its tensors and runs no code from it",

@@ -11,7 +11,9 @@ import torch
 from daguerre.checkpoint.atomic import make_folder, write_atomically
 from daguerre.checkpoint.safetensors import encode
 from daguerre.families.cascade import files as cascade_files
-from daguerre.families.stable_diffusion.single_file import configs, load, save
+from daguerre.families.stable_diffusion.single_file import configs, save
+from daguerre.families.stable_diffusion.single_file.load import PICKLED as PICKLED
+from daguerre.families.stable_diffusion.single_file.load import convert as convert
 from daguerre.models.export import of_authors
 from daguerre.models.weights import files
 
@@ -62,19 +64,6 @@ def write_network(
     tensors = {name: files.cast(tensor, dtype) for name, tensor in network.items()}
     make_folder(path.parent)
     write_atomically(path, encode(tensors, {}))
-
-
-def convert(
-    source: Path, fresh: Path, weights: str, prediction_type: str | None, ignored: Sequence[str] = ()
-) -> list[str]:
-    """Fills the empty folder `fresh` with the model in a single file, in diffusers' layout; returns messages for the
-    user. `weights`: raw, or ema, the averaged ones of a file that holds both. UserError for a file of another model."""
-    return load.convert(source, fresh, weights, prediction_type, ignored)
-
-
-def is_pickled(path: Path) -> bool:
-    """True of a file whose name says that it is pickled."""
-    return path.suffix in load.PICKLED
 
 
 def clip_words(architecture: str, tokenizer: str) -> dict[str, bytes]:
