@@ -1,10 +1,11 @@
 """List the shipped recipes, print one, or an annotated template.
 
-usage: daguerre recipes [NAME | --schema | --template [section=plug-in ...]]
+usage: daguerre recipes [NAME | --cards | --schema | --template [section=plug-in ...]]
 
   daguerre recipes                      the shipped recipes and what each is for
   daguerre recipes quickstart           print one, to read it or to start from it:
   daguerre recipes quickstart > my.yaml
+  daguerre recipes --cards              which recipe trains on which card, as a table (docs/recipes.md)
   daguerre recipes --template           an annotated recipe with every setting and its default
   daguerre recipes --template objective=flow data=shapes
   daguerre recipes --schema             JSON Schema for editors:
@@ -19,7 +20,7 @@ import sys
 from pathlib import Path
 
 from daguerre import plugins
-from daguerre.config import fields, overrides, recipe, schema
+from daguerre.config import cards, fields, overrides, recipe, schema
 from daguerre.config.config import Config
 from daguerre.errors import UserError
 from daguerre.formatting import beside
@@ -30,14 +31,16 @@ PREFERRED = {"families": "sd", "objectives": "v", "adapters": "full", "sources":
 
 def run(arguments: list[str]) -> int:
     """Exit code 0; UserError for a recipe or plug-in that does not exist."""
-    given = overrides.split(arguments, flags=("--schema", "--template"))
+    given = overrides.split(arguments, flags=("--cards", "--schema", "--template"))
     if len(given.flags) + bool(given.recipe) > 1:
-        raise UserError("give one of NAME, --schema and --template at a time", code="conflict")
+        raise UserError("give one of NAME, --cards, --schema and --template at a time", code="conflict")
     if given.overrides and "--template" not in given.flags:
         raise UserError(
             f"only --template takes {given.overrides[0]}: a recipe is printed as its file has it", code="unused"
         )
-    if "--schema" in given.flags:
+    if "--cards" in given.flags:
+        print(cards.table())
+    elif "--schema" in given.flags:
         print(json.dumps(schema.json_schema(), indent=2, ensure_ascii=False))
     elif "--template" in given.flags:
         print(schema.template(_choices(given.overrides)), end="")

@@ -1,0 +1,87 @@
+"""The table of which recipe trains on which card, as Markdown, from the line Hardware of the recipes' headers.
+
+What a header says of a card is held to `daguerre plan` by tests/test_recipes_docs.py.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from daguerre import trees
+from daguerre.config import recipe
+
+CARDS_GB = (8, 12, 16, 24, 48, 80)
+"""Memory of the cards of the table, as they are sold: a card of 8 GB has 8 x 2^30 bytes."""
+_OPTION = re.compile(r"\bof (\d+) GB(?: \([^)]*\))?(?: with ((?:these and )?(?:[\w.]+=\S+ ?)+))?")
+_MEMORY = re.compile(r"= (\d+) GB")
+
+
+class Option(NamedTuple):
+    """A card that a recipe has room on, and the settings with which it has."""
+
+    card_gb: int
+    settings: str
+    """Overrides as on a command line; empty for the recipe as it is."""
+
+
+def options(path: Path) -> list[Option]:
+    """The cards that the header of a recipe names, the recipe as it is first; [] for one that needs none."""
+    found: list[Option] = []
+    for size, given in _OPTION.findall(_line(path, "Hardware")):
+        settings = " ".join(word.rstrip(",;") for word in given.split())
+        if settings.startswith("these and "):
+            settings = f"{found[-1].settings} {settings.removeprefix('these and ')}"
+        found.append(Option(int(size), settings))
+    return found
+
+
+def table() -> str:
+    """The table with its numbered settings."""
+    rows, notes = list[str](), dict[str, int]()
+    for family, each in _by_family().items():
+        for name, path in each.items():
+            cells = [_cell(options(path), card_gb, notes) for card_gb in CARDS_GB]
+            memory = match[1] if (match := _MEMORY.search(_line(path, "Memory"))) else ""
+            rows.append(f"| `{family}` | `{name}` | {memory} | {' | '.join(cells)} |")
+    cards = " | ".join(f"{card_gb} GB" for card_gb in CARDS_GB)
+    head = [f"| family | recipe | needs GB | {cards} |", f"|{'---|' * (len(CARDS_GB) + 3)}"]
+    return "\n".join([*head, *rows, "", *(f"{number}. `{settings}`" for settings, number in notes.items())])
+
+
+def _cell(known: list[Option], card_gb: int, notes: dict[str, int]) -> str:
+    """The first of the options that has room: headers have the recipe as it is first, then what changes it more."""
+    settings = next((option.settings for option in known if option.card_gb <= card_gb), None)
+    if settings is None:
+        return "-"
+    return f"with {notes.setdefault(settings, len(notes) + 1)}" if settings else "yes"
+
+
+def _by_family() -> Mapping[str, Mapping[str, Path]]:
+    """The recipes that name a card and train, by family."""
+    found: dict[str, dict[str, Path]] = {}
+    for name, path in recipe.shipped().items():
+        tree: trees.Tree = {}
+        for layer in recipe.layers(name):
+            tree = trees.merge(tree, layer.tree)
+        if options(path) and str(trees.get(tree, "training.duration")) != "0 steps":
+            found.setdefault(str(trees.get(tree, "model.family")), {})[name] = path
+    return dict(sorted(found.items()))
+
+
+def _line(path: Path, name: str) -> str:
+    """A line of a header with those that continue it; empty for a header that lacks it."""
+    words: list[str] = []
+    for line in _comments(path):
+        if re.match(r"\w+:", line) and words:
+            break
+        if line.startswith(f"{name}:") or words:
+            words.append(line)
+    return " ".join(words)
+
+
+def _comments(path: Path) -> Iterator[str]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            return
+        yield line.removeprefix("#").strip()
