@@ -70,6 +70,7 @@ def test_the_same_command_again_keeps_everything(place, capsys):
     assert before == {path.name: (path.read_bytes(), path.stat().st_ino) for path in (place / "out").glob("*.tar*")}
 
 
+@pytest.mark.long  # of the quick tests, a packing that is killed ends as one process packs
 def test_two_packings_are_equal_to_the_byte_whatever_the_processes(place):
     data_sets.shards(place / "raw")
     assert pack("raw", "-o", "one", "shard_samples=7", "processes=1") == 0

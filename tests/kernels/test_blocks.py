@@ -57,6 +57,7 @@ def compiler(monkeypatch):
     return counter
 
 
+@pytest.mark.long  # of the quick tests, a copy computes with its own weights
 def test_blocks_that_are_alike_share_code_and_what_is_not_trained_is_not_compiled(compiler):
     net = UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH).train()
     there = blocks.compile_blocks(net, BLOCKS, CPU)

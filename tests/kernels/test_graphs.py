@@ -83,11 +83,15 @@ def breaks(function, *args, **kwargs):
     return found.graph_break_count, [reason.reason for reason in found.break_reasons], found.op_count
 
 
+UNETS = (unet, unet_with_lora, unet_with_lora_as_on_a_gpu, sdxl)
+"""Of these `make test` has the one that has most of them in it, a UNet of few bits with a LoRA."""
+
+
 @pytest.mark.parametrize(
     "made",
     [
-        *(pytest.param(made, marks=pytest.mark.long) for made in (unet, unet_with_lora, sdxl)),
-        unet_with_lora_as_on_a_gpu, unet_of_8_bits_with_lora, stage_c, stage_b, autoencoder,
+        *(pytest.param(made, marks=pytest.mark.long) for made in UNETS),
+        unet_of_8_bits_with_lora, stage_c, stage_b, autoencoder,
     ],
 )  # fmt: skip
 def test_every_kind_of_block_is_one_graph(made):

@@ -150,7 +150,8 @@ def test_equal_to_diffusers_own_calls(recorded):
     assert max(found["weights"], found["ema"]) <= 1e-6, found
 
 
-@pytest.mark.parametrize("name", [pytest.param("SD 1.x, eps", marks=pytest.mark.long), "SDXL, sizes"])
+@pytest.mark.long  # of the quick tests, tests/kernels has each kernel against what it stands for
+@pytest.mark.parametrize("name", ["SD 1.x, eps", "SDXL, sizes"])
 def test_fast_kernels_give_the_same_numbers_but_for_rounding(tmp_path, name):
     case = CASES[name]
     folder = case.write(tmp_path / "model")

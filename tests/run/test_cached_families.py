@@ -89,9 +89,10 @@ CASES = [
 ]
 
 
+@pytest.mark.long  # of the quick tests, test_cached_runs.py has one family
 @pytest.mark.parametrize(
     ("family", "given", "halves", "notice"),
-    [CASES[0], *(pytest.param(*case.values, id=case.id, marks=pytest.mark.long) for case in CASES[1:])],
+    CASES,
 )
 def test_a_family_learns_the_same_on_a_cache(tmp_path, capsys, family, given, halves, notice):
     runs = Runs(tmp_path, family)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from tiny_runs import assert_equal, outcome, train
 
@@ -22,6 +23,7 @@ class Around(DiffusionWrapper):
         return self.inner.loss(nets, example)
 
 
+@pytest.mark.long  # of the quick tests, the one below compares what a run is made of
 def test_a_run_is_that_of_the_inner_objective_to_the_bit(tmp_path: Path, monkeypatch) -> None:
     given = ["objective.weighting.name=adaptive", "model.noise_conditioning=flow_time"]
     given += ["training.duration=4 steps", "checkpoint.every=4 steps"]
