@@ -194,7 +194,13 @@ def test_recipes_of_loras_size_themselves_by_the_pictures(recipe, pictures, samp
     epoch = source.repeats * pictures
     assert epoch >= config.training.global_batch_size
     sized, notices = lengths.fixed(config, {}, epoch, config.training.global_batch_size)
-    assert not notices
+    (said,) = notices
+    length = f"training.duration is {sized.training.duration}, of '4 epochs up to 64k samples'"
+    assert said.startswith(f"by the size of the data: {length}; checkpoint.every is ")
+    known = lengths.recorded(sized)
+    assert not lengths.fixed(config, known, epoch, config.training.global_batch_size)[1], (
+        "said at the first start alone"
+    )
     assert Pace.of(4, epoch).steps(sized.training.duration) * 4 == samples
     every = Pace.of(4, epoch).steps(sized.checkpoint.every)
     assert 4 <= -(-samples // 4 // every) <= 8

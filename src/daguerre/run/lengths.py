@@ -29,9 +29,9 @@ def fixed(
     config: Config, known: Mapping[str, str], samples_per_epoch: int | None, batch: int
 ) -> tuple[Config, list[str]]:
     """The config with lengths that no longer depend on the data: those of the run (`known`), or of today's data for a
-    fresh one; and a line for each that is another one than today's data would give. `samples_per_epoch` is None for a
-    source without epochs, whose lengths are the limits."""
-    notices = []
+    fresh one; and a line for those of a fresh one, and for each that is another one than today's data would give.
+    `samples_per_epoch` is None for a source without epochs, whose lengths are the limits."""
+    notices, sized = [], []
     for place, own in _lengths(config):
         if own.at_most is not None:
             section, _, field = place.partition(".")
@@ -43,9 +43,11 @@ def fixed(
                     f"{place} stays {str(plain)!r}, which this run was begun with: {str(own)!r} would be "
                     f"{str(today)!r} today, and only a length without `up to` changes it"
                 )
+            if place not in known:
+                sized.append(f"{place} is {plain}, of {str(own)!r}")
             changed = getattr(config, section).model_copy(update={field: plain})
             config = config.model_copy(update={section: changed})
-    return config, notices
+    return config, [*([f"by the size of the data: {'; '.join(sized)}"] if sized else []), *notices]
 
 
 def _lengths(config: Config) -> Iterator[tuple[str, Duration]]:
