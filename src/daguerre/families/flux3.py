@@ -172,6 +172,7 @@ def load(settings: Settings, seed: int) -> Family:
     check_fits("transformer", transformer, decided)
     for block in transformer.mode_blocks[_OF_REFERENCES]:
         block.attn.set_processor(_OfReferences())
+        block.ff.register_forward_pre_hook(_rows)
     jumps, read = transformer.config.flow_map, f"text_encoder_out_layers={chosen}"
     of_references = frozenset(name for name, _ in transformer.named_parameters() if _OF_REFERENCES in name)
     known = replace(TRANSFORMER, unread=of_references)
@@ -212,9 +213,16 @@ class _OfReferences(Flux3AttnProcessor):
         if hidden_states.shape[1]:
             found: Tensor = super().__call__(attn, hidden_states, attention_mask, image_rotary_emb)
             return found
-        q, k, v = (layer(hidden_states) for layer in (attn.to_q, attn.to_k, attn.to_v))
+        (rows,) = _rows(attn, (hidden_states,))
+        q, k, v = (layer(rows) for layer in (attn.to_q, attn.to_k, attn.to_v))
         heads = (norm(x.unflatten(-1, (-1, attn.head_dim)).float()) for norm, x in ((attn.norm_q, q), (attn.norm_k, k)))
-        return attn.to_out[0](v + sum(heads).flatten(2).to(v))
+        return attn.to_out[0](v + sum(heads).flatten(1).to(v))
+
+
+def _rows(layer: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The input of a layer without the dim of samples where there is no token: a layer that a mesh has split along its
+    rows cannot shape nothing. What it gives is the same nothing for all samples."""
+    return inputs if inputs[0].shape[1] else (inputs[0].flatten(0, 1),)
 
 
 def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
