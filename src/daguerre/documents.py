@@ -8,6 +8,9 @@ from pydantic import ValidationError
 
 from daguerre.regular import check_regular
 
+MISREAD = (OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError)
+"""What libraries raise that take the files of a network for what they should be, and find JSON of another form."""
+
 
 def parse(text: bytes | str) -> Any:
     """The content of a JSON text. ValueError for a text that is not JSON, also for one that is nested so deeply that

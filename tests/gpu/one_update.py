@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 PINNED = fake_cuda.pretend()
 
 from daguerre.assembly import parts as build  # noqa: E402
+from daguerre.assembly import roles  # noqa: E402
 from daguerre.assembly.batch_sizes import batch_sizes  # noqa: E402
 from daguerre.assembly.parts import Components  # noqa: E402
 from daguerre.bench import inputs  # noqa: E402
@@ -121,6 +122,7 @@ def update(recipe: str, overrides: list[str]) -> dict[str, Any]:
         on_the_device([*parts.family.components.values(), parts.net])
         parts.numerics.store(parts.net, parts.attached.float32)
         state = build.begin(config, parts)
+        parts = roles.in_training(parts, state)
 
         def updates() -> Any:
             while True:

@@ -96,6 +96,7 @@ def check(name, result):
     assert result["misplaced"] == [], "fused kernels walk weights and moments as they lie in memory"
     assert result["one_pass"] == result["adamw"], "every parameter of AdamW is moved by the kernel of one launch"
     launches = sum(result["kernels"].values())
+    assert name in LAUNCHES, f"a recipe that is new: python tests/gpu/record.py {name}"
     assert launches <= MORE * LAUNCHES[name], f"{launches} launches an update, more than kernels.json has: {result}"
 
 

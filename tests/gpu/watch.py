@@ -81,6 +81,8 @@ class Watch(TorchDispatchMode):
                 self.waited(f"host to device, {how} {tuple(source.shape)} {source.dtype}")
 
     def _without_memory(self, each: Any) -> Any:
+        if isinstance(each, FakeTensor):
+            each.constant = None  # numbers of Python, which torch would copy to the device that is not there
         plain = isinstance(each, Tensor) and not isinstance(each, FakeTensor)
         return self._fake.from_tensor(each) if plain else each
 

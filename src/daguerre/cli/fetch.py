@@ -21,7 +21,6 @@ goes on where it was stopped, and checks every byte.
 Models whose licence must be accepted need a token of yours in the environment: HF_TOKEN. HF_ENDPOINT names a mirror.
 """
 
-import json
 import os
 import re
 import shutil
@@ -35,7 +34,7 @@ import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub import errors as hub
 
-from daguerre import digests
+from daguerre import digests, documents
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 from daguerre.cli import fetch_files
 from daguerre.cli.convert import options as given
@@ -200,9 +199,10 @@ def claim(request: Request, out: Path, listing: Listing, choice: Choice) -> None
 
 def _read_note(out: Path) -> dict[str, Any] | None:
     try:
-        return dict(json.loads((out / NOTE).read_bytes()))
+        found = documents.read_object(out / NOTE)
     except (OSError, ValueError):
         return None
+    return found if isinstance(found.get("files", {}), dict) else None
 
 
 def write_note(request: Request, out: Path, listing: Listing, choice: Choice, complete: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from daguerre import digests
+from daguerre import digests, documents
 from daguerre.conditions.condition import ConditionSettings
 from daguerre.errors import Code, UserError
 from daguerre.regular import check_regular
@@ -106,7 +106,7 @@ def _opened(path: str, digest: str | None, name: str, model_class: str, types: t
         model, info = getattr(transformers, model_class).from_pretrained(
             folder, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True
         )
-    except (OSError, ValueError, RuntimeError, StrictDataclassError) as error:
+    except (*documents.MISREAD, StrictDataclassError) as error:
         raise fault(name, f"{folder} cannot be read as a {model_class}: {str(error)[:300]}", "damaged") from error
     if missing := sorted([*info["missing_keys"], *info["mismatched_keys"]]):
         what = f"{folder} lacks {len(missing)} of the network's weights, such as {missing[0]}"

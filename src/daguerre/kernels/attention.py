@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from daguerre import user_cache
+from daguerre import documents, user_cache
 
 KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -54,15 +54,19 @@ def choose(question: Question, measure: Callable[[str], float | None]) -> str:
     """The fastest kernel: as it was found before, or by `measure` (seconds; None for one that cannot)."""
     text = json.dumps(asdict(question), sort_keys=True)
     place = user_cache.folder() / "attention" / hashlib.sha256(text.encode()).hexdigest()[:32]
-    with suppress(FileNotFoundError):
-        return _read(place)
+    if (known := _read(place)) is not None:
+        return known
     seconds = {name: found for name in KERNELS if (found := measure(name)) is not None}
     best = min(seconds, key=lambda name: seconds[name]) if seconds else "math"
     return _first(place, {"kernel": best, "seconds": seconds, "question": asdict(question)})
 
 
-def _read(place: Path) -> str:
-    name = json.loads(place.read_text(encoding="utf-8"))["kernel"]
+def _read(place: Path) -> str | None:
+    """The kernel that was found before; None where nothing was, or the file is damaged."""
+    try:
+        name = str(documents.read_object(place)["kernel"])
+    except (OSError, ValueError, KeyError):
+        return None
     return name if name in KERNELS else "math"
 
 
@@ -74,9 +78,12 @@ def _first(place: Path, answer: dict[str, Any]) -> str:
     try:
         with suppress(FileExistsError):
             os.link(own, place)
+        if (held := _read(place)) is None:  # damaged
+            os.replace(own, place)
+            return str(answer["kernel"])
+        return held
     finally:
-        own.unlink()
-    return _read(place)
+        own.unlink(missing_ok=True)
 
 
 def seconds(name: str, question: Question, dtype: torch.dtype, device: torch.device) -> float | None:

@@ -1,6 +1,5 @@
 """The sample images of a run at each save, and their files in the run folder."""
 
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from daguerre import documents
 from daguerre.assembly.parts import Components
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 from daguerre.conditions.condition import ControlImages, computed, drawing
@@ -116,7 +116,8 @@ def prompt_notices(config: Config) -> list[str]:
 def first(folder: Path) -> Path | None:
     """The first image in a folder that `write` has filled; None without one."""
     try:
-        path = folder / json.loads((folder / LISTING).read_bytes())[0]["file"]
+        name = documents.parse((folder / LISTING).read_bytes())[0]["file"]
+        path = folder / Path(name).name  # of this folder alone: it goes into files that are shared
     # A thumbnail in a header is worth no error, whatever the listing holds.
     except (OSError, ValueError, LookupError, TypeError):
         return None

@@ -7,6 +7,7 @@ from typing import Any
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
+from daguerre import documents
 from daguerre.errors import UserError
 from daguerre.models.weights import files
 
@@ -26,7 +27,7 @@ def load(folder: Path, model_class: str, kinds: tuple[str, ...]) -> Any:
         model, info = getattr(transformers, model_class).from_pretrained(
             folder, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True
         )
-    except (OSError, ValueError, RuntimeError, StrictDataclassError) as error:
+    except (*documents.MISREAD, StrictDataclassError) as error:
         raise UserError(f"{folder} cannot be read as a {model_class}: {str(error)[:300]}", code="damaged") from error
     if missing := sorted([*info["missing_keys"], *info["mismatched_keys"]]):
         raise UserError(f"{folder} lacks {len(missing)} of the network's weights, such as {missing[0]}", code="damaged")

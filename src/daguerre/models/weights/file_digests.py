@@ -8,7 +8,7 @@ from typing import Any
 
 import xxhash
 
-from daguerre import digests, user_cache
+from daguerre import digests, documents, user_cache
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 
 
@@ -35,7 +35,7 @@ def remembered(known: Mapping[str, Any], compute: Callable[[], str], anew: bool 
     place = user_cache.folder() / "digests" / f"{name}.json"
     if not anew:
         with suppress(OSError, ValueError, KeyError):
-            found = json.loads(place.read_bytes())
+            found = documents.read_object(place)
             if found["of"] == known:  # the name is a digest: two keys may share it
                 return str(found["is"])
     value = compute()

@@ -15,6 +15,7 @@ from diffusers import ConfigMixin
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
+from daguerre import documents
 from daguerre.errors import UserError
 from daguerre.models.weights import beside, files, single_files
 from daguerre.models.weights.resolve import without_weights
@@ -77,7 +78,7 @@ def load(kind: Any, folder: Path, variant: str | None = None, ignored: Sequence[
                 output_loading_info=True,
                 **options,
             )
-    except (OSError, RuntimeError, ValueError) as error:
+    except documents.MISREAD as error:
         # Both libraries put a general text before the error that says what is wrong.
         reason = str(error.__cause__ or error).strip()
         raise UserError(

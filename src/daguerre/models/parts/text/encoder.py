@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from daguerre import documents
 from daguerre.errors import UserError
 from daguerre.models.components import ComponentLoader
 from daguerre.models.network import Facts
@@ -276,7 +277,7 @@ def tokenizer_of(components: ComponentLoader, name: str, kind: TextNetwork) -> t
     owner = _T5 if is_t5 else _CLIP if isinstance(kind, T5) else kind
     try:
         return tokenizers.stateless(owner.tokenizer(folder)), files
-    except (OSError, ValueError, TypeError) as error:
+    except documents.MISREAD as error:
         raise UserError(
             f"{folder} cannot be read as a tokenizer of {kind.called}: {error}",
             code="damaged",
