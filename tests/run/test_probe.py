@@ -8,10 +8,12 @@ import pytest
 import tiny_runs
 import torch
 from diffusers import UNet2DConditionModel
+from safetensors.torch import save_file
 
 from daguerre import errors
 from daguerre.cli import main
 from daguerre.families import sd
+from daguerre.models.components import ComponentLoader
 from daguerre.objectives import eps, v
 from daguerre.run import probe
 from daguerre.run.probe import Sample
@@ -113,6 +115,19 @@ def test_one_image_and_two_kinds_that_are_near_tell_nothing():
     read = probe.fits(Exact(found["eps"]), twins, signs(0))
     assert read.kind is None
     assert "too little" in read.verdict()
+
+
+@pytest.mark.parametrize(
+    ("marks", "scheduler", "says"),
+    [(("v_pred", "ztsnr"), "base", True), ((), "base", False), ((), None, False), (("v_pred",), None, False)],
+)
+def test_a_file_says_what_it_predicts_by_its_marks(marks, scheduler, says, tmp_path):
+    """Merges of models that predict v often have lost them."""
+    weights = {"model.diffusion_model.out.2.weight": torch.zeros(1), **dict.fromkeys(marks, torch.zeros(0))}
+    save_file({name: tensor.clone() for name, tensor in weights.items()}, tmp_path / "model.safetensors")
+    place = str(tmp_path / "model.safetensors")
+    for given in ({"pretrained_model_name_or_path": place}, {"pretrained_model_name_or_path": "x", "unet": place}):
+        assert ComponentLoader(sd.Settings(**given, scheduler=scheduler), 0).says_prediction == says
 
 
 @pytest.fixture(scope="module")
