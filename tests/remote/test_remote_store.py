@@ -172,6 +172,23 @@ def test_going_back_sets_newer_ones_aside(run, tmp_path):  # noqa: F811
     assert files(run, "step-00000002"), "what was set aside stays when a later one of its name is purged"
 
 
+@pytest.mark.parametrize("form", ["[]", "1", "null", "{", "[" * 100_000, '{"folders": 3}'])
+def test_a_damaged_note_keeps_what_it_set_aside(run, tmp_path, form):  # noqa: F811
+    store = alone(run, tmp_path)
+    for number in (1, 2):
+        save(store, number)
+    store.rewind("step-00000001")
+    kept = set(files(run, "step-00000002"))
+    (note,) = run.listing("checkpoints/quarantine/")
+    run.write(note.name, form.encode())
+    for number in (2, 3, 4):
+        save(store, number, 10 * number)
+    store.purge(RetentionPolicy(2))
+    assert store.names() == ["step-00000003", "step-00000004"]
+    assert kept <= set(files(run, "step-00000002"))
+    assert alone(run, tmp_path / "b").recover().notices == []
+
+
 def test_a_name_that_is_saved_again_is_replaced_in_one_step(run, tmp_path):  # noqa: F811
     store = alone(run, tmp_path)
     save(store, 1)

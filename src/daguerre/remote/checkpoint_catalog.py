@@ -7,8 +7,10 @@ checkpoints/quarantine/NAME.NUMBER.json                          why one was set
 import json
 import re
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 
+from daguerre import documents
 from daguerre.checkpoint import manifest
 from daguerre.checkpoint.manifest import Damaged
 from daguerre.checkpoint.retention import RetentionPolicy
@@ -56,12 +58,15 @@ class CheckpointCatalog:
         return kept | self._aside(listed)
 
     def _aside(self, listed: list[Listed]) -> set[tuple[str, ...]]:
-        """Name and attempt of what was set aside."""
+        """Name and attempt of what was set aside. A damaged note keeps all there is of its name."""
         found: set[tuple[str, ...]] = set()
         for one in listed:
             if one.name.startswith(f"{_ASIDE}/") and one.name.endswith(".json"):
-                about = json.loads(self.at.read(one.name)[0])
-                found |= {(about["name"], folder) for folder in about["folders"]}
+                name = one.name.removeprefix(f"{_ASIDE}/").rsplit(".", 2)[0]
+                folders = _folders(listed, name)
+                with suppress(ValueError, LookupError, TypeError):
+                    folders = [*map(str, documents.parse(self.at.read(one.name)[0])["folders"])]
+                found |= {(name, folder) for folder in folders}
         return found
 
     def quarantine(self, name: str, reason: str) -> str:
