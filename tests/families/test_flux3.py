@@ -241,6 +241,13 @@ def test_a_flow_map_is_told_where_a_step_ends_and_not_trained(tmp_path, capsys):
     assert "train black-forest-labs/flux-3-image-klein-base" in capsys.readouterr().err
 
 
+def test_a_published_name_says_that_its_weights_are_a_flow_map(tmp_path, capsys):
+    """Without a network, by the numbers that come with the package."""
+    given = ["model.pretrained_model_name_or_path=black-forest-labs/flux-3-image-klein", f"output_dir={tmp_path}"]
+    assert main.run(["train", "flux3_klein_lora", *given, "run_name=x", "--dry-run"]) == 2
+    assert "train black-forest-labs/flux-3-image-klein-base" in capsys.readouterr().err
+
+
 def _clip(place: Path) -> dict[str, Any]:
     return {"text_encoder": str(write_sd(place / "sd")), "tokenizer": str(place / "sd")}
 
