@@ -65,6 +65,12 @@ def wrapped(text: str, columns: int) -> list[str]:
     return textwrap.wrap(text, columns, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 
+class Verbatim(str):
+    """Text of a file, which a terminal gets as it is: `sys.stdout.write(Verbatim(text))`."""
+
+    __slots__ = ()
+
+
 def columns(usual: int) -> int:
     """Columns for text that is written for `usual` ones: fewer where the terminal has fewer."""
     return min(usual, shutil.get_terminal_size((usual, 24)).columns)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from daguerre.cli.main import verbs
+from daguerre.config.recipe import shipped
 from daguerre.formatting import fitted
 
 LIST = """\
@@ -43,6 +44,12 @@ def test_help_and_errors_fit_the_terminal(tmp_path: Path, columns: int) -> None:
     words = [line for line in printed if len(line) >= columns]
     assert all(line.strip().startswith("daguerre ") or " " not in line.strip() for line in words), words
     assert sum(len(line) >= columns * 0.7 for line in printed) > 10
+
+
+def test_a_file_is_printed_as_it_is(tmp_path: Path) -> None:
+    """A comment that is broken would be no comment any more."""
+    printed = lines_on_terminal(["recipes", "quickstart"], 60, tmp_path)
+    assert printed == shipped()["quickstart"].read_text(encoding="utf-8").splitlines()
 
 
 def test_a_pipe_gets_whole_lines(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import TextIO
 
 from daguerre import __version__, credentials, errors, faults
 from daguerre.errors import UserError
-from daguerre.formatting import columns, fitted
+from daguerre.formatting import Verbatim, columns, fitted
 from daguerre.regular import is_odd
 
 FOLDER = Path(__file__).parent
@@ -34,9 +34,9 @@ class Terminal(io.TextIOWrapper):
     """A stream to a terminal, which would break a long line within a word: here lines end between words."""
 
     def write(self, text: str, /) -> int:
-        """Writes a text; one that moves the cursor as it is."""
-        moves = "\x1b" in text or "\r" in text
-        return super().write(text if moves else fitted(text, columns(_PAGE_COLUMNS) - 1))
+        """Writes a text; one that moves the cursor, or that is a file's, as it is."""
+        as_it_is = "\x1b" in text or "\r" in text or isinstance(text, Verbatim)
+        return super().write(text if as_it_is else fitted(text, columns(_PAGE_COLUMNS) - 1))
 
 
 @dataclass(frozen=True)

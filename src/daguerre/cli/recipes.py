@@ -23,7 +23,7 @@ from daguerre import plugins
 from daguerre.config import cards, fields, overrides, recipe, schema
 from daguerre.config.config import Config
 from daguerre.errors import UserError
-from daguerre.formatting import beside
+from daguerre.formatting import Verbatim, beside
 
 PREFERRED = {"families": "sd", "objectives": "v", "adapters": "full", "sources": "folder", "optimizers": "adamw"}
 """The plug-ins of the template, where they exist and nothing else was asked for."""
@@ -39,13 +39,13 @@ def run(arguments: list[str]) -> int:
             f"only --template takes {given.overrides[0]}: a recipe is printed as its file has it", code="unused"
         )
     if "--cards" in given.flags:
-        print(cards.table())
+        sys.stdout.write(Verbatim(f"{cards.table()}\n"))
     elif "--schema" in given.flags:
-        print(json.dumps(schema.json_schema(), indent=2, ensure_ascii=False))
+        sys.stdout.write(Verbatim(f"{json.dumps(schema.json_schema(), indent=2, ensure_ascii=False)}\n"))
     elif "--template" in given.flags:
-        print(schema.template(_choices(given.overrides)), end="")
+        sys.stdout.write(Verbatim(schema.template(_choices(given.overrides))))
     elif given.recipe:
-        print(recipe.locate(given.recipe).read_text(encoding="utf-8"), end="")
+        sys.stdout.write(Verbatim(recipe.locate(given.recipe).read_text(encoding="utf-8")))
     else:
         _list()
     return 0

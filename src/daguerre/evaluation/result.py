@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from daguerre.formatting import counted
+
 
 @dataclass(frozen=True)
 class Row:
@@ -66,7 +68,7 @@ class Result:
             aim = "aim" if any(row.aim is not None for row in self.rows) else ""
             head = f"{f'{name}: {self.count} images':19} {'measured':>6}{'must':>8}{aim:>8}".rstrip()
         else:
-            head = f"{name}: {self.count:,} images"
+            head = f"{name}: {counted(self.count, 'image')}"
         head += f" (asked for: {self.asked:,})" if self.asked else ""
         return [head, *(_line(row) for row in self.rows), *([f"  warning: {self.warning}"] if self.warning else [])]
 
