@@ -104,7 +104,7 @@ def own_options(given: Sequence[str], options_class: type[Options]) -> tuple[Opt
             raise UserError(f"{key} is given twice", code="conflict")
         else:
             values = trees.merge(values, trees.nested(key, overrides.typed(text, leaves[key].field.annotation)))
-    return config.checked(options_class, values, [], [], "the command"), rest
+    return config.checked(options_class, values, [], [], "the command, whose options --help explains"), rest
 
 
 def _refuse_misspelt(given: Sequence[str], options_class: type[Settings]) -> None:

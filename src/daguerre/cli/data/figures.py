@@ -68,7 +68,7 @@ def summary(source: Source, settings: SourceSettings, damaged: bool = False) -> 
     """
     index = source.index
     assert index is not None
-    but = ", but for those that are damaged" if damaged else ""
+    but = ", except for those that are damaged" if damaged else ""
     lines = [f"{index.count:,} of {found(source, index):,} samples that were found can be used{but}"]
     with suppress(UserError):  # sizes that the buckets need are not known
         plan = statistics.bucket_plan(index, np.ones(index.count, bool), settings)

@@ -108,7 +108,8 @@ def _check_writable(locations: list[Location]) -> None:
 
 def _conclude(made: list[tuple[int, About]], count: int, seconds: float) -> int:
     if not made:
-        print(f"all {count:,} shards have an index; again=true makes them again")
+        have = "the shard has" if count == 1 else f"all {count:,} shards have"
+        print(f"{have} an index; again=true makes {'it' if count == 1 else 'them'} again")
         return errors.DONE
     samples, size = sum(samples for samples, _ in made), format_size(sum(about.shard_bytes for _, about in made))
     had = f"; {count - len(made):,} already had one" if len(made) < count else ""
