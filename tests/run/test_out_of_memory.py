@@ -12,6 +12,7 @@ from daguerre.assembly.parts import Components
 from daguerre.generation import generate
 from daguerre.memory import advice as memory_advice
 from daguerre.models.family import Family
+from daguerre.run import preflight
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.training.optimizers.optimizer import Optimizer
 
@@ -47,7 +48,7 @@ QUIET = ["validation.every=100 steps", "checkpoint.export=false"]
 def test_in_an_update_the_largest_micro_batch_is_named_and_goes_on_from_the_checkpoint(tmp_path, capsys):
     given, run = [*BATCH, *QUIET, "data.checked_prompts=1"], tmp_path / "tiny"
     with pytest.MonkeyPatch.context() as patch:
-        no_room(patch, 3, after=2 + 5)  # two passes are measured first
+        no_room(patch, 3, after=preflight._PASSES + 5)  # these passes are measured first
         assert train(tmp_path, *given) == errors.FAILED
     said = capsys.readouterr().err
     assert said.startswith("daguerre: out of memory while training: CUDA out of memory. Tried to allocate 20.00 GiB.\n")
