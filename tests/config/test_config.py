@@ -378,9 +378,9 @@ def test_whatever_a_recipe_says_is_a_config_or_a_users_error(tmp_path_factory, c
 
 @pytest.mark.parametrize("name", plugins.names("objectives"))
 def test_every_objective_is_dumped_and_read_back(base, name):
-    has_noise = "noise" in plugins.find("objectives", name).Settings.model_fields
-    noise = ", noise: {offset: 0.3}" if has_noise else ""
-    config = load(beside(base, f"extends: base.yaml\nobjective: {{name: {name}{noise}}}", "x.yaml"))
+    given = {"noise": ", noise: {offset: 0.3}", "teacher": ", teacher: {path: a_model}"}
+    more = "".join(given.get(field, "") for field in plugins.find("objectives", name).Settings.model_fields)
+    config = load(beside(base, f"extends: base.yaml\nobjective: {{name: {name}{more}}}", "x.yaml"))
     dumped = beside(base, configs.dump(config), "config.yaml")
     assert load(dumped) == config
 

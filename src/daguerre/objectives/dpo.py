@@ -41,8 +41,6 @@ class Settings(WrapperSettings):
                 f"diffusion.weighting is {self.diffusion.weighting.name}: pairs are compared by errors of the noise, "
                 "at all levels with one weight: remove it"
             )
-        if self.diffusion.mask is not None:
-            raise ValueError("diffusion.mask has no effect: pairs are compared as whole images: remove it")
         return self
 
 

@@ -8,7 +8,6 @@ height and width, N steps of the solver.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple, Self
 
@@ -22,7 +21,6 @@ from daguerre.objectives.algebra import Diffusion, DiffusionDraws, per_sample
 from daguerre.objectives.levels import times
 from daguerre.objectives.networks.teacher import TEACHER, Teacher, TeacherSettings
 from daguerre.objectives.objective import AVERAGE, REFERENCE, Example, Needs, Net, Nets
-from daguerre.objectives.settings import NetworkSettings
 from daguerre.objectives.wrapper import DiffusionWrapper, WrapperSettings
 from daguerre.settings import Unused
 from daguerre.types import IMAGE, Cond, LossTerms
@@ -77,8 +75,6 @@ class Settings(WrapperSettings):
             raise ValueError(
                 "diffusion.weighting has no effect: images are compared, at all levels with one weight: remove it"
             )
-        if inner.mask is not None:
-            raise ValueError("diffusion.mask has no effect: images are compared whole: remove it")
         if inner.noise.input_perturbation:
             raise ValueError("diffusion.noise.input_perturbation has no effect: the noise is not learnt: remove it")
         return self
@@ -86,13 +82,6 @@ class Settings(WrapperSettings):
     @property
     def learns_from_itself(self) -> bool:
         return self.teacher is None
-
-    @property
-    def networks(self) -> Mapping[str, NetworkSettings]:
-        return {} if self.teacher is None else {TEACHER: self.teacher}
-
-    def in_use(self) -> Self:
-        return self.model_copy(update={"teacher": None})
 
 
 class Level(NamedTuple):

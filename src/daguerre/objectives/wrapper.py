@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Self
 
 import numpy as np
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, SerializeAsAny, model_validator
 
 from daguerre import plugins
 from daguerre.objectives.algebra import Diffusion, DiffusionDraws
 from daguerre.objectives.masks import ElementMean
 from daguerre.objectives.objective import Objective
-from daguerre.objectives.settings import DiffusionSettings, ObjectiveSettings
+from daguerre.objectives.settings import DiffusionSettings, NetworkSettings, ObjectiveSettings
 from daguerre.settings import Plugin
 from daguerre.types import Stateful
 
@@ -25,9 +26,29 @@ class WrapperSettings(ObjectiveSettings):
     ] = Field({"name": "eps"})  # type: ignore[assignment]  # a mapping, so that nothing is imported here
     """The diffusion objective inside: what the network predicts, the noise levels and the noise."""
 
+    @model_validator(mode="after")
+    def _mask_is_around(self) -> Self:
+        # One place for it: what checks and loads masks reads `objective.mask`, whatever the objective.
+        if self.diffusion.mask is not None:
+            why = self.unused().get("mask")
+            raise ValueError(
+                "diffusion.mask has no effect: " + (f"{why}: remove it" if why else "set objective.mask in its place")
+            )
+        return self
+
+    @property
+    def networks(self) -> Mapping[str, NetworkSettings]:
+        """The networks that fields of these settings name, such as `teacher`: the field is the role."""
+        return {name: own for name, own in self if isinstance(own, NetworkSettings)}
+
+    def in_use(self) -> Self:
+        """The settings without any of them: a subclass that trains one keeps it."""
+        return self.model_copy(update=dict.fromkeys(self.networks))
+
     def inner(self) -> Diffusion:
-        """The objective inside."""
-        built: Diffusion = plugins.find("objectives", self.diffusion.name).build(self.diffusion)
+        """The objective inside, with the masks of the one around."""
+        own = self.diffusion.model_copy(update={"mask": self.mask})
+        built: Diffusion = plugins.find("objectives", own.name).build(own)
         return built
 
 
