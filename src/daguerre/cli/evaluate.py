@@ -129,7 +129,8 @@ def evaluations(
 
 def _settings(asked: Arguments) -> EvaluationSettings:
     own = {name: getattr(asked.options, name) for name in EvaluationSettings.model_fields}
-    return EvaluationSettings.model_construct(**own)
+    given = asked.options.model_fields_set & own.keys()  # without it all defaults would count as given
+    return EvaluationSettings.model_construct(given, **own)
 
 
 def _root(model: Model) -> Path:
