@@ -6,7 +6,7 @@ import ast
 import copy
 import inspect
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -73,6 +73,9 @@ def test_what_generates_says_how_it_is_guided_and_exported(family: Family):
     assert settings.guidance is not None
     assert family.guidance == settings.guidance
     assert isinstance(settings.schedulers, Schedulers)
+    configs: dict[str, Any] = {name: family.components[name].config for name in settings.networks("denoiser")}
+    # A pipeline that is opened by its folder has no recipe.
+    assert settings.usual_of(configs)["data"]["resolution"] > 0
 
 
 def test_the_net_holds_what_is_trained_and_nothing_else(family: Family):

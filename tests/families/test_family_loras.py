@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import tiny_families
 import torch
@@ -58,10 +59,17 @@ def test_each_file_is_read_back_as_the_same_addition(name: str, tmp_path: Path):
             if "lora_B" in parameter_name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
     (trainable,) = parts.trainables.values()
+    assert isinstance(trainable, lora.LoRA)
     adapter = tmp_path / "adapter"
-    trainable.export(adapter, eps.build(eps.Settings()), SamplingSettings(), UNKNOWN)
+    lines = trainable.export(adapter, eps.build(eps.Settings()), SamplingSettings(), UNKNOWN)
+    loads = hasattr(getattr(diffusers, plugins.find("families", name).Settings.pipeline_class), "load_lora_weights")
+    assert ("pipe.load_lora_weights(" in (adapter / "README.md").read_text()) == loads
+    assert any("reads no LoRA: `daguerre convert export RUN format=diffusers" in line for line in lines) != loads
     expected = prediction(family, parts.net)
-    for file in (DIFFUSERS_FILE, KOHYA_FILE):
+    named = all(family.networks[component].facts.names is not None for component in trainable.networks)
+    files = {DIFFUSERS_FILE, KOHYA_FILE} if named else {DIFFUSERS_FILE}
+    assert {path.name for path in adapter.glob("*.safetensors")} == files
+    for file in files:
         fresh = tiny_families.load(name, tmp_path / file)
         plain = prediction(fresh, fresh.net)
         with torch.no_grad():

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
+import diffusers
 import torch
 from peft import (
     BOFTConfig,
@@ -185,6 +186,8 @@ class LoRA(Trainable):
     kind: str
     trigger_phrase: str | None = None
     """The words that prompts need; None: as the recipe's captions say."""
+    pipeline: str = ""
+    """The class of diffusers' pipelines of the model; empty where it has none."""
     float32 = True
 
     def export(self, folder: Path, objective: Objective, sampling: SamplingSettings, about: About) -> list[str]:
@@ -210,6 +213,10 @@ class LoRA(Trainable):
                 forms.write("kohya", fresh / KOHYA_FILE, self.components, additions, about)
                 lines = [f"{folder.name}/{KOHYA_FILE}: {line}" for line in kohya.notices(self.components, additions)]
             card = _CARD if self.for_diffusers else _PEFT_CARD.replace("COMPONENT", next(iter(both)))
+            # Not all of diffusers' pipelines read LoRAs: StableCascadePriorPipeline does not.
+            if self.for_diffusers and self.pipeline and not hasattr(getattr(diffusers, self.pipeline), _READS):
+                card = _UNREAD_CARD.format(pipeline=self.pipeline)
+                lines.append(f"{folder.name}/: diffusers' {self.pipeline} reads no LoRA: {_MERGE}")
             (fresh / "README.md").write_text(card, encoding="utf-8")
         return lines
 
@@ -297,6 +304,17 @@ pipe.load_lora_weights("path/to/this/folder")
 
 `lora_adapter_metadata` in the file's header holds ranks and alphas; a program that does not read it takes alpha = rank.
 """
+_READS = "load_lora_weights"
+_MERGE = "`daguerre convert export RUN format=diffusers out=FOLDER` writes a pipeline that has it in its weights"
+_UNREAD_CARD = f"""\
+---
+library_name: diffusers
+tags: [lora]
+---
+
+A LoRA trained with Daguerre, for the base model that it was trained on. diffusers' {{pipeline}} reads no LoRA:
+{_MERGE}.
+"""
 _PEFT_CARD = """\
 ---
 library_name: peft
@@ -358,7 +376,10 @@ def attach(settings: Settings, model: Family, seed: int) -> LoRA:
             "addition",
             code="unknown",
         )
-    return LoRA(model.net, frozenset(names), networks, model.components, settings.kind, settings.trigger_phrase)
+    pipeline = getattr(model.pretrained and model.pretrained.settings, "pipeline_class", "")
+    return LoRA(
+        model.net, frozenset(names), networks, model.components, settings.kind, settings.trigger_phrase, pipeline
+    )
 
 
 def _without_targets(component: str, network: Network, settings: Settings) -> UserError:
