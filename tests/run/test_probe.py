@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 
+import huggingface_hub
+import numpy as np
 import pytest
 import tiny_runs
 import torch
 from diffusers import UNet2DConditionModel
+from PIL import Image
 from safetensors.torch import save_file
 
 from daguerre import errors
 from daguerre.cli import main
-from daguerre.families import sd
+from daguerre.families import sd, sdxl
 from daguerre.models.components import ComponentLoader
+from daguerre.models.weights import architectures
 from daguerre.objectives import eps, v
 from daguerre.run import probe
 from daguerre.run.probe import Sample
@@ -177,6 +181,67 @@ def test_train_refuses_weights_of_another_kind_before_it_writes_anything(silent,
     assert not (tmp_path / "tiny" / "config.yaml").exists()
     assert main.run(arguments(tmp_path, silent, "model.probe=off")) == errors.DONE
     assert "model.probe is off" in " ".join(capsys.readouterr().out.split())
+
+
+def images_of(place, count):
+    """Images larger than they are trained on, with captions."""
+    place.mkdir()
+    chance = np.random.default_rng(0)
+    for number in range(count):
+        pixels = chance.integers(0, 256, (80, 70 + number, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / f"{number}.png")
+        (place / f"{number}.txt").write_text(f"noise {number}")
+    return place
+
+
+def of_images(place, silent, *more):
+    """Arguments of a run on images of a folder, one an update."""
+    sets = ("data.", "validation.", "training.global", "training.per_device")
+    kept = [each for each in arguments(place, silent) if not each.startswith(sets)]
+    return [*kept, "training.global_batch_size=1", "validation.every=null", "data.held_out_fraction=0", *more]
+
+
+def test_one_image_is_trained_on_and_tells_nothing(silent, tmp_path, capsys):
+    one = f"data.path={images_of(tmp_path / 'images', 1)}"
+    assert main.run(of_images(tmp_path, silent, "data.source=folder", one)) == errors.DONE
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no file says what the weights predict, and nobody looks: it takes two images at least" in said
+    tiny = ["probe", "quickstart", f"model.unet={silent}", "data.source=folder", one]
+    assert main.run(tiny) == errors.REFUSED
+    assert "it takes two images at least" in capsys.readouterr().err
+
+
+def test_of_a_cache_the_crops_are_looked_at_that_it_has(silent, tmp_path, capsys):
+    """The middle of an image is none of its random crops: a cache has no row of it, and none is damaged."""
+    crops = ["data.crop=random", "data.crops=3", f"cache.path={tmp_path / 'cache'}"]
+    own = ["data.source=folder", f"data.path={images_of(tmp_path / 'images', 4)}"]
+    assert main.run(of_images(tmp_path, silent, *crops, *own)) == errors.DONE
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no file says what the weights predict; by 4 images" in said
+    assert "damaged" not in said
+    alone = ["data.source=cache", f"data.path={tmp_path / 'cache'}", "run_name=alone"]
+    assert main.run(of_images(tmp_path, silent, *crops, *alone)) == errors.DONE
+    assert "no file says what the weights predict; by 4 images" in " ".join(capsys.readouterr().out.split())
+
+
+def test_of_a_loss_around_diffusion_the_settings_inside_are_named(silent, tmp_path, monkeypatch, capsys):
+    exact = Exact(kinds()["eps"])
+    found = probe.fits(exact, kinds(v, schedule={"zero_terminal_snr": True}), signs(0))
+    monkeypatch.setattr(probe, "fits", lambda *_: found)
+    lcm = [each for each in arguments(tmp_path, silent) if not each.startswith("objective.")]
+    assert main.run([*lcm, "objective.name=lcm", "objective.diffusion.name=v"]) == errors.REFUSED
+    assert "Set objective.diffusion.name=eps" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("model", "says"), [("noobai-XL-1.1", "epsilon"), ("noobai-XL-Vpred-1.0", None)])
+def test_numbers_that_stand_in_for_a_model_say_what_it_predicts_if_they_know(model, says, tmp_path, monkeypatch):
+    """A dry run without the model's files reads the numbers of SDXL, which predicts noise."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    read = ComponentLoader(sdxl.Settings(pretrained_model_name_or_path=f"Laxhar/{model}"), 0)
+    with torch.device("meta"):
+        assert read.base == architectures.FOLDER / "sdxl"
+    assert (read.scheduler() or {}).get("prediction_type") == says
+    assert read.says_prediction == (says is not None)
 
 
 def test_the_command(silent, tmp_path, capsys):

@@ -59,6 +59,8 @@ def run(arguments: list[str]) -> int:
     parts = chosen.parts()
     dataset = open_dataset(config.data, "train", parts.images, parts.columns)
     found = probe.of_dataset(config, parts, dataset)
+    if found is None:
+        raise UserError(f"{probe.TOO_FEW}: give more images", code="empty")
     levels = ", ".join(map(str, probe.LEVELS))
     print(f"{chosen.description}: {found.images} images, each at the noise levels s/a of {levels}\n")
     print("\n".join([*found.lines(), "", found.verdict()]))

