@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pytest
 from PIL import Image
@@ -162,3 +164,27 @@ def test_a_wrong_setting_of_a_pipeline_is_told_under_the_pipelines_name(sd1, cap
     said = capsys.readouterr().err
     assert said.startswith(f"daguerre: {sd1}: 1 problem")
     assert "pipeline.yaml" not in said
+
+
+def test_a_model_of_the_hub_is_drawn_with_by_its_name(sd1, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    model, commit = tmp_path / "hub" / "models--someone--their-model", "0" * 40
+    shutil.copytree(sd1, model / "snapshots" / commit)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text(commit)
+    assert generate("someone/their-model", "prompt=a cat", *SMALL) == 0
+    assert generate(str(sd1), "prompt=a cat", *SMALL) == 0
+    of_hub, of_folder = (drawn(tmp_path / "runs" / "generated" / name / "a-cat") for name in ("their-model", "sd1"))
+    np.testing.assert_array_equal(of_hub, of_folder)
+    capsys.readouterr()
+    assert generate("someone/another", "prompt=a cat", *SMALL) == 2
+    assert "daguerre fetch someone/another" in capsys.readouterr().err
+    (tmp_path / "runs").mkdir(exist_ok=True)
+    assert generate("runs/quickstart", "prompt=a cat", *SMALL) == 2
+    said = capsys.readouterr().err
+    assert "runs/quickstart: no such run folder" in said
+    assert "fetch" not in said
+    assert generate("black-forest-labs/FLUX.2-klein-4B", "prompt=a cat", *SMALL) == 2  # known, not here, no network
+    assert "daguerre fetch black-forest-labs/FLUX.2-klein-4B" in capsys.readouterr().err

@@ -17,18 +17,12 @@ error: squared error of the denoised image, in units of that of a denoiser which
 not the model's has 1 and more, and so has one with random weights. docs/sdxl-descendants.md says more.
 """
 
-from pathlib import Path
-
-from daguerre.config import overrides, recipe
+from daguerre.config import overrides
 from daguerre.config.config import Config
 from daguerre.data.dataset import open_dataset
 from daguerre.errors import DONE, UserError
-from daguerre.families.pretrained import catalogue
-from daguerre.generation import load
-from daguerre.models.components import ComponentLoader
-from daguerre.models.settings import SINGLE_FILES, ProbedSettings
-from daguerre.models.weights import index, resolve
-from daguerre.models.weights.files import read_json
+from daguerre.generation import hub_models, load
+from daguerre.models.settings import ProbedSettings
 from daguerre.remote import local_copy
 from daguerre.run import probe
 
@@ -40,7 +34,7 @@ def run(arguments: list[str]) -> int:
     given = overrides.split(arguments)
     if not given.recipe:
         raise UserError("give a model: a folder, a file, OWNER/NAME of the hub, or a recipe", code="missing")
-    place = _place(given.recipe)
+    place = hub_models.place(given.recipe)
     is_run = (local_copy.located(place) / "config.yaml").is_file()
     model = load.find(place, [], base=not is_run, given=given.overrides)
     named = {overrides.pair(each)[0] for each in given.overrides}
@@ -65,25 +59,6 @@ def run(arguments: list[str]) -> int:
     print(f"{chosen.description}: {found.images} images, each at the noise levels s/a of {levels}\n")
     print("\n".join([*found.lines(), "", found.verdict()]))
     return DONE
-
-
-def _place(target: str) -> str:
-    """A recipe, or a path on this machine: what is of the hub is downloaded, unless it is in the local cache."""
-    if target in recipe.shipped() or Path(target).exists() or target.endswith((".yaml", ".yml")):
-        return target
-    if target.endswith(SINGLE_FILES):
-        return str(resolve.file(target, resolve.Options()))
-    folder = resolve.locate(target, {}, resolve.Options())
-    told = index.find(folder)
-    family = catalogue.pipelines().get(str(read_json(told).get("_class_name"))) if told else None
-    if family is None:
-        raise UserError(
-            f"{target} is no pipeline of a family that is known here: give one of its files", code="unknown"
-        )
-    settings = catalogue.pretrained()[family].model_validate(
-        {"family": family, "pretrained_model_name_or_path": target}
-    )
-    return str(resolve.locate(target, ComponentLoader(settings, 0).of_base(), resolve.Options()))
 
 
 def _check(config: Config) -> None:

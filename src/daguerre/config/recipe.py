@@ -72,7 +72,8 @@ def locate(recipe: str, beside: Path | None = None) -> Path:
     if what := signs.later(recipe):
         raise UserError(f"there is no recipe {recipe!r}, and no recipe is used in its place: {what}", code="unknown")
     if len(Path(recipe).parts) > 1:
-        raise UserError(f"{recipe}: no such run folder or recipe file ({path.absolute()})", code="missing")
+        hub = f". If it is a model of the hub: `daguerre fetch {recipe}` first" if not path.parent.exists() else ""
+        raise UserError(f"{recipe}: no such run folder or recipe file ({path.absolute()}){hub}", code="missing")
     near = difflib.get_close_matches(recipe, there, n=1)
     hint = f"Did you mean {near[0]}? `daguerre recipes` lists all." if near else f"The shipped recipes are {known}."
     raise UserError(f"there is no recipe {recipe!r}: no such file or run folder. {hint}", code="unknown")

@@ -23,6 +23,7 @@ from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError, named
 from daguerre.families.pretrained import catalogue
+from daguerre.generation import hub_models
 from daguerre.models.schedulers.scheduler import other_sampling
 from daguerre.models.settings import BASE, INDEX, SINGLE_FILES, PretrainedSettings
 from daguerre.models.weights import index, single_files
@@ -89,7 +90,7 @@ def find(target: str, place: Sequence[str], base: bool, given: Sequence[str] = (
         raise UserError(
             f"no run given. Pass a run folder, such as runs/quickstart, or a recipe ({known})", code="missing"
         )
-    folder = local_copy.located(target)
+    folder = local_copy.located(hub_models.place(target) if hub_models.known(target) else target)
     if folder.is_file() and folder.suffix in SINGLE_FILES:
         return _of_file(target, folder, place, _opening(given))
     if not folder.is_dir() or target in recipe.shipped():
@@ -98,7 +99,7 @@ def find(target: str, place: Sequence[str], base: bool, given: Sequence[str] = (
     if (folder / "config.yaml").is_file():
         return _base(target, str(folder), folder) if base else _of_run(target, RunFolder(folder))
     if index.find(folder) is not None:
-        return _of_pipeline(target, folder, folder.resolve().name)
+        return _of_pipeline(target, folder, Path(target).resolve().name)
     raise UserError(
         f"{target} is neither a run folder (no config.yaml) nor a pipeline (no model_index.json): give a run's "
         "folder, a diffusers pipeline or a recipe",
