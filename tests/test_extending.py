@@ -1,15 +1,35 @@
-"""docs/extending.md: the five files stand in a copy of the package as they are written there, and train together."""
+"""docs/extending.md: the five files stand in a copy of the package as they are written there, and train together; the
+lines about a transformer put a family together."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
+import tiny_texts
+import torch
+from diffusers import DDIMScheduler, PixArtSigmaPipeline, PixArtTransformer2DModel
 from PIL import Image
 from safetensors.torch import load_file
+from tiny_models import prompts, tiny_vae
+
+from daguerre.models import trained_net
+from daguerre.models.components import ComponentLoader
+from daguerre.models.export.diffusers import PipelineExporter
+from daguerre.models.parts import vae
+from daguerre.models.parts.settings import TransformerSettings
+from daguerre.models.parts.text import encoder as text_encoder
+from daguerre.models.parts.text.conditioning import TextConditioning
+from daguerre.models.reading import Reading
+from daguerre.models.schedulers.betas import BetaSchedulers
+from daguerre.models.schedulers.scheduler import Schedulers
+from daguerre.objectives import eps
+from daguerre.samplers.settings import SamplingSettings
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"```python\n# src/(daguerre/\S+)\n(.*?)```", re.DOTALL)
@@ -49,3 +69,51 @@ def test_an_objective_a_source_a_family_an_adapter_and_a_condition_are_one_file_
     assert trained
     assert all(name.startswith("unet.") and name.endswith(".bias") for name in trained)
     assert "validation/loss" in (run / "metrics" / "metrics.jsonl").read_text()
+
+
+class PixArt(TransformerSettings):
+    """A family that the package has not."""
+
+    family: str = "pixart"
+    time_scale: ClassVar[float] = 1000.0
+    pipeline_class: ClassVar[str] = "PixArtSigmaPipeline"
+    schedulers: ClassVar[Schedulers] = BetaSchedulers()
+
+
+def test_the_lines_about_a_transformer_put_a_family_together(tmp_path):
+    """Its net is diffusers' transformer on the T5's tokens with their mask, and its export opens as a pipeline."""
+    torch.manual_seed(0)
+    numbers = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "cross_attention_dim": 16}
+    numbers |= {"in_channels": 4, "out_channels": 8, "sample_size": 8, "caption_channels": tiny_texts.WIDTH}
+    theirs = PixArtSigmaPipeline(
+        tiny_texts.t5_tokenizer(), tiny_texts.t5(), tiny_vae(), PixArtTransformer2DModel(**numbers), DDIMScheduler()
+    )
+    theirs.save_pretrained(tmp_path / "base")
+    settings = PixArt(pretrained_model_name_or_path=str(tmp_path / "base"))
+    components = ComponentLoader(settings, 0)
+    reading = Reading(kinds=("t5",), max_tokens=16, masked=True, text_mask=True)
+    encoder = text_encoder.load(components, "text_encoder", "tokenizer", reading)
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "trained_net.family" in block]
+    given: dict[str, Any] = {
+        "components": components,
+        "settings": settings,
+        "encoder": encoder,
+        "facts": {},
+        "images": vae.load(components, patch=2),
+        "text": TextConditioning((encoder,)),
+        "trained_net": trained_net,
+        "PixArtTransformer2DModel": PixArtTransformer2DModel,
+        "PipelineExporter": PipelineExporter,
+    }
+    exec("def load():\n" + textwrap.indent(code, "    "), given)  # noqa: S102
+    family = given["load"]()
+    size, texts = (3, 16, 16), ["a large red circle", "blue"]
+    cond, _ = family.encode_prompts(prompts(texts), size)
+    x, c_noise = torch.randn(2, *family.latent_shape(size)), torch.tensor([3.0, 700.0])
+    embeds, mask, *_ = theirs.encode_prompt(texts, False, max_sequence_length=16)
+    expected = theirs.transformer(x, embeds, c_noise, encoder_attention_mask=mask).sample[:, :4]
+    torch.testing.assert_close(family.net.eval()(x, c_noise, cond), expected)
+    family.export(tmp_path / "out", eps.build(eps.Settings()), SamplingSettings())
+    again = PixArtSigmaPipeline.from_pretrained(tmp_path / "out").transformer.state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in theirs.transformer.state_dict().items())

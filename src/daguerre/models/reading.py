@@ -8,8 +8,8 @@ from typing import Literal
 class Reading:
     """Tokens that a text encoder gets of a caption, and what of its output becomes conditioning.
 
-    The defaults are Stable Diffusion's. Encoders whose hidden states have one name are joined (models/
-    text_conditioning.py), as are all pooled features.
+    The defaults are Stable Diffusion's. Encoders whose hidden states have one name are joined
+    (models/parts/text/conditioning.py), as are all pooled features.
     """
 
     kinds: tuple[str, ...] = ("clip", "t5")
