@@ -171,7 +171,9 @@ def trained(place: Path, base: Path, images: Path, *given: str, steps: int = 3) 
 
 def tensors(run: Path) -> dict[str, dict[str, torch.Tensor]]:
     store = Store(run / "checkpoints")
-    return dict(store.load(store.root / store.names()[-1], ["model", "optimizer"]).tensors)
+    newest = store.root / store.names()[-1]
+    held = [name for name in ("model", "optimizer") if name in store.groups(newest)]
+    return dict(store.load(newest, held).tensors)
 
 
 def counts(found: dict[str, dict[str, torch.Tensor]]) -> Counter[int]:
@@ -200,6 +202,19 @@ def test_parameters_that_only_references_reach_take_no_step_without_any(base, im
         assert all(torch.equal(again[file][name], value) for name, value in expected.items()), file
 
 
+@pytest.mark.parametrize(("weights", "computes"), [("float32", "no"), ("bfloat16", "bf16")])
+def test_where_all_that_is_trained_reads_references_an_update_without_any_moves_nothing(
+    weights, computes, base, images, tmp_path
+):
+    given = ["adapter.name=lora", "adapter.rank=2", "adapter.targets=[mode_blocks.image_cond.*]"]
+    given += [f"training.weights_dtype={weights}", f"training.mixed_precision={computes}"]
+    start = trained(tmp_path / "none", base, images, "data.reference_dropout=1", *given, steps=1)["model"]
+    kept = trained(tmp_path / "none", base, images, "data.reference_dropout=1", *given, steps=3)["model"]
+    assert all(torch.equal(start[name], value) for name, value in kept.items())
+    some = trained(tmp_path / "some", base, images, "data.reference_dropout=0.7", *given, steps=6)["model"]
+    assert any(not torch.equal(start[name], value) for name, value in some.items())
+
+
 @pytest.mark.long
 def test_accumulation_and_every_mesh_learn_the_same_where_some_updates_have_no_references(base, images, tmp_path):
     path = tmp_path / "recipe.yaml"
@@ -219,6 +234,24 @@ def test_accumulation_and_every_mesh_learn_the_same_where_some_updates_have_no_r
     for name in (*meshes, "single"):
         other = tensors(tmp_path / name)
         assert counts(other) == seen, name
+        for key, expected in one["model"].items():
+            torch.testing.assert_close(other["model"][key], expected, rtol=1e-3, atol=1e-6, msg=f"{name}: {key}")
+
+
+@pytest.mark.long
+def test_every_mesh_takes_updates_in_which_nothing_has_a_gradient(base, images, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe(tmp_path, base, images, duration="6 steps") | {"output_dir": None}))
+    given = ["data.reference_dropout=0.7", "adapter.name=lora", "adapter.rank=2"]
+    given += ["adapter.targets=[mode_blocks.image_cond.*]"]
+    plan = [forked_runs.run(tmp_path, "one", 1, *given, recipe=str(path))]
+    for axis in ("data", "fsdp", "tensor"):
+        plan.append(forked_runs.run(tmp_path, axis, 2, *given, f"mesh.ici_{axis}_parallelism=2", recipe=str(path)))
+    assert several_devices.zeros(forked_runs.together(tmp_path, plan))
+    one = tensors(tmp_path / "one")
+    for name in ("data", "fsdp", "tensor"):
+        other = tensors(tmp_path / name)
+        assert counts(other) == counts(one), name
         for key, expected in one["model"].items():
             torch.testing.assert_close(other["model"][key], expected, rtol=1e-3, atol=1e-6, msg=f"{name}: {key}")
 

@@ -102,6 +102,8 @@ class MeshSharding(Sharding):
         for p in held:
             if p.grad is not None:
                 kinds.setdefault(self._kinds[p], []).append(p.grad)
+        if not kinds:  # on every device: an update leaves parameters idle on all of them
+            return torch.zeros((), device=held[0].device)
         return collectives.squared_norm(kinds, self._split.mesh).sqrt()
 
     @contextmanager

@@ -78,8 +78,9 @@ class Sharding:
         """After the last one: gradients of the held parts are the sums over the whole batch."""
 
     def norm(self, held: Sequence[nn.Parameter]) -> Tensor:
-        """The norm of all gradients of the model, 0-dim, at least float32, equal on all devices."""
-        return torch.linalg.vector_norm(norms([p.grad for p in held if p.grad is not None]))
+        """The norm of all gradients of the model, 0-dim, at least float32, equal on all devices; 0 without any."""
+        gradients = [p.grad for p in held if p.grad is not None]
+        return torch.linalg.vector_norm(norms(gradients)) if gradients else torch.zeros((), device=held[0].device)
 
     @contextmanager
     def swapped(self, net: nn.Module, held: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
