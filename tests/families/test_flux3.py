@@ -236,6 +236,11 @@ def test_a_flow_map_is_told_where_a_step_ends_and_not_trained(tmp_path, capsys):
     with pytest.raises(AssertionError):
         generated(base, tmp_path / "b", "guidance_scale=3.5")
     assert "takes no guidance" in capsys.readouterr().err
+    assert np.array_equal(generated(base, tmp_path / "c", "sampler=euler"), image)
+    for other in ("sampler=heun", "sampler=lcm", "eta=0.5"):
+        with pytest.raises(AssertionError):
+            generated(base, tmp_path / "b", other)
+        assert "distilled to go from one noise level straight to the next" in capsys.readouterr().err
     with pytest.raises(AssertionError):
         trained(tmp_path, base)
     assert "train black-forest-labs/flux-3-image-klein-base" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from daguerre import errors
 from daguerre.cli import main
 from daguerre.families import sd, sdxl
+from daguerre.foreign import base_models
 from daguerre.models.components import ComponentLoader
 from daguerre.models.weights import architectures
 from daguerre.objectives import eps, v
@@ -242,6 +243,7 @@ def test_numbers_that_stand_in_for_a_model_say_what_it_predicts_if_they_know(mod
         assert read.base == architectures.FOLDER / "sdxl"
     assert (read.scheduler() or {}).get("prediction_type") == says
     assert read.says_prediction == (says is not None)
+    assert base_models.base(f"Laxhar/{model}").known == (says is not None), "as other trainers' configs name it"
 
 
 def test_the_command(silent, tmp_path, capsys):

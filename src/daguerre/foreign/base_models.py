@@ -42,6 +42,8 @@ def base(place: Any) -> Base:
         xl = "xl" in str(place).lower()
         return Base("sdxl" if xl else "sd", "eps", known=False)
     family = "sdxl" if "XL" in str(index.get("_class_name")) else "sd"
+    if not architectures.says_scheduler(str(place), folder):
+        return Base(family, "eps", known=False)
     return Base(family, PREDICTIONS.get(str((scheduler or {}).get("prediction_type")), "eps"))
 
 

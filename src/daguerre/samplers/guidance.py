@@ -187,12 +187,28 @@ class Unguided(Guidance):
         return f"{what}, and this model takes no guidance: remove {what.partition(' ')[0]}"
 
 
+_ALONG_A_LINE = ("euler", "ddim")
+"""Samplers that go straight to the next noise level by one prediction."""
+
+
 @dataclass(frozen=True)
 class Jumping(Unguided):
     """A flow map: a network that was distilled to steps of any length, and is given the noise level where one ends."""
 
     name: str = "jump_to"
     """Name of that row [B] in the conditioning."""
+
+    def faults(self, sampling: SamplingSettings) -> Iterator[tuple[str, str]]:
+        yield from super().faults(sampling)
+        # Its prediction is the mean velocity of a step: x0 by it is no image but the line to the step's end, which
+        # other samplers would add noise to, or follow with slopes of several steps.
+        if sampling.sampler not in _ALONG_A_LINE or sampling.eta > 0:
+            name = "eta" if sampling.sampler in _ALONG_A_LINE else "sampler"
+            yield (
+                name,
+                f"{name} is {getattr(sampling, name)}, and this model was distilled to go from one noise level "
+                f"straight to the next: set sampler={_ALONG_A_LINE[0]} and eta=0",
+            )
 
     def stepping(self, predict: Predict, end: Callable[[float], Tensor]) -> Predict:
         def jumping(x_BCHW: Tensor, t: Time, cond: Cond) -> Tensor:
