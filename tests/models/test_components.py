@@ -70,6 +70,15 @@ def test_null_needs_no_weights_of_the_base(base: Path, tmp_path: Path):
         load(folder)
 
 
+@pytest.mark.parametrize("place", ["./nowhere", ".models/sd15", "--/x", "models/sd15."])
+def test_a_path_is_not_taken_for_a_name_of_the_hub(place: str):
+    """By its shape it could be OWNER/NAME, which the hub does not allow with these marks."""
+    with pytest.raises(UserError, match="there is no folder"):
+        resolve.locate(place, {})
+    with pytest.raises(UserError, match="there is no file"):
+        resolve.file(f"{place}/unet.safetensors", Options())
+
+
 def test_a_network_from_one_file_of_its_own_names(base: Path, other: Path, tmp_path: Path):
     file = tmp_path / "unet_of_4_steps.safetensors"
     save_file({name: value.half() for name, value in weights(other, "unet").items()}, file)

@@ -262,6 +262,20 @@ def test_the_command(silent, tmp_path, capsys):
     assert "all predict the same" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("./nowhere", "no such file or run folder"),
+        ("quickstrat", "Did you mean quickstart?"),
+        ("nowhere.safetensors", "there is no file"),
+        ("https://host/runs/mine", "kept in a local folder or under s3:// or gs://"),
+    ],
+)
+def test_a_model_that_is_nowhere_is_refused_in_words(place, words, capsys):
+    assert main.run(["probe", place, "data.path=images"]) == errors.REFUSED
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("own", ["eps", "v", "flow", "edm"])
 def test_a_network_that_was_trained_for_minutes_is_told(own, tmp_path, capsys):

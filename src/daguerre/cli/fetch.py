@@ -8,7 +8,7 @@ goes on where it was stopped, and checks every byte.
 
   daguerre fetch stable-diffusion-v1-5/stable-diffusion-v1-5 -o models/sd15
   daguerre fetch stabilityai/stable-diffusion-xl-base-1.0 -o models/sdxl variant=fp16
-  daguerre fetch stabilityai/sd-vae-ft-mse -o models/parts/vae
+  daguerre fetch stabilityai/sd-vae-ft-mse -o models/vae
   daguerre fetch stabilityai/stable-cascade/effnet_encoder.safetensors -o models
   daguerre fetch OWNER/NAME/FILE.safetensors -o models
 

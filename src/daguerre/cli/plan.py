@@ -22,6 +22,7 @@ Settings of the recipe are overridden as for `daguerre train`. docs/plan.md says
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -35,7 +36,7 @@ from daguerre.config import overrides
 from daguerre.config.config import Loaded
 from daguerre.config.errors import NOTHING, ConfigError
 from daguerre.errors import DONE, REFUSED
-from daguerre.formatting import titled
+from daguerre.formatting import Verbatim, titled
 from daguerre.memory import estimate, remedies, report, static
 from daguerre.memory.estimate import Say, Step, Target
 from daguerre.memory.remedies import Fitting
@@ -75,7 +76,7 @@ def planned(given: overrides.Arguments, rest: Sequence[str], options: Options, l
         axis_rules = target.config.mesh.logical_axis_rules
         document = {"recipe": given.recipe, **report.document(counted, axis_rules, every), "step": step.document()}
         document |= {"fitting": fitting.document()} if fitting else {}
-        print(json.dumps(document, indent=2))
+        sys.stdout.write(Verbatim(f"{json.dumps(document, indent=2)}\n"))
     else:
         notes = [*loaded.notices, *target.sizes.notices, *target.notices()]
         print("\n".join(_page(target, counted, step, fitting, notes, every)))

@@ -23,12 +23,15 @@ def known(target: str) -> bool:
 
 
 def place(target: str) -> str:
-    """The folder or file of a model of the hub: from the local cache, else downloaded. What is on this machine, and a
-    recipe, is returned as it is. UserError for a pipeline of no family here, and where the hub cannot be reached."""
+    """The folder or file of a model of the hub: from the local cache, else downloaded. What is on this machine, a
+    recipe, and what is no name of the hub is returned as it is. UserError for a pipeline of no family here, and where
+    the hub cannot be reached."""
     if _is_here(target):
         return target
     if target.endswith(SINGLE_FILES):
         return str(resolve.file(target, resolve.Options()))
+    if not resolve.is_hub_id(target):
+        return target
     # The index first, as it says which networks to ask for: a whole repository may hold each of them several times.
     told = index.find(resolve.locate(target, {}, resolve.Options()))
     family = catalogue.pipelines().get(str(read_json(told).get("_class_name"))) if told else None

@@ -5,7 +5,8 @@ once, outside of the tests, in a clone of Stability-AI/StableCascade (7a7d341):
     python .../tests/families/cascade/record_stability.py CLONE
 
 torchvision's compiled operators are not needed, so a build for any device will do. The clone's `torchtools` and
-`modules.controlnet`, which nothing here computes with, are stood in for. `DIGESTS` in test_networks.py are the files'.
+`modules.controlnet`, which nothing here computes with, are stood in for. `DIGESTS` in test_cascade_networks.py are the
+files'.
 """
 
 import hashlib

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import huggingface_hub
 import torch
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 from daguerre.errors import Absent, UserError
 from daguerre.models.settings import SINGLE_FILES
@@ -19,7 +21,6 @@ from daguerre.models.weights import architectures, index, pickled, single_files
 from daguerre.models.weights.files import shards, variants
 
 SHIPPED = Path(__file__).parents[2] / "assets"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+)/(\S+\.(?:safetensors|ckpt|pt|bin))")
 
 Files = tuple[tuple[str, ...], ...]
@@ -65,6 +66,14 @@ def shipped() -> list[str]:
     return sorted(folder.name for folder in SHIPPED.glob("[!_.]*") if folder.is_dir())
 
 
+def is_hub_id(name: str) -> bool:
+    """True for OWNER/NAME as the hub allows it, which a path such as `./folder` is not."""
+    with suppress(HFValidationError):
+        validate_repo_id(name)
+        return "/" in name
+    return False
+
+
 def locate(name: str, needed: Needed, options: Options = Options()) -> Path:
     """The folder that `name` means and that holds all files in `needed`.
 
@@ -85,7 +94,7 @@ def locate(name: str, needed: Needed, options: Options = Options()) -> Path:
         folder = single_files.reader().folder(file(name, options), options.pickled, options.ignored)
     elif Path(name).is_file():  # of a form that is not read, such as .gguf
         folder = single_files.reader().folder(Path(name), options.pickled)
-    elif _HUB_ID.fullmatch(name):
+    elif is_hub_id(name):
         folder = _from_hub(name, needed, options)
     else:
         written_by = name.removesuffix("/pipeline").rpartition("/")[2] if name.endswith("/pipeline") else None
@@ -110,7 +119,7 @@ def file(name: str, options: Options) -> Path:
     """The local file that `name` (a path, or OWNER/NAME/FILE of the hub) means. UserError without a file."""
     if Path(name).is_file():
         return Path(name)
-    if (match := _HUB_FILE.fullmatch(name)) is None or Path(name).is_absolute():
+    if (match := _HUB_FILE.fullmatch(name)) is None or not is_hub_id(match[1]):
         raise UserError(
             f"there is no file {name!r}, and it is not a file of the hub (OWNER/NAME/FILE.safetensors)", code="missing"
         )
