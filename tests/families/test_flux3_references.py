@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import forked_runs
 import numpy as np
@@ -21,12 +21,17 @@ from PIL import Image
 from safetensors.torch import load_file
 from tiny_families import flux3 as tiny
 
+from daguerre.assembly.parts import build
 from daguerre.checkpoint.store import Store
 from daguerre.cli import main
+from daguerre.config import config as configs
 from daguerre.data.images import references
 from daguerre.data.settings import SharedSettings
+from daguerre.distributed.settings import MeshSettings
+from daguerre.errors import UserError
 from daguerre.families import flux3
 from daguerre.families.flux3 import Settings, denoise
+from daguerre.run import distribute
 from daguerre.samplers.draw import initial_noise
 from daguerre.types import REFERENCES
 
@@ -254,6 +259,18 @@ def test_every_mesh_takes_updates_in_which_nothing_has_a_gradient(base, images, 
         assert counts(other) == counts(one), name
         for key, expected in one["model"].items():
             torch.testing.assert_close(other["model"][key], expected, rtol=1e-3, atol=1e-6, msg=f"{name}: {key}")
+
+
+def test_a_loss_that_reads_the_empty_caption_is_refused_where_ranks_share_weights(base, images, tmp_path):
+    """A rank whose captions are as short as the empty one would call the blocks once, and the others twice."""
+    place = tmp_path / "recipe.yaml"
+    lcm = {"name": "lcm", "diffusion": {"name": "flow", "schedule": {"name": "linear_flow"}}}
+    place.write_text(json.dumps(recipe(tmp_path, base, images) | {"objective": lcm}))
+    config = configs.load(str(place), ["adapter.name=lora", "training.duration=1 steps"]).config
+    parts, never = build(config), cast(Any, None)
+    mesh = MeshSettings(ici_data_parallelism=1, ici_fsdp_parallelism=2).resolved(2, 1)
+    with pytest.raises(UserError, match=r"objective\.name=lcm reads the empty caption with every sample"):
+        distribute.shard_networks(config, parts, never, mesh)
 
 
 @pytest.mark.long
