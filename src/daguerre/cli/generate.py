@@ -4,8 +4,8 @@ usage: daguerre generate RUN prompt="..." [key=value ...]
 
 Generates images with the newest checkpoint of a run, by its averaged weights if it keeps them. RUN is a run folder; a
 recipe stands for the run that `daguerre train` makes of it (same output_dir= and run_name=), or, with base=true,
-for its pretrained networks as they are; a folder in diffusers' layout is a pipeline. The same command again goes on
-where it was stopped: complete images are kept.
+for its pretrained networks as they are; a folder in diffusers' layout, or OWNER/NAME of the hub, is a pipeline. The
+same command again goes on where it was stopped: complete images are kept.
 
   daguerre generate runs/quickstart prompt="a small green star on a white background" num_images=4 seed=7
   daguerre generate runs/quickstart prompts_file=prompts.csv out=images sampler=dpmpp_2m num_inference_steps=20

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "conditions"))
+sys.path.insert(0, str(HERE.parents[1] / "conditions"))
 
 import record_stability  # noqa: E402
 import scenes  # noqa: E402
