@@ -63,9 +63,11 @@ def test_a_run_starts_at_ln_2_goes_on_to_the_bit_and_draws(recipe: str, twins: T
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_evaluate_has_the_reference_of_a_run_that_began_from_another(dtype: str, twins, tmp_path, capsys) -> None:
-    given = [f"training.weights_dtype={dtype}", "ema.enabled=false"]
+@pytest.mark.parametrize(("dtype", "averages"), [("float32", False), ("bfloat16", False), ("bfloat16", True)])
+def test_evaluate_has_the_reference_of_a_run_that_began_from_another(
+    dtype: str, averages: bool, twins, tmp_path, capsys
+) -> None:
+    given = [f"training.weights_dtype={dtype}", f"ema.enabled={averages}"]
     assert train("sd15", twins, tmp_path, "first", 2, *given) == errors.DONE
     given += [f"init_from={tmp_path / 'first'}", "optimizer.learning_rate=1e-2"]
     assert train("sd15", twins, tmp_path, "next", 4, *given) == errors.DONE

@@ -360,6 +360,9 @@ def load(config: Config, checkpoint: Checkpoint, raw: bool = False, for_loss: bo
     parts.net.eval()
     if for_loss:
         parts = roles.of_checkpoint(parts, config, recorded or {}, checkpoint.name)
+        for name, p in parts.net.named_parameters():
+            if name in averages:  # they are float32 whatever type the weights are stored in, in a run's validation, too
+                p.data = p.data.float()
     with named(checkpoint.name):
         load_weights(parts.net, checkpoint.tensors["model"] | averages, saved=parts.attached.names)
         parts.objective.learnt.load_state(checkpoint.tensors.get("objective", {}))
