@@ -18,7 +18,7 @@ from daguerre.cli import main
 from daguerre.families import sd, sdxl
 from daguerre.foreign import base_models
 from daguerre.models.components import ComponentLoader
-from daguerre.models.weights import architectures
+from daguerre.models.weights import architectures, resolve
 from daguerre.objectives import eps, v
 from daguerre.run import probe
 from daguerre.run.probe import Sample
@@ -126,12 +126,18 @@ def test_one_image_and_two_kinds_that_are_near_tell_nothing():
     ("marks", "scheduler", "says"),
     [(("v_pred", "ztsnr"), "base", True), ((), "base", False), ((), None, False), (("v_pred",), None, False)],
 )
-def test_a_file_says_what_it_predicts_by_its_marks(marks, scheduler, says, tmp_path):
+def test_a_file_says_what_it_predicts_by_its_marks(marks, scheduler, says, tmp_path, monkeypatch):
     """Merges of models that predict v often have lost them."""
     weights = {"model.diffusion_model.out.2.weight": torch.zeros(1), **dict.fromkeys(marks, torch.zeros(0))}
     save_file({name: tensor.clone() for name, tensor in weights.items()}, tmp_path / "model.safetensors")
     place = str(tmp_path / "model.safetensors")
-    for given in ({"pretrained_model_name_or_path": place}, {"pretrained_model_name_or_path": "x", "unet": place}):
+    monkeypatch.setattr(resolve, "_cached", lambda repository, _: tmp_path)
+    of_hub = "owner/name/model.safetensors"
+    for given in (
+        {"pretrained_model_name_or_path": place},
+        {"pretrained_model_name_or_path": "x", "unet": place},
+        {"pretrained_model_name_or_path": "x", "unet": of_hub},
+    ):
         assert ComponentLoader(sd.Settings(**given, scheduler=scheduler), 0).says_prediction == says
 
 

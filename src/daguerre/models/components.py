@@ -212,8 +212,8 @@ class ComponentLoader:
         if place is None:
             return {}
         if _is_file(str(place)):
-            told = place.is_file() and not self.settings.files_tell_numbers
-            return single_files.reader().scheduler(place) if told else {}
+            file = None if self.settings.files_tell_numbers else resolve.file_here(str(place), self.elsewhere)
+            return {} if file is None else single_files.reader().scheduler(file)
         own = place / "scheduler" / "scheduler_config.json"
         return read_json(own) if own.is_file() else {}
 

@@ -136,6 +136,15 @@ def file(name: str, options: Options) -> Path:
     return found
 
 
+def file_here(name: str, options: Options) -> Path | None:
+    """The local file that `name` means, without asking the hub; None without it."""
+    if Path(name).is_file():
+        return Path(name)
+    match, folder = _HUB_FILE.fullmatch(name), here(name, options)
+    found = None if match is None or folder is None else folder / match[2]
+    return found if found is not None and found.is_file() else None
+
+
 def missing_files(folder: Path, needed: Needed) -> list[str]:
     """Files in `needed` that are not in `folder`, as COMPONENT/FILE (the first of several names), shards among them."""
     missing = []
