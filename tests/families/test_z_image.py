@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from tiny_families import z_image as tiny
 from tiny_models import prompts
 
+from daguerre.errors import UserError
 from daguerre.families import z_image
 from daguerre.families.z_image import NAMES
 from daguerre.models.parts.z_image import TextToImage
@@ -106,6 +107,17 @@ def test_a_batch_of_unequal_captions_is_each_alone(base):
         assert "text_mask" not in alone
         y = family.net(x[row : row + 1], time[row : row + 1], alone)
         torch.testing.assert_close(together[row], y[0], rtol=0, atol=1e-6)
+
+
+def test_more_tokens_than_the_transformer_has_places_for_are_refused(base):
+    settings = z_image.Settings(pretrained_model_name_or_path=str(base), max_sequence_length=992)
+    net = z_image.load(settings, 0).components["transformer"]
+    x, time = torch.zeros(1, 4, 8, 8), torch.tensor([0.5])
+    assert net(x, time, torch.zeros(1, 992, net.config.cap_feat_dim)).isfinite().all()
+    with pytest.raises(IndexError):
+        net(x, time, torch.zeros(1, 993, net.config.cap_feat_dim))
+    with pytest.raises(UserError, match="has places for 992 tokens"):
+        z_image.load(settings.model_copy(update={"max_sequence_length": 993}), 0)
 
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])

@@ -14,6 +14,7 @@ from diffusers import ZImageTransformer2DModel
 from pydantic import Field
 from torch import Tensor, nn
 
+from daguerre.errors import UserError
 from daguerre.models import trained_net
 from daguerre.models.components import ComponentLoader, check_fits
 from daguerre.models.controlnets.controlled import Residuals
@@ -120,6 +121,12 @@ def load(settings: Settings, seed: int) -> Family:
     decided = {"in_channels": autoencoder.channels, "cap_feat_dim": texts.width}
     transformer = components.network("transformer", TextToImage, decided, NAMES)
     check_fits("transformer", transformer, decided)
+    if settings.max_sequence_length > transformer.most_tokens:
+        raise UserError(
+            f"model.max_sequence_length is {settings.max_sequence_length}, and the transformer has places for "
+            f"{transformer.most_tokens} tokens: set that or less",
+            setting="model.max_sequence_length",
+        )
     return trained_net.family(
         components,
         partial(denoise, transformer),

@@ -10,7 +10,7 @@ from tiny_models import tiny_flux_vae
 from transformers import Qwen3Model
 
 NUMBERS = {"in_channels": 4, "dim": 64, "n_layers": 1, "n_refiner_layers": 1, "n_heads": 4, "n_kv_heads": 4}
-NUMBERS |= {"cap_feat_dim": tiny_texts.WIDTH, "axes_dims": [4, 6, 6], "axes_lens": [512, 64, 64]}
+NUMBERS |= {"cap_feat_dim": tiny_texts.WIDTH, "axes_dims": [4, 6, 6], "axes_lens": [1024, 64, 64]}
 
 
 def write(folder: Path, seed: int = 0, **numbers: Any) -> Path:

@@ -22,6 +22,11 @@ class TextToImage(ZImageTransformer2DModel):
     """The transformer of Z-Image. The sequence is the image and behind it the text, each filled up to a multiple of 32
     tokens by a learnt one; the image's place is behind the text that is filled up so."""
 
+    @property
+    def most_tokens(self: Any) -> int:
+        """Most tokens of a text for which there are places on the first axis, with one behind them for the image."""
+        return int((self.config.axes_lens[0] - 2) // SEQ_MULTI_OF * SEQ_MULTI_OF)
+
     def forward(self: Any, x_BCHW: Tensor, time_B: Tensor, text_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         """The velocity [B, C, H, W], with the library's sign, of noisy latents at the time 0 (noise) to 1 (clean).
         `mask_BT` is True for tokens of text and False for the padding behind them; None: all are text."""
