@@ -219,7 +219,7 @@ ADAPTERS = [name for name in shipped() if tree(name).get("adapters") and not nam
 def test_a_header_says_what_plan_says(name, capsys):
     """In whole GB; and no card is promised that has no room."""
     text = " ".join(shipped()[name].read_text(encoding="utf-8").split("# Time:")[0].replace("#", "").split())
-    assert f"(`daguerre plan {name}`)" in text
+    assert f"(`daguerre plan {name} training.device=cuda`)" in text
     assert main.run(["plan", name, "training.device=cuda", "--json"]) == errors.DONE
     taken = json.loads(capsys.readouterr().out)["step"]["taken_bytes"]
     assert int(re.search(r"= (\d+) GB", text)[1]) == round(taken / 1e9)
