@@ -34,7 +34,7 @@ _AS_PATH = re.compile(r"(?<=:/)[^/\s'\"@]+@")
 """User and password of an address that was taken for a path."""
 _COMMAND = re.compile(
     r"(?P<before>(?P<quote>['\"`]))pipe:(?!\.\.\.)(?:\\.|(?!(?P=quote))[^\n\\])*"
-    r"|(?P<start>^|[=\[,])pipe:(?!\.\.\.)[^\n]*|(?<![\w.'\"`-])pipe:(?=\S)(?!\.\.\.)[^\n]*",
+    r"|(?P<start>^|[=\[,])pipe:(?!\.\.\.)[^\n]*|(?<![\w'\"`-])pipe:(?=\S)(?!\.\.\.)[^\n]*",
     re.MULTILINE,
 )
 """A command that stands for a file: to the end of its quotation, or of the line. `Broken pipe: ...` is not a

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -72,8 +73,9 @@ class Verbatim(str):
 
 
 def columns(usual: int) -> int:
-    """Columns for text that is written for `usual` ones: fewer where the terminal has fewer."""
-    return min(usual, shutil.get_terminal_size((usual, 24)).columns)
+    """Columns for text that is written for `usual` ones: fewer where it goes to a terminal that has fewer."""
+    # COLUMNS is often in the environment of a pipe, too, whose readers search in lines as they always were.
+    return min(usual, shutil.get_terminal_size((usual, 24)).columns) if sys.stdout.isatty() else usual
 
 
 def fitted(text: str, room: int) -> str:

@@ -209,6 +209,8 @@ COMMANDS = [
     "plan @",
     "plan quickstart output_dir=@",
     "bench @",
+    "probe @",
+    "probe quickstart model.vae=@ data.path=a",
     "launch slurm @ nodes=1",
     "launch slurm quickstart nodes=1 gpus_per_node=0 out=job-setup setup='export HTTPS_PROXY=@'",
     "launch slurm quickstart nodes=1 gpus_per_node=0 device=cpu out=job description=@",

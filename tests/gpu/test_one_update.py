@@ -29,8 +29,11 @@ HERE = Path(__file__).parent
 LAUNCHES = json.loads((HERE / "kernels.json").read_text(encoding="utf-8"))
 MORE = 1.02
 """Share of the launches in the table that an update may have."""
-QUICK = ("sd15 model.long_prompts=true", "sdxl_pivotal", "cascade_c_controlnet_canny", "quickstart_vae")
-"""One of each kind of adapter, an autoencoder, and captions longer than a text encoder reads."""
+QUICK = (
+    "sd15 model.long_prompts=true", "sdxl_pivotal", "cascade_c_controlnet_canny", "cascade_b", "quickstart_vae",
+    "quickstart_text",
+)  # fmt: skip
+"""One of each kind of adapter, of autoencoder and of text encoder, two stages, and captions longer than one reads."""
 TRAINED = [name for name in recipe.shipped() if tree(name)["training"]["duration"] != "0 steps"]
 
 

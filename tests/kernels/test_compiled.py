@@ -20,7 +20,6 @@ def compiled(tmp_path, *words):
     assert done.stdout.endswith("compiled\n"), done.stderr
 
 
-@pytest.mark.long  # one of those below; it takes 7 s
 def test_the_update_compiles_for_an_h100(tmp_path):
     compiled(tmp_path, "90", "adamw_ema")
 

@@ -94,7 +94,7 @@ def test_every_way_of_reading_has_rules_of_its_own(made: tuple[Path, Reading]):
         "masked": not reading.masked,
         "padding": "fixed" if reading.padding == "longest" else "longest", "text_mask": not reading.text_mask,
         "final_norm": not reading.final_norm, "text": "more", "part": 3, "long": not reading.long,
-        "pooled": None if reading.pooled else "plain",
+        "pooled": None if reading.pooled else "plain", "step": reading.step + 8, "padding_place": 5,
     }  # fmt: skip
     assert {each.name for each in fields(Reading)} - others.keys() == {"kinds"}
     for name, value in others.items():
