@@ -178,7 +178,7 @@ def test_a_raised_batch_is_recorded_and_read_back(tmp_path, monkeypatch, capsys)
 
 
 def commands() -> list[list[str]]:
-    """`daguerre plan` and `daguerre launch`, as README and docs show them."""
+    """`daguerre plan` and `daguerre launch`, as README and docs show them, of the recipes that are shipped."""
     found = []
     for page in PAGES:
         lines = [
@@ -191,7 +191,7 @@ def commands() -> list[list[str]]:
         for line in [*lines, *inline]:
             if re.match(r"daguerre (plan|launch) ", line):
                 found.append(shlex.split(line.replace("RECIPE", "sdxl"), comments=True)[1:])
-    return [words for words in found if len(words) > 2 and "VERB" not in words]
+    return [words for words in found if len(words) > 2 and not {"VERB", "tiny.yaml"} & {*words}]
 
 
 def test_every_plan_and_launch_command_of_the_docs_is_one_that_trains(checked_only):
