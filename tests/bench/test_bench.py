@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 from tiny_runs import TINY
+from twins import tree
 
 from daguerre import errors
 from daguerre.assembly.parts import outline
@@ -195,7 +196,18 @@ def stand_in(name, folder):
     return random_model.at_hand(config, folder)[0]
 
 
-@pytest.mark.parametrize("name", [name for name in shipped() if name not in OF_A_RUN])
+FIRST_OF_BASES = {str(tree(name)["model"].get("pretrained_model_name_or_path")): name for name in reversed(shipped())}
+"""Recipes of `make test`; others of a base have the stand-in of its first."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in {*OF_EACH_KIND, *FIRST_OF_BASES.values()} else [pytest.mark.long])
+        for name in shipped()
+        if name not in OF_A_RUN
+    ],
+)
 def test_every_recipe_has_a_stand_in(tmp_path, monkeypatch, name):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))

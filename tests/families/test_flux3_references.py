@@ -132,7 +132,16 @@ def test_without_any_it_is_text_to_image_to_the_bit(base):
     assert torch.equal(net(x, t, {"text": text}).flatten(2).mT, wanted)
 
 
-@pytest.mark.parametrize("size", [(1300, 900), (1024, 1024), (3000, 2500), (100, 90), (12, 40), (5000, 300)])
+@pytest.mark.parametrize(
+    "size",
+    [
+        (1300, 900),
+        (100, 90),
+        (12, 40),
+        (5000, 300),
+        *(pytest.param(each, marks=pytest.mark.long) for each in [(1024, 1024), (3000, 2500)]),
+    ],
+)
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_picture_is_resized_padded_and_cropped_as_the_pipeline_does(count, size, tmp_path):
     if count == 2 and min(size) < 16:

@@ -53,7 +53,7 @@ def checked_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "devices", [pytest.param(n, marks=[] if n in (1, 4, 128) else [pytest.mark.long]) for n in DEVICES]
+    "devices", [pytest.param(n, marks=[] if n in (4, 128) else [pytest.mark.long]) for n in DEVICES]
 )
 @pytest.mark.parametrize("name", recipe.shipped())
 def test_every_recipe_trains_on_every_size_or_is_refused_with_the_reason(name, devices, checked_only, capsys):
