@@ -10,12 +10,14 @@ import flow_runs
 import forked_runs
 import numpy as np
 import pytest
+import reference_pictures
 import several_devices
 import torch
 from diffusers import Flux2KleinPipeline, Flux2Transformer2DModel
 from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
 from flow_runs import SEED, STEPS
 from PIL import Image
+from reference_pictures import picture
 from safetensors.torch import load_file
 from tiny_families import flux2 as tiny
 
@@ -36,16 +38,9 @@ def base(tmp_path_factory) -> Path:
     return tiny.write(tmp_path_factory.mktemp("flux2") / "flux2")
 
 
-def picture(path: Path, seed: int, size: tuple[int, int]) -> Path:
-    low = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
-    Image.fromarray(low).resize(size[::-1], Image.Resampling.BICUBIC).save(path)
-    return path
-
-
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("pictures")
-    return [picture(folder / f"{i}.png", i, size) for i, size in enumerate(SIZES)]
+    return reference_pictures.pictures(tmp_path_factory.mktemp("pictures"), SIZES)
 
 
 @pytest.fixture(scope="module")

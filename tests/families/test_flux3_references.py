@@ -11,6 +11,7 @@ from typing import Any, cast
 import forked_runs
 import numpy as np
 import pytest
+import reference_pictures
 import several_devices
 import torch
 from diffusers import Flux3Transformer2DModel
@@ -18,6 +19,7 @@ from diffusers.modular_pipelines.flux3.before_denoise import _prepare_image_ids
 from diffusers.modular_pipelines.flux3.image_processor import Flux3ImageProcessor
 from flow_runs import SEED, STEPS
 from PIL import Image
+from reference_pictures import picture
 from safetensors.torch import load_file
 from tiny_families import flux3 as tiny
 
@@ -44,16 +46,9 @@ def base(tmp_path_factory) -> Path:
     return tiny.write(tmp_path_factory.mktemp("flux3") / "flux3")
 
 
-def picture(path: Path, seed: int, size: tuple[int, int]) -> Path:
-    low = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
-    Image.fromarray(low).resize(size[::-1], Image.Resampling.BICUBIC).save(path)
-    return path
-
-
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("pictures")
-    return [picture(folder / f"{i}.png", i, size) for i, size in enumerate(SIZES)]
+    return reference_pictures.pictures(tmp_path_factory.mktemp("pictures"), SIZES)
 
 
 @pytest.fixture(scope="module")

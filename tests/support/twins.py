@@ -92,9 +92,7 @@ SHORT = {
 @cache
 def tree(name: str) -> trees.Tree:
     """What a recipe and those that it extends say, settings of an only source in `data`; not to be changed."""
-    merged: trees.Tree = {}
-    for layer in recipe.layers(name):
-        merged = trees.merge(merged, layer.tree)
+    merged = recipe.tree(name)
     shared = {name: value for name, value in merged["data"].items() if name != "sources"}
     mix = merged["data"].get("sources", {})
     return {**merged, "data": {**shared, **mix["images"]}} if [*mix] == ["images"] else merged

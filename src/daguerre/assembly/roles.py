@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from daguerre.assembly import base_digests, first_weights
 from daguerre.assembly.parts import Components
 from daguerre.config.config import Config
+from daguerre.models.frozen import in_evaluation
 from daguerre.objectives.objective import AVERAGE, REFERENCE
 from daguerre.training.sharding import UNSHARDED, Sharding
 from daguerre.training.state import TrainState
@@ -37,19 +38,17 @@ class OtherWeights:
     def __call__(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond) -> Tensor:
         """y [B, C, h, w]. Several devices call it together, before the student: what the student's pass keeps for its
         backward pass would be written over where parameters are split."""
-        net, was_training = self.net, self.net.training
+        net = self.net
         # Validation has put the averages into the net already, and the student's own weights in their place.
-        weights = {} if self.role == AVERAGE and not was_training else self.weights
-        # Without dropout: what the student is compared with must be one function.
-        net.eval()
+        weights = {} if self.role == AVERAGE and not net.training else self.weights
         # Autocast remembers narrow copies of parameters, and cannot see that their memory is exchanged.
         torch.clear_autocast_cache()
         try:
-            with self.sharding.swapped(net, self.trained, weights):
+            # Without dropout: what the student is compared with must be one function.
+            with in_evaluation(net), self.sharding.swapped(net, self.trained, weights):
                 y_BCHW: Tensor = net(x_BCHW, c_noise_B, cond)
         finally:
             torch.clear_autocast_cache()
-            net.train(was_training)
         return y_BCHW
 
 

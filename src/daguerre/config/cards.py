@@ -61,9 +61,7 @@ def _by_family() -> Mapping[str, Mapping[str, Path]]:
     """The recipes that name a card and train, by family."""
     found: dict[str, dict[str, Path]] = {}
     for name, path in recipe.shipped().items():
-        tree: trees.Tree = {}
-        for layer in recipe.layers(name):
-            tree = trees.merge(tree, layer.tree)
+        tree = recipe.tree(name)
         if options(path) and str(trees.get(tree, "training.duration")) != "0 steps":
             found.setdefault(str(trees.get(tree, "model.family")), {})[name] = path
     return dict(sorted(found.items()))

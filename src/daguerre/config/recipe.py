@@ -6,6 +6,7 @@ Everything here is torch-free and imports no plug-in; what the keys mean is chec
 import difflib
 import os
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 
 from daguerre import yaml_text
@@ -13,7 +14,7 @@ from daguerre.errors import UserError
 from daguerre.foreign import signs
 from daguerre.remote import local_copy
 from daguerre.storage import address
-from daguerre.trees import Tree
+from daguerre.trees import Tree, merge
 
 FOLDER = Path(__file__).parent.parent / "recipes"
 
@@ -83,6 +84,11 @@ def stand_in(recipe: str) -> str | None:
     """The shipped recipe that stands for a file of another trainer; None where the file is there, and for others."""
     name = signs.stands_for(recipe)
     return name if name in shipped() and not Path(recipe).expanduser().is_file() else None
+
+
+def tree(recipe: str) -> Tree:
+    """The settings of a recipe and of all that it extends, as they are written. UserError as from `layers`."""
+    return reduce(merge, (layer.tree for layer in layers(recipe)))
 
 
 def layers(recipe: str) -> list[Layer]:

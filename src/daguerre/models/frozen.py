@@ -1,5 +1,7 @@
-"""Frozen networks to which adapters add something: the base computes as it does in evaluation."""
+"""Networks in evaluation mode: within a context, or for good where adapters add something to a frozen one."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
@@ -8,6 +10,17 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 _DROPOUT = "lora_dropout"
 """peft's name of what drops inputs of an addition."""
+
+
+@contextmanager
+def in_evaluation(net: nn.Module) -> Iterator[None]:
+    """Within the context the net is in evaluation mode; afterwards, also after an error, as it was before."""
+    was_training = net.training
+    net.eval()
+    try:
+        yield
+    finally:
+        net.train(was_training)
 
 
 def keep_evaluating(network: Any) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from torch import nn
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from daguerre.objectives.networks.teacher import Teacher
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
+Class = TypeVar("Class", bound=type)
 Table = dict[str, Dims]
 """The logical axes of parameters, by pattern of their names."""
 
@@ -186,6 +187,18 @@ def facts_by_name(kind: str) -> Facts:
 def class_of(name: str) -> type | None:
     """The class of this name for which a family has written facts; None where none has."""
     return next((kind for kind in _known() if kind.__name__ == name), None)
+
+
+def stands_for(library: type) -> Callable[[Class], Class]:
+    """Decorates a class with another forward pass of a library's: for all that reads a class's name (configs, indexes
+    of pipelines, files of adapters) it is the library's."""
+
+    def stands(kind: Class) -> Class:
+        kind.__name__ = kind.__qualname__ = library.__name__
+        kind.__module__ = library.__module__
+        return kind
+
+    return stands
 
 
 def named(

@@ -24,6 +24,7 @@ from daguerre.generation import generate
 from daguerre.generation.generate import GeneratedImage, ImageRequest, image_size
 from daguerre.generation.image_files import Encoding, Files, in_threads
 from daguerre.models import compatibility, encoders
+from daguerre.models.frozen import in_evaluation
 from daguerre.models.settings import BASE
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.tracking.progress import Counter
@@ -132,14 +133,12 @@ def _generate(
     sampling = config.sampling.model_copy(update={"seed": each.seed})
     print(f"{each.setting}: generating {each.missing:,} images of {each.shown} into {each.folder}", flush=True)
     # Monotonic: a clock that is set meanwhile must not make a length negative.
-    began, training = time.monotonic(), parts.net.training
-    parts.net.eval()
-    with encoders.present(parts.family):
+    began = time.monotonic()
+    with in_evaluation(parts.net), encoders.present(parts.family):
         filled = fill(
             parts, sampling, each.prompts, each.folder, each.count,
             size_px=image_size(config, "class_image"), provenance=provenance, stop=lambda: bool(stop()),
         )  # fmt: skip
-    parts.net.train(training)
     if filled.missing:
         raise Stopped(
             f"stopped while class images were generated: {each.folder} has {each.count - filled.missing:,} of "

@@ -11,12 +11,12 @@ Shape letters: B samples, C channels, h and w height and width, L levels, I imag
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from daguerre import plugins
 from daguerre.assembly.parts import Components
@@ -25,6 +25,7 @@ from daguerre.data.dataset import Dataset
 from daguerre.data.loading import loader
 from daguerre.distributed.process_group import Processes
 from daguerre.errors import UserError
+from daguerre.models.frozen import in_evaluation
 from daguerre.models.settings import FamilySettings, ProbedSettings
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.noise import noise
@@ -149,8 +150,10 @@ def foreseen(config: Config, parts: Components) -> list[str]:
 def check(config: Config, parts: Components, dataset: Dataset, processes: Processes) -> list[str]:
     """A line on what the weights of a new run predict, where no file says it. UserError where that plainly is another
     kind than the objective's. All processes call it, as the network may be split over them."""
-    if not _is_open(config, parts) or (off := _off(config)):
-        return off if _is_open(config, parts) else []
+    if not _is_open(config, parts):
+        return []
+    if off := _off(config):
+        return off
     with processes.watch.doing("looking at what the weights predict"):
         found = of_dataset(config, parts, dataset)
     return processes.agreement.run_on_rank0(lambda: [_judged(config, found)])
@@ -165,7 +168,7 @@ def of_dataset(config: Config, parts: Components, dataset: Dataset) -> Fits | No
     made = loader.fixed_batches(
         dataset, IMAGES, lambda _: 1, images=parts.images, columns=parts.columns, seed=config.seed
     )
-    with torch.no_grad(), _evaluating(parts.net):
+    with torch.no_grad(), in_evaluation(parts.net):
         samples = list(_samples(parts, made))
         if sum(len(sample.x0_BChw) for sample in samples) < 2:
             return None
@@ -285,13 +288,3 @@ def _as_given(objective: Diffusion) -> str:
     """The settings of an objective that say what is predicted."""
     own = objective.settings.model_dump(mode="json", exclude_defaults=True, exclude={"schedule", "times"})
     return " ".join(f"objective.{name}={value}" for name, value in {"name": objective.settings.name, **own}.items())
-
-
-@contextmanager
-def _evaluating(net: nn.Module) -> Iterator[None]:
-    mode = net.training
-    net.eval()
-    try:
-        yield
-    finally:
-        net.train(mode)

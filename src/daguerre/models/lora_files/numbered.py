@@ -5,7 +5,7 @@ How such files are read is known to the family whose authors write them: its mod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -69,10 +69,14 @@ def readers() -> tuple[NumberedLoras, ...]:
 
 def config(path: Path) -> Config | None:
     """The config of a LoRA in the form of any family; None for any other file."""
-    return next((found for each in readers() if (found := each.config(path)) is not None), None)
+    return next((config for _, config in _read(path)), None)
 
 
 def with_words(path: Path) -> tuple[NumberedLoras, Config] | None:
     """A config of a LoRA with trained words, and who reads it; None for any other file."""
-    found = ((each, config) for each in readers() if (config := each.config(path)) is not None)
-    return next(((each, config) for each, config in found if config.words), None)
+    return next(((reader, config) for reader, config in _read(path) if config.words), None)
+
+
+def _read(path: Path) -> Iterator[tuple[NumberedLoras, Config]]:
+    """The config by those that can read it."""
+    return ((reader, config) for reader in readers() if (config := reader.config(path)) is not None)

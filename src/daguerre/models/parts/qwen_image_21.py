@@ -13,7 +13,10 @@ from diffusers import QwenImage21Transformer2DModel
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from daguerre.models.network import stands_for
 
+
+@stands_for(QwenImage21Transformer2DModel)
 class TextToImage(QwenImage21Transformer2DModel):
     """The transformer of Qwen-Image-2.1. The sequence is text, of which each token sees those before it, and behind it
     the image, which sees all. Text is modulated as at time 0, so it does not depend on the noise level."""
@@ -100,8 +103,3 @@ def _turned(rows_BSHD: Tensor, rotary: Tensor) -> Tensor:
     """Pairs of features turned by the angles of their places."""
     pairs = torch.view_as_complex(rows_BSHD.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * rotary).flatten(-2).type_as(rows_BSHD)
-
-
-# It is the library's class for all that reads its name: configs, indexes of pipelines, files of adapters.
-TextToImage.__name__ = TextToImage.__qualname__ = QwenImage21Transformer2DModel.__name__
-TextToImage.__module__ = QwenImage21Transformer2DModel.__module__

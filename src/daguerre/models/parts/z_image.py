@@ -13,11 +13,14 @@ from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from daguerre.models.network import stands_for
+
 PATCH = 2
 """Side of the square of latent pixels that is one token."""
 _SIZE = f"{PATCH}-1"
 
 
+@stands_for(ZImageTransformer2DModel)
 class TextToImage(ZImageTransformer2DModel):
     """The transformer of Z-Image. The sequence is the image and behind it the text, each filled up to a multiple of 32
     tokens by a learnt one; the image's place is behind the text that is filled up so."""
@@ -86,8 +89,3 @@ def _tokens(x_BCHW: Tensor) -> Tensor:
     b, channels, height, width = x_BCHW.shape
     x = x_BCHW.view(b, channels, height // PATCH, PATCH, width // PATCH, PATCH)
     return x.permute(0, 2, 4, 3, 5, 1).reshape(b, -1, PATCH**2 * channels)
-
-
-# It is the library's class for all that reads its name: configs, indexes of pipelines, files of adapters.
-TextToImage.__name__ = TextToImage.__qualname__ = ZImageTransformer2DModel.__name__
-TextToImage.__module__ = ZImageTransformer2DModel.__module__

@@ -117,16 +117,13 @@ def locate(name: str, needed: Needed, options: Options = Options()) -> Path:
 
 def file(name: str, options: Options) -> Path:
     """The local file that `name` (a path, or OWNER/NAME/FILE of the hub) means. UserError without a file."""
-    if Path(name).is_file():
-        return Path(name)
+    if (found := file_here(name, options)) is not None:
+        return found
     if (match := _HUB_FILE.fullmatch(name)) is None or not is_hub_id(match[1]):
         raise UserError(
             f"there is no file {name!r}, and it is not a file of the hub (OWNER/NAME/FILE.safetensors)", code="missing"
         )
     repository, path = match.groups()
-    with suppress(OSError):
-        if (cached := _cached(repository, options) / path).is_file():
-            return cached
     try:  # a whole snapshot of one file: where the hub cannot be reached, it is not asked six times
         folder = huggingface_hub.snapshot_download(repository, revision=options.revision, allow_patterns=[path])
     except OSError as error:

@@ -23,6 +23,7 @@ from torch.nn import functional
 from daguerre.families.cascade import batch_norms, efficientnet
 from daguerre.families.cascade.sizes import FEATURES, STEM, V2_S
 from daguerre.models.controlnets.controlled import Bottleneck, Reads, Residuals
+from daguerre.models.network import stands_for
 
 _SLOPE = 0.2
 
@@ -110,6 +111,7 @@ def _projection(features: int, width: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(features, features, 1, bias=False), nn.LeakyReLU(_SLOPE), last)
 
 
+@stands_for(StableCascadeUNet)
 class ControlledUNet(StableCascadeUNet):
     """diffusers' network, to which ControlNets may add something before its residual blocks."""
 
@@ -164,11 +166,6 @@ class ControlledUNet(StableCascadeUNet):
             x = _resized(x.float(), skip).to(x.dtype)
         added = next(self._added, None)
         return x if added is None else x + _resized(added, x).to(x.dtype)
-
-
-# Exports write the class's name, and the index of a pipeline its module.
-ControlledUNet.__name__ = ControlledUNet.__qualname__ = StableCascadeUNet.__name__
-ControlledUNet.__module__ = StableCascadeUNet.__module__
 
 
 def _resized(y: Tensor, like: Tensor) -> Tensor:
