@@ -387,6 +387,34 @@ def test_only_families_and_their_networks_name_their_classes():
             assert not found, f"{name(path)} names classes of networks: {found}"
 
 
+LAYER = re.compile(
+    r"_?((single_)?transformer_blocks|(double|single|input|output|up|down)_blocks|mid(dle)?_block|diffusion_model"
+    r"|to_(q|k|v|qkv|out|add_out)|add_[qkv]_proj|([qkvo]|in|out|gate|up|down)_proj|proj_(in|out|mlp)|self_attn|cross_attn|attn\d?"
+    r"|attentions|resnets|fc[12]|text_model|text_projection|token_embedding|embed_tokens|lm_head|conv_(in|out|shortcut)|conv[12]"
+    r"|time_embedding|add_embedding|[a-z]+_embedder|norm_out|norm[1-4]|layer_norm[12]|(post_)?quant_conv)"
+)
+"""Names that layers have in the networks of diffusers, of transformers and of their authors."""
+NAMES_LAYERS = {
+    # file: why it names layers
+    "cli/convert/export.py": "what files of ComfyUI and A1111 put before all names",
+    "distributed/sharding_rules.py": "logical axes, two of which MaxDiffusion calls as layers of UNets are called",
+    "models/lora_files/names.py": "attention in LoRAs of older versions of diffusers, whichever network they are for",
+    "models/lora_files/strangers.py": "marks of files that are no LoRAs",
+    "models/weights/original_names.py": "what files of ComfyUI and A1111 put before all names",
+}
+
+
+def test_only_families_and_their_networks_name_their_layers():
+    """What shared code does with some layers of a network is a fact of its class (models/network.py)."""
+    naming = {
+        name(path)
+        for path in FILES
+        if not name(path).startswith((*BRING_NETWORKS, *SPEAKS_FOR_OTHERS))
+        and any(LAYER.fullmatch(word) for _, word in words(trees()[path]))
+    }
+    assert naming == NAMES_LAYERS.keys(), "shared code names layers, or a file of the list does no more"
+
+
 def words(tree: ast.Module) -> list[tuple[int, str]]:
     """Names and the words of texts, with their lines, without docstrings."""
     prose = {id(node.value) for node in nodes(tree) if isinstance(node, ast.Expr)}

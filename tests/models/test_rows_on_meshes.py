@@ -33,10 +33,12 @@ def test_rows_of_new_tokens_have_a_place(kind: str, tensor: int):
     new_tokens.attach(reader, {"<cat>": torch.zeros(2, 32)}, {})
     names = [name for name, _ in network.named_parameters()]
     (rows,) = (name for name in names if name.endswith(".rows"))
-    assert host(rows) == (next(name for name, p in network.named_parameters() if len(p) == 64), ROWS)
+    assert host(rows) == (rows, ROWS)
     mesh = MeshSettings(ici_fsdp_parallelism=2, ici_tensor_parallelism=tensor, ici_data_parallelism=1).resolved(
         2 * tensor, 1
     )
     found = placement(Network(network, "text_encoder", reader.kind.facts), sharding_rules.DEFAULT, mesh)
     assert [each.name for each in found.placed] == names
     assert next(each for each in found.placed if each.name == rows).tensor is None
+    assert found.patterns[rows] == rows
+    assert not found.problems

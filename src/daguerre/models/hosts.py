@@ -7,8 +7,6 @@ from daguerre.distributed.sharding_rules import Dims
 _FACTOR = re.compile(
     r"\.(?:(lora_[AB])\.\w+\.weight|(?:lora_magnitude_vector|hada_\w+|lokr_\w+|boft_\w+)\.\w+(?:\.weight)?)$"
 )
-_ROWS = re.compile(r"\b(?:token_embedding|embed_tokens)\.rows$")
-_T5_TABLE = re.compile(r"\bencoder\.embed_tokens$")
 ROWS = "rows"
 """Rows added to embeddings, which every device has."""
 OTHER = "other"
@@ -17,12 +15,12 @@ OTHER = "other"
 
 def host(name: str) -> tuple[str, str]:
     """The name of the parameter as the network had it before adapters wrapped its layers; and, of what is added to a
-    weight, what it is: `lora_A` (rank, in), `lora_B` (out, rank), `rows` (n, width) or `other`."""
+    weight, what it is: `lora_A` (rank, in), `lora_B` (out, rank), `rows` (n, width; by their own name) or `other`."""
     if found := _FACTOR.search(name):
         return f"{name[: found.start()]}.weight", found[1] or OTHER
-    if _ROWS.search(name):
-        # A T5 reads its table as `encoder.embed_tokens`, and has its weight as `shared`.
-        return f"{_T5_TABLE.sub('shared', name.removesuffix('.rows'))}.weight", ROWS
+    if name.endswith(f".{ROWS}"):
+        # Not the table's name: where two modules share one, the weight has the name of the other.
+        return name, ROWS
     return name.replace(".base_layer.", "."), ""
 
 

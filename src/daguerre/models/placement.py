@@ -51,12 +51,13 @@ def placement(network: Network, axis_rules: Rules, mesh: Mesh) -> Placement:
         )
     whole = {host: shapes[name] for name, (host, factor) in hosts.items() if not factor}
     of_host = sharding_rules.logical(table, whole) if table else dict.fromkeys(whole, ())
-    dims = {name: named_hosts.of_factor(of_host[host], factor) for name, (host, factor) in hosts.items()}
+    dims = {name: named_hosts.of_factor(of_host.get(host, ()), factor) for name, (host, factor) in hosts.items()}
     attention = _attention(network)
     heads = {name: count for name, (_, count) in attention.items()}
     placed, messages = sharding_rules.place(shapes, dims, axis_rules, mesh, heads)
     placed = _partial(_with_hosts(placed, hosts), attention)
-    patterns = {name: next((each for each in table if fnmatchcase(hosts[name][0], each)), "") for name in own}
+    meant = {name: next((each for each in table if fnmatchcase(hosts[name][0], each)), "") for name in own}
+    patterns = {name: name if hosts[name][1] == named_hosts.ROWS else pattern for name, pattern in meant.items()}
     problems = [line.partition(": ") for line in messages]
     return Placement(
         # FSDP2 cannot cut a single number, such as a learnt scale.

@@ -29,6 +29,7 @@ from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.process_group import Processes
 from daguerre.errors import UserError
 from daguerre.formatting import shown
+from daguerre.models.parts.text.names import spellings
 from daguerre.models.weights import files, single_files
 from daguerre.regular import check_regular
 from daguerre.remote import local_copy
@@ -47,8 +48,6 @@ _OF_WEIGHTS = ("model", "adapters", "adapter", "objective.adversarial")
 _NEWEST = ("latest", "never")
 """resume_from_checkpoint: `never` is refused if there is a run, so that a fresh one is all that it finds."""
 _DOCUMENTS = ("state", "pace", "loading", "base", "config", "code")
-_WRAPPER = "text_model."
-"""Stands before the names of text encoders in files of older versions of transformers."""
 
 
 @dataclass(frozen=True)
@@ -400,6 +399,4 @@ def _meant(tensors: Mapping[str, Tensor], components: list[str], known: set[str]
 def _own_name(name: str, known: set[str]) -> str:
     """The net's name of a parameter that a text encoder's file may call by another."""
     component, _, rest = name.partition(".")
-    other = rest.removeprefix(_WRAPPER) if rest.startswith(_WRAPPER) else f"{_WRAPPER}{rest}"
-    other = f"{component}.{other}"
-    return other if name not in known and other in known else name
+    return next((own for spelt in spellings(rest) if (own := f"{component}.{spelt}") in known), name)

@@ -15,7 +15,7 @@ from daguerre.models.lora_files.read import read
 from daguerre.models.network import class_of
 from daguerre.models.parts.text import token_files
 from daguerre.models.parts.text.encoder import TextEncoder
-from daguerre.models.parts.text.names import with_wrapper
+from daguerre.models.parts.text.names import spellings
 from daguerre.models.parts.text.token_files import Embeddings
 from daguerre.models.parts.text.tokenizers import AbsentTokenizer
 from daguerre.models.weights import architectures, index
@@ -137,14 +137,11 @@ def _fitting(path: Path, base: Path | None, taken: Callable[[Networks], Found]) 
 def tensor_names(network: nn.Module) -> Mapping[str, str]:
     """The weight or bias by each name that a file may have for it."""
     own = [name for name, _ in network.named_parameters()]
-    return {spelt: name for name in own for spelt in (with_wrapper(name), name.removeprefix("text_model."), name)}
+    return {spelt: name for name in own for spelt in spellings(name)}
 
 
 def file_names(network: nn.Module) -> Mapping[str, str]:
     """The linear layer or convolution by the name that a file may have for its weight: text encoders' files have a
     level that transformers 5.6 and later leave out."""
     own = [name for name, module in network.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
-    spelt = {
-        spelling: layer for layer in own for spelling in (with_wrapper(layer), layer.removeprefix("text_model."), layer)
-    }
-    return {f"{spelling}.weight": layer for spelling, layer in spelt.items()}
+    return {f"{spelt}.weight": layer for layer in own for spelt in spellings(layer)}

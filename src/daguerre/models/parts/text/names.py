@@ -19,6 +19,11 @@ def with_wrapper(name: str) -> str:
     return name if name.startswith(("text_model.", "text_projection.")) else f"text_model.{name}"
 
 
+def spellings(name: str) -> tuple[str, ...]:
+    """A text encoder's name as the network has it, and as files have it with and without `text_model.`."""
+    return name, name.removeprefix("text_model."), with_wrapper(name)
+
+
 def hub_name(network: nn.Module, name: str) -> str:
     """A tensor's name as the hub's files of a network have it, and transformers 4 reads it as well as 5."""
     return with_wrapper(name) if type(network).__name__ == "CLIPTextModel" else name
@@ -49,7 +54,7 @@ class ClipNames:
         dotted += [""] if alone else []
         flattened += ["lora_te_wrapped_transformer_"] if alone else []
         for layer in layers:
-            for name in {layer, layer.removeprefix("text_model."), with_wrapper(layer)}:
+            for name in {*spellings(layer)}:
                 yield from spelled(name, (layer,), dotted, flattened)
 
     def kohya(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> dict[str, Layers]:
