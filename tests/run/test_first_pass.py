@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,6 +39,18 @@ class Net(nn.Module):
         return y + self.mistake * self.bias.sum() if torch.compiler.is_compiling() else y
 
 
+class OneWay(nn.Module):
+    """A product with a backward pass of its own, which torch runs without gradient."""
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x @ torch.eye(5)
+
+    def forward(self, x):
+        return self.Product.apply(x)
+
+
 def parts(net, compute=torch.float32):
     x0 = torch.arange(6.0).view(2, 3)
 
@@ -63,6 +76,23 @@ def test_arithmetic_is_counted_without_a_trace():
     net = Net()
     assert preflight.training_flops_per_sample(parts(net), BATCH) == 0.0, "no products"
     assert net.calls == 0
+
+
+def test_passes_without_gradient_are_counted_once():
+    """Of a student that answers with and without gradient, of its first weights, and of a critic in the loss."""
+    net, critic = nn.Sequential(nn.Linear(3, 5), OneWay()), nn.Linear(5, 7)
+
+    class Distils(Objective):
+        def loss(self, nets, example):
+            x0 = example.clean["image"]
+            with torch.no_grad():
+                target = nets.student(x0) + nets["reference"](x0)
+            return LossTerms(critic(nets.student(x0) - target).square().mean(1), torch.zeros(2))
+
+    made = replace(parts(net), objective=Distils(), others={"reference": torch.no_grad()(net.forward)})
+    each, once_more = 2 * 3 * 5 + 2 * 5 * 5, 2 * 5 * 7
+    assert preflight.training_flops_per_sample(made, BATCH) == (3 + 1 + 1) * each + 3 * once_more
+    assert all(p.grad is None for p in (*net.parameters(), *critic.parameters()))
 
 
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])

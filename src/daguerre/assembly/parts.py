@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -93,7 +93,7 @@ class Components:
         """The loss of a micro-batch: the one place where family and objective meet."""
         return self.loss_of(net, self.example(batch))
 
-    def loss_of(self, net: nn.Module, example: Example[Any]) -> LossTerms:
+    def loss_of(self, net: Callable[..., Any], example: Example[Any]) -> LossTerms:
         """The loss of a micro-batch that is encoded already."""
         with kernels.repeated(torch.is_grad_enabled()):
             return self.objective.loss(Nets(net, self.others, self.family.guidance), example)

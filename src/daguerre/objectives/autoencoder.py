@@ -211,7 +211,7 @@ class Reconstruction(Objective):
         # A factor on the device is not read by the host.
         metrics["adversarial_weight"] = x_BCHW.new_zeros(len(x_BCHW)) + factor
         observed = {}
-        if torch.is_grad_enabled() and learnt.settings.adaptive:
+        if loss_B.requires_grad and learnt.settings.adaptive:
             observed["gradients"] = adversarial.last_layer_gradients((loss_B, fooled_B), nets.student.last_layer)
         return factor * fooled_B + learnt.started * its_loss_B, observed
 

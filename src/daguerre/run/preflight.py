@@ -39,13 +39,12 @@ def seconds(parts: Components, batch: Batch) -> float:
 
 @torch.no_grad()
 def training_flops_per_sample(parts: Components, batch: Batch) -> float:
-    """Floating-point operations of one training sample in the trained net: three times the counted forward pass."""
+    """Floating-point operations of one training sample, as `flops.count_update` has them."""
     # Without dropout and without moving running statistics: this pass must leave no trace.
     parts.net.eval()
     example = parts.example(batch)
     with parts.autocast():
-        # The backward pass computes two gradients for each product of the forward pass.
-        return 3.0 * flops.count(lambda: parts.loss_of(parts.net, example)) / len(batch.names)
+        return flops.count_update(lambda net: parts.loss_of(net, example), parts.net) / len(batch.names)
 
 
 @torch.no_grad()

@@ -79,9 +79,10 @@ class _Counter(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, with_gradient: int = 1) -> None:
+        """`with_gradient`: how often an operation counts whose result may get a gradient."""
         super().__init__()
-        self.total = 0
+        self.total, self.with_gradient = 0, with_gradient
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -93,7 +94,8 @@ class _Counter(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)
         if formula is not None:
-            self.total += int(formula(*args, **kwargs, out_val=out))
+            times = self.with_gradient if torch.is_grad_enabled() else 1
+            self.total += times * int(formula(*args, **kwargs, out_val=out))
         return out
 
 
@@ -111,4 +113,25 @@ def count(run: Callable[[], object]) -> int:
     are uncompiled: torch would take the counter for a reason never to compile them."""
     with torch.compiler.set_stance("force_eager"), _Counter() as counter:
         run()
+    return counter.total
+
+
+@torch.enable_grad()
+def count_update(loss: Callable[[Callable[..., Any]], object], net: Callable[..., Any]) -> int:
+    """Floating-point operations of `loss(net)` and its backward pass, by forward passes alone: no graph is kept.
+
+    A pass with gradient counts three times, as the backward pass computes two gradients for each product; passes
+    without, such as a teacher's, count once.
+    """
+
+    def student(*inputs: Any) -> Any:
+        before, learns = counter.total, torch.is_grad_enabled()
+        # Without a graph, and so by the pass as a whole: functions with a backward pass of their own run without one.
+        with torch.no_grad():
+            answer = net(*inputs)
+        counter.total += 2 * learns * (counter.total - before)
+        return answer
+
+    with torch.compiler.set_stance("force_eager"), _Counter(with_gradient=3) as counter:
+        loss(student)
     return counter.total
