@@ -23,14 +23,8 @@ from daguerre.evaluation.result import Result, Row, number
 from daguerre.evaluation.settings import EvaluationSettings
 from daguerre.generation.jobs import WHOLE
 
-Number = Callable[[np.ndarray], float]
-
-
-def half_width(of: Number, a: np.ndarray, b: np.ndarray) -> float:
-    """Of the difference of a number of two sets, rows of which belong together."""
-    group_N = jackknife.groups(len(a))
-    found = jackknife.half_widths(lambda kept: {"it": of(b[kept[group_N]]) - of(a[kept[group_N]])})
-    return found["it"]
+Number = Callable[[np.ndarray, np.ndarray], Callable[[np.ndarray], float]]
+"""Of samples and the group of each: the number of the samples of the groups that are kept."""
 
 
 def coverage(
@@ -39,12 +33,18 @@ def coverage(
     """Share of intervals that hold the expected difference at this n, and their mean half width in its standard
     deviations: A is normal around .1, B around `shift`."""
     rng = np.random.default_rng(seed)
+    group_N = jackknife.groups(n)
     values, halves = [], []
     for _ in range(rounds):
         a, b = rng.standard_normal((n, width)) + 0.1, rng.standard_normal((n, width)) * spread + shift
-        values.append(of(b) - of(a))
-        halves.append(half_width(of, a, b))
+        first, second = of(a, group_N), of(b, group_N)
+        found = jackknife.half_widths(lambda kept, a=first, b=second: {"it": b(kept) - a(kept)})
+        values.append(second(WHOLE_SET) - first(WHOLE_SET))
+        halves.append(found["it"])
     return float((np.abs(np.array(values) - np.mean(values)) <= halves).mean()), float(np.mean(halves) / np.std(values))
+
+
+WHOLE_SET = np.ones(jackknife.GROUPS, bool)
 
 
 def numbers(width: int) -> dict[str, Number]:
@@ -52,13 +52,18 @@ def numbers(width: int) -> dict[str, Number]:
     reference = rng.standard_normal((2000, width))
     moments = frechet.moments(reference)
     few = reference[:100]
+    few_radii = neighbours.radii(few, 3)
+
+    def of_samples(number: Callable[[np.ndarray], float]) -> Number:
+        return lambda x, group_N: lambda kept: number(x[kept[group_N]])
+
     return {
-        "fid": lambda x: frechet.distance(frechet.moments(x), moments),
-        "kid": lambda x: kernels.kid(x, few),
-        "cmmd": lambda x: kernels.cmmd(x, few),
-        "precision": lambda x: neighbours.precision_recall(x, few)[0],
-        "recall": lambda x: neighbours.precision_recall(x, few)[1],
-        "mean": lambda x: float(x[:, 0].mean()),
+        "fid": of_samples(lambda x: frechet.distance(frechet.moments(x), moments)),
+        "kid": lambda x, group_N: kernels.kid_of_groups(x, few, group_N),
+        "cmmd": lambda x, group_N: kernels.cmmd_of_groups(x, few, group_N),
+        "precision": of_samples(lambda x: neighbours.covered(x, few, few_radii)),
+        "recall": of_samples(lambda x: neighbours.covered(few, x, neighbours.radii(x, 3))),
+        "mean": of_samples(lambda x: float(x[:, 0].mean())),
     }
 
 
@@ -104,19 +109,24 @@ def test_groups_are_of_equal_sizes_and_by_the_count_alone():
     assert (np.diff(group_N[:100]) != 0).mean() > 0.5  # neighbours are often near duplicates
 
 
-def test_kid_of_groups_is_kid_of_what_is_kept():
+@pytest.mark.parametrize("name", ["kid", "cmmd"])
+def test_a_kernel_distance_of_groups_is_that_of_what_is_kept(name):
     rng = np.random.default_rng(3)
     first, second = rng.standard_normal((53, 7)).astype(np.float32), rng.standard_normal((31, 7)).astype(np.float32)
     group_N = jackknife.groups(53)
-    value = kernels.kid_of_groups(first, second, group_N)
+    value = getattr(kernels, f"{name}_of_groups")(first, second, group_N)
     wide = second.astype(np.float64)
-    pairs = (wide @ wide.T / 7 + 1) ** 3
-    of_second = (pairs.sum() - np.trace(pairs)) / (31 * 30)
+    if name == "kid":
+        pairs = (wide @ wide.T / 7 + 1) ** 3
+        of_second = (pairs.sum() - np.trace(pairs)) / (31 * 30)
+    else:
+        wide /= np.linalg.norm(wide, axis=1, keepdims=True)
+        of_second = 1000 * np.exp(-np.square(wide[:, None] - wide).sum(axis=2) / 200).mean()
     for left_out in ((), (3,), (0, 9), (1, 2, 4)):
         kept = np.ones(jackknife.GROUPS, bool)
         kept[list(left_out)] = False
         found = value(kept) + of_second  # which cancels where two are compared
-        assert found == pytest.approx(kernels.kid(first[kept[group_N]], second), rel=1e-9, abs=1e-12)
+        assert found == pytest.approx(getattr(kernels, name)(first[kept[group_N]], second), rel=1e-9, abs=1e-9)
 
 
 @pytest.mark.parametrize(("first", "second", "n"), [(0.5, 0.6, 50), (0.95, 0.99, 200), (1.0, 1.0, 30), (0.0, 1.0, 40)])

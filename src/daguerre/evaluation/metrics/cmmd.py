@@ -1,6 +1,9 @@
 """CMMD (Jayasumana et al. 2024, arXiv 2401.09603): distance of CLIP's embeddings of images by a Gaussian kernel."""
 
+from collections.abc import Callable
 from typing import Literal
+
+import numpy as np
 
 from daguerre.evaluation.formulas import kernels
 from daguerre.evaluation.metric import Inputs, MetricSettings
@@ -22,3 +25,10 @@ def evaluate(settings: Settings, inputs: Inputs) -> dict[str, Result]:
     note = f"CMMD by {network.label}; lower is better."
     made_with = {**network.about, "reference": reference.about}
     return {f"cmmd-{network.label}": Result(len(features), (row,), note, made_with)}
+
+
+def of_groups(settings: Settings, inputs: Inputs, group_N: np.ndarray) -> Callable[[np.ndarray], dict[str, float]]:
+    """CMMD of the images of some groups, less what is the reference's alone, which cancels in a difference."""
+    network = inputs.network("clip", crop="square_first")
+    value = kernels.cmmd_of_groups(inputs.features(network), inputs.reference(network).features(), group_N)
+    return lambda kept: {"cmmd": value(kept)}
