@@ -8,7 +8,7 @@ from twins import left_to_users
 
 from daguerre import trees, yaml_text
 from daguerre.config import config as configs
-from daguerre.config import merge, recipe
+from daguerre.config import merge, recipe, short_forms
 from daguerre.errors import UserError
 
 
@@ -100,10 +100,11 @@ def test_every_shipped_recipe_loads_and_is_dumped_and_read_back(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", recipe.shipped())
-def test_a_shipped_recipe_drops_only_what_has_no_effect_from_another(name):
+def test_a_shipped_recipe_has_no_short_forms_and_drops_only_what_has_no_effect_from_another(name):
     notices: list[str] = []
     tree: trees.Tree = {}
     for layer in recipe.layers(name):
+        assert short_forms.layer({}, layer.tree, []) == layer.tree
         tree = merge.lay_over(configs.Config, tree, layer.tree, notices, [])
     assert all("dropped out" in notice for notice in notices)
 
