@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import forked_runs
 import numpy as np
@@ -23,17 +23,12 @@ from reference_pictures import picture
 from safetensors.torch import load_file
 from tiny_families import flux3 as tiny
 
-from daguerre.assembly.parts import build
 from daguerre.checkpoint.store import Store
 from daguerre.cli import main
-from daguerre.config import config as configs
 from daguerre.data.images import references
 from daguerre.data.settings import SharedSettings
-from daguerre.distributed.settings import MeshSettings
-from daguerre.errors import UserError
 from daguerre.families import flux3
 from daguerre.families.flux3 import Settings, denoise
-from daguerre.run import distribute
 from daguerre.samplers.draw import initial_noise
 from daguerre.types import REFERENCES
 
@@ -265,16 +260,23 @@ def test_every_mesh_takes_updates_in_which_nothing_has_a_gradient(base, images, 
             torch.testing.assert_close(other["model"][key], expected, rtol=1e-3, atol=1e-6, msg=f"{name}: {key}")
 
 
-def test_a_loss_that_reads_the_empty_caption_is_refused_where_ranks_share_weights(base, images, tmp_path):
-    """A rank whose captions are as short as the empty one would call the blocks once, and the others twice."""
-    place = tmp_path / "recipe.yaml"
+@pytest.mark.long
+def test_a_loss_that_reads_the_empty_caption_learns_the_same_on_every_mesh(base, images, tmp_path):
+    """Half of the captions are as short as the empty one, so that ranks meet other lengths at once."""
+    path = tmp_path / "recipe.yaml"
     lcm = {"name": "lcm", "diffusion": {"name": "flow", "schedule": {"name": "linear_flow"}}}
-    place.write_text(json.dumps(recipe(tmp_path, base, images) | {"objective": lcm}))
-    config = configs.load(str(place), ["adapter.name=lora", "training.duration=1 steps"]).config
-    parts, never = build(config), cast(Any, None)
-    mesh = MeshSettings(ici_data_parallelism=1, ici_fsdp_parallelism=2).resolved(2, 1)
-    with pytest.raises(UserError, match=r"objective\.name=lcm reads the empty caption with every sample"):
-        distribute.shard_networks(config, parts, never, mesh)
+    whole = recipe(tmp_path, base, images, duration="4 steps") | {"output_dir": None, "objective": lcm}
+    path.write_text(json.dumps(whole))
+    given = ["adapter.name=lora", "adapter.rank=2", "sampling.sampler=lcm", "sampling.guidance_scale=1"]
+    plan = [forked_runs.run(tmp_path, "one", 1, *given, recipe=str(path))]
+    for axis in ("data", "fsdp", "tensor"):
+        plan.append(forked_runs.run(tmp_path, axis, 2, *given, f"mesh.ici_{axis}_parallelism=2", recipe=str(path)))
+    assert several_devices.zeros(forked_runs.together(tmp_path, plan))
+    one = tensors(tmp_path / "one")["model"]
+    for name in ("data", "fsdp", "tensor"):
+        other = tensors(tmp_path / name)["model"]
+        for key, expected in one.items():
+            torch.testing.assert_close(other[key], expected, rtol=1e-3, atol=1e-6, msg=f"{name}: {key}")
 
 
 @pytest.mark.long

@@ -32,7 +32,7 @@ from daguerre.models.schedulers.flow_matching import EULER, FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import BASE, Component, ReferenceSettings
 from daguerre.models.weights.original_names import NameTable
-from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance, Jumping
+from daguerre.samplers.guidance import ClassifierFree, Guidance, Jumping
 from daguerre.types import REFERENCES, Cond, References
 
 _READS = Reading(
@@ -129,7 +129,7 @@ class Settings(TransformerSettings, ReferenceSettings):
     further_classes: ClassVar[tuple[str, ...]] = ("Flux3DistilledModularPipeline",)
     schedulers: ClassVar[Schedulers] = FlowMatching(token_px=16)
     own_scheduler: ClassVar[Mapping[str, Any]] = {"_class_name": EULER, "num_train_timesteps": 1000, "shift": 6.93}
-    guidance: ClassVar[Guidance] = CLASSIFIER_FREE
+    guidance: ClassVar[Guidance] = ClassifierFree(sides_apart=True)
     reference_rule: ClassVar[References] = References(
         most=10, alone=References(most=1, max_px=4 * 1024 * 1024, pads=True)
     )

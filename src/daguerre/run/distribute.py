@@ -59,7 +59,6 @@ def shard_networks(config: Config, parts: Components, processes: Processes, mesh
     present = {name: network for name, network in parts.networks.items() if name not in absent}
     still = frozen(parts.net, present)
     _check_types(parts.net, mesh)
-    _check_lengths(config, parts, mesh)
     weights = {"what is trained": parts.net, **{name: network.module for name, network in still.items()}}
     # Before they are split: a node with another version of the base would train another model, without any error.
     check_same_weights(weights, processes.agreement)
@@ -103,21 +102,6 @@ def _check_types(net: nn.Module, mesh: Mesh) -> None:
             "training.mixed_precision=bf16), or mesh.ici_fsdp_parallelism=1",
             code="conflict",
             setting="training.weights_dtype",
-        )
-
-
-def _check_lengths(config: Config, parts: Components, mesh: Mesh) -> None:
-    """UserError where ranks would call split weights unequally often, and wait for each other for ever."""
-    # Where layouts differ the empty caption is computed apart from captions of another length, and with those of its
-    # own: in one pass or two, as the captions of each rank have it.
-    if mesh.degree("fsdp") > 1 and parts.family.layout is not None and parts.objective.needs.null:
-        name = config.objective.name
-        raise UserError(
-            f"objective.name={name} reads the empty caption with every sample, model.family={config.model.family} "
-            "computes captions of different lengths apart, and a mesh with fsdp needs equally many passes on all "
-            "devices: set mesh.ici_fsdp_parallelism=1 (and mesh.dcn_fsdp_parallelism=1), or choose another objective",
-            code="conflict",
-            setting="mesh.ici_fsdp_parallelism",
         )
 
 

@@ -93,6 +93,9 @@ class ClassifierFree(Guidance):
     off: float = 1.0
     """The scale that is no guidance: 1 where pipelines compute null + scale (cond - null), 0 where they compute
     cond + scale (cond - null). 0 does not guide in both."""
+    sides_apart: bool = False
+    """Whether both sides are predicted by a call each: where a network computes texts of different lengths apart, the
+    length of a caption would decide how often it is called, and devices that share its weights call it together."""
 
     def acts(self, scale: float) -> bool:
         return scale > self.off
@@ -116,14 +119,17 @@ class ClassifierFree(Guidance):
     ) -> Callable[[Tensor, Time], Tensor]:
         if null_cond is None:
             return lambda x, t: predict(x, t, cond)
-        both = {name: torch.cat([null_cond[name], cond[name]]) for name in cond}
+        both = {} if self.sides_apart else {name: torch.cat([null_cond[name], cond[name]]) for name in cond}
         scale_B = scale_B.clamp(min=self.off)  # 0 guides in no notation, and the formula would go backwards
 
         def guided(x_BCHW: Tensor, t: Time) -> Tensor:
-            # One batch of 2B in place of two calls, the null side first as in diffusers: half the kernel launches.
-            t_both = torch.cat([t, t]) if isinstance(t, Tensor) and t.ndim else t
-            y = predict(torch.cat([x_BCHW, x_BCHW]), t_both, both).to(x_BCHW.dtype)
-            y_null, y_cond = y.chunk(2)
+            if self.sides_apart:
+                y_null, y_cond = (predict(x_BCHW, t, side).to(x_BCHW.dtype) for side in (null_cond, cond))
+            else:
+                # One batch of 2B in place of two calls, the null side first as in diffusers: half the kernel launches.
+                t_both = torch.cat([t, t]) if isinstance(t, Tensor) and t.ndim else t
+                y = predict(torch.cat([x_BCHW, x_BCHW]), t_both, both).to(x_BCHW.dtype)
+                y_null, y_cond = y.chunk(2)
             scale = scale_B.to(x_BCHW.dtype).reshape(-1, *[1] * (x_BCHW.ndim - 1))
             return rescaled(self.combine(y_cond, y_null, scale), y_cond, rescale)
 
