@@ -62,7 +62,8 @@ def test_each_file_is_read_back_as_the_same_addition(name: str, tmp_path: Path):
     assert isinstance(trainable, lora.LoRA)
     adapter = tmp_path / "adapter"
     lines = trainable.export(adapter, eps.build(eps.Settings()), SamplingSettings(), UNKNOWN)
-    loads = hasattr(getattr(diffusers, plugins.find("families", name).Settings.pipeline_class), "load_lora_weights")
+    kind = getattr(diffusers, plugins.find("families", name).Settings.pipeline_class, None)
+    loads = hasattr(kind, "load_lora_weights")
     assert ("pipe.load_lora_weights(" in (adapter / "README.md").read_text()) == loads
     assert any("reads no LoRA: `daguerre convert export RUN format=diffusers" in line for line in lines) != loads
     expected = prediction(family, parts.net)

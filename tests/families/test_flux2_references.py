@@ -24,7 +24,8 @@ from tiny_families import flux2 as tiny
 from daguerre.cli import main
 from daguerre.data.images import references
 from daguerre.data.settings import SharedSettings
-from daguerre.families.flux2 import Settings, denoise
+from daguerre.families.flux2 import Settings
+from daguerre.models.parts.flux2_transformer import denoise
 from daguerre.report import page
 from daguerre.samplers.draw import initial_noise
 from daguerre.types import REFERENCES

@@ -93,15 +93,17 @@ def test_an_export_is_opened_as_it_was_and_draws_the_same_image_or_says_what_dif
     shift = 3.0 if objective.settings.schedule.name == "linear_flow" else None
     sampling = SamplingSettings(sampler="ddim", num_inference_steps=6, guidance_scale=3.0, shift=shift)
     notices = family.export(folder, objective, sampling)
+    kind = getattr(diffusers, family.pretrained.settings.pipeline_class, None)
     if (index := folder / "model_index.json").is_file():
         listed = {key for key in json.loads(index.read_text(encoding="utf-8")) if key[0] != "_"}
-        kind = getattr(diffusers, family.pretrained.settings.pipeline_class)
-        assert listed <= {*inspect.signature(kind).parameters}, "stock diffusers warns of what it does not take"
+        if kind is not None:
+            assert listed <= {*inspect.signature(kind).parameters}, "stock diffusers warns of what it does not take"
     opened = load.find(str(folder), [], False).config([]).config
     assert opened.model.family == name
     assert differences(opened.objective, objective) == []
     if notices:
-        assert any("images differ" in notice or "equal in distribution only" in notice for notice in notices)
+        said = ("images differ", "equal in distribution only", "diffusers has no pipeline of these networks")
+        assert any(each in notice for notice in notices for each in said)
         return
     found = ours(family, objective, sampling)
     assert np.abs(found - theirs(folder, family, sampling)).max() <= 2

@@ -214,7 +214,7 @@ class LoRA(Trainable):
                 lines = [f"{folder.name}/{KOHYA_FILE}: {line}" for line in kohya.notices(self.components, additions)]
             card = _CARD if self.for_diffusers else _PEFT_CARD.replace("COMPONENT", next(iter(both)))
             # Not all of diffusers' pipelines read LoRAs: StableCascadePriorPipeline does not.
-            if self.for_diffusers and self.pipeline and not hasattr(getattr(diffusers, self.pipeline), _READS):
+            if self.for_diffusers and self.pipeline and not hasattr(getattr(diffusers, self.pipeline, None), _READS):
                 card = _UNREAD_CARD.format(pipeline=self.pipeline)
                 lines.append(f"{folder.name}/: diffusers' {self.pipeline} reads no LoRA: {_MERGE}")
             (fresh / "README.md").write_text(card, encoding="utf-8")

@@ -2,8 +2,7 @@
 
 Black Forest Labs 2025 (https://github.com/black-forest-labs/flux2). The base models of 4B and 9B are trained by flow
 matching; those without `base` in their name were distilled to few steps. Latents are 2 x 2 patches behind the
-autoencoder's norm, one a token. Shape letters: B samples, C channels, H and W height and width of latents, T tokens, D
-features.
+autoencoder's norm, one a token.
 """
 
 from collections.abc import Mapping
@@ -11,32 +10,29 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-import torch
 from diffusers import AutoencoderKLFlux2, Flux2Transformer2DModel
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from daguerre.errors import UserError
 from daguerre.models import trained_net
 from daguerre.models.components import ComponentLoader, check_fits
-from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.export.diffusers import PipelineExporter
-from daguerre.models.family import Family, Moments
+from daguerre.models.family import Family
 from daguerre.models.network import Architecture, Facts
-from daguerre.models.parts import vae
+from daguerre.models.parts import flux2_transformer, vae
 from daguerre.models.parts.facts import KL_AUTOENCODER, TEXT_ENCODERS
 from daguerre.models.parts.flux_names import FLUX2
 from daguerre.models.parts.flux_transformer import flux2_axes
 from daguerre.models.parts.settings import TransformerSettings
 from daguerre.models.parts.text import encoder as text_encoder
 from daguerre.models.parts.text.conditioning import TextConditioning
-from daguerre.models.parts.vae import VAE
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import BASE, INDEX, Component, DistilledSettings, ReferenceSettings
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance, Unguided
-from daguerre.types import REFERENCES, Cond, References
+from daguerre.types import References
 
 _READS = Reading(
     kinds=("language_model",), masked=True, final_norm=False,
@@ -59,22 +55,7 @@ def _architecture(network: nn.Module, prediction: str) -> Architecture:
     return Architecture("-".join(["flux-2-klein", _size(network).lower()]).rstrip("-"), (1024, 1024))
 
 
-TRANSFORMER = Facts(
-    blocks=("Flux2TransformerBlock", "Flux2SingleTransformerBlock"),
-    heads="heads",
-    layers={
-        "attention": (
-            *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_?_proj", "attn.to_add_out"),
-            *("attn.to_qkv_mlp_proj", "single_transformer_blocks.*.attn.to_out"),
-        ),
-        "ff": ("ff.linear_*", "ff_context.linear_*"),
-    },
-    readers=(("attn", "to_q", "to_k", "to_v"), ("attn", "add_q_proj", "add_k_proj", "add_v_proj")),
-    names=FLUX2,
-    unknown_to_diffusers=("*_stream_modulation*.linear", "norm_out.linear"),
-    architecture=_architecture,
-)
-"""Layers of single blocks that are attention and feed-forward in one belong to attention."""
+TRANSFORMER = replace(flux2_transformer.TRANSFORMER, architecture=_architecture)
 FACTS: dict[type, Facts] = {Flux2Transformer2DModel: TRANSFORMER, AutoencoderKLFlux2: KL_AUTOENCODER, **TEXT_ENCODERS}
 
 
@@ -135,7 +116,7 @@ def load(settings: Settings, seed: int) -> Family:
     read = f"text_encoder_out_layers={layers}"
     return trained_net.family(
         components,
-        partial(denoise, transformer),
+        partial(flux2_transformer.denoise, transformer),
         {"transformer": transformer, "vae": autoencoder.net},
         {"transformer": known, "vae": KL_AUTOENCODER},
         autoencoder,
@@ -149,46 +130,7 @@ def load(settings: Settings, seed: int) -> Family:
         ),
         references=settings.trained_references,
         prompt_references=settings.reference_rule,
-        reference_condition=partial(references, autoencoder),
+        reference_condition=partial(flux2_transformer.references, autoencoder),
         guidance=Unguided() if distilled else Settings.guidance,
         distilled=f"black-forest-labs/FLUX.2-klein-base-{_size(transformer) or '4B'}" if distilled else "",
     )
-
-
-def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
-    """The velocity [B, C, H, W] of noisy latents, one token each.
-
-    `cond` has `text` [B, T, D], and latents [B, C, h, w] of reference images, whose tokens follow those of the image at
-    times of their own, 10, 20, ... in place of its 0.
-    """
-    (h, w), device = x_BCHW.shape[2:], x_BCHW.device
-    latents = [x_BCHW, *(cond[name].to(x_BCHW.dtype) for name in REFERENCES if name in cond)]
-    y_BTC = transformer(
-        hidden_states=torch.cat([z.flatten(2).transpose(1, 2) for z in latents], 1),
-        timestep=c_noise_B,
-        encoder_hidden_states=cond["text"],
-        txt_ids=_text_positions(cond["text"].shape[1], device),
-        img_ids=torch.cat([_positions(*z.shape[2:], time=10 * n, device=device) for n, z in enumerate(latents)]),
-        return_dict=False,
-    )[0]
-    return y_BTC[:, : h * w].transpose(1, 2).unflatten(2, (h, w))
-
-
-def references(autoencoder: VAE, moments: Moments) -> Cond:
-    """The latents [B, C, h, w] of reference images, by name: the mean of the posterior, whatever is trained on."""
-    of_mean = replace(autoencoder, sample_posterior=False)
-    names = [name for name in REFERENCES if f"{name}.mean" in moments]
-    return {name: of_mean.latents({"mean": moments[f"{name}.mean"]}, {}) for name in names}
-
-
-def _text_positions(tokens: int, device: torch.device) -> Tensor:
-    """[tokens, 4]: 0, 0, 0 and the token's number."""
-    return nn.functional.pad(torch.arange(tokens, device=device)[:, None], (3, 0))
-
-
-def _positions(rows: int, columns: int, *, time: int, device: torch.device) -> Tensor:
-    """[rows * columns, 4]: time, row and column of each token, and 0. Made on the device, so that nothing waits for a
-    copy."""
-    row = torch.arange(rows, device=device)[:, None].expand(rows, columns)
-    column = torch.arange(columns, device=device)[None].expand(rows, columns)
-    return torch.stack([torch.full_like(row, time), row, column, torch.zeros_like(row)], -1).reshape(-1, 4)

@@ -116,7 +116,8 @@ class PipelineExporter:
     def _index(self, entries: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Name and content of the pipeline's index."""
         if self.blocks is None:
-            asked = getattr(diffusers, self.settings.pipeline_class)._optional_components
+            # Not every family has a pipeline there: none of its parts is then asked for.
+            asked = getattr(getattr(diffusers, self.settings.pipeline_class, None), "_optional_components", ())
             return index.PLAIN, {**{name: [None, None] for name in _ABSENT if name in asked}, **entries}
         return index.MODULAR, {"_blocks_class_name": self.blocks, **index.modular(entries)}
 

@@ -44,15 +44,16 @@ def _norm(net: Any) -> tuple[Tensor, Tensor]:
     return mean[:, None, None], torch.sqrt(variance + net.config.batch_norm_eps)[:, None, None]
 
 
-def patched(z_BCHW: Tensor) -> Tensor:
-    """Latents [B, 4 C, H/2, W/2] of 2x2 patches: a channel's four are neighbours, row by row."""
+def patched(z_BCHW: Tensor, patch: int = _PATCH) -> Tensor:
+    """Latents [B, patch^2 C, H/patch, W/patch] of square patches: the numbers of a channel are neighbours, row by
+    row."""
     b, c, h, w = z_BCHW.shape
-    z = z_BCHW.reshape(b, c, h // _PATCH, _PATCH, w // _PATCH, _PATCH).permute(0, 1, 3, 5, 2, 4)
-    return z.reshape(b, c * _PATCH**2, h // _PATCH, w // _PATCH)
+    z = z_BCHW.reshape(b, c, h // patch, patch, w // patch, patch).permute(0, 1, 3, 5, 2, 4)
+    return z.reshape(b, c * patch**2, h // patch, w // patch)
 
 
-def unpatched(z_BCHW: Tensor) -> Tensor:
+def unpatched(z_BCHW: Tensor, patch: int = _PATCH) -> Tensor:
     """The inverse of `patched`."""
     b, c, h, w = z_BCHW.shape
-    z = z_BCHW.reshape(b, c // _PATCH**2, _PATCH, _PATCH, h, w).permute(0, 1, 4, 2, 5, 3)
-    return z.reshape(b, c // _PATCH**2, h * _PATCH, w * _PATCH)
+    z = z_BCHW.reshape(b, c // patch**2, patch, patch, h, w).permute(0, 1, 4, 2, 5, 3)
+    return z.reshape(b, c // patch**2, h * patch, w * patch)

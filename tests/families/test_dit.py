@@ -1,0 +1,112 @@
+"""A small diffusion transformer: on any autoencoder and text encoder it computes what FLUX.2 klein's pipeline computes,
+also with reference images; and numbers that do not fit together are refused in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import reference_pictures
+import tiny_families
+import torch
+from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline
+from PIL import Image
+from tiny_families import dit as tiny
+
+from daguerre.cli import main
+from daguerre.families import dit
+from daguerre.samplers.draw import initial_noise
+
+SEED, STEPS, SHIFT = 3, 4, 2.0
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("dit") / "dit")
+
+
+def of_flux2(vae: Any) -> AutoencoderKLFlux2:
+    """FLUX.2's autoencoder that makes the same latents in patches: the scaling factor is the deviation of its norm."""
+    names = ("block_out_channels", "down_block_types", "up_block_types", "layers_per_block", "norm_num_groups")
+    numbers = {name: vae.config[name] for name in names}
+    made: Any = AutoencoderKLFlux2(**numbers, latent_channels=tiny.LATENT, sample_size=32)
+    made.load_state_dict({**made.state_dict(), **vae.state_dict()})
+    made.bn.running_mean.zero_()
+    made.bn.running_var.fill_(vae.config.scaling_factor**-2 - made.config.batch_norm_eps)
+    return made
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("count", [0, 2])
+def test_images_are_those_of_kleins_pipeline_given_its_text(count, base, tmp_path):
+    pictures = reference_pictures.pictures(tmp_path, [(70, 98), (64, 80)])[:count]
+    given = [f"reference=[{','.join(map(str, pictures))}]"] if count else []
+    size = {"height": 64, "width": 48}
+    args = ["generate", str(base), "prompt=make it red", f"seed={SEED}", f"out={tmp_path / 'out'}", "guidance_scale=3"]
+    args += [f"num_inference_steps={STEPS}", *[f"{side}={px}" for side, px in size.items()], *given]
+    assert main.run(args) == 0
+    found = np.asarray(Image.open(tmp_path / "out" / "000.png")).astype(int)
+
+    family = dit.load(dit.Settings(pretrained_model_name_or_path=str(base)), 0)
+    parts: Any = family.components
+    assert family.text is not None
+    text, null = (family.text.features(family.text.tokens([words]))["text"] for words in ("make it red", ""))
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=SHIFT)
+    pipe: Any = Flux2KleinPipeline(scheduler, of_flux2(parts["vae"]), None, None, parts["transformer"])
+    pipe.set_progress_bar_config(disable=True)
+    noise = initial_noise([SEED], family.latent_shape((3, size["height"], size["width"])))
+    embeds = {"prompt_embeds": text, "negative_prompt_embeds": null}
+    images = [Image.open(path).convert("RGB") for path in pictures] or None
+    wanted = pipe(
+        images, latents=pipe._patchify_latents(noise), num_inference_steps=STEPS, guidance_scale=3.0, **size, **embeds
+    ).images[0]
+    assert np.abs(found - np.asarray(wanted).astype(int)).max() <= 2
+
+
+def test_other_patches_are_other_models(tmp_path):
+    """A patch of 1 reads each latent pixel as a token; the index of an export says so."""
+    base = tiny.write(tmp_path / "one", patch_size=1, in_channels=tiny.LATENT)
+    with pytest.raises(Exception, match="patch_size is 1, and the other networks give 2"):
+        dit.load(dit.Settings(pretrained_model_name_or_path=str(base)), 0)
+    index = json.loads((base / "model_index.json").read_text()) | {"patch_size": 1}
+    (base / "model_index.json").write_text(json.dumps(index))
+    args = [
+        "generate",
+        str(base),
+        "prompt=a",
+        "height=16",
+        "width=20",
+        "num_inference_steps=1",
+        f"out={tmp_path / 'o'}",
+    ]
+    assert main.run(args) == 0
+    assert np.asarray(Image.open(tmp_path / "o" / "000.png")).shape == (16, 20, 3)
+
+
+def test_numbers_that_do_not_fit_together_are_refused(base, tmp_path, capsys):
+    for numbers, said in (
+        ({"attention_head_dim": 16, "axes_dims_rope": [4, 4, 4, 8]}, "shares out 20: give four even numbers"),
+        ({"joint_attention_dim": 7, "axes_dims_rope": [2] * 4, "attention_head_dim": 8}, "joint_attention_dim is 7"),
+        ({"layers": 3}, "has no layers (did you mean num_layers?)"),
+    ):
+        small = {"num_layers": 0, "num_single_layers": 1, "num_attention_heads": 1, **numbers}
+        recipe = {
+            "run_name": "x",
+            "model": {"family": "dit", "pretrained_model_name_or_path": str(base), "transformer": small},
+            "objective": {"name": "flow"},
+            "data": {"source": "shapes"},
+            "training": {"duration": "1 steps", "global_batch_size": 1},
+        }
+        (tmp_path / "r.yaml").write_text(json.dumps(recipe))
+        assert main.run(["train", str(tmp_path / "r.yaml"), "--dry-run", f"output_dir={tmp_path}"]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_sides_are_whole_tokens(base, tmp_path, capsys):
+    family = tiny_families.load("dit", tmp_path)
+    assert family.latent_shape((3, 64, 48)) == (tiny.LATENT, 32, 24)
+    assert main.run(["generate", str(base), "prompt=a", "height=62", "width=64", f"out={tmp_path / 'o'}"]) == 2
+    assert "multiples of 4" in capsys.readouterr().err
