@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
+from daguerre.cli import main
 from daguerre.foreign import loss_weights
 from daguerre.foreign.loss_weights import LAW
 from daguerre.foreign.reader import Reading
@@ -13,6 +17,7 @@ from daguerre.objectives import weights
 from daguerre.objectives.levels import schedules
 from daguerre.objectives.settings import ScheduleSettings, WeightingSettings
 
+NAMED = {"pretrained_model_name_or_path": "a/b", "output_name": "x"}
 KOHYA = {"pretrained_model_name_or_path": "a/b", "resolution": 512}
 ONETRAINER = {"model_type": "STABLE_DIFFUSION_21", "base_model_name": "a/b", "training_method": "FINE_TUNE"}
 V = {"v_parameterization": True}
@@ -117,3 +122,17 @@ def test_ai_toolkits_weights(given, v, kind):
     (key,) = given
     (line,) = [line for line in reading.lines if line.key == f"{root}train.{key}"]
     assert line.kind == kind, line
+
+
+@pytest.mark.parametrize("given", [
+    NAMED | ZERO | {"min_snr_gamma": 5}, NAMED | ZERO | {"debiased_estimation_loss": True},
+    ONETRAINER | {"rescale_noise_scheduler_to_zero_terminal_snr": True, "loss_weight_fn": "MIN_SNR_GAMMA",
+                  "model_type": "STABLE_DIFFUSION_15"}])  # fmt: skip
+def test_eps_with_zero_terminal_snr_is_refused_by_that_name(tmp_path, monkeypatch, capsys, given):
+    """Its weights have no number there: it is no fault of ours that is shown."""
+    monkeypatch.chdir(tmp_path)
+    name = "theirs.json" if "model_type" in given else "theirs.toml"
+    lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in given.items())
+    Path(name).write_text(json.dumps(given) if name == "theirs.json" else lines)
+    assert main.run(["convert", "config", name]) == 2
+    assert "zero_terminal_snr is on" in capsys.readouterr().err

@@ -20,6 +20,9 @@ BETAS = 0.00085, 0.012
 LAW = "objective.weighting"
 CUT = 1000.0
 """SNR above this counts as this in the debiased weights of kohya's scripts and OneTrainer."""
+LEAST = 1e-30
+"""In place of a terminal SNR of zero, at which the weights of eps have no number: what is trained there is refused, and
+said elsewhere."""
 TOLD_FROM = 1e-4
 """Least share of the weight that a message names: what the cut at SNR 1000 makes of one timestep is below it."""
 
@@ -120,7 +123,7 @@ def of(values: Mapping[str, Any], v: bool) -> Weight:
         "p2": lambda snr: (1 + snr) ** -power,
     }
     found = share[values[f"{LAW}.name"]]
-    return (lambda snr: found(snr) * snr / (snr + 1) if snr else float(values[f"{LAW}.name"] == "none")) if v else found
+    return (lambda snr: found(snr) * snr / (snr + 1)) if v else found
 
 
 def snrs(fixed: bool) -> list[float]:
@@ -130,7 +133,7 @@ def snrs(fixed: bool) -> list[float]:
     roots = [sqrt(share) for share in accumulate(kept, lambda product, share: product * share)]
     if fixed:
         roots = [(root - roots[-1]) * roots[0] / (roots[0] - roots[-1]) for root in roots]
-    return [root**2 / (1 - root**2) for root in roots]
+    return [max(root**2 / (1 - root**2), LEAST) for root in roots]
 
 
 def moved(theirs: list[float], ours: list[float]) -> float:

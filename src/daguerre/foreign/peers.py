@@ -5,7 +5,7 @@ Keys that mean what they mean on the command line are read by its tables; folder
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import product
@@ -17,6 +17,15 @@ from daguerre.foreign.reader import REQUIRED, Reading, Tables, generic
 
 OWN: dict[str, str] = Tables("peers")["own"]
 OF_A_SOURCE: dict[str, Any] = {"caption_dropout": 0.0, "held_out_fraction": 0}
+PROMPT_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "w": ("width", int),
+    "h": ("height", int),
+    "s": ("num_inference_steps", int),
+    "l": ("guidance_scale", float),
+    "d": ("seed", int),
+    "n": ("negative_prompt", str),
+}
+"""Options behind a prompt of kohya's and ai-toolkit's, our settings of sampling, and what they are."""
 _OF_CAPTION_FILES = ("captions.lines", "caption_extension")
 ONE_RATE = "this optimizer has one rate for all parameters"
 IMAGES = (".jpg", ".jpeg", ".png", ".webp")
@@ -51,6 +60,25 @@ def number(value: Any, usual: float = 1) -> float:
         return float(value or usual)
     except (TypeError, ValueError):
         return usual
+
+
+def prompts(lines: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """The settings of sampling that prompts give together with the options behind them, such as `--w 768`, and a remark
+    on the options that were left out: those that differ between prompts, are no number, or have no counterpart."""
+    parted = [re.split(r"\s--(?=\w+(?:\s|$))", line) for line in lines]
+    options = [dict((*option.split(None, 1), "")[:2] for option in rest if option.strip()) for _, *rest in parted]
+    values: dict[str, Any] = {"sampling.prompts": [parts[0].strip() for parts in parted]}
+    left_out = {name for each in options for name in each}
+    for name, (path, kind) in PROMPT_OPTIONS.items():
+        given = {each.get(name) for each in options}
+        if len(given) == 1 and (value := given.pop()):
+            try:
+                values[f"sampling.{path}"] = kind(value)
+            except (ValueError, OverflowError):
+                continue
+            left_out.discard(name)
+    names = ", ".join(f"--{name}" for name in sorted(left_out))
+    return values, f"left out {names}: one setting for all prompts" if left_out else ""
 
 
 def not_there(what: str, trainer: str) -> UserError:
@@ -113,8 +141,15 @@ class Folder:
 
     def lacks(self, word: str) -> bool:
         """True unless each of its caption files has a word in it."""
-        files = self._found("*.txt")
-        return not files or not all(word in file.read_text(encoding="utf-8", errors="replace") for file in files)
+        return not self._captions or not all(word in caption for caption in self._captions)
+
+    def number_with(self, words: Sequence[str]) -> int:
+        """Number of caption files with one of some words in them."""
+        return sum(any(word in caption for word in words) for caption in self._captions)
+
+    @cached_property
+    def _captions(self) -> list[str]:
+        return [file.read_text(encoding="utf-8", errors="replace") for file in self._found("*.txt")]
 
 
 def lay(reading: Reading, folders: Sequence[Folder]) -> None:

@@ -12,6 +12,8 @@ from daguerre.plugins import names
 
 TRAINER, ROOT = "ai-toolkit", "config.process.0."
 TABLES = Tables("ai_toolkit")
+PLACES = ("[name]", "[trigger]")
+"""What stands in captions and prompts for the word that is trained."""
 
 
 def convert(reading: Reading) -> None:
@@ -118,7 +120,7 @@ def _network(reading: Reading, encoders: Sequence[str]) -> None:
 
 def _folders(reading: Reading) -> list[Folder]:
     found = []
-    for prefix in reading.numbered(f"{ROOT}datasets"):
+    for prefix in reading.numbered(f"{ROOT}datasets") or [f"{ROOT}datasets.0"]:
         path = reading.get(f"{prefix}.folder_path", reading.get(f"{prefix}.dataset_path", REQUIRED))
         caption = reading.get(f"{prefix}.default_caption")
         repeats = reading.get(f"{prefix}.num_repeats", 1)
@@ -134,8 +136,7 @@ def _with_word(folder: Folder, token: str | None, new: bool) -> None:
     before all, unless none of them lacks it."""
     if not token or folder.regular:
         return
-    for place in ("[name]", "[trigger]"):
-        folder.caption = folder.caption and folder.caption.replace(place, token)
+    folder.caption = folder.caption and _named(folder.caption, token)
     if (folder.count or new) and not folder.captioned and token in (folder.caption or token):
         folder.caption = folder.caption or token
     elif folder.lacks(token):
@@ -152,6 +153,13 @@ def _datasets(reading: Reading, folders: list[Folder]) -> None:
             paths["keep_tokens"] = "captions.keep_tags"
         if len(folders) > 1:
             paths["loss_multiplier"] = "loss_weight"
+        if number := folder.number_with(PLACES):
+            reading.assume_over({f"{folder.place}.path": folder.path})
+            reading.refuse(
+                f"{folder.key}.folder_path",
+                f"{number} of its caption files say {' or '.join(PLACES)}, which is the trigger word there and stays "
+                "as it is here: write the word into them",
+            )
         reading.take({name: f"{folder.place}.{path}" for name, path in paths.items()}, f"{folder.key}.")
         crop = reading.get(f"{folder.key}.random_crop")
         reading.carry(f"{folder.key}.random_crop", "data.crop", "random" if crop else "center")
@@ -191,9 +199,32 @@ def _training(reading: Reading) -> None:
     for own, part in {"adapter_lr": "adapter.train", "embedding_lr": "embedding.trigger"}.items():
         if reading.get(f"{ROOT}{part}") and peers.asks(reading.get(f"{ROOT}train.{own}")):
             reading.carry(f"{ROOT}train.{own}", "optimizer.learning_rate")
-    prompts = [str(reading.get(key)) for key in reading.keys(f"{ROOT}sample.samples.*.prompt")]
-    reading.assume_over({"sampling.prompts": prompts} if prompts else {})
+    _prompts(reading)
     if isinstance(reading.get(f"{ROOT}sample.neg"), str):
         reading.carry(f"{ROOT}sample.neg", "sampling.negative_prompt")
     if reading.get(f"{ROOT}sample.sampler") in names("samplers"):
         reading.carry(f"{ROOT}sample.sampler", "sampling.sampler")
+
+
+def _prompts(reading: Reading) -> None:
+    """Prompts of the images that a run makes: the word that is trained in its place, and options behind them."""
+    word = str(reading.get(f"{ROOT}trigger_word") or reading.values.get("adapters.tokens.placeholder_token") or "")
+    single = reading.keys(f"{ROOT}sample.samples.*.prompt")
+    given = reading.get(f"{ROOT}sample.prompts")
+    texts = [reading.get(key) for key in single] or (given if isinstance(given, list) else [given] if given else [])
+    if not texts:
+        return
+    values, why = peers.prompts([_named(str(text), word) for text in texts])
+    if single:
+        reading.assume_over(values)
+    else:
+        reading.carry_all(f"{ROOT}sample.prompts", values, why)
+    for key in single:
+        reading.notice(key, f"one of sampling.prompts ({why})" if why else "one of sampling.prompts")
+
+
+def _named(text: str, word: str) -> str:
+    """A text with the word in the places that stand for it."""
+    for place in PLACES:
+        text = text.replace(place, word)
+    return text

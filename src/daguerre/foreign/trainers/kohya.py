@@ -283,7 +283,7 @@ def _sources(reading: Reading, folders: list[Folder], pictures: str) -> None:
             text = {"text": reading.get("token_string", REQUIRED), "templates": sentences[0]}
             reading.assume_over({f"{place}.captions.{name}": value for name, value in text.items()})
     reading.note(["use_object_template", "use_style_template"], "in the captions of its sources")
-    for folder in folders:
+    for folder in folders or [Folder("", REQUIRED)]:
         inherited = dict(TABLES["subset"])
         if _inherited(reading, folder.key, "shuffle_caption") is True:
             inherited |= TABLES["with_shuffling"]

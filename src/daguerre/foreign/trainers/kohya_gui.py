@@ -5,7 +5,6 @@ kohya_gui.yaml.
 """
 
 import math
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +18,6 @@ from daguerre.foreign.trainers import kohya
 TRAINER = "kohya's GUI"
 TABLES = Tables("kohya_gui")
 OFF = (None, "", False)
-SAMPLE_OPTIONS = {"w": "width", "h": "height", "s": "num_inference_steps", "l": "guidance_scale", "d": "seed"}
-"""Options behind a prompt of theirs, and our settings of sampling."""
 
 
 @dataclass
@@ -219,16 +216,7 @@ def _samples(fields: _Fields) -> None:
         reading.note(["sample_prompts", "sample_sampler"], "no images are made there")
         fields.arguments.pop("sample_sampler", None)
     reading.note(["sample_every_n_steps", "sample_every_n_epochs"], "images are generated at each save")
-    parted = [re.split(r"\s--(?=\w+\s)", line) for line in lines]
-    options = [dict(option.split(None, 1) for option in rest if " " in option.strip()) for _, *rest in parted]
-    common = {name: value for name, value in (options or [{}])[0].items() if all(value == o.get(name) for o in options)}
-    values: dict[str, Any] = {f"sampling.{SAMPLE_OPTIONS[name]}": float(value) if name == "l" else int(float(value))
-                              for name, value in common.items() if name in SAMPLE_OPTIONS}  # fmt: skip
-    values |= {"sampling.negative_prompt": common["n"]} if "n" in common else {}
-    other = sorted({f"--{name}" for each in options for name in each} - {f"--{n}" for n in (*SAMPLE_OPTIONS, "n")
-                                                                         if n in common})  # fmt: skip
-    why = f"left out {', '.join(other)}: one setting for all prompts" if other else ""
-    reading.carry_all("sample_prompts", {"sampling.prompts": [parts[0] for parts in parted], **values}, why)
+    reading.carry_all("sample_prompts", *peers.prompts(lines))
 
 
 def _extra(fields: _Fields) -> None:

@@ -318,7 +318,11 @@ def _saves_and_samples(reading: Reading, folders: list[Folder], sizes: tuple[Any
             if unit == "steps":
                 reading.carry(key, "checkpoint.every", f"{int(reading.get(key))} steps")
             peers.length(reading, key, "checkpoint.every", folders, sizes)
+    off = [prefix for prefix in reading.numbered("samples") if reading.get(f"{prefix}.enabled") is False]
+    reading.note([f"{prefix}.*" for prefix in off], "this sample is switched off")
     prompts = [str(reading.get(key)) for key in reading.keys("samples.*.prompt")]
     if prompts:
         reading.assume_over({"sampling.prompts": prompts})
+    for prefix in reading.numbered("samples")[:1]:
+        reading.take(TABLES["first_sample"], f"{prefix}.")
     reading.take(TABLES["samples"])

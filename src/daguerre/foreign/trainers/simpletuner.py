@@ -10,6 +10,8 @@ from daguerre.foreign.reader import REQUIRED, Reading, Tables
 
 TRAINER = "SimpleTuner"
 TABLES = Tables("simpletuner")
+OF_ALL_CAPTIONS = ("caption_strategy", "only_instance_prompt", "prepend_instance_prompt")
+"""Settings of captions for all data sets, which count where none of them can be read, too."""
 
 
 def convert(reading: Reading) -> None:
@@ -33,6 +35,8 @@ def convert(reading: Reading) -> None:
     reading.assume({"run_name": REQUIRED, "output_dir": "simpletuner-results"})
     folders = _folders(reading)
     peers.lay(reading, folders)
+    if not folders and any(peers.asks(reading.get(key)) for key in OF_ALL_CAPTIONS):
+        reading.assume({f"data.{name}": value for name, value in _captions(reading, "data_backends.none").items()})
     _datasets(reading, folders)
     _sizes(reading, folders)
     _length(reading, folders)
@@ -135,7 +139,8 @@ def _said(reading: Reading, prefix: str, name: str, default: Any = None) -> Any:
     return reading.get(f"{prefix}.{name}", reading.get(name, default))
 
 
-def _folder(reading: Reading, prefix: str) -> Folder:
+def _captions(reading: Reading, prefix: str) -> dict[str, Any]:
+    """The settings of the captions of a data set."""
     strategy, prompt = _said(reading, prefix, "caption_strategy", "filename"), _said(reading, prefix, "instance_prompt")
     settings: dict[str, Any] = {"captions_from": "file_names"} if strategy == "filename" else {}
     if strategy == "instanceprompt" or _said(reading, prefix, "only_instance_prompt") is True:
@@ -145,6 +150,11 @@ def _folder(reading: Reading, prefix: str) -> Folder:
     if strategy == "textfile" and "captions.text" not in settings:
         whole = reading.get(f"{prefix}.disable_multiline_split") is True
         settings["captions.lines"] = "joined" if whole else "drawn"
+    return settings
+
+
+def _folder(reading: Reading, prefix: str) -> Folder:
+    settings = _captions(reading, prefix)
     settings |= _pictures(reading, prefix)
     if reading.get(f"{prefix}.caption_shuffle.enable") is True:
         settings["captions.shuffle_tags"] = True
