@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import socket
+import unicodedata
 
 import numpy as np
 import pytest
@@ -147,6 +148,48 @@ def test_a_second_caption_file_is_said_and_another_ending_may_be_asked_for(tmp_p
     (tmp_path / "a.wd14").unlink()
     with pytest.raises(UserError, match=r"goes into a\.wd14(.|\n)*1 \.caption, 1 \.txt; captions in files"):
         opened(tmp_path, caption_extension=".wd14")
+
+
+def test_a_caption_file_beside_a_line_of_metadata_is_said(tmp_path):
+    for name in ("a", "b"):
+        write_image(tmp_path / f"{name}.png")
+        (tmp_path / f"{name}.txt").write_text("beside")
+    beside(tmp_path / "metadata.jsonl", {"file_name": "a.png", "text": "listed"})
+    source = opened(tmp_path)
+    assert [record.texts["text"] for record in records(source)] == ["listed", "beside"]
+    assert counts(source) == {"kept, but a second text file of the image is not read": (1, ["a.txt"])}
+
+
+def test_repeats_in_names_of_folders_are_said_to_repeat_nothing(tmp_path):
+    for name in ("10_sks dog/a.png", "1_cat/b.png", "2024/c.png", "00001_x/d.png", "plain/3_e/e.png", "4_f.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        captioned(tmp_path / name)
+    source = opened(tmp_path)
+    assert len(keys(source)) == 6
+    assert counts(source) == {scan.REPEATED: (2, ["10_sks dog/", "1_cat/"])}
+    assert counts(opened(tmp_path, captions_from="folder_names", recursive=True)).keys() == {
+        "image outside of the folders whose names are the captions",
+        "kept, but its text file is ignored (data.captions_from=folder_names)",
+    }
+
+
+@pytest.mark.parametrize("on_disk", ["NFC", "NFD"])
+def test_a_line_names_an_image_in_either_form_of_unicode(tmp_path, on_disk):
+    """Files from macOS have two characters for an accented letter, lines written elsewhere one."""
+    (tmp_path / "größe").mkdir()
+    name = unicodedata.normalize(on_disk, "größe/café.png")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    write_image(tmp_path / name)
+    other = unicodedata.normalize("NFD" if on_disk == "NFC" else "NFC", "größe/café.png")
+    beside(tmp_path / "metadata.jsonl", {"file_name": other, "text": "coffee"})
+    assert [record.texts["text"] for record in records(opened(tmp_path))] == ["coffee"]
+
+
+@pytest.mark.parametrize("ending", ["jfif", "JFIF", "jpe"])
+def test_other_endings_of_jpegs(tmp_path, ending):
+    Image.fromarray(np.full((32, 32, 3), 9, np.uint8)).save(tmp_path / f"a.{ending}", format="JPEG")
+    (tmp_path / "a.txt").write_text("an a")
+    assert keys(opened(tmp_path)) == [f"a.{ending}"]
 
 
 def test_a_metadata_jsonl_of_each_folder_in_other_peoples_words(tmp_path):

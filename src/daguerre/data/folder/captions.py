@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -144,6 +145,12 @@ class Words:
         """The caption files of an image, the one that counts first."""
         return self._near(image, self.rules.text_files)
 
+    def unread_of(self, image: str) -> list[str]:
+        """The caption files of an image whose text is not used: all but the first, or all where a line of
+        metadata.jsonl has the caption."""
+        from_line = CAPTION in self.listed.get(image, {})
+        return self.texts_of(image)[0 if from_line else 1 :]
+
     def _near(self, image: str, suffixes: Sequence[str]) -> list[str]:
         """The files next to an image with its name, and one of these endings instead of its own or behind it."""
         stems = (os.path.splitext(image)[0], image)
@@ -228,6 +235,7 @@ def _read_metadata(
 ) -> None:
     """Adds {path: line} of the lines of a metadata.jsonl that name an image; paths start at the file's folder."""
     wanted = rules.fields if rules.captions_from == "files" else ()
+    composed = {_composed(path): path for path in images if not path.isascii()}
     for number, raw in enumerate((folder / file).read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines(), 1):
         if not raw.strip():
             continue
@@ -239,13 +247,18 @@ def _read_metadata(
         name = line.pop(next(key for key in _FILE_NAMES if _is_text(line.get(key))))
         spellings = (name, name.replace("\\", "/"))  # as Windows writes it
         inside = [os.path.normpath(os.path.join(os.path.dirname(file), spelling)) for spelling in spellings]
-        path = next((path for path in inside if path in images), None)
+        path = next((path for path in inside if path in images), None) or composed.get(_composed(inside[-1]))
         if path is None:
             skipped.add(counts, NOWHERE, f"{where}: {name}")
         elif path in listed:
             skipped.add(counts, "duplicate: image named twice in metadata.jsonl", f"{where}: {path}", damage=False)
         else:
             listed[path] = line
+
+
+def _composed(path: str) -> str:
+    """A path in the form in which an accented letter is one character: macOS writes two for it in names of files."""
+    return unicodedata.normalize("NFC", path)
 
 
 def _line(raw: bytes, fields: Sequence[str]) -> dict[str, Any] | str:

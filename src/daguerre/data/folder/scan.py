@@ -6,6 +6,7 @@ file and folder is taken once. What was read before and has not changed since is
 """
 
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -39,8 +40,11 @@ or one caption for all images: data.captions.text='a photo of a cat'"""
 TWICE, CLOSED = "folder reached a second time by a link", "folder that may not be read"
 LONE_TEXT = "text file without an image of that name"
 SECOND_TEXT = "kept, but a second text file of the image is not read"
+REPEATED = "kept, each image once: a number before a folder's name repeats nothing here (data.repeats does)"
+"""As in kohya's `10_sks dog`."""
+_REPEATED = re.compile(r"[1-9]\d{0,2}_\D")
 INSIDE = "folder inside that is not read (data.recursive=false)"
-NO_SAMPLES = frozenset({TWICE, CLOSED, LONE_TEXT, LEFTOVER, INSIDE})
+NO_SAMPLES = frozenset({TWICE, CLOSED, LONE_TEXT, LEFTOVER, INSIDE, REPEATED})
 """Reasons that tell of something else than a sample."""
 _PROGRESS_SECONDS = 10.0
 
@@ -197,7 +201,10 @@ def _sample(
 
 def _count_unused(words: Words, images: Sequence[str], suffixes: tuple[str, ...], counts: skipped.Counts) -> None:
     rules, stems = words.rules, {stem for path in images for stem in (os.path.splitext(path)[0], path)}
-    second = {text for path in images for text in words.texts_of(path)[1:]}
+    second = {text for path in images for text in words.unread_of(path)}
+    named = {path.split(os.sep)[0] for path in images if os.sep in path}
+    for name in sorted(filter(_REPEATED.match, named)) if rules.captions_from != "folder_names" else ():
+        skipped.add(counts, REPEATED, printable(f"{name}/"), kept=True)
     for path in sorted(words.others):
         stem, extension = os.path.splitext(path)
         is_caption = extension.lower() in rules.text_files

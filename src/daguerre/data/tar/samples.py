@@ -18,7 +18,7 @@ from daguerre.data.tar.reader import Member
 from daguerre.unicode import NO_TEXT, is_text, may_hold_halves, mended
 
 EXTENSIONS: Mapping[str, tuple[str, ...]] = {
-    "jpeg": ("jpg", "jpeg"),
+    "jpeg": ("jpg", "jpeg", "jfif", "jpe"),
     "png": ("png",),
     "webp": ("webp",),
     "gif": ("gif",),
