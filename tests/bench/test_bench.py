@@ -182,6 +182,7 @@ OF_A_RUN = (
     "quickstart_controlnet",
     "quickstart_tokens",
     "quickstart_lcm",
+    "quickstart_dpo",
     "quickstart_cascade_controlnet",
 )
 """Recipes whose base is what the quickstart's run has exported."""

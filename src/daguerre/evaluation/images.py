@@ -4,7 +4,7 @@ import hashlib
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -164,7 +164,6 @@ class SourceImages:
     """Side of the middle square that each image is cut and resized to; None: images as they are."""
     sample_seed: int | None = None
     """Draws `most` of all samples; None takes the first."""
-    _cache: dict[str, Any] = field(default_factory=dict)
 
     @property
     def total(self) -> int:

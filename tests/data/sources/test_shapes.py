@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from daguerre.data.sources import shapes
+from daguerre.evaluation.metrics.shapes import check
 
 
 def test_there_is_enough_to_learn() -> None:
@@ -209,3 +210,21 @@ def test_a_source_without_checked_prompts_has_no_metric() -> None:
 def test_words_are_those_of_the_captions() -> None:
     assert FEW.words() - shapes.Settings().words() == {"moon"}
     assert shapes.Settings().words() - FEW.words() == set(shapes.QUICKSTART_SHAPES)
+
+
+def test_pairs_differ_in_size_alone_and_no_caption_says_it():
+    own = shapes.Settings(preferred_size="large")
+    for split in ("train", "held_out"):
+        source, plain = (shapes.open_source(each, split) for each in (own, shapes.Settings()))
+        for number in range(12):
+            record = source.record(number)
+            seen, other = (check(np.asarray(record.images[name])) for name in ("image", "rejected"))
+            assert vars(seen) == record.metadata
+            assert {**record.metadata, "size": "small"} == vars(other)
+            for size in shapes.RADII_PX:
+                assert size not in record.texts["text"]
+            assert "  " not in record.texts["text"]
+            assert plain.record(number).images.keys() == {"image"}
+    asked = shapes.prompts("held_out", 40, 0, preferred_size="large")
+    assert {prompt.combination for prompt in asked} == {*shapes.combinations("held_out", size="large")}
+    assert not any("large" in prompt.text for prompt in asked)

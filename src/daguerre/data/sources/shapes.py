@@ -7,8 +7,8 @@ others are there to be learnt later, from few images.
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -22,7 +22,7 @@ from daguerre.data.skipped import SkipReport
 from daguerre.data.source import Split
 from daguerre.settings import FREE, Unused
 from daguerre.settings import Settings as Section
-from daguerre.types import IMAGE, Record
+from daguerre.types import IMAGE, REJECTED, Record
 
 IMAGE_PX = 64
 COLOURS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
@@ -92,6 +92,7 @@ class Settings(SourceSettings):
             "no effect without a shape that is new",
         ),
         Unused(("shapes",), lambda own: own.look is not None, "look names the shape"),
+        Unused(("preferred_size",), lambda own: own.num_images is not None, "pairs are endless: num_images is set"),
         Unused(("marks",), lambda own: not own.checked_prompts, "no effect with data.checked_prompts=0"),
     )
 
@@ -109,6 +110,9 @@ class Settings(SourceSettings):
     """Number of different images to train on, which have all colours, backgrounds and sizes in turn, with captions of
     all phrasings; all other combinations are held out. null: endless images, and one combination in ten is held
     out."""
+    preferred_size: Literal["small", "medium", "large"] | None = Field(None, exclude_if=lambda size: size is None)
+    """Pairs of images for `objective.name=dpo`: the shape has this size in the preferred one and the size farthest from
+    it in the rejected one, and captions and checked prompts say no size. null: single images, of all sizes."""
     look: Look | None = Field(None, exclude_if=lambda look: look is None)
     """One shape of one colour and size, and a new word for it: all images show it, on `num_images` of the backgrounds;
     all other backgrounds are held out."""
@@ -196,26 +200,32 @@ class ShapesSource:
         return f"shapes/{self.split}/{number}"
 
     def record(self, number: int) -> Record:
-        """Record `number`: a (64, 64, 3) uint8 image, its caption as `text`, one that leaves out shape and size as
-        `colours`, its combination as metadata."""
+        """Record `number`: a (64, 64, 3) uint8 image, with `preferred_size` a rejected one, its caption as `text`, one
+        that leaves out shape and size as `colours`, its combination as metadata."""
         finite = self.settings.num_images if self.split == "train" else None
         image_number = number if finite is None else number % finite
         which, phrasing, *placing = keys.uniforms(0, "shapes", self.sample_id(image_number), count=5)
         own = self.settings
-        options = combinations(self.split, own.shapes, own.num_images, own.look)
+        options = combinations(self.split, own.shapes, own.num_images, own.look, own.preferred_size)
         chosen = options[int(which * len(options)) if finite is None else image_number]
-        x, y, swell = (2.0 * float(u) - 1.0 for u in placing)
-        scale = 1.0 + SIZE_JITTER * swell
-        room_px = max(3.0, IMAGE_PX / 2 - 1.0 - _STAR_TIP * RADII_PX[chosen.size] * scale)
-        jitter_px = min(self.settings.jitter_px, room_px)
-        image = render(chosen, (x * jitter_px, y * jitter_px), scale)
+        images = {IMAGE: self._placed(chosen, placing)}
+        if own.preferred_size is not None:
+            images[REJECTED] = self._placed(replace(chosen, size=_farthest(own.preferred_size)), placing)
         if finite is not None:  # the same images in all phrasings
             (phrasing,) = keys.uniforms(0, "shapes phrasing", self.sample_id(number), count=1)
         texts = {
-            "text": caption(chosen, int(phrasing * len(PHRASINGS)), own.look),
+            "text": caption(chosen, int(phrasing * len(PHRASINGS)), own.look, own.preferred_size is None),
             "colours": colours(chosen, float(phrasing)),
         }
-        return Record(self.name(number), {IMAGE: image}, texts, dict(vars(chosen)))
+        return Record(self.name(number), images, texts, dict(vars(chosen)))
+
+    def _placed(self, combination: Combination, placing: Sequence[float]) -> np.ndarray:
+        """The image of a combination with its place and its size moved by three numbers in [0, 1)."""
+        x, y, swell = (2.0 * float(u) - 1.0 for u in placing)
+        scale = 1.0 + SIZE_JITTER * swell
+        room_px = max(3.0, IMAGE_PX / 2 - 1.0 - _STAR_TIP * RADII_PX[combination.size] * scale)
+        jitter_px = min(self.settings.jitter_px, room_px)
+        return render(combination, (x * jitter_px, y * jitter_px), scale)
 
     def report(self) -> SkipReport:
         return {}
@@ -232,9 +242,10 @@ def combinations(
     shapes: tuple[Shape, ...] = QUICKSTART_SHAPES,
     num_images: int | None = None,
     look: Look | None = None,
+    size: str | None = None,
 ) -> tuple[Combination, ...]:
     """The combinations of a split, background and colour always different, the same for every run and seed: those of
-    `num_images` images and all others, or one in ten is held out."""
+    `num_images` images and all others, or one in ten is held out. With `size` those of this size alone."""
     if num_images is not None:
         turns = _in_turn(shapes, look)
         return turns[:num_images] if split == "train" else turns[num_images:]
@@ -244,7 +255,12 @@ def combinations(
         if colour != background
     ]
     held_out = set(keys.permutation(0, "shapes held out", 0, len(every))[: len(every) // 10].tolist())
-    return tuple(c for i, c in enumerate(every) if (i in held_out) == (split == "held_out"))
+    own = [c for i, c in enumerate(every) if (i in held_out) == (split == "held_out")]
+    return tuple(c for c in own if size in (None, c.size))
+
+
+def _farthest(size: str) -> str:
+    return max(RADII_PX, key=lambda other: abs(RADII_PX[other] - RADII_PX[size]))
 
 
 @functools.cache
@@ -271,9 +287,11 @@ def _words(shapes: tuple[Shape, ...], num_images: int | None, look: Look | None)
     return frozenset(words(*(caption(one, i, look) for one in every for i in range(len(PHRASINGS)))))
 
 
-def caption(combination: Combination, phrasing: int, look: Look | None = None) -> str:
+def caption(combination: Combination, phrasing: int, look: Look | None = None, says_size: bool = True) -> str:
     """The combination in words; `phrasing` is an index into `PHRASINGS`."""
     text = PHRASINGS[phrasing]
+    if not says_size:
+        text = text.replace("{size} ", "").replace(", {size},", "")
     if look is not None:
         for described in _LOOKS:
             text = text.replace(described, look.word)
@@ -292,14 +310,17 @@ def prompts(
     shapes: tuple[Shape, ...] = QUICKSTART_SHAPES,
     num_images: int | None = None,
     look: Look | None = None,
+    preferred_size: str | None = None,
 ) -> list[Prompt]:
-    """`n` prompts that cover a split's combinations as evenly as `n` allows, in random order by the seed."""
-    options = combinations(split, shapes, num_images, look)
+    """`n` prompts that cover a split's combinations as evenly as `n` allows, in random order by the seed. With
+    `preferred_size` they say no size."""
+    options = combinations(split, shapes, num_images, look, preferred_size)
     rounds = -(-n // len(options))
     orders = [keys.permutation(seed, "shapes prompts", epoch, len(options)) for epoch in range(rounds)]
     order = np.concatenate(orders)[:n]
     phrasing = (keys.uniforms(seed, "shapes phrasing", 0, count=n) * len(PHRASINGS)).astype(int)
-    return [Prompt(caption(options[i], p, look), options[i]) for i, p in zip(order, phrasing, strict=True)]
+    chosen = [(options[i], phrase) for i, phrase in zip(order, phrasing, strict=True)]
+    return [Prompt(caption(own, phrase, look, preferred_size is None), own) for own, phrase in chosen]
 
 
 def render(combination: Combination, centre_px: tuple[float, float] = (0.0, 0.0), scale: float = 1.0) -> np.ndarray:

@@ -127,7 +127,9 @@ def evaluate(settings: Settings, inputs: Inputs) -> dict[str, Result]:
     named = (*QUICKSTART_SHAPES, *new)
     if inputs.redraw is not None:
         return {"shapes": _redrawn(source, inputs.redraw, named)}
-    asked = prompts("held_out", source.checked_prompts, 0, source.shapes, source.num_images, source.look)
+    asked = prompts(
+        "held_out", source.checked_prompts, 0, source.shapes, source.num_images, source.look, source.preferred_size
+    )
     found = {"shapes": _drawn(asked, inputs.draw, named, _marks(source))}
     if new and source.kept_prompts:
         found["kept"] = _drawn(prompts("held_out", source.kept_prompts, 0), inputs.draw, QUICKSTART_SHAPES, MARKS)
