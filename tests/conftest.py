@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import signal
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+import few_samples
 import pytest
 
 from daguerre import credentials
@@ -58,21 +58,11 @@ def own_credentials() -> Iterator[None]:
     credentials._of_environment.cache_clear()
 
 
-LOOKED_AT = {
-    "daguerre.run.reconstruction": {"_IMAGES": 2},
-    "daguerre.run.summary": {"_CAPTIONS": 20},
-    "daguerre.run.preflight": {"_PASSES": 1},
-}
-"""What a run looks at before its first update, and how much of it in tests: all would be a quarter of a short run."""
-
-
 @pytest.fixture(autouse=True)
 def few_samples_are_looked_at() -> Iterator[None]:
-    """Of modules that are there already: nothing is imported for it."""
+    """Before the first update of a run: all would be a quarter of a short one."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, numbers in LOOKED_AT.items():
-            for constant, number in numbers.items() if name in sys.modules else ():
-                patch.setattr(sys.modules[name], constant, number)
+        few_samples.look_at_few(patch.setattr)
         yield
 
 

@@ -168,7 +168,7 @@ def test_train_looks_once_and_says_what_it_saw(silent, tmp_path, capsys):
     assert "before its first update `train` looks at what the weights predict" in foreseen
     assert main.run(arguments(tmp_path, silent)) == errors.DONE
     said = " ".join(capsys.readouterr().out.split())
-    assert "no file says what the weights predict; by 16 images, cannot tell" in said
+    assert f"no file says what the weights predict; by {probe.IMAGES} images, cannot tell" in said
     longer = ["training.duration=3 steps", "lr_scheduler.on_new_duration=hold", "lr_scheduler.restart_from=0.1"]
     again = [each for each in arguments(tmp_path, silent) if not each.startswith("training.duration")]
     assert main.run([*again, *longer]) == errors.DONE
@@ -260,7 +260,7 @@ def test_the_command(silent, tmp_path, capsys):
     rows = [line.split()[-2:] for line in said.splitlines() if re.search(r"(\d+\.?\d* +){2}$", line + " ")]
     assert len(rows) == len(KINDS)
     assert all(float(error) > 0.8 for _, error in rows)
-    assert "16 images, each at the noise levels s/a of 0.3, 1.0, 3.0" in " ".join(said.split())
+    assert f"{probe.IMAGES} images, each at the noise levels s/a of 0.3, 1.0, 3.0" in " ".join(said.split())
     assert "cannot tell" in said
     assert main.run(["probe"]) == errors.REFUSED
     assert "give a model" in capsys.readouterr().err

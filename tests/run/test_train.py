@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shutil
 import signal
@@ -109,14 +110,8 @@ def test_killed_in_an_update_it_ends_equal_to_the_bit(tmp_path, expected, monkey
     assert_equal(tmp_path / "tiny", expected)
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        pytest.param("validate", marks=pytest.mark.long),
-        "save",
-        *(pytest.param(what, marks=pytest.mark.long) for what in ("publish", "evaluate")),
-    ],
-)
+@pytest.mark.long  # of the quick tests, the one of a damaged checkpoint is killed in an update and ends equal to the bit
+@pytest.mark.parametrize("what", ["validate", "save", "publish", "evaluate"])
 def test_killed_between_updates_it_ends_equal_to_the_bit(tmp_path, expected, monkeypatch, what):
     def deadly(*args, **kwargs):
         raise Killed
@@ -348,21 +343,38 @@ def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path, capsys):
     assert "output_dir" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_a_second_run_is_refused_before_the_heavy_imports_and_sigterm_ends_the_first_with_its_workers(
-    tmp_path, monkeypatch, workers
-):
+def refused_beside(first: int, folder):
+    """A second process on the folder, which must name the first and be refused by what loads quickly."""
+    with pytest.MonkeyPatch.context() as told:
+        told.setenv("PYTHONPROFILEIMPORTTIME", "1")
+        second = tiny_runs.start(folder)
+    said, _ = second.communicate(timeout=60)
+    assert second.returncode == errors.HELD
+    assert f"process {first}" in said
+    loaded = {line.rpartition("|")[2].strip() for line in said.splitlines() if line.startswith("import time:")}
+    assert "daguerre.run.storage" in loaded
+    assert "torch" not in loaded
+
+
+def test_a_second_run_is_refused_before_the_heavy_imports(tmp_path, monkeypatch):
+    unharmed = step.update
+
+    def update(*args, **kwargs):
+        refused_beside(os.getpid(), tmp_path)
+        return unharmed(*args, **kwargs)
+
+    monkeypatch.setattr(step, "update", update)
+    more = ["training.duration=1 step", "lr_scheduler.warmup=0 steps", "sampling.num_images=0"]
+    assert train(tmp_path, *more, "checkpoint.export=false", "data.checked_prompts=1") == errors.DONE
+
+
+@pytest.mark.long  # of the quick tests, those of signals stop the run in this process, and the one above is refused
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_second_run_is_refused_and_sigterm_ends_the_first_with_its_workers(tmp_path, workers):
     first = tiny_runs.start(tmp_path, "training.duration=100000 steps", f"loader.num_workers={workers}")
     try:
         tiny_runs.wait_for(tmp_path / "tiny" / "metrics" / "metrics.jsonl")
-        monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
-        second = tiny_runs.start(tmp_path)
-        said, _ = second.communicate(timeout=60)
-        assert second.returncode == errors.HELD
-        assert f"process {first.pid}" in said
-        loaded = {line.rpartition("|")[2].strip() for line in said.splitlines() if line.startswith("import time:")}
-        assert "daguerre.run.storage" in loaded
-        assert "torch" not in loaded
+        refused_beside(first.pid, tmp_path)
         first.send_signal(signal.SIGTERM)
         said, _ = first.communicate(timeout=60)
     except BaseException:

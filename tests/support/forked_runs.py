@@ -21,6 +21,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import few_samples
 import pyarrow
 import torch
 
@@ -150,6 +151,7 @@ def main(plan: str) -> None:
     torch.set_num_threads(1)
     pyarrow.array([0])  # imports pandas, where it is installed: once, before the forks
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    few_samples.look_at_few()
     print(json.dumps([_forked(one) for one in json.loads(Path(plan).read_text())]))
 
 
