@@ -209,15 +209,8 @@ def size_bytes(folder):
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [
-        pytest.param("first save", marks=pytest.mark.long),
-        pytest.param("export", marks=pytest.mark.long),
-        pytest.param("second save", marks=pytest.mark.long),
-        "first save, beside training",
-    ],
-)
+@pytest.mark.long  # of the quick tests, run/test_refused_saves.py has the error of the system, and goes on after it
+@pytest.mark.parametrize("moment", ["first save", "export", "second save", "first save, beside training"])
 def test_a_full_disk_is_explained_and_the_same_command_goes_on(on_shapes, tmp_path, capsys, moment):
     checkpoint = size_bytes(on_shapes / "checkpoints" / "step-00000008")
     pipeline = size_bytes(on_shapes / "pipeline")

@@ -15,6 +15,7 @@ def run(tmp_path_factory):
     """Eight updates with a checkpoint after every second one."""
     folder = tmp_path_factory.mktemp("convert")
     given = ["ema.post_hoc=[0.05,0.2]", "checkpoint.every=2 steps", "checkpoint.keep=4", "sampling.num_images=0"]
+    given += ["validation.every=99 steps", "data.checked_prompts=1"]
     assert train(folder, *given) == errors.DONE
     return folder / "tiny"
 

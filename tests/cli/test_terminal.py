@@ -40,7 +40,7 @@ def lines_on_terminal(arguments: list[str], columns: int, cwd: Path) -> list[str
 @pytest.mark.parametrize("columns", [50, 80, 100])
 def test_help_and_errors_fit_the_terminal(tmp_path: Path, columns: int) -> None:
     printed = lines_on_terminal(["generate", "--help"], columns, tmp_path)
-    printed += lines_on_terminal(["train", "quickstart", "data.source=folder", "data.path=nowhere"], columns, tmp_path)
+    printed += lines_on_terminal(["train", "nowhere"], columns, tmp_path)  # lists the recipes, and loads little
     words = [line for line in printed if len(line) >= columns]
     assert all(line.strip().startswith("daguerre ") or " " not in line.strip() for line in words), words
     assert sum(len(line) >= columns * 0.7 for line in printed) > 10

@@ -105,7 +105,7 @@ PLAYGROUND = {
 }
 
 
-QUICK = ("SD 2.x, v, min-SNR, accumulation", "SD 2.x, v, bf16", "SDXL, v, min-SNR, both text encoders trained")
+QUICK = ("SD 2.x, v, bf16", "SDXL, v, min-SNR, both text encoders trained")
 """Cases of `make test`, which have between them what the others have one by one."""
 
 

@@ -31,8 +31,14 @@ logging: {every: 1 steps, tensorboard: false}
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Place:
     made = Place(tmp_path_factory.mktemp("damage"), "sd", RECIPE)
-    assert made.train("plain", f"cache.path={made.folder / 'whole'}") == errors.DONE
+    assert main.run(command(made, made.folder / "whole")) == errors.DONE
     return made
+
+
+@pytest.fixture(scope="module")
+def plain(place) -> None:
+    """A run on the cache as it was."""
+    assert place.train("plain", f"cache.path={place.folder / 'whole'}") == errors.DONE
 
 
 def folders(cache: Path) -> list[Path]:
@@ -62,7 +68,7 @@ def command(place: Place, cache: Path, *verb: str) -> list[str]:
 
 @pytest.mark.long  # of the quick tests, the verbs mend what is damaged
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_run_goes_on_to_the_same_weights(place, cache, capsys, workers):
+def test_a_run_goes_on_to_the_same_weights(place, plain, cache, capsys, workers):
     name = f"hurt{workers}"
     assert place.train(name, f"cache.path={cache}", f"loader.num_workers={workers}") == errors.DONE
     said = capsys.readouterr().out

@@ -37,9 +37,9 @@ def status(run):
 
 
 BATCH = [
-    "training.duration=6 steps",
-    "training.global_batch_size=8",
-    "training.per_device_batch_size=8",
+    "training.duration=4 steps",
+    "training.global_batch_size=4",
+    "training.per_device_batch_size=4",
     "sampling.num_images=0",
 ]
 QUIET = ["validation.every=100 steps", "checkpoint.export=false"]
@@ -48,13 +48,13 @@ QUIET = ["validation.every=100 steps", "checkpoint.export=false"]
 def test_in_an_update_the_largest_micro_batch_is_named_and_goes_on_from_the_checkpoint(tmp_path, capsys):
     given, run = [*BATCH, *QUIET, "data.checked_prompts=1"], tmp_path / "tiny"
     with pytest.MonkeyPatch.context() as patch:
-        no_room(patch, 3, after=preflight._PASSES + 5)  # these passes are measured first
+        no_room(patch, 3, after=preflight._PASSES + 3)  # these passes are measured first
         assert train(tmp_path, *given) == errors.FAILED
     said = capsys.readouterr().err
     assert said.startswith("daguerre: out of memory while training: CUDA out of memory. Tried to allocate 20.00 GiB.\n")
     assert "Traceback" not in said
-    advice = "training.per_device_batch_size=2 training.gradient_accumulation_steps=4"
-    assert f"The largest micro-batch that fits is 2 (it was 8): {advice}" in said
+    advice = "training.per_device_batch_size=2 training.gradient_accumulation_steps=2"
+    assert f"The largest micro-batch that fits is 2 (it was 4): {advice}" in said
     assert "Other ways: training.gradient_checkpointing=true stores fewer activations" in said
     assert said.rstrip().endswith("The last checkpoint is step-00000003.")
     assert status(run)["state"] == "failed"

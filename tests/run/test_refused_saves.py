@@ -15,6 +15,9 @@ from daguerre.checkpoint.store import Store
 from daguerre.training import step
 
 
+SMALL = ["sampling.num_images=0", "validation.every=99 steps", "checkpoint.export=false", "data.checked_prompts=1"]
+
+
 @pytest.fixture
 def disk(monkeypatch):
     """Is full after the updates that are put in."""
@@ -61,7 +64,7 @@ def test_a_run_outlives_saves_that_fail(tmp_path, disk, capsys):
 
 def test_too_many_failed_saves_in_a_row_stop_the_run_and_older_ones_stay(tmp_path, disk, capsys):
     disk |= {6, 8}
-    code = tiny_runs.train(tmp_path, "checkpoint.max_failed_saves=2", "checkpoint.background=false")
+    code = tiny_runs.train(tmp_path, *SMALL, "checkpoint.max_failed_saves=2", "checkpoint.background=false")
     told = capsys.readouterr()
     assert code != 0
     assert "SAVE FAILED (1 in a row, 1 in all): cannot save step-00000006" in told.out
@@ -71,7 +74,7 @@ def test_too_many_failed_saves_in_a_row_stop_the_run_and_older_ones_stay(tmp_pat
     assert store.newest_verified().path == store.root / "step-00000003"
 
     disk.clear()
-    assert tiny_runs.train(tmp_path) == 0, "the same command goes on once there is room"
+    assert tiny_runs.train(tmp_path, *SMALL) == 0, "the same command goes on once there is room"
     assert "continuing from step-00000003" in capsys.readouterr().out
 
 
