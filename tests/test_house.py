@@ -131,6 +131,7 @@ LATE_IMPORTS = {
     "conditions/faces.py": {"onnxruntime"},
     "conditions/hed.py": {"torch", "torch.nn"},
     "data/sources/huggingface.py": {"datasets"},
+    "storage/clients.py": {"daguerre.storage"},
     "tracking/trackers/tensorboard.py": {"torch.utils.tensorboard"},
     "tracking/trackers/wandb.py": {"wandb"},
     "training/optimizers/adamw_8bit.py": {"bitsandbytes"},

@@ -14,7 +14,6 @@ import tiny_runs
 from daguerre.checkpoint.store import Store
 from daguerre.training import step
 
-
 SMALL = ["sampling.num_images=0", "validation.every=99 steps", "checkpoint.export=false", "data.checked_prompts=1"]
 
 

@@ -110,7 +110,7 @@ def test_killed_in_an_update_it_ends_equal_to_the_bit(tmp_path, expected, monkey
     assert_equal(tmp_path / "tiny", expected)
 
 
-@pytest.mark.long  # of the quick tests, the one of a damaged checkpoint is killed in an update and ends equal to the bit
+@pytest.mark.long  # of the quick tests, the one of a damaged checkpoint is killed and ends equal to the bit
 @pytest.mark.parametrize("what", ["validate", "save", "publish", "evaluate"])
 def test_killed_between_updates_it_ends_equal_to_the_bit(tmp_path, expected, monkeypatch, what):
     def deadly(*args, **kwargs):

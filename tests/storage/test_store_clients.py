@@ -11,7 +11,7 @@ import pytest
 from faulty_store import ACCESS_KEY, SECRETS, Faults, environment, s3, web_server  # noqa: F401
 
 from daguerre.errors import UserError
-from daguerre.storage import clients
+from daguerre.storage import aws, clients
 from daguerre.storage import io as storage_io
 from daguerre.storage.expand import expand
 from daguerre.storage.location import Location
@@ -266,9 +266,9 @@ def test_the_region_is_asked_for_where_no_setting_says_it(s3, monkeypatch):  # n
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     west = {"LocationConstraint": "us-west-2"}
     s3.boto().create_bucket(Bucket="west", CreateBucketConfiguration=west)
-    real = clients.boto3.Session.client
+    real = aws.boto3.Session.client
     monkeypatch.setattr(
-        clients.boto3.Session, "client", lambda own, *a, **more: real(own, *a, endpoint_url=s3.proxy.url, **more)
+        aws.boto3.Session, "client", lambda own, *a, **more: real(own, *a, endpoint_url=s3.proxy.url, **more)
     )
     assert "region us-west-2" in clients.client(Location("s3://west/x")).access
     assert "region us-east-1" in clients.client(Location("s3://nobucket/x")).access

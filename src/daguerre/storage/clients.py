@@ -16,12 +16,6 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-import boto3
-import botocore.session
-from botocore import UNSIGNED
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
-from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.store import GCSStore, HTTPStore, S3Store
 
 from daguerre.storage.errors import StoreError
@@ -55,18 +49,9 @@ class Patience:
 
 PATIENCE = Patience()
 _PLAIN = re.compile(r"(https?://[A-Za-z0-9.:\[\]-]+/)((?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*)")
-_USUAL_REGION = "us-east-1"
 _PART_RETRIES = 2
 """Retries of a part of a large file; the caller retries the whole file."""
 _MACHINE = Path("/sys/class/dmi/id/product_name")
-_METHODS = {
-    "env": "the environment",
-    "shared-credentials-file": "~/.aws/credentials",
-    "config-file": "~/.aws/config",
-    "iam-role": "the instance's role",
-    "container-role": "the container's role",
-}
-"""Boto's names for the sources of credentials, in words."""
 
 
 @dataclass(frozen=True)
@@ -133,60 +118,18 @@ def _options(allow_http: bool, writing: bool = False) -> dict[str, Any]:
 
 
 def _s3(location: Location, writing: bool) -> Client:
-    settings = botocore.session.Session()
-    try:
-        endpoint = _s3_endpoint(settings)
-        region = _region(settings, location.bucket, endpoint)
-        provider, credentials = _s3_credentials(boto3.Session(botocore_session=settings))
-    except BotoCoreError as error:
-        what = f"cannot be read: no usable AWS settings ({type(error).__name__}). Check ~/.aws and AWS_PROFILE"
-        raise StoreError(location, what) from None
-    config: S3Config = {"region": region}
-    if endpoint:
-        config["endpoint"] = endpoint
-    if provider is None:
+    # Late: AWS's library takes long to load, and most commands ask no store of its kind.
+    from daguerre.storage import aws
+
+    found = aws.access(location)
+    config: S3Config = {"region": found.region}
+    if found.endpoint:
+        config["endpoint"] = found.endpoint
+    if found.provider is None:
         config["skip_signature"] = True
-    options = _options(_plain_http(location, endpoint, "AWS_ALLOW_HTTP"), writing)
-    store = S3Store(location.bucket, config=config, credential_provider=provider, **options)
-    return Client(store, f"{_endpoint_name(endpoint)}, region {region}, {credentials}")
-
-
-def _s3_endpoint(settings: botocore.session.Session) -> str | None:
-    """From the environment, else from the profile in ~/.aws/config."""
-    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
-        if os.environ.get(name):
-            return os.environ[name]
-    profile = settings.get_scoped_config()
-    services = settings.full_config.get("services", {}).get(profile.get("services"), {})
-    return services.get("s3", {}).get("endpoint_url") or profile.get("endpoint_url")
-
-
-def _region(settings: botocore.session.Session, bucket: str, endpoint: str | None) -> str:
-    """From the environment or the profile; else AWS tells where a bucket is. Other stores do not need it."""
-    if region := os.environ.get("AWS_REGION") or settings.get_config_variable("region"):
-        return region
-    if endpoint:
-        return _USUAL_REGION
-    once = Config(signature_version=UNSIGNED, connect_timeout=1, read_timeout=3, retries={"total_max_attempts": 1})
-    try:
-        # A session of its own: boto3's usual one is made by the first call, and two threads break it.
-        answer = boto3.Session().client("s3", region_name=_USUAL_REGION, config=once).head_bucket(Bucket=bucket)
-    except ClientError as error:
-        answer = error.response
-    except BotoCoreError:
-        return _USUAL_REGION  # the next request reports the fault
-    return answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", _USUAL_REGION)
-
-
-def _s3_credentials(session: boto3.Session) -> tuple[Boto3CredentialProvider | None, str]:
-    """The signer of requests, and the source of its credentials."""
-    if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true"):
-        return None, "no credentials: AWS_SKIP_SIGNATURE is set"
-    credentials = session.get_credentials()
-    if credentials is None:
-        return None, "no credentials found in the environment, ~/.aws or the instance's role"
-    credentials.get_frozen_credentials()
-    return Boto3CredentialProvider(session), f"credentials from {_METHODS.get(credentials.method, credentials.method)}"
+    options = _options(_plain_http(location, found.endpoint, "AWS_ALLOW_HTTP"), writing)
+    store = S3Store(location.bucket, config=config, credential_provider=found.provider, **options)
+    return Client(store, f"{_endpoint_name(found.endpoint)}, region {found.region}, {found.credentials}")
 
 
 def _gs(location: Location, writing: bool) -> Client:
