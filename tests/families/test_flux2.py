@@ -82,6 +82,11 @@ def test_a_lora_means_the_same_in_diffusers_in_both_layouts(name, base, tmp_path
     other = theirs(pipe, 4.0)
     assert np.abs(image - other).max() <= 2
     assert np.abs(other - plain).max() > 20, "it changes something"
+    few = tiny.write(tmp_path / "few", seed=1, is_distilled=True)
+    reading = [f"model.{name}={value}" for name, value in tiny.reading().items()]
+    pipe = Flux2KleinPipeline.from_pretrained(few)
+    pipe.load_lora_weights(run / "adapter", weight_name=name)
+    assert np.abs(flow_runs.drawn_on(few, run, tmp_path / "of_few", *reading) - theirs(pipe, 1.0)).max() <= 2
 
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])

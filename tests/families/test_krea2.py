@@ -18,8 +18,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, Krea2Pipeline, Krea2Transformer2DModel
 from diffusers.loaders import lora_conversion_utils, single_file_utils
 from diffusers.pipelines.krea2.pipeline_krea2 import calculate_shift
-from flow_runs import SEED, SIDE_PX, STEPS, drawn
-from PIL import Image
+from flow_runs import SEED, SIDE_PX, STEPS, drawn, drawn_on
 from safetensors.torch import load_file, save_file
 from tiny_families import krea2 as tiny
 from tiny_models import prompts, tiny_flux_vae
@@ -157,12 +156,10 @@ def test_a_lora_means_the_same_in_diffusers(base, tmp_path, capsys):
     assert np.abs(other - plain).max() > 20, "it changes something"
     assert "diffusers finds no layer of Krea2Transformer2DModel" in capsys.readouterr().out
     turbo = tiny.write(tmp_path / "turbo", is_distilled=True)
-    words = [f"{name}={SIDE_PX}" for name in ("height", "width")] + [f"num_inference_steps={STEPS}", f"seed={SEED}"]
-    words += [f"use={{{run}: 1}}", f"model.max_sequence_length={TOKENS}", f"out={tmp_path / 'few'}"]
-    assert main.run(["generate", str(turbo), "prompt=a red circle", *words]) == errors.DONE
+    few = drawn_on(turbo, run, tmp_path / "few", f"model.max_sequence_length={TOKENS}")
     pipe = Krea2Pipeline.from_pretrained(turbo)
     pipe.load_lora_weights(run / "adapter", weight_name="pytorch_lora_weights.safetensors")
-    assert np.abs(np.asarray(Image.open(tmp_path / "few" / "000.png")).astype(int) - theirs(pipe, 0.0)).max() <= 2
+    assert np.abs(few - theirs(pipe, 0.0)).max() <= 2
 
 
 def test_loras_are_converted_merged_and_taken_out_again(base, tmp_path, capsys):

@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 import tiny_texts
 import torch
-from diffusers import ZImagePipeline, ZImageTransformer2DModel
+from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
 from diffusers.loaders import single_file_utils
-from flow_runs import SEED, SIDE_PX, STEPS, drawn
+from flow_runs import SEED, SIDE_PX, STEPS, drawn, drawn_on
 from safetensors.torch import load_file
 from tiny_families import z_image as tiny
 from tiny_models import prompts
 
+from daguerre import errors
+from daguerre.cli import main
 from daguerre.errors import UserError
 from daguerre.families import z_image
 from daguerre.families.z_image import NAMES
+from daguerre.generation import load
 from daguerre.models.parts.z_image import TextToImage
 from daguerre.models.weights import original_files
 from daguerre.samplers.draw import initial_noise
@@ -65,6 +68,37 @@ def test_a_lora_means_the_same_in_diffusers(base, tmp_path):
     other = theirs(pipe, 3.0)
     assert np.abs(image - other).max() <= 2
     assert np.abs(other - plain).max() > 20, "it changes something"
+    turbo = distilled(tmp_path)
+    few = drawn_on(turbo, run, tmp_path / "few", f"model.max_sequence_length={TOKENS}")
+    pipe = ZImagePipeline.from_pretrained(turbo)
+    pipe.load_lora_weights(run / "adapter", weight_name="pytorch_lora_weights.safetensors")
+    assert np.abs(few - theirs(pipe, 0.0)).max() <= 2
+
+
+def distilled(place: Path) -> Path:
+    """A base that is marked as Turbo is: by its scheduler."""
+    turbo = tiny.write(place / "turbo", seed=1)
+    FlowMatchEulerDiscreteScheduler(shift=3.0).save_pretrained(turbo / "scheduler")
+    return turbo
+
+
+def test_turbo_is_known_by_its_scheduler_and_generates_in_eight_steps(base, tmp_path, capsys):
+    turbo = distilled(tmp_path)
+    usual = load.find(str(turbo), [], False).config([]).config.sampling
+    assert (usual.num_inference_steps, usual.guidance_scale) == (8, 0)
+    with pytest.raises(AssertionError):
+        trained(tmp_path, turbo)
+    said = capsys.readouterr().err
+    assert "train Tongyi-MAI/Z-Image, and generate" in said
+    assert "model.is_distilled=false says so" in said
+    run = trained(tmp_path, turbo, "model.is_distilled=false", "objective.schedule.shift=3")
+    # Its export has the same scheduler, and says that it is none.
+    export = (run / "pipeline").rename(tmp_path / "exported")
+    assert load.find(str(export), [], False).config([]).config.sampling.num_inference_steps == 50
+    ZImagePipeline.from_pretrained(export)
+    given = ["model.pretrained_model_name_or_path=Tongyi-MAI/Z-Image-Turbo", f"output_dir={tmp_path}", "run_name=x"]
+    assert main.run(["train", "z_image_lora", *given, "--dry-run"]) == errors.REFUSED
+    assert "train Tongyi-MAI/Z-Image, and generate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lengths", [(11, 11), (3, 11, 32, 33), (40, 64)])

@@ -62,7 +62,7 @@ QWEN = {
 }
 FLUX3 = {"flux3_klein_base": 5_538_458_368, "flux3_klein": 5_538_458_368 + 3072 * (256 + 3072)}
 """The second one embeds a second time."""
-OTHERS = ("z_image", "anima", *KREA, *KLEIN, *QWEN, *FLUX3)
+OTHERS = ("z_image", "z_image_turbo", "anima", *KREA, *KLEIN, *QWEN, *FLUX3)
 T5_XXL, FLUX_VAE = 4_762_310_656, 83_819_683
 
 
@@ -134,6 +134,8 @@ def test_networks_of_z_image_have_the_published_sizes():
         qwen = Qwen3ForCausalLM(Qwen3Config(**numbers("z_image", "text_encoder")))
     assert [size(transformer), size(qwen)] == [6_154_908_736, 4_022_468_096]
     assert numbers("z_image", "vae") == numbers("flux1_dev", "vae")
+    for part in ("transformer", "text_encoder", "vae"):
+        assert numbers("z_image_turbo", part) == numbers("z_image", part)
 
 
 def test_networks_of_anima_have_the_published_sizes():

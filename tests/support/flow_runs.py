@@ -45,3 +45,11 @@ def drawn(run: Path, out: Path, scale: float) -> np.ndarray:
     more = [f"height={SIDE_PX}", f"width={SIDE_PX}", f"guidance_scale={scale}", f"num_inference_steps={STEPS}"]
     assert main.run(["generate", str(run), "prompt=a red circle", f"seed={SEED}", f"out={out}", *more]) == 0
     return np.asarray(Image.open(out / "000.png")).astype(int)
+
+
+def drawn_on(base: Path, run: Path, out: Path, *given: str) -> np.ndarray:
+    """The image [H, W, 3] of `daguerre generate BASE use={RUN: 1}`, with the base's own schedule and guidance."""
+    size = [f"height={SIDE_PX}", f"width={SIDE_PX}", f"num_inference_steps={STEPS}", f"seed={SEED}"]
+    command = ["generate", str(base), f"use={{{run}: 1}}", "prompt=a red circle", f"out={out}", *size, *given]
+    assert main.run(command) == 0
+    return np.asarray(Image.open(out / "000.png")).astype(int)

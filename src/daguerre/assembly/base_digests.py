@@ -13,6 +13,7 @@ from daguerre.errors import UserError
 from daguerre.models import encoders
 from daguerre.models.family import Family
 from daguerre.models.hosts import host
+from daguerre.models.settings import ASSISTANT
 from daguerre.models.weights import file_digests
 from daguerre.objectives.networks.teacher import TEACHER
 from daguerre.objectives.objective import REFERENCE
@@ -101,6 +102,8 @@ def _settings(component: str) -> str:
     """The settings that say where a component comes from."""
     if component == TEACHER:
         return f"objective.{component}"
+    if component == ASSISTANT:
+        return f"model.{component}"
     return f"model.{component}, model.pretrained_model_name_or_path, model.revision, model.variant"
 
 
@@ -156,6 +159,8 @@ def _place(config: Config, component: str) -> str:
     """The origin of a component, for messages."""
     settings: Any = config.model
     value = settings.places.get(component)
+    if component == ASSISTANT:
+        return str(getattr(settings, component))
     if component in config.objective.networks:
         return str(config.objective.networks[component].place)
     if value is None or isinstance(value, dict):

@@ -16,7 +16,7 @@ from daguerre import keys, plugins
 from daguerre.adapters.adapter import Attached, attach
 from daguerre.adapters.lora_parts.forward import cast_together
 from daguerre.adapters.settings import AdapterSettings
-from daguerre.assembly import left_out, loss_networks, quantized_base
+from daguerre.assembly import assistant, left_out, loss_networks, quantized_base
 from daguerre.assembly.null_caption import NullCaption
 from daguerre.conditions import condition as conditions
 from daguerre.conditions.condition import Images
@@ -28,7 +28,7 @@ from daguerre.errors import UserError
 from daguerre.models import encoders
 from daguerre.models.family import Family
 from daguerre.models.network import Network, block_classes
-from daguerre.models.settings import DenoiserSettings
+from daguerre.models.settings import ASSISTANT, DenoiserSettings, DistilledSettings
 from daguerre.objectives.autoencoder import Autoencoder
 from daguerre.objectives.objective import Example, Net, Nets, Objective
 from daguerre.training import device as devices
@@ -192,9 +192,10 @@ def build(
     # One layer after the other onto the device: the whole base in float32 may have no room there.
     quantized_base.quantize(config.training.base_precision, family, left_out.components(config), device)
     if trains:
-        _refuse_distilled(family)
+        _refuse_distilled(config, family)
         dtypes.choose(config.training, device).store(attached.net, _float32(family, attached))
         _narrow_denoiser(config, family, device)
+        assistant.attach(family, dtypes.choose(config.training, device).compute)
     encoders.moved(attached.net, device)
     return _assembled(config, family.to(device), attached, device)
 
@@ -218,9 +219,10 @@ def outline(config: Config) -> Components:
     device = devices.choose_device(config.training.device)
     with torch.device("meta"):
         family, attached = load(config)
-        _refuse_distilled(family)
+        _refuse_distilled(config, family)
         quantized_base.quantize(config.training.base_precision, family, left_out.components(config))
         _narrow_denoiser(config, family, device)
+        assistant.attach(family, dtypes.choose(config.training, device).compute)
     return _assembled(config, family, attached, device)
 
 
@@ -231,9 +233,11 @@ def load(config: Config, leave_out: Collection[str] = ()) -> tuple[Family, Attac
         family: Family = plugins.find("families", config.model.family).load(config.model, config.seed)
         reached = [name for own in config.adapters.values() for name in own.reaches(family.trainable)]
         family = family.training(reached) if family.trainable else family
+        helping = assistant.opened(config, family)
         # First of all that changes networks: kernels, types and meshes then see the layers as they are trained.
         attached = attach(config.adapters, family, config.seed)
-        return loss_networks.added(config, family, attached)  # after the adapters, as a teacher has none of them
+        # After the adapters: a teacher has none of them, and what they export has none of these.
+        return assistant.added(*loss_networks.added(config, family, attached), helping)
 
 
 def _float32(family: Family, attached: Attached) -> frozenset[str]:
@@ -242,12 +246,15 @@ def _float32(family: Family, attached: Attached) -> frozenset[str]:
     return attached.float32 | {name for name, p in attached.net.named_parameters() if id(p) in kept}
 
 
-def _refuse_distilled(family: Family) -> None:
+def _refuse_distilled(config: Config, family: Family) -> None:
     """UserError for weights that training would spoil."""
-    if family.distilled:
+    if family.distilled and ASSISTANT not in family.networks:
+        asserted = isinstance(config.model, DistilledSettings) and config.model.is_distilled is None
+        base = ". If it is no distilled one, model.is_distilled=false says so" if asserted else ""
         raise UserError(
             "the base was distilled to few steps, which training undoes, so that it can only generate: train "
-            f"{family.distilled}, and generate with this one and what was learnt",
+            f"{family.distilled}, and generate with this one and what was learnt; or give model.{ASSISTANT}=FILE, a "
+            f"LoRA that undoes the distillation while others are trained (docs/families.md){base}",
             code="unsupported",
             setting="model.pretrained_model_name_or_path",
         )

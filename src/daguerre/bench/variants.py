@@ -96,7 +96,7 @@ class Update(Variant):
             return bench_inputs.pixels(self.config, self.parts, sizes)
         ring = bench_inputs.encoded_ring(self.config, self.parts, sizes, bool(self.notice))
         for network in frozen(self.parts.net, self.parts.networks).values():
-            if network.role != "loss":  # those are called in each update
+            if network.role not in ("loss", "assistant"):  # those are called in each update
                 network.module.to("meta")  # gives its memory back
         oom.free()
         return bench_inputs.latents(sizes, ring)

@@ -21,6 +21,7 @@ from daguerre.foreign.names import lookup, lora_config
 from daguerre.foreign.names.relative import look_in
 from daguerre.generation import load
 from daguerre.generation.load import Model
+from daguerre.models.settings import ASSISTANT
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.settings import ADDRESS, Settings, Unused
 
@@ -230,7 +231,9 @@ def _allowed(model: Model, plain: Config) -> tuple[str, ...]:
 def check_changes(model: Model, plain: Config, config: Config) -> None:
     """UserError for settings that are fixed by the run, or have no effect on images."""
     allowed = _allowed(model, plain)
-    paths = [change.path for change in configs.diff(plain, config) if not change.path.startswith(allowed)]
+    idle = f"model.{ASSISTANT}"  # it acts where a loss is computed
+    changes = configs.diff(plain, config)
+    paths = [each.path for each in changes if not each.path.startswith(allowed) or each.path == idle]
     if not paths:
         return
     fixed = f"fixed when {model.run.path} was trained, or " if model.run else ""

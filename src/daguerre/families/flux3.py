@@ -229,8 +229,8 @@ def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, res
     """The velocity [B, C, H, W] of noisy latents, one token each.
 
     `cond` has `text` [B, T, D], all of which is attended to, latents [B, C, h, w] of reference images, and for a flow
-    map the time at which the step ends. What is for reference images is called without any, too, with no tokens: it
-    changes nothing, and all devices of a mesh call the same.
+    map the time at which a step ends, where one is made. What is for reference images is called without any, too, with
+    no tokens: it changes nothing, and all devices of a mesh call the same.
     """
     (h, w), device = x_BCHW.shape[2:], x_BCHW.device
     given = [x_BCHW[:, :, :0], *(cond[name].to(x_BCHW.dtype) for name in REFERENCES if name in cond)]
@@ -242,7 +242,8 @@ def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, res
         txt_ids=nn.functional.pad(torch.arange(cond["text"].shape[1], device=device)[:, None], (3, 0)),
         image_cond_hidden_states=torch.cat([z.flatten(2).mT for z in given], 1),
         image_cond_ids=torch.cat([_places(z.shape[2], z.shape[3], n, device) for n, z in enumerate(given)]),
-        target_timestep=cond[_JUMP] if transformer.config.flow_map else None,
+        # A step that ends where it begins: what a flow map predicts of it is the velocity, which is what is trained.
+        target_timestep=cond.get(_JUMP, c_noise_B) if transformer.config.flow_map else None,
         return_dict=False,
     )[0]
     return y_BTC.mT.unflatten(2, (h, w))

@@ -30,7 +30,7 @@ from daguerre.models.parts.z_image import PATCH, TextToImage
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
-from daguerre.models.settings import BASE, Component
+from daguerre.models.settings import BASE, INDEX, SCHEDULER, Component, DistilledSettings
 from daguerre.models.weights.original_names import NameTable
 from daguerre.samplers.guidance import ClassifierFree, Guidance
 from daguerre.types import Cond
@@ -40,6 +40,10 @@ _READS = Reading(
     padding="longest", masked=True, text_mask=True, layers=(-2,), final_norm=False,
 )  # fmt: skip
 """ZImagePipeline reads the last hidden state but one of a user's turn, and leaves padding out."""
+_MARK = "_is_distilled"
+"""In the index of an export: diffusers leaves names with a first underscore alone."""
+_DISTILLED_SHIFT = 3.0
+"""Of Turbo's scheduler, its only mark: the base's has 6."""
 
 
 def _architecture(network: nn.Module, prediction: str) -> Architecture:
@@ -89,7 +93,7 @@ TRANSFORMER = Facts(
 FACTS: dict[type, Facts] = {TextToImage: TRANSFORMER, ZImageTransformer2DModel: TRANSFORMER, **TEXT_ENCODERS}
 
 
-class Settings(TransformerSettings):
+class Settings(TransformerSettings, DistilledSettings):
     """Z-Image."""
 
     family: Literal["z_image"] = "z_image"
@@ -98,6 +102,9 @@ class Settings(TransformerSettings):
     """The language model: Qwen3."""
     max_sequence_length: int = Field(512, ge=1, le=2048)
     """Tokens that are read of a caption in its template; longer ones are cut."""
+    is_distilled: bool | None = None
+    """Whether the transformer was distilled to few steps, as Turbo was: it generates, and is not trained. null: as the
+    base's scheduler says, which has a shift of 3 in Turbo and says nothing of a transformer from elsewhere."""
     sample_posterior: bool = False
     """Draw a latent from the autoencoder's posterior for each sample and epoch; off, as diffusers' script trains it:
     take the posterior's mean."""
@@ -109,6 +116,13 @@ class Settings(TransformerSettings):
         "data": {"resolution": 1024},
         "sampling": {"guidance_scale": 4.0, "num_inference_steps": 50},
     }
+
+    @classmethod
+    def usual_of(cls, configs: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+        """Eight steps without guidance for Turbo."""
+        few = {"guidance_scale": 0.0, "num_inference_steps": 8}
+        marked = _is_marked(configs.get(INDEX, {}), configs.get(SCHEDULER, {}))
+        return {**cls.usual, "sampling": few} if marked else cls.usual
 
 
 def load(settings: Settings, seed: int) -> Family:
@@ -127,6 +141,9 @@ def load(settings: Settings, seed: int) -> Family:
             f"{transformer.most_tokens} tokens: set that or less",
             setting="model.max_sequence_length",
         )
+    told = settings.is_distilled
+    if told is None:
+        told = settings.transformer == BASE and _is_marked(components.index, components.scheduler() or {})
     return trained_net.family(
         components,
         partial(denoise, transformer),
@@ -134,9 +151,15 @@ def load(settings: Settings, seed: int) -> Family:
         {"transformer": TRANSFORMER, "vae": KL_AUTOENCODER},
         autoencoder,
         texts,
-        PipelineExporter(settings, {}, {}),
+        PipelineExporter(settings, {_MARK: told}, {}),
         guidance=Settings.guidance,
+        distilled="Tongyi-MAI/Z-Image" if told else "",
     )
+
+
+def _is_marked(index: Mapping[str, Any], scheduler: Mapping[str, Any]) -> bool:
+    """True for a pipeline of Turbo, by its index or else its scheduler."""
+    return bool(index.get(_MARK, scheduler.get("shift") == _DISTILLED_SHIFT))
 
 
 def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:

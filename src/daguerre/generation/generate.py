@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from daguerre import __version__
+from daguerre.assembly import assistant
 from daguerre.assembly.parts import Components
 from daguerre.config.config import Config
 from daguerre.errors import UserError
@@ -180,7 +181,7 @@ def generate_batch(
     cond, null = _conditioning(parts, batch, images, runs_null)
     known = None if batch[0].strength is None else _known(parts, images, seeds, batch[0].strength, shape)
     cond, null = controlnets.steered(parts, steering, shape, settings, known, (cond, null))
-    with parts.autocast():
+    with parts.autocast(), assistant.absent(family):
         x0 = draw(
             objective, parts.net, cond, null, shape, seeds, settings, parts.device, known, guidance=family.guidance
         )

@@ -25,7 +25,7 @@ from daguerre.errors import UserError, named
 from daguerre.families.pretrained import catalogue
 from daguerre.generation import hub_models
 from daguerre.models.schedulers.scheduler import other_sampling
-from daguerre.models.settings import BASE, INDEX, SINGLE_FILES, PretrainedSettings
+from daguerre.models.settings import ASSISTANT, BASE, INDEX, SCHEDULER, SINGLE_FILES, PretrainedSettings
 from daguerre.models.weights import index, single_files
 from daguerre.models.weights.files import read_json
 from daguerre.models.weights.resolve import Options
@@ -211,9 +211,9 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
     configs_of = {part: read_json(path) for part, path in places.items() if path.is_file()}
     there: dict[str, Any] = dict.fromkeys(configs_of, BASE)
     there |= {ours: told[theirs] for theirs, ours in family.told_by_index.items() if theirs in told}
-    usual = family.usual_of({**configs_of, INDEX: told})
     place = folder / "scheduler" / "scheduler_config.json"
     scheduler = dict(family.own_scheduler) if family.own_scheduler and not place.is_file() else read_json(place)
+    usual = family.usual_of({**configs_of, INDEX: told, SCHEDULER: scheduler})
     with named(target):
         objective = family.schedulers.objective_of(scheduler)
     tree = {
@@ -307,12 +307,15 @@ def _build(config: Config) -> Components:
     return parts
 
 
-def _in_use(config: Config, objective: ObjectiveSettings) -> Config:
-    """The config with this objective, without what only serves gradients, with the kernels of this device."""
+def _in_use(config: Config, objective: ObjectiveSettings, for_loss: bool = False) -> Config:
+    """The config with this objective, without what only serves gradients or losses, with the kernels of this device."""
     kernels = "plain" if config.training.kernels == "plain" else "auto"
     settings = {"compile": False, "kernels": kernels, "gradient_checkpointing": False, "base_precision": "no"}
     training = config.training.model_copy(update=settings)
-    return config.model_copy(update={"training": training, "objective": objective})
+    model = config.model
+    if not for_loss and getattr(model, ASSISTANT, None) is not None:
+        model = model.model_copy(update={ASSISTANT: None})
+    return config.model_copy(update={"training": training, "objective": objective, "model": model})
 
 
 def newest(folder: RunFolder, name: str) -> Checkpoint:
@@ -346,13 +349,14 @@ def read(store: Store, path: Path) -> Checkpoint:
 def load(config: Config, checkpoint: Checkpoint, raw: bool = False, for_loss: bool = False) -> Components:
     """The parts with the checkpoint's weights, the averaged ones if it has them, ready to generate with, or to compute
     the loss with."""
-    own = _in_use(config, config.objective if for_loss else config.objective.in_use())
+    own = _in_use(config, config.objective if for_loss else config.objective.in_use(), for_loss)
     networks = load_networks(own)
     averages = {} if raw else checkpoint.tensors.get("ema", {})
     base = base_digests.of(own, *networks)
     recorded = checkpoint.documents.get("base")
     if recorded is not None:
         unused = config.objective.networks.keys() - own.objective.networks.keys()
+        unused |= set() if for_loss else {ASSISTANT}
         recorded = {name: each for name, each in recorded.items() if name not in unused}
     base_digests.check_same_base(recorded, base, checkpoint.name)
     # Weights that a loss compares with are stored as in training, so that they are the same to the bit.

@@ -50,7 +50,9 @@ def compile_blocks(net: nn.Module, names: Collection[str], device: torch.device,
     options = {"fallback_random": True} | ({"layout_optimization": False} if device.type == "cpu" else {})
     forwards: dict[Any, Callable[..., Any]] = {}
     for block in found:
-        alike = type(block), tuple((name, p.shape) for name, p in block.named_parameters())
+        # torch does not look at hooks again: a block with others would run code that has none of them.
+        hooked = tuple(name for name, module in block.named_modules() if module._forward_hooks)
+        alike = type(block), tuple((name, p.shape) for name, p in block.named_parameters()), hooked
         if alike not in forwards:
             forwards[alike] = _forward(type(block), len(forwards), options)
         # A bound method: a copy of the module gets one of its own.

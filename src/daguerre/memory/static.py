@@ -12,6 +12,7 @@ from math import prod
 from torch import nn
 
 from daguerre import plugins
+from daguerre.assembly import assistant
 from daguerre.assembly.parts import Components
 from daguerre.caching import cache
 from daguerre.config.config import Config
@@ -79,6 +80,7 @@ class MemoryCount:
 
 def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
     """The count of a model, which may be without memory. Raises UserError for what cannot be trained on this mesh."""
+    assistant.check_mesh(parts.family, mesh)
     axis_rules = config.mesh.logical_axis_rules
     notices = sharding_rules.check(axis_rules, mesh)
     net = of_net(parts.net, parts.networks, axis_rules, mesh)

@@ -229,12 +229,14 @@ class Family:
 
     @property
     def uneven(self) -> frozenset[str]:
-        """The frozen networks that encode reference images. No mesh splits them: its devices gather parts of a network
-        together, and samples on one device may have more reference images than those on another."""
+        """The frozen networks that encode reference images, and an assistant, which is never called as a whole. No mesh
+        splits them: its devices gather parts of a network together, and samples on one device may have more reference
+        images than those on another."""
         # Only a text that reads images runs unequally often: plain captions are one call on every device.
         readers = [self.images, *([self.text] if isinstance(self.text, ReferenceText) else [])]
         held = [reader.networks for reader in readers if self.references is not None and isinstance(reader, Cacheable)]
-        return frozenset(name for networks in held for name in networks)
+        unequal = frozenset(name for networks in held for name in networks)
+        return unequal | {name for name, network in self.networks.items() if network.role == "assistant"}
 
     @property
     def device(self) -> torch.device:

@@ -21,12 +21,17 @@ BASE = "base"
 """A component of `pretrained_model_name_or_path`."""
 INDEX = "model_index"
 """The index of a pipeline, next to the configs of its components."""
+SCHEDULER = "scheduler"
+"""The config of its scheduler, next to them."""
 Component = Annotated[str | dict[str, Any] | None, ADDRESS]
 """Source of a network: `base`, another place, the numbers of its config, or null: the base's numbers."""
 
 
-Role = Literal["denoiser", "autoencoder", "text_encoder", "image_encoder", "tokenizer", "control", "loss"]
-"""What a network is for. control: it adds to the denoiser; loss: only the objective reads it."""
+ASSISTANT = "assistant"
+"""A LoRA that acts in training alone: the setting that names it, and its name among the networks."""
+Role = Literal["denoiser", "autoencoder", "text_encoder", "image_encoder", "tokenizer", "control", "loss", "assistant"]
+"""What a network is for. control: it adds to the denoiser; loss: only the objective reads it; assistant: it adds to the
+denoiser while a loss is computed."""
 
 
 class ComponentSpec(NamedTuple):
@@ -246,7 +251,7 @@ class PretrainedSettings(FamilySettings):
     @classmethod
     def usual_of(cls, configs: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
         """`usual` for a pipeline whose networks have these configs, by component, which may tell more than its class,
-        as may its index (`INDEX`). A network that comes from elsewhere has none."""
+        as may its index (`INDEX`) and its scheduler (`SCHEDULER`). A network that comes from elsewhere has none."""
         return cls.usual
 
     @classmethod

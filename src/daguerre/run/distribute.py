@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 
 from daguerre.adapters.adapter import Attached
-from daguerre.assembly import base_digests
+from daguerre.assembly import assistant, base_digests
 from daguerre.assembly.parts import Components, load
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.config.config import Config
@@ -58,6 +58,7 @@ def shard_networks(config: Config, parts: Components, processes: Processes, mesh
     absent = encoders.absent(parts.family)
     present = {name: network for name, network in parts.networks.items() if name not in absent}
     still = frozen(parts.net, present)
+    assistant.check_mesh(parts.family, mesh)
     _check_types(parts.net, mesh)
     weights = {"what is trained": parts.net, **{name: network.module for name, network in still.items()}}
     # Before they are split: a node with another version of the base would train another model, without any error.

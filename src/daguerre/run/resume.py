@@ -30,6 +30,7 @@ from daguerre.distributed.process_group import Processes
 from daguerre.errors import UserError
 from daguerre.formatting import shown
 from daguerre.models.parts.text.names import spellings
+from daguerre.models.settings import ASSISTANT
 from daguerre.models.weights import files, single_files
 from daguerre.regular import check_regular
 from daguerre.remote import local_copy
@@ -190,7 +191,7 @@ def _moved(new: Config, changes: list[Change]) -> list[Change]:
     base is refused (`base_digests.check_same_base`). Of weights that are trained whole it has none."""
     if any(own.part == "all" and not own.separate for own in new.adapters.values()):
         return []
-    names = {*new.model.places, "pretrained_model_name_or_path", "revision", "variant"}
+    names = {*new.model.places, "pretrained_model_name_or_path", "revision", "variant", ASSISTANT}
     paths = {f"model.{name}" for name in names}
     return [
         change

@@ -37,6 +37,10 @@ class TransformerSettings(CaptionedSettings, LatentSettings):
     """The transformer: also a single file of its authors or ComfyUI, whose numbers are the base's."""
     vae: Component = BASE
     """The autoencoder, frozen; its weights are float32."""
+    assistant: Annotated[str | None, ADDRESS] = None
+    """A LoRA that acts, frozen, where losses are computed, and not in images and exports: one that undoes a
+    distillation, so that distilled weights can be trained. A file, a run's folder, OWNER/NAME/FILE.safetensors of the
+    hub, or OWNER/NAME."""
 
     time_scale: ClassVar[float] = 1.0  # diffusers' transformers multiply by 1000 themselves
     overflows_float16: ClassVar[bool] = True

@@ -47,6 +47,7 @@ HUB_IDS: dict[str, tuple[str, ...]] = {
     "flux1_dev": ("black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-Krea-dev"),
     "flux1_schnell": ("black-forest-labs/FLUX.1-schnell",),
     "z_image": ("Tongyi-MAI/Z-Image",),
+    "z_image_turbo": ("Tongyi-MAI/Z-Image-Turbo",),
     "krea2": ("krea/Krea-2-Raw",),
     "krea2_turbo": ("krea/Krea-2-Turbo",),
     "flux2_klein_base_4b": ("black-forest-labs/FLUX.2-klein-base-4B",),
