@@ -30,6 +30,7 @@ from daguerre.config.config import Config
 from daguerre.errors import UserError
 from daguerre.families.pretrained import catalogue
 from daguerre.generation import generate
+from daguerre.kernels import blocks
 from daguerre.memory import static
 from daguerre.models.settings import ASSISTANT
 
@@ -286,11 +287,18 @@ def test_devices_train_as_one(base, tmp_path, adapter) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore")  # those of torch itself while it compiles
-def test_compiled_blocks_add_it(base, tmp_path) -> None:
-    """Layers of blocks that are alike but for it, too: `train` compares gradients with those of blocks that are not
-    compiled."""
+@pytest.mark.filterwarnings("ignore")  # those of torch itself while it traces
+def test_compiled_blocks_add_it(base, tmp_path, monkeypatch) -> None:
+    """Layers of blocks that are alike but for it, too. What is traced runs as it is: compiling takes minutes."""
     place, found = flux2.write(tmp_path / "two", is_distilled=True, num_single_layers=2), {}
+
+    def traced(function: Any, **options: Any) -> Any:
+        return compile_as_it_is(function, backend="aot_eager", dynamic=False)
+
+    compile_as_it_is = torch.compile
+    monkeypatch.setattr(blocks.torch, "compile", traced)
+    monkeypatch.setattr(blocks, "_check_compiler", lambda device: None)
+    monkeypatch.setattr(blocks, "_keep_what_is_compiled", lambda folder: None)
     for compiled in ("false", "blocks"):
         path = of_klein(base, tmp_path / compiled)
         words = [f"model.assistant={base / 'one.safetensors'}", f"training.compile={compiled}"]

@@ -16,7 +16,7 @@ from daguerre import keys, plugins
 from daguerre.adapters.adapter import Attached, attach
 from daguerre.adapters.lora_parts.forward import cast_together
 from daguerre.adapters.settings import AdapterSettings
-from daguerre.assembly import assistant, left_out, loss_networks, quantized_base
+from daguerre.assembly import assistant, left_out, loss_networks, offloaded, quantized_base
 from daguerre.assembly.null_caption import NullCaption
 from daguerre.conditions import condition as conditions
 from daguerre.conditions.condition import Images
@@ -191,6 +191,7 @@ def build(
     family, attached = networks
     # One layer after the other onto the device: the whole base in float32 may have no room there.
     quantized_base.quantize(config.training.base_precision, family, left_out.components(config), device)
+    offloaded.begin(config, family, device, encoders.absent(family))
     if trains:
         _refuse_distilled(config, family)
         dtypes.choose(config.training, device).store(attached.net, _float32(family, attached))
@@ -221,6 +222,7 @@ def outline(config: Config) -> Components:
         family, attached = load(config)
         _refuse_distilled(config, family)
         quantized_base.quantize(config.training.base_precision, family, left_out.components(config))
+        offloaded.begin(config, family, device, left_out.components(config))
         _narrow_denoiser(config, family, device)
         assistant.attach(family, dtypes.choose(config.training, device).compute)
     return _assembled(config, family, attached, device)

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -266,9 +266,15 @@ class Filling:
             took = format_duration(time.monotonic() - started)
             self.say(f"cached {writer.rows:,} rows of {name} ({format_size(writer.size_bytes)}) in {took}")
 
-    def present(self) -> AbstractContextManager[None]:
-        """Within the block the encoders have their weights."""
-        return encoders.present(self.parts.family, self.parts.device, self.cache.components)
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        """Within the block the encoders have their weights, and the denoiser makes room for them."""
+        family, device = self.parts.family, self.parts.device
+        with (
+            encoders.aside(encoders.denoisers(family)),
+            encoders.present(family, device, self.cache.components, stays=True),
+        ):
+            yield
 
     def _describe(self, half: Half) -> None:
         """Writes what made the rows of a folder next to them."""

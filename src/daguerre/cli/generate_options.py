@@ -35,6 +35,7 @@ MAY_CHANGE = (
     "training.attention",
     "training.matmul_precision",
     "training.max_device_memory",
+    "training.text_encoders",
     "resume_from_checkpoint",
 )
 """Settings that may differ from those of a trained run; those of its networks are fixed."""

@@ -206,6 +206,9 @@ def _ways(target: Target, count: MemoryCount, largest: Peak | None) -> Iterator[
     numbers = sum(each.numbers for each in count.held if "gradients" in each.kinds)
     if not training.gradient_checkpointing:
         yield "training.gradient_checkpointing=true stores fewer activations"
+    readers = target.given.model.text_encoders()
+    if size := sum(each.kinds.get("frozen", 0) for each in count.held if each.component in readers):
+        yield f"training.text_encoders=offload keeps {format_size(size)} of text encoders in the host's memory"
     if target.given.ema.enabled:
         yield f"ema.enabled=false saves {format_size(4 * numbers)}"
     if optimizer.name == "adamw":

@@ -12,7 +12,7 @@ from math import prod
 from torch import nn
 
 from daguerre import plugins
-from daguerre.assembly import assistant
+from daguerre.assembly import assistant, offloaded
 from daguerre.assembly.parts import Components
 from daguerre.caching import cache
 from daguerre.config.config import Config
@@ -20,6 +20,7 @@ from daguerre.distributed import sharding_rules
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.sharding_rules import ParameterSplit, own_region
 from daguerre.errors import UserError
+from daguerre.models import encoders
 from daguerre.models.hosts import host
 from daguerre.models.placement import describe_unknown, frozen, of_net, placement
 from daguerre.objectives.objective import REFERENCE
@@ -29,6 +30,8 @@ from daguerre.training.precision.quantized import QuantizedLinear
 
 KINDS = ("weights", "gradients", "moments", "averages", "reference", "frozen", "quantized", "buffers")
 """Kinds of bytes, in the order of a report."""
+_OF_HOST = "host"
+"""Kind of the bytes that are in the host's memory, and count for no device."""
 _AVERAGE = 4
 """Bytes of a number in an average."""
 _FULLEST = 0
@@ -92,6 +95,7 @@ def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
     absent = {name for codec in cache.expected(config, parts.family).values() for name in codec.networks}
     if absent:
         notices.append(f"not in memory while a run trains on its cache: {', '.join(sorted(absent))}")
+    notices += offloaded.notices(parts.family)
     for component, network in frozen(parts.net, parts.networks).items():
         if component in absent:
             continue
@@ -102,7 +106,7 @@ def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
         for placed, p in zip(found.placed, network.module.parameters(), strict=True):
             own = replace(placed, name=f"{component}.{placed.name}")
             own = own if is_split else replace(own, tensor=None, fsdp=None)
-            kinds = partial(_frozen, p.element_size())
+            kinds = partial(_frozen, p.element_size(), _kind(network.module, "frozen"))
             held.append(_held(component, own, found.patterns[placed.name], mesh, kinds))
     held += [each for component, network in parts.family.components.items() for each in _quantized(component, network)]
     notices += describe_unknown(unknown, mesh)
@@ -121,8 +125,13 @@ def _held(component: str, placed: ParameterSplit, pattern: str, mesh: Mesh, kind
     return ResidentTensor(component, placed, pattern, prod(shape), kinds(placed.name, shape))
 
 
-def _frozen(size: int, name: str, shape: Shape) -> dict[str, int]:
-    return {"frozen": prod(shape) * size}
+def _frozen(size: int, kind: str, name: str, shape: Shape) -> dict[str, int]:
+    return {kind: prod(shape) * size}
+
+
+def _kind(network: nn.Module, kind: str) -> str:
+    """The kind of the bytes of a network that nothing trains; of one that waits they are no bytes of the device."""
+    return kind if encoders.waiting(network) is None else _OF_HOST
 
 
 def _quantized(component: str, network: nn.Module) -> Iterator[ResidentTensor]:
@@ -131,7 +140,7 @@ def _quantized(component: str, network: nn.Module) -> Iterator[ResidentTensor]:
         shape = (layer.out_features, layer.in_features)
         whole = ParameterSplit(f"{component}.{host(f'{name}.weight')[0]}", shape, (), None, None, False)
         kind = f"linear layers in {layer.form}"
-        yield ResidentTensor(component, whole, kind, layer.numbers, {"quantized": layer.held_bytes})
+        yield ResidentTensor(component, whole, kind, layer.numbers, {_kind(network, "quantized"): layer.held_bytes})
 
 
 def _in_net(config: Config, parts: Components, name: str, p: nn.Parameter) -> _Kinds:
@@ -153,7 +162,7 @@ def _in_net(config: Config, parts: Components, name: str, p: nn.Parameter) -> _K
 
 
 def _buffers(parts: Components, absent: Collection[str]) -> int:
-    there = [network for name, network in parts.family.components.items() if name not in absent]
+    there = [m for name, m in parts.family.components.items() if name not in absent and encoders.waiting(m) is None]
     modules = {id(m): m for network in (*there, parts.net) for m in network.modules()}
     own = [b for m in modules.values() if not isinstance(m, QuantizedLinear) for b in m.buffers(recurse=False)]
     return sum(b.nbytes for b in {id(b): b for b in own}.values())

@@ -1,20 +1,22 @@
-"""Frozen networks that are left out of memory where their results are cached, and are there when something needs them.
+"""Frozen networks that are not in a device's memory all the time.
 
-A network that is left out is built on the meta device, from its config alone: what reads its numbers works, and
-`present` gives it its weights for a while.
+Those whose results are cached are left out of memory: built on the meta device, from their configs alone, so that what
+reads their numbers works; `present` gives them their weights for a while. Text encoders may wait in the host's memory
+(training.text_encoders=offload): `at_work` takes one to its device while it computes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from daguerre.models.weights import file_digests
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
 # A context variable: families load their networks many calls below, and none of them hands a choice through.
 _LEFT_OUT: ContextVar[frozenset[str]] = ContextVar("left_out", default=frozenset())
+_HOMES = ("cpu", "meta")
+"""Types of devices whose memory is the host's, or none."""
+_WAITING, _ASIDE = "waiting", "aside"
+"""Attributes of networks that are elsewhere, no parts of their state."""
 ROLES = {"autoencoder": "images", "image_encoder": "images", "text_encoder": "texts"}
 """Roles of networks whose results may be cached, and the half of a cache that has them."""
 
@@ -52,8 +58,119 @@ def absent(family: Family) -> dict[str, nn.Module]:
     }
 
 
+class Waiting(NamedTuple):
+    """The state of a network that is in the host's memory until it computes."""
+
+    device: torch.device
+    """Where it computes."""
+    makes_room: tuple[nn.Module, ...] = ()
+    """Networks whose frozen weights are in the host's memory meanwhile."""
+
+
+def waiting(network: nn.Module) -> Waiting | None:
+    """The state of a network that waits; None for one that does not."""
+    found: Waiting | None = vars(network).get(_WAITING)
+    return found
+
+
+def wait(network: nn.Module, device: torch.device) -> None:
+    """Puts a frozen network into the host's memory until it computes on a device. Of a GPU the memory is pinned, from
+    which it reads without the host's help."""
+    home = torch.device("cpu")
+    pins = device.type == "cuda"
+    network._apply(lambda t: t if t.is_meta else t.to(home).pin_memory() if pins else t.to(home))
+    vars(network)[_WAITING] = Waiting(device)
+
+
+def device_of(network: nn.Module) -> torch.device:
+    """The device on which a network computes."""
+    found = waiting(network)
+    return next(network.parameters()).device if found is None else found.device
+
+
+@contextmanager
+def at_work(network: nn.Module) -> Iterator[None]:
+    """Within the block, a network that waits is on the device where it computes. Nothing is copied back, as it is
+    frozen."""
+    if (own := waiting(network)) is None:
+        yield
+        return
+    with aside(own.makes_room), _exchanged(network, lambda tensor: _copied(tensor, own.device)):
+        yield
+
+
+@contextmanager
+def aside(networks: Iterable[nn.Module]) -> Iterator[None]:
+    """Within the block, the frozen weights of these networks are in the host's memory, which makes room. What is
+    trained, and what several devices share, stays."""
+    networks, changed = [*networks], list[tuple[Tensor, torch.device]]()
+    try:
+        for network in networks:
+            vars(network)[_ASIDE] = True
+            for _, _, tensor in _slots(network):
+                if not (tensor.requires_grad or isinstance(tensor, DTensor) or tensor.device.type in _HOMES):
+                    changed.append((tensor, tensor.device))
+                    # In place: whoever refers to a weight still does.
+                    tensor.data = _copied(tensor, torch.device("cpu")).data
+        yield
+    finally:
+        for tensor, device in changed:
+            tensor.data = _copied(tensor, device).data
+        for network in networks:
+            vars(network).pop(_ASIDE, None)
+
+
+def denoisers(family: Family) -> tuple[nn.Module, ...]:
+    """The networks that make room for encoders."""
+    return tuple(network.module for network in family.networks.values() if network.denoises)
+
+
+def held_bytes(network: nn.Module) -> int:
+    """Bytes of the weights and buffers of a network."""
+    return sum(tensor.nbytes for tensor in {id(t): t for _, _, t in _slots(network)}.values())
+
+
+def is_elsewhere(network: nn.Module) -> bool:
+    """True for a network whose weights are not where it computes."""
+    return _WAITING in vars(network) or _ASIDE in vars(network)
+
+
+def _slots(network: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """Every place of a parameter or buffer, with what is there; tied weights have several."""
+    for module in network.modules():
+        tables: tuple[Any, ...] = (module._parameters, module._buffers)
+        for table in tables:
+            yield from ((table, slot, tensor) for slot, tensor in [*table.items()] if tensor is not None)
+
+
+def _copied(tensor: Tensor, device: torch.device) -> Tensor:
+    """The same numbers in the same layout, in memory of their own on a device."""
+    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+    made.copy_(tensor.detach(), non_blocking=tensor.is_pinned() if tensor.device.type == "cpu" else False)
+    return nn.Parameter(made, requires_grad=False) if isinstance(tensor, nn.Parameter) else made
+
+
+@contextmanager
+def _exchanged(network: nn.Module, other: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Within the block, other tensors stand in the places of a network's."""
+    made: dict[int, Tensor] = {}
+    before = [*_slots(network)]
+    try:
+        for table, slot, tensor in before:
+            if id(tensor) not in made:
+                made[id(tensor)] = other(tensor)
+            table[slot] = made[id(tensor)]
+        yield
+    finally:
+        # Also after an error: what follows must not find a network that is there by chance.
+        for table, slot, tensor in before:
+            table[slot] = tensor
+
+
 def moved(network: nn.Module, device: torch.device | str) -> None:
-    """Moves a network, in place, but for what is left out of memory."""
+    """Moves a network, in place, but for what is left out of memory and one that waits."""
+    if waiting(network) is not None:
+        return
     if any(p.is_meta for p in network.parameters()):
         # `to` refuses a network of which some parameters have no memory.
         network._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
@@ -62,18 +179,28 @@ def moved(network: nn.Module, device: torch.device | str) -> None:
 
 
 @contextmanager
-def present(family: Family, device: torch.device | None = None, names: Collection[str] | None = None) -> Iterator[None]:
+def present(
+    family: Family, device: torch.device | None = None, names: Collection[str] | None = None, stays: bool = False
+) -> Iterator[None]:
     """Within the block, the networks that were left out (or those of these names) have their weights, on the family's
-    device or another one. UserError where they cannot be read."""
+    device or another one. Text encoders wait, and have the denoiser make room while they compute, unless they `stay`
+    on the device. UserError where they cannot be read."""
     taken, device = [], device or family.device
+    wanted = {name: network for name, network in absent(family).items() if names is None or name in names}
+    own_memory = not stays and device.type not in _HOMES
+    hold = {name for name in wanted if own_memory and family.networks[name].role == "text_encoder"}
     try:
-        for name, network in absent(family).items():
-            if names is None or name in names:
-                assert family.pretrained is not None
-                # Read again each time: kept on the host they would take the memory that leaving them out saves.
-                taken += _filled(network, family.pretrained.left_out[name](), device)
+        for name, network in wanted.items():
+            assert family.pretrained is not None
+            # Read again each time: kept on the host they would take the memory that leaving them out saves.
+            fresh = family.pretrained.left_out[name]()
+            taken += _filled(network, fresh, torch.device("cpu") if name in hold else device)
+            if name in hold:
+                vars(network)[_WAITING] = Waiting(device, denoisers(family))
         yield
     finally:
+        for name in hold:
+            vars(wanted[name]).pop(_WAITING, None)
         # Also after an error: what follows must not find a network that is there by chance.
         for table, slot, tensor in taken:
             table[slot] = tensor

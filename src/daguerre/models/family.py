@@ -229,19 +229,21 @@ class Family:
 
     @property
     def uneven(self) -> frozenset[str]:
-        """The frozen networks that encode reference images, and an assistant, which is never called as a whole. No mesh
-        splits them: its devices gather parts of a network together, and samples on one device may have more reference
-        images than those on another."""
+        """The frozen networks that encode reference images, an assistant, which is never called as a whole, and text
+        encoders that wait in the host's memory. No mesh splits them: its devices gather parts of a network together,
+        and samples on one device may have more reference images than those on another."""
         # Only a text that reads images runs unequally often: plain captions are one call on every device.
         readers = [self.images, *([self.text] if isinstance(self.text, ReferenceText) else [])]
         held = [reader.networks for reader in readers if self.references is not None and isinstance(reader, Cacheable)]
         unequal = frozenset(name for networks in held for name in networks)
-        return unequal | {name for name, network in self.networks.items() if network.role == "assistant"}
+        every = self.networks.items()
+        return unequal | {n for n, own in every if own.role == "assistant" or encoders.waiting(own.module) is not None}
 
     @property
     def device(self) -> torch.device:
         # As few parameters as possible are looked at: this is asked for several times in every update.
-        devices = (p.device for network in self.components.values() for p in network.parameters())
+        there = (network for network in self.components.values() if not encoders.is_elsewhere(network))
+        devices = (p.device for network in there for p in network.parameters())
         return next((device for device in devices if device.type != "meta"), torch.device("meta"))
 
     @property

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticUndefined
@@ -27,7 +27,7 @@ Component = Annotated[str | dict[str, Any] | None, ADDRESS]
 """Source of a network: `base`, another place, the numbers of its config, or null: the base's numbers."""
 
 
-ASSISTANT = "assistant"
+ASSISTANT: Final = "assistant"
 """A LoRA that acts in training alone: the setting that names it, and its name among the networks."""
 Role = Literal["denoiser", "autoencoder", "text_encoder", "image_encoder", "tokenizer", "control", "loss", "assistant"]
 """What a network is for. control: it adds to the denoiser; loss: only the objective reads it; assistant: it adds to the

@@ -68,6 +68,10 @@ class TrainingSettings(Settings):
     """Form of the linear layers of frozen networks while adapters train: of denoiser and text encoders, inside
     their blocks. nf4 (4.5 bits a weight, by bitsandbytes), int8 and float8 (8 bits): less memory, more time. The
     adapters stay float32; generate and convert use the base as it is."""
+    text_encoders: Literal["resident", "offload"] = Field("resident", json_schema_extra=FREE)
+    """Where frozen text encoders are: `resident`: in the memory of the device; `offload`: in that of the host, and on
+    the device, one after the other, while they read the captions of a micro-batch, or prompts: less memory, more time,
+    the same numbers. Another way is a cache of captions (cache.path)."""
     stochastic_rounding: bool = True
     """bfloat16, float16 weights: round up or down by chance after an update, so that on average none is too small to
     count; off: round to the nearest, which loses small updates."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 
+from daguerre.models import encoders
 from daguerre.models.network import Facts
 from daguerre.models.parts.text.encoder import Features, TextEncoder
 from daguerre.models.parts.text.tokenizers import Tokens
@@ -82,7 +83,7 @@ class TextConditioning:
         NAME_mask [B, T] (True: a token to attend to) where encoders say so or windows only pad the batch, and `pooled`
         [B, P] where it is read. Gradients flow through the encoders of the components `trained`; the others compute in
         float32."""
-        device = self.encoders[0].encoder.device
+        device = encoders.device_of(self.encoders[0].encoder)
         # Nothing moves in an update: the tokens came with the pinned batch. Prompts come from the host.
         tokens = {name: rows.to(device) for name, rows in tokens.items()}
         read = {one.name: self._read(one, tokens, trained) for one in self.encoders}

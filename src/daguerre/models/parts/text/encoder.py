@@ -16,6 +16,7 @@ from torch import Tensor
 
 from daguerre import documents
 from daguerre.errors import UserError
+from daguerre.models import encoders
 from daguerre.models.components import ComponentLoader
 from daguerre.models.network import Facts
 from daguerre.models.parts.text import tokenizers
@@ -127,7 +128,8 @@ class TextEncoder:
         is_full = reading.padding == "longest" and not tokens.ragged
         hides = reading.masked and not (is_full and reading.step == 1)
         mask = self._is_text(tokens).flatten(0, 1).long() if hides else None
-        hidden, pooled = self.kind.read(self.encoder, tokens.ids_BKT.flatten(0, 1), mask, reading)
+        with encoders.at_work(self.encoder):
+            hidden, pooled = self.kind.read(self.encoder, tokens.ids_BKT.flatten(0, 1), mask, reading)
         # in one piece, as a cache has it: kernels are chosen by strides, and round differently
         hidden = hidden.reshape(n_texts, n_windows * n_tokens, -1)[:, reading.dropped :].contiguous()
         mask_BT = None
