@@ -164,7 +164,7 @@ def test_an_image_of_another_size_is_refused() -> None:
 def test_evaluation_asks_for_held_out_combinations_and_says_must_and_aim() -> None:
     asked = source.prompts("held_out", 200, seed=0)
 
-    def draw(texts: Sequence[str]) -> list[np.ndarray]:
+    def draw(texts: Sequence[str], references: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
         assert list(texts) == [prompt.text for prompt in asked]
         images = [source.render(prompt.combination) for prompt in asked]
         return [np.zeros((64, 64, 3), np.uint8)] * 50 + images[50:]
@@ -215,7 +215,9 @@ def test_a_model_that_reads_control_images_is_asked_for_colours_and_compared_wit
         assert np.array_equal(originals[7], held_out.record(7).image)
         return [np.zeros((64, 64, 3), np.uint8)] * 10 + list(originals[10:])
 
-    (result,) = shapes.evaluate(shapes.Settings(), DrawnInputs(settings, lambda texts: [], redraw)).values()
+    (result,) = shapes.evaluate(
+        shapes.Settings(), DrawnInputs(settings, lambda texts, references=(): [], redraw)
+    ).values()
     assert result.count == 40
     assert result.values()["outline"] == pytest.approx(0.75)
     assert result.values()["colour"] == result.values()["shape"] == 0.75
@@ -231,7 +233,7 @@ def test_with_a_new_shape_the_quickstarts_own_prompts_are_measured_too() -> None
     old = source.prompts("held_out", 200, seed=0)
     said = {prompt.text: prompt.combination for prompt in [*new, *old]}
 
-    def draw(texts: Sequence[str]) -> list[np.ndarray]:
+    def draw(texts: Sequence[str], references: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
         """A model that draws nothing but moons."""
         return [source.render(dataclasses.replace(said[text], shape=MOON)) for text in texts]
 

@@ -17,6 +17,7 @@ from PIL import Image
 from tiny_families import dit as tiny
 
 from daguerre.cli import main
+from daguerre.data.sources import shape_edits
 from daguerre.families import dit
 from daguerre.samplers.draw import initial_noise
 
@@ -110,3 +111,31 @@ def test_sides_are_whole_tokens(base, tmp_path, capsys):
     assert family.latent_shape((3, 64, 48)) == (tiny.LATENT, 32, 24)
     assert main.run(["generate", str(base), "prompt=a", "height=62", "width=64", f"out={tmp_path / 'o'}"]) == 2
     assert "multiples of 4" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_edits_are_measured_with_their_reference_images_by_a_run_and_by_evaluate(base, tmp_path):
+    recipe = {
+        "run_name": "edits",
+        "model": {"family": "dit", "pretrained_model_name_or_path": str(base), "references": 1},
+        "objective": {"name": "flow"},
+        "data": {"source": "shape_edits", "checked_pairs": 3},
+        "training": {"duration": "1 steps", "global_batch_size": 2},
+        "lr_scheduler": {"warmup": "0 steps"},
+        "validation": {"every": None},
+        "sampling": {"num_images": 1, "num_inference_steps": 1, "guidance_scale": 1},
+    }
+    (tmp_path / "r.yaml").write_text(json.dumps(recipe))
+    assert main.run(["train", str(tmp_path / "r.yaml"), f"output_dir={tmp_path}"]) == 0
+    run = tmp_path / "edits"
+    in_loop = json.loads((run / "evaluation.json").read_text())["shape_edits"]
+    assert [row["name"] for row in in_loop["rows"]][:3] == ["edited", "kept", "all"]
+    (listing,) = (run / "samples").glob("step-*/samples.json")
+    assert "reference" in json.loads(listing.read_text())[0]["control_files"]
+    assert main.run(["evaluate", str(run), "metrics=[shape_edits]"]) == 0
+    (found,) = run.rglob("references/000002.png")
+    pairs = shape_edits.open_source(shape_edits.Settings(), "held_out")
+    wanted = pairs.record(2).images["reference"]
+    assert np.array_equal(np.asarray(Image.open(found)), wanted)
+    (written,) = (run / "evaluations").glob("*/result.json")
+    assert json.loads(written.read_text())["tables"]["shape_edits"]["rows"] == in_loop["rows"]

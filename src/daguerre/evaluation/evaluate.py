@@ -135,11 +135,13 @@ class ModelEvaluation:
         provenance = self.loading.provenance
         return GeneratedImages(folder, requests, self.part, lambda: self._parts, provenance, self.stop)
 
-    def _draw(self, texts: Sequence[str]) -> Iterable[np.ndarray]:
-        """Images of a metric's own prompts, as large as those that are trained on."""
+    def _draw(self, texts: Sequence[str], references: Sequence[np.ndarray] = (), /) -> Iterable[np.ndarray]:
+        """Images of a metric's own prompts, as large as those that are trained on, or as their reference images."""
         size_px = generate.image_size(self.config, "evaluation")
-        requests = images.request_list(images.of_texts("prompts", texts), self.config, size_px, len(texts))
-        return self._generated(requests).all()
+        files = images.reference_files(self.folder.path / "references", references)
+        prompts = images.of_texts("prompts", texts, files)
+        rule = self.config.model.reference_rule if files else None
+        return self._generated(images.request_list(prompts, self.config, size_px, len(texts), rule)).all()
 
     def _losses(self, quantiles: Sequence[float], num_samples: int) -> dict[str, np.ndarray]:
         weights = ["raw", *(["ema"] if self._checkpoint_has_averages else [])]

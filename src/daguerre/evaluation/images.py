@@ -15,7 +15,7 @@ from PIL import Image
 
 from daguerre import keys
 from daguerre.assembly.parts import Components
-from daguerre.checkpoint.atomic import make_folder
+from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically
 from daguerre.config.config import Config
 from daguerre.data import captions
 from daguerre.data.dataset import Dataset, Member
@@ -36,6 +36,7 @@ from daguerre.generation.prompts import Prompts, Row
 from daguerre.generation.requests import RequestList
 from daguerre.samplers.guidance import CLASSIFIER_FREE
 from daguerre.tracking.progress import Counter
+from daguerre.types import REFERENCES, References
 
 
 class ImageSet(Protocol):
@@ -132,12 +133,17 @@ class GeneratedImages:
         return [np.array(image) for image in opened]
 
 
-def request_list(prompts: Prompts, config: Config, size_px: tuple[int, int], most: int) -> RequestList:
-    """One image for each of the first `most` prompts. UserError for prompts that cannot be evaluated."""
+def request_list(
+    prompts: Prompts, config: Config, size_px: tuple[int, int], most: int, references: References | None = None
+) -> RequestList:
+    """One image for each of the first `most` prompts, which have reference images where a rule of these is given.
+    UserError for prompts that cannot be evaluated."""
     limited = replace(prompts, rows=lambda: islice(prompts.rows(), most))
     single, guidance = config.sampling.model_copy(update={"num_images": 1}), config.model.guidance or CLASSIFIER_FREE
-    found = RequestList(limited, single, size_px, generate.KEYS, captioned=True, guidance=guidance)
-    if found.survey().inputs:
+    found = RequestList(
+        limited, single, size_px, generate.KEYS, captioned=True, guidance=guidance, references=references
+    )
+    if found.survey().inputs.keys() - (() if references is None else references.names):
         raise UserError(
             f"{prompts.name} has images to start from, and metrics are for prompts alone: remove the column"
         )
@@ -149,9 +155,23 @@ def digest_of_texts(texts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
-def of_texts(name: str, texts: Sequence[str]) -> Prompts:
-    """These texts as a list of prompts."""
-    return Prompts(name, digest_of_texts(texts), lambda: (Row(text, f"{name} {i}") for i, text in enumerate(texts)))
+def of_texts(name: str, texts: Sequence[str], references: Sequence[Path] = ()) -> Prompts:
+    """These texts as a list of prompts, each with its reference image where files of these are given."""
+    images = [{REFERENCES[0]: path} for path in references] or [{} for _ in texts]
+    rows = [Row(text, f"{name} {i}", images=own) for i, (text, own) in enumerate(zip(texts, images, strict=True))]
+    return Prompts(name, digest_of_texts(texts), lambda: iter(rows))
+
+
+def reference_files(folder: Path, references: Sequence[np.ndarray]) -> list[Path]:
+    """Files of reference images [H, W, 3] uint8, for lists of prompts name files."""
+    found = []
+    for number, pixels in enumerate(references):
+        content = io.BytesIO()
+        Image.fromarray(pixels).save(content, "png")
+        found.append(folder / f"{number:06d}.png")
+        make_folder(folder)
+        write_bytes_atomically(found[-1], content.getvalue())  # other processes write the same
+    return found
 
 
 @dataclass(frozen=True, eq=False)

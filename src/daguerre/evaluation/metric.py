@@ -22,8 +22,15 @@ from daguerre.errors import UserError
 from daguerre.evaluation.formulas.frechet import Moments
 from daguerre.settings import Settings
 
-Draw = Callable[[Sequence[str]], Iterable[np.ndarray]]
-"""Images of prompts, in their order, by the weights that are evaluated."""
+
+class Draw(Protocol):
+    """Draws images of a metric's own prompts by the weights that are evaluated."""
+
+    def __call__(self, texts: Sequence[str], references: Sequence[np.ndarray] = (), /) -> Iterable[np.ndarray]:
+        """Images of prompts, in their order, each with its reference image [H, W, 3] uint8 where these are given.
+        UserError for a model that reads no reference images."""
+
+
 Redraw = Callable[[Sequence[str], Sequence[np.ndarray]], Iterable[np.ndarray]]
 """The same by a model that reads control images, which are computed from images [H, W, 3] uint8, one a prompt."""
 

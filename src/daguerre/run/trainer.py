@@ -37,7 +37,7 @@ from daguerre.run.storage import RunStorage
 from daguerre.tracking.sinks import read_metrics
 from daguerre.training import device, loop, oom, profiler, validation
 from daguerre.training.state import evaluating
-from daguerre.types import IMAGE, Batch, Prompt
+from daguerre.types import IMAGE, REFERENCES, Batch, Prompt
 
 
 def train(loaded: Loaded, storage: RunStorage) -> int:
@@ -379,8 +379,10 @@ def evaluate(run: Run, measured: Member, stop: Callable[[], bool]) -> None:
         size_px, seeds = generate.image_size(run.config, "evaluation"), list(range(len(prompts)))
         return generate.generate_images(run.parts, size_px, sampling, prompts, seeds, stop)
 
-    def draw(texts: Sequence[str]) -> Iterator[Any]:
-        return generated([Prompt(text, sampling.negative_prompt) for text in texts])
+    def draw(texts: Sequence[str], references: Sequence[Any] = (), /) -> Iterator[Any]:
+        images = [{REFERENCES[0]: pixels} for pixels in references] or [{} for _ in texts]
+        asked = zip(texts, images, strict=True)
+        return generated([Prompt(text, sampling.negative_prompt, own) for text, own in asked])
 
     def redraw(texts: Sequence[str], originals: Sequence[Any]) -> Iterator[Any]:
         images = [

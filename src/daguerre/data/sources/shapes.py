@@ -62,10 +62,26 @@ _LOOKS = ("{size} {colour} {shape}", "{colour} {shape}, {size},")
 _HELD_OUT_ID = 1 << 62  # held-out sample ids start here, so that no id belongs to both splits
 
 
-_ACTING = {"source", "resolution", "random_flip", "captions", "caption_dropout", "loss_weight"}
+ACTING = {"source", "resolution", "random_flip", "captions", "caption_dropout", "loss_weight"}
+"""Settings that all sources have, and that act on built-in images."""
+Share = Annotated[float, Field(ge=0, le=1)] | None
 
 
-_Share = Annotated[float, Field(ge=0, le=1)] | None
+class DrawnSettings(SourceSettings):
+    """Settings that sources of built-in images share."""
+
+    resolution: int = Field(IMAGE_PX, ge=IMAGE_PX, le=IMAGE_PX)
+    """Side of the images, in pixels: they are rendered at 64, and read at 64."""
+
+    @field_validator("resolution", mode="before")
+    @classmethod
+    def _as_drawn(cls, resolution: Any) -> Any:
+        if isinstance(resolution, int) and resolution != IMAGE_PX:
+            raise ValueError(
+                f"the built-in images are drawn and checked at {IMAGE_PX} px, and have no other size: remove it, or "
+                "train on images of your own in another one (data.source=folder data.path=FOLDER)"
+            )
+        return resolution
 
 
 class Look(Section):
@@ -81,11 +97,11 @@ class Look(Section):
     """The shape."""
 
 
-class Settings(SourceSettings):
+class Settings(DrawnSettings):
     """The built-in images: 64 x 64 px, one shape each, endless or `num_images` of them."""
 
     unused_when: ClassVar[tuple[Unused, ...]] = (
-        Unused(tuple(set(SourceSettings.model_fields) - _ACTING), lambda own: True, "no effect on procedural images"),
+        Unused(tuple(set(SourceSettings.model_fields) - ACTING), lambda own: True, "no effect on procedural images"),
         Unused(
             ("kept_prompts",),
             lambda own: {*own.shapes} <= {*QUICKSTART_SHAPES},
@@ -98,9 +114,6 @@ class Settings(SourceSettings):
 
     source: Literal["shapes"] = "shapes"
     """Name of this source."""
-    resolution: int = Field(IMAGE_PX, ge=IMAGE_PX, le=IMAGE_PX)
-    """Side of the images, in pixels: they are rendered at 64, and read at 64."""
-
     jitter_px: float = Field(2.0, ge=0, le=20)
     """Largest distance of a shape's centre from the image's centre, in pixels, along each axis. At 0 every shape is
     centred. Above 3 larger shapes move less, so that they stay inside the image."""
@@ -122,21 +135,11 @@ class Settings(SourceSettings):
     kept_prompts: int = Field(200, ge=0, json_schema_extra=FREE)
     """With a new shape: the quickstart's prompts that are checked in the same way, for what the model has kept."""
 
-    marks: dict[Literal["background", "colour", "shape", "size", "all", "outline"], _Share] | None = Field(
+    marks: dict[Literal["background", "colour", "shape", "size", "all", "outline"], Share] | None = Field(
         None, exclude_if=lambda marks: marks is None, json_schema_extra=FREE
     )
     """Shares, from 0 to 1, below which the table of checked prompts says `missed`; null in place of a share: no mark.
     null in place of all: those of the quickstart."""
-
-    @field_validator("resolution", mode="before")
-    @classmethod
-    def _as_drawn(cls, resolution: Any) -> Any:
-        if isinstance(resolution, int) and resolution != IMAGE_PX:
-            raise ValueError(
-                f"the built-in images are drawn and checked at {IMAGE_PX} px, and have no other size: remove it, or "
-                "train on images of your own in another one (data.source=folder data.path=FOLDER)"
-            )
-        return resolution
 
     @model_validator(mode="after")
     def _some_are_held_out(self) -> Self:
