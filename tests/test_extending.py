@@ -10,7 +10,10 @@ import textwrap
 from pathlib import Path
 from typing import Any, ClassVar
 
+import forked_runs
 import numpy as np
+import pytest
+import several_devices
 import tiny_texts
 import torch
 from diffusers import DDIMScheduler, PixArtSigmaPipeline, PixArtTransformer2DModel
@@ -18,6 +21,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from tiny_models import prompts, tiny_vae
 
+from daguerre.checkpoint.store import Store
 from daguerre.models import trained_net
 from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
@@ -46,14 +50,18 @@ raise SystemExit(cli.run(["train", "quickstart", "run_name=extended", "model.fam
 """
 
 
-def test_an_objective_a_source_a_family_an_adapter_and_a_condition_are_one_file_each(tmp_path):
-    package = tmp_path / "daguerre"
-    shutil.copytree(ROOT / "src" / "daguerre", package, ignore=shutil.ignore_patterns("assets"))
+def extended(folder: Path) -> None:
+    """A copy of the package in a folder, with the files of the page."""
+    shutil.copytree(ROOT / "src" / "daguerre", folder / "daguerre", ignore=shutil.ignore_patterns("assets"))
     blocks = BLOCK.findall((ROOT / "docs" / "extending.md").read_text(encoding="utf-8"))
     assert [path.split("/")[1] for path, _ in blocks] == ["objectives", "data", "families", "adapters", "conditions"]
     for path, code in blocks:
-        assert not (tmp_path / path).exists(), f"{path} is a name that the package has: choose another"
-        (tmp_path / path).write_text(code, encoding="utf-8")
+        assert not (folder / path).exists(), f"{path} is a name that the package has: choose another"
+        (folder / path).write_text(code, encoding="utf-8")
+
+
+def test_an_objective_a_source_a_family_an_adapter_and_a_condition_are_one_file_each(tmp_path):
+    extended(tmp_path)
     (tmp_path / "stripes.yaml").write_text("data: {source: stripes, resolution: 16, formats: [png]}")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -69,6 +77,36 @@ def test_an_objective_a_source_a_family_an_adapter_and_a_condition_are_one_file_
     assert trained
     assert all(name.startswith("unet.") and name.endswith(".bias") for name in trained)
     assert "validation/loss" in (run / "metrics" / "metrics.jsonl").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("adapter", ["full", "biases"])
+def test_these_files_learn_the_same_on_every_mesh(adapter, tmp_path, monkeypatch):
+    """The network has no logical axes: fsdp splits it along dim 0, and tensor not at all."""
+    extended(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    given = ["model.family=pixels", "model.channels=[8, 16]", "objective.name=difference", f"adapter.name={adapter}"]
+    given += ["data.source=stripes", "data.resolution=16", "training.duration=3 steps", "training.global_batch_size=4"]
+    given += ["lr_scheduler.warmup=0 steps", "checkpoint.every=null", "validation.every=null", "sampling.num_images=0"]
+    # A bias in front of a norm has a gradient of rounding alone, which must not be magnified to a step.
+    given += ["logging.tensorboard=false", "optimizer.epsilon=1e-3"]
+    meshes = {"one": 1, "fsdp": 2, "tensor": 2, "data": 2}
+    plan = [
+        forked_runs.run(
+            tmp_path, name, size, *given, *([f"mesh.ici_{name}_parallelism=2"] if size > 1 else []), recipe="quickstart"
+        )
+        for name, size in meshes.items()
+    ]
+    assert several_devices.zeros(forked_runs.together(tmp_path, plan))
+    tensors = {}
+    for name in meshes:
+        store = Store(tmp_path / name / "checkpoints")
+        tensors[name] = store.load(store.root / "step-00000003", ("model",)).tensors["model"]
+    assert tensors["one"]
+    for name, found in tensors.items():
+        assert found.keys() == tensors["one"].keys()
+        for key, value in found.items():
+            torch.testing.assert_close(value, tensors["one"][key], rtol=1e-3, atol=1e-5, msg=f"{name}: {key}")
 
 
 class PixArt(TransformerSettings):
