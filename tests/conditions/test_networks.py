@@ -215,3 +215,53 @@ def test_a_network_that_lacks_weights_is_refused(folders, tmp_path):
         conditions.computed(
             depth.Settings(path=str(tmp_path), digest=digest), scenes.scene(20, 20), test_conditions.draw()
         )
+
+
+def pinned(folder: Path) -> depth.Settings:
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    return depth.Settings(path=str(folder), digest=digest)
+
+
+QUANTISED = ["scale_weight", "weight_scale", "weight_scale_inv", "weight.absmax", "SCB", "int8", "config"]
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+def test_a_network_of_few_bits_is_refused(folders, tmp_path, form):
+    """Its numbers mean something with their scales alone: the picture would be noise."""
+    for path in Path(folders["depth"]["path"]).iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    own = "head.conv1"
+    if form == "int8":
+        tensors[f"{own}.weight"] = (tensors[f"{own}.weight"] * 100).to(torch.int8)
+    elif form == "config":
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
+    else:
+        tensors[f"{own}.weight"] = (tensors[f"{own}.weight"] * 100).to(torch.float8_e4m3fn)
+        tensors[f"{own}.{form}"] = torch.tensor(0.01)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"condition depth: .*quantised weights: take a copy of whole ones"):
+        conditions.computed(pinned(tmp_path), scenes.scene(20, 20), test_conditions.draw())
+
+
+@pytest.mark.parametrize("odd", [torch.ones(4, dtype=torch.int8), 3])
+def test_a_file_of_numbers_that_are_no_weights_is_refused(tmp_path, odd):
+    made = tiny_networks.hed(tmp_path)
+    tensors = load_file(made["path"])
+    tensors[sorted(tensors)[0]] = odd
+    torch.save(tensors, tmp_path / "odd.pth")
+    digest = hashlib.sha256((tmp_path / "odd.pth").read_bytes()).hexdigest()
+    with pytest.raises(UserError, match="holds no floating-point weights"):
+        conditions.computed(
+            hed.Settings(path=str(tmp_path / "odd.pth"), digest=digest), scenes.scene(20, 20), test_conditions.draw()
+        )
+
+
+@pytest.mark.parametrize("text", ["[]", "1", "null", "[" * 100_000, '{"model_type": []}'])
+def test_a_config_of_another_form_is_refused(folders, tmp_path, text):
+    for path in Path(folders["depth"]["path"]).iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match="condition depth: "):
+        conditions.check({"control": pinned(tmp_path)})

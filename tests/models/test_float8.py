@@ -11,6 +11,7 @@ from tiny_models import write_sdxl
 
 from daguerre import errors
 from daguerre.cli import main
+from daguerre.errors import UserError
 from daguerre.families.stable_diffusion import controlnet_files as unet_files
 from daguerre.models.lora_files.low_rank import Keep, of_weight
 from daguerre.models.weights.files import DTYPES
@@ -80,6 +81,21 @@ def test_a_controlnet_is_read(narrow, tmp_path):
     save_file(own, folder / "diffusion_pytorch_model.safetensors", {"format": "pt"})
     read = unet_files.read(str(folder), unet_files.Base(wide, 2))
     assert all(torch.equal(tensor, own[name].float()) for name, tensor in read.state_dict().items())
+
+
+@pytest.mark.parametrize("scale", ["scale_weight", "weight_scale", "weight_scale_inv", "SCB"])
+def test_a_controlnet_with_scales_is_multiplied_out_or_refused(narrow, tmp_path, scale):
+    wide = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(narrow / "unet"))
+    own = ControlNetModel.from_unet(wide, conditioning_embedding_out_channels=(16, 32)).state_dict()
+    name = "mid_block.attentions.0.proj_in"
+    stored = own | {f"{name}.weight": (own[f"{name}.weight"] * 64).to(FLOAT8), f"{name}.{scale}": torch.tensor(1 / 64)}
+    save_file({"control_model." + key: value for key, value in stored.items()}, tmp_path / "control.safetensors")
+    if scale not in ("scale_weight", "weight_scale"):
+        with pytest.raises(UserError, match=f"{scale} next to weights of its networks"):
+            unet_files.read(str(tmp_path / "control.safetensors"), unet_files.Base(wide, 2))
+        return
+    read = unet_files.read(str(tmp_path / "control.safetensors"), unet_files.Base(wide, 2)).state_dict()
+    assert torch.equal(read[f"{name}.weight"], stored[f"{name}.weight"].float() / 64)
 
 
 @pytest.mark.parametrize("shape", [(64, 48), (48, 64)])

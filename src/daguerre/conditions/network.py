@@ -5,7 +5,6 @@ Neither torch nor transformers is imported before a network is needed. Nothing i
 may hold is run.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,11 @@ from daguerre.threads import made_once
 
 _IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
 
-_OF_FEW_BITS = re.compile(r"(scale_weight|weight_scale|scale_input|input_scale|scaled_fp8|SCB|comfy_quant)$")
+
+_OF_FEW_BITS = re.compile(
+    r"(.+[._])?(weight[._](scale|absmax|quant|nested|zero|packed|format|shape|bnb).*"
+    r"|scale_weight|scale_input|input_scale|SCB|comfy_quant|qweight|qzeros|scaled_fp8)"
+)
 """Names of what a quantiser leaves with weights."""
 
 
@@ -98,6 +101,7 @@ def _opened(path: str, digest: str | None, name: str, model_class: str, types: t
     import transformers
     from huggingface_hub.errors import StrictDataclassError
 
+    _check_whole(folder, name)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     try:
@@ -111,10 +115,22 @@ def _opened(path: str, digest: str | None, name: str, model_class: str, types: t
     if missing := sorted([*info["missing_keys"], *info["mismatched_keys"]]):
         what = f"{folder} lacks {len(missing)} of the network's weights, such as {missing[0]}"
         raise fault(name, what, "damaged")
-    if scaled := sorted(key for key in info["unexpected_keys"] if _OF_FEW_BITS.search(key)):
-        what = f"{folder} has {scaled[0]}, without which its weights mean nothing: take a copy of whole ones"
-        raise fault(name, what, "unsupported")
     return Network(model.float().eval(), _document(folder / "preprocessor_config.json", name))
+
+
+def _check_whole(folder: Path, name: str) -> None:
+    """UserError for weights of few bits, whose numbers mean something with their scales alone."""
+    from safetensors import safe_open
+
+    if "quantization_config" in _document(folder / "config.json", name):
+        raise fault(name, f"{folder} has quantised weights: take a copy of whole ones", "unsupported")
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as held:
+            for key in held.keys():  # noqa: SIM118
+                form = held.get_slice(key).get_dtype()
+                if _OF_FEW_BITS.fullmatch(key) or (key.endswith(".weight") and form[0] in "IU"):
+                    what = f"{path} has {key} of {form}, a part of quantised weights: take a copy of whole ones"
+                    raise fault(name, what, "unsupported")
 
 
 def check(place: NetworkFolder, name: str, types: Sequence[str]) -> None:
@@ -166,6 +182,12 @@ def _tensors(path: str, digest: str | None, name: str, wanted: tuple[str, ...]) 
         raise fault(name, f"{path} cannot be read as weights: {str(error)[:300]}", "damaged") from error
     if odd := sorted(found.keys() ^ set(wanted)) if isinstance(found, dict) else ["a dictionary of tensors"]:
         raise fault(name, f"{path} holds another network: missing or unknown: {', '.join(odd[:3])}", "unsupported")
+    if odd := [
+        key for key, value in found.items() if not isinstance(value, torch.Tensor) or not value.is_floating_point()
+    ]:
+        raise fault(
+            name, f"{path}: {odd[0]} holds no floating-point weights: use a copy with whole ones", "unsupported"
+        )
     return {key: value.float() for key, value in found.items()}
 
 
@@ -187,7 +209,7 @@ def file(path: str, digest: str | None, name: str, suffixes: Sequence[str] = (".
 
 def _document(path: Path, name: str) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = documents.parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise fault(name, f"{path} cannot be read: {error}", "damaged") from error
     if not isinstance(found, dict):

@@ -24,7 +24,7 @@ from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header
 from daguerre.models.weights import beside, resolve, seals
 from daguerre.models.weights import load as weights_load
-from daguerre.models.weights.files import read_file, read_json, write_compared
+from daguerre.models.weights.files import opened, read_file, read_json, write_compared
 
 PREFIX = "control_model."
 _DIFFERENCE = "difference"
@@ -135,7 +135,10 @@ def _check_embedding(path: Path, levels: int, base: Base) -> None:
 def _of_file(path: Path, base: Base) -> Any:
     """The ControlNet in one file. Its size, and the channels of its embedding, follow from its tensors."""
     seals.check(path)
-    tensors, _ = beside.without(read_file(path), base.ignored)
+    with opened(path) as file:
+        metadata = file.metadata() or {}
+    tensors = beside.multiplied(beside.without(read_file(path), base.ignored)[0], metadata)
+    beside.check_names(path, tensors)
     own = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items() if name.startswith(PREFIX)} or tensors
     for pattern, what in _OTHERS:
         if any(re.match(pattern, name) for name in (*own, *(tensors.keys() & _MARKS))):

@@ -128,6 +128,7 @@ def seeded(make: Callable[[], Any], seed: int, setting: str) -> Any:
 
 def fill(net: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Gives `net` the weights that were read from `path`, in float32. UserError unless all are there, and no others."""
+    beside.check_names(path, tensors)
     own = net.state_dict()
     odd = sorted(own.keys() ^ tensors.keys())
     odd += sorted(name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape)
