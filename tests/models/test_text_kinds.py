@@ -15,6 +15,7 @@ from tiny_texts import seeded
 from transformers import Gemma2Model, MistralForCausalLM
 
 from daguerre.models.parts.text.conditioning import TextConditioning
+from daguerre.models.parts.text.network import other_vocabulary
 from daguerre.models.parts.text.tokenizers import AbsentTokenizer
 from daguerre.models.reading import Reading
 
@@ -126,3 +127,15 @@ def test_two_threads_read_as_one_does(made: tuple[Path, Reading]):
         assert found[0].keys() == expected[0].keys()
         assert all(torch.equal(found[0][name], expected[0][name]) for name in expected[0])
         assert found[1] == expected[1]
+
+
+# Numbers of tokens and rows of published models: Qwen3, Qwen2.5-VL, Mistral Small 3, Gemma 2, T5, UMT5.
+PAIRS = [(151669, 151936), (151665, 152064), (131072, 131072), (256000, 256000), (32100, 32128), (256300, 256384)]
+
+
+@pytest.mark.parametrize(("tokens", "rows"), PAIRS)
+def test_a_tokenizer_of_another_vocabulary_is_refused(tokens, rows):
+    assert other_vocabulary(range(tokens), rows) is None
+    for other in (49408, 32100, rows + 1):  # CLIP's, T5's, and one that is larger
+        if not 0 <= rows - other < 100:
+            assert "do not belong together" in other_vocabulary(range(other), rows)

@@ -202,7 +202,7 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
     told = read_json(place)
     class_name = told.get("_class_name")
     families = catalogue.pipelines()
-    if class_name not in families:
+    if not isinstance(class_name, str) or class_name not in families:
         raise UserError(
             f"{target} is a {class_name}; images can be generated with: {', '.join(families)}", code="unsupported"
         )

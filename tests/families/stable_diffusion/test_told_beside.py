@@ -102,6 +102,9 @@ def test_the_index_says_whether_the_empty_prompt_is_zeros(encodes_empty, tmp_pat
         ({"_class_name": "EulerAncestralDiscreteScheduler"}, ["sampler=euler_ancestral"]),
         ({"_class_name": "KDPM2DiscreteScheduler"}, ["which no sampler here is"]),
         ({"_class_name": "TCDScheduler"}, ["which no sampler here is"]),
+        ({"_class_name": "DPMSolverMultistepScheduler", "algorithm_type": "sde-dpmsolver++"}, ["sampler=dpmpp_2m_sde"]),
+        ({"_class_name": "UniPCMultistepScheduler", "thresholding": True}, ["(thresholding), and nothing here does"]),
+        ({"_class_name": "DDIMScheduler", "clip_sample": True}, ["(clip_sample), and nothing here does"]),
         ({"_class_name": "EDMEulerScheduler", "sigma_schedule": "exponential"}, ["as exponential says"]),
     ],
 )

@@ -100,6 +100,13 @@ _SPACINGS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "
 """Keys of configs that lay steps on other noise levels than the spacings that there are here."""
 
 
+_CLIPPING = {
+    "thresholding": "limits each estimate of the image by its own largest values (thresholding)",
+    "clip_sample": "cuts each estimate of the image at a fixed value (clip_sample)",
+}
+"""Keys of configs that change each step's estimate, and the words for it."""
+
+
 def other_sampling(config: Mapping[str, Any]) -> list[str]:
     """A line for a scheduler's config that asks for another kind of sampling than is used here unless it is chosen."""
     named = str(config.get("_class_name")).removesuffix("Scheduler")
@@ -116,4 +123,7 @@ def other_sampling(config: Mapping[str, Any]) -> list[str]:
     lines += [
         f"its scheduler lays its steps by {key}, which no spacing here does" for key in _SPACINGS if config.get(key)
     ]
+    lines += [f"its scheduler {what}, and nothing here does" for key, what in _CLIPPING.items() if config.get(key)]
+    if str(kind := config.get("algorithm_type")).startswith("sde"):
+        lines.append(f"its scheduler adds fresh noise (algorithm_type={kind}): sampler=dpmpp_2m_sde samples as it does")
     return lines

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from daguerre.models.components import ComponentLoader
 from daguerre.models.network import Facts
-from daguerre.models.parts.text.network import TextNetwork
+from daguerre.models.parts.text.network import TextNetwork, other_vocabulary
 from daguerre.models.reading import Reading
 
 _CLASSES = {
@@ -77,10 +77,7 @@ class LanguageModel(TextNetwork):
     def problem(self, tokenizer: Any, config: Any, reading: Reading) -> str | None:
         if type(tokenizer).__name__.startswith("T5"):  # smaller, so that all of its numbers are tokens here, too
             return f"is one of T5, whose numbers mean other words to a {config.model_type}: give its own"
-        vocabulary = config.get_text_config().vocab_size
-        if len(tokenizer) > vocabulary:  # the embeddings have spare rows
-            return f"has {len(tokenizer)} tokens, but the text encoder has {vocabulary}: they do not belong together"
-        return None
+        return other_vocabulary(tokenizer, config.get_text_config().vocab_size)
 
     def read(
         self, network: Any, ids_BT: Tensor, mask_BT: Tensor | None, reading: Reading

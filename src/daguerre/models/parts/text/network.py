@@ -16,6 +16,9 @@ from daguerre.models.components import ComponentLoader
 from daguerre.models.network import Facts
 from daguerre.models.reading import Reading
 
+_SPARE, _SPARE_SHARE = 1024, 0.1
+"""Most rows of embeddings that are no tokens: so many, or this share of them."""
+
 
 class TextNetwork(ABC):
     """A kind of text encoder."""
@@ -76,6 +79,17 @@ class TextNetwork(ABC):
     @abstractmethod
     def unread(self, network: Any, reading: Reading) -> list[nn.Parameter]:
         """Parameters that nothing which is read depends on."""
+
+
+def other_vocabulary(tokenizer: Any, size: int) -> str | None:
+    """The problem with a tokenizer for embeddings of this size: more tokens than rows, or far fewer. Rows to spare are
+    few: they round a size up. A smaller vocabulary of another model has numbers that mean other words here."""
+    if 0 <= size - len(tokenizer) <= max(_SPARE, _SPARE_SHARE * size):
+        return None
+    return (
+        f"has {len(tokenizer)} tokens, but the text encoder has {size}: they do not belong together, or the "
+        "tokenizer's files are incomplete (tokenizer.json, or vocab.json with merges.txt)"
+    )
 
 
 def left_side(tokenizer: Any) -> str | None:

@@ -10,7 +10,7 @@ from transformers import T5Tokenizer
 
 from daguerre.models.components import ComponentLoader
 from daguerre.models.parts import facts
-from daguerre.models.parts.text.network import TextNetwork, left_side
+from daguerre.models.parts.text.network import TextNetwork, left_side, other_vocabulary
 from daguerre.models.reading import Reading
 
 _WINDOW = 512
@@ -45,11 +45,8 @@ class T5(TextNetwork):
         return T5Tokenizer.from_pretrained(folder, local_files_only=True)
 
     def problem(self, tokenizer: Any, config: Any, reading: Reading) -> str | None:
-        if len(tokenizer) > config.vocab_size:  # its embeddings have spare rows
-            return (
-                f"has {len(tokenizer)} tokens, but the text encoder has {config.vocab_size}: they do not belong "
-                "together, or the tokenizer's files are incomplete (tokenizer.json, or vocab.json with merges.txt)"
-            )
+        if problem := other_vocabulary(tokenizer, config.vocab_size):
+            return problem
         if reading.max_tokens is None and tokenizer.model_max_length > _MOST_TOKENS:
             return (
                 "does not set the number of tokens of a caption: set model_max_length in tokenizer_config.json (T5's "
