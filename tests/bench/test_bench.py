@@ -26,12 +26,21 @@ from daguerre.training.performance import peak_rates as measured
 
 CPU = torch.device("cpu")
 QUICK = {"rounds": 2, "turn_seconds": 0.01, "soak_seconds": 0}
+COUNT = variants.step_flops
+COUNTED: dict[str, float] = {}
+"""Arithmetic by the sections that it follows from."""
 RATES = report.Rates({torch.float32: 1e12}, 1e10, None)
 
 
 @pytest.fixture(autouse=True)
 def as_it_was(monkeypatch):
-    """Quickly, and without a trace in the process."""
+    """Quickly, and without a trace in the process. Arithmetic of the same networks is counted once for all tests."""
+
+    def counted(config, parts):
+        key = config.model_dump_json(include={"model", "objective", "adapters", "data"})
+        return COUNTED[key] if key in COUNTED else COUNTED.setdefault(key, COUNT(config, parts))
+
+    monkeypatch.setattr(variants, "step_flops", counted)
     monkeypatch.setattr(measured, "product_flops", lambda device, dtype: 1e11)
     monkeypatch.setattr(measured, "copy_bytes", lambda device: 1e10)
     before = torch.get_float32_matmul_precision()
@@ -472,11 +481,11 @@ def test_arithmetic_is_counted_alike_whatever_device_is_at_hand(monkeypatch):
     """And nothing that a GPU has of its own is put into networks without memory, nor the process's settings touched."""
     config = load("quickstart", [*TINY, "training.matmul_precision=medium"]).config
     parts, outlined = variants.build(config), []
-    on_cpu = variants.step_flops(config, parts)
+    on_cpu = COUNT(config, parts)
     assert on_cpu > 1e6
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(variants, "outline", lambda config: outlined.append(outline(config)) or outlined[-1])
-    assert variants.step_flops(config, parts) == on_cpu
+    assert COUNT(config, parts) == on_cpu
     assert outlined[0].device == CPU
     assert torch.get_float32_matmul_precision() == "medium"
 

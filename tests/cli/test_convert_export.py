@@ -71,6 +71,7 @@ def test_the_weights_that_are_asked_for(run, tmp_path, given, group, name, capsy
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "model.safetensors"]
 
 
+@pytest.mark.long  # of the quick tests, a pipeline of SDXL takes every form, and so does a run of Stable Diffusion
 def test_sdxl_with_both_text_encoders(tmp_path):
     given = [*Twins(tmp_path / "twins").overrides("sdxl"), "run_name=xl", f"output_dir={tmp_path}"]
     given += [

@@ -100,19 +100,26 @@ def test_it_learns_draws_validates_and_exports(place):
     assert names == averaged.keys()
 
 
-def test_stopped_and_killed_runs_end_equal_to_the_bit(place):
+def assert_equal_to_whole(place, name):
+    for group in ("model", "ema", "optimizer"):
+        assert_equal(place.tensors(name, group), place.tensors("whole", group))
+    assert_equal(place.exported(name), place.exported("whole"))
+    assert place.numbers(name, "learning/loss") == place.numbers("whole", "learning/loss")
+
+
+@pytest.mark.long  # of the quick tests, the next one goes on after a kill
+def test_a_shorter_run_that_goes_on_ends_equal_to_the_bit(place):
     assert place.train("short", "training.duration=2 steps") == errors.DONE
     assert place.train("short", "training.duration=4 steps") == errors.DONE
-    runs = [("short", "short"), ("killed", "whole")]
+    assert_equal_to_whole(place, "short")
+
+
+def test_a_killed_run_ends_equal_to_the_bit(place):
     shutil.copytree(place.folder / "whole", place.folder / "killed")  # as a kill behind the first save leaves it
     shutil.rmtree(place.folder / "killed/checkpoints/step-00000004")
     (place.folder / "killed/status.json").unlink()
     assert place.train("killed") == errors.DONE
-    for name, _ in runs:
-        for group in ("model", "ema", "optimizer"):
-            assert_equal(place.tensors(name, group), place.tensors("whole", group))
-        assert_equal(place.exported(name), place.exported("whole"))
-        assert place.numbers(name, "learning/loss") == place.numbers("whole", "learning/loss")
+    assert_equal_to_whole(place, "killed")
 
 
 @pytest.mark.long
