@@ -56,5 +56,6 @@ def test_compiled_blocks_learn_the_same(place: Place, kind: str, monkeypatch: py
         assert place.train(f"{kind}-{name}".replace(" ", "-"), *settings, *more) == errors.DONE
         losses.append(place.numbers(f"{kind}-{name}".replace(" ", "-"), "learning/loss"))
     assert len({*losses[0]}) == 3
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    # Seen: 1e-5 and 3e-7. The first is a difference of two large sums, which magnifies their rounding.
+    assert losses[1] == pytest.approx(losses[0], rel=5e-5 if kind == "dpo" else 1e-5)
     assert any((place.folder / "code").rglob("*.so"))
