@@ -128,6 +128,21 @@ def test_a_rate_of_nothing_is_refused_with_the_way_out(choice):
     assert rates(found)[60] == 0.1
 
 
+@pytest.mark.parametrize("name", ["linear", "cosine", "polynomial"])
+def test_a_shorter_run_that_holds_is_cut_off(name):
+    """Its rate stays that of the old schedule, and does not come to the end where it would be nothing."""
+    given = [f"lr_scheduler.name={name}"]
+    shorter = load(*given, "training.duration=50 steps", "lr_scheduler.on_new_duration=hold")
+    found, told = settled(load(*given), shorter, 40)
+    assert rates(found) == rates(load(*given))[:50]
+    assert "50 updates instead of 60 (lr_scheduler.on_new_duration=hold)" in told[0]
+    again, _ = settled(
+        found, load(*given, LONGER, "lr_scheduler.on_new_duration=hold", "lr_scheduler.restart_from=0.1"), 50
+    )
+    assert rates(again)[:50] == rates(found)
+    assert rates(again)[-1] > 0
+
+
 def test_what_was_chosen_holds_for_good():
     """Over restarts of the same command or of another, and over the next change."""
     old = load("lr_scheduler.final=0.1")

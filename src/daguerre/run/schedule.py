@@ -132,7 +132,7 @@ def settled(config: Config, start: StartPoint, sizes: BatchSizes, pace: Pace) ->
             for stage, resolved in zip(settings.stages, old.lr_scheduler.stages, strict=True)
             if resolved.start < done
         ]
-        config = _with_stages(config, [*begun, _stage(before, config, old, done)])
+        config = _with_stages(config, [*begun, _stage(before, config, old, done, new.total_steps)])
         new = loop_config(config, sizes, pace)
     last, following, final = (
         _percent(rate) for rate in (old.share_at(done - 1), new.share_at(done), new.share_at(new.total_steps - 1))
@@ -148,8 +148,9 @@ def _with_stages(config: Config, stages: list[Stage]) -> Config:
     return config.model_copy(update={"lr_scheduler": config.lr_scheduler.model_copy(update={"stages": stages})})
 
 
-def _stage(before: Config, config: Config, old: LoopConfig, done: int) -> Stage:
-    """The stage of `hold` or `decay` after so many updates. UserError if nothing would be learnt."""
+def _stage(before: Config, config: Config, old: LoopConfig, done: int, total: int) -> Stage:
+    """The stage of `hold` or `decay` after so many updates of a run that now has `total`. UserError if nothing would be
+    learnt."""
     _, planned = schedules.under_way(old.lr_scheduler, done - 1, old.total_steps)
     number = sum(stage.start <= done - 1 for stage in old.lr_scheduler.stages)
     # The length as it was written, so that a later change of the batch moves the end of this stage with it.
@@ -158,6 +159,8 @@ def _stage(before: Config, config: Config, old: LoopConfig, done: int) -> Stage:
     assert name in ("hold", "decay")
     start = planned if name == "hold" else done
     share = config.lr_scheduler.restart_from or old.share_at(start)
+    if not share and total <= start:  # a shorter run, which ends before the rate would stay as it is
+        share = old.share_at(start - 1)
     if not share:
         raise UserError(
             f"lr_scheduler.on_new_duration={name}: the learning rate of this run is 0 after update {start:,}, so "
