@@ -262,6 +262,40 @@ def _arguments(
                 _arguments(functions, *key, found, seen)
 
 
+# musubi-tuner: argparse, as sd-scripts, of the programs for models of images; the data set's schema
+
+PROGRAMS = ("zimage", "flux_2", "krea2", "qwen_image")
+
+
+def musubi(root: Path) -> Keys:
+    """Options of the programs that train models which are trained here, and the keys of a data set's file."""
+    package = root / "src/musubi_tuner"
+    paths = [package / "training/parser_common.py", *sorted(package.glob("*_train*.py"))]
+    paths = [path for path in paths if path.stem.startswith(PROGRAMS) or path.stem == "parser_common"]
+    paths += [package / "flux_2/flux2_utils.py", package / "qwen_image/qwen_image_utils.py"]
+    functions = {
+        (path.stem, node.name): node
+        for path in paths
+        for node in ast.walk(module(path))
+        if isinstance(node, ast.FunctionDef)
+    }
+    keys: Keys = {}
+    for place, name in functions:
+        if "parser" in name or "_args" in name:
+            _arguments(functions, place, name, keys, set())
+    config = classes(package / "dataset/config_utils.py")
+    usual = {name: value for node in config.values() for name, value in _annotated(node)}
+    tables = {
+        node.targets[0].id: [constant(key) for key in node.value.keys]
+        for node in config["ConfigSanitizer"].body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+    }
+    names = {name for table, names in tables.items() if "ARGPARSE" not in table for name in names}
+    upward = {name: usual.get(name) for name in tables["DATASET_ASCENDABLE_SCHEMA"]}
+    data = below("datasets.*", {name: usual.get(name) for name in names}) | below("general", upward)
+    return {"program": None, **keys, **data}
+
+
 # SimpleTuner: a registry of fields; the keys that its data backends read
 
 NESTED = {
@@ -336,7 +370,13 @@ def _backend(helpers: Path) -> Keys:
     return found
 
 
-TRAINERS = {"onetrainer": onetrainer, "ai_toolkit": ai_toolkit, "kohya": kohya, "simpletuner": simpletuner}
+TRAINERS = {
+    "onetrainer": onetrainer,
+    "ai_toolkit": ai_toolkit,
+    "kohya": kohya,
+    "musubi": musubi,
+    "simpletuner": simpletuner,
+}
 
 
 def main() -> None:

@@ -469,11 +469,16 @@ def test_losses_are_told_first_and_the_rest_on_request(convert, capsys):
     ("name", "old", "new", "word"),
     [
         ("onetrainer.json", "FINE_TUNE", "FINE_TUNE_VAE", "the autoencoder of a base"),
-        ("onetrainer.json", "STABLE_DIFFUSION_XL_10_BASE", "FLUX_DEV_1", "a model of type FLUX_DEV_1"),
+        (
+            "onetrainer.json",
+            "STABLE_DIFFUSION_XL_10_BASE",
+            "STABLE_DIFFUSION_35",
+            "a model of type STABLE_DIFFUSION_35",
+        ),
         ("ai_toolkit.yaml", "      device", "      network: {type: lokr}\n      device", "a network of type lokr"),
-        ("ai_toolkit.yaml", "is_xl", "is_flux", "a model of type flux"),
+        ("ai_toolkit.yaml", "is_xl", "is_v3", "a model of type v3"),
         ("simpletuner.json", '"full"', '"deepfloyd"', "model_type=deepfloyd"),
-        ("simpletuner.json", '"sdxl"', '"flux"', "a model of the family flux"),
+        ("simpletuner.json", '"sdxl"', '"sd3"', "a model of the family sd3"),
         ("config.env", "FLUX=false", "FLUX=true", "a model of the family flux"),
     ],
 )

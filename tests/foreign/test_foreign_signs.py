@@ -85,6 +85,11 @@ def trees(tmp_path: Path) -> dict[str, list[dict[str, Any]]]:
         "SimpleTuner": ["simpletuner.json", "config.env"],
     }
     found |= {trainer: [files.read(tmp_path / name)[0] for name in names] for trainer, names in peers.items()}
+    found["musubi-tuner"] = [
+        {"dit": "a.safetensors", "network_module": "networks.lora_krea2", "output_name": "x"},
+        {"general": {"resolution": [960, 544]}, "datasets": [{"image_directory": "a"}]},
+        {"model": {"dit": "a.safetensors"}, "data": {"dataset_config": "images.toml"}},
+    ]
     found["kohya's GUI"] = [dict.fromkeys(names, "") for names in GUI.values()]
     return found
 
@@ -100,7 +105,6 @@ def test_a_sign_of_a_trainer_is_in_no_file_of_another(tmp_path):
 
 def test_files_of_other_programs_are_nobodys():
     maxtext = {"base_config": "", "mesh_axes": ["data"], "per_device_batch_size": 1, "run_name": ""}
-    musubi = {"general": {"resolution": [960, 544]}, "datasets": [{"image_directory": "a"}]}
     hydra = {"experiment": {"name": "x"}, "model": {"name": "y"}, "dataset": {"path": "z"}}
-    for tree in (maxtext, musubi, hydra, {"experiment_id": 4}, {"job": "test", "config": "ci"}):
+    for tree in (maxtext, hydra, {"experiment_id": 4}, {"job": "test", "config": "ci"}):
         assert signs.trainer(tree) is None, tree

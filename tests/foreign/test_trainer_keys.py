@@ -24,6 +24,7 @@ TRAINERS = {
     "onetrainer": "OneTrainer",
     "ai_toolkit": "ai-toolkit",
     "kohya": "kohya's sd-scripts",
+    "musubi": "musubi-tuner",
 }
 PROCESS = "config.process.0"
 PLAIN: dict[str, dict[str, dict[str, Any]]] = {
@@ -43,6 +44,11 @@ PLAIN: dict[str, dict[str, dict[str, Any]]] = {
         "plain": {"pretrained_model_name_or_path": "xl", "resolution": "512,512", "train_data_dir": "a"},
         "lora": {"network_module": "networks.lora", "datasets.0.subsets.0.image_dir": "a"},
         "token": {"token_string": "x", "datasets.0.subsets.0.image_dir": "a"},
+    },
+    "musubi": {
+        "full": {"model_version": "original", "datasets.0.image_directory": "a"},
+        "lora": {"network_module": "networks.lora_flux_2", "datasets.0.image_directory": "a"},
+        "table": {"network_module": "networks.lora_zimage", "datasets.0.image_jsonl_file": "a"},
     },
     "ai_toolkit": {
         "full": {"job": "extension", f"{PROCESS}.model.is_xl": True, f"{PROCESS}.datasets.0.folder_path": "a"},
@@ -72,6 +78,7 @@ WHOLE = {
     "onetrainer": set(),
     "ai_toolkit": set(),
     "kohya": set(),
+    "musubi": set(),
 }
 """What is lost of a config that says every key, each with its usual value."""
 

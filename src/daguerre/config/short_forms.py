@@ -27,7 +27,7 @@ from daguerre.trees import Tree
 MAPPINGS = {"adapters": "name", "data.sources": "source", "logging.trackers": "name"}
 """Settings that map names of the recipe's own to sections of plug-ins, and the key that says of which."""
 FULL, TOKENS, LORA = "full", "tokens", "lora"
-SWITCH = re.compile(r"(?:model\.)?train_(unet|text_encoder(?:_\d)?)")
+SWITCH = re.compile(r"(?:model\.)?train_(unet|transformer|text_encoder(?:_\d)?)")
 """Settings by which one component is trained, or not."""
 _OF_TOKENS = ("placeholder_token", "initializer_token", "num_vectors", "tokens", "existing")
 """Settings of the adapter `tokens` that have other trainers' names."""

@@ -96,7 +96,8 @@ def _what_a_list_is(document: Any) -> str:
 
 
 def _variables(text: str) -> Tree:
-    """The variables that a shell script sets, as options; `$NAME` of one set before is its value. Nothing is run."""
+    """The options of a command that trains; else the variables that a shell script sets, as options, where `$NAME` of
+    one set before is its value. Nothing is run."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         if match := _VARIABLE.match(line):
@@ -106,10 +107,37 @@ def _variables(text: str) -> Tree:
                 raise UserError(f"the line {line.strip()!r} cannot be read: {error}", code="damaged") from error
             value = words[0] if words else ""
             found[match[1]] = re.sub(r"\$\{?(\w+)\}?", lambda name: found.get(name[1], ""), value)
+    if command := _command(text):
+        return command
     extra = options(" ".join(value for name, value in found.items() if name.endswith("EXTRA_ARGS")))
     names = Tables("simpletuner")["variables"]
     named = {names.get(name, name.lower()): value for name, value in found.items() if not name.endswith("EXTRA_ARGS")}
     return {name: plain(value) for name, value in (named | extra).items()}
+
+
+def _command(text: str) -> Tree:
+    """The options of a command that runs a program which trains, such as `accelerate launch ... zimage_train_network.py
+    --dit FILE`, and the program's name; {} without one. Several words behind an option are a list."""
+    for line in re.sub(r"\\\s*\n", " ", text).splitlines():
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            continue
+        at = next((n for n, word in enumerate(words) if re.fullmatch(r".*\w+_train(_\w+)?\.py", word)), None)
+        if at is None:
+            continue
+        found: dict[str, list[str]] = {}
+        for word in words[at + 1 :]:
+            if word.startswith("--"):
+                name, equals, value = word[2:].partition("=")
+                found[name] = [value] if equals else []
+                last = name
+            elif found:
+                found[last].append(word)
+        several = {name: [plain(value) for value in values] for name, values in found.items()}
+        tree = {name: True if not each else each if len(each) > 1 else each[0] for name, each in several.items()}
+        return {"program": Path(words[at]).stem, **tree}
+    return {}
 
 
 def options(text: str) -> dict[str, str]:
@@ -222,6 +250,7 @@ def _list(path: Path) -> list[Any]:
 
 BESIDE = {
     "kohya's sd-scripts": _kohya,
+    "musubi-tuner": _kohya,
     "kohya's GUI": _kohya_gui,
     "SimpleTuner": _simpletuner,
     "OneTrainer": _onetrainer,

@@ -5,14 +5,16 @@ Keys that mean what they mean on the command line are read by its tables; folder
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from daguerre import plugins
 from daguerre.errors import UserError
+from daguerre.foreign import base_models as models
 from daguerre.foreign.reader import REQUIRED, Reading, Tables, generic
 
 OWN: dict[str, str] = Tables("peers")["own"]
@@ -94,8 +96,15 @@ def no_dropout(reading: Reading, key: str, kind: str) -> None:
 
 
 def encoders(family: str) -> tuple[str, ...]:
-    """Names of the text encoders of a family."""
-    return ("text_encoder", "text_encoder_2") if family == "sdxl" else ("text_encoder",)
+    """Names of the language models, or CLIPs, of a family; not of what a model has between these and the denoiser."""
+    found = plugins.find("families", family).Settings.text_encoders()
+    return tuple(name for name in found if name.startswith("text_encoder"))
+
+
+def denoiser(family: str) -> str:
+    """Name of the network of a family that is trained by default."""
+    found: str = plugins.find("families", family).Settings.trainable()[0]
+    return found
 
 
 @dataclass
@@ -246,16 +255,15 @@ class Keys:
 
     @classmethod
     @cache
-    def of(cls, trainer: str) -> "Keys":
-        """From TRAINER_keys.yaml, where `{a,b}.{c,d}` is four names."""
+    def of(cls, trainer: str, flow: bool = False) -> "Keys":
+        """From TRAINER_keys.yaml, where `{a,b}.{c,d}` is four names; `flow`: as models of flow matching read them, of
+        which the section `flow` says what is otherwise."""
         table = Tables(f"{trainer}_keys")
         above = table["below"] or ""
-        idle = {above + name: why for why, rows in table["idle"].items() for row in rows for name in spread(row)}
-        lost = {
-            above + name: (usual, why) for why, rows in table["lost"].items() for row, usual in rows.items()
-            for name in spread(row)
-        }  # fmt: skip
-        return cls(table["version"], idle, lost)
+        idle, lost = _listed(above, table)
+        own_idle, own_lost = _listed(above, table["flow"] if flow else {})
+        idle = {name: why for name, why in idle.items() if name not in own_lost} | own_idle
+        return cls(table["version"], idle, {name: row for name, row in lost.items() if name not in own_idle} | own_lost)
 
     def row(self, name: str) -> str:
         """The key whose row a key has: its own, or that of the group in which it stands; empty for none."""
@@ -267,6 +275,16 @@ class Keys:
     def names(self) -> frozenset[str]:
         """All of them."""
         return frozenset((*self.idle, *self.lost))
+
+
+def _listed(above: str, table: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, tuple[Any, str]]]:
+    """The names in the lists `idle` and `lost` of a table."""
+    idle = {above + name: why for why, rows in table.get("idle", {}).items() for row in rows for name in spread(row)}
+    lost = {
+        above + name: (usual, why) for why, rows in table.get("lost", {}).items() for row, usual in rows.items()
+        for name in spread(row)
+    }  # fmt: skip
+    return idle, lost
 
 
 def spread(row: str) -> list[str]:
@@ -292,7 +310,7 @@ def _same(value: Any, usual: Any) -> bool:
 def finish(reading: Reading, tables: Tables) -> None:
     """Says of each key that is left why it sets nothing here, or what is lost by it; fills in what the trainer does
     where no key says otherwise."""
-    keys = Keys.of(tables.path.stem)
+    keys = Keys.of(tables.path.stem, models.is_flow(str(reading.values.get("model.family", "sd"))))
     for key, value in list(reading.rest.items()):
         name = keys.row(generic(key))
         if name in keys.idle:

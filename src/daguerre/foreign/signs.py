@@ -44,7 +44,7 @@ def signed(tree: Mapping[str, Any]) -> list[str]:
     inner = [value for value in tree.values() if isinstance(value, Mapping)]
     plain = {str(name).lstrip("-").replace("-", "_"): value for name, value in tree.items()}  # SimpleTuner's options
     sections = values | {key: value for each in inner for key, value in each.items()}  # of kohya's TOML
-    own = {"SimpleTuner": plain, "kohya's sd-scripts": sections}
+    own = {"SimpleTuner": plain, "kohya's sd-scripts": sections, "musubi-tuner": sections}
     shown = [name for name, groups in TRAINERS.items() if _shows(own.get(name, values), groups)]
     return [name for name in shown if tree.keys().isdisjoint(NEVER.get(name, ()))]
 

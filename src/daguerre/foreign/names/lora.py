@@ -21,7 +21,20 @@ _OFF |= {"factor": "-1", "decompose_both": "false", "use_scalar": "false", "rank
 """Arguments of a network that are not here, and the value with which they ask for nothing."""
 _MODULES: dict[str, dict[str, Any]] = {"networks.lora": {}, "networks.lora_fa": {"adapter.lora_fa": True}, _LYCORIS: {}}
 """Networks of kohya's scripts, and settings that they have in addition."""
-_SAME = ("bypass_mode",)
+_BLOCKS = {
+    "networks.lora_flux": ["transformer.transformer_blocks.*", "transformer.single_transformer_blocks.*"],
+    "networks.lora_flux_2": "attention+ff",
+    "networks.lora_anima": "attention+ff",
+    "networks.lora_qwen_image": "attention+ff",
+    "networks.lora_krea2": "all",
+    "networks.lora_zimage": ["transformer.layers.*.attention.*", "transformer.layers.*.feed_forward.*"],
+}
+"""Networks of kohya's scripts and of musubi-tuner for models of flow matching, and their layers."""
+FUSED = {"networks.lora_flux": "split_qkv", "networks.lora_flux_2": ""}
+"""Those whose layer of query, key and value together has one LoRA, and the argument that takes these apart."""
+_WITH_TEXTS = ("networks.lora_flux", "networks.lora_anima")
+"""Those that are added to the (first) text encoder, too."""
+_SAME = ("bypass_mode", "split_qkv")
 """Arguments that choose how the same product is computed."""
 KOHYA_RANK, KOHYA_ALPHA = 4, 1
 """Of kohya's scripts, where nothing is said."""
@@ -34,10 +47,11 @@ def kohya(module: str, arguments: Sequence[str], rank: int, alpha: float) -> dic
     """
     given = parted(arguments)
     is_lycoris = module == _LYCORIS
-    if module not in _MODULES:
+    if module not in (*_MODULES, *_BLOCKS):
         raise UserError(
-            f"network_module={module} is not read; {', '.join(_MODULES)} are. For a LoRA of a model other than Stable "
-            "Diffusion and SDXL start from its recipe: `daguerre recipes` lists them",
+            f"network_module={module} is not read; {', '.join(_MODULES)} are, and for models of flow matching "
+            f"{', '.join(_BLOCKS)}. For a LoRA of another kind or model start from its recipe: `daguerre recipes` "
+            "lists them",
             code="unsupported",
         )
     algorithm, preset = given.pop("algo", "lora").lower(), given.pop("preset", "full" if is_lycoris else "attn-mlp")
@@ -46,7 +60,9 @@ def kohya(module: str, arguments: Sequence[str], rank: int, alpha: float) -> dic
         raise UserError(f"network_args: algo={algorithm} preset={preset}: there are {allowed}", code="unsupported")
     kind = "dora" if _is_on(given.pop("dora_wd", "")) else _KINDS[algorithm]
     kind = "rslora" if _is_on(given.pop("rs_lora", "")) else kind
-    found: dict[str, Any] = {"adapter.rank": rank, "adapter.alpha": alpha, "adapter.kind": kind} | _MODULES[module]
+    found: dict[str, Any] = {"adapter.rank": rank, "adapter.alpha": alpha, "adapter.kind": kind} | _MODULES.get(
+        module, {}
+    )
     if not number("network_args: conv_dim", given.get("conv_dim", "1")):  # LyCORIS then takes the network's own rank
         given = {name: value for name, value in given.items() if name not in ("conv_dim", "conv_alpha")}
     found["adapter.targets"] = "attention+ff+conv" if "conv_dim" in given else _PRESETS[preset]
@@ -57,11 +73,26 @@ def kohya(module: str, arguments: Sequence[str], rank: int, alpha: float) -> dic
             found[f"adapter.{name}_pattern"] = dict.fromkeys(_WITH_KERNEL, int(own) if name == "rank" else own)
     if dropout := number("network_args: dropout", given.pop("dropout", "0")):
         found["adapter.dropout"] = dropout
+    if module in _BLOCKS:
+        found = {path: value for path, value in found.items() if not path.endswith("_pattern")}
+        found["adapter.targets"] = _BLOCKS[module]
     for name in [name for name in given if name in _RATIOS]:
         found |= {path: json.loads(text) for path, text in ratio(name, given.pop(name), _RATIOS[name]).values}
     for name, value in lost(given).items():
         raise UserError(f"network_args: {name}={value} is not supported", code="unsupported")
     return found
+
+
+def encoders(module: str, of_family: Sequence[str]) -> tuple[str, ...]:
+    """The text encoders that a network of kohya's scripts is added to, of those of a family."""
+    return tuple(of_family) if module in _MODULES else tuple(of_family[:1]) if module in _WITH_TEXTS else ()
+
+
+def reach(found: dict[str, Any], names: Sequence[str], rank: int) -> None:
+    """Adds the LoRA to text encoders, too: all their layers, where those of the denoiser are named."""
+    found |= {f"adapter.ranks.{name}": rank for name in names}
+    if isinstance(targets := found["adapter.targets"], list):
+        found["adapter.targets"] = [*targets, *(f"{name}.*" for name in names)]
 
 
 def parted(arguments: Sequence[str]) -> dict[str, str]:
@@ -110,12 +141,11 @@ def network(key: str, text: str, look: Callable[[str], str | None]) -> Meaning:
         return Meaning((), (f"{key} has no effect: no network is asked for",))
     rank, alpha = _number(look, "network_dim", KOHYA_RANK), _number(look, "network_alpha", KOHYA_ALPHA)
     settings = kohya(text, _words(look("network_args") or ""), int(rank), alpha or rank)
-    encoders = ("text_encoder", "text_encoder_2") if look("model.family") == "sdxl" else ("text_encoder",)
-    settings |= {} if _is_on(look("network_train_unet_only") or "") else {
-        f"adapter.ranks.{name}": int(rank) for name in encoders
-    }  # fmt: skip
+    both = ("text_encoder", "text_encoder_2")
+    reached = encoders(text, both if look("model.family") == "sdxl" else both[:1])
+    reach(settings, () if _is_on(look("network_train_unet_only") or "") else reached, int(rank))
     if _is_on(look("network_train_text_encoder_only") or ""):
-        settings["adapter.ranks.unet"] = None
+        settings[f"adapter.ranks.{'transformer' if text in _BLOCKS else 'unet'}"] = None
     return Meaning((("adapter.name", "lora"), *((path, _text(value)) for path, value in settings.items())))
 
 

@@ -1,19 +1,23 @@
 """ai-toolkit's configs: what several keys mean together. Each by itself is in ai_toolkit.yaml."""
 
 from collections.abc import Sequence
+from typing import Any
 
+from daguerre import plugins
 from daguerre.foreign import base_models as models
-from daguerre.foreign import loss_weights, peers
+from daguerre.foreign import flows, loss_weights, peers
 from daguerre.foreign.names import lora
 from daguerre.foreign.names.values import OPTIMIZERS
 from daguerre.foreign.peers import Folder
 from daguerre.foreign.reader import REQUIRED, Reading, Tables
-from daguerre.plugins import names
 
 TRAINER, ROOT = "ai-toolkit", "config.process.0."
 TABLES = Tables("ai_toolkit")
 PLACES = ("[name]", "[trigger]")
 """What stands in captions and prompts for the word that is trained."""
+ONE_STREAM, TWO = ("transformer.transformer_blocks.*",), "transformer.single_transformer_blocks.*"
+BLOCKS = {"flux": (*ONE_STREAM, TWO), "flux2": (*ONE_STREAM, TWO), "z_image": ("transformer.layers.*",)}
+"""Layers of its LoRA, of transformers with blocks of other names than `transformer_blocks`."""
 
 
 def convert(reading: Reading) -> None:
@@ -22,10 +26,12 @@ def convert(reading: Reading) -> None:
     _controlnet(reading)
     reading.carry("config.name", "run_name", reading.get("config.name") or REQUIRED)
     reading.assume({"run_name": REQUIRED, "output_dir": "output"})
-    _model(reading)
+    family = _model(reading)
     folders = _folders(reading)
     peers.lay(reading, folders)
     _datasets(reading, folders)
+    if models.is_flow(family):
+        _flow(reading, family)
     given = {key: row for key, row in TABLES["process"].items() if reading.get(f"{ROOT}{key}") is not None}
     if reading.get(f"{ROOT}train.ema_config.use_ema") is True:
         given["train.ema_config.ema_decay"] = "ema.decay"
@@ -38,10 +44,12 @@ def convert(reading: Reading) -> None:
         if not key.startswith(ROOT):
             reading.refuse(key, "one process alone makes a recipe")
     peers.finish(reading, TABLES)
+    if models.is_flow(family):
+        flows.finish(reading)
 
 
 def _check_kind(reading: Reading) -> None:
-    """Refuses what is no whole network of Stable Diffusion."""
+    """Refuses what no family here is, and what else it trains."""
     kind = reading.get(f"{ROOT}type")
     if kind not in (*TABLES["kinds"], None):
         raise peers.not_there(f"by a process of type {kind}", TRAINER)
@@ -53,9 +61,9 @@ def _check_kind(reading: Reading) -> None:
         trained = " that is not trained" if adapter == "control_net" else ""
         raise peers.not_there(f"beside an adapter of type {adapter}{trained}", TRAINER)
     kinds = [key.rpartition(".is_")[2] for key in reading.keys(f"{ROOT}model.is_*") if reading.get(key) is True]
-    others = [kind for kind in kinds if kind not in ("xl", "v2", "v_pred")]
+    others = [kind for kind in kinds if kind not in ("xl", "v2", "v_pred", "flux")]
     arch = str(reading.get(f"{ROOT}model.arch") or "")
-    if others or arch.partition(":")[0] not in ("", "sd1", "sd15", "sd2", "sdxl"):
+    if others or arch.partition(":")[0] not in ("", "sd1", "sd15", "sd2", "sdxl", *TABLES["families"]):
         raise peers.not_there(f"a model of type {others[0] if others else arch}", TRAINER)
     if reading.get(f"{ROOT}model.quantize") is True:
         reading.carry(f"{ROOT}model.quantize", "training.base_precision", "float8", "its qfloat8")
@@ -77,20 +85,26 @@ def _controlnet(reading: Reading) -> None:
         reading.take(TABLES["controlnet"], f"{ROOT}adapter.")
 
 
-def _model(reading: Reading) -> None:
+def _model(reading: Reading) -> str:
+    """The model and what of it is trained. The family."""
     base = models.base(reading.get(f"{ROOT}model.name_or_path", REQUIRED))
-    xl = reading.get(f"{ROOT}model.is_xl") is True or reading.get(f"{ROOT}model.arch") == "sdxl"
-    family = "sdxl" if xl else base.family
+    arch = str(reading.get(f"{ROOT}model.arch") or "").partition(":")[0]
+    arch = "flux" if reading.get(f"{ROOT}model.is_flux") is True else arch
+    xl = reading.get(f"{ROOT}model.is_xl") is True or arch == "sdxl"
+    family = "sdxl" if xl else TABLES["families"].get(arch, base.family)
     v = reading.get(f"{ROOT}model.is_v_pred") is True
-    reading.assume({"model.family": family, "objective.name": "v" if v else base.objective})
+    objective = "flow" if models.is_flow(family) else "v" if v else base.objective
+    reading.assume({"model.family": family, "objective.name": objective})
     reading.assume({"model.pretrained_model_name_or_path": REQUIRED})
+    reading.carry(f"{ROOT}model.name_or_path", "model.pretrained_model_name_or_path")
     reading.take(TABLES["model"], ROOT)
     trained = reading.get(f"{ROOT}train.train_text_encoder") is True
-    encoders = peers.encoders(family)
+    encoders, net = peers.encoders(family), peers.denoiser(family)
     if reading.keys(f"{ROOT}network.*"):
-        _network(reading, encoders if trained else ())
+        _network(reading, encoders if trained else (), family)
+    reading.carry(f"{ROOT}train.train_unet", f"model.train_{net}")
     reading.carry_all(f"{ROOT}train.train_text_encoder", {f"model.train_{name}": trained for name in encoders})
-    rates = {"unet_lr": "unet.*"} | ({"text_encoder_lr": "text_encoder*"} if trained else {})
+    rates = {"unet_lr": f"{net}.*"} | ({"text_encoder_lr": "text_encoder*"} if trained else {})
     given = {pattern: rate for name, pattern in rates.items() if (rate := reading.get(f"{ROOT}train.{name}"))}
     one = str(reading.get(f"{ROOT}train.optimizer")).lower().startswith("prodigy")
     for name in rates:
@@ -99,20 +113,50 @@ def _model(reading: Reading) -> None:
         elif not one:
             reading.carry(f"{ROOT}train.{name}", "optimizer.learning_rates", given)
     reading.notice(f"{ROOT}train.text_encoder_lr", "no text encoder is trained")
+    return family
 
 
-def _network(reading: Reading, encoders: Sequence[str]) -> None:
-    """The LoRA: of kohya's layers, with convolutions if they have a rank of their own."""
+def _flow(reading: Reading, family: str) -> None:
+    """Reads how times are drawn, what is cached, and the scale of guidance in the family's own notation."""
+    law = str(reading.get(f"{ROOT}train.timestep_type", "sigmoid"))
+    values: dict[str, Any] = flows.times("logit_normal" if law in ("sigmoid", "lognorm_blend") else "uniform")
+    values |= flows.own_shift(reading) | TABLES["shifts"].get(family, {}) if law in ("shift", "flux_shift") else {}
+    if law in TABLES["laws"]:
+        reading.refuse(f"{ROOT}train.timestep_type", TABLES["laws"][law])
+    reading.carry_all(f"{ROOT}train.timestep_type", values)
+    reading.assume(values)
+    key = f"{ROOT}sample.guidance_scale"
+    flows.negative(reading, family, f"{ROOT}sample.neg", reading.get(key, 7))
+    reading.carry(key, "sampling.guidance_scale", flows.guided(family, reading.get(key)))
+    latents = [f"{ROOT}datasets.*.{name}" for name in ("cache_latents", "cache_latents_to_disk")]
+    texts = [f"{ROOT}train.cache_text_embeddings", f"{ROOT}datasets.*.cache_text_embeddings"]
+    flows.cached(reading, latents, texts)
+    reading.take(TABLES["flow"], ROOT)
+    flows.precision(reading, f"{ROOT}train.dtype")
+
+
+def _network(reading: Reading, encoders: Sequence[str], family: str) -> None:
+    """The LoRA: of kohya's layers, with convolutions if they have a rank of their own; of all layers of a transformer's
+    blocks, which have none."""
     given = {name: reading.get(f"{ROOT}network.{name}") for name in ("type", "linear", "rank", "conv", "conv_alpha")}
     kind, rank = str(given["type"] or "lora").lower(), given["linear"] or given["rank"] or 4
-    conv = {"conv_dim": given["conv"], "conv_alpha": given["conv_alpha"] or given["conv"]} if given["conv"] else {}
+    net = peers.denoiser(family)
+    conv = (
+        {}
+        if models.is_flow(family)
+        else {"conv_dim": given["conv"], "conv_alpha": given["conv_alpha"] or given["conv"]}
+        if given["conv"]
+        else {}
+    )
     if kind not in ("lora", "locon", "dora"):
         raise peers.not_there(f"a network of type {kind}", TRAINER)
     alpha = reading.get(f"{ROOT}network.linear_alpha") or reading.get(f"{ROOT}network.alpha") or 1.0
     found = lora.kohya("networks.lora", [f"{name}={value}" for name, value in conv.items()], rank, alpha)
-    found |= {f"adapter.ranks.{name}": rank for name in encoders} | ({"adapter.kind": "dora"} if kind == "dora" else {})
+    found |= {"adapter.kind": "dora"} if kind == "dora" else {}
+    found |= {"adapter.targets": [*BLOCKS.get(family, ONE_STREAM)]} if models.is_flow(family) else {}
+    lora.reach(found, encoders, rank)
     if reading.get(f"{ROOT}train.train_unet") is False:
-        found["adapter.ranks.unet"] = None
+        found[f"adapter.ranks.{net}"] = None
     ours = {path.replace("adapter.", "adapters.lora."): value for path, value in found.items()}
     reading.assume_over({"adapters.lora.name": "lora", **ours})
     reading.take({k: row for k, row in TABLES["network"].items() if "," in k or reading.get(f"{ROOT}{k}")}, ROOT)
@@ -161,11 +205,30 @@ def _datasets(reading: Reading, folders: list[Folder]) -> None:
                 "as it is here: write the word into them",
             )
         reading.take({name: f"{folder.place}.{path}" for name, path in paths.items()}, f"{folder.key}.")
+        _references(reading, folder)
         crop = reading.get(f"{folder.key}.random_crop")
         reading.carry(f"{folder.key}.random_crop", "data.crop", "random" if crop else "center")
         _shape(reading, folder.key)
         reading.take(TABLES["all_datasets"], f"{folder.key}.")
     reading.assume({"data.resolution": 512})
+
+
+def _references(reading: Reading, folder: Folder) -> None:
+    """The folders of reference images of a data set, of a family that reads some."""
+    rule = models.references(str(reading.values["model.family"]))
+    given = reading.get(f"{folder.key}.control_path")
+    places = [place for place in (given if isinstance(given, list) else [given]) if peers.asks(place)]
+    numbered = [f"{folder.key}.control_path_{number}" for number in (1, 2, 3)]
+    places += [reading.get(key) for key in numbered if peers.asks(reading.get(key))]
+    if rule is None or not places:
+        return
+    names = ["reference", *(f"reference_{number}" for number in range(2, len(places) + 1))]
+    ours = places[0] if len(places) == 1 else dict(zip(names, places, strict=True))
+    most = max(len(places), reading.values.get("model.references", 0))
+    for key in (f"{folder.key}.control_path", *numbered):
+        if peers.asks(reading.get(key)):
+            reading.carry_all(key, {f"{folder.place}.reference_dir": ours})
+    reading.assume_over({"model.references": most})
 
 
 def _shape(reading: Reading, prefix: str) -> None:
@@ -202,7 +265,7 @@ def _training(reading: Reading) -> None:
     _prompts(reading)
     if isinstance(reading.get(f"{ROOT}sample.neg"), str):
         reading.carry(f"{ROOT}sample.neg", "sampling.negative_prompt")
-    if reading.get(f"{ROOT}sample.sampler") in names("samplers"):
+    if reading.get(f"{ROOT}sample.sampler") in plugins.names("samplers"):
         reading.carry(f"{ROOT}sample.sampler", "sampling.sampler")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from daguerre.foreign import base_models as models
-from daguerre.foreign import loss_weights, peers
+from daguerre.foreign import flows, loss_weights, peers
 from daguerre.foreign.names import lora
 from daguerre.foreign.names.values import number, repeats_of
 from daguerre.foreign.peers import Folder
@@ -22,12 +22,17 @@ OTHERS_RATE = "a factor of the rate that D-Adaptation finds: give a rate for ano
 
 def convert(reading: Reading, family: str = "") -> None:
     """Reads the arguments of a program of sd-scripts; `family` where the program, and not the base, says which."""
+    family = family or _of_program(reading) or _of_parts(reading)
+    parts = TABLES["parts"].get(family, {})
     for key, what in TABLES["others"].items():
-        if peers.asks(reading.get(key)):
+        if key not in parts and peers.asks(reading.get(key)):
             raise peers.not_there(what, TRAINER)
     reading.assume({"run_name": REQUIRED, "output_dir": REQUIRED})
     _model(reading, family)
-    loss_weights.kohya(reading)
+    if models.is_flow(family := str(reading.values["model.family"])):
+        _flow(reading, family)
+    else:
+        loss_weights.kohya(reading)
     pictures = _conditions(reading)
     _tokens(reading)
     folders = _folders(reading)
@@ -38,8 +43,8 @@ def convert(reading: Reading, family: str = "") -> None:
     _datasets(reading)
     batches = [key for key in reading.whole if key.rpartition(".")[2] in ("batch_size", "train_batch_size")]
     sizes = (reading.get(batches[0]) if batches else 1, reading.get("gradient_accumulation_steps"))
-    _schedule(reading, folders, sizes)
-    _optimizer(reading)
+    schedule(reading, folders, sizes)
+    optimizer(reading)
     _without_effect(reading)
     for key, path in {"max_train_epochs": "training.duration", "save_every_n_epochs": "checkpoint.every"}.items():
         if peers.asks(reading.get(key)):
@@ -58,8 +63,48 @@ def convert(reading: Reading, family: str = "") -> None:
     peers.carry_known(reading, [*peers.OWN, *TABLES["alias"]])
     reading.take(TABLES["otherwise"])
     peers.finish(reading, TABLES)
-    optimizer = reading.values.get("optimizer.name")
-    reading.assume({"optimizer.weight_decay": TABLES["decays"][optimizer]} if optimizer in TABLES["decays"] else {})
+    if models.is_flow(family):
+        flows.finish(reading)
+    chosen = reading.values.get("optimizer.name")
+    reading.assume({"optimizer.weight_decay": TABLES["decays"][chosen]} if chosen in TABLES["decays"] else {})
+
+
+def _of_program(reading: Reading) -> str:
+    """The family that the program of a command trains, where its name says one; empty for others."""
+    name = str(reading.get("program") or "")
+    reading.notice("program", "it says which model is trained")
+    if name.startswith(("sd3_", "lumina_", "hunyuan_")):
+        raise peers.not_there(f"by {name}.py a model of another family", TRAINER)
+    return next((family for family in ("sdxl", *TABLES["parts"]) if name.startswith(f"{family}_")), "")
+
+
+def _of_parts(reading: Reading) -> str:
+    """The family of flow matching whose network, or whose parts in files of their own, a config names; empty for
+    others."""
+    of_network = TABLES["of_network"].get(str(reading.get("network_module")), "")
+    asked = {key for key in TABLES["others"] if peers.asks(reading.get(key))}
+    named = next((name for name, parts in TABLES["parts"].items() if asked and asked <= {*parts}), "")
+    return of_network or str(named)
+
+
+def _flow(reading: Reading, family: str) -> None:
+    """A model whose parts are files of their own: their places, how times are drawn, and what is cached."""
+    usual = TABLES["flow_usual"][family] if family in TABLES["flow_usual"] else TABLES["flow_usual"]["anima"]
+    for key, path in TABLES["parts"].get(family, {}).items():
+        if peers.asks(reading.get(key)):
+            reading.carry(key, path)
+    kind = reading.get("model_prediction_type", "sigma_scaled")
+    if family == "flux":
+        if kind != "raw":
+            key = "model_prediction_type" if "model_prediction_type" in reading.rest else "network_module"
+            reading.refuse(key, f"the network's output is changed before the loss there ({kind}): raw is as here")
+        flows.embedded(reading, family, "guidance_scale")
+        reading.assume({"model.training_guidance": 3.5})
+    flows.sd_scripts(reading, *usual)
+    flows.precision(reading, "mixed_precision")
+    of_texts = [f"cache_text_encoder_outputs{end}" for end in ("", "_to_disk")]
+    flows.cached(reading, ["cache_latents", "cache_latents_to_disk"], of_texts)
+    reading.take(TABLES["flow"])
 
 
 def _conditions(reading: Reading) -> str:
@@ -103,46 +148,54 @@ def _tokens(reading: Reading) -> None:
 
 def _model(reading: Reading, family: str) -> None:
     place = reading.get("pretrained_model_name_or_path", REQUIRED)
+    if family and models.is_flow(family) and models.base(place).family != family:  # a file of its transformer alone
+        reading.carry("pretrained_model_name_or_path", f"model.{peers.denoiser(family)}")
+        place = models.of_family(family)
     found = models.base(place)
     v = reading.get("v_parameterization") is True or (reading.get("v2") is True and "768" in str(place))
     found = replace(found, family=family or found.family, objective="v" if v else found.objective)
     reading.assume({"model.family": found.family, "model.pretrained_model_name_or_path": place})
     reading.carry("pretrained_model_name_or_path", "model.pretrained_model_name_or_path", why=found.doubt)
+    net = peers.denoiser(found.family)
     if reading.get("v_parameterization") is False:
         reading.notice("v_parameterization", "the base's own")
     reading.assume({"objective.name": found.objective})
     if peers.asks(reading.get("network_module")):
-        _network(reading, found.family)
+        network(reading, found.family, net)
     reading.take(TABLES["no_network"])
     _text_encoders(reading, found.family)
 
 
-def _network(reading: Reading, family: str) -> None:
+def network(reading: Reading, family: str, net: str) -> None:
     """The LoRA, and the rates of its parts; it is added to text encoders, too, unless they are left out."""
     rank, alpha = (reading.get(key, usual) for key, usual in (("network_dim", lora.KOHYA_RANK), ("network_alpha", 1)))
     rank = peers.number(rank, lora.KOHYA_RANK)
     alpha = peers.number(alpha, rank)
-    words = peers.words(reading.get("network_args"))
-    found = lora.kohya(str(reading.get("network_module")), words, int(rank), alpha)
-    encoders = () if reading.get("network_train_unet_only") is True else peers.encoders(family)
-    found |= {f"adapter.ranks.{name}": int(rank) for name in encoders}
+    words, module = peers.words(reading.get("network_args")), str(reading.get("network_module"))
+    found = lora.kohya(module, words, int(rank), alpha)
+    encoders = lora.encoders(module, peers.encoders(family))
+    encoders = () if reading.get("network_train_unet_only") is True else encoders
+    lora.reach(found, encoders, int(rank))
     if not _unet_is_trained(reading):
-        found["adapter.ranks.unet"] = None
+        found[f"adapter.ranks.{net}"] = None
     ours = {path.replace("adapter.", "adapters.lora."): value for path, value in found.items()}
-    reading.carry_all("network_module", {"adapters.lora.name": "lora", **ours})
+    apart = lora.parted(words).get(lora.FUSED.get(module, ""), "").lower() == "true"
+    why = "query, key and value share the first factor there" if module in lora.FUSED and not apart else ""
+    reading.carry_all("network_module", {"adapters.lora.name": "lora", **ours}, why)
     peers.no_dropout(reading, "network_dropout", found["adapter.kind"])
-    _rates(reading, encoders)
+    _rates(reading, encoders, net)
     if not peers.asks(reading.get("network_alpha")):
         reading.notice("network_alpha", "the rank")
     reading.take({key: row for key, row in TABLES["network"].items() if peers.asks(reading.get(key)) or "," in key})
 
 
-def _rates(reading: Reading, encoders: Sequence[str]) -> None:
-    """Learning rates of the UNet and of text encoders: one for all, or one each."""
+def _rates(reading: Reading, encoders: Sequence[str], net: str) -> None:
+    """Learning rates of the denoiser and of text encoders: one for all, or one each."""
     texts, usual = reading.get("text_encoder_lr"), reading.get("learning_rate", TABLES["unasked"][RATE])
     each = texts if isinstance(texts, list) else [texts] * len(encoders)
-    rates = {f"{name}.*": rate for name, rate in zip(encoders, each, strict=False)} | {"unet.*": reading.get("unet_lr")}
-    rates = {pattern: rate for pattern, rate in rates.items() if pattern != "unet.*" or _unet_is_trained(reading)}
+    rates = {f"{name}.*": rate for name, rate in zip(encoders, each, strict=False)}
+    rates |= {f"{net}.*": reading.get("unet_lr")}
+    rates = {pattern: rate for pattern, rate in rates.items() if pattern != f"{net}.*" or _unet_is_trained(reading)}
     given = {pattern: number("a learning rate", str(rate)) for pattern, rate in rates.items() if peers.asks(rate)}
     alike = {number("a learning rate", str(given.get(pattern, usual))) for pattern in rates}
     one = bool(given) and len(alike) == 1 and (len(rates) > 1 or _finds_rate(reading))
@@ -173,7 +226,7 @@ def _unet_is_trained(reading: Reading) -> bool:
     return reading.get("network_train_text_encoder_only") is not True
 
 
-def _optimizer(reading: Reading) -> None:
+def optimizer(reading: Reading) -> None:
     """Names whose meaning an optimizer changes that finds its rate itself."""
     name = _optimizer_of(reading)
     args = " ".join(peers.words(reading.get("optimizer_args"))).replace(" ", "").lower()
@@ -327,9 +380,9 @@ def _everywhere(reading: Reading, name: str) -> list[str]:
 
 def _sizes(reading: Reading) -> None:
     """Resolution and buckets: sides between two bounds there, an area and a longest aspect ratio here."""
-    sizes = [_side(reading.get(key)) for key in _everywhere(reading, "resolution")]
+    sizes = [side(reading.get(key)) for key in _everywhere(reading, "resolution")]
     for key in _everywhere(reading, "resolution"):
-        if sizes[0] and _side(reading.get(key)) == sizes[0]:
+        if sizes[0] and side(reading.get(key)) == sizes[0]:
             reading.carry(key, "data.resolution", sizes[0])
         reading.refuse(key, "data sets of several sizes are not supported; data.buckets.resolutions sorts by size")
     reading.assume({"data.resolution": REQUIRED})
@@ -347,7 +400,7 @@ def _first(reading: Reading, name: str, default: Any) -> Any:
     return next((reading.get(key) for key in _everywhere(reading, name)), default)
 
 
-def _side(value: Any) -> int | None:
+def side(value: Any) -> int | None:
     """The side of the square of a resolution: 512, "512,512", [512, 512]; of another shape the root of its area."""
     parts = value if isinstance(value, list) else str(value).replace("x", ",").split(",")
     try:
@@ -357,7 +410,7 @@ def _side(value: Any) -> int | None:
     return round((sides[0] * sides[-1]) ** 0.5) if len(sides) in (1, 2) and min(sides) > 0 else None
 
 
-def _schedule(reading: Reading, folders: Sequence[Folder], sizes: tuple[Any, Any]) -> None:
+def schedule(reading: Reading, folders: Sequence[Folder], sizes: tuple[Any, Any]) -> None:
     """Lengths of the schedule, which may be shares of the run; names that its kind does not read."""
     kind, epochs = str(reading.get("lr_scheduler", "constant")), reading.get("max_train_epochs")
     steps = reading.get("max_train_steps", 1600)

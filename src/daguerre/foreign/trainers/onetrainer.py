@@ -3,13 +3,20 @@
 from typing import Any
 
 from daguerre.foreign import base_models as models
-from daguerre.foreign import loss_weights, peers
+from daguerre.foreign import flows, loss_weights, peers
 from daguerre.foreign.names.values import OPTIMIZERS
 from daguerre.foreign.peers import Folder
 from daguerre.foreign.reader import REQUIRED, Reading, Tables
 
 TRAINER = "OneTrainer"
 TABLES = Tables("onetrainer")
+LAYERS = {
+    "^(?=.*attention)(?!.*refiner).*,^(?=.*feed_forward)(?!.*refiner).*": [
+        "transformer.layers.*.attention.*",
+        "transformer.layers.*.feed_forward.*",
+    ]
+}
+"""Regular expressions of its presets that name layers, as patterns."""
 
 
 def convert(reading: Reading) -> None:
@@ -20,6 +27,7 @@ def convert(reading: Reading) -> None:
     if not family:
         raise peers.not_there(f"a model of type {kind}", TRAINER)
     reading.carry("model_type", "model.family", family)
+    net = peers.denoiser(family)
     _place(reading)
     if method == "LORA":
         _lora(reading, family)
@@ -33,8 +41,10 @@ def convert(reading: Reading) -> None:
         reading.notice("sample_definition_file_name", "not on this machine: prompts are captions of the data")
     peers.lay(reading, folders)
     _concepts(reading, folders)
-    reading.take(TABLES["same"])
-    _precision(reading)
+    if models.is_flow(family):
+        _flow(reading, family)
+    _precision(reading, net)
+    reading.take(_of(net, TABLES["same"]))
     _times(reading)
     _learning(reading)
     _masks(reading)
@@ -44,9 +54,20 @@ def convert(reading: Reading) -> None:
         peers.length(reading, "epochs", "training.duration", folders, sizes)
     _saves_and_samples(reading, folders, sizes)
     reading.take(TABLES["last"])
-    reading.take(TABLES["otherwise"])
+    reading.take(_of(net, TABLES["otherwise"]))
     reading.note(["optimizer_defaults.*"], "its window's memory of other optimizers, which training does not read")
     peers.finish(reading, TABLES)
+    if models.is_flow(family):
+        flows.finish(reading)
+
+
+def _of(net: str, table: dict[str, Any]) -> dict[str, Any]:
+    """A table for a model whose denoiser is a network of this name, where the table says UNet."""
+    named = {"model.train_unet": f"model.train_{net}"}
+    return {
+        names.replace("unet.", f"{net}."): named.get(row, row) if isinstance(row, str) else row
+        for names, row in table.items()
+    }
 
 
 def _place(reading: Reading) -> None:
@@ -63,6 +84,7 @@ def _model(reading: Reading, family: str) -> None:
     objective = (
         base.objective if base.known else "v" if str(reading.get("model_type")).endswith(("_20", "_21")) else "eps"
     )
+    objective = "flow" if models.is_flow(family) else objective
     for key, name in {"force_v_prediction": "v", "force_epsilon_prediction": "eps"}.items():
         if reading.get(key) is True:
             reading.carry(key, "objective.name", name)
@@ -86,23 +108,26 @@ def _lora(reading: Reading, family: str) -> None:
         if reading.get(axis) is not True:
             why = "lengths are those of columns there, of rows (the output's axis) here"
             reading.refuse(axis if axis in reading.rest else "lora_decompose", why)
-    parts = [part.strip() for part in str(reading.get("layer_filter") or "").split(",") if part.strip()]
+    net, layers = peers.denoiser(family), str(reading.get("layer_filter") or "")
+    parts = [f"{net}.*{part.strip()}*" for part in layers.split(",") if part.strip()]
     if parts and reading.get("layer_filter_regex") is True:
-        raise peers.not_there("layers that are named by a regular expression", TRAINER)
+        if layers not in LAYERS:
+            raise peers.not_there("layers that are named by a regular expression", TRAINER)
+        parts = LAYERS[layers]
     rank = reading.get("lora_rank", 16)
     ranks = {name: rank for name in peers.encoders(family) if reading.get(f"{name}.train", True) is True}
-    targets = [f"unet.*{part}*" for part in parts] + [f"{name}.*" for name in ranks] if parts else "all"
-    ranks |= {} if reading.get("unet.train", True) is True else {"unet": None}
+    targets = parts + [f"{name}.*" for name in ranks] if parts else "all"
+    ranks |= {} if reading.get(f"{net}.train", True) is True else {net: None}
     values = {"name": "lora", "kind": kind, "rank": rank, "alpha": 1.0, "targets": targets}
     values |= {f"ranks.{name}": own for name, own in ranks.items()}
     reading.carry_all("training_method", {f"adapters.lora.{name}": value for name, value in values.items()})
     peers.no_dropout(reading, "dropout_probability", kind)
-    reading.take(TABLES["lora"])
+    reading.take(_of(net, TABLES["lora"]))
 
 
 def _embeddings(reading: Reading, family: str, method: str) -> None:
     """New tokens: that of the method EMBEDDING, and additional ones with a LoRA or a whole UNet."""
-    encoders = peers.encoders(family)
+    encoders, net = peers.encoders(family), peers.denoiser(family)
     places = [*(["embedding"] if method == "EMBEDDING" else []), *reading.numbered("additional_embeddings")]
     tokens = dict(token for place in places if (token := _token(reading, place)))
     if not tokens and method != "EMBEDDING":
@@ -114,10 +139,10 @@ def _embeddings(reading: Reading, family: str, method: str) -> None:
     if method == "FINE_TUNE":
         if any(reading.get(f"{name}.train", True) for name in encoders):
             raise peers.not_there("a whole text encoder and embeddings of it", TRAINER)
-        values |= {"adapters.full.name": "full", "adapters.full.train": ["unet"]}
+        values |= {"adapters.full.name": "full", "adapters.full.train": [net]}
     reading.assume_over(values)
     reading.notice("training_method", "adapters" if method == "FINE_TUNE" else "adapters.tokens")
-    reading.note(["unet.train", *(f"{name}.train" for name in encoders)], "what is trained is in adapters")
+    reading.note([f"{name}.train" for name in (net, *encoders)], "what is trained is in adapters")
     if reading.get("preserve_embedding_norm") is True:
         reading.refuse("preserve_embedding_norm", "vectors are not scaled after an update (docs/tokens.md)")
     if peers.asks(reading.get("embedding_learning_rate")):
@@ -146,7 +171,7 @@ def _token(reading: Reading, place: str) -> tuple[str, dict[str, Any]] | None:
 
 def _trained(reading: Reading, family: str) -> None:
     """Networks that are trained, and their learning rates."""
-    encoders = peers.encoders(family)
+    encoders, net = peers.encoders(family), peers.denoiser(family)
     rates: dict[str, Any] = dict(reading.values.get("optimizer.learning_rates", {}))
     adapts = any(path.startswith("adapters.") for path in reading.values)
     for name in encoders:
@@ -160,26 +185,26 @@ def _trained(reading: Reading, family: str) -> None:
         elif trained and peers.asks(reading.get(f"{name}.learning_rate")):
             rates[f"{name}.*"] = reading.get(f"{name}.learning_rate")
         _layer(reading, name, family)
-    if peers.asks(reading.get("unet.learning_rate")):
-        rates["unet.*"] = reading.get("unet.learning_rate")
-    for name in (*encoders, "unet"):
+    if peers.asks(reading.get(f"{net}.learning_rate")):
+        rates[f"{net}.*"] = reading.get(f"{net}.learning_rate")
+    for name in (*encoders, net):
         if f"{name}.*" in rates and reading.get("optimizer.optimizer") == "PRODIGY":
             reading.refuse(f"{name}.learning_rate", peers.ONE_RATE)
         elif f"{name}.*" in rates:
             reading.carry(f"{name}.learning_rate", "optimizer.learning_rates", rates)
         reading.notice(f"{name}.learning_rate", "that of all")
-    if family == "sd":
+    if "text_encoder_2" not in encoders:
         rest = [key for key in reading.rest if key.startswith("text_encoder_2")]
-        reading.note(rest, "Stable Diffusion has no second text encoder")
-    for name in (*encoders, "unet"):
-        _end(reading, name)
-        if name != "unet" and peers.asks(reading.get(f"{name}.dropout_probability")):
+        reading.note(rest, "this model has no second text encoder")
+    for name in (*encoders, net):
+        _end(reading, name, net)
+        if name != net and peers.asks(reading.get(f"{name}.dropout_probability")):
             reading.refuse(f"{name}.dropout_probability", "data.caption_dropout drops a caption for all encoders alike")
 
 
-def _end(reading: Reading, name: str) -> None:
+def _end(reading: Reading, name: str, net: str) -> None:
     """A network that is trained for a part of the run alone."""
-    usual = ("NEVER", 0) if name == "unet" else ("EPOCH", 30)
+    usual = ("NEVER", 0) if name == net else ("EPOCH", 30)
     keys = [f"{name}.stop_training_after_unit", f"{name}.stop_training_after"]
     unit, end = (reading.get(key, value) for key, value in zip(keys, usual, strict=True))
     within = str(unit) == "EPOCH" and peers.number(reading.get("epochs"), 100) <= peers.number(end)
@@ -192,7 +217,9 @@ def _end(reading: Reading, name: str) -> None:
 def _layer(reading: Reading, name: str, family: str) -> None:
     """Layers that are left out are counted from the family's own last one."""
     key, skip = f"{name}_layer_skip", reading.get(f"{name}_layer_skip")
-    if skip and isinstance(skip, int):
+    if skip and models.is_flow(family):
+        reading.refuse(key, "the hidden states that such a model reads of its text encoder are its own")
+    elif skip and isinstance(skip, int):
         ending = "_2" if name.endswith("_2") else ""
         reading.carry(key, f"model.text_encoder_layer{ending}", -(2 if family == "sdxl" else 1) - skip)
     reading.notice(key, "the family's own layer")
@@ -236,13 +263,44 @@ def _concepts(reading: Reading, folders: list[Folder]) -> None:
         reading.take(TABLES["all_concepts"], f"{folder.key}.")
 
 
-def _precision(reading: Reading) -> None:
-    weights = TABLES["weights"].get(str(reading.get("unet.weight_dtype", "FLOAT_32")))
+def _flow(reading: Reading, family: str) -> None:
+    """The law of times, whose numbers stand under the names of another law, and the shift; parts of the base."""
+    if str(reading.get("timestep_distribution", "UNIFORM")) == "LOGIT_NORMAL":
+        mean, std = (peers.number(reading.get(key), 0) for key in ("noising_bias", "noising_weight"))
+        reading.carry_all("timestep_distribution", flows.times("logit_normal", mean, std + 1))
+    elif reading.get("timestep_distribution", "UNIFORM") == "UNIFORM":
+        reading.carry_all("timestep_distribution", flows.times("uniform"))
+        reading.assume(flows.times("uniform"))
+    by_size = reading.get("dynamic_timestep_shifting") is True
+    moved = flows.own_shift(reading, True) if by_size else flows.shift(peers.number(reading.get("timestep_shift"), 1))
+    reading.carry_all("dynamic_timestep_shifting" if by_size else "timestep_shift", moved)
+    reading.assume(moved)
+    reading.note(["timestep_shift", "dynamic_timestep_shifting"], f"in {flows.SCHEDULE}")
+    scale = reading.get("samples.0.cfg_scale")
+    flows.negative(reading, family, "samples.0.negative_prompt", scale)
+    reading.carry("samples.0.cfg_scale", "sampling.guidance_scale", flows.guided(family, scale))
+    if peers.asks(reading.get("transformer.model_name")):
+        reading.carry(
+            "transformer.model_name", "model.transformer", models.on_hub(reading.get("transformer.model_name"))
+        )
+    if reading.get("latent_caching", True) is True:
+        reading.carry("latent_caching", "cache.path", "auto")
+        reading.assume({"cache.path": "auto"})
+    reading.take(TABLES["flow"])
+    flows.precision(reading, "train_dtype")
+    flows.embedded(reading, family, "transformer.guidance_scale")
+
+
+def _precision(reading: Reading, net: str) -> None:
+    key = f"{net}.weight_dtype"
+    weights = TABLES["weights"].get(str(reading.get(key, "FLOAT_32")))
     computes = TABLES["computes"].get(str(reading.get("train_dtype", "FLOAT_16")))
     if weights:
-        reading.carry("unet.weight_dtype", "training.weights_dtype", weights)
-    if form := TABLES["forms"].get(str(reading.get("unet.weight_dtype"))):
-        reading.carry("unet.weight_dtype", "training.base_precision", form)
+        reading.carry(key, "training.weights_dtype", weights)
+    if form := TABLES["forms"].get(str(reading.get(key))):
+        inputs = "inputs of layers are of 8 bits there, too" if str(reading.get(key)).endswith("A8") else ""
+        reading.carry(key, "training.base_precision", form, inputs)
+        reading.notice("compile", "layers of few bits are not compiled here, which changes no result")
     if weights in (None, "float32") and computes:
         reading.carry("train_dtype", "training.mixed_precision", computes)
         reading.assume({"training.mixed_precision": computes})
@@ -288,7 +346,7 @@ def _numbers(reading: Reading, optimizer: str) -> None:
             reading.carry(f"optimizer.{name}", row["to"])
     if optimizer == "prodigy" and reading.get("optimizer.decouple") is False:
         reading.refuse("optimizer.decouple", "Prodigy's weights decay by themselves here, as in AdamW")
-    if reading.get("unet.weight_dtype") == "BFLOAT_16":
+    if reading.get(f"{peers.denoiser(reading.values['model.family'])}.weight_dtype") == "BFLOAT_16":
         reading.carry("optimizer.stochastic_rounding", "training.stochastic_rounding")
 
 

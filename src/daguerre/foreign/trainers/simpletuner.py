@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from daguerre.foreign import base_models as models
-from daguerre.foreign import peers
+from daguerre.foreign import flows, peers
 from daguerre.foreign.peers import Folder
 from daguerre.foreign.reader import REQUIRED, Reading, Tables
 
@@ -43,9 +43,13 @@ def convert(reading: Reading) -> None:
     _optimizer(reading)
     _learning(reading)
     _noise(reading)
-    size = re.fullmatch(r"(\d+)x(\d+)", str(reading.get("validation_resolution")))
+    if models.is_flow(family):
+        _flow(reading, family)
+    first, *others = str(reading.get("validation_resolution")).split(",")
+    size = re.fullmatch(r"(\d+)x(\d+)", first)
     width, height = (int(size[1]), int(size[2])) if size else (reading.get("validation_resolution"),) * 2
-    reading.carry_all("validation_resolution", {"sampling.width": width, "sampling.height": height})
+    why = "the first of several sizes" if size and others else ""
+    reading.carry_all("validation_resolution", {"sampling.width": width, "sampling.height": height}, why)
     dropout = reading.get("caption_dropout_probability", 0.1)
     for place in [folder.place for folder in folders] or ["data"]:
         reading.assume_over({f"{place}.caption_dropout": dropout})
@@ -54,14 +58,18 @@ def convert(reading: Reading) -> None:
     reading.take(TABLES["last"])
     peers.carry_known(reading, [*peers.OWN, *TABLES["alias"]])
     peers.finish(reading, TABLES)
+    if models.is_flow(family):
+        reading.assume({"cache.path": "auto"})
+        flows.finish(reading)
 
 
 def _lora(reading: Reading, family: str) -> None:
-    """A LoRA of the UNet's attention, with the defaults of its command line."""
+    """A LoRA of attention's layers, with the defaults of its command line."""
     if str(reading.get("lora_type", "standard")) != "standard":
         raise peers.not_there("LyCORIS by a config of its own", TRAINER)
     rank, alpha = reading.get("lora_rank", 16), reading.get("lora_alpha")
-    values = {"name": "lora", "rank": rank, "alpha": alpha or None, "dropout": 0.1, "targets": "attention"}
+    values = {"name": "lora", "rank": rank, "alpha": alpha or None, "dropout": 0.1}
+    values["targets"] = TABLES["targets"].get(family, "attention")
     if reading.get("train_text_encoder") is True:
         values |= {f"ranks.{name}": rank for name in peers.encoders(family)}
     reading.assume({f"adapters.lora.{name}": value for name, value in values.items()})
@@ -82,22 +90,52 @@ def _model(reading: Reading) -> str:
         reading.carry("model_flavour", "model.pretrained_model_name_or_path", flavours[str(flavour)])
     reading.notice("model_flavour", "pretrained_model_name_or_path is the base") if peers.asks(place) else None
     reading.refuse("model_flavour", f"the base is none of {', '.join(flavours)}: give pretrained_model_name_or_path")
+    flavour = flavour if peers.asks(flavour) else TABLES["usual_flavours"].get(family)
     place = place if peers.asks(place) else flavours.get(str(flavour), REQUIRED)
     base = models.base(place)
     ours = families.get(family, base.family)
+    ours = base.family if base.known and models.is_flow(ours) and models.is_flow(base.family) else ours
     reading.carry("model_family", "model.family", ours)
     for name in ("stable_diffusion_legacy", *TABLES["flags_of_others"]):
         reading.notice(name, "in model.family")
     later = family == "sd2x"
-    reading.assume({"model.family": ours, "objective.name": "v" if later else base.objective})
+    objective = "flow" if models.is_flow(ours) else "v" if later else base.objective
+    reading.assume({"model.family": ours, "objective.name": objective})
     reading.assume({"objective.schedule.zero_terminal_snr": True} if later else {})
-    reading.assume({"model.pretrained_model_name_or_path": REQUIRED})
-    unet, folder = reading.get("pretrained_unet_model_name_or_path"), reading.get("pretrained_unet_subfolder", "unet")
-    if peers.asks(unet):
-        reading.carry("pretrained_unet_model_name_or_path", "model.unet", f"{unet}/{folder}" if folder else unet)
-    reading.notice("pretrained_unet_model_name_or_path", "the base's own")
-    reading.notice("pretrained_unet_subfolder", "in model.unet, where that is given")
+    reading.assume({"model.pretrained_model_name_or_path": place})
+    net = peers.denoiser(ours)
+    own, folder = (reading.get(f"pretrained_{net}_{name}") for name in ("model_name_or_path", "subfolder"))
+    folder = net if folder is None else folder
+    if peers.asks(own):
+        path = own if str(own).endswith(".safetensors") or not folder else f"{own}/{folder}"
+        reading.carry(f"pretrained_{net}_model_name_or_path", f"model.{net}", path)
+    reading.notice(f"pretrained_{net}_model_name_or_path", "the base's own")
+    reading.notice(f"pretrained_{net}_subfolder", f"in model.{net}, where that is given")
     return str(ours)
+
+
+def _flow(reading: Reading, family: str) -> None:
+    """The law of times: the sigmoid of a normal number, or even times, and a static shift or that of the size."""
+    given = peers.number(reading.get("flow_schedule_shift", 3.0), 0)
+    auto, forced = reading.get("flow_schedule_auto_shift") is True, TABLES["forced_shifts"].get(family)
+    std = peers.number(reading.get("flow_sigmoid_scale"), 1)
+    uniform = reading.get("flow_use_uniform_schedule") is True
+    law = flows.times("uniform") if uniform else flows.times("logit_normal", std=std)
+    moved = flows.shift(forced or given) if forced or given > 0 else {}
+    if auto and not moved:
+        moved = flows.own_shift(reading, dynamic=True)
+        if family in TABLES["other_tokens"]:
+            reading.refuse("flow_schedule_auto_shift", "it counts a quarter of the tokens; the base's own shift is set")
+    key = "flow_schedule_auto_shift" if auto and given <= 0 and not forced else "flow_schedule_shift"
+    if moved:
+        reading.carry_all(key, moved, "one shift for this model there" if forced else "")
+    reading.carry_all("flow_use_uniform_schedule" if uniform else "flow_sigmoid_scale", law)
+    reading.assume(law | moved)
+    reading.note(["flow_sigmoid_scale", "flow_use_uniform_schedule"], f"in {flows.TIMES}")
+    reading.take(TABLES["flow"])
+    flows.precision(reading, "mixed_precision")
+    scale = peers.number(reading.get("validation_guidance"), 1.0)
+    flows.negative(reading, family, "validation_negative_prompt", scale + 1 - flows.guided(family, 1))
 
 
 def _text_encoders(reading: Reading, kind: str, family: str) -> None:
