@@ -111,7 +111,11 @@ def drawn(config: Config, made: Components) -> np.ndarray:
     return image
 
 
-@pytest.mark.parametrize("name", NAMES)
+LONG = ("krea2", "qwen_image", "qwen_image_21", "z_image")
+"""Families that are distilled as Anima (by a setting) or FLUX.2 (by the index of the pipeline) is, or cannot be."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in NAMES])
 def test_losses_are_those_of_the_base_with_it_and_images_those_of_the_base(name: str, tmp_path: Path) -> None:
     if name == "anima":
         from tiny_families.anima import with_resize
