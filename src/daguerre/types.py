@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
+
+Image = TypeVar("Image")
 
 IMAGE, MASK = "image", "mask"
 """Names of images of a sample: the one that is trained on, and the weights of its pixels."""
@@ -31,6 +33,9 @@ to the same shape."""
 REFERENCES = ("reference", *(f"reference_{number}" for number in range(2, 11)))
 """Names of reference images of a sample, in their order: pictures of any size that say what is generated, as its
 caption does. They are conditioning, and never noised."""
+
+SEEN = {name: f"seen_{name}" for name in REFERENCES}
+"""Names of copies of reference images that a text encoder sees, where it sees them in another size."""
 
 OF_IMAGES, OF_TEXTS = "image.", "text."
 """How the names of cached features begin: those of images and those of captions."""
@@ -60,8 +65,12 @@ class References:
     """Whether sides are rounded up, and what is missing is the picture's reflection; else what is over is cropped."""
     interpolation: str = "lanczos"
     """Filter of the resize, as in `data.interpolation`."""
+    sizing: int = 0
+    """The picture in whose size an image is generated where none is given: 0 the first, -1 the last."""
     alone: References | None = None
     """The rule of a picture that is the only one of its sample, where that is another."""
+    seen: References | None = None
+    """The rule of the copy that a text encoder sees, where that has another size."""
 
     def of(self, count: int) -> References:
         """The rule of a sample with so many pictures."""
@@ -70,6 +79,11 @@ class References:
     @property
     def names(self) -> tuple[str, ...]:
         return REFERENCES[: self.most]
+
+
+def as_seen(images: Mapping[str, Image]) -> list[Image]:
+    """The reference images among these, in their order, as a text encoder sees them."""
+    return [images.get(SEEN[name], images[name]) for name in REFERENCES if name in images]
 
 
 Cond = Mapping[str, "Tensor"]
@@ -117,7 +131,7 @@ class Batch:
     """[B, C, H, W] uint8 by name, cropped the same way, channels last in memory. `image` is RGB, and there unless its
     features are; `mask` (255: counts in full, 0: outside) has one channel; control images have four, RGBA (alpha 0:
     unknown); `TARGETS` are RGB, and show their own scenes; `REFERENCES` are RGB, too, as many in each sample, and of
-    sizes of their own, each of one size in all samples."""
+    sizes of their own, each of one size in all samples, and so are the copies of `SEEN`."""
     texts: list[str]
     """One caption a sample, after dropout."""
     valid_B: Tensor
@@ -150,6 +164,11 @@ class Batch:
     def references(self) -> tuple[Tensor, ...]:
         """The reference images [B, 3, h, w] uint8, in their order; those of each place are of one size."""
         return tuple(self.images[name] for name in REFERENCES if name in self.images)
+
+    @property
+    def seen(self) -> tuple[Tensor, ...]:
+        """The reference images as a text encoder sees them."""
+        return tuple(as_seen(self.images))
 
     @property
     def has_references(self) -> bool:

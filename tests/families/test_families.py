@@ -13,7 +13,7 @@ import pytest
 import tiny_families
 import torch
 from tiny_families import NAMES
-from tiny_models import TINY_UNET, prompts, write_sd
+from tiny_models import TINY_UNET, write_sd
 
 from daguerre import plugins
 from daguerre.adapters.adapter import attach
@@ -24,7 +24,7 @@ from daguerre.models.family import Family
 from daguerre.models.placement import describe_unknown, of_net, placement
 from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import FamilySettings
-from daguerre.types import Batch
+from daguerre.types import TOKENS, Batch
 
 SHAPE = (3, 32, 32)
 TEXTS = ["a large red circle on a blue background", "", "a small green star"]
@@ -41,10 +41,16 @@ def images() -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, *SHAPE), dtype=np.uint8))
 
 
+def pictures(family: Family) -> dict[str, torch.Tensor]:
+    """As many reference images of three samples as the family needs."""
+    rule = family.references
+    return {} if rule is None else dict.fromkeys(rule.names[: rule.least], images())
+
+
 def batch(family: Family) -> Batch:
     sizes = np.array([[40, 48, 2, 1, 32, 32]] * 3, dtype=np.int32)
     draws = family.random_inputs(5, KEYS, SHAPE)
-    return Batch(KEYS, {"image": images()}, TEXTS, torch.ones(3), TEXTS, sizes, draws)
+    return Batch(KEYS, {"image": images(), **pictures(family)}, TEXTS, torch.ones(3), TEXTS, sizes, draws)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -129,11 +135,14 @@ def test_a_batch_is_encoded_by_the_two_pure_functions(family: Family):
     assert torch.equal(x0, family.images.latents(family.images.encode(images()), given.draws))
     assert x0.shape == (3, *family.latent_shape(SHAPE))
     if family.text is not None:
-        tokens = family.text.tokens(TEXTS)
+        tokens = {name.removeprefix(TOKENS): rows for name, rows in family.told(given).items() if TOKENS in name}
         in_net = any(family.networks[name].role == "text_encoder" for name in family.trained)
         read = tokens if in_net else family.text.features(tokens)
         assert all(torch.equal(cond[name], rows) for name, rows in read.items())
-        assert family.encode_prompts(prompts(TEXTS), SHAPE)[0].keys() >= family.text.features(tokens).keys()
+        assert (
+            family.encode_prompts(tiny_families.asked(family, TEXTS), SHAPE)[0].keys()
+            >= family.text.features(tokens).keys()
+        )
 
 
 def test_components_are_trained_after_they_were_loaded(family: Family):

@@ -10,7 +10,6 @@ import diffusers
 import pytest
 import tiny_families
 import torch
-from tiny_models import prompts
 from torch import Tensor
 
 from daguerre import plugins
@@ -39,7 +38,7 @@ NAMES = [name for name in catalogue.pretrained() if extensible(name)]
 
 @torch.no_grad()
 def prediction(family: Family, net: torch.nn.Module) -> Tensor:
-    cond, _ = family.encode_prompts(prompts(["a red dog", "a"]), SIZE)
+    cond, _ = family.encode_prompts(tiny_families.asked(family, ["a red dog", "a"]), SIZE)
     x = torch.randn(2, *family.latent_shape(SIZE), generator=torch.Generator().manual_seed(2))
     y: Tensor = net.eval()(x, torch.tensor([0.3, 0.7]), {**cond, "guidance": torch.tensor([1.0, 3.5])})
     return y

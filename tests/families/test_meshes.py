@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import forked_runs
@@ -36,6 +37,9 @@ def write_recipe(name: str, folder: Path) -> Path:
     scheduler = family.pretrained.scheduler()
     assert scheduler is not None
     model = tiny_families.settings(name, folder / "model")
+    images = several_devices.images(folder / "images")
+    for path in sorted(images.glob("*.png")) if family.references is not None and family.references.least else ():
+        shutil.copyfile(path, path.with_suffix(".reference.png"))
     for path in folder.rglob("config.json"):
         numbers = json.loads(path.read_text())
         if "dropout" in numbers:
@@ -44,7 +48,7 @@ def write_recipe(name: str, folder: Path) -> Path:
     sections = {
         "model": model,
         "objective": family.pretrained.settings.schedulers.objective_of(scheduler),
-        "data": {"source": "folder", "path": str(several_devices.images(folder / "images")), "resolution": SIDE_PX},
+        "data": {"source": "folder", "path": str(images), "resolution": SIDE_PX},
         "sampling": {"num_images": 0, "prompts": ["a"], "height": SIDE_PX, "width": SIDE_PX},
     }
     path = folder / "recipe.yaml"
@@ -58,11 +62,11 @@ def write_recipe(name: str, folder: Path) -> Path:
 def test_every_mesh_trains_as_one_device(name, adapter, tmp_path):
     recipe = write_recipe(name, tmp_path)
     given = ["adapter.name=lora", "adapter.rank=2"] if adapter == "lora" else []
-    runs = {"one": (1, 1, 1, 1), **MESHES}
+    runs, areas = {"one": (1, 1, 1, 1), **MESHES}, {name: SIDE_PX**2}
     plan = []
     for run, (size, *degrees) in runs.items():
         axes = [f"mesh.ici_{axis}_parallelism={n}" for axis, n in zip(("data", "fsdp", "tensor"), degrees, strict=True)]
-        plan.append(forked_runs.run(tmp_path, run, size, *given, *axes, recipe=str(recipe)))
+        plan.append(forked_runs.run(tmp_path, run, size, *given, *axes, recipe=str(recipe), areas=areas))
     codes = forked_runs.together(tmp_path, plan)
     assert zeros(codes), [(tmp_path / f"{run}.seen.log-0").read_text()[-2000:] for run in runs]
     losses, weights = {}, {}

@@ -20,7 +20,7 @@ from tiny_models import prompts
 from torch import Tensor
 
 from daguerre.families import qwen_image_21
-from daguerre.models.parts.qwen_image_21 import TextToImage
+from daguerre.models.parts.qwen.transformer_21 import Interleaved
 from daguerre.models.weights import original_files
 from daguerre.samplers.draw import initial_noise
 
@@ -104,7 +104,7 @@ def library(transformer: Any, x_BCHW: Tensor, time_B: Tensor, text_BTD: Tensor) 
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_transformer_computes_what_the_librarys_own_does(causal):
     numbers = tiny.NUMBERS | {"causal_condition": causal}
-    own = tiny_texts.seeded(lambda: TextToImage(**numbers))
+    own = tiny_texts.seeded(lambda: Interleaved(**numbers))
     stock = QwenImage21Transformer2DModel(**numbers)
     stock.load_state_dict(own.state_dict())
     g = torch.Generator().manual_seed(1)

@@ -2,9 +2,10 @@
 
 As a program: python forked_runs.py PLAN.json, which lists runs, one after the other:
 {"size": processes, "arguments": ["train", ...], "seen": FILE, "copies": [[FROM, TO], ...], "drops": [FOLDER, ...],
-"kill": N, "in": FOLDER}; copies are made and folders deleted before. The last process gets SIGKILL where it opens or
-renames a file in that folder for the N-th time, and so do the others then. Each process
-writes the names of the samples that it trained on to FILE-RANK, a line an update. The exit codes come as JSON.
+"kill": N, "in": FOLDER, "areas": {FAMILY: PX}}; copies are made and folders deleted before. The last process gets
+SIGKILL where it opens or renames a file in that folder for the N-th time, and so do the others then. Each process
+writes the names of the samples that it trained on to FILE-RANK, a line an update. Families in "areas" read reference
+images of that area. The exit codes come as JSON.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from typing import Any
 
 import few_samples
 import pyarrow
+import pytest
+import reference_pictures
 import torch
 
 from daguerre.cli import main as cli_main
@@ -98,6 +101,8 @@ def _process(one: dict[str, Any], rank: int, port: int) -> int:
     _record_samples(f"{one['seen']}-{rank}")
     if "kill" in one and rank == size - 1:
         _killed(one["kill"], one["in"])
+    for family, area in one.get("areas", {}).items():
+        reference_pictures.small_rule(pytest.MonkeyPatch(), family, area, area)
     return cli_main.run(one["arguments"])
 
 

@@ -1,10 +1,14 @@
 """Small pictures that reference images are made of, of chosen sizes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
+
+from daguerre import plugins
 
 
 def picture(path: Path, seed: int, size: tuple[int, int]) -> Path:
@@ -17,3 +21,11 @@ def picture(path: Path, seed: int, size: tuple[int, int]) -> Path:
 def pictures(folder: Path, sizes: Sequence[tuple[int, int]]) -> list[Path]:
     """Writes one picture of each size."""
     return [picture(folder / f"{i}.png", i, size) for i, size in enumerate(sizes)]
+
+
+def small_rule(patch: pytest.MonkeyPatch, family: str, area: int, seen: int) -> None:
+    """Has a family read reference images in these areas in px, so that tiny networks read them quickly."""
+    settings = plugins.find("families", family).Settings
+    if (rule := settings.reference_rule) is not None:
+        copy = None if rule.seen is None else replace(rule.seen, max_px=seen)
+        patch.setattr(settings, "reference_rule", replace(rule, max_px=area, seen=copy))

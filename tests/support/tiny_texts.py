@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,20 +95,38 @@ CHAT = (
 )
 """Qwen's chat template, as far as pipelines use it."""
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<|image_pad|>", "<|video_pad|>")
+SPECIAL += ("<|vision_start|>", "<|vision_end|>")
 # Words of the templates of Qwen-Image and Qwen-Image-2.1 that are one token each, so that these have their real
-# lengths: their pipelines drop 34 and 14 tokens.
+# lengths: their pipelines drop 34 and 14 tokens; that of Qwen-Image-Edit-2511, with more words, 64.
 WORDS = [
     *("Com", "preh", "end", "Ġanalyze", "Ġprovided", "Ġprompt"),
     *("Ġrelationships", "Ġbackground", "Ġdetailing", "Ġquantity", "Ġtexture", "Ġspatial", "Ġobjects", "assistant"),
     *("Describe", "system", "Ġimage", "Ġcolor", "Ġshape", "Ġsize", "Ġtext", "user", "Ġthe", "Ġand", "Ġof", "Ġby"),
 ]
+EDIT_WORDS = [
+    *("Ġrequirements", "Ġmaintaining", "Ġconsistency", "Ġappropriate", "Ġinstruction", "Ġfeatures", "ĠGenerate"),
+    *(
+        "Ġoriginal",
+        "Ġexplain",
+        "Ġshould",
+        "Ġmodify",
+        "Ġinput",
+        "Ġalter",
+        "Ġmeets",
+        "Ġwhile",
+        "Ġwhere",
+        "Ġthen",
+        "Ġuser",
+    ),
+    *("color", "Ġthat", "Ġwith", "Ġkey", "Ġhow", "Ġnew", "Ġor", "Ġ(", "),", "'s", "Ġa", "ĊĊ"),
+]
 
 
-def qwen_tokenizer() -> Any:
-    """Bytes, the words of a template and Qwen's special tokens."""
+def qwen_tokenizer(more: Sequence[str] = ()) -> Any:
+    """Bytes, the words of a template, `more` words and Qwen's special tokens."""
     letters = [*range(33, 127), *range(161, 173), *range(174, 256)]
     symbols = [chr(byte) for byte in letters] + [chr(256 + k) for k in range(256 - len(letters))]
-    words = sorted(WORDS, key=len, reverse=True)
+    words = sorted([*WORDS, *more], key=len, reverse=True)
     merges = list(dict.fromkeys((word[:k], word[k]) for word in words for k in range(1, len(word))))
     pieces = dict.fromkeys([*symbols, *("".join(pair) for pair in merges), *SPECIAL])
     tokenizer = Qwen2Tokenizer(vocab={piece: number for number, piece in enumerate(pieces)}, merges=merges)
@@ -126,10 +144,17 @@ def qwen3(kind: Any = Qwen3ForCausalLM, layers: int = 4, **more: Any) -> Any:
     return enlarged(kind(Qwen3Config(head_dim=16, **_decoder(layers, **more))), "proj", 4.0).eval()
 
 
-def qwen25_vl() -> Any:
+def _image_tokens(tokenizer: Any) -> dict[str, int]:
+    names = ("image", "<|image_pad|>"), ("video", "<|video_pad|>")
+    return {f"{name}_token_id": tokenizer.convert_tokens_to_ids(token) for name, token in names}
+
+
+def qwen25_vl(words: Sequence[str] = ()) -> Any:
     rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e6}
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": WIDTH}
-    config = Qwen2_5_VLConfig(text_config=_decoder(2, rope_parameters=rope), vision_config={**vision, "patch_size": 14})
+    vision |= {"patch_size": 14, "fullatt_block_indexes": [0]}
+    tokens = _image_tokens(qwen_tokenizer(words))
+    config = Qwen2_5_VLConfig(text_config=_decoder(2, rope_parameters=rope), vision_config=vision, **tokens)
     return enlarged(Qwen2_5_VLForConditionalGeneration(config), "proj", 4.0).eval()
 
 
@@ -138,19 +163,22 @@ def qwen3_vl(kind: Any = Qwen3VLModel, layers: int = 4) -> Any:
     rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e6, **sections}}
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": WIDTH}
     vision |= {"patch_size": 16, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
-    config = Qwen3VLConfig(text_config=_decoder(layers, head_dim=16, **rope), vision_config=vision)
+    tokens = _image_tokens(qwen_tokenizer())
+    config = Qwen3VLConfig(text_config=_decoder(layers, head_dim=16, **rope), vision_config=vision, **tokens)
     return enlarged(kind(config), "proj", 4.0).eval()
 
 
-def qwen3_vl_processor() -> Any:
+def qwen3_vl_processor(kind: Any = Qwen3VLProcessor, patch: int = 16, words: Sequence[str] = ()) -> Any:
     """A processor of images and text: the real one, but for the part for videos, which torchvision is needed for."""
-    tokenizer, pictures = qwen_tokenizer(), Qwen2VLImageProcessorPil(patch_size=16, merge_size=2)
+    limits = {"shortest_edge": 32 * 32, "longest_edge": 1 << 24}
+    tokenizer = qwen_tokenizer(words)
+    pictures = Qwen2VLImageProcessorPil(patch_size=patch, merge_size=2, size=limits)
     check = ProcessorMixin.check_argument_for_proper_class
     with pytest.MonkeyPatch.context() as patch:
         # it would refuse the stand-in
         patch.setattr(ProcessorMixin, check.__name__, lambda self, name, value: type(value))
         videos = SimpleNamespace(merge_size=2)
-        made = Qwen3VLProcessor(
+        made = kind(
             image_processor=pictures, tokenizer=tokenizer, video_processor=videos, chat_template=tokenizer.chat_template
         )
 

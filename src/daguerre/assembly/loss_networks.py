@@ -127,7 +127,7 @@ def _no_null(family: Family) -> str:
     """The reason for which one conditioning of the empty caption does not serve all batches; "" where it does."""
     if family.text is None:
         return "this family reads no captions: choose another objective"
-    if isinstance(family.text, ReferenceText):
+    if family.references is not None and isinstance(family.text, ReferenceText):
         return "this family reads captions with reference images, the empty one too: choose another objective"
     if trained := family.trained_readers:
         return f"{', '.join(trained)} is trained, which makes another one with every update: train the denoiser alone"

@@ -22,7 +22,7 @@ from daguerre.data.images.decode import Frame
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.settings import SharedSettings, SourceSettings
 from daguerre.models.family import ReferenceText
-from daguerre.types import IMAGE, REFERENCES, Record, References
+from daguerre.types import IMAGE, REFERENCES, Record, References, as_seen
 
 Known = dict[tuple[int, int], Fact]
 """What is known of samples, by member and number."""
@@ -123,7 +123,7 @@ class Needed:
         if self.rule is None or not self.pictured:
             return Caption(text)
         frames = references.frames(record.images, self.rule, settings.formats)
-        return Caption(text, tuple(references.cut(record.images, frames, settings).values()))
+        return Caption(text, tuple(as_seen(references.cut(record.images, frames, settings, self.rule.seen))))
 
 
 def possible(each: Iterable[Wanted], known: Known) -> list[str]:

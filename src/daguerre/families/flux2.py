@@ -130,7 +130,7 @@ def load(settings: Settings, seed: int) -> Family:
         ),
         references=settings.trained_references,
         prompt_references=settings.reference_rule,
-        reference_condition=partial(flux2_transformer.references, autoencoder),
+        reference_condition=partial(vae.references, autoencoder),
         guidance=Unguided() if distilled else Settings.guidance,
         distilled=f"black-forest-labs/FLUX.2-klein-base-{_size(transformer) or '4B'}" if distilled else "",
     )

@@ -20,13 +20,12 @@ from daguerre.models import trained_net
 from daguerre.models.components import ComponentLoader, check_fits
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.export.diffusers import PipelineExporter
-from daguerre.models.family import Family, Moments
+from daguerre.models.family import Family
 from daguerre.models.network import HEAD, Architecture, Facts, Segment, layers
 from daguerre.models.parts import vae
 from daguerre.models.parts.settings import TransformerSettings
 from daguerre.models.parts.text import encoder as text_encoder
 from daguerre.models.parts.text.conditioning import TextConditioning
-from daguerre.models.parts.vae import VAE
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import EULER, FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
@@ -197,7 +196,7 @@ def load(settings: Settings, seed: int) -> Family:
         layout=texts.lengths,
         references=settings.trained_references,
         prompt_references=settings.reference_rule,
-        reference_condition=partial(references, autoencoder),
+        reference_condition=partial(vae.references, autoencoder),
         guidance=Jumping(_JUMP) if jumps else Settings.guidance,
         distilled="black-forest-labs/flux-3-image-klein-base" if jumps else "",
     )
@@ -247,14 +246,6 @@ def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, res
         return_dict=False,
     )[0]
     return y_BTC.mT.unflatten(2, (h, w))
-
-
-def references(autoencoder: VAE, moments: Moments) -> Cond:
-    """The latents [B, C, h, w] of reference images, by name: the mean of the posterior, whatever is trained on."""
-    mean = replace(autoencoder, sample_posterior=False)
-    return {
-        name: mean.latents({"mean": moments[f"{name}.mean"]}, {}) for name in REFERENCES if f"{name}.mean" in moments
-    }
 
 
 def _places(rows: int, columns: int, number: int, device: torch.device) -> Tensor:

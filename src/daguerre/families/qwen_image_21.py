@@ -20,17 +20,17 @@ from daguerre.models.export.diffusers import TRUE_CFG, PipelineExporter
 from daguerre.models.family import Family
 from daguerre.models.network import HEAD, Architecture, Facts, layers
 from daguerre.models.parts import vae
-from daguerre.models.parts.qwen_image_21 import TextToImage
+from daguerre.models.parts.qwen.transformer_21 import Interleaved
 from daguerre.models.parts.settings import TransformerSettings
 from daguerre.models.parts.text import encoder as text_encoder
-from daguerre.models.parts.text.conditioning import TextConditioning
+from daguerre.models.parts.text.pictures import VISION, PicturedText
 from daguerre.models.reading import Reading
 from daguerre.models.schedulers.flow_matching import FlowMatching
 from daguerre.models.schedulers.scheduler import Schedulers
-from daguerre.models.settings import BASE, INDEX, Component, ComponentSpec, DistilledSettings
+from daguerre.models.settings import BASE, INDEX, Component, ComponentSpec, DistilledSettings, ReferenceSettings
 from daguerre.models.weights.original_names import NameTable
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
-from daguerre.types import Cond
+from daguerre.types import REFERENCES, Cond, References
 
 _LEVELS = "sample_sigmas"
 """The noise levels that a pipeline visits, in its index: those of a distilled transformer."""
@@ -72,10 +72,10 @@ TRANSFORMER = Facts(
     names=NAMES,
     architecture=_architecture,
 )
-FACTS: dict[type, Facts] = dict.fromkeys((TextToImage, QwenImage21Transformer2DModel), TRANSFORMER)
+FACTS: dict[type, Facts] = dict.fromkeys((Interleaved, QwenImage21Transformer2DModel), TRANSFORMER)
 
 
-class Settings(TransformerSettings, DistilledSettings):
+class Settings(TransformerSettings, ReferenceSettings, DistilledSettings):
     """Qwen-Image-2.1."""
 
     family: Literal["qwen_image_21"] = "qwen_image_21"
@@ -83,7 +83,7 @@ class Settings(TransformerSettings, DistilledSettings):
     text_encoder: Component = BASE
     """The language model: Qwen3-VL."""
     max_sequence_length: int = Field(1024, ge=1, le=4096)
-    """Tokens that are read of a caption in its template; longer ones are cut."""
+    """Tokens that are read of a caption in its template, without those of reference images; longer ones are cut."""
     is_distilled: bool | None = None
     """Whether the transformer was distilled to few steps, as Turbo was: it generates, and is not trained. null: as the
     base's model_index.json says by noise levels of its own (sample_sigmas), which says nothing of a transformer from
@@ -92,6 +92,7 @@ class Settings(TransformerSettings, DistilledSettings):
     pipeline_class: ClassVar[str] = "QwenImage21Pipeline"
     schedulers: ClassVar[Schedulers] = FlowMatching(token_px=16)
     guidance: ClassVar[Guidance] = CLASSIFIER_FREE
+    reference_rule: ClassVar[References] = References(most=10, step_px=32, enlarges=True, stretches=True, sizing=-1)
     usual: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "data": {"resolution": 1024},
         "sampling": {"guidance_scale": 1.0, "num_inference_steps": 40},
@@ -116,9 +117,9 @@ def load(settings: Settings, seed: int) -> Family:
     reading = replace(_READS, max_tokens=settings.max_sequence_length)
     encoder = text_encoder.load(components, "text_encoder", "tokenizer", reading)
     text_encoder.check_kind(encoder, "qwen3_vl", "Qwen3-VL 8B")
-    texts = TextConditioning((encoder,), null=" ")
+    texts = PicturedText((encoder,), null=" ", written=f"<image{{}}>{VISION}", between=" ", kept=False, whole=True)
     decided = {"in_channels": autoencoder.channels, "out_channels": autoencoder.channels, "context_in_dim": texts.width}
-    transformer = components.network("transformer", TextToImage, decided, NAMES)
+    transformer = components.network("transformer", Interleaved, decided, NAMES)
     check_fits("transformer", transformer, decided)
     levels = components.index.get(_LEVELS) if settings.transformer == BASE else None
     distilled = bool(levels) if settings.is_distilled is None else settings.is_distilled
@@ -126,19 +127,31 @@ def load(settings: Settings, seed: int) -> Family:
     exporter = PipelineExporter(settings, index, {}, **TRUE_CFG)
     return trained_net.family(
         components,
-        partial(denoise, transformer),
+        partial(denoise, transformer, texts),
         {"transformer": transformer, "vae": autoencoder.net},
         {"transformer": TRANSFORMER},
         autoencoder,
         texts,
         exporter,
+        references=settings.trained_references,
+        prompt_references=settings.reference_rule,
+        reference_condition=partial(vae.references, autoencoder),
         distilled="Qwen/Qwen-Image-2.1" if distilled else "",
         guidance=Settings.guidance,
     )
 
 
-def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
-    """The velocity [B, C, H, W] of noisy latents. `cond` has `text` [B, T, D], and `text_mask` [B, T] where texts of a
-    batch differ in length."""
-    y: Tensor = transformer(x_BCHW, c_noise_B, cond["text"], cond.get("text_mask"))
+def denoise(
+    transformer: Any,
+    texts: PicturedText,
+    x_BCHW: Tensor,
+    c_noise_B: Tensor,
+    cond: Cond,
+    residuals: Residuals = (),
+) -> Tensor:
+    """The velocity [B, C, H, W] of noisy latents. `cond` has `text` [B, T, D], `text_mask` [B, T] where texts of a
+    batch differ in length, and latents [B, C, h, w] of reference images."""
+    given = [cond[name].to(x_BCHW.dtype) for name in REFERENCES if name in cond]
+    before = texts.text_before if given else ()
+    y: Tensor = transformer(x_BCHW, c_noise_B, cond["text"], cond.get("text_mask"), given, before)
     return y

@@ -166,13 +166,14 @@ def pixels(
     so that its pixels stay as they are. One that only says what is generated keeps its size, a reference image has the
     one that the `rule` gives it. A mask follows its image and is 255 or 0. UserError for a broken file.
     """
-    found = {}
+    found: dict[str, np.ndarray] = {}
     for name, frame in ({} if rule is None else reference_frames(images, rule)).items():
         try:
-            pixels_CHW = references.cut({name: images[name].content()}, {name: frame}, _SETTINGS)[name]
+            seen = None if rule is None else rule.seen
+            each = references.cut({name: images[name].content()}, {name: frame}, _SETTINGS, seen)
         except Undecodable as reason:
             raise images[name].refused(reason) from reason
-        found[name] = pixels_CHW.permute(1, 2, 0).numpy()
+        found |= {own: pixels_CHW.permute(1, 2, 0).numpy() for own, pixels_CHW in each.items()}
     for name, image in images.items():
         try:
             if name in REFERENCES:

@@ -153,14 +153,14 @@ class RequestList:
             return height or self.size_px[0], width or self.size_px[1]
         first, *_ = input_images.of(row).values()
         if first.name in REFERENCES and self.references is not None:
-            return self._beside_reference(row, first, height, width)
+            return self._beside_reference(row, self.references, height, width)
         return input_images.fitting(first.size_px, height, width, self._most_px)
 
-    def _beside_reference(self, row: Row, first: InputImage, height: int | None, width: int | None) -> tuple[int, int]:
-        """The size in which the first reference image is read; with one side given, in its aspect ratio."""
-        assert self.references is not None
-        frame = input_images.reference_frames(input_images.of(row), self.references)[first.name]
-        own_height, own_width, step = frame.height_px, frame.width_px, self.references.step_px
+    def _beside_reference(self, row: Row, rule: References, height: int | None, width: int | None) -> tuple[int, int]:
+        """The size in which a reference image is read, the first or the last; with one side given, in its aspect
+        ratio."""
+        frame = [*input_images.reference_frames(input_images.of(row), rule).values()][rule.sizing]
+        own_height, own_width, step = frame.height_px, frame.width_px, rule.step_px
         if height is not None:
             return height, max(step, own_width * height // own_height // step * step)
         if width is not None:

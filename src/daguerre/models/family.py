@@ -41,12 +41,14 @@ from daguerre.types import (
     OF_IMAGES,
     OF_TEXTS,
     REFERENCES,
+    SEEN,
     TOKENS,
     Batch,
     Cond,
     Latents,
     Prompt,
     References,
+    as_seen,
 )
 
 if TYPE_CHECKING:
@@ -117,8 +119,9 @@ class ReferenceText(TextConditioner, Protocol):
     """A TextConditioner that reads the reference images of a sample with its caption; others need none of this."""
 
     def tokens_of(self, texts: Sequence[str], references: Sequence[Tensor]) -> Cond:
-        """As `tokens`, of texts with these images [B, 3, h, w] uint8, in their order: all that `features` reads of them
-        is among the tokens. The empty text is read with them, too. Called by several threads."""
+        """As `tokens`, of texts with these images [B, 3, h, w] uint8 in the size that it sees, in their order: all that
+        `features` reads of them is among the tokens. The empty text is read with them, too. Called by several
+        threads."""
 
 
 class Exporter(Protocol):
@@ -317,7 +320,7 @@ class Family:
         """All that `encode` reads of a batch which is no image and not random, on the CPU: the tokens of captions whose
         features are not cached, and numbers."""
         is_cached = any(name.startswith(OF_TEXTS) for name in batch.features)
-        tokens = {} if is_cached else self._tokens(batch.texts, batch.references)
+        tokens = {} if is_cached else self._tokens(batch.texts, batch.seen)
         return {TOKENS + name: rows for name, rows in tokens.items()} | self.numbers(batch)
 
     def _tokens(self, texts: Sequence[str], references: Sequence[Tensor]) -> Cond:
@@ -409,7 +412,7 @@ class Family:
         pictures = self._prompt_pictures(prompts)
         texts = [prompt.text for prompt in prompts] + [prompt.negative for prompt in prompts] * guided
         with torch.autocast(self.device.type, enabled=False):
-            tokens = self._tokens(texts, [torch.cat([rows] * (1 + guided)) for rows in pictures.values()])
+            tokens = self._tokens(texts, [torch.cat([rows] * (1 + guided)) for rows in as_seen(pictures)])
             # Both sides in one call: texts are filled up to one length, and attention has the same shapes on both.
             both = self.text.features(tokens, self.trained)
             of_pictures = self.reference_condition(self._encoded(pictures))
@@ -422,9 +425,10 @@ class Family:
         return sides[0], sides[1] if guided else None
 
     def _prompt_pictures(self, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
-        """The reference images of prompts [B, 3, h, w] uint8 by name. UserError for images that are not read."""
+        """The reference images of prompts [B, 3, h, w] uint8 by name, and those that a text encoder sees in another
+        size. UserError for images that are not read."""
         rule = self.prompt_references or self.references
-        names = () if rule is None else rule.names
+        names = () if rule is None else (*rule.names, *SEEN.values())
         if odd := sorted({name for prompt in prompts for name in prompt.images} - {*self.prompt_images, *names}):
             known = ", ".join([*sorted(self.prompt_images), *names[:1]]) or "text alone"
             raise UserError(
@@ -439,7 +443,8 @@ class Family:
 
     def _encoded(self, pictures: Mapping[str, Tensor]) -> Moments:
         """Moments of reference images, each under the name of its image."""
-        each = {name: self.images.encode(rows.to(self.device)) for name, rows in pictures.items()}
+        read = {name: rows for name, rows in pictures.items() if name in REFERENCES}
+        each = {name: self.images.encode(rows.to(self.device)) for name, rows in read.items()}
         return {f"{name}.{moment}": rows for name, own in each.items() for moment, rows in own.items()}
 
     @torch.no_grad()

@@ -23,7 +23,7 @@ from daguerre.generation.requests import RequestList
 from daguerre.models.family import Family
 from daguerre.run import known_words
 from daguerre.samplers.guidance import CLASSIFIER_FREE
-from daguerre.types import CONTROLS, IMAGE, REFERENCES, Batch
+from daguerre.types import CONTROLS, IMAGE, REFERENCES, SEEN, Batch
 
 LISTING = "samples.json"
 CONTROL_FILES = "control_files"
@@ -66,7 +66,11 @@ def with_images(
     found = []
     for number, one in enumerate(each):
         batch, row = pairs[number % len(pairs)]
-        images = {name: batch.images[name][row].permute(1, 2, 0).numpy() for name in names if name in batch.images}
+        images = {
+            name: batch.images[name][row].permute(1, 2, 0).numpy()
+            for name in (*names, *SEEN.values())
+            if name in batch.images
+        }
         if not images:  # a sample without reference images
             found.append(one)
             continue

@@ -12,7 +12,7 @@ from daguerre.data.images import decode, kinds
 from daguerre.data.images.decode import Frame
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.settings import SharedSettings
-from daguerre.types import REFERENCES, Record, References
+from daguerre.types import REFERENCES, SEEN, Record, References
 
 Sizes = Mapping[str, tuple[int, int]]
 """Upright heights and widths of images by name."""
@@ -86,11 +86,18 @@ def _padded(size: tuple[int, int], rule: References) -> Frame:
 
 
 def cut(
-    images: Mapping[str, bytes | np.ndarray], chosen: Mapping[str, Frame], settings: SharedSettings
+    images: Mapping[str, bytes | np.ndarray],
+    chosen: Mapping[str, Frame],
+    settings: SharedSettings,
+    seen: References | None = None,
 ) -> dict[str, Tensor]:
-    """The parts of the images that their frames show, [3, h, w] uint8 each. `Undecodable`."""
+    """The parts of the images that their frames show, [3, h, w] uint8 each, and by the names of `SEEN` their copies by
+    the rule `seen`. `Undecodable`."""
     found = {}
     for name in (name for name in chosen if name in images):
         with kinds.named(name):
-            found[name] = chosen[name].apply(decode.sized(images[name], settings, None)[0])
+            whole_HWC = decode.sized(images[name], settings, None)[0]
+            found[name] = chosen[name].apply(whole_HWC)
+            if seen is not None:
+                found[SEEN[name]] = frame(chosen[name].size, seen).apply(whole_HWC)
     return found

@@ -27,7 +27,7 @@ from daguerre.data.plan.selection import no_number
 from daguerre.data.skipped import Failure
 from daguerre.data.source import FeatureSource, MendingSource
 from daguerre.errors import UserError
-from daguerre.types import IMAGE, REFERENCES, TARGETS, Batch, Features, Record, References
+from daguerre.types import IMAGE, REFERENCES, SEEN, TARGETS, Batch, Features, Record, References
 
 Read = TypeVar("Read")
 Row = Mapping[str, np.ndarray]
@@ -58,6 +58,10 @@ class Task(NamedTuple):
 Collated = tuple[Batch, list[Failure]]
 
 
+_REFERENCES = {*REFERENCES, *SEEN.values()}
+"""Names of reference images and of their copies."""
+
+
 class Sample(NamedTuple):
     """One sample as it goes into a batch."""
 
@@ -77,8 +81,13 @@ def absent(images: Images, size: int, bucket: Bucket) -> dict[str, Tensor]:
 
 
 def _blank(rule: References, count: int, size: int, bucket: Bucket) -> dict[str, Tensor]:
-    frame = references.frame((bucket.height_px, bucket.width_px), rule.of(count))
-    return {name: _empty(size, Bucket(frame.height_px, frame.width_px), 3) for name in REFERENCES[:count]}
+    found: dict[str, Tensor] = {}
+    for rules, names in ((rule.of(count), {name: name for name in REFERENCES}), (rule.seen, SEEN)):
+        if rules is not None:
+            frame = references.frame((bucket.height_px, bucket.width_px), rules)
+            one = Bucket(frame.height_px, frame.width_px)
+            found |= {names[name]: _empty(size, one, 3) for name in REFERENCES[:count]}
+    return found
 
 
 def _empty(size: int, bucket: Bucket, channels: int, value: int = 0) -> Tensor:
@@ -110,7 +119,7 @@ class _Rows:
     def put(self, row: int, sample: Sample) -> None:
         """Fills a row. Reference images have the sizes of those of the first sample."""
         for name, pixels_CHW in sample.images.items():
-            if name in REFERENCES and name not in self.images:
+            if name in _REFERENCES and name not in self.images:
                 _, height, width = pixels_CHW.shape
                 self.images[name] = _empty(len(self.texts), Bucket(height, width), 3)
             if name in self.images:
@@ -199,7 +208,7 @@ class Collator:
         frames, images = decode.cut(record.images, settings, task.bucket, self.seed, key, self.images, record.sizes)
         if (rule := conditions.references(self.images)) is not None:
             chosen = references.frames(record.images, rule, settings.formats, record.sizes)
-            frames, images = frames | chosen, images | references.cut(record.images, chosen, settings)
+            frames, images = frames | chosen, images | references.cut(record.images, chosen, settings, rule.seen)
         features = {} if record.features is None else _read(record.features, frames, text)
         return Sample(frames, images, features, self._numbers(record))
 

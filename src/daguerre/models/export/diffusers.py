@@ -5,6 +5,7 @@ checkpoint/export.py.
 """
 
 import shlex
+import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -60,6 +61,8 @@ class PipelineExporter:
     """Further JSON files, by relative path."""
     unlisted: Collection[str] = ()
     """Networks that are written with the pipeline's own, which knows no such component."""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    """Folders that the pipeline's class asks for, too, with the content of others."""
     left_out: Collection[str] = ()
     """Networks that are not written."""
     result: str = "images[0]"
@@ -106,6 +109,8 @@ class PipelineExporter:
             (fresh / "scheduler").mkdir()
             config = {"_class_name": plan.class_name, **provenance, **plan.config}
             write_json(fresh / "scheduler" / "scheduler_config.json", config)
+            for copy, own_folder in self.copies.items():
+                shutil.copytree(fresh / own_folder, fresh / copy)
             for path, document in self.documents.items():
                 (fresh / path).parent.mkdir(exist_ok=True)
                 write_json(fresh / path, document)

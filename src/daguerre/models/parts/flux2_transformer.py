@@ -5,18 +5,15 @@ token. FLUX.2's own latents are patches already, and it is 1. Shape letters: B s
 width of latents, T tokens, D features.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from daguerre.models.controlnets.controlled import Residuals
-from daguerre.models.family import Moments
 from daguerre.models.network import Facts
 from daguerre.models.parts.flux2_vae import patched, unpatched
 from daguerre.models.parts.flux_names import FLUX2
-from daguerre.models.parts.vae import VAE
 from daguerre.types import REFERENCES, Cond
 
 TRANSFORMER = Facts(
@@ -55,13 +52,6 @@ def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, res
         return_dict=False,
     )[0]
     return unpatched(y_BTC[:, : h * w].transpose(1, 2).unflatten(2, (h, w)), patch)
-
-
-def references(autoencoder: VAE, moments: Moments) -> Cond:
-    """The latents [B, C, h, w] of reference images, by name: the mean of the posterior, whatever is trained on."""
-    of_mean = replace(autoencoder, sample_posterior=False)
-    names = [name for name in REFERENCES if f"{name}.mean" in moments]
-    return {name: of_mean.latents({"mean": moments[f"{name}.mean"]}, {}) for name in names}
 
 
 def _text_positions(tokens: int, device: torch.device) -> Tensor:

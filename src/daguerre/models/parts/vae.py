@@ -5,7 +5,7 @@ network's config, and so in an export. Shape letters: B samples, C channels, H a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,8 @@ from daguerre.models.family import Moments
 from daguerre.models.parts.flux2_vae import Flux2VAE
 from daguerre.models.parts.kl import KL, set_statistics
 from daguerre.models.parts.latent_network import LatentNetwork
-from daguerre.models.parts.qwen_image_vae import QwenImage21VAE, QwenImageVAE
-from daguerre.types import Latents
+from daguerre.models.parts.qwen.vae import QwenImage21VAE, QwenImageVAE
+from daguerre.types import REFERENCES, Cond, Latents
 
 _KINDS: Mapping[str, LatentNetwork] = {
     kind.library.__name__: kind for kind in (KL(), Flux2VAE(), QwenImageVAE(), QwenImage21VAE())
@@ -98,6 +98,13 @@ class VAE:
     @property
     def _scaling(self) -> float:
         return float(self.net.config.get("scaling_factor", 1.0))
+
+
+def references(autoencoder: VAE, moments: Moments) -> Cond:
+    """The latents [B, C, h, w] of reference images, by name: the mean of the posterior, whatever is trained on."""
+    mean = replace(autoencoder, sample_posterior=False)
+    names = [name for name in REFERENCES if f"{name}.mean" in moments]
+    return {name: mean.latents({"mean": moments[f"{name}.mean"]}, {}) for name in names}
 
 
 def _kind(net: Any) -> LatentNetwork:

@@ -118,7 +118,11 @@ class TextConditioning:
         with ExitStack() as stack:
             if encoder.name not in trained:
                 stack.enter_context(frozen(ids_BKT.device))
-            return encoder.features(given)
+            return self._features(encoder, given, tokens)
+
+    def _features(self, encoder: TextEncoder, given: Tokens, tokens: Cond) -> Features:
+        """Features of an encoder's tokens, which are among all of `tokens`."""
+        return encoder.features(given)
 
     def _pooled(self, pooled_BKP: Tensor, counts_BK: Tensor) -> Tensor:
         if self.pooled_window == "first" or pooled_BKP.shape[1] == 1:

@@ -23,6 +23,7 @@ from daguerre.models.parts.text import tokenizers
 from daguerre.models.parts.text.clip import CLIP
 from daguerre.models.parts.text.language_model import LanguageModel
 from daguerre.models.parts.text.network import TextNetwork
+from daguerre.models.parts.text.seen import Seen
 from daguerre.models.parts.text.t5 import T5
 from daguerre.models.parts.text.tokenizers import AbsentTokenizer, Tokens
 from daguerre.models.reading import Reading
@@ -121,15 +122,17 @@ class TextEncoder:
         kept, step = self.reading.kept, self.reading.step
         return tokenizers.windows(self.tokenizer, self._written(texts), most, self._length, longest, kept, step)
 
-    def features(self, tokens: Tokens) -> Features:
-        """Features of tokens on the encoder's device, as diffusers' pipelines take them."""
+    def features(self, tokens: Tokens, seen: Seen | None = None) -> Features:
+        """Features of tokens on the encoder's device, as diffusers' pipelines take them; `seen` are the images among
+        those of a language model."""
         reading, (n_texts, n_windows, n_tokens) = self.reading, tokens.ids_BKT.shape
         # Where nothing is padding there is no mask: without one, attention has more kernels to choose from.
         is_full = reading.padding == "longest" and not tokens.ragged
         hides = reading.masked and not (is_full and reading.step == 1)
         mask = self._is_text(tokens).flatten(0, 1).long() if hides else None
+        images = {} if seen is None else {"images": seen}
         with encoders.at_work(self.encoder):
-            hidden, pooled = self.kind.read(self.encoder, tokens.ids_BKT.flatten(0, 1), mask, reading)
+            hidden, pooled = self.kind.read(self.encoder, tokens.ids_BKT.flatten(0, 1), mask, reading, **images)
         # in one piece, as a cache has it: kernels are chosen by strides, and round differently
         hidden = hidden.reshape(n_texts, n_windows * n_tokens, -1)[:, reading.dropped :].contiguous()
         mask_BT = None

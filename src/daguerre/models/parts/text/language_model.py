@@ -1,6 +1,7 @@
 """Language models as text encoders: hidden states of their layers. They look back alone, from a text's first token on.
 
-Of a model that also sees or speaks, only the decoder of its text is run. Shape letters: B texts, T tokens, D features.
+Of a model that also sees or speaks, only the decoder of its text is run, and what sees where images are among the
+tokens (models/parts/text/pictures.py). Shape letters: B texts, T tokens, D features.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from transformers import AutoTokenizer
 from daguerre.models.components import ComponentLoader
 from daguerre.models.network import Facts
 from daguerre.models.parts.text.network import TextNetwork, other_vocabulary
+from daguerre.models.parts.text.seen import Seen
 from daguerre.models.reading import Reading
 
 _CLASSES = {
@@ -80,13 +82,15 @@ class LanguageModel(TextNetwork):
         return other_vocabulary(tokenizer, config.get_text_config().vocab_size)
 
     def read(
-        self, network: Any, ids_BT: Tensor, mask_BT: Tensor | None, reading: Reading
+        self, network: Any, ids_BT: Tensor, mask_BT: Tensor | None, reading: Reading, images: Seen | None = None
     ) -> tuple[Tensor, Tensor | None]:
         decoder, wanted = network.get_decoder(), _numbers(network, reading)
-        places: dict[str, Tensor] = {}
+        given: dict[str, Any] = {"input_ids": ids_BT}
+        if images is not None:
+            given = _with_images(decoder, ids_BT, images)
         if reading.padding_place is not None and mask_BT is not None:
             places_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device).expand_as(ids_BT)
-            places["position_ids"] = places_BT.masked_fill(mask_BT == 0, reading.padding_place)
+            given["position_ids"] = places_BT.masked_fill(mask_BT == 0, reading.padding_place)
         layers, seen = decoder.layers, dict[int, Tensor]()
         # transformers' own list of hidden states has the last one behind the norm, as of version 5; each is the input
         # of the layer behind it, and the last one that of the norm.
@@ -102,7 +106,7 @@ class LanguageModel(TextNetwork):
         decoder.layers = layers[: max(wanted)]  # those behind would be run for nothing: of klein's a quarter
         try:
             # Without the cache of keys and values: nothing is written behind these tokens.
-            decoder(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False, **places)
+            decoder(attention_mask=mask_BT, use_cache=False, **given)
         finally:
             decoder.layers = layers
             for hook in hooks:
@@ -118,6 +122,19 @@ class LanguageModel(TextNetwork):
         read = [decoder.embed_tokens, *layers, *([decoder.norm] if reading.final_norm else [])]
         depended = {id(parameter) for module in read for parameter in module.parameters()}
         return [parameter for parameter in network.parameters() if id(parameter) not in depended]
+
+
+def _with_images(decoder: Any, ids_BT: Tensor, images: Seen) -> dict[str, Any]:
+    """Arguments of a decoder for tokens with images among them."""
+    places_3BT = images.places(ids_BT.shape[1], ids_BT.device).expand(-1, len(ids_BT), -1)
+    given: dict[str, Any] = {"inputs_embeds": images.put(decoder.embed_tokens(ids_BT)), "position_ids": places_3BT}
+    if images.deeper:
+        is_image_BT = torch.zeros(ids_BT.shape, dtype=torch.bool, device=ids_BT.device)
+        for start, end in images.stretches:
+            is_image_BT[:, start:end] = True
+        deeper = [rows_BSD.flatten(0, 1) for rows_BSD in images.deeper]
+        given |= {"visual_pos_masks": is_image_BT, "deepstack_visual_embeds": deeper}
+    return given
 
 
 def _numbers(network: Any, reading: Reading) -> list[int]:

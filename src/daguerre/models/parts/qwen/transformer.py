@@ -1,0 +1,100 @@
+"""The transformer of Qwen-Image and Qwen-Image-Edit: facts, guidance, and its call with reference images.
+
+Shape letters: B samples, C channels, H and W height and width of latents, T tokens, D features.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d, interpolate
+
+from daguerre.models.controlnets.controlled import Residuals
+from daguerre.models.network import HEAD, Architecture, Facts, layers
+from daguerre.models.parts.flux2_vae import patched, unpatched
+from daguerre.models.weights.original_names import NameTable
+from daguerre.samplers.guidance import ClassifierFree
+from daguerre.types import REFERENCES, Cond
+
+PATCH = 2
+"""Side of the square of latent pixels that is one token."""
+
+
+@dataclass(frozen=True)
+class NormKept(ClassifierFree):
+    """Classifier-free guidance behind which each token is as long as that of the prompt's side, as the pipeline has."""
+
+    def combine(self, y_cond_BCHW: Tensor, y_null_BCHW: Tensor, scale_B111: Tensor) -> Tensor:
+        y_BCHW = super().combine(y_cond_BCHW, y_null_BCHW, scale_B111)
+        return y_BCHW * (_lengths(y_cond_BCHW) / _lengths(y_BCHW))
+
+
+def _lengths(y_BCHW: Tensor) -> Tensor:
+    """[B, 1, H, W]: the norm of the token that each pixel belongs to, but for a factor."""
+    squares = avg_pool2d(y_BCHW.square().sum(1, keepdim=True), PATCH)
+    return interpolate(squares.sqrt(), scale_factor=PATCH)
+
+
+def edit_architecture(network: nn.Module, prediction: str) -> Architecture:
+    """Qwen-Image-Edit."""
+    return Architecture("qwen-image-edit", (1024, 1024), {"ss_base_model_version": "qwen_image_edit"})
+
+
+def _architecture(network: Any, prediction: str) -> Architecture:
+    if network.config.zero_cond_t:  # of the others, the numbers do not tell whether they edit
+        return edit_architecture(network, prediction)
+    return Architecture("qwen-image", (1328, 1328), {"ss_base_model_version": "qwen_image"})
+
+
+_BLOCK = "transformer_blocks.*."
+NAMES = NameTable({}, others=True)
+"""The authors' and ComfyUI's names of the transformer are the library's."""
+TRANSFORMER = Facts(
+    blocks=("QwenImageTransformerBlock",),
+    axes={
+        **layers(("embed", None), "img_in", "txt_in"),
+        **layers(("time", None), "time_text_embed.timestep_embedder.linear_?"),
+        **layers((None, "embed"), f"{_BLOCK}*_mod.1", "norm_out.linear", "proj_out"),
+        **layers(("heads", "embed"), f"{_BLOCK}attn.to_[qkv]", f"{_BLOCK}attn.add_[qkv]_proj"),
+        **layers(("embed", "heads"), f"{_BLOCK}attn.to_out.0", f"{_BLOCK}attn.to_add_out"),
+        **layers(("mlp", "embed"), f"{_BLOCK}*_mlp.net.0.proj"),
+        **layers(("embed", "mlp"), f"{_BLOCK}*_mlp.net.2"),
+        f"{_BLOCK}attn.norm_*.weight": (HEAD,),
+        "txt_norm.weight": ("norm",),
+    },
+    layers={
+        "attention": ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
+        "ff": ("img_mlp.net.*", "txt_mlp.net.*"),
+    },
+    readers=(("attn", "to_q", "to_k", "to_v"), ("attn", "add_q_proj", "add_k_proj", "add_v_proj")),
+    names=NAMES,
+    architecture=_architecture,
+)
+_LAST_OF_TEXT = ("attn.add_q_proj", "attn.norm_added_q", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2")
+"""Layers of the last block that only its text comes out of, which nothing reads."""
+
+
+def unread(transformer: Any) -> frozenset[str]:
+    """Names of the parameters of the last block that no output depends on."""
+    last = f"transformer_blocks.{len(transformer.transformer_blocks) - 1}."
+    own = tuple(f"{last}{layer}." for layer in _LAST_OF_TEXT)
+    return frozenset(name for name, _ in transformer.named_parameters() if name.startswith(own))
+
+
+def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
+    """The velocity [B, C, H, W] of noisy latents: packs 2 x 2 pixels to a token, and back. `cond` has `text` [B, T, D],
+    `text_mask` [B, T] where texts of a batch differ in length, and latents [B, C, h, w] of reference images, whose
+    tokens follow those of the image."""
+    given = [x_BCHW, *(cond[name].to(x_BCHW.dtype) for name in REFERENCES if name in cond)]
+    tokens = [patched(z_BCHW) for z_BCHW in given]
+    height, width = tokens[0].shape[2:]
+    y_BLC = transformer(
+        hidden_states=torch.cat([z_BCHW.flatten(2).transpose(1, 2) for z_BCHW in tokens], 1),
+        timestep=c_noise_B,
+        encoder_hidden_states=cond["text"],
+        encoder_hidden_states_mask=cond.get("text_mask"),
+        img_shapes=[[(1, *z_BCHW.shape[2:]) for z_BCHW in tokens]] * len(x_BCHW),
+        return_dict=False,
+    )[0][:, : height * width]
+    return unpatched(y_BLC.transpose(1, 2).unflatten(2, (height, width)))
