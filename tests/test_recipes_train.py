@@ -134,7 +134,8 @@ def test_only_name_and_place_need_be_given(name):
     assert all(source.source in ("webdataset", "folder") or source.name for source in sources)
     known = {"cascade_c": "cascade_c", "cascade_b": "cascade_b", "cascade_effnet": "cascade_b", "sdxl": "sdxl"}
     known |= {"flux3": "flux3", "flux2": "flux2", "flux": "flux", "z_image": "z_image"}
-    known |= {"qwen_image_21": "qwen_image_21", "krea2": "krea2", "anima": "anima"}
+    known |= {"qwen_image_21": "qwen_image_21", "qwen_image_edit": "qwen_image_edit", "qwen_image": "qwen_image"}
+    known |= {"krea2": "krea2", "anima": "anima"}
     known |= dict.fromkeys(("illustrious", "noobai", "pony"), "sdxl")
     assert chosen.model.family == next((family for part, family in known.items() if part in name), "sd")
 

@@ -25,7 +25,7 @@ UNET = {"sd1": 859_520_964, "sd2_base": 865_910_724, "sd21": 865_910_724, "sdxl"
 UNET |= {"cascade_c": 3_589_103_632, "cascade_b": 1_562_941_136}
 UNET |= {"flux1_dev": 11_901_408_320, "z_image": 6_154_908_736}
 UNET |= {"flux2_klein_base_4b": 3_875_544_576, "flux2_klein_base_9b": 9_078_581_248}
-UNET |= {"qwen_image_21": 7_115_124_736}
+UNET |= {"qwen_image_21": 7_115_124_736, "qwen_image": 20_430_401_088, "qwen_image_edit_2511": 20_430_401_088}
 UNET |= {"anima": 1_956_405_248, "krea2": 12_820_073_036, "flux3_klein_base": 5_538_458_368}
 OF_OTHER_SIZES = {"cascade_c_1b": 1_030_785_040, "cascade_b_700m": 699_471_248}
 """Of recipes whose denoiser is not the base's."""
@@ -35,7 +35,7 @@ LORA |= dict.fromkeys(("illustrious_lora", "noobai_eps_lora", "noobai_v_lora", "
 LORA |= {"sdxl_pivotal": 23_224_320, "cascade_c_lora": 16_777_216}
 LORA |= {"flux_lora": 26_148_864, "z_image_lora": 16_711_680}
 LORA |= {"flux2_klein_4b_lora": 18_677_760, "flux2_klein_9b_lora": 31_981_568}
-LORA |= {"qwen_image_21_lora": 16_777_216}
+LORA |= {"qwen_image_21_lora": 16_777_216, "qwen_image_lora": 23_592_960, "qwen_image_edit_lora": 23_592_960}
 LORA |= {"anima_lora": 27_525_120, "krea2_lora": 117_305_760}
 LORA |= {"flux2_klein_edit_lora": 18_677_760, "flux3_klein_lora": 14_942_208}
 """Of rank 16 on attention: four times the 797,184 that peft counts at rank 4; of Anima and Krea 2 32,
@@ -69,6 +69,7 @@ FROZEN = {
     "flux2_klein_base_4b": [84_046_115, 4_022_468_096],
     "flux2_klein_base_9b": [84_046_115, 8_190_735_360],
     "qwen_image_21": [337_740_404, 8_767_123_696],
+    **{kind: [126_892_531, 8_292_166_656] for kind in ("qwen_image", "qwen_image_edit_2511")},
     "krea2": [126_892_531, 4_437_815_808],
     "flux3_klein_base": [84_046_115, 4_437_815_808],
     "anima": [126_892_531, 596_049_920, 134_663_680],

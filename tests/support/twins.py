@@ -33,6 +33,7 @@ from tiny_families.krea2 import LAYERS as KREA2_LAYERS
 from tiny_families.krea2 import write as write_krea2
 from tiny_families.qwen_image import write as write_qwen_image
 from tiny_families.qwen_image_21 import write as write_qwen_image_21
+from tiny_families.qwen_image_edit import write as write_qwen_image_edit
 from tiny_families.z_image import write as write_z_image
 from tiny_models import write_sd, write_sdxl
 
@@ -54,6 +55,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     **dict.fromkeys(KLEIN, write_flux2),
     "qwen_image": write_qwen_image,
     "qwen_image_21": write_qwen_image_21,
+    "qwen_image_edit_2511": write_qwen_image_edit,
     "anima": lambda folder: write_anima(folder, conditioner={"min_sequence_length": 512}),
     "krea2": write_krea2,
     "flux3_klein_base": write_flux3,
