@@ -542,3 +542,9 @@ def test_the_name_that_was_meant_comes_before_others(capsys):
     assert said.index("Did you mean `daguerre train`?") < said.index("generate")
     with pytest.raises(UserError, match=r"^there is no 'gray' in conditions\. Did you mean 'grey'\? There are: "):
         plugins.check("conditions", "gray")
+
+
+@pytest.mark.parametrize("value", ["5", "unet", "{a: 1}"])
+def test_networks_to_train_are_a_list(value):
+    with pytest.raises(ConfigError, match=r"adapters\.full\.train = (.|\n)*allowed: a list"):
+        configs.load("quickstart", [f"adapters.full.train={value}"])

@@ -141,6 +141,8 @@ def _trained(
     able = plugins.find("families", family).Settings.trainable() if known else ()
     full = next((name for name, own in there.items() if own["name"] == FULL), None)
     given = there.get(full or "", {}).get("train")
+    if not isinstance(given, list | tuple | None):
+        return []  # refused for its type
     before = train = list(able[:1] if given is None else given)
     found: list[Pair] = []
     for label, path, value in switches:
