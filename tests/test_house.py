@@ -133,6 +133,7 @@ LATE_IMPORTS = {
     "conditions/faces.py": {"onnxruntime"},
     "conditions/hed.py": {"torch", "torch.nn"},
     "data/sources/huggingface.py": {"datasets"},
+    "foreign/flows.py": {"daguerre.models.schedulers.flow_matching"},
     "storage/clients.py": {"daguerre.storage"},
     "tracking/trackers/tensorboard.py": {"torch.utils.tensorboard"},
     "tracking/trackers/wandb.py": {"wandb"},

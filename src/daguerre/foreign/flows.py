@@ -11,7 +11,6 @@ from daguerre import plugins
 from daguerre.foreign import base_models as models
 from daguerre.foreign import peers
 from daguerre.foreign.reader import REQUIRED, Reading, leaves
-from daguerre.models.schedulers.flow_matching import flow_of
 from daguerre.objectives.settings import ResolutionShiftSettings
 
 TIMES, SCHEDULE = "objective.times", "objective.schedule"
@@ -42,6 +41,9 @@ def shift(factor: Any) -> dict[str, Any]:
 def own_shift(reading: Reading, dynamic: bool = False) -> dict[str, Any]:
     """The shift of the base's own scheduler; `dynamic`: by size, with FLUX's numbers where its scheduler has none."""
     config = _scheduler(reading) | ({"use_dynamic_shifting": True} if dynamic else {})
+    # Late: it loads torch, before which `train` refuses a second run on one folder.
+    from daguerre.models.schedulers.flow_matching import flow_of
+
     return {path: value for path, value in leaves(flow_of(config, TOKEN_PX), "objective") if "shift" in path}
 
 
