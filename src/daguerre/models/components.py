@@ -20,7 +20,7 @@ from daguerre.models import encoders
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.weights import architectures, files, index, load, original_files, resolve, single_files
 from daguerre.models.weights.files import read_json, weight_files
-from daguerre.models.weights.original_names import NameTable
+from daguerre.models.weights.original_names import FileNames
 from daguerre.models.weights.resolve import Options
 
 
@@ -112,7 +112,7 @@ class ComponentLoader:
         return read_json((self.base / name if at_base else self.folder(name, self._needed(name))) / "config.json")
 
     def network(
-        self, name: str, kind: Any, decided: Mapping[str, Any] | None = None, names: NameTable | None = None
+        self, name: str, kind: Any, decided: Mapping[str, Any] | None = None, names: FileNames | None = None
     ) -> Any:
         """The network `name`, of class `kind`, in float32 on the CPU; on the meta device where it is left out.
 
@@ -131,7 +131,7 @@ class ComponentLoader:
         with torch.device("meta"):
             return make()
 
-    def _network(self, name: str, kind: Any, decided: Mapping[str, Any] | None, names: NameTable | None) -> Any:
+    def _network(self, name: str, kind: Any, decided: Mapping[str, Any] | None, names: FileNames | None) -> Any:
         value = getattr(self.settings, name)
         if isinstance(value, dict):
             _check_known(name, kind, value)
@@ -148,12 +148,12 @@ class ComponentLoader:
                 numbers |= names.told({*file.keys()})
         # Built first, to be filled: a single file has no config, and its names are those of another layout.
         net = self._random(name, kind, numbers)
-        options = self.elsewhere
+        options, state = self.elsewhere, load.numbers_of(net)
         if names is not None:
-            shapes = {own: tuple(value.shape) for own, value in net.state_dict().items()}
+            shapes = {own: tuple(value.shape) for own, value in state.items()}
             load.fill(net, original_files.read(path, names, shapes, options.ignored), path)
             return net
-        found = single_files.reader().network_tensors(path, name, net.state_dict(), options.pickled, options.ignored)
+        found = single_files.reader().network_tensors(path, name, state, options.pickled, options.ignored)
         load.fill(net, found, path)
         return net
 

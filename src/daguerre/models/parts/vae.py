@@ -149,7 +149,7 @@ def load(components: ComponentLoader, library: str = KL.library.__name__, patch:
             code="unsupported",
             setting="model.vae",
         )
-    net = components.network("vae", kind.library).eval().requires_grad_(False)
+    net = components.network("vae", kind.library, names=kind.names).eval().requires_grad_(False)
     net = net.to(memory_format=kind.memory_format)
     given = {name: getattr(settings, name, None) for name in ("scaling_factor", "latents_mean", "latents_std")}
     # Into the config: an export then has the scaling with which the denoiser was trained.

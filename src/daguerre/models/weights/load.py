@@ -129,16 +129,26 @@ def seeded(make: Callable[[], Any], seed: int, setting: str) -> Any:
 def fill(net: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Gives `net` the weights that were read from `path`, in float32. UserError unless all are there, and no others."""
     beside.check_names(path, tensors)
-    own = net.state_dict()
-    odd = sorted(own.keys() ^ tensors.keys())
+    own = numbers_of(net)
+    spare = net.state_dict().keys() - own.keys()
+    odd = sorted((own.keys() ^ tensors.keys()) - spare)
     odd += sorted(name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape)
     if odd:
         raise UserError(
             f"{path} does not have the weights of this {type(net).__name__}; missing, unknown or of another shape: "
             f"{_first(odd)}"
         )
-    beside.check(path, tensors, {name for name, value in own.items() if value.is_floating_point()}, ())
-    net.load_state_dict({name: value.float() for name, value in tensors.items()})
+    beside.check(path, tensors, {*own}, ())
+    net.load_state_dict({name: value.float() for name, value in tensors.items()}, strict=False)
+
+
+def numbers_of(net: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a network that a file has: without counters, and without an output layer that is the embedding."""
+    state = net.state_dict()
+    tied = set[str]()
+    if getattr(getattr(net, "config", None), "tie_word_embeddings", False):
+        tied = {name for name, p in net.named_parameters(remove_duplicate=False)} - dict(net.named_parameters()).keys()
+    return {name: value for name, value in state.items() if value.is_floating_point() and name not in tied}
 
 
 def _first(names: Sequence[Any]) -> str:

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from daguerre.checkpoint.atomic import make_folder, write_atomically
 from daguerre.checkpoint.safetensors import encode
+from daguerre.errors import named
 from daguerre.models.weights import beside, files
-from daguerre.models.weights.original_names import PREFIXES, Links, NameTable, Shape, packed, unpacked
+from daguerre.models.weights.original_names import FileNames, Links, Shape, packed, unpacked
 
 
-def read(path: Path, names: NameTable, shapes: Mapping[str, Shape], ignored: Sequence[str] = ()) -> dict[str, Tensor]:
+def read(path: Path, names: FileNames, shapes: Mapping[str, Shape], ignored: Sequence[str] = ()) -> dict[str, Tensor]:
     """The weights of a network in its library's names, from a file in those or in its authors' names.
 
     Weights of 8-bit floats are multiplied by their scales. What the file lacks is left out, so that `weights.load.fill`
@@ -33,9 +34,8 @@ def read(path: Path, names: NameTable, shapes: Mapping[str, Shape], ignored: Seq
     if shapes.keys() <= tensors.keys():
         beside.check(path, tensors, {*shapes}, [name for name in tensors if name not in shapes])
         return {name: tensors[name] for name in shapes}
-    links = names.links(shapes)
-    # A name without a prefix is also in files with one, so the prefix with the most names is the file's.
-    prefix = max(PREFIXES, key=lambda start: sum(start + link.original in tensors for link in links))
+    with named(str(path)):
+        prefix, links = names.links_in(tensors, shapes)
     used = {prefix + link.original: link for link in links if prefix + link.original in tensors}
     rest = [name for name in tensors if name.startswith(prefix) and name not in used]
     beside.check(path, tensors, {*used}, rest, [prefix])

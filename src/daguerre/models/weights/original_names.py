@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,46 @@ FLAT = ("lora_unet_", "lycoris_")
 """What files of LoRAs put before such names, and before diffusers', with `_` for each dot."""
 
 
+class FileNames(Protocol):
+    """Names that files of one network have for its tensors."""
+
+    @property
+    def marks(self) -> Mapping[str, str]:
+        """Originals by which a file tells whether its network has a part, and the switch of it in the config."""
+
+    def told(self, names: Collection[str]) -> dict[str, bool]:
+        """Numbers of a config that a file with tensors of these names tells."""
+
+    def links_in(self, held: Collection[str], names: Iterable[str]) -> tuple[str, list[Link]]:
+        """The prefix of a file with tensors of the names `held`, and the links of a network with these `names`."""
+
+
+@dataclass(frozen=True)
+class PrefixedNames:
+    """Names that are the library's, but for the wrappers that are named before them: of a model that also speaks or
+    sees, programs write `model.`, `language_model.`, both, or none."""
+
+    wrappers: tuple[str, ...]
+    marks: Mapping[str, str] = field(default_factory=dict)
+
+    def told(self, names: Collection[str]) -> dict[str, bool]:
+        """Nothing."""
+        return {}
+
+    def links_in(self, held: Collection[str], names: Iterable[str]) -> tuple[str, list[Link]]:
+        """No prefix, and links of what the file has. UserError where it has a name twice."""
+        spelt: dict[str, str] = {}
+        for name in held:
+            if (other := spelt.setdefault(self._bare(name), name)) != name:
+                raise UserError(f"it has {self._bare(name)} twice: {other} and {name}", code="conflict")
+        return "", [Link(spelt[bare], (name,)) for name in names if (bare := self._bare(name)) in spelt]
+
+    def _bare(self, name: str) -> str:
+        while start := next((each for each in self.wrappers if name.startswith(each)), ""):
+            name = name.removeprefix(start)
+        return name
+
+
 @dataclass(frozen=True, eq=False)
 class NameTable:
     """Names of a network that numbers its blocks the same way in both layouts."""
@@ -84,6 +124,12 @@ class NameTable:
         """The library's layers that an original one is made of, as the table has both."""
         layers = self.layers[original]
         return (layers,) if isinstance(layers, str) else layers
+
+    def links_in(self, held: Collection[str], names: Iterable[str]) -> tuple[str, list[Link]]:
+        """The prefix of a file with tensors of the names `held`, and the original tensors of a network with these."""
+        links = self.links(names)
+        # A name without a prefix is also in files with one, so the prefix with the most names is the file's.
+        return max(PREFIXES, key=lambda start: sum(start + link.original in held for link in links)), links
 
     def links(self, names: Iterable[str]) -> list[Link]:
         """The original tensors of a network with these names. UserError for a name that the table does not have."""

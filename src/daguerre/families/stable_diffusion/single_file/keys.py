@@ -106,6 +106,8 @@ def vae(names: Iterable[str]) -> list[Link]:
 def _vae_link(name: str, levels: int) -> Link:
     if name in _NAMES["vae"]:
         return Link(_NAMES["vae"][name], (name,))
+    if name.startswith("bn."):  # the statistics of FLUX.2's latents
+        return Link(name, (name,))
     if match := _VAE.fullmatch(name):
         half, way, block, layer, inside = match.groups()
         level = int(block) if way == "down" else levels - 1 - int(block)

@@ -90,7 +90,7 @@ def normalized(tensors: Mapping[str, Any]) -> dict[str, Any]:
 def _of_vae(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
     """A file that holds an autoencoder alone, without what programs put before its names, and with the names of today
     for its attention; any other file as it is."""
-    bare = {_BEFORE_VAE.sub("", name): tensor for name, tensor in tensors.items()}
+    bare = {_WITHIN.sub("", _BEFORE_VAE.sub("", name)): tensor for name, tensor in tensors.items()}
     is_one = any(_IN_VAE.match(name) for name in bare) and all(_OF_VAE.match(name) for name in bare)
     if not is_one or len(bare) < len(tensors):
         return tensors
@@ -98,7 +98,9 @@ def _of_vae(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 _BEFORE_VAE = re.compile(r"((module|model|vae|first_stage_model|autoencoder)\.)+(?=\w)")
-_OF_VAE = re.compile(r"(encoder|decoder|quant_conv|post_quant_conv|loss)\.")
+_WITHIN = re.compile(r"^(?:encoder|decoder)\.(?=(?:post_)?quant_conv\.)")
+"""Where Black Forest Labs' FLUX.2 has the convolutions that others have outside of encoder and decoder."""
+_OF_VAE = re.compile(r"(encoder|decoder|quant_conv|post_quant_conv|bn|loss)\.")
 _IN_VAE = re.compile(r"(encoder|decoder)\.(down|up|mid)(_blocks?)?\.")
 _VAE_ATTENTION = re.compile(
     r"(.+\.mid_block\.attentions\.0\.(?=query|key|value|proj_attn)|.+\.mid\.attn_1\.(?=to_|group_norm))"

@@ -4,6 +4,9 @@ frame.
 Shape letters: B samples, C channels, H and W height and width.
 """
 
+import re
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +14,52 @@ from diffusers import AutoencoderKLQwenImage, AutoencoderKLQwenImage21
 from torch import Tensor
 
 from daguerre.models.parts.latent_network import LatentNetwork
+from daguerre.models.weights.original_names import FileNames, Link
+
+_ENDS = {
+    "quant_conv": "conv1",
+    "post_quant_conv": "conv2",
+    **{f"{half}.conv_in": f"{half}.conv1" for half in ("encoder", "decoder")},
+    **{f"{half}.norm_out": f"{half}.head.0" for half in ("encoder", "decoder")},
+    **{f"{half}.conv_out": f"{half}.head.2" for half in ("encoder", "decoder")},
+}
+_MIDDLE = {"mid_block.resnets.0": "middle.0", "mid_block.attentions.0": "middle.1", "mid_block.resnets.1": "middle.2"}
+_RESIDUAL = {"norm1": "residual.0", "conv1": "residual.2", "norm2": "residual.3", "conv2": "residual.6"}
+_RESIDUAL |= {"conv_shortcut": "shortcut"}
+_UP = re.compile(r"up_blocks\.(\d+)\.(?:resnets\.(\d+)|upsamplers\.0)\.(.+)")
+
+
+class _Names:
+    """Wan's names, which number the layers on the way up through, and call those of a residual block by their place."""
+
+    marks: Mapping[str, str] = MappingProxyType({})
+
+    def told(self, names: Collection[str]) -> dict[str, bool]:
+        """Nothing."""
+        return {}
+
+    def links_in(self, held: Collection[str], names: Iterable[str]) -> tuple[str, list[Link]]:
+        """No prefix, and a link for each tensor."""
+        names = [*names]
+        # Each block on the way up has so many residual blocks, and something that enlarges behind them.
+        count = 1 + max((int(match[2] or 0) for name in names if (match := _UP.search(name))), default=0)
+        return "", [Link(_original(name, count), (name,)) for name in names]
+
+
+def _original(name: str, count: int) -> str:
+    layer, _, tensor = name.rpartition(".")
+    if layer in _ENDS:
+        return f"{_ENDS[layer]}.{tensor}"
+    half, _, inside = layer.partition(".")
+    if match := _UP.fullmatch(inside):
+        number = int(match[1]) * (count + 1) + (count if match[2] is None else int(match[2]))
+        return f"{half}.upsamples.{number}.{_RESIDUAL.get(match[3], match[3])}.{tensor}"
+    if inside.startswith("down_blocks."):
+        _, place, part = inside.split(".", 2)
+        return f"{half}.downsamples.{place}.{_RESIDUAL.get(part, part)}.{tensor}"
+    block = next(each for each in _MIDDLE if inside.startswith(f"{each}."))
+    part = inside.removeprefix(f"{block}.")
+    return f"{half}.{_MIDDLE[block]}.{_RESIDUAL.get(part, part)}.{tensor}"
 
 
 class QwenImageVAE(LatentNetwork):
@@ -18,6 +67,7 @@ class QwenImageVAE(LatentNetwork):
 
     library: ClassVar[Any] = AutoencoderKLQwenImage
     memory_format = torch.contiguous_format  # convolutions of videos have five dims
+    names: ClassVar[FileNames | None] = _Names()
 
     def channels(self, net: Any) -> int:
         return int(net.config.z_dim)
@@ -39,6 +89,7 @@ class QwenImage21VAE(QwenImageVAE):
 
     library = AutoencoderKLQwenImage21
     memory_format = torch.channels_last  # its convolutions are of one frame, with four dims
+    names = None  # of its files none has been seen
 
     def posterior(self, net: Any, pixels_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         return super().posterior(net, torch.cat([pixels_BCHW, torch.ones_like(pixels_BCHW[:, :1])], 1))

@@ -18,6 +18,7 @@ from daguerre.models.network import Facts
 from daguerre.models.parts.text.network import TextNetwork, other_vocabulary
 from daguerre.models.parts.text.seen import Seen
 from daguerre.models.reading import Reading
+from daguerre.models.weights.original_names import PrefixedNames
 
 _CLASSES = {
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Model"),
@@ -29,6 +30,10 @@ _CLASSES = {
 }
 """Classes of transformers by `model_type`, the one first that is built from numbers. As names: each is a module of the
 library that takes time to import, and a run needs one at most."""
+
+
+_NAMES = PrefixedNames(("model.", "language_model."))
+"""In ComfyUI's files, which have the names of transformers before or after wrappers were put around them."""
 
 
 class LanguageModel(TextNetwork):
@@ -71,7 +76,7 @@ class LanguageModel(TextNetwork):
         kind = getattr(transformers, name)
         # Of a model that also sees, this number is inside its config of the text.
         decides = tokenizer is not None and hasattr(kind.config_class(), "vocab_size")
-        return components.network(component, kind, {"vocab_size": len(tokenizer)} if decides else {})
+        return components.network(component, kind, {"vocab_size": len(tokenizer)} if decides else {}, _NAMES)
 
     def tokenizer(self, folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
