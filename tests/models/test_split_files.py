@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from daguerre import plugins
 from daguerre.errors import UserError
 from daguerre.families.stable_diffusion.single_file import keys
-from daguerre.models.parts.qwen_image_vae import QwenImageVAE
+from daguerre.models.parts.qwen.vae import QwenImageVAE
 
 READERS = ("z_image", "flux2", "krea2", "qwen_image", "qwen_image_21", "flux3", "anima")
 FLOAT8 = torch.float8_e4m3fn
