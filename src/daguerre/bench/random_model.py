@@ -92,8 +92,15 @@ def _write(architecture: Path, model: PretrainedSettings, folder: Path) -> Path:
 
 
 def _words(architecture: Path, name: str, reader: Path) -> dict[str, bytes]:
-    """Files of a tokenizer: CLIP's, or one of fewer words where the network that reads its tokens knows fewer."""
-    numbers = reader / "config.json"
-    if numbers.is_file() and json.loads(numbers.read_text()).get("vocab_size", CLIP_TOKENS) >= CLIP_TOKENS:
+    """Files of a tokenizer: CLIP's, or one of as many words as the network knows that reads its tokens."""
+    place = reader / "config.json"
+    numbers = json.loads(place.read_text()) if place.is_file() else {}
+    size = numbers.get("text_config", numbers).get("vocab_size", CLIP_TOKENS)
+    if size == CLIP_TOKENS:
         return single_files.clip_words(architecture.name, name)
-    return tokenizers.files(tokenizers.learn(["image"], 77))
+    found = tokenizers.files(tokenizers.learn(["image"], 77))
+    whole = json.loads(found["tokenizer.json"])
+    words = whole["model"]["vocab"]
+    # Words that no text has: a tokenizer with far fewer than the network knows is refused, as it is another model's.
+    words |= {f"<unused {number}>": number for number in range(len(words), size)}
+    return found | {"tokenizer.json": json.dumps(whole).encode()}
