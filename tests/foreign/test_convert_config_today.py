@@ -191,7 +191,12 @@ EXPECTED: dict[str, dict[str, Any]] = {
     },
     "simpletuner_krea2": {"model.family": "krea2", "training.base_precision": "int8", **SIMPLETUNER, **OF_LORA},
     "simpletuner_qwen_image": {"model.family": "qwen_image", "adapters.lora.rank": 8, **SIMPLETUNER},
-    "simpletuner_qwen_image_21": {"model.family": "qwen_image_21", **BY_SIZE, **SIMPLETUNER},
+    "simpletuner_qwen_image_21": {
+        "model.family": "qwen_image_21",
+        "model.assistant": "SimpleTuner/Qwen-Image-2.1-training-assistant-v3",
+        **BY_SIZE,
+        **SIMPLETUNER,
+    },
     "simpletuner_z_image": {
         "model.family": "z_image",
         "objective.schedule.shift": 3.0,
@@ -215,7 +220,7 @@ LOST: dict[str, set[str]] = {
     "simpletuner_flux": NO_DATA,
     "simpletuner_krea2": {"max_grad_norm", "fuse_qkv_projections", *NO_DATA},
     "simpletuner_flux3": {"crepa_enabled", "data_backend_sampling", *NO_DATA},
-    "simpletuner_qwen_image_21": {"crepa_enabled", "data_backend_sampling", "assistant_lora_path", *NO_DATA},
+    "simpletuner_qwen_image_21": {"crepa_enabled", "data_backend_sampling", *NO_DATA},
 }
 """Keys whose meaning is lost, each with its reason; a name on the hub for the result is lost in all of SimpleTuner."""
 
@@ -362,7 +367,8 @@ def test_the_tiny_twin_of_a_converted_config_trains(name, tmp_path, monkeypatch)
     family = str(reading.values["model.family"])
     model = tiny_families.settings(family, tmp_path)
     reading.assume_over({f"model.{name}": value for name, value in model.items()})
-    for part in ("transformer", "vae", "text_encoder", "text_encoder_2", "training_guidance", "max_sequence_length"):
+    others = ("transformer", "vae", "text_encoder", "text_encoder_2", "training_guidance", "max_sequence_length")
+    for part in (*others, "assistant"):
         if part not in model:
             reading.values.pop(f"model.{part}", None)
     short = {"run_name": "twin", "output_dir": "runs", "training.duration": "2 steps", "training.compile": False}

@@ -132,6 +132,10 @@ def _flow(reading: Reading, family: str) -> None:
     reading.carry_all("flow_use_uniform_schedule" if uniform else "flow_sigmoid_scale", law)
     reading.assume(law | moved)
     reading.note(["flow_sigmoid_scale", "flow_use_uniform_schedule"], f"in {flows.TIMES}")
+    if reading.get("disable_assistant_lora") is True:
+        reading.notice("assistant_lora_path", "disable_assistant_lora leaves it out")
+    elif peers.asks(reading.get("assistant_lora_path")):
+        reading.take(TABLES["assistant"])
     reading.take(TABLES["flow"])
     flows.precision(reading, "mixed_precision")
     scale = peers.number(reading.get("validation_guidance"), 1.0)
