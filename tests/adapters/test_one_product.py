@@ -136,7 +136,9 @@ def test_a_unet_agrees_with_separate_products_within_rounding(settings):
     exact, one, each = gradients(net, wide=True), gradients(ours), gradients(net)
     assert one.keys() == each.keys() == exact.keys()
     worst, usual = (max(off(result[name], wanted) for name, wanted in exact.items()) for result in (one, each))
-    assert worst < min(1.5 * usual, 5e-2)
+    # The library's own products round by what the machine's bf16 products do, ours by hardly more.
+    assert usual < 5e-2
+    assert worst < 1.5 * usual
 
 
 def test_a_text_encoder_agrees_with_separate_products_within_rounding():
@@ -237,7 +239,8 @@ def test_compiled_blocks_have_the_same_gradients(recomputed, tmp_path):
     for _ in range(2):
         exact, compiled, each = gradients(net, wide=True), gradients(ours), gradients(net)
         worst, usual = (max(off(result[name], wanted) for name, wanted in exact.items()) for result in (compiled, each))
-        assert worst < min(1.5 * usual, 5e-2)
+        assert usual < 5e-2
+        assert worst < 1.5 * usual
         for one in (ours, net):
             for name, p in one.named_parameters():
                 if "lora_B" in name:

@@ -17,7 +17,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_families import flux2
-from tiny_models import prompts
 from tiny_runs import lines
 
 from daguerre import errors, plugins
@@ -33,6 +32,7 @@ from daguerre.generation import generate
 from daguerre.kernels import blocks
 from daguerre.memory import static
 from daguerre.models.settings import ASSISTANT
+from daguerre.types import REFERENCES, SEEN, Prompt
 
 SIDE_PX, RANK = 64, 3
 NAMES = [name for name, kind in catalogue.pretrained().items() if ASSISTANT in kind.model_fields]
@@ -107,11 +107,15 @@ def losses_of(run: Path) -> list[float]:
 
 
 def drawn(config: Config, made: Components) -> np.ndarray:
-    (image,) = generate.generate_images(made, (SIDE_PX, SIDE_PX), config.sampling, prompts(["a red circle"]), [0])
+    rule = made.family.prompt_references
+    needed = REFERENCES[: rule.least] if rule is not None else ()
+    grey = np.full((SIDE_PX, SIDE_PX, 3), 128, np.uint8)
+    prompt = Prompt("a red circle", images={each: grey for name in needed for each in (name, SEEN[name])})
+    (image,) = generate.generate_images(made, (SIDE_PX, SIDE_PX), config.sampling, [prompt], [0])
     return image
 
 
-LONG = ("krea2", "qwen_image", "qwen_image_21", "z_image")
+LONG = ("krea2", "qwen_image", "qwen_image_21", "qwen_image_edit", "z_image")
 """Families that are distilled as Anima (by a setting) or FLUX.2 (by the index of the pipeline) is, or cannot be."""
 
 

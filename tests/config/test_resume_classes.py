@@ -31,7 +31,7 @@ ELASTIC = {
     *(f"training.{name}" for name in ("gradient_accumulation_steps", "per_device_batch_size")),
 }
 FREE = {
-    "training.compile_cache_dir",
+    *("training.compile_cache_dir", "training.text_encoders"),
     *(f"cache.{name}" for name in ("batch_size", "dtype", "images", "only", "path", "shard_mb", "texts")),
     *("allow_change", "description", "output_dir", "resume_from_checkpoint", "run_name"),
     *(f"checkpoint.{name}" for name in ("background", "backup_every", "every", "export", "keep", "max_failed_saves")),
@@ -40,6 +40,7 @@ FREE = {
         for name in (
             "cache_dir",
             "cache_gb",
+            "checked_pairs",
             "checked_prompts",
             "control_dir",
             "mask_dir",
