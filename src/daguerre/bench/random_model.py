@@ -98,9 +98,5 @@ def _words(architecture: Path, name: str, reader: Path) -> dict[str, bytes]:
     size = numbers.get("text_config", numbers).get("vocab_size", CLIP_TOKENS)
     if size == CLIP_TOKENS:
         return single_files.clip_words(architecture.name, name)
-    found = tokenizers.files(tokenizers.learn(["image"], 77))
-    whole = json.loads(found["tokenizer.json"])
-    words = whole["model"]["vocab"]
-    # Words that no text has: a tokenizer with far fewer than the network knows is refused, as it is another model's.
-    words |= {f"<unused {number}>": number for number in range(len(words), size)}
-    return found | {"tokenizer.json": json.dumps(whole).encode()}
+    # A tokenizer with far fewer words than the network knows is refused, as it is another model's.
+    return tokenizers.filled(tokenizers.files(tokenizers.learn(["image"], 77)), size)

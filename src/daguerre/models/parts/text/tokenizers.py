@@ -148,6 +148,14 @@ def files(tokenizer: Any) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
+def filled(found: Mapping[str, bytes], size: int) -> dict[str, bytes]:
+    """The files of a tokenizer, by name, with words that no text has, until there are `size` of them."""
+    whole = json.loads(found["tokenizer.json"])
+    words = whole["model"]["vocab"]
+    words |= {f"<unused {number}>": number for number in range(len(words), size)}
+    return {**found, "tokenizer.json": json.dumps(whole).encode()}
+
+
 def loaded(kind: Any, found: Mapping[str, bytes]) -> Any:
     """The tokenizer of this class that these files hold."""
     with TemporaryDirectory() as folder:
