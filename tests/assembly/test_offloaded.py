@@ -83,6 +83,17 @@ def test_losses_are_equal_and_one_encoder_is_there_at_a_time(given, monkeypatch)
     assert torch.equal(*found)
 
 
+def test_a_block_inside_copies_nothing_again(monkeypatch) -> None:
+    """As of an encoder that sees pictures, then reads the text with them."""
+    moves, network = Moves(monkeypatch), torch.nn.Linear(3, 2)
+    encoders.wait(network, CPU)
+    with encoders.at_work(network):
+        with encoders.at_work(network):
+            assert not encoders.is_elsewhere(network)
+        assert moves.copied == encoders.held_bytes(network)
+    assert encoders.is_elsewhere(network)
+
+
 @pytest.mark.long
 def test_a_run_and_generate_are_the_same(given, tmp_path, capsys) -> None:
     images = []

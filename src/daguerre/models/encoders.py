@@ -91,12 +91,16 @@ def device_of(network: nn.Module) -> torch.device:
 @contextmanager
 def at_work(network: nn.Module) -> Iterator[None]:
     """Within the block, a network that waits is on the device where it computes. Nothing is copied back, as it is
-    frozen."""
+    frozen, and nothing twice, by a block inside."""
     if (own := waiting(network)) is None:
         yield
         return
     with aside(own.makes_room), _exchanged(network, lambda tensor: _copied(tensor, own.device)):
-        yield
+        del vars(network)[_WAITING]
+        try:
+            yield
+        finally:
+            vars(network)[_WAITING] = own
 
 
 @contextmanager

@@ -109,7 +109,7 @@ class PicturedText(TextConditioning):
             return encoder.features(given)
         with encoders.at_work(encoder.encoder):
             seen = self._seen(encoder.encoder, shown)
-        found = encoder.features(given, seen)
+            found = encoder.features(given, seen)
         if self.kept:
             return found
         dropped, mask_BT = encoder.reading.dropped, found.mask_BT
