@@ -49,13 +49,9 @@ def pictures(tmp_path_factory) -> list[Path]:
 @pytest.fixture(scope="module")
 def images(tmp_path_factory) -> Path:
     """Eight images, with none, one or two reference images of several sizes."""
+    captions, counts = [f"image {n} " * (1 + 8 * (n % 2)) for n in range(8)], [n % 3 for n in range(8)]
     folder = tmp_path_factory.mktemp("images")
-    for n in range(8):
-        picture(folder / f"{n}.png", n, (64, 64))
-        (folder / f"{n}.txt").write_text(f"image {n} " * (1 + 8 * (n % 2)))
-        for i, name in enumerate(REFERENCES[: n % 3]):
-            picture(folder / f"{n}.{name}.png", 10 * n + i, (70 + 16 * (n % 2), 48 + 16 * i))
-    return folder
+    return reference_pictures.samples(folder, captions, counts, lambda n, i: (70 + 16 * (n % 2), 48 + 16 * i))
 
 
 @pytest.mark.parametrize(("scale", "count", "size"), [(1.0, 1, (70, 100)), (3.5, 1, (70, 100)), (3.5, 2, (64, 96))])

@@ -61,13 +61,9 @@ def pictures(tmp_path_factory) -> list[Path]:
 @pytest.fixture(scope="module")
 def images(tmp_path_factory) -> Path:
     """Eight images with one or two reference images of several sizes, and captions of several lengths."""
+    captions, counts = [f"make it {n} " + "more " * (n % 3) for n in range(8)], [1, 2] * 4
     folder = tmp_path_factory.mktemp("images")
-    for n in range(8):
-        picture(folder / f"{n}.png", n, (64, 64))
-        (folder / f"{n}.txt").write_text(f"make it {n} " + "more " * (n % 3))
-        for i, name in enumerate(REFERENCES[: 1 + n % 2]):
-            picture(folder / f"{n}.{name}.png", 10 * n + i, (32 + 16 * (n % 4), 48 + 16 * i))
-    return folder
+    return reference_pictures.samples(folder, captions, counts, lambda n, i: (32 + 16 * (n % 4), 48 + 16 * i))
 
 
 def opened(base: Path) -> Any:

@@ -1,6 +1,6 @@
 """Small pictures that reference images are made of, of chosen sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from daguerre import plugins
+from daguerre.types import REFERENCES
 
 
 def picture(path: Path, seed: int, size: tuple[int, int]) -> Path:
@@ -21,6 +22,22 @@ def picture(path: Path, seed: int, size: tuple[int, int]) -> Path:
 def pictures(folder: Path, sizes: Sequence[tuple[int, int]]) -> list[Path]:
     """Writes one picture of each size."""
     return [picture(folder / f"{i}.png", i, size) for i, size in enumerate(sizes)]
+
+
+def samples(
+    folder: Path,
+    captions: Sequence[str],
+    counts: Sequence[int],
+    size: Callable[[int, int], tuple[int, int]],
+) -> Path:
+    """Writes an image with each of these captions, with so many reference images; `size` gives the height and width of
+    one, by the number of its sample and its own."""
+    for n, (caption, count) in enumerate(zip(captions, counts, strict=True)):
+        picture(folder / f"{n}.png", n, (64, 64))
+        (folder / f"{n}.txt").write_text(caption)
+        for i, name in enumerate(REFERENCES[:count]):
+            picture(folder / f"{n}.{name}.png", 10 * n + i, size(n, i))
+    return folder
 
 
 def small_rule(patch: pytest.MonkeyPatch, family: str, area: int, seen: int) -> None:

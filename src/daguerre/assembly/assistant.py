@@ -33,8 +33,6 @@ from daguerre.models.settings import ASSISTANT
 from daguerre.models.weights import resolve
 
 _SETTING = f"model.{ASSISTANT}"
-_OF_LAYER = ASSISTANT
-"""The attribute of a layer under which its product stands."""
 
 
 class Product(nn.Module):
@@ -64,7 +62,7 @@ class Assistant(nn.Module):
             layer = denoiser.get_submodule(product.layer)
             # Not a part of the layer, whose names and exports stay as they are. A hook alike for all layers, with what
             # differs on the layer: blocks that are alike are compiled once.
-            vars(layer)[_OF_LAYER] = product
+            vars(layer)[ASSISTANT] = product
             layer.register_forward_hook(_add)
 
     @contextmanager

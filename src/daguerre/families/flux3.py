@@ -32,7 +32,7 @@ from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import BASE, Component, ReferenceSettings
 from daguerre.models.weights.original_names import NameTable
 from daguerre.samplers.guidance import ClassifierFree, Guidance, Jumping
-from daguerre.types import REFERENCES, Cond, References
+from daguerre.types import Cond, References
 
 _READS = Reading(
     kinds=("language_model",), template="<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
@@ -232,7 +232,7 @@ def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, res
     no tokens: it changes nothing, and all devices of a mesh call the same.
     """
     (h, w), device = x_BCHW.shape[2:], x_BCHW.device
-    given = [x_BCHW[:, :, :0], *(cond[name].to(x_BCHW.dtype) for name in REFERENCES if name in cond)]
+    given = [x_BCHW[:, :, :0], *vae.given(cond, x_BCHW)]
     y_BTC = transformer(
         hidden_states=x_BCHW.flatten(2).mT,
         encoder_hidden_states=cond["text"],

@@ -30,7 +30,7 @@ from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import BASE, INDEX, Component, ComponentSpec, DistilledSettings, ReferenceSettings
 from daguerre.models.weights.original_names import NameTable
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
-from daguerre.types import REFERENCES, Cond, References
+from daguerre.types import Cond, References
 
 _LEVELS = "sample_sigmas"
 """The noise levels that a pipeline visits, in its index: those of a distilled transformer."""
@@ -151,7 +151,7 @@ def denoise(
 ) -> Tensor:
     """The velocity [B, C, H, W] of noisy latents. `cond` has `text` [B, T, D], `text_mask` [B, T] where texts of a
     batch differ in length, and latents [B, C, h, w] of reference images."""
-    given = [cond[name].to(x_BCHW.dtype) for name in REFERENCES if name in cond]
+    given = vae.given(cond, x_BCHW)
     before = texts.text_before if given else ()
     y: Tensor = transformer(x_BCHW, c_noise_B, cond["text"], cond.get("text_mask"), given, before)
     return y

@@ -23,7 +23,6 @@ from daguerre.models.parts.qwen.transformer import (
     TRANSFORMER,
     NormKept,
     denoise,
-    edit_architecture,
     unread,
 )
 from daguerre.models.parts.settings import TransformerSettings
@@ -98,7 +97,7 @@ def load(settings: Settings, seed: int) -> Family:
         components,
         partial(denoise, transformer),
         {"transformer": transformer, "vae": autoencoder.net},
-        {"transformer": replace(TRANSFORMER, unread=unread(transformer), architecture=edit_architecture)},
+        {"transformer": replace(TRANSFORMER, unread=unread(transformer))},
         autoencoder,
         texts,
         exporter,

@@ -24,15 +24,21 @@ def vae() -> Any:
     return AutoencoderKLQwenImage(base_dim=8, dim_mult=[1] * 4, num_res_blocks=1)
 
 
+def network(**numbers: Any) -> Any:
+    """The transformer with random weights, which show each of its parts; `numbers` are others than `NUMBERS`."""
+    with torch.no_grad():
+        transformer: Any = enlarged(QwenImageTransformer2DModel(**{**NUMBERS, **numbers}), "attn|_mod", 3.0)
+    for name, parameter in transformer.named_parameters():
+        if "norm" in name and parameter.ndim == 1:  # of ones, a norm whose gradient is wrong would not show
+            parameter.data = 1 + 0.3 * torch.randn_like(parameter)
+    return transformer
+
+
 def write(folder: Path, seed: int = 0, **numbers: Any) -> Path:
     """Writes a QwenImagePipeline with random weights; `numbers` change the transformer's."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        with torch.no_grad():
-            transformer: Any = enlarged(QwenImageTransformer2DModel(**{**NUMBERS, **numbers}), "attn|_mod", 3.0)
-        for name, parameter in transformer.named_parameters():
-            if "norm" in name and parameter.ndim == 1:  # of ones, a norm whose gradient is wrong would not show
-                parameter.data = 1 + 0.3 * torch.randn_like(parameter)
+        transformer = network(**numbers)
         pipeline = QwenImagePipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(**SHIFT),
             vae=vae(),

@@ -5,11 +5,10 @@ from typing import Any
 
 import tiny_texts
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageEditPlusPipeline, QwenImageTransformer2DModel
-from tiny_models import enlarged
+from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageEditPlusPipeline
 from transformers import Qwen2VLProcessor
 
-from tiny_families.qwen_image import NUMBERS, vae
+from tiny_families.qwen_image import network, vae
 from tiny_families.qwen_image_21 import SHIFT
 
 
@@ -21,12 +20,7 @@ def write(folder: Path, seed: int = 0, **numbers: Any) -> Path:
     """Writes a QwenImageEditPlusPipeline with random weights; `numbers` change the transformer's."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        with torch.no_grad():
-            own = {**NUMBERS, "zero_cond_t": True, **numbers}
-            transformer: Any = enlarged(QwenImageTransformer2DModel(**own), "attn|_mod", 3.0)
-        for name, parameter in transformer.named_parameters():
-            if "norm" in name and parameter.ndim == 1:  # of ones, a norm whose gradient is wrong would not show
-                parameter.data = 1 + 0.3 * torch.randn_like(parameter)
+        transformer = network(**{"zero_cond_t": True, **numbers})
         pipeline = QwenImageEditPlusPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(**SHIFT),
             vae=vae(),

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.network import Facts
+from daguerre.models.parts import vae
 from daguerre.models.parts.flux2_vae import patched, unpatched
 from daguerre.models.parts.flux_names import FLUX2
-from daguerre.types import REFERENCES, Cond
+from daguerre.types import Cond
 
 TRANSFORMER = Facts(
     blocks=("Flux2TransformerBlock", "Flux2SingleTransformerBlock"),
@@ -40,7 +41,7 @@ def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, res
     times of their own, 10, 20, ... in place of its 0.
     """
     device, patch = x_BCHW.device, transformer.config.patch_size
-    given = [x_BCHW, *(cond[name].to(x_BCHW.dtype) for name in REFERENCES if name in cond)]
+    given = [x_BCHW, *vae.given(cond, x_BCHW)]
     latents = [patched(z_BCHW, patch) for z_BCHW in given]
     h, w = latents[0].shape[2:]
     y_BTC = transformer(

@@ -107,6 +107,11 @@ def references(autoencoder: VAE, moments: Moments) -> Cond:
     return {name: mean.latents({"mean": moments[f"{name}.mean"]}, {}) for name in names}
 
 
+def given(cond: Cond, x_BCHW: Tensor) -> list[Tensor]:
+    """The latents of reference images that a denoiser is given, in their order and in the type of `x_BCHW`."""
+    return [cond[name].to(x_BCHW.dtype) for name in REFERENCES if name in cond]
+
+
 def _kind(net: Any) -> LatentNetwork:
     """The kind of a network, by its class or, once FSDP has made a class of its own of that, by the one before."""
     return next(_KINDS[kind.__name__] for kind in type(net).__mro__ if kind.__name__ in _KINDS)

@@ -5,11 +5,13 @@ writing, equal to the bit. A family writes a `NameTable` next to the class that 
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Literal, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,31 +50,27 @@ FLAT = ("lora_unet_", "lycoris_")
 """What files of LoRAs put before such names, and before diffusers', with `_` for each dot."""
 
 
-class FileNames(Protocol):
+class FileNames(ABC):
     """Names that files of one network have for its tensors."""
 
-    @property
-    def marks(self) -> Mapping[str, str]:
-        """Originals by which a file tells whether its network has a part, and the switch of it in the config."""
+    marks: Mapping[str, str] = MappingProxyType({})
+    """Originals by which a file tells whether its network has a part, and the switch of it in the config."""
 
     def told(self, names: Collection[str]) -> dict[str, bool]:
         """Numbers of a config that a file with tensors of these names tells."""
+        return {}
 
+    @abstractmethod
     def links_in(self, held: Collection[str], names: Iterable[str]) -> tuple[str, list[Link]]:
         """The prefix of a file with tensors of the names `held`, and the links of a network with these `names`."""
 
 
 @dataclass(frozen=True)
-class PrefixedNames:
+class PrefixedNames(FileNames):
     """Names that are the library's, but for the wrappers that are named before them: of a model that also speaks or
     sees, programs write `model.`, `language_model.`, both, or none."""
 
     wrappers: tuple[str, ...]
-    marks: Mapping[str, str] = field(default_factory=dict)
-
-    def told(self, names: Collection[str]) -> dict[str, bool]:
-        """Nothing."""
-        return {}
 
     def links_in(self, held: Collection[str], names: Iterable[str]) -> tuple[str, list[Link]]:
         """No prefix, and links of what the file has. UserError where it has a name twice."""
@@ -89,7 +87,7 @@ class PrefixedNames:
 
 
 @dataclass(frozen=True, eq=False)
-class NameTable:
+class NameTable(FileNames):
     """Names of a network that numbers its blocks the same way in both layouts."""
 
     layers: Mapping[str, str | tuple[str, ...]]

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
 from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.network import HEAD, Architecture, Facts, layers
+from daguerre.models.parts import vae
 from daguerre.models.parts.flux2_vae import patched, unpatched
 from daguerre.models.weights.original_names import NameTable
 from daguerre.samplers.guidance import ClassifierFree
-from daguerre.types import REFERENCES, Cond
+from daguerre.types import Cond
 
 PATCH = 2
 """Side of the square of latent pixels that is one token."""
@@ -36,14 +37,9 @@ def _lengths(y_BCHW: Tensor) -> Tensor:
     return interpolate(squares.sqrt(), scale_factor=PATCH)
 
 
-def edit_architecture(network: nn.Module, prediction: str) -> Architecture:
-    """Qwen-Image-Edit."""
-    return Architecture("qwen-image-edit", (1024, 1024), {"ss_base_model_version": "qwen_image_edit"})
-
-
 def _architecture(network: Any, prediction: str) -> Architecture:
     if network.config.zero_cond_t:  # of the others, the numbers do not tell whether they edit
-        return edit_architecture(network, prediction)
+        return Architecture("qwen-image-edit", (1024, 1024), {"ss_base_model_version": "qwen_image_edit"})
     return Architecture("qwen-image", (1328, 1328), {"ss_base_model_version": "qwen_image"})
 
 
@@ -86,7 +82,7 @@ def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, res
     """The velocity [B, C, H, W] of noisy latents: packs 2 x 2 pixels to a token, and back. `cond` has `text` [B, T, D],
     `text_mask` [B, T] where texts of a batch differ in length, and latents [B, C, h, w] of reference images, whose
     tokens follow those of the image."""
-    given = [x_BCHW, *(cond[name].to(x_BCHW.dtype) for name in REFERENCES if name in cond)]
+    given = [x_BCHW, *vae.given(cond, x_BCHW)]
     tokens = [patched(z_BCHW) for z_BCHW in given]
     height, width = tokens[0].shape[2:]
     y_BLC = transformer(

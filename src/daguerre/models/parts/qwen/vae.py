@@ -5,8 +5,7 @@ Shape letters: B samples, C channels, H and W height and width.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -29,14 +28,8 @@ _RESIDUAL |= {"conv_shortcut": "shortcut"}
 _UP = re.compile(r"up_blocks\.(\d+)\.(?:resnets\.(\d+)|upsamplers\.0)\.(.+)")
 
 
-class _Names:
+class _Names(FileNames):
     """Wan's names, which number the layers on the way up through, and call those of a residual block by their place."""
-
-    marks: Mapping[str, str] = MappingProxyType({})
-
-    def told(self, names: Collection[str]) -> dict[str, bool]:
-        """Nothing."""
-        return {}
 
     def links_in(self, held: Collection[str], names: Iterable[str]) -> tuple[str, list[Link]]:
         """No prefix, and a link for each tensor."""
