@@ -141,13 +141,8 @@ def _network(reading: Reading, encoders: Sequence[str], family: str) -> None:
     given = {name: reading.get(f"{ROOT}network.{name}") for name in ("type", "linear", "rank", "conv", "conv_alpha")}
     kind, rank = str(given["type"] or "lora").lower(), given["linear"] or given["rank"] or 4
     net = peers.denoiser(family)
-    conv = (
-        {}
-        if models.is_flow(family)
-        else {"conv_dim": given["conv"], "conv_alpha": given["conv_alpha"] or given["conv"]}
-        if given["conv"]
-        else {}
-    )
+    has_conv = given["conv"] and not models.is_flow(family)
+    conv = {"conv_dim": given["conv"], "conv_alpha": given["conv_alpha"] or given["conv"]} if has_conv else {}
     if kind not in ("lora", "locon", "dora"):
         raise peers.not_there(f"a network of type {kind}", TRAINER)
     alpha = reading.get(f"{ROOT}network.linear_alpha") or reading.get(f"{ROOT}network.alpha") or 1.0

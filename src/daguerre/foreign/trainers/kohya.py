@@ -46,9 +46,7 @@ def convert(reading: Reading, family: str = "") -> None:
     schedule(reading, folders, sizes)
     optimizer(reading)
     _without_effect(reading)
-    for key, path in {"max_train_epochs": "training.duration", "save_every_n_epochs": "checkpoint.every"}.items():
-        if peers.asks(reading.get(key)):
-            peers.length(reading, key, path, folders, sizes)
+    epochs(reading, folders, sizes)
     reading.take(TABLES["last"])
     if peers.asks(reading.get("max_train_epochs")):
         reading.notice("max_train_steps", "max_train_epochs sets the length of the run")
@@ -67,6 +65,13 @@ def convert(reading: Reading, family: str = "") -> None:
         flows.finish(reading)
     chosen = reading.values.get("optimizer.name")
     reading.assume({"optimizer.weight_decay": TABLES["decays"][chosen]} if chosen in TABLES["decays"] else {})
+
+
+def epochs(reading: Reading, folders: Sequence[Folder], sizes: tuple[Any, Any]) -> None:
+    """Lengths that are given in epochs."""
+    for key, path in {"max_train_epochs": "training.duration", "save_every_n_epochs": "checkpoint.every"}.items():
+        if peers.asks(reading.get(key)):
+            peers.length(reading, key, path, folders, sizes)
 
 
 def _of_program(reading: Reading) -> str:
@@ -359,11 +364,11 @@ def _datasets(reading: Reading) -> None:
     """Data sets and [general]: for all sources where there is one setting."""
     shuffles = any(reading.get(key) is True for key in reading.whole if "shuffle_caption" in key)
     for name in (*TABLES["subset"], *TABLES["with_shuffling"], "caption_prefix"):
-        for key in _everywhere(reading, name):
+        for key in everywhere(reading, name):
             idle = name in TABLES["with_shuffling"] and not shuffles
             reading.notice(key, "no effect: no shuffling" if idle else "in the captions of its sources")
     _take_everywhere(reading, TABLES["everywhere"])
-    for key in _everywhere(reading, "validation_split"):
+    for key in everywhere(reading, "validation_split"):
         reading.carry(key, "data.held_out_fraction") if "datasets" not in key else None
     _sizes(reading)
 
@@ -373,31 +378,32 @@ def _take_everywhere(reading: Reading, table: dict[str, Any]) -> None:
         reading.take({", ".join(place + name for name in names.split(", ") for place in PLACES): row})
 
 
-def _everywhere(reading: Reading, name: str) -> list[str]:
+def everywhere(reading: Reading, name: str, places: Sequence[str] = PLACES) -> list[str]:
     """Places of a key that is still to be read: in a subset, in a data set, in [general], in the config."""
-    return [key for key in reading.rest if generic(key) in {place + name for place in PLACES}]
+    return [key for key in reading.rest if generic(key) in {place + name for place in places}]
 
 
 def _sizes(reading: Reading) -> None:
     """Resolution and buckets: sides between two bounds there, an area and a longest aspect ratio here."""
-    sizes = [side(reading.get(key)) for key in _everywhere(reading, "resolution")]
-    for key in _everywhere(reading, "resolution"):
+    sizes = [side(reading.get(key)) for key in everywhere(reading, "resolution")]
+    for key in everywhere(reading, "resolution"):
         if sizes[0] and side(reading.get(key)) == sizes[0]:
             reading.carry(key, "data.resolution", sizes[0])
         reading.refuse(key, "data sets of several sizes are not supported; data.buckets.resolutions sorts by size")
     reading.assume({"data.resolution": REQUIRED})
-    on = any(reading.get(key) is True for key in _everywhere(reading, "enable_bucket"))
-    bounds = [_first(reading, name, default) for name, default in (("min_bucket_reso", 256), ("max_bucket_reso", 1024))]
+    on = any(reading.get(key) is True for key in everywhere(reading, "enable_bucket"))
+    bounds = [first(reading, name, default) for name, default in (("min_bucket_reso", 256), ("max_bucket_reso", 1024))]
     low, high = (bound if isinstance(bound, int) and bound > 0 else 256 for bound in bounds)
     area = (sizes[0] or 512) ** 2 if sizes else 512**2
     aspect = max(1.0, round(min(high, area / low) / low, 4))
-    for key in _everywhere(reading, "enable_bucket") if on else ():
+    for key in everywhere(reading, "enable_bucket") if on else ():
         reading.carry_all(key, {"data.buckets.aspects": "auto", "data.buckets.max_aspect": aspect})
     _take_everywhere(reading, TABLES["buckets" if on else "no_buckets"])
 
 
-def _first(reading: Reading, name: str, default: Any) -> Any:
-    return next((reading.get(key) for key in _everywhere(reading, name)), default)
+def first(reading: Reading, name: str, default: Any, places: Sequence[str] = PLACES) -> Any:
+    """The first value of a key that is still to be read."""
+    return next((reading.get(key) for key in everywhere(reading, name, places)), default)
 
 
 def side(value: Any) -> int | None:

@@ -15,6 +15,8 @@ from daguerre.foreign.trainers import kohya
 
 TRAINER = "musubi-tuner"
 TABLES = Tables("musubi")
+PLACES = ("general.", "datasets.*.")
+"""Where settings of data sets stand."""
 
 
 def convert(reading: Reading) -> None:
@@ -30,14 +32,12 @@ def convert(reading: Reading) -> None:
     _sizes(reading, [folder.key for folder in folders])
     flows.sd_scripts(reading, "sigma", 1.0)
     flows.precision(reading, "mixed_precision")
-    sizes = (_first(reading, "batch_size", 1), reading.get("gradient_accumulation_steps"))
-    for key in _everywhere(reading, "batch_size"):
+    sizes = (kohya.first(reading, "batch_size", 1, PLACES), reading.get("gradient_accumulation_steps"))
+    for key in kohya.everywhere(reading, "batch_size", PLACES):
         reading.carry(key, "training.per_device_batch_size")
     kohya.schedule(reading, folders, sizes)
     kohya.optimizer(reading)
-    for key, path in {"max_train_epochs": "training.duration", "save_every_n_epochs": "checkpoint.every"}.items():
-        if peers.asks(reading.get(key)):
-            peers.length(reading, key, path, folders, sizes)
+    kohya.epochs(reading, folders, sizes)
     reading.take(TABLES["last"])
     peers.carry_known(reading, [*peers.OWN, *TABLES["alias"]])
     reading.take(TABLES["otherwise"])
@@ -100,7 +100,6 @@ def _references(reading: Reading, folder: Folder, family: str) -> int:
     if models.references(family) is None:
         reading.refuse(key, f"the family {family} reads no reference images")
         return 0
-    own = folder.place if folder.place != "data" else "data"
     there = Path(str(place)).expanduser()
     if any(each.stem.endswith(("_0", "_0000")) for each in (there.iterdir() if there.is_dir() else ())):
         way = "move the pictures of each number to a folder of its own, without the number in their names, and set"
@@ -108,7 +107,7 @@ def _references(reading: Reading, folder: Folder, family: str) -> int:
         return 1
     kept = reading.get(f"{folder.key}.no_resize_control") is True
     why = "" if kept else "they are brought to the size of their image there, and keep their own here"
-    reading.carry(key, f"{own}.reference_dir", why=why)
+    reading.carry(key, f"{folder.place}.reference_dir", why=why)
     reading.notice(f"{folder.key}.no_resize_control", "each keeps its size" if kept else "in reference_dir")
     return 1
 
@@ -118,32 +117,19 @@ def _inherited(reading: Reading, prefix: str, name: str, default: Any = None) ->
     return reading.get(f"{prefix}.{name}", reading.get(f"general.{name}", default))
 
 
-def _everywhere(reading: Reading, name: str) -> list[str]:
-    """Places of a setting of data sets that is still to be read."""
-    return [
-        key
-        for key in reading.rest
-        if key == f"general.{name}" or (key.startswith("datasets.") and key.endswith(f".{name}"))
-    ]
-
-
-def _first(reading: Reading, name: str, default: Any) -> Any:
-    return next((reading.get(key) for key in _everywhere(reading, name)), default)
-
-
 def _sizes(reading: Reading, prefixes: list[str]) -> None:
     """One resolution for all data sets: an area with buckets, without them the one shape that all images are cut to."""
-    on = any(reading.get(key) is True for key in _everywhere(reading, "enable_bucket"))
+    on = any(reading.get(key) is True for key in kohya.everywhere(reading, "enable_bucket", PLACES))
     given = {str(_inherited(reading, prefix, "resolution", [960, 544])) for prefix in prefixes}
-    first = _first(reading, "resolution", [960, 544])
+    first = kohya.first(reading, "resolution", [960, 544], PLACES)
     area = kohya.side(first)
-    for key in _everywhere(reading, "resolution"):
+    for key in kohya.everywhere(reading, "resolution", PLACES):
         if len(given) <= 1 and area:
             reading.carry(key, "data.resolution", area)
         reading.refuse(key, "data sets of several sizes are not supported; data.buckets.resolutions sorts by size")
     reading.assume({"data.resolution": area or REQUIRED})
     flat = isinstance(first, list) and area and first[0] != first[-1]
     one = [f"{first[0]}/{first[-1]}"] if flat else "square"
-    for key in _everywhere(reading, "enable_bucket"):
+    for key in kohya.everywhere(reading, "enable_bucket", PLACES):
         reading.carry(key, "data.buckets.aspects", "auto" if on else one)
     reading.assume({"data.buckets.aspects": "auto" if on else one})
