@@ -24,12 +24,12 @@ from daguerre.data.sources.shapes import (
     COLOURS,
     QUICKSTART_SHAPES,
     RADII_PX,
-    SIZE_JITTER,
     Combination,
     DrawnSettings,
     Share,
     combinations,
-    render,
+    placed,
+    sample_id,
 )
 from daguerre.settings import FREE, Unused
 from daguerre.types import IMAGE, REFERENCES, Record
@@ -47,7 +47,6 @@ PHRASINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Instructions by the attribute that they change; of sizes `{to}` is larger or smaller, by one step."""
 JITTER_PX = 2.0
 """Largest distance of a shape's centre from the image's centre, in pixels, along each axis."""
-_HELD_OUT_ID = 1 << 62  # held-out sample ids start here, so that no id belongs to both splits
 
 
 class Settings(DrawnSettings):
@@ -123,7 +122,7 @@ class ShapeEditsSource:
 
     def sample_id(self, number: int) -> int:
         """Stable 63-bit id of record `number`; the splits share none."""
-        return number if self.split == "train" else _HELD_OUT_ID + number
+        return sample_id(self.split, number)
 
     def name(self, number: int) -> str:
         return f"shape_edits/{self.split}/{number}"
@@ -151,9 +150,7 @@ def pair(split: Split, sample_id: int) -> Pair:
     which, chosen, phrasing, *placing = keys.uniforms(0, "shape edits", sample_id, count=6)
     options = edits(split)[EDITED[int(which * len(EDITED))]]
     edit = options[int(chosen * len(options))]
-    x, y, swell = (2.0 * float(u) - 1.0 for u in placing)
-    centre_px, scale = (x * JITTER_PX, y * JITTER_PX), 1.0 + SIZE_JITTER * swell
-    before, after = (render(one, centre_px, scale) for one in (edit.before, edit.after))
+    before, after = (placed(one, placing, JITTER_PX) for one in (edit.before, edit.after))
     return Pair(edit, edit.instruction(float(phrasing)), before, after)
 
 
@@ -185,5 +182,6 @@ def _starts(end: Combination, attribute: Attribute) -> list[Combination]:
 
 @functools.cache
 def _words() -> frozenset[str]:
-    each = [one.instruction((i + 0.5) / 3) for options in edits("train").values() for one in options for i in range(3)]
-    return frozenset(words(*{*each}))
+    n = max(map(len, PHRASINGS.values()))
+    each = {one.instruction((i + 0.5) / n) for own in edits("train").values() for one in own for i in range(n)}
+    return frozenset(words(*each))

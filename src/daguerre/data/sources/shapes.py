@@ -197,7 +197,7 @@ class ShapesSource:
 
     def sample_id(self, number: int) -> int:
         """Stable 63-bit id of record `number`; the splits share none."""
-        return number if self.split == "train" else _HELD_OUT_ID + number
+        return sample_id(self.split, number)
 
     def name(self, number: int) -> str:
         return f"shapes/{self.split}/{number}"
@@ -211,9 +211,10 @@ class ShapesSource:
         own = self.settings
         options = combinations(self.split, own.shapes, own.num_images, own.look, own.preferred_size)
         chosen = options[int(which * len(options)) if finite is None else image_number]
-        images = {IMAGE: self._placed(chosen, placing)}
+        images = {IMAGE: placed(chosen, placing, own.jitter_px)}
         if own.preferred_size is not None:
-            images[REJECTED] = self._placed(replace(chosen, size=_farthest(own.preferred_size)), placing)
+            rejected = replace(chosen, size=_farthest(own.preferred_size))
+            images[REJECTED] = placed(rejected, placing, own.jitter_px)
         if finite is not None:  # the same images in all phrasings
             (phrasing,) = keys.uniforms(0, "shapes phrasing", self.sample_id(number), count=1)
         texts = {
@@ -221,14 +222,6 @@ class ShapesSource:
             "colours": colours(chosen, float(phrasing)),
         }
         return Record(self.name(number), images, texts, dict(vars(chosen)))
-
-    def _placed(self, combination: Combination, placing: Sequence[float]) -> np.ndarray:
-        """The image of a combination with its place and its size moved by three numbers in [0, 1)."""
-        x, y, swell = (2.0 * float(u) - 1.0 for u in placing)
-        scale = 1.0 + SIZE_JITTER * swell
-        room_px = max(3.0, IMAGE_PX / 2 - 1.0 - _STAR_TIP * RADII_PX[combination.size] * scale)
-        jitter_px = min(self.settings.jitter_px, room_px)
-        return render(combination, (x * jitter_px, y * jitter_px), scale)
 
     def report(self) -> SkipReport:
         return {}
@@ -324,6 +317,21 @@ def prompts(
     phrasing = (keys.uniforms(seed, "shapes phrasing", 0, count=n) * len(PHRASINGS)).astype(int)
     chosen = [(options[i], phrase) for i, phrase in zip(order, phrasing, strict=True)]
     return [Prompt(caption(own, phrase, look, preferred_size is None), own) for own, phrase in chosen]
+
+
+def sample_id(split: Split, number: int) -> int:
+    """Stable 63-bit id of a record of built-in images; the splits share none."""
+    return number if split == "train" else _HELD_OUT_ID + number
+
+
+def placed(combination: Combination, placing: Sequence[float], jitter_px: float) -> np.ndarray:
+    """The image of a combination with its place and its size moved by three numbers in [0, 1): the place by `jitter_px`
+    at most, and less where the shape would not stay inside."""
+    x, y, swell = (2.0 * float(u) - 1.0 for u in placing)
+    scale = 1.0 + SIZE_JITTER * swell
+    room_px = max(3.0, IMAGE_PX / 2 - 1.0 - _STAR_TIP * RADII_PX[combination.size] * scale)
+    jitter_px = min(jitter_px, room_px)
+    return render(combination, (x * jitter_px, y * jitter_px), scale)
 
 
 def render(combination: Combination, centre_px: tuple[float, float] = (0.0, 0.0), scale: float = 1.0) -> np.ndarray:
