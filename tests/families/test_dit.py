@@ -106,6 +106,27 @@ def test_numbers_that_do_not_fit_together_are_refused(base, tmp_path, capsys):
         assert said in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"source": "shape_edits"}, "draws a reference image with each sample, and nothing in the recipe reads it"),
+        ({"source": "shapes", "preferred_size": "large"}, "draws a rejected image with each sample"),
+    ],
+)
+def test_images_that_nothing_reads_are_refused_before_the_first_update(source, said, base, tmp_path, capsys):
+    recipe = {
+        "run_name": "x",
+        "model": {"family": "dit", "pretrained_model_name_or_path": str(base)},
+        "objective": {"name": "flow"},
+        "data": source,
+        "training": {"duration": "1 steps", "global_batch_size": 1},
+        "lr_scheduler": {"warmup": "0 steps"},
+    }
+    (tmp_path / "r.yaml").write_text(json.dumps(recipe))
+    assert main.run(["train", str(tmp_path / "r.yaml"), "--dry-run", f"output_dir={tmp_path}"]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_sides_are_whole_tokens(base, tmp_path, capsys):
     family = tiny_families.load("dit", tmp_path)
     assert family.latent_shape((3, 64, 48)) == (tiny.LATENT, 32, 24)

@@ -389,10 +389,18 @@ def _refuse_dropout(config: Config, rule: References | None) -> None:
 
 
 def _refuse_idle_images(config: Config, images: Images) -> None:
-    """UserError where a source says where images are that nothing reads, or drops those that are always needed."""
+    """UserError where a source makes images that nothing reads, says where they are, or drops those that are always
+    needed."""
     _refuse_dropout(config, conditions.references(images))
     read = {setting for name in kinds.stored(images) for setting in KINDS[name].settings}
     for name, own in config.data.sources.items():
+        for image in sorted(own.made - kinds.stored(images).keys()):
+            raise UserError(
+                f"data.sources.{name} draws a {KINDS[image].word} with each sample, and nothing in the recipe reads "
+                f"it: add {KINDS[image].reader} for it, or choose another source (docs/data.md)",
+                code="unused",
+                setting=f"data.sources.{name}",
+            )
         for kind in {kind.settings: kind for kind in KINDS.values()}.values():
             for setting in kind.settings:
                 if setting not in read and getattr(own, setting, None) is not None:

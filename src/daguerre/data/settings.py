@@ -242,6 +242,12 @@ class SourceSettings(SharedSettings):
         """True where samples are made as they are needed: a source without an index."""
         return False
 
+    @property
+    def made(self) -> frozenset[str]:
+        """Names of the further images (`types.py`) that are drawn with each sample: a recipe that reads none of them is
+        refused."""
+        return frozenset()
+
     def words(self) -> frozenset[str] | None:
         """Every word of the captions, where the settings alone say them; None where they are read."""
         return None if self.captions.text is None else self.captions.words()

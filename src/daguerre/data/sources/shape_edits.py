@@ -76,6 +76,10 @@ class Settings(DrawnSettings):
     def endless(self) -> bool:
         return True
 
+    @property
+    def made(self) -> frozenset[str]:
+        return frozenset({REFERENCES[0]})
+
     def words(self) -> frozenset[str]:
         given = super().words()
         return _words() | self.captions.words() if given is None else given

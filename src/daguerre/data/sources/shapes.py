@@ -159,6 +159,10 @@ class Settings(DrawnSettings):
     def endless(self) -> bool:
         return self.num_images is None
 
+    @property
+    def made(self) -> frozenset[str]:
+        return frozenset() if self.preferred_size is None else frozenset({REJECTED})
+
     def words(self) -> frozenset[str]:
         given = super().words()
         return _words(self.shapes, self.num_images, self.look) | self.captions.words() if given is None else given
