@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.torch
+import tiny_families
 import torch
 from diffusers import UNet2DConditionModel
 from PIL import Image
@@ -110,6 +111,23 @@ def test_the_architecture(numbers, prediction, said, version):
     made = unet(**numbers)
     assert header.modelspec(made, About(prediction=prediction))["modelspec.architecture"] == f"{said}/lora"
     assert header.kohya(made, [addition()], 1.0, UNKNOWN)["ss_base_model_version"] == version
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "said"),
+    [("dit", {}, "dit"), ("qwen_image_edit", {"zero_cond_t": False}, "qwen-image-edit"), ("flux2", {}, "")],
+)
+def test_of_families_with_one_class_each_has_its_own_name_also_in_what_is_converted(name, numbers, said, tmp_path):
+    """Of 2509 the transformer is Qwen-Image's, and dit's is FLUX.2's, of which no published one is this small."""
+    family = tiny_families.load(name, tmp_path)
+    for key, value in numbers.items():
+        family.components["transformer"].register_to_config(**{key: value})
+    about = About(architecture=family.architecture("flow"), size_px=(64, 64))
+    written = header.kohya(family.components, [addition()], 1.0, about) | header.modelspec(family.components, about)
+    assert header.architecture(written) == said
+    again = header.modelspec(family.components, header.about(written, "x"))
+    assert header.architecture(again) == said
+    assert ("ss_base_model_version" in written) == (name == "qwen_image_edit")
 
 
 def test_a_base_of_one_file_has_the_hashes_of_sd_scripts(tmp_path):

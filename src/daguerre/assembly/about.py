@@ -7,10 +7,12 @@ from daguerre.assembly.base_digests import Base
 from daguerre.config.config import Config
 from daguerre.data.sources import folder
 from daguerre.models.export.about import UNKNOWN, About
+from daguerre.models.family import Family
 
 
 def of(
     config: Config,
+    family: Family,
     base: Base,
     step: int,
     epoch: float | None = None,
@@ -33,6 +35,7 @@ def of(
         size_px=(config.data.resolution, config.data.resolution),
         trigger_phrase=", ".join(dict.fromkeys(phrases)),
         prediction=config.objective.name,
+        architecture=family.architecture(config.objective.name),
         image=image,
         tags=tags,
     )

@@ -13,12 +13,14 @@ from typing import Any, ClassVar, Literal
 
 from diffusers import Flux2Transformer2DModel
 from pydantic import Field
+from torch import nn
 
 from daguerre.errors import UserError
 from daguerre.models import trained_net
 from daguerre.models.components import ComponentLoader, check_fits
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
+from daguerre.models.network import Architecture
 from daguerre.models.parts import flux2_transformer, vae
 from daguerre.models.parts.facts import KL_AUTOENCODER
 from daguerre.models.parts.flux_names import FLUX2
@@ -89,7 +91,7 @@ def load(settings: Settings, seed: int) -> Family:
     check_fits("transformer", transformer, decided)
     _check_positions(transformer.config)
     # How long the stretches of a fused layer are follows from the numbers of this transformer.
-    known = replace(flux2_transformer.TRANSFORMER, axes=flux2_axes(transformer))
+    known = replace(flux2_transformer.TRANSFORMER, axes=flux2_axes(transformer), architecture=_architecture)
     # A reference image is made of whole tokens, as the image is.
     token_px = patch * vae.factor(autoencoder.net)
     rule = replace(settings.reference_rule, step_px=token_px)
@@ -112,6 +114,10 @@ def load(settings: Settings, seed: int) -> Family:
         reference_condition=partial(vae.references, autoencoder),
         guidance=Settings.guidance,
     )
+
+
+def _architecture(network: nn.Module, prediction: str) -> Architecture:
+    return Architecture("dit", (256, 256))
 
 
 def _check_positions(config: Any) -> None:

@@ -51,8 +51,9 @@ def _size(network: Any) -> str:
     return _WIDTHS.get(network.config.num_attention_heads * network.config.attention_head_dim, "")
 
 
-def _architecture(network: nn.Module, prediction: str) -> Architecture:
-    return Architecture("-".join(["flux-2-klein", _size(network).lower()]).rstrip("-"), (1024, 1024))
+def _architecture(network: nn.Module, prediction: str) -> Architecture | None:
+    size = _size(network).lower()
+    return Architecture(f"flux-2-klein-{size}", (1024, 1024)) if size else None
 
 
 TRANSFORMER = replace(flux2_transformer.TRANSFORMER, architecture=_architecture)

@@ -23,6 +23,7 @@ from daguerre.models.parts.qwen.transformer import (
     TRANSFORMER,
     NormKept,
     denoise,
+    edits,
     unread,
 )
 from daguerre.models.parts.settings import TransformerSettings
@@ -97,7 +98,7 @@ def load(settings: Settings, seed: int) -> Family:
         components,
         partial(denoise, transformer),
         {"transformer": transformer, "vae": autoencoder.net},
-        {"transformer": replace(TRANSFORMER, unread=unread(transformer))},
+        {"transformer": replace(TRANSFORMER, unread=unread(transformer), architecture=edits)},
         autoencoder,
         texts,
         exporter,

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from daguerre.errors import UserError
 from daguerre.models import compatibility, encoders
-from daguerre.models.network import Network, block_classes
+from daguerre.models.network import Architecture, Network, block_classes
 from daguerre.models.settings import reachable
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 from daguerre.types import (
@@ -264,6 +264,11 @@ class Family:
     def trained_readers(self) -> list[str]:
         """The text encoders among what is trained: they run inside the net."""
         return [name for name in sorted(self.trained) if self.networks[name].role == "text_encoder"]
+
+    def architecture(self, prediction: str) -> Architecture | None:
+        """The model by the names that headers of files have for it, by what its denoiser predicts; None without."""
+        known = ((network.module, network.facts.architecture) for network in self.networks.values())
+        return next((named(module, prediction) for module, named in known if named is not None), None)
 
     def to(self, device: torch.device | str) -> Self:
         """Moves every network, in place, and returns the family. What is left out of memory stays so."""

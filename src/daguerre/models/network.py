@@ -95,8 +95,9 @@ class Facts:
     unknown_to_diffusers: tuple[str, ...] = ()
     """Patterns of the layers that diffusers' `load_lora_weights` does not find in a file with kohya's names, which it
     says by a warning alone."""
-    architecture: Callable[[nn.Module, str], Architecture] | None = None
-    """The model with this denoiser, by the network and what it predicts (`eps`, `v`, `flow`; empty: unknown)."""
+    architecture: Callable[[nn.Module, str], Architecture | None] | None = None
+    """The model with this denoiser, by the network and what it predicts (`eps`, `v`, `flow`; empty: unknown); None for
+    one with other numbers than any that has a name."""
     unread: frozenset[str] = frozenset()
     """Names of the parameters that no output depends on, such as a text encoder's layers behind the one that is read.
     Never trained, as they would have no gradient."""

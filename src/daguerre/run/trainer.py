@@ -251,7 +251,7 @@ def export(run: Run, attached: Attached) -> None:
     epoch = float(run.pace.position(run.state.step, "epochs")) if run.dataset.count else None
     image = samples.first(run.folder.samples_of(run.state.step)) if run.config.sampling.num_images else None
     tags = run.tags if any(not own.whole for own in attached.trainables.values()) else {}
-    facts = about.of(run.config, run.base, run.state.step, epoch, image, tags)
+    facts = about.of(run.config, run.parts.family, run.base, run.state.step, epoch, image, tags)
     for folder, whole in ((run.folder.pipeline, True), (run.folder.adapter, False)):
         run.say(attached.export(folder, run.parts.objective, run.config.sampling, facts, whole))
 

@@ -51,7 +51,8 @@ def run(arguments: list[str]) -> int:
     names = parts.attached.names
     weights = {name: tensor for name, tensor in parts.net.state_dict().items() if name in names}
     load_weights(parts.net, {**weights, **found.tensors}, saved=names)
-    told = about.of(config, checkpoint.documents["base"], checkpoint.documents["state"]["step"])
+    base, step = checkpoint.documents["base"], checkpoint.documents["state"]["step"]
+    told = about.of(config, parts.family, base, step)
     for line in parts.attached.export(out, parts.objective, config.sampling, told):
         print(line)
     print(f"the averaging profile differs by {found.error:.1%} from the one of width {width:g}")

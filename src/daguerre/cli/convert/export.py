@@ -180,7 +180,7 @@ def exported(request: Request) -> Iterator[Path]:
         if options.format == "adapters":
             step = checkpoint.documents["state"]["step"]
             image = None if options.weights == "raw" else samples.first(folder.samples_of(step))
-            told = about.of(config, checkpoint.documents["base"], step, image=image)
+            told = about.of(config, parts.family, checkpoint.documents["base"], step, image=image)
             notices = parts.attached.export(made, parts.objective, config.sampling, told)
         else:
             with parts.attached.merged():

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from daguerre.models.network import Architecture
+
 
 @dataclass(frozen=True)
 class About:
@@ -23,6 +25,8 @@ class About:
     """The words that prompts need: captions that the settings give all images."""
     prediction: str = ""
     """What the network predicts: the objective's name."""
+    architecture: Architecture | None = None
+    """The model, as its family or a file says; None: what the class and the numbers of its denoiser say."""
     tags: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By source of the data: the tags of its captions, each with the number of captions that have it. Empty where they
     were not counted."""

@@ -25,22 +25,28 @@ from daguerre.models.weights import file_digests, seals
 
 BASE = "daguerre.base"
 """Key of a header: JSON of {component: {place, digest}} of the weights that were not trained."""
+_ARCHITECTURE = "modelspec.architecture"
+_OF_MODEL = ("ss_base_model_version", "ss_v2")
+"""sd-scripts' keys of the model."""
 _LEGACY = (0x100000, 0x110000)
 """Bytes of a file that its old, short hash is of."""
 _THUMBNAIL_PX = 256
 """The longer side of a thumbnail, as the spec recommends."""
 
 
-def _model(networks: Mapping[str, nn.Module], prediction: str) -> Architecture | None:
-    """The model with the denoiser among these networks; None where no family says which it is."""
+def _model(networks: Mapping[str, nn.Module], about: About) -> Architecture | None:
+    """The model with the denoiser among these networks; None where nothing says which it is."""
     known = ((network, facts_of(network).architecture) for network in networks.values())
-    return next((named(network, prediction) for network, named in known if named is not None), None)
+    by_class = next((named(network, about.prediction) for network, named in known if named is not None), None)
+    said = about.architecture
+    # Models of several families can have one class. Of the same model a file's header says less than the class.
+    return by_class if said is None or (by_class and by_class.modelspec == said.modelspec) else said
 
 
 def modelspec(networks: Mapping[str, nn.Module], about: About, kind: str = "lora") -> dict[str, str]:
     """Of a file of this kind for diffusion networks: the spec's required keys, the others that are known, and the
     base."""
-    model = _model(networks, about.prediction)
+    model = _model(networks, about)
     found = {
         **of_model(networks, about, kind),
         "modelspec.implementation": model.implementation if model else "diffusers",
@@ -55,11 +61,11 @@ def modelspec(networks: Mapping[str, nn.Module], about: About, kind: str = "lora
 
 def of_model(networks: Mapping[str, nn.Module], about: About, kind: str) -> dict[str, str]:
     """modelspec's keys of the model that a file of this kind is for: lora, controlnet, or textual-inversion."""
-    model = _model(networks, about.prediction)
+    model = _model(networks, about)
     height, width = about.size_px or (model.size_px if model else (0, 0))
     found = {
         "modelspec.sai_model_spec": "1.0.1",
-        "modelspec.architecture": f"{model.modelspec}/{kind}" if model else "",
+        _ARCHITECTURE: f"{model.modelspec}/{kind}" if model else "",
         "modelspec.resolution": f"{width}x{height}" if width else "",
         "modelspec.prediction_type": {"eps": "epsilon", "v": "v"}.get(about.prediction, ""),
         "modelspec.thumbnail": _thumbnail(about.image),
@@ -91,7 +97,7 @@ def _name(place: str) -> str:
 
 def architecture(metadata: Mapping[str, str]) -> str:
     """The model that a header says that its file is for; empty where it does not."""
-    return metadata.get("modelspec.architecture", metadata.get("ss_base_model_version", "")).removesuffix("/lora")
+    return metadata.get(_ARCHITECTURE, metadata.get("ss_base_model_version", "")).removesuffix("/lora")
 
 
 def base(metadata: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -111,12 +117,15 @@ def about(metadata: Mapping[str, str], title: str) -> About:
         width, height = map(int, metadata["modelspec.resolution"].split("x"))
     except (ValueError, KeyError):
         width, height = 0, 0
+    named = metadata.get(_ARCHITECTURE, "").partition("/")[0]
+    kohya_keys = {name: metadata[name] for name in _OF_MODEL if name in metadata}
     return About(
         title=metadata.get("modelspec.title") or metadata.get("ss_output_name") or title,
         base=base(metadata),
         size_px=(height, width) if width else None,
         trigger_phrase=metadata.get("modelspec.trigger_phrase", ""),
         prediction={"epsilon": "eps", "v": "v"}.get(metadata.get("modelspec.prediction_type", ""), ""),
+        architecture=Architecture(named, (height, width), kohya_keys) if named else None,
     )
 
 
@@ -138,7 +147,7 @@ def kohya(networks: Mapping[str, nn.Module], main: list[Addition], alpha: float,
         "ss_network_dim": "Dynamic" if len(ranks) > 1 else "".join(map(str, ranks)),
         "ss_network_alpha": str(alpha),
         "ss_network_args": json.dumps(_arguments(main, alpha)),
-        **(model.kohya if (model := _model(networks, about.prediction)) else {}),
+        **(model.kohya if (model := _model(networks, about)) else {}),
         "ss_output_name": about.title,
         "ss_sd_model_name": first.get("place", ""),
         "ss_resolution": str((about.size_px[1], about.size_px[0])) if about.size_px else "",

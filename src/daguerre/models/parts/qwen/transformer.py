@@ -37,9 +37,14 @@ def _lengths(y_BCHW: Tensor) -> Tensor:
     return interpolate(squares.sqrt(), scale_factor=PATCH)
 
 
+def edits(network: Any, prediction: str) -> Architecture:
+    """The names of Qwen-Image-Edit."""
+    return Architecture("qwen-image-edit", (1024, 1024), {"ss_base_model_version": "qwen_image_edit"})
+
+
 def _architecture(network: Any, prediction: str) -> Architecture:
     if network.config.zero_cond_t:  # of the others, the numbers do not tell whether they edit
-        return Architecture("qwen-image-edit", (1024, 1024), {"ss_base_model_version": "qwen_image_edit"})
+        return edits(network, prediction)
     return Architecture("qwen-image", (1328, 1328), {"ss_base_model_version": "qwen_image"})
 
 
