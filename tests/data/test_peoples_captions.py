@@ -1,6 +1,9 @@
 """Captions and archives as people have them, through every source: lists of captions, JSON, what programs leave."""
 
+import csv
 import json
+import re
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +14,7 @@ from PIL import Image
 
 from daguerre import plugins
 from daguerre.cli import main
+from daguerre.data.index import file as index_file
 from daguerre.data.leftovers import LEFTOVER
 
 
@@ -62,3 +66,74 @@ def test_what_programs_leave_in_archives_is_left_out(tmp_path, name):
     source = shards.open_source(shards.Settings(path=str(tmp_path), cache_dir=str(tmp_path / "cache")), "train")
     assert source.index.count == 1
     assert [*source.report()] == [LEFTOVER]
+
+
+_LISTS = {  # what a caption's cell or file holds: the captions it gives, or a word of the reason for which it gives none
+    '["a cat", "a pet"]': ["a cat", "a pet"],
+    ' ["a cat"]': ["a cat"],
+    "['a cat', 'a pet']": "Python",
+    "['a cat' 'a pet']": "Python",
+    "('a cat', 'a pet')": "Python",
+    '["a cat", 1]': "JSON object",
+    '{"en": "a cat"}': "JSON object",
+    "[sic] a cat's 'bed'": ["[sic] a cat's 'bed'"],
+    "(masterpiece), 'a cat'": ["(masterpiece), 'a cat'"],
+    "{a|b} cat": ["{a|b} cat"],
+    "[1girl, 'solo'": ["[1girl, 'solo'"],
+}
+
+
+@pytest.mark.parametrize("cell", _LISTS)
+def test_the_text_of_a_list_is_several_captions_or_none_wherever_it_stands(tmp_path, cell):
+    """Never trained as it is written: in CSV, TSV, parquet, caption files, metadata.jsonl, and members and JSON of tars."""
+    expected, other = _LISTS[cell], tars.jpeg(2)
+    for name, data in {"a.jpg": tars.jpeg(1), "a.txt": cell.encode(), "b.jpg": other, "b.txt": b"b"}.items():
+        for folder in ("files", "lines"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            if folder == "files" or name.endswith("jpg"):
+                (tmp_path / folder / name).write_bytes(data)
+    rows = [{"file_name": f"files/{name}.jpg", "text": text} for name, text in (("a", cell), ("b", "b"))]
+    lines = [json.dumps({**row, "file_name": row["file_name"].removeprefix("files/")}) for row in rows]
+    (tmp_path / "lines" / "metadata.jsonl").write_text("\n".join(lines))
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, tmp_path / "r.parquet")
+    for name, between in (("r.csv", ","), ("r.tsv", "\t")):
+        with (tmp_path / name).open("w", newline="") as file:
+            csv.writer(file, delimiter=between).writerows([["file_name", "text"], *(row.values() for row in rows)])
+    for name, part in {"t.tar": ("a.txt", cell.encode()), "j.tar": ("a.json", lines[0].encode())}.items():
+        tars.write(tmp_path / name, [("a.jpg", tars.jpeg(1)), part, *tars.sample("b", 2, "b")])
+    read = {"folder": ["files", "lines"], "jsonl": ["r.jsonl"], "csv": ["r.csv", "r.tsv"], "parquet": ["r.parquet"]}
+    for kind, paths in {**read, "webdataset": ["t.tar", "j.tar"]}.items():
+        for path in paths:
+            found = plugins.find("sources", kind)
+            own = found.Settings(path=str(tmp_path / path), cache_dir=str(tmp_path / "cache"))
+            source = found.open_source(own, "train")
+            each = [source.record(i).texts for i in range(source.index.count)]
+            told = [[texts[name] for name in sorted(texts) if re.fullmatch(r"text(\.\d)?", name)] for texts in each]
+            if isinstance(expected, list):
+                assert told == [expected, ["b"]], path
+            else:
+                assert told[-1] == ["b"], path
+                assert all(texts == [] for texts in told[:-1]), path
+                assert path in ("lines", "j.tar") or any(expected in reason for reason in source.report()), path
+
+
+@pytest.mark.parametrize(
+    ("part", "data"),
+    [("json", {"prompt": "a cat"}), ("json", {"text": "", "txt": "a cat"}), ("caption", "a cat"), ("prompt", "a cat")],
+)
+def test_a_tar_has_its_captions_by_the_names_of_other_sources(tmp_path, part, data):
+    """An index of an older version, which does not know them as captions, finds them, too."""
+    told = data if isinstance(data, str) else json.dumps(data)
+    tars.write(tmp_path / "a.tar", [("a.jpg", tars.jpeg(1)), (f"a.{part}", told.encode()), *tars.sample("b", 2)])
+    shards = plugins.find("sources", "webdataset")
+    source = shards.open_source(shards.Settings(path=str(tmp_path), cache_dir=str(tmp_path / "cache")), "train")
+    assert source.record(0).texts["text"] == "a cat"
+    (path,) = source.paths
+    before = index_file.load(path)
+    mask = pa.array([False, True])
+    column = before.table.schema.get_field_index("c:text")
+    index_file.save(replace(before, table=before.table.set_column(column, "c:text", mask)), path)
+    old = shards.open_source(shards.Settings(path=str(tmp_path), cache_dir=str(tmp_path / "cache")), "train")
+    assert old.index.captioned["text"].to_pylist() == [True, True]

@@ -8,17 +8,43 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from daguerre import documents
+
 Lines = Literal["joined", "drawn", "first"]
 SEVERAL_LINES = "caption of several lines: joined (data.captions.lines takes the first one, or draws one, instead)"
+OTHER_JSON = "caption that is a JSON object, or a list with other things than texts"
+PYTHON_LIST = "caption that is a list as Python prints it (write it as JSON: json.dumps(captions))"
+_PYTHON_LIST = re.compile(r"""\[\s*['"].*['"]\s*\]|\(\s*['"].*['"]\s*,\s*(['"].*['"]\s*)?\)""", re.DOTALL)
 
 
 def of_value(name: str, value: Any) -> dict[str, str]:
-    """The fields of a value: a text, or a list of texts. {} where it is neither."""
-    each = value if isinstance(value, list | tuple) else [value]
+    """The fields of a value: a text, the JSON of a list of texts, or a list of texts. {} where it is none of these."""
+    each = _read(value) if isinstance(value, str) else value
+    each = each if isinstance(each, list | tuple) else [each]
     if not all(isinstance(text, str) for text in each):
         return {}
     there = [text.strip() for text in each if text.strip()]
     return {f"{name}.{number}" if number else name: text for number, text in enumerate(there)}
+
+
+def trouble(text: str) -> str:
+    """The reason why a text that `of_value` finds no field in is no caption; "" for blanks."""
+    if not text.strip():
+        return ""
+    return PYTHON_LIST if _read(text) is None else OTHER_JSON
+
+
+def _read(text: str) -> Any:
+    """What a text holds: itself, or what it is the JSON of where that is a list or an object. None for Python's list:
+    numpy leaves the commas out of it, so that it cannot be read with certainty."""
+    if not (start := text.lstrip()).startswith(("[", "{", "(")):
+        return text
+    if start[0] != "(":
+        try:
+            return documents.parse(text)
+        except ValueError:
+            pass
+    return None if _PYTHON_LIST.fullmatch(text.strip()) else text
 
 
 def renamed(texts: Mapping[str, str], name: str, to: str) -> dict[str, str]:

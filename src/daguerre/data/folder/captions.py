@@ -126,7 +126,7 @@ class Words:
         if is_listed and CAPTION in texts:
             return texts
         if beside and CAPTION in self.rules.fields:
-            return texts | {CAPTION: _text(self.folder, beside)}
+            return texts | _text(self.folder, beside)
         other = next((name for name in CAPTION_NAMES if name in texts), CAPTION)
         return texts | alternatives.renamed(texts, other, CAPTION)
 
@@ -194,7 +194,8 @@ def _stamp(path: Path) -> bytes:
     return f" {path.stat().st_size} {local_files.version(path)}".encode()
 
 
-def _text(folder: Path, path: str) -> str:
+def _text(folder: Path, path: str) -> dict[str, str]:
+    """The caption of a file, or several. `NoCaption` for a file without one."""
     if (folder / path).stat().st_size > TEXT_BYTES:
         raise NoCaption(f"caption file of more than {TEXT_BYTES:,} bytes", path, damage=True)
     try:
@@ -203,7 +204,9 @@ def _text(folder: Path, path: str) -> str:
         raise NoCaption("caption file that is not UTF-8", path, damage=True) from None
     if not text:
         raise NoCaption("caption file without text", path)
-    return text
+    if not (found := alternatives.of_value(CAPTION, text)):
+        raise NoCaption(alternatives.trouble(text), path)
+    return found
 
 
 def _of_folders(names: Sequence[str], classes: Classes) -> dict[str, str]:

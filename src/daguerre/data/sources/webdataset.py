@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
@@ -56,6 +57,31 @@ class Settings(SourceSettings):
     """Words for the classes (members `cls`): a JSON file with a map or list, the map or list itself, or `imagenet`."""
 
 
+@dataclass(frozen=True)
+class _WithUsual(Mapping[str, pa.Array]):
+    """The columns of an index that say which samples have a caption field, with `text` where any field has the usual
+    caption: indexes that are older than this rule lack it. Read when asked for: there may be many."""
+
+    held: Mapping[str, pa.Array]
+    names: tuple[str, ...]
+    """Fields with the usual caption."""
+
+    @property
+    def _usual(self) -> list[str]:
+        return [name for name in self.names if name in self.held]
+
+    def __getitem__(self, name: str) -> pa.Array:
+        if name != "text" or not self._usual:
+            return self.held[name]
+        return reduce(pc.or_, (self.held[usual] for usual in self._usual))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self.held, *["text"] * bool(self._usual)]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
 class Piece(NamedTuple):
     """Stored bytes of a sample: an image (its name after `IMAGE_MARK`) or one of its texts."""
 
@@ -83,11 +109,8 @@ class WebdatasetSource:
     @cached_property
     def index(self) -> Index:
         index = index_cache.combined(self.paths)
-        if self.prompts is None or "cls" not in index.captioned:
-            return index
-        labelled = index.captioned["cls"]
-        usual = pc.or_(index.captioned["text"], labelled) if "text" in index.captioned else labelled
-        return replace(index, captioned={**index.captioned, "text": usual})
+        names = (*samples.CAPTIONS, *["cls"] * (self.prompts is not None))
+        return replace(index, captioned=_WithUsual(index.captioned, names)) if index.captioned else index
 
     def __getstate__(self) -> dict[str, Any]:
         # Of the fields alone: threads add what is made late while this goes through them.
@@ -263,7 +286,8 @@ def _pieces(shard: ShardIndex, row: int) -> list[Piece]:
 def _check_classes(settings: Settings, source: WebdatasetSource) -> None:
     """UserError for classes without words, or words without classes."""
     columns = {name for path in source.paths for name in index_cache.head(path).columns}
-    fields = {name.removeprefix("c:") for name in columns if name.startswith("c:")}
+    held = {name.removeprefix("c:") for name in columns if name.startswith("c:")}
+    fields = held | {"text"} if held & {*samples.CAPTIONS} else held
     if settings.idx_to_prompt is not None and "cls" not in fields:
         what = "data.idx_to_prompt has no effect: no sample has a class (a member .cls); remove it"
         raise UserError(what, code="unused", setting="data.idx_to_prompt")

@@ -129,8 +129,6 @@ class Columns:
     """(name, column) of the further images."""
     pair: tuple[str, str, str] | None = None
     """Columns of a pair of images and of which one is preferred, where that is not always the first."""
-    json_cells: bool = False
-    """Cells of text are JSON where they hold no text."""
     automatic: tuple[str, ...] = ()
     """What was chosen without a setting, in words."""
 
@@ -138,7 +136,7 @@ class Columns:
     def digest(self) -> str:
         """Stands for what is read: an index that was made for other columns is another one."""
         labels = {column: sorted(known.prompts.items()) for column, known in self.labels.items()}
-        read: list[Any] = [self.image, self.captions, labels, self.size, *self.beside, *[True] * self.json_cells]
+        read: list[Any] = [self.image, self.captions, labels, self.size, *self.beside, True]  # True: as lists are read
         read += [] if self.pair is None else [self.pair]
         return blake2b(json.dumps(read).encode(), digest_size=8).hexdigest()
 
@@ -198,9 +196,8 @@ def choose(schema: pa.Schema, settings: TableSettings, where: str) -> Columns:
         _there(schema, column, "caption_column" if name == CAPTION else "captions.fields", where)
         captions.append((name, column))
     labels = _labels(schema, features, settings, captions, where)
-    size, json_cells = _size(schema, settings, image, where), settings.source == "jsonl"
-    pair = _pair(schema, settings, where)
-    return Columns(image, tuple(captions), labels, size, beside, pair, json_cells, tuple(automatic))
+    size, pair = _size(schema, settings, image, where), _pair(schema, settings, where)
+    return Columns(image, tuple(captions), labels, size, beside, pair, tuple(automatic))
 
 
 def _as_pick_a_pic(schema: pa.Schema, settings: TableSettings, automatic: list[str]) -> TableSettings:

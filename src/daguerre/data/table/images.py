@@ -78,9 +78,9 @@ def is_there(value: Any) -> bool:
         return False
 
 
-def several(value: Any, json_cells: bool) -> list[Any]:
-    """The cells of a cell that may be a list of images; in tables without types it is written as JSON."""
-    if json_cells and isinstance(value, str) and value.lstrip().startswith("["):
+def several(value: Any) -> list[Any]:
+    """The cells of a cell that may be a list of images; in a cell of text it is written as JSON."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
         with suppress(ValueError):
             listed = documents.parse(value)
             return listed if all(isinstance(one, str) for one in listed) else [value]

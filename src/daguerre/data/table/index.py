@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from daguerre import documents
 from daguerre.data import alternatives, skipped
 from daguerre.data.images import kinds
 from daguerre.data.images.headers import Undecodable
@@ -167,31 +166,21 @@ def texts_of(row: Mapping[str, Any], columns: Columns) -> dict[str, str]:
                 value = columns.labels[column].text(value)
             except Undecodable:
                 value, unknown = None, True
-        texts |= alternatives.of_value(name, _caption(value, columns))
+        found = alternatives.of_value(name, value)
+        if not found and isinstance(value, str) and (trouble := alternatives.trouble(value)):
+            raise Lacking(trouble)
+        texts |= found
     if not texts and columns.captions:
         listed = ", ".join(repr(column) for _, column in columns.captions)
         raise Lacking(f"{'class label without a name' if unknown else 'no caption'} (column {listed})")
     return texts
 
 
-def _caption(value: Any, columns: Columns) -> Any:
-    """A text, or a list of texts. `Lacking` for a cell that is JSON of another kind, which is no caption."""
-    if not columns.json_cells or not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
-        return value
-    try:
-        found = documents.parse(value)
-    except ValueError:
-        return value
-    if isinstance(found, dict) or not alternatives.of_value("", found):
-        raise Lacking("caption that is a JSON object, or a list with other things than texts")
-    return found
-
-
 def images_of(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
     """{name: cell} of the further images of a row."""
     found: dict[str, Any] = {}
     for name, column in columns.beside:
-        cells = images.several(row.get(column), columns.json_cells) if name in REFERENCES else [row.get(column)]
+        cells = images.several(row.get(column)) if name in REFERENCES else [row.get(column)]
         names = REFERENCES[REFERENCES.index(name) :] if name in REFERENCES else (name,)
         if len(cells) > len(names):
             raise Undecodable(f"{len(cells)} reference images: at most {len(names)} are read")

@@ -29,8 +29,9 @@ EXTENSIONS: Mapping[str, tuple[str, ...]] = {
 _OTHER_IMAGES = frozenset({"jxl", "avif", "heic", "heif", "jp2", "ico", "psd", "svg", "ppm", "pgm"})
 _PLAIN = frozenset({"txt", "text", "caption", "captions", "cls", "prompt", "tags"})
 """Members that are text; others are, if they look like it."""
-_CAPTIONS = ("caption", "text", "captions")
-"""Keys of the JSON with the usual caption, or a list of several; the first that holds one counts."""
+CAPTIONS = ("caption", "text", "captions", "txt", "prompt")
+"""Fields with the usual caption where there is no member txt or text: keys of the JSON, then members; the first that
+holds one counts."""
 _KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
 NAME_LETTERS = 4096
@@ -212,24 +213,30 @@ def words(parts: Mapping[str, bytes]) -> Words:
     if len(parts) > PARTS_LIMIT:
         raise Unusable(f"image with more than {PARTS_LIMIT} members of its name")
     metadata: Mapping[str, Any] = {}
-    texts: dict[str, str] = {}
+    members: dict[str, str] = {}
     used = []
     for name, data in parts.items():
         if name == "json":
             metadata = _document(data)
             used.append(name)
         elif (text := _text(name, data)) is not None:
-            texts[name] = text
+            members[name] = text
             used.append(name)
     said: dict[str, str] = {}
     for key, value in metadata.items():
         said |= alternatives.of_value(key, value)
-    member = next((name for name in ("txt", "text") if texts.get(name, "").strip()), None)
-    if member:
+    texts: dict[str, str] = {}
+    for name, text in members.items():
+        found = alternatives.of_value(name, text)
+        texts |= {name: text} if not text.strip() or found == {name: text.strip()} else found  # spaces are kept
+    if member := next((name for name in ("txt", "text") if members.get(name, "").strip()), None):
         further = {name: text for name, text in metadata.items() if isinstance(text, str)}  # as `data pack` writes them
-        usual = alternatives.of({**further, "text": texts[member]}, "text")
+        usual = alternatives.of({**further, **alternatives.of_value("text", members[member])}, "text")
+        if member not in texts:
+            raise Unusable(alternatives.trouble(members[member]))
     else:
-        usual = next(filter(None, (alternatives.of(said, name) for name in _CAPTIONS)), [])
+        each = (alternatives.of(fields, name) for fields in (said, texts) for name in CAPTIONS)
+        usual = next(filter(None, each), [])
     if not all(map(is_text, usual)):
         raise Unusable(NO_TEXT)
     if may_hold_halves(parts.get("json", b"")):
