@@ -68,7 +68,7 @@ def test_what_programs_leave_in_archives_is_left_out(tmp_path, name):
     assert [*source.report()] == [LEFTOVER]
 
 
-_LISTS = {  # what a caption's cell or file holds: the captions it gives, or a word of the reason for which it gives none
+_LISTS = {  # what a cell or file holds: the captions it gives, or a word of the reason for which it gives none
     '["a cat", "a pet"]': ["a cat", "a pet"],
     ' ["a cat"]': ["a cat"],
     "['a cat', 'a pet']": "Python",
@@ -85,7 +85,7 @@ _LISTS = {  # what a caption's cell or file holds: the captions it gives, or a w
 
 @pytest.mark.parametrize("cell", _LISTS)
 def test_the_text_of_a_list_is_several_captions_or_none_wherever_it_stands(tmp_path, cell):
-    """Never trained as it is written: in CSV, TSV, parquet, caption files, metadata.jsonl, and members and JSON of tars."""
+    """Never trained as it is written: in tables, caption files, metadata.jsonl, and members and JSON of tars."""
     expected, other = _LISTS[cell], tars.jpeg(2)
     for name, data in {"a.jpg": tars.jpeg(1), "a.txt": cell.encode(), "b.jpg": other, "b.txt": b"b"}.items():
         for folder in ("files", "lines"):
