@@ -24,6 +24,8 @@ from daguerre.models.parts.text.names import with_wrapper
 from daguerre.models.weights import files, original_names
 
 V = {"v_pred": torch.empty(0)}
+COSXL = {"edm_vpred.sigma_max": torch.tensor(123.456789), "edm_vpred.sigma_min": torch.tensor(0.0021)}
+EDM = {"_class_name": "EDMEulerScheduler", "prediction_type": "v_prediction", "sigma_data": 1.0}
 EPSILON = {"modelspec.prediction_type": "epsilon"}
 
 
@@ -286,3 +288,56 @@ def test_clips_own_words():
     assert (tokenizer.pad_token_id, tokenizer.model_max_length) == (0, 77)
     assert tokenizers.clip_padding(tokenizers.files(tokenizers.clip("!"))) == "!"
     assert tokenizers.clip_padding({}) is None
+
+
+CONTRADICTIONS = {  # our header's scheduler, what was added, and what the refusal says
+    "v": ({}, {"v_pred": 0.0}, {}, "the mark v_pred"),
+    "zero": ({"prediction_type": "v_prediction"}, {"ztsnr": 0.0, "v_pred": 0.0}, {}, "the mark ztsnr"),
+    "cosxl": ({}, {"edm_vpred.sigma_max": 120.0}, {}, "the mark edm_vpred.sigma_max"),
+    "playground": ({}, {"edm_mean": 1.0, "edm_std": 1.0}, {}, "the mark edm_mean and the mark edm_std"),
+    "levels": ({**EDM, "sigma_max": 120.0, "sigma_min": 0.002}, {"edm_vpred.sigma_max": 80.0}, {}, "of 80, which"),
+    "no level": ({**EDM, "sigma_max": "120"}, {"edm_vpred.sigma_max": 120.0}, {}, "of 120, which"),
+    "edm and v": ({**EDM, "sigma_max": 120.0, "sigma_min": 0.002}, {"v_pred": 0.0}, {}, "the mark v_pred"),
+    "header": ({}, {}, {"modelspec.prediction_type": "v"}, "modelspec.prediction_type=v"),
+    "other header": (
+        {"prediction_type": "v_prediction"},
+        {},
+        {"modelspec.predict_key": "epsilon"},
+        "predict_key=epsilon",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_marks_that_were_added_to_our_own_file_are_not_dropped(case, tmp_path):
+    """Refused wherever the prediction of a file is read; `prediction_type` decides, where it can."""
+    scheduler, added, header, said = CONTRADICTIONS[case]
+    numbers, found = published("sdxl")
+    numbers.scheduler.clear()
+    numbers.scheduler.update(scheduler)
+    metadata = {configs.METADATA: numbers.to_metadata(), **header}
+    marks = {name: torch.full((1,), value) for name, value in added.items()}
+    save_file(marks or {"x": torch.zeros(1)}, tmp_path / "a.safetensors", metadata)
+    with pytest.raises(UserError, match=re.escape(said)):
+        of_file(found | marks, metadata)
+    with pytest.raises(UserError, match=re.escape(said)):
+        load.scheduler(tmp_path / "a.safetensors")
+    if "v_pred" in added and not scheduler.get("sigma_max"):
+        chosen = of_file(found | marks, metadata, "v_prediction")[0].scheduler
+        assert (chosen["prediction_type"], chosen.get("rescale_betas_zero_snr", False)) == (
+            "v_prediction",
+            case == "zero",
+        )
+
+
+def test_what_we_write_contradicts_nothing(tmp_path):
+    for scheduler in (
+        {},
+        {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True},
+        configs.edm_scheduler(COSXL),
+    ):
+        numbers, found = published("sdxl")
+        numbers.scheduler.clear()
+        numbers.scheduler.update(scheduler)
+        header = save._metadata(tmp_path / "a.safetensors", numbers)
+        assert of_file(found | compatibility.marks(numbers), header)[0] == numbers

@@ -101,8 +101,10 @@ def of_file(
         if difference := _difference(found, pipeline):
             raise UserError(f"{difference}: it is incomplete or was changed; use another copy", code="damaged")
         if prediction_type is not None:
-            _refuse_edm(str(pipeline.scheduler.get("_class_name")).startswith("EDM"))
-            pipeline.scheduler["prediction_type"] = prediction_type
+            _refuse_edm(_is_edm(pipeline) or bool(edm_marks(tensors)))
+            pipeline.scheduler.update(prediction_type=prediction_type, **_zero_snr(tensors))
+        else:
+            _check_marks(pipeline, tensors, tensors, metadata)
         return pipeline, []
     edm = edm_marks(tensors)
     _refuse_edm(bool(edm) and prediction_type is not None)
@@ -110,10 +112,49 @@ def of_file(
     pipeline = of_architecture(_architecture(found, prediction), components(tensors))
     if edm:
         return _as_edm(pipeline, tensors), []
-    pipeline.scheduler.update(beside, prediction_type=prediction)
-    if ZERO_TERMINAL_SNR in tensors:
-        pipeline.scheduler.update(rescale_betas_zero_snr=True, timestep_spacing="trailing")
+    pipeline.scheduler.update(beside, prediction_type=prediction, **_zero_snr(tensors))
     return pipeline, notices
+
+
+def _zero_snr(names: Collection[str]) -> dict[str, Any]:
+    marked = ZERO_TERMINAL_SNR in names
+    return {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"} if marked else {}
+
+
+def _is_edm(pipeline: PipelineConfigs) -> bool:
+    return str(pipeline.scheduler.get("_class_name")).startswith("EDM")
+
+
+def _check_marks(
+    pipeline: PipelineConfigs, names: Collection[str], marks: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> None:
+    """UserError where marks, or the header of all programs, say another prediction than the configs in our header: some
+    program or person added them later, and knew what."""
+    scheduler, is_edm = pipeline.scheduler, _is_edm(pipeline)
+    v = scheduler.get("prediction_type") == "v_prediction"
+    ours = [str(scheduler.get(name)) for name in ("_class_name", "prediction_type") if scheduler.get(name) is not None]
+    fitting = {
+        V_PREDICTION: v and not is_edm,
+        ZERO_TERMINAL_SNR: bool(scheduler.get("rescale_betas_zero_snr")),
+        **dict.fromkeys(PLAYGROUND, is_edm and not v),
+        **dict.fromkeys(EDM_V, is_edm and v),
+    }
+    wrong = [f"the mark {name}" for name, fits in fitting.items() if name in names and not fits]
+    if EDM_V[0] in names and not wrong:
+        theirs = {name: edm_scheduler(marks)[name.rpartition(".")[2]] for name in EDM_V if name in names}
+        own = {name: scheduler.get(name.rpartition(".")[2]) for name in theirs}
+        wrong = [f"the mark {name} of {theirs[name]:g}" for name in theirs if not _is_close(own[name], theirs[name])]
+        ours += [f"{name.rpartition('.')[2]} {level}" for name, level in own.items()]
+    for key in ("modelspec.prediction_type", "modelspec.predict_key"):
+        if (named := metadata.get(key)) and (named in ("v", "v_prediction")) != v:
+            wrong.append(f"{key}={named}")
+    if wrong:
+        raise UserError(
+            f"its header {METADATA!r} says {', '.join(ours)}, but the file also has {' and '.join(wrong)}, which was "
+            "added later: one of them is wrong. `daguerre convert model FILE prediction_type=...` says which, epsilon "
+            "or v_prediction (not for EDM); or take a copy of the file without the additions",
+            code="conflict",
+        )
 
 
 def _of_metadata(text: str) -> PipelineConfigs:
@@ -236,10 +277,17 @@ def _difference(found: Mapping[str, Shape], pipeline: PipelineConfigs) -> str | 
     return None
 
 
+def _is_close(given: Any, mark: float) -> bool:
+    """Marks have the digits of float32."""
+    return isinstance(given, int | float) and math.isclose(given, mark, rel_tol=1e-4)
+
+
 def told(names: Collection[str], marks: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
     """The scheduler's config, or a part of it, that a file's marks and header tell; {} where they tell nothing."""
     if METADATA in metadata:
-        return _of_metadata(metadata[METADATA]).scheduler
+        pipeline = _of_metadata(metadata[METADATA])
+        _check_marks(pipeline, names, marks, metadata)
+        return pipeline.scheduler
     if marks:
         return edm_scheduler(marks)
     named = metadata.get("modelspec.prediction_type") or metadata.get("modelspec.predict_key")
