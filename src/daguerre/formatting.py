@@ -154,5 +154,8 @@ def shown(value: Any, width: int = 60) -> str:
     """A value on one line, as one would write it in a recipe; long ones are cut."""
     if value is None:
         return "null"
-    text = scrub(json.dumps(value, ensure_ascii=False, default=str))  # before it is cut
+    try:
+        text = scrub(json.dumps(value, ensure_ascii=False, default=str))  # before it is cut
+    except RecursionError:  # of a file that its parser took with the last of the stack
+        text = "nested too deeply"
     return text if len(text) <= width else text[: width - 4] + " ..."

@@ -195,16 +195,28 @@ def test_published_configs_of_flow():
     assert z_image == {"name": "flow", "schedule": {"name": "linear_flow", "shift": 6.0}}
 
 
+WRONG_KINDS = [
+    ("sd", "prediction_type", []),
+    ("sd", "rescale_betas_zero_snr", "false"),  # would be true
+    ("sd", "_class_name", ["FlowMatchEulerDiscreteScheduler"]),
+    ("flux", "base_image_seq_len", 10**400),
+    ("flux", "use_flow_sigmas", 1),
+    ("cascade_c", "prediction_type", {}),
+    ("cascade_c", "s", "x"),
+]
+
+
 @pytest.mark.parametrize(
     ("schedulers", "config", "said"),
     [
         (FlowFamily.schedulers, {"_class_name": "DDIMScheduler", "beta_schedule": "linear"}, "is DDIMScheduler, which"),
         (FlowFamily.schedulers, FLUX | {"time_shift_type": "linear"}, "time_shift_type linear"),
         (FlowFamily.schedulers, FLUX | {"invert_sigmas": True}, "from the clean end"),
-        (FlowFamily.schedulers, FLUX | {"max_shift": "much"}, "damaged: schedule.resolution_shift.high_mu"),
+        (FlowFamily.schedulers, FLUX | {"max_shift": "much"}, 'damaged: max_shift is "much", and must be a finite'),
         (FlowFamily.schedulers, FLUX | {"max_image_seq_len": None}, "is no number of tokens"),
         (BetaSchedulers(), FLUX, "do not tell it"),
         (BetaSchedulers(), {"_class_name": "EDMEulerScheduler", "prediction_type": "sample"}, "with EDM's scaling"),
+        *[(FAMILIES[name].schedulers, {key: value}, f"damaged: {key} is") for name, key, value in WRONG_KINDS],
         (FAMILIES["cascade_c"].schedulers, {"_class_name": "DDIMScheduler"}, "is DDIMScheduler with"),
         (FAMILIES["cascade_c"].schedulers, {"_class_name": "DDPMWuerstchenScheduler", "scaler": 2.0}, "scaler 2"),
     ],

@@ -12,6 +12,7 @@ from tiny_models import write_sdxl
 from daguerre import errors
 from daguerre.cli import main
 from daguerre.errors import UserError
+from daguerre.families.pretrained import catalogue
 from daguerre.families.stable_diffusion import controlnet_files as unet_files
 from daguerre.families.stable_diffusion.single_file import load, yaml_beside
 from daguerre.families.stable_diffusion.single_file.configs import of_file
@@ -136,3 +137,16 @@ def test_a_shuffle_controlnet_averages(encodes_empty, tmp_path, by):
         )
     read = unet_files.read(str(path), unet_files.Base(unet, 2))
     assert read.config.global_pool_conditions is (by != "neither")
+
+
+@pytest.mark.parametrize(("size", "side"), [(None, 128), ([16, 24], 48), (96, 192)])
+def test_the_usual_size_of_images_by_the_samples_of_the_unet(size, side):
+    """`null` and a list are diffusers' own forms."""
+    configs = {"unet": {"sample_size": size}, "vae": {"block_out_channels": [4, 4]}}
+    assert catalogue.pretrained()["sd"].usual_of(configs) == {"data": {"resolution": side}}
+
+
+@pytest.mark.parametrize("size", ["64", True, [], 0, 10**400, {"a": 1}, [64, None]])
+def test_a_size_that_is_no_number_is_refused(size):
+    with pytest.raises(UserError, match="sample_size of its unet is"):
+        catalogue.pretrained()["sd"].usual_of({"unet": {"sample_size": size}})

@@ -37,7 +37,7 @@ class WuerstchenSchedulers(Schedulers):
         predictions = {theirs: ours for ours, theirs in PREDICTIONS.items() if ours != "flow"}
         law = config.get("s", Cosine.offset), config.get("scaler", 1.0)
         if named != WUERSTCHEN or prediction not in predictions or law != (Cosine.offset, 1.0):
-            numbers = f"s {law[0]:g} and scaler {law[1]:g}"
+            numbers = f"s {law[0]} and scaler {law[1]}"
             known = f"{', '.join(predictions)} by {WUERSTCHEN} with s {Cosine.offset} and scaler 1"
             raise no_objective(f"is {named} with {numbers}, which predicts {prediction}", known)
         return {"name": predictions[prediction], "schedule": {"name": "cosine"}}

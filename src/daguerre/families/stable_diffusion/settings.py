@@ -5,8 +5,12 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from daguerre.errors import UserError
+from daguerre.formatting import shown
 from daguerre.models.parts.settings import ReadingSettings
 from daguerre.models.settings import BASE, Component, ComponentSpec, ProbedSettings, ScaledSettings
+
+_LARGEST = 1 << 16
 
 
 class UNetSettings(ReadingSettings, ScaledSettings, ProbedSettings):
@@ -40,6 +44,12 @@ class UNetSettings(ReadingSettings, ScaledSettings, ProbedSettings):
 
     @classmethod
     def usual_of(cls, configs: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
-        """Side of a pipeline's images: of its UNet's samples, times what its autoencoder enlarges."""
+        """Side of a pipeline's images: of its UNet's samples, times what its autoencoder enlarges. UserError where the
+        configs name no side."""
+        size = configs.get("unet", {}).get("sample_size")
         levels = configs.get("vae", {}).get("block_out_channels", [0] * 4)
-        return {"data": {"resolution": int(configs.get("unet", {}).get("sample_size", 64)) * 2 ** (len(levels) - 1)}}
+        sides = size if isinstance(size, list) and size else [size if size is not None else 64]
+        if not isinstance(levels, list) or any(type(side) is not int or not 0 < side < _LARGEST for side in sides):
+            text = f"sample_size of its unet is {shown(size)}, and block_out_channels of its vae {shown(levels)}"
+            raise UserError(f"{text}: a number of pixels and a list. Copy the whole folder again", code="damaged")
+        return {"data": {"resolution": max(sides) * 2 ** (len(levels) - 1)}}

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from daguerre import documents, plugins
 from daguerre.errors import UserError
+from daguerre.formatting import shown
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.settings import SamplingSettings
 
@@ -49,6 +50,7 @@ class Schedulers(ABC):
                 f"its scheduler does not describe how it was trained: {config[_DIFFERS]}. Give its run or its recipe",
                 code="unsupported",
             )
+        check_kinds(config)
         # Checked as a recipe is: a number of a file that no objective takes is the file's damage, not a traceback.
         section = self._objective_of(config)
         try:  # the numbers are those of a file
@@ -107,8 +109,35 @@ _CLIPPING = {
 """Keys of configs that change each step's estimate, and the words for it."""
 
 
+_TEXTS = ("_class_name", "prediction_type", "beta_schedule", "time_shift_type", "sigma_schedule", "algorithm_type")
+_FLAGS = (
+    *("use_flow_sigmas", "use_dynamic_shifting", "invert_sigmas", "stochastic_sampling", "rescale_betas_zero_snr"),
+    *_SPACINGS,
+    *_CLIPPING,
+)
+_NUMBERS = (
+    *("num_train_timesteps", "beta_start", "beta_end", "sigma_min", "sigma_max", "sigma_data", "rho", "s", "scaler"),
+    *("shift", "flow_shift", "shift_terminal", "base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len"),
+)
+_LARGEST = 1e15
+
+
+def check_kinds(config: Mapping[str, Any]) -> None:
+    """UserError for a value that is read here and is of another kind than diffusers has there: "false" would be true,
+    and a list has no name. null is what a key that is not there is."""
+    kinds: dict[str, tuple[type, ...]] = {**dict.fromkeys(_TEXTS, (str,)), **dict.fromkeys(_FLAGS, (bool,))}
+    for name, value in config.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
+        fits = is_number if name in _NUMBERS else isinstance(value, kinds.get(name, object))
+        if value is not None and not fits:
+            wanted = "text" if name in _TEXTS else "true or false" if name in _FLAGS else "a finite number"
+            said = f"{name} is {shown(value)}, and must be {wanted}"
+            raise UserError(f"its scheduler's config is damaged: {said}", code="damaged")
+
+
 def other_sampling(config: Mapping[str, Any]) -> list[str]:
     """A line for a scheduler's config that asks for another kind of sampling than is used here unless it is chosen."""
+    check_kinds(config)
     named = str(config.get("_class_name")).removesuffix("Scheduler")
     lines = []
     if config.get("stochastic_sampling"):
