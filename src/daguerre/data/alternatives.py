@@ -18,7 +18,7 @@ _PYTHON_LIST = re.compile(r"""\[\s*['"].*['"]\s*\]|\(\s*['"].*['"]\s*,\s*(['"].*
 
 
 def of_value(name: str, value: Any) -> dict[str, str]:
-    """The fields of a value: a text, the JSON of a list of texts, or a list of texts. {} where it is none of these."""
+    """The fields of a value: a text, the JSON of a list of texts, or a list of texts. {} for anything else."""
     each = _read(value) if isinstance(value, str) else value
     each = each if isinstance(each, list | tuple) else [each]
     if not all(isinstance(text, str) for text in each):
@@ -35,8 +35,8 @@ def trouble(text: str) -> str:
 
 
 def _read(text: str) -> Any:
-    """What a text holds: itself, or what it is the JSON of where that is a list or an object. None for Python's list:
-    numpy leaves the commas out of it, so that it cannot be read with certainty."""
+    """The content of a text: itself, or the list or object that it is the JSON of. None for Python's list: numpy leaves
+    the commas out of it, so that it cannot be read with certainty."""
     if not (start := text.lstrip()).startswith(("[", "{", "(")):
         return text
     if start[0] != "(":
