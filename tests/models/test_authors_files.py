@@ -36,7 +36,7 @@ def test_the_file_of_a_pipeline_is_opened_as_the_same_networks(name, prefix, tmp
     base, path = Path(model["pretrained_model_name_or_path"]), tmp_path / "own.safetensors"
     given = [] if prefix is None else [f"prefix={prefix}"]
     assert main.run(["convert", "export", str(base), "format=single_file", f"out={path}", *given]) == DONE
-    assert "in their authors' names" in capsys.readouterr().out
+    assert "under the names that the model's authors gave them" in capsys.readouterr().out
     assert all(key.startswith(prefix or "") for key in load_file(path))
     (base / "transformer" / "diffusion_pytorch_model.safetensors").rename(tmp_path / "weights.safetensors")
     module: Any = plugins.find("families", name)

@@ -195,8 +195,8 @@ def test_recipes_of_loras_size_themselves_by_the_pictures(recipe, pictures, samp
     assert epoch >= config.training.global_batch_size
     sized, notices = lengths.fixed(config, {}, epoch, config.training.global_batch_size)
     (said,) = notices
-    length = f"training.duration is {sized.training.duration}, of '4 epochs up to 64k samples'"
-    assert said.startswith(f"by the size of the data: {length}; checkpoint.every is ")
+    length = f"training.duration='4 epochs up to 64k samples' is {sized.training.duration}"
+    assert said.startswith(f"with this number of samples {length}; checkpoint.every=")
     known = lengths.recorded(sized)
     assert not lengths.fixed(config, known, epoch, config.training.global_batch_size)[1], (
         "said at the first start alone"

@@ -74,3 +74,12 @@ def test_a_family_that_trains_its_autoencoder_is_left_alone():
     config = configs.load("quickstart_vae").config
     parts = build(config, torch.device("cpu"), networks=load(config))
     assert reconstruction.notices(config, parts, open_dataset(config.data, "train")) == []
+
+
+def test_full_fine_tuning_keeps_the_autoencoder_of_its_base(photos):
+    """Its denoiser was trained on that one's latents, of which another autoencoder has other numbers and meanings."""
+    config, parts, data = parts_and_data("data.source=folder", f"data.path={photos}", "data.held_out_fraction=0")
+    tuned = config.model_copy(update={"model": config.model.model_copy(update={"unet": "base"})})
+    (line,) = reconstruction.notices(tuned, parts, data)
+    assert "quickstart_vae" not in line
+    assert "take a base that knows such images" in line

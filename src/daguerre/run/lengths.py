@@ -44,10 +44,10 @@ def fixed(
                     f"{str(today)!r} today, and only a length without `up to` changes it"
                 )
             if place not in known:
-                sized.append(f"{place} is {plain}, of {str(own)!r}")
+                sized.append(f"{place}={str(own)!r} is {plain}")
             changed = getattr(config, section).model_copy(update={field: plain})
             config = config.model_copy(update={section: changed})
-    return config, [*([f"by the size of the data: {'; '.join(sized)}"] if sized else []), *notices]
+    return config, [*([f"with this number of samples {'; '.join(sized)}"] if sized else []), *notices]
 
 
 def _lengths(config: Config) -> Iterator[tuple[str, Duration]]:

@@ -42,14 +42,14 @@ def notices(config: Config, parts: Components, dataset: Dataset, encoded: int = 
         return []
     place = config.model.places.get(name)
     shown = getattr(config.model, "pretrained_model_name_or_path", place) if place == BASE else place
-    if any(adapter.name == "full" for adapter in config.adapters.values()):
+    if config.model.denoises_anew and any(adapter.name == "full" for adapter in config.adapters.values()):
         way_out = (
             "Train one on these images first, such as `daguerre train quickstart_vae run_name=my_vae` with the same "
             f"data.* (or train that one longer), then train with model.{name}=runs/my_vae/pipeline; or take the "
             "autoencoder of a model that knows such images"
         )
-    else:  # a frozen denoiser draws the latents of this autoencoder, and no other's
-        way_out = "What an adapter is added to draws for this autoencoder alone: take a base that knows such images"
+    else:  # another one would have latents that these weights do not know
+        way_out = "The base model was trained on the latents of this autoencoder: take a base that knows such images"
     return [
         f"the autoencoder ({shown}) makes images of this data set again with a PSNR of {mean_db:.1f} dB only "
         f"({len(psnrs_db)} looked at; 25 is usual): what it loses cannot be learnt. {way_out}"

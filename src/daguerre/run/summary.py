@@ -16,7 +16,7 @@ from daguerre.data.alternatives import SEVERAL_LINES
 from daguerre.data.dataset import Dataset
 from daguerre.data.loading import loader
 from daguerre.data.plan.buckets import buckets
-from daguerre.formatting import columns, scaled, titled, wrapped
+from daguerre.formatting import columns, counted, scaled, titled, wrapped
 from daguerre.models.components import ComponentLoader
 from daguerre.models.family import Family
 from daguerre.models.settings import PretrainedSettings
@@ -64,9 +64,10 @@ def describe_device(device: torch.device) -> str:
 def headline(config: Config, parts: Components, sizes: BatchSizes, steps: int | None, length: str = "") -> list[str]:
     """Length of the training; then model, objective, data and device."""
     trained = format_count(parameter_counts(parts)["trained"])
-    samples = f"{config.training.duration} in updates of {sizes.whole} samples"
+    samples = f"{config.training.duration} in updates of {counted(sizes.whole, 'sample')}"
     if steps is not None:
-        samples = f"{steps:,} updates of {sizes.whole} samples = {steps * sizes.whole:,} samples"
+        each, all_of_them = counted(sizes.whole, "sample"), counted(steps * sizes.whole, "sample")
+        samples = f"{counted(steps, 'update')} of {each} = {all_of_them}"
     return [
         f"{config.run_name}: {samples}{length and ', '}{length}",
         f"{config.model.family} with {trained} trained parameters, objective {config.objective.name}, on "

@@ -25,6 +25,7 @@ from daguerre.distributed.launch import environment
 from daguerre.distributed.launch.environment import World
 from daguerre.errors import ReportedElsewhere, UserError
 from daguerre.evaluation.metric import DrawnInputs
+from daguerre.formatting import counted
 from daguerre.generation import generate
 from daguerre.memory import advice
 from daguerre.models import encoders
@@ -52,7 +53,7 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
         run = start(loaded, storage, stack, stop, processes)
         stack.callback(run.saver.wait)  # an error does not cut off a save, nor let go of the folder before it has ended
         if run.state.step >= run.every.total and processes.agreement.run_on_rank0(lambda: was_finished(run)):
-            run.say([f"this run is finished: {run.state.step:,} updates. {where(run)}"])
+            run.say([f"this run is finished: {counted(run.state.step, 'update')}. {where(run)}"])
             return 0
         run.status("running")
         publish_if_missing(run)
@@ -366,7 +367,7 @@ def finish(run: Run, stop: StopSignals) -> int:
             return stopped(run, signals[0])
     run.status("finished")
     run.page()
-    run.say([f"finished: {run.state.step:,} updates. {where(run)}"])
+    run.say([f"finished: {counted(run.state.step, 'update')}. {where(run)}"])
     return 0
 
 

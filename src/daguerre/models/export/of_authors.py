@@ -51,6 +51,6 @@ def write(
     make_folder(path.parent)
     write_atomically(path, encode(tensors))
     return [
-        f"{path.name} holds {' and '.join(tables)} in their authors' names; autoencoder and text encoders are files of "
-        "their own in other programs"
+        f"{path.name} has the weights of {' and '.join(tables)}, under the names that the model's authors gave them; "
+        "autoencoder and text encoders are files of their own in other programs"
     ]
