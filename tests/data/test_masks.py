@@ -323,6 +323,17 @@ def test_a_source_without_masks_is_refused_where_they_are_wanted(tmp_path):
             dataset.check_present(MASKS)
 
 
+@pytest.mark.parametrize("kind", masked.MAKE)
+def test_masks_that_nothing_reads_are_noted(kind, tmp_path):
+    """A data set of another recipe is not trained on as if its masks, or reference images, were not there."""
+    dataset = opened(masked.MAKE[kind](tmp_path))
+    (reason,) = dataset.notes(1).keys() - dataset.notes(1, MASKS).keys()
+    assert reason == "trained without its mask (mask), which objective.mask would read"
+    noted, lacking = dataset.notes(1)[reason], dataset.notes(1, MASKS)
+    assert noted["kept"]
+    assert noted["count"] == dataset.count - sum(entry["count"] for entry in lacking.values())
+
+
 def test_columns_that_cannot_be_masks_are_refused(tmp_path):
     image = encoded(masked.image(0, 32, 32))
     pq.write_table(pa.table({"image": [image], "n": [1], "text": ["a"]}), tmp_path / "t.parquet")

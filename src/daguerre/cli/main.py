@@ -12,6 +12,7 @@ import io
 import os
 import re
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -93,6 +94,8 @@ def main() -> None:
     """Entry point: runs the arguments of the process and exits. Uncaught exceptions are reported as internal errors
     (exit code 1)."""
     faults.install()
+    # torch says so of every norm that stays in float32 under autocast, as it is meant to.
+    warnings.filterwarnings("ignore", "Mismatch dtype between input and weight", UserWarning)
     sys.stdout, sys.stderr = map(_fitting, (sys.stdout, sys.stderr))
     sys.exit(run(sys.argv[1:]))
 

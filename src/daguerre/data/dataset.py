@@ -177,15 +177,17 @@ class Dataset:
         return skipped.merged(*parts, *(chosen.left_out for chosen in self.selections if chosen is not None))
 
     def notes(self, batch_size: int, images: Images = NO_IMAGES) -> SkipReport:
-        """Notices about the plan: buckets that wait for the next epoch, and samples that have none of the
-        `images` the further images that are wanted of a sample."""
+        """Notices about the plan: buckets that wait for the next epoch, samples that have none of the `images`, the
+        further images that are wanted of a sample, and those that have some which are not wanted."""
         counts = np.zeros(len(self.buckets), dtype=np.int64)
         for member, chosen in zip(self.members, self.selections, strict=True):
             if chosen is not None:
                 counts += member.settings.repeats * np.bincount(chosen.buckets, minlength=len(self.buckets))
         listed = isinstance(self.settings.buckets.aspects, tuple)
         return skipped.merged(
-            selection.unfilled(counts, self.buckets, batch_size, listed), self._lacking(kinds.stored(images))
+            selection.unfilled(counts, self.buckets, batch_size, listed),
+            self._lacking(kinds.stored(images)),
+            self._unread(kinds.stored(images)),
         )
 
     def check_present(self, images: Images) -> None:
@@ -203,6 +205,19 @@ class Dataset:
             count = sum(round((1 - share) * len(chosen.numbers)) for chosen, share in shares if chosen is not None)
             if count:
                 found[kinds.lacking(name, needed)] = {"count": count, "examples": [], "kept": not needed}
+        return found
+
+    def _unread(self, images: Mapping[str, bool]) -> SkipReport:
+        """Samples with further images that nothing reads, by what indexes say: nothing is opened for this."""
+        found: skipped.Counts = {}
+        for member, chosen in zip(self.members, self.selections, strict=True):
+            index = member.source.index
+            if index is None or index.images is None or chosen is None:
+                continue
+            for name in index.images.keys() - images.keys():
+                count = int(index.images[name].to_numpy(zero_copy_only=False)[chosen.numbers].sum())
+                if count:
+                    found = skipped.merged(found, {kinds.unread(name): {"count": count, "examples": [], "kept": True}})
         return found
 
     def _share_with(self, name: str) -> list[float]:

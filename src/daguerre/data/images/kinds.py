@@ -106,6 +106,12 @@ def lacking(name: str, needed: bool) -> str:
     return f"no {kind.word} ({name}) with the image" if needed else f"kept without a {kind.word}{kind.without}"
 
 
+def unread(name: str) -> str:
+    """The reason for a note about a sample with this image, which nothing reads."""
+    kind = KINDS[name]
+    return f"trained without its {kind.word} ({name}), which {kind.reader} would read"
+
+
 def stored(images: Images) -> dict[str, bool]:
     """The images among these that the sources store, by name: whether a sample without one is left out."""
     found = {}

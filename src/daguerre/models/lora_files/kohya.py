@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from daguerre.checkpoint.atomic import write_durably
 from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
+from daguerre.formatting import counted
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import fusing, header
 from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DIFF, DOWN, MAGNITUDE, UP, Addition
@@ -41,11 +42,11 @@ def notices(networks: Mapping[str, nn.Module], additions: Mapping[str, list[Addi
         patterns = facts_of(network).unknown_to_diffusers
         lost = [layer for layer in sorted(layers) if any(fnmatchcase(layer, pattern) for pattern in patterns)]
         if lost:
-            which = f"finds no {lost[0]} and {len(lost) - 1} more layers" if len(lost) > 1 else f"finds no {lost[0]}"
+            which = f"{lost[0]} and {counted(len(lost) - 1, 'more layer')}" if len(lost) > 1 else lost[0]
             found.append(
-                f"diffusers {'finds no layer' if len(lost) == len(layers) else which} of {type(network).__name__} in a "
-                "file with kohya's names, and goes on without: it is for ComfyUI and kohya's scripts, for diffusers is "
-                "the one with diffusers' names"
+                "this file is for ComfyUI and kohya's scripts. Give diffusers the one with diffusers' names: with "
+                f"kohya's it would find no {'layer' if len(lost) == len(layers) else which} of "
+                f"{type(network).__name__}, and go on without, with a warning alone"
             )
     return found
 
