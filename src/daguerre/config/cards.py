@@ -28,12 +28,23 @@ class Option(NamedTuple):
 def options(path: Path) -> list[Option]:
     """The cards that the header of a recipe names, the recipe as it is first; [] for one that needs none."""
     found: list[Option] = []
-    for size, given in _OPTION.findall(_line(path, "Hardware")):
+    for size, given in _OPTION.findall(line(path, "Hardware")):
         settings = " ".join(word.rstrip(",;") for word in given.split())
         if settings.startswith("these and "):
             settings = f"{found[-1].settings} {settings.removeprefix('these and ')}"
         found.append(Option(int(size), settings))
     return found
+
+
+def line(path: Path, name: str) -> str:
+    """A line of a header with those that continue it; empty for a header that lacks it."""
+    words: list[str] = []
+    for line in _comments(path):
+        if re.match(r"\w+:", line) and words:
+            break
+        if line.startswith(f"{name}:") or words:
+            words.append(line)
+    return " ".join(words)
 
 
 def table() -> str:
@@ -42,7 +53,7 @@ def table() -> str:
     for family, each in _by_family().items():
         for name, path in each.items():
             cells = [_cell(options(path), card_gb, notes) for card_gb in CARDS_GB]
-            memory = match[1] if (match := _MEMORY.search(_line(path, "Memory"))) else ""
+            memory = match[1] if (match := _MEMORY.search(line(path, "Memory"))) else ""
             rows.append(f"| `{family}` | `{name}` | {memory} | {' | '.join(cells)} |")
     cards = " | ".join(f"{card_gb} GB" for card_gb in CARDS_GB)
     head = [f"| family | recipe | needs GB | {cards} |", f"|{'---|' * (len(CARDS_GB) + 3)}"]
@@ -65,17 +76,6 @@ def _by_family() -> Mapping[str, Mapping[str, Path]]:
         if options(path) and str(trees.get(tree, "training.duration")) != "0 steps":
             found.setdefault(str(trees.get(tree, "model.family")), {})[name] = path
     return dict(sorted(found.items()))
-
-
-def _line(path: Path, name: str) -> str:
-    """A line of a header with those that continue it; empty for a header that lacks it."""
-    words: list[str] = []
-    for line in _comments(path):
-        if re.match(r"\w+:", line) and words:
-            break
-        if line.startswith(f"{name}:") or words:
-            words.append(line)
-    return " ".join(words)
 
 
 def _comments(path: Path) -> Iterator[str]:

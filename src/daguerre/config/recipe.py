@@ -7,6 +7,7 @@ import difflib
 import os
 from dataclasses import dataclass
 from functools import reduce
+from mimetypes import guess_type
 from pathlib import Path
 
 from daguerre import yaml_text
@@ -61,6 +62,11 @@ def locate(recipe: str, beside: Path | None = None) -> Path:
     path = (beside.parent if beside else Path()) / Path(recipe).expanduser()
     if path.is_dir():
         if not (path / "config.yaml").is_file():
+            if any(str(guess_type(name)[0]).startswith("image/") for name in os.listdir(path)):
+                raise UserError(
+                    f"{recipe} is a folder of images: `daguerre init {recipe}` writes a recipe that trains on them",
+                    code="missing",
+                )
             raise UserError(
                 f"{recipe} is a folder without a config.yaml, so it is neither a run folder nor a recipe",
                 code="missing",

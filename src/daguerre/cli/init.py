@@ -1,0 +1,256 @@
+"""Write a recipe for a LoRA of your own images; nothing is trained.
+
+usage: daguerre init FOLDER [base=RECIPE] [-o FILE] [key=value ...]
+
+Looks at the images of a folder, says what was found (sizes, captions, near duplicates, what is cropped), and writes a
+recipe with a comment on each setting, its length sized by the images, and eight sample prompts that differ. Then it
+says what the recipe needs of a GPU, and the command that trains it.
+
+  daguerre init my_images
+  daguerre init my_images base=z_image_lora
+  daguerre init my_dog data.captions.text="a photo of sks dog" base=sdxl_lora -o dog.yaml
+  daguerre init my_images base=sdxl_lora model.pretrained_model_name_or_path=models/my_sdxl
+
+  base=RECIPE   a shipped recipe of a LoRA, which brings the base model and its settings. Without it: one whose base
+                model is on this machine, or sdxl_lora
+  -o FILE       the recipe that is written (FOLDER's name and .yaml); a file that exists is left as it is
+  key=value     settings of the recipe, as for `daguerre train`
+
+docs/adapters.md says what the settings of a LoRA do, docs/data.md how captions are written.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from daguerre import errors, trees
+from daguerre.assembly.batch_sizes import batch_sizes
+from daguerre.checkpoint.atomic import write_bytes_atomically
+from daguerre.cli import plan
+from daguerre.cli.data import figures, samples
+from daguerre.cli.data.opened import Opened, opened
+from daguerre.cli.data.samples import Lost
+from daguerre.config import annotated, cards, recipe
+from daguerre.config import config as configs
+from daguerre.config import options as config_options
+from daguerre.config.config import Config
+from daguerre.data import skipped
+from daguerre.data.dataset import open_datasets
+from daguerre.data.images import decode
+from daguerre.data.images.headers import Undecodable
+from daguerre.data.tools import detect, duplicates
+from daguerre.errors import UserError
+from daguerre.formatting import counted, format_size, titled, wrapped
+from daguerre.memory import estimate, static
+from daguerre.models.weights import resolve
+from daguerre.run import lengths, summary
+from daguerre.settings import ADDRESS, Settings
+from daguerre.tracking.progress import Counter, Stages
+from daguerre.trees import Tree
+
+USUAL = "sdxl_lora"
+"""The recipe where no base model is on this machine: the one that most guides and programs are about."""
+PROMPTS = 8
+_COLUMNS = 116
+_READ = 2000
+"""Most images that are read."""
+_SCENES = (
+    "on a beach",
+    "in the snow",
+    "at night under a street lamp",
+    "as an oil painting",
+    "as a pencil drawing",
+    "seen from far away",
+    "very close",
+)
+"""What is added to a caption where there are few: does what was learnt hold in other places?"""
+_OWN_IMAGES = re.compile(r"\btrain (\w+) data\.source=folder data\.path=my_images run_name=my_run\b")
+
+
+class Options(Settings):
+    """Options of `init`, as the help has them."""
+
+    base: str | None = Field(None, min_length=1)
+    out: Annotated[str | None, ADDRESS] = Field(None, min_length=1)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """The images of a folder, as far as they were read."""
+
+    captions: list[str]
+    """Different ones, in the order of the images."""
+    near: list[list[str]]
+    """Names of images that show nearly the same, by group."""
+    lost: skipped.Counts
+
+
+def run(arguments: list[str]) -> int:
+    """Exit code 0; UserError where no recipe can be written."""
+    words = config_options.split(arguments)
+    options, rest = config_options.own_options(words.overrides, Options)
+    if len(words.bare) != 1:
+        raise UserError(f"init takes one folder of images, you gave {' '.join(words.bare) or 'none'}", code="missing")
+    folder = words.bare[0]
+    name = Path(folder).expanduser().resolve().name
+    path = Path(options.out or f"{name}.yaml").expanduser()
+    if path.exists():
+        raise UserError(
+            f"{path} exists and is left as it is: write elsewhere by -o FILE, or delete it", code="conflict"
+        )
+    base, about_base = _base(options.base)
+    given = [f"data.source={detect.kind([folder])}", f"data.path={folder}", f"run_name={name}", *rest]
+    loaded = configs.load(base, given)
+    looked, about_images, about_length = _look(loaded.config)
+    command = f"daguerre train {shlex.quote(str(path))}"
+    head = [
+        f"A LoRA of the images in {folder}, from the recipe {base}; written by `daguerre init`.",
+        "",
+        f"Command:  {command}",
+        f"Length:   {about_length}",
+        "",
+        "Everything may be changed before the first start, which writes it to the run's config.yaml.",
+    ]
+    tree = _tree(loaded.config, looked.captions)
+    configs.load(str(path), (), tree)  # ConfigError for what could not be read back
+    needs = _needs(base, given)
+    write_bytes_atomically(path, annotated.text(head, tree).encode())
+    sections = {"Images": about_images, "Base model": about_base, "Length": wrapped(about_length, _COLUMNS)}
+    sections |= {"Needs": needs, "Next": [f"read {path}, then", command]}
+    print("\n".join([f"{path}: a recipe of a LoRA", *titled(sections)]))
+    return errors.DONE
+
+
+def _base(asked: str | None) -> tuple[str, list[str]]:
+    """The recipe that brings the base model, and lines on how it was chosen."""
+    places = {name: _place(name) for name in _suitable()}
+    here = [name for name, place in places.items() if resolve.here(place, resolve.Options()) is not None]
+    if asked is not None:
+        if asked in recipe.shipped() and asked not in places:
+            raise UserError(
+                f"base={asked} is no recipe of a LoRA for own images: give one of {', '.join(places)}",
+                code="unknown",
+                setting="base",
+            )
+        chosen = asked
+    else:
+        chosen = here[0] if here else USUAL
+    lines = wrapped(f"{chosen}: {places.get(chosen) or _place(chosen)}", _COLUMNS)
+    if chosen in places and chosen not in here:
+        lines.append("not on this machine: training downloads it, and so does")
+        lines.append(f"daguerre fetch {places[chosen]}")
+    if others := [name for name in here if name != chosen]:
+        lines += wrapped(f"also on this machine: base={' or base='.join(others)}", _COLUMNS)
+    return chosen, lines
+
+
+def _suitable() -> list[str]:
+    """The shipped recipes that train a LoRA on a folder of images, as their headers say; the usual one first."""
+    found = []
+    for name, path in recipe.shipped().items():
+        match = _OWN_IMAGES.search(cards.line(path, "Command"))
+        if match and match[1] == name and [*recipe.tree(name).get("adapters", ())] == ["lora"]:
+            found.append(name)
+    return sorted(found, key=lambda name: name != USUAL)
+
+
+def _place(name: str) -> str:
+    return str(trees.get(recipe.tree(name), "model.pretrained_model_name_or_path"))
+
+
+def _look(config: Config) -> tuple[Looked, list[str], str]:
+    """The captions of the images, lines on what they show, and one on the length of the run. UserError where none can
+    be trained on."""
+    settings = next(iter(config.data.named().values()))
+    data = opened(settings)
+    assert data.index is not None, "what lies at a path has an end"
+    dataset, held_out = open_datasets(config.data, ["train", "held_out"])
+    looked, batch = _read(data, config.seed), batch_sizes(config).whole
+    assert dataset.count is not None
+    there, apart = figures.found(data.source, data.index), (held_out.count or 0) // settings.repeats
+    lines = [f"{counted(there, 'image')}, {apart} of them held out: validated on, and never trained on"]
+    lines += summary.describe_source(dataset, config, batch)
+    lines += figures.summary(data.source, settings)[1:]
+    lines += [f"{e['count']:,} cannot be read: {reason}" for reason, e in looked.lost.items()]
+    lines += [f"nearly the same, which is learnt as often as it is there: {', '.join(each)}" for each in looked.near]
+    length = _length(config, batch, dataset.count, dataset.count // settings.repeats)
+    return looked, [part for line in lines for part in wrapped(line, _COLUMNS)], length
+
+
+def _read(data: Opened, seed: int) -> Looked:
+    """Reads the images and their captions."""
+    numbers = samples.usable(data).drawn(_READ, seed, "init")
+    lost: skipped.Counts = {}
+    captions = dict[str, None]()
+    copies, names = list[np.ndarray](), list[str]()
+    with Counter("reading", len(numbers)) as counter:
+        for sample in samples.seen(data, numbers, seed):
+            counter.add(1)
+            try:
+                if isinstance(sample, Lost):
+                    raise Undecodable(sample.reason)
+                copies.append(duplicates.small_copy(decode.sized(sample.record.image, data.settings, None)[0]))
+            except Undecodable as error:
+                skipped.add(lost, str(error), sample.name if isinstance(sample, Lost) else sample.record.key)
+                continue
+            names.append(sample.record.key)
+            captions |= {sample.caption: None} if sample.caption else {}
+    near = duplicates.groups(np.stack(copies)) if copies else []
+    return Looked([*captions], [[names[i] for i in group] for group in near], lost)
+
+
+def _length(config: Config, batch: int, per_epoch: int, trained: int) -> str:
+    """The recipe's length with so many samples in an epoch, made of so many images."""
+    plain = lengths.fixed(config, {}, per_epoch, batch)[0].training.duration
+    updates = plain.steps(batch, per_epoch)
+    views = f"{updates * batch / trained:,.0f}"
+    return (
+        f"{updates:,} updates of {batch}: {counted(trained, 'image')} {views} times each, as the folder is today. The "
+        "first start fixes it, and training.duration sets another"
+    )
+
+
+def _tree(config: Config, captions: Sequence[str]) -> Tree:
+    """The settings that are no defaults, the learning rate, and sample prompts that differ."""
+    tree = configs.differing(config)
+    shown = {"name": config.optimizer.name, "learning_rate": config.optimizer.learning_rate}
+    tree = {**tree, "optimizer": {**shown, **tree.get("optimizer", {})}}  # what people change first, default or not
+    if config.sampling.num_images:  # a recipe may leave them out where drawing does not fit beside training
+        own = {"prompts": sample_prompts(captions), "num_images": PROMPTS}
+        tree = trees.merge(tree, {"sampling": own})
+    return tree
+
+
+def sample_prompts(captions: Sequence[str]) -> list[str]:
+    """Eight prompts that differ: captions that share the fewest words, then the shortest one in other places."""
+    words = [frozenset(re.findall(r"\w+", caption.lower())) for caption in captions]
+    chosen: list[int] = []
+    while len(chosen) < min(PROMPTS, len(captions)):
+        shares = [max((_shared(words[i], words[j]) for j in chosen), default=0.0) for i in range(len(captions))]
+        chosen.append(min((i for i in range(len(captions)) if i not in chosen), key=lambda i: shares[i]))
+    shortest = min(captions, key=len).rstrip(" .,")
+    return [*(captions[i] for i in chosen), *(f"{shortest}, {scene}" for scene in _SCENES)][:PROMPTS]
+
+
+def _shared(a: frozenset[str], b: frozenset[str]) -> float:
+    """Share of words that two captions have in common, of all words of both."""
+    return len(a & b) / max(1, len(a | b))
+
+
+def _needs(base: str, given: Sequence[str]) -> list[str]:
+    """The memory that an update takes: of a GPU, where the recipe is for one."""
+    device = ["training.device=cuda"] if base in _suitable() else []
+    with Stages() as stages:
+        stages.say("computing the memory of an update")
+        target = plan.prepared(base, [*given, *device], plan.Options())[1]
+        parts = target.parts()
+        step = estimate.step(target, parts, static.count(target.config, parts, target.mesh), stages.say)
+    where = "a GPU" if target.on_gpu else "this machine's memory"
+    taken = format_size(target.taken(step.peak))
+    return [f"{taken} of {where}, computed and not measured; `daguerre plan RECIPE card=SIZE` looks for what fits less"]

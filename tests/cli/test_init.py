@@ -1,0 +1,125 @@
+"""`daguerre init`: what it says of a folder, and the recipe that it writes."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance
+
+from daguerre.cli import init, main
+from daguerre.config import config as configs
+from daguerre.config import recipe
+from daguerre.data.tools import duplicates
+
+BASE = """
+extends: sd15_lora
+model: {{pretrained_model_name_or_path: {model}}}
+data: {{resolution: 32}}
+training: {{weights_dtype: float32, frozen_precision: "no"}}
+"""
+
+
+def picture(seed: int, side_px: int = 96) -> Image.Image:
+    """Smooth spots of colour, as a photograph has."""
+    spots_HWC = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    return Image.fromarray(spots_HWC).resize((side_px, side_px), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, tiny_sd) -> Path:
+    """A folder `dogs` of ten images, of which two are nearly the same, and a recipe `tiny.yaml` of a tiny model."""
+    monkeypatch.chdir(tmp_path)
+    Path("dogs").mkdir()
+    for i in range(9):
+        picture(i).save(f"dogs/{i}.png")
+        Path(f"dogs/{i}.txt").write_text(f"a photo of sks dog{['', ' running', ' on grass'][i % 3]}")
+    picture(4).resize((48, 48)).save("dogs/copy.jpg", quality=60)
+    Path("dogs/copy.txt").write_text("a photo of sks dog")
+    Path("tiny.yaml").write_text(BASE.format(model=tiny_sd))
+    return tmp_path
+
+
+def refused(capsys, *arguments: str) -> str:
+    assert main.run([*arguments]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_recipe_is_written_that_trains(place, capsys):
+    assert main.run(["init", "dogs", "base=./tiny.yaml", "optimizer.learning_rate=2e-4"]) == 0
+    said = capsys.readouterr().out
+    assert "10 images, 1 of them held out" in said
+    assert "nearly the same, which is learnt as often as it is there: 4.png, copy.jpg" in said
+    assert "225 updates of 4: 9 images 100 times each" in said
+    assert "of this machine's memory, computed" in said
+    assert said.splitlines()[-1].strip() == "daguerre train dogs.yaml"
+    written = Path("dogs.yaml").read_text()
+    assert "learning_rate: 0.0002  # Peak learning rate" in written
+    config = configs.load("dogs.yaml").config
+    shipped = configs.load("./tiny.yaml", ["data.source=folder", "data.path=dogs", "run_name=dogs"]).config
+    changed = {change.path: change.new for change in configs.diff(shipped, config)}
+    prompts = changed.pop("sampling.prompts")
+    assert changed == {"optimizer.learning_rate": 2e-4, "sampling.num_images": 8}
+    assert len({*prompts}) == 8
+    assert {"a photo of sks dog", "a photo of sks dog running", "a photo of sks dog, on a beach"} <= {*prompts}
+    assert main.run(["train", "dogs.yaml", "--dry-run"]) == 0
+    assert "900 samples" in capsys.readouterr().out
+
+
+def test_what_cannot_be_is_refused_and_nothing_is_written(place, capsys):
+    Path("mine.yaml").write_text("run_name: mine")
+    assert "mine.yaml exists and is left as it is" in refused(capsys, "init", "dogs", "-o", "mine.yaml")
+    assert Path("mine.yaml").read_text() == "run_name: mine"
+    assert "one folder of images, you gave dogs cats" in refused(capsys, "init", "dogs", "cats")
+    assert "there is nothing at 'cats'" in refused(capsys, "init", "cats")
+    assert "base=sdxl is no recipe of a LoRA for own images: give one of sdxl_lora," in refused(
+        capsys, "init", "dogs", "base=sdxl"
+    )
+    for path in Path("dogs").glob("*.txt"):
+        path.unlink()
+    assert "one caption for all images: data.captions.text=" in refused(capsys, "init", "dogs", "base=./tiny.yaml")
+    assert sorted(Path().glob("*.yaml")) == [Path("mine.yaml"), Path("tiny.yaml")]
+    assert "is a folder of images: `daguerre init dogs`" in refused(capsys, "train", "dogs")
+
+
+def test_the_base_is_one_that_is_on_this_machine(monkeypatch):
+    monkeypatch.setattr(init.resolve, "here", lambda place, options: None)
+    assert init._base(None)[0] == init.USUAL
+    here = {str(init._place("z_image_lora")), str(init._place("krea2_lora"))}
+    monkeypatch.setattr(init.resolve, "here", lambda place, options: Path() if place in here else None)
+    chosen, lines = init._base(None)
+    assert (chosen, lines[-1]) == ("krea2_lora", "also on this machine: base=z_image_lora")
+
+
+def test_bases_are_loras_of_own_images_alone():
+    suitable = init._suitable()
+    assert suitable[0] == init.USUAL
+    assert {"sd15_lora", "z_image_lora", "anima_lora", "cascade_c_lora"} <= {*suitable} <= {*recipe.shipped()}
+    assert not {"sdxl_lcm_lora", "sd15_dpo_lora", "flux2_klein_edit_lora", "quickstart_lora", "sdxl"} & {*suitable}
+
+
+def test_prompts_of_many_captions_share_few_words():
+    captions = [
+        f"{animal} {place}" for animal in ("cat", "dog", "cow", "owl") for place in ("at home", "in a wood", "")
+    ]
+    prompts = init.sample_prompts(captions)
+    assert len({*prompts}) == 8
+    assert {word for prompt in prompts for word in prompt.split()} >= {"cat", "dog", "cow", "owl", "home", "wood"}
+
+
+def changed(image: Image.Image) -> list[Image.Image]:
+    """The image as other programs and cameras would save it again."""
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=40)
+    lighter = ImageEnhance.Brightness(image).enhance(1.15)
+    side_px = image.width
+    moved = image.crop((1, 1, side_px, side_px))
+    return [Image.open(buffer), image.resize((side_px // 3, side_px // 3)), lighter, moved]
+
+
+def test_near_duplicates_are_found_and_others_are_not():
+    images = [picture(seed) for seed in range(300)]
+    images += [other for image in images[:3] for other in changed(image)]
+    images += [Image.new("RGB", (50, 50), color) for color in ("red", "blue", "gray", "white")]
+    copies = np.stack([duplicates.small_copy(np.asarray(image.convert("RGB"))) for image in images])
+    assert duplicates.groups(copies) == [[i, *range(300 + 4 * i, 304 + 4 * i)] for i in range(3)]
