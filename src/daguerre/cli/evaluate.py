@@ -16,8 +16,8 @@ what was not measured before. Nothing is downloaded: say where the weights of th
       prompts_file=captions.csv reference=coco.safetensors
   daguerre evaluate images metrics=[psnr,ssim,lpips] against=originals networks.lpips=PATH
 
-  metrics=[fid,kid]        also precision_recall, clip_score, cmmd, fd_dinov2, psnr, ssim, lpips, validation_loss and
-                           shapes; metrics.fid.resize=torch changes a setting of one
+  metrics=[fid,kid]        also precision_recall, clip_score, cmmd, fd_dinov2, psnr, ssim, lpips, validation_loss,
+                           shapes and shape_edits; metrics.fid.resize=torch changes a setting of one
   networks.NAME=PATH       weights of inception, clip, dinov2 or lpips; networks.NAME.digest=SHA256 refuses others
   reference=FILE           statistics that `daguerre reference` wrote
   against=FOLDER           images to compare with one by one, by name
