@@ -113,6 +113,20 @@ def test_a_lora_and_its_word_draw_a_new_shape_and_nothing_is_forgotten(quickstar
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_transformer_draws_as_well_as_the_unet(quickstart, seed):
+    folder, before = quickstart
+    assert trained("quickstart_dit", folder, f"seed={seed}")["shapes"]["all"] >= before["all"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_an_instruction_changes_what_it_names_and_nothing_else(tmp_path, seed):
+    """Of 200 held-out pairs at least 95 % edited, and all else as before in at least 95 %: the marks."""
+    assert trained("quickstart_edit", tmp_path, f"seed={seed}").keys() == {"shape_edits"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_pairs_teach_that_large_shapes_are_preferred(quickstart, seed):
     """At least 80 % of 200 images without a size in their prompt show a large shape, and the rest is right as often."""
     folder, _ = quickstart
