@@ -98,6 +98,13 @@ def test_what_the_user_has_typed_stays(found):
     assert found("7MB", typed={"ema.enabled", "optimizer.name"})[0] is None
 
 
+def test_a_rate_that_the_user_has_typed_goes_with_another_optimizer(found):
+    """Only a recipe's own is said again; with it, the optimizer was left out of what is tried."""
+    fitting, _ = found("7MB", typed={"optimizer.learning_rate"})
+    assert "optimizer.name=adafactor" in fitting.given
+    assert "optimizer.learning_rate" not in names(fitting)
+
+
 def test_nothing_fits(found):
     assert found("1MB") == (None, [])
 

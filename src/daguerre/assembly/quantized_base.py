@@ -36,7 +36,7 @@ def quantize(
             why = "its weights are trained, which codes of few bits cannot be" if found else "it has no blocks"
             raise UserError(
                 f"{SETTING}={form} is for a base that adapters leave as it is (lora, tokens, controlnet), and of "
-                f"{component} {why}: remove the setting, or choose such an adapter",
+                f"{component} {why}: set {SETTING}=no, or choose such an adapter",
                 code="conflict",
                 setting=SETTING,
             )

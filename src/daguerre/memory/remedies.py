@@ -6,7 +6,7 @@ weights are stored.
 
 import shlex
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from daguerre.config import overrides
@@ -36,6 +36,8 @@ class Remedy:
     name: str
     given: tuple[str, ...]
     """Overrides."""
+    repeated: tuple[str, ...] = ()
+    """Overrides with what the recipe has already, where `given` drops that."""
     harm: int = 0
     """Rank by how much it changes what is learnt; 0: nothing, or hardly."""
 
@@ -123,7 +125,11 @@ def _likely(target: Target, count: MemoryCount, typed: Container[str]) -> list[t
     """Combinations of remedies that change what is learnt, least of all first, each with all that hardly do. Those are
     left out of which weights, gradients and moments alone have no room."""
     assert target.card is not None
-    known = [r for r in remedies(target.given, target) if not any(g.partition("=")[0] in typed for g in r.given)]
+    known = [
+        replace(r, given=(*r.given, *(own for own in r.repeated if own.partition("=")[0] not in typed)))
+        for r in remedies(target.given, target)
+        if not any(given.partition("=")[0] in typed for given in r.given)
+    ]
     harmful, mild = [r for r in known if r.harm], [r for r in known if not r.harm]
     every = [list(chosen) for size in range(len(harmful) + 1) for chosen in combinations(harmful, size)]
     room = target.card - (CONTEXT_BYTES if target.on_gpu else 0)
@@ -148,12 +154,12 @@ def remedies(config: Config, target: Target) -> Iterator[Remedy]:
         yield Remedy("frozen", ("training.frozen_precision=bf16",))
     if config.ema.enabled or config.ema.post_hoc:
         post_hoc = ("ema.post_hoc=[]",) if config.ema.post_hoc else ()
-        yield Remedy("averages", ("ema.enabled=false", *post_hoc), 1)
+        yield Remedy("averages", ("ema.enabled=false", *post_hoc), harm=1)
     if optimizer.name not in ("adafactor", "adamw_8bit") and not split:
         rate = f"optimizer.learning_rate={optimizer.learning_rate:g}"
-        yield Remedy("moments", ("optimizer.name=adafactor", rate), 1)
+        yield Remedy("moments", ("optimizer.name=adafactor",), (rate,), harm=1)
     if training.weights_dtype == "float32":
-        yield Remedy("weights", ("training.weights_dtype=bfloat16",), 2)
+        yield Remedy("weights", ("training.weights_dtype=bfloat16",), harm=2)
 
 
 def _least(target: Target, count: MemoryCount, names: Container[str]) -> float:
