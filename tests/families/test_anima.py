@@ -12,7 +12,6 @@ import modular_pipelines
 import numpy as np
 import pytest
 import tiny_families
-import tiny_texts
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.loaders import single_file_utils
@@ -21,8 +20,7 @@ from flow_runs import SEED, SIDE_PX, STEPS, drawn
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_families import anima as tiny
-from tiny_models import prompts, write_sd
-from transformers import Gemma2Model
+from tiny_models import prompts
 
 from daguerre import errors
 from daguerre.cli import main
@@ -244,98 +242,3 @@ def test_a_file_without_the_text_conditioner_says_how_it_is_used(base, tmp_path)
     with pytest.raises(UserError, match=r"set model\.text_conditioner to the place of the base"):
         load(base, transformer=str(path))
     assert load(base, transformer=str(path), text_conditioner=str(base)).components
-
-
-def _wide_conditioner(place: Path) -> dict[str, Any]:
-    other = tiny.write(place / "other", conditioner={"source_dim": 48})
-    return {"text_conditioner": str(other)}
-
-
-def _wide_text(place: Path) -> dict[str, Any]:
-    other = tiny.write(place / "other", conditioner={"target_dim": 48}, text_embed_dim=48)
-    return {"text_conditioner": str(other)}
-
-
-def _kl_autoencoder(place: Path) -> dict[str, Any]:
-    return {"vae": str(write_sd(place / "sd"))}
-
-
-def _clip(place: Path) -> dict[str, Any]:
-    return {"text_encoder": str(write_sd(place / "sd")), "tokenizer": str(place / "sd")}
-
-
-def _other_language_model(place: Path) -> dict[str, Any]:
-    folder = tiny_texts.write(place / "texts", {"text_encoder": tiny_texts.language_model(Gemma2Model)})
-    return {"text_encoder": str(folder)}
-
-
-def _words_of_clip(place: Path) -> dict[str, Any]:
-    return {"t5_tokenizer": str(tiny_texts.write(place, {"tokenizer": tiny_texts.clip_tokenizer()}) / "tokenizer")}
-
-
-def _words_of_qwen(place: Path) -> dict[str, Any]:
-    return {"t5_tokenizer": str(tiny_texts.write(place, {"tokenizer": tiny_texts.qwen_tokenizer()}) / "tokenizer")}
-
-
-WRONG = [
-    (_clip, "text encoders can be language model"),
-    (_other_language_model, "Anima was trained with Qwen3: give Qwen3-0.6B"),
-    (_wide_conditioner, "source_dim is 48, and the other networks give 32"),
-    (_wide_text, "text_embed_dim is 32, and the other networks give 48"),
-    (_kl_autoencoder, "of the class AutoencoderKL, and this family's latents are made by AutoencoderKLQwenImage"),
-    (_words_of_clip, "has 514 tokens, and the text conditioner embeds 98: give T5's tokenizer"),
-    (_words_of_qwen, "cannot be read as a tokenizer of T5"),
-    (lambda place: {"max_sequence_length": 500}, "the text conditioner was made for 48 tokens"),
-]
-
-
-@pytest.mark.parametrize(("given", "said"), WRONG)
-def test_networks_that_do_not_belong_together_are_refused(given, said, base, tmp_path):
-    with pytest.raises(UserError, match=said):
-        load(base, **given(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["training.mixed_precision=fp16"], "float16"),
-        (["model.long_prompts=true"], "long_prompts"),
-        (["model.is_distilled=true"], "train circlestone-labs/Anima-Base-v1.0-Diffusers"),
-        (["adapter.name=controlnet", "adapter.condition=canny"], "ControlNet"),
-        (["adapter.name=lora", "adapter.targets=conv"], "no layer of the LoRA's targets (conv) is in transformer"),
-    ],
-)
-def test_settings_that_do_not_go_with_it_are_refused(given, said, base, tmp_path, capsys):
-    with pytest.raises(AssertionError):
-        trained(tmp_path, base, *given)
-    refused(capsys, said)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["height=40"], "multiples of 16"),
-        (["guidance_scale=0.5"], "1 are no guidance"),
-        (["negative_prompt=blurry", "guidance_scale=1"], "there is no guidance"),
-        (["mixed_precision=fp16"], "float16"),
-    ],
-)
-def test_images_that_cannot_be_made_are_refused(given, said, base, tmp_path, capsys):
-    with pytest.raises(AssertionError):
-        generated(base, tmp_path / "out", *given)
-    refused(capsys, said)
-
-
-def test_a_lora_of_another_model_is_refused(base, tmp_path, capsys):
-    path = tmp_path / "sd.safetensors"
-    name = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
-    save_file({f"{name}.lora_down.weight": torch.ones(2, 64), f"{name}.lora_up.weight": torch.ones(64, 2)}, path)
-    with pytest.raises(AssertionError):
-        generated(base, tmp_path / "out", f"use={{{path}: 1}}")
-    refused(capsys, "another model")
-
-
-def refused(capsys: Any, said: str) -> None:
-    refusal = capsys.readouterr().err
-    assert said in refusal
-    assert "Traceback" not in refusal

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tiny_families import flux as tiny
 
 from daguerre.cli import main
-from daguerre.errors import REFUSED, UserError
+from daguerre.errors import UserError
 from daguerre.models.parts.flux_names import FLUX
 from daguerre.models.weights import original_files
 from daguerre.samplers.draw import initial_noise
@@ -108,13 +108,3 @@ def test_weights_without_embedded_guidance_take_no_scale(tmp_path, capsys):
     assert main.run([*args, "guidance_scale=3.5"]) != 0
     assert "takes no guidance" in capsys.readouterr().err
     assert main.run([*args, "guidance_scale=0", "num_inference_steps=2"]) == 0
-
-
-def test_training_schnell_is_refused_with_the_base_to_take(tmp_path, capsys):
-    base = tiny.write(tmp_path / "schnell", guidance_embeds=False)
-    given = [f"output_dir={tmp_path}", "run_name=r", f"model.pretrained_model_name_or_path={base}"]
-    data = ["data.source=folder", f"data.path={tmp_path}", "model.max_sequence_length=16", "data.resolution=32"]
-    assert main.run(["train", "flux_lora", *given, *data, "training.device=cpu"]) == REFUSED
-    said = " ".join(capsys.readouterr().err.split())
-    assert "was distilled to few steps" in said
-    assert "train black-forest-labs/FLUX.1-dev" in said

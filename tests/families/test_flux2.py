@@ -21,7 +21,6 @@ from tiny_families import flux2 as tiny
 from daguerre.adapters import lora
 from daguerre.adapters.adapter import attach
 from daguerre.cli import main
-from daguerre.errors import UserError
 from daguerre.models.export.about import UNKNOWN
 from daguerre.models.lora_files.addition import merged
 from daguerre.models.lora_files.read import read
@@ -126,19 +125,6 @@ def test_distilled_weights_are_sampled_without_guidance_and_not_trained(tmp_path
     with pytest.raises(AssertionError):
         trained(tmp_path, base)
     assert "train black-forest-labs/FLUX.2-klein-base-4B" in capsys.readouterr().err
-
-
-def test_a_transformer_of_another_model_and_layers_that_are_not_there_are_refused(base, tmp_path):
-    module = tiny_families.plugins.find("families", "flux2")
-
-    def load(place: Path, **more: Any) -> Any:
-        settings = {"pretrained_model_name_or_path": str(place), **tiny.reading(), **more}
-        return module.load(module.Settings.model_validate(settings), 1)
-
-    with pytest.raises(UserError, match="as a number, as FLUX"):
-        load(tiny.write(tmp_path / "dev", guidance_embeds=True))
-    with pytest.raises(UserError, match="hidden state 9, but the encoder has 4 layers"):
-        load(base, text_encoder_out_layers=[9, 18, 27])
 
 
 @torch.no_grad()

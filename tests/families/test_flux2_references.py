@@ -169,16 +169,6 @@ def test_a_run_shows_its_reference_images_beside_the_result(base, images, tmp_pa
     assert "reference 2" in report, "each beside its image, by its name"
 
 
-def test_nothing_idle_is_silent(base, images, tmp_path, capsys):
-    for given, said in (
-        ("data.reference_dropout=0.5", "reads no reference images: remove the setting, or set model.references"),
-        (f"data.reference_dir={images}", "nothing in the recipe reads a stored reference image"),
-    ):
-        with pytest.raises(AssertionError):
-            trained(tmp_path / said[:7], base, images, 0, given)
-        assert said in capsys.readouterr().err
-
-
 @pytest.mark.long
 def test_several_devices_learn_what_one_learns_where_samples_have_other_numbers_of_pictures(base, images, tmp_path):
     recipe = {

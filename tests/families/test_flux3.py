@@ -12,7 +12,6 @@ import losses
 import numpy as np
 import pytest
 import tiny_families
-import tiny_texts
 import torch
 from diffusers import Flux3Transformer2DModel
 from diffusers.loaders import single_file_utils
@@ -21,11 +20,9 @@ from flow_runs import SEED, SIDE_PX, STEPS, drawn
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_families import flux3 as tiny
-from tiny_families.flux2 import write as write_flux2
-from tiny_models import prompts, write_sd
+from tiny_models import prompts
 
 from daguerre.cli import main
-from daguerre.errors import UserError
 from daguerre.families.flux3 import NAMES
 from daguerre.models.weights import original_files
 from daguerre.objectives import flow
@@ -251,85 +248,3 @@ def test_a_published_name_says_that_its_weights_are_a_flow_map(tmp_path, capsys)
     given = ["model.pretrained_model_name_or_path=black-forest-labs/flux-3-image-klein", f"output_dir={tmp_path}"]
     assert main.run(["train", "flux3_klein_lora", *given, "run_name=x", "--dry-run"]) == 2
     assert "train black-forest-labs/flux-3-image-klein-base" in capsys.readouterr().err
-
-
-def _clip(place: Path) -> dict[str, Any]:
-    return {"text_encoder": str(write_sd(place / "sd")), "tokenizer": str(place / "sd")}
-
-
-def _without_eyes(place: Path) -> dict[str, Any]:
-    parts = {"text_encoder": tiny_texts.qwen3(), "tokenizer": tiny_texts.qwen_tokenizer()}
-    return dict.fromkeys(parts, str(tiny_texts.write(place / "texts", parts)))
-
-
-def _kl_autoencoder(place: Path) -> dict[str, Any]:
-    return {"vae": str(write_sd(place / "sd"))}
-
-
-def _wide_transformer(place: Path) -> dict[str, Any]:
-    return {"transformer": str(tiny.write(place / "other", joint_attention_dim=96))}
-
-
-def _of_flux2(place: Path) -> dict[str, Any]:
-    return {"transformer": str(write_flux2(place / "other"))}
-
-
-WRONG = [
-    (_clip, "text encoders can be language model"),
-    (_without_eyes, "is a 'qwen3', and this model was trained with Qwen3-VL 4B"),
-    (_kl_autoencoder, "of the class AutoencoderKL, and this family's latents are made by AutoencoderKLFlux2"),
-    (_wide_transformer, "joint_attention_dim is 96, and the other networks give 64"),
-    (_of_flux2, "Flux3Transformer2DModel"),
-    (lambda place: {"text_encoder_out_layers": [4, 8]}, "hidden state 8, but the encoder has 4 layers"),
-]
-
-
-@pytest.mark.parametrize(("given", "said"), WRONG)
-def test_networks_that_do_not_belong_together_are_refused(given, said, base, tmp_path):
-    with pytest.raises(UserError, match=said):
-        load(base, **given(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["training.mixed_precision=fp16"], "float16"),
-        (["model.references=11"], "a whole number from 0 to 10"),
-        (["adapter.name=controlnet", "adapter.condition=canny"], "ControlNet"),
-        (["adapter.name=lora", "adapter.targets=conv"], "no layer of the LoRA's targets (conv) is in transformer"),
-    ],
-)
-def test_settings_that_do_not_go_with_it_are_refused(given, said, base, tmp_path, capsys):
-    with pytest.raises(AssertionError):
-        trained(tmp_path, base, *given)
-    refused(capsys, said)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["height=40"], "multiples of 16"),
-        (["guidance_scale=0.5"], "1 are no guidance"),
-        (["negative_prompt=blurry", "guidance_scale=1"], "there is no guidance"),
-        (["reference=nowhere.png"], "nowhere.png"),
-    ],
-)
-def test_images_that_cannot_be_made_are_refused(given, said, base, tmp_path, capsys):
-    with pytest.raises(AssertionError):
-        generated(base, tmp_path / "out", *given)
-    refused(capsys, said)
-
-
-def test_a_lora_of_another_model_is_refused(base, tmp_path, capsys):
-    name = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
-    path = tmp_path / "sd.safetensors"
-    save_file({f"{name}.lora_down.weight": torch.ones(2, 32), f"{name}.lora_up.weight": torch.ones(32, 2)}, path)
-    with pytest.raises(AssertionError):
-        generated(base, tmp_path / "out", f"use={{{path}: 1}}")
-    refused(capsys, "another model")
-
-
-def refused(capsys: Any, said: str) -> None:
-    found = capsys.readouterr().err
-    assert said in found
-    assert "Traceback" not in found

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from tiny_families import qwen_image as tiny
 from tiny_models import prompts
 
-from daguerre.errors import UserError
 from daguerre.families import qwen_image
 from daguerre.models.weights import original_files
 from daguerre.samplers.draw import initial_noise
@@ -113,9 +112,3 @@ def test_a_file_of_the_transformer_alone(prefix, base, tmp_path):
     original_files.write(path, weights, qwen_image.NAMES.links, prefix=prefix)
     found = original_files.read(path, qwen_image.NAMES, {name: tuple(value.shape) for name, value in weights.items()})
     assert all(torch.equal(found[name], value) for name, value in weights.items())
-
-
-def test_the_transformer_of_edit_2511_is_refused(tmp_path):
-    folder = tiny.write(tmp_path / "edit", zero_cond_t=True)
-    with pytest.raises(UserError, match="trained with reference images alone"):
-        qwen_image.load(qwen_image.Settings(pretrained_model_name_or_path=str(folder)), 0)

@@ -3,6 +3,7 @@ what is exported; files of ComfyUI mean the same weights."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, QwenImage21Pipeline, QwenImage21Transformer2DModel
 from diffusers.loaders import single_file_utils
 from flow_runs import SEED, SIDE_PX, STEPS, drawn
+from PIL import Image
 from safetensors.torch import load_file
 from tiny_families import qwen_image_21 as tiny
 from tiny_models import prompts
 from torch import Tensor
 
+from daguerre import errors
+from daguerre.cli import main
 from daguerre.families import qwen_image_21
 from daguerre.models.parts.qwen.transformer_21 import Interleaved
 from daguerre.models.weights import original_files
@@ -173,3 +177,25 @@ def test_a_file_of_the_transformer_alone(prefix, base, tmp_path):
     assert all(
         torch.equal(found[name], value) and torch.equal(converted[name], value) for name, value in weights.items()
     )
+
+
+def test_a_published_name_says_that_its_weights_were_distilled(tmp_path, capsys):
+    words = ["train", "qwen_image_21_lora", "model.pretrained_model_name_or_path=Qwen/Qwen-Image-2.1-Turbo"]
+    assert main.run([*words, f"output_dir={tmp_path}", "run_name=turbo", "--dry-run"]) == errors.REFUSED
+    assert "train Qwen/Qwen-Image-2.1, and generate with this one" in " ".join(capsys.readouterr().err.split())
+
+
+def test_distilled_weights_generate_at_their_own_noise_levels(tmp_path):
+    turbo, out = tiny.distilled(tmp_path / "turbo"), tmp_path / "few"
+    words = ["generate", str(turbo), "prompt=a fox", f"height={SIDE_PX}", f"width={SIDE_PX}", f"out={out}"]
+    assert main.run(words) == errors.DONE
+    told = json.loads((out / "000.json").read_text())
+    assert (told["num_inference_steps"], told["guidance_scale"]) == (len(tiny.LEVELS), 1.0)
+    assert told["timestep_spacing"] == tiny.LEVELS
+    pipe = opened(turbo)
+    noise = initial_noise([0], (64, SIDE_PX // 16, SIDE_PX // 16))
+    latents = pipe._pack_latents(noise, *noise.shape)
+    image = pipe(["a fox"], height=SIDE_PX, width=SIDE_PX, latents=latents, output_type="np").images[0]
+    theirs = (image[..., :3] * 255).round().astype(int)
+    ours = np.asarray(Image.open(out / "000.png")).astype(int)
+    assert np.abs(ours - theirs).max() <= 2

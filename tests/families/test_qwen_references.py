@@ -308,28 +308,6 @@ def test_a_run_goes_on_to_the_bit(name, bases, images, tmp_path):
         assert all(torch.equal(value, found[key]) for key, value in weights(whole).items())
 
 
-def test_qwen_image_edit_is_refused_without_a_picture(bases, images, tmp_path, capsys):
-    base = bases["qwen_image_edit"]
-    assert main.run(["generate", str(base), "prompt=a", f"out={tmp_path / 'out'}", "height=64", "width=64"]) == 2
-    assert "reference" in capsys.readouterr().err
-    for given, said in (
-        ("data.reference_dropout=0.5", "needs a reference image with each sample"),
-        ("model.references=0", "model.references"),
-        ("model.max_sequence_length=8", "raise it"),
-    ):
-        with pytest.raises(AssertionError):
-            trained(tmp_path / given[6:12], "qwen_image_edit", bases, images, given)
-        assert said in " ".join(capsys.readouterr().err.split())
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    for n in range(4):
-        picture(alone / f"{n}.png", n, (64, 64))
-        (alone / f"{n}.txt").write_text("a")
-    with pytest.raises(AssertionError):
-        trained(tmp_path / "run", "qwen_image_edit", bases, alone)
-    assert "no sample has a reference image" in " ".join(capsys.readouterr().err.split())
-
-
 @pytest.mark.long
 def test_an_export_of_qwen_image_edit_has_both_folders_of_words(bases, images, tmp_path):
     """Its class asks for a tokenizer and a processor; the stock pipeline draws what the run does."""

@@ -15,6 +15,7 @@ from diffusers import (
 from diffusers.models.transformers import transformer_cosmos
 from tiny_models import tiny_qwen_image_vae
 from transformers import Qwen3Model
+from wrong import Writer, Wrong
 
 NUMBERS = {"in_channels": 16, "out_channels": 16, "num_attention_heads": 4, "attention_head_dim": 16, "num_layers": 2}
 NUMBERS |= {"mlp_ratio": 2.0, "text_embed_dim": 32, "adaln_lora_dim": 8, "max_size": (4, 64, 64)}
@@ -65,3 +66,25 @@ def write(folder: Path, seed: int = 0, conditioner: dict[str, Any] | None = None
 
 def settings(folder: Path) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": str(write(folder / "anima")), "max_sequence_length": WINDOW}
+
+
+OTHERS: dict[str, Writer] = {
+    "of_wide_texts": lambda place: write(place, conditioner={"source_dim": 48}),
+    "for_wide_transformers": lambda place: write(place, conditioner={"target_dim": 48}, text_embed_dim=48),
+}
+WRONG = {
+    "text encoder": Wrong("model.text_encoder={sd} model.tokenizer={sd}", "text encoders can be"),
+    "language model": Wrong("model.text_encoder={gemma}", "Anima was trained with Qwen3: give Qwen3-0.6B"),
+    "autoencoder": Wrong("model.vae={sd}", "latents are made by AutoencoderKLQwenImage"),
+    "conditioner": Wrong("model.text_conditioner={of_wide_texts}", "source_dim is 48, and the other networks give 32"),
+    "transformer": Wrong(
+        "model.text_conditioner={for_wide_transformers}", "text_embed_dim is 32, and the other networks give 48"
+    ),
+    "words": Wrong("model.t5_tokenizer={words_of_clip}/tokenizer", "embeds 98: give T5's tokenizer"),
+    "tokenizer": Wrong("model.t5_tokenizer={qwen3}/tokenizer", "cannot be read as a tokenizer of T5"),
+    "window": Wrong("model.max_sequence_length=500", "the text conditioner was made for 48 tokens"),
+    "distilled": Wrong("model.is_distilled=true", "train circlestone-labs/Anima-Base-v1.0-Diffusers"),
+    "long prompts": Wrong("model.long_prompts=true", "model.long_prompts"),
+    "guidance": Wrong("generate guidance_scale=0.5", "1 are no guidance"),
+    "negative prompt": Wrong("generate guidance_scale=1 negative_prompt=blurry", "there is no guidance"),
+}

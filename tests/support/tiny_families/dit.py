@@ -8,6 +8,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, Flux2Transformer2DModel
 from tiny_models import MAX_TOKENS, TEXT_WIDTH, text_encoder, tiny_tokenizer, tiny_vae
 from transformers import CLIPTextModel
+from wrong import Writer, Wrong
 
 PATCH, LATENT = 2, 4
 NUMBERS = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 4}
@@ -36,3 +37,16 @@ def write(folder: Path, **numbers: Any) -> Path:
 
 def settings(folder: Path) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": str(write(folder / "dit"))}
+
+
+OTHERS: dict[str, Writer] = {
+    "wide": lambda place: write(place, joint_attention_dim=32),
+    "small_patches": lambda place: write(place, patch_size=1, in_channels=LATENT),
+}
+WRONG = {
+    "text encoder": Wrong("model.text_encoder={qwen3} model.tokenizer={qwen3}", "text encoders can be CLIP or T5"),
+    "autoencoder": Wrong("model.vae={qwen_vae}", "AutoencoderKL"),
+    "transformer": Wrong("model.transformer={wide}", "joint_attention_dim is 32, and the other networks give 48"),
+    "patches": Wrong("model.transformer={small_patches}", "patch_size is 1, and the other networks give 2"),
+    "references": Wrong("model.references=11", "a whole number from 0 to 10"),
+}

@@ -7,6 +7,7 @@ import tiny_texts
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 from tiny_models import tiny_flux_vae
+from wrong import Writer, Wrong
 
 NUMBERS = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 4}
 NUMBERS |= {"in_channels": 16, "joint_attention_dim": tiny_texts.WIDTH, "pooled_projection_dim": tiny_texts.WIDTH}
@@ -38,3 +39,16 @@ def write(folder: Path, seed: int = 0, **numbers: Any) -> Path:
 
 def settings(folder: Path) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": str(write(folder / "flux")), "max_sequence_length": 16}
+
+
+OTHERS: dict[str, Writer] = {
+    "schnell": lambda place: write(place, guidance_embeds=False),
+    "wide": lambda place: write(place, joint_attention_dim=48),
+}
+WRONG = {
+    "text encoder": Wrong("model.text_encoder={qwen3} model.tokenizer={qwen3}", "model.text_encoder"),
+    "second text encoder": Wrong("model.text_encoder_2={sd} model.tokenizer_2={sd}", "model.text_encoder_2"),
+    "autoencoder": Wrong("model.vae={qwen_vae}", "latents are made by AutoencoderKL"),
+    "transformer": Wrong("model.transformer={wide}", "joint_attention_dim is 48, and the other networks give 32"),
+    "distilled": Wrong("model.pretrained_model_name_or_path={schnell}", "train black-forest-labs/FLUX.1-dev"),
+}

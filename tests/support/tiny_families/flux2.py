@@ -6,6 +6,7 @@ from typing import Any
 import tiny_texts
 import torch
 from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline, Flux2Transformer2DModel
+from wrong import Writer, Wrong
 
 LAYERS, TOKENS = (1, 2, 3), 32
 NUMBERS = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 4}
@@ -59,3 +60,21 @@ def reading() -> dict[str, Any]:
 
 def settings(folder: Path) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": str(write(folder / "flux2")), **reading()}
+
+
+OTHERS: dict[str, Writer] = {
+    "distilled": lambda place: write(place, is_distilled=True),
+    "dev": lambda place: write(place, guidance_embeds=True),
+    "wide": lambda place: write(place, joint_attention_dim=48),
+}
+WRONG = {
+    "text encoder": Wrong("model.text_encoder={sd} model.tokenizer={sd}", "text encoders can be"),
+    "autoencoder": Wrong("model.vae={sd}", "latents are made by AutoencoderKLFlux2"),
+    "transformer": Wrong("model.transformer={wide}", "joint_attention_dim is 48, and the other networks give 96"),
+    "other transformer": Wrong("model.transformer={dev}", "as a number, as FLUX"),
+    "layers": Wrong("model.text_encoder_out_layers=[9,18,27]", "hidden state 9, but the encoder has 4 layers"),
+    "references": Wrong("model.references=11", "a whole number from 0 to 10"),
+    "distilled": Wrong(
+        "model.pretrained_model_name_or_path={distilled}", "train black-forest-labs/FLUX.2-klein-base-4B"
+    ),
+}

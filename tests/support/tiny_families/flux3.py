@@ -15,8 +15,10 @@ from diffusers import (
 )
 from tiny_models import enlarged
 from transformers import Qwen3VLForConditionalGeneration
+from wrong import Writer, Wrong
 
 from tiny_families.flux2 import autoencoder
+from tiny_families.flux2 import write as write_flux2
 
 LAYERS = (1, 3)
 NUMBERS = {"num_layers": 1, "num_single_layers": 2, "attention_head_dim": 16, "num_attention_heads": 4}
@@ -78,3 +80,26 @@ def drawn(pipe: Any, prompt: str, noise_BCHW: torch.Tensor, scale: float, **call
     read = {"text_encoder_out_layers": LAYERS, "output_type": "np", "output": "images"}
     image = pipe(prompt=prompt, latents=noise_BCHW, **read, **call)[0]
     return (image * 255).round().astype(int)
+
+
+OTHERS: dict[str, Writer] = {
+    "flow_map": lambda place: write(place, flow_map=True),
+    "wide": lambda place: write(place, joint_attention_dim=96),
+    "flux2": write_flux2,
+}
+WRONG = {
+    "text encoder": Wrong("model.text_encoder={sd} model.tokenizer={sd}", "text encoders can be"),
+    "language model": Wrong(
+        "model.text_encoder={qwen3} model.tokenizer={qwen3}", "this model was trained with Qwen3-VL 4B"
+    ),
+    "autoencoder": Wrong("model.vae={sd}", "latents are made by AutoencoderKLFlux2"),
+    "transformer": Wrong("model.transformer={wide}", "joint_attention_dim is 96, and the other networks give 64"),
+    "other transformer": Wrong("model.transformer={flux2}", "Flux3Transformer2DModel"),
+    "layers": Wrong("model.text_encoder_out_layers=[4,8]", "hidden state 8, but the encoder has 4 layers"),
+    "references": Wrong("model.references=11", "a whole number from 0 to 10"),
+    "distilled": Wrong(
+        "model.pretrained_model_name_or_path={flow_map}", "train black-forest-labs/flux-3-image-klein-base"
+    ),
+    "guidance": Wrong("generate guidance_scale=0.5", "1 are no guidance"),
+    "negative prompt": Wrong("generate guidance_scale=1 negative_prompt=blurry", "there is no guidance"),
+}

@@ -7,6 +7,7 @@ import tiny_texts
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, Krea2Pipeline, Krea2Transformer2DModel
 from tiny_models import tiny_qwen_image_vae
+from wrong import Writer, Wrong
 
 LAYERS = (1, 2, 3)
 NUMBERS = {"in_channels": 64, "num_layers": 2, "attention_head_dim": 16, "num_attention_heads": 4}
@@ -42,3 +43,20 @@ def write(folder: Path, seed: int = 0, is_distilled: bool = False, **numbers: An
 def settings(folder: Path) -> dict[str, Any]:
     base = {"pretrained_model_name_or_path": str(write(folder / "krea2")), "max_sequence_length": 64}
     return {**base, "text_encoder_select_layers": [*LAYERS]}
+
+
+OTHERS: dict[str, Writer] = {
+    "turbo": lambda place: write(place, is_distilled=True),
+    "narrow": lambda place: write(place, text_hidden_dim=16),
+}
+WRONG = {
+    "text encoder": Wrong("model.text_encoder={sd} model.tokenizer={sd}", "text encoders can be"),
+    "language model": Wrong("model.text_encoder={qwen3} model.tokenizer={qwen3}", "was trained with Qwen3-VL"),
+    "autoencoder": Wrong("model.vae={sd}", "latents are made by AutoencoderKLQwenImage"),
+    "transformer": Wrong("model.transformer={narrow}", "text_hidden_dim is 16, and the other networks give 32"),
+    "layers": Wrong("model.text_encoder_select_layers=[1,2]", "num_text_layers is 3, and the other networks give 2"),
+    "layer": Wrong("model.text_encoder_select_layers=[1,2,9]", "the encoder has 4 layers"),
+    "distilled": Wrong("model.pretrained_model_name_or_path={turbo}", "distilled to few steps"),
+    "distilled weights": Wrong("model.is_distilled=true", "train krea/Krea-2-Raw"),
+    "guidance": Wrong("sampling.guidance_scale=-1", "guidance_scale"),
+}

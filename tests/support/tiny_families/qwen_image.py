@@ -12,6 +12,7 @@ from diffusers import (
     QwenImageTransformer2DModel,
 )
 from tiny_models import enlarged
+from wrong import Writer, Wrong
 
 from tiny_families.qwen_image_21 import SHIFT
 
@@ -52,3 +53,19 @@ def write(folder: Path, seed: int = 0, **numbers: Any) -> Path:
 
 def settings(folder: Path) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": str(write(folder / "qwen_image")), "max_sequence_length": 64}
+
+
+OTHERS: dict[str, Writer] = {
+    "edit": lambda place: write(place, zero_cond_t=True),
+    "wide": lambda place: write(place, joint_attention_dim=48),
+}
+WRONG = {
+    "text encoder": Wrong("model.text_encoder={sd} model.tokenizer={sd}", "text encoders can be"),
+    "language model": Wrong("model.text_encoder={qwen3_vl}", "trained with Qwen2.5-VL 7B: give that one"),
+    "autoencoder": Wrong("model.vae={sd}", "latents are made by AutoencoderKLQwenImage:"),
+    "tokenizer": Wrong("model.tokenizer={words_of_t5}", "is one of T5, whose numbers mean other words"),
+    "transformer": Wrong("model.transformer={wide}", "joint_attention_dim is 48, and the other networks give 32"),
+    "other transformer": Wrong("model.transformer={edit}", "trained with reference images alone"),
+    "resolution": Wrong("data.resolution=72", "multiples of 16"),
+    "negative prompt": Wrong("sampling.guidance_scale=1 sampling.negative_prompt=blurry", "there is no guidance"),
+}

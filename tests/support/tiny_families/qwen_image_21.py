@@ -1,5 +1,6 @@
 """Qwen-Image-2.1 with tiny networks."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from diffusers import (
 )
 from tiny_models import enlarged
 from transformers import Qwen3VLForConditionalGeneration
+from wrong import Writer, Wrong
 
 NUMBERS = {"num_layers": 2, "attention_head_dim": 16, "num_attention_heads": 4, "mlp_ratio": 2}
 NUMBERS |= {"context_in_dim": tiny_texts.WIDTH, "axes_dims_rope": (4, 6, 6)}
@@ -51,3 +53,31 @@ def write(folder: Path, seed: int = 0, **numbers: Any) -> Path:
 
 def settings(folder: Path) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": str(write(folder / "qwen_image_21")), "max_sequence_length": 64}
+
+
+LEVELS = [1.0, 0.8, 0.4]
+
+
+def distilled(place: Path) -> Path:
+    """Writes a base that is marked as Turbo is: by its noise levels."""
+    index = json.loads((write(place) / "model_index.json").read_text()) | {"sample_sigmas": LEVELS}
+    (place / "model_index.json").write_text(json.dumps(index))
+    FlowMatchEulerDiscreteScheduler(shift=1.0).save_pretrained(place / "scheduler")
+    return place
+
+
+OTHERS: dict[str, Writer] = {"turbo": distilled, "wide": lambda place: write(place, context_in_dim=48)}
+WRONG = {
+    "text encoder": Wrong("model.text_encoder={qwen25_vl}", "trained with Qwen3-VL 8B: give that one"),
+    "language model": Wrong("model.text_encoder={qwen3}", "is a 'qwen3'"),
+    "autoencoder": Wrong("model.vae={qwen_vae}", "latents are made by AutoencoderKLQwenImage21"),
+    "tokenizer": Wrong("model.tokenizer={sd}", "tokenizer"),
+    "transformer": Wrong("model.transformer={wide}", "context_in_dim is 48"),
+    "layer": Wrong("model.text_encoder_layer=-2", "text_encoder_layer"),
+    "distilled": Wrong("model.pretrained_model_name_or_path={turbo}", "was distilled to few steps"),
+    "distilled weights": Wrong("model.is_distilled=true", "train Qwen/Qwen-Image-2.1"),
+    "resolution": Wrong("data.resolution=80", "multiples of 32"),
+    "guidance": Wrong("sampling.guidance_scale=0.5", "0 and 1 are no guidance"),
+    "levels": Wrong("generate timestep_spacing=[1,0.5,0.6]", "give shares of noise that fall"),
+    "number of levels": Wrong("generate timestep_spacing=[1,0.6,0.5]", "set num_inference_steps=3"),
+}

@@ -7,6 +7,7 @@ import tiny_texts
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageEditPlusPipeline
 from transformers import Qwen2VLProcessor
+from wrong import Writer, Wrong
 
 from tiny_families.qwen_image import network, vae
 from tiny_families.qwen_image_21 import SHIFT
@@ -35,3 +36,20 @@ def write(folder: Path, seed: int = 0, **numbers: Any) -> Path:
 
 def settings(folder: Path) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": str(write(folder / "qwen_image_edit")), "max_sequence_length": 128}
+
+
+OTHERS: dict[str, Writer] = {"wide": lambda place: write(place, joint_attention_dim=48)}
+WRONG = {
+    "text encoder": Wrong("model.text_encoder={sd} model.tokenizer={sd}", "text encoders can be"),
+    "language model": Wrong("model.text_encoder={qwen3_vl}", "trained with Qwen2.5-VL 7B: give that one"),
+    "autoencoder": Wrong("model.vae={sd}", "latents are made by AutoencoderKLQwenImage:"),
+    "transformer": Wrong("model.transformer={wide}", "joint_attention_dim is 48, and the other networks give 32"),
+    "references": Wrong("model.references=0", "model.references"),
+    "no reference images": Wrong("data.path={images}", "no sample has a reference image"),
+    "no reference image": Wrong("generate", "reference"),
+    "window": Wrong("model.max_sequence_length=8", "raise it"),
+    "folder of references": Wrong("data.reference_dir=nowhere", "nowhere"),
+    "images' float16": Wrong("generate reference={images}/000.jpg mixed_precision=fp16", "float16"),
+    "images' sides": Wrong("generate reference={images}/000.jpg height=62", "multiples of"),
+    "images' LoRA": Wrong("generate reference={images}/000.jpg use={{{lora_of_sd}: 1}}", "another model"),
+}
