@@ -58,3 +58,21 @@ def test_the_names_of_dreambooth_trainers(tmp_path):
     assert (loaded.training.global_batch_size, loaded.training.per_device_batch_size) == (2, 1), "1 + 1, in two passes"
     (tmp_path / "again.yaml").write_text(config.dump(loaded))
     assert config.load(str(tmp_path / "again.yaml")).config == loaded
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        (["instance_prompt=a photo of sks cat"], 1),
+        (["instance_prompt=a photo of sks dog"], 0),
+        (["instance_prompt=a photo of sks cat", "class_prompt=a photo of a cat"], 0),
+        ([], 0),
+    ],
+)
+@pytest.mark.parametrize("recipe", ["sd15", "sd15_dreambooth"])
+def test_class_images_of_another_thing_are_said(recipe, given, count, tmp_path):
+    """With the recipe's own class prompt a cat would be learnt beside 200 dogs."""
+    loaded = config.load(recipe, [f"instance_data_dir={tmp_path}", *given])
+    said = [notice for notice in loaded.notices if "class_prompt='...'" in notice]
+    assert len(said) == count
+    assert all("'a photo of sks cat'" in notice and "'a photo of a dog'" in notice for notice in said)

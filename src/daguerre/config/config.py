@@ -170,6 +170,7 @@ def load(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> Loa
     resolved, absent = yaml_text.resolve(tree, merge.kept(values), source)
     typed = frozenset(path for path, _ in trees.paths(values))
     chosen = typed | {path for path, _ in trees.paths(own)}
+    notices += dreambooth.notices(tree, chosen)
     config = checked(Config, merge.finished(resolved), absent, problems + wrong, source)
     return Loaded(config, tuple(scrub(short_forms.short(notice, tree)) for notice in notices), typed, chosen)
 

@@ -1,6 +1,6 @@
 """DreamBooth of any base: any recipe, to whose command line an instance set is given, gets class images."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 
 from daguerre import plugins, trees
@@ -52,6 +52,23 @@ def layers(name: str, given: Sequence[str], notices: list[str]) -> list[Layer]:
             )
             return [*below, Layer(own[-1].path, _as_base(tree, own[-1].path.stem))]
     return own
+
+
+def notices(tree: Tree, chosen: Container[str]) -> list[str]:
+    """A line where the caption of the instance images is `chosen` and class images are still those of a shipped recipe,
+    of another kind of thing: they would keep the model from forgetting dogs while it learns a cat."""
+    own, theirs = (f"data.sources.{name}.captions.text" for name in ("instance", "class"))
+    said, kept = trees.get(tree, own), trees.get(tree, theirs)
+    theirs_chosen = theirs in chosen or "data.sources.class.generate.prompt" in chosen
+    if own not in chosen or theirs_chosen or not isinstance(said, str) or not isinstance(kept, str):
+        return []
+    thing = kept.split()[-1:]
+    if not thing or thing[0] in said.split():
+        return []
+    return [
+        f"instance images have the caption {said!r}, and class images are still the recipe's, {kept!r}: "
+        f"class_prompt='...' says what kind of thing yours is"
+    ]
 
 
 def _asked_by(tree: Tree, given: Sequence[str]) -> str | None:

@@ -90,7 +90,7 @@ def facts(run: Run) -> Html:
             scaled(trained, _COUNTS) if isinstance(trained, int) else None,
             f"+ {scaled(frozen, _COUNTS)} frozen" if isinstance(frozen, int) and frozen else "",
         ),
-        ("Loss", None if loss is None else format_number(loss), "running mean, as the terminal shows it"),
+        ("Loss", None if loss is None else format_number(loss), "running mean, as in the terminal"),
         ("Validation loss", None if validation is None else format_number(validation), ""),
         ("Speed", None if speed is None else f"{speed:,.{0 if speed >= 10 else 2}f}", "samples/s, median"),
         ("Training time", format_duration(seconds) if seconds else None, ""),

@@ -50,7 +50,8 @@ def _sections(run: Run) -> list[Html]:
     drawn = [*charts(run), *evaluations.charts(run)]
     none = "No numbers yet: the first come with the first logging interval."
     curves = element("div", *drawn, class_="charts") if drawn else element("p", none, class_="note")
-    measured, nothing = evaluations.tables(run), element("p", "Nothing was evaluated yet.", class_="note")
+    unmeasured = "Nothing was evaluated yet: daguerre evaluate measures a run."
+    measured, nothing = evaluations.tables(run), element("p", unmeasured, class_="note")
     none_drawn = element("p", "No images yet: they come with the first save.", class_="note")
     found = [
         ("Result", results(run) or (nothing if measured is None else None)),
