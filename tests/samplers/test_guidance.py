@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from crossed import crossed
 from diffusers import DPMSolverMultistepScheduler, StableDiffusionPipeline
 from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import rescale_noise_cfg
 from mixture import network
-from schedulers import STOCHASTIC, objective_of
+from schedulers import objective_of
 from torch import Tensor
 
 from daguerre import plugins
@@ -161,6 +162,10 @@ DIFFUSION = [
     n for n in plugins.names("objectives") if issubclass(plugins.find("objectives", n).Settings, DiffusionSettings)
 ]
 
+FLOW = ("flow", "heun")
+SLOW = ("dpmpp_2m_sde", "lcm")
+"""They draw noise at each step, as `euler_ancestral`."""
+
 
 @pytest.mark.parametrize(
     ("name", "sampler"),
@@ -168,7 +173,7 @@ DIFFUSION = [
         pytest.param(
             name,
             sampler,
-            marks=[] if name == "eps" or (name == "flow" and sampler not in STOCHASTIC) else [pytest.mark.long],
+            marks=[] if (name == "eps" and sampler not in SLOW) or (name, sampler) == FLOW else [pytest.mark.long],
         )
         for name in DIFFUSION
         for sampler in plugins.names("samplers")
@@ -199,8 +204,10 @@ def unet_as_net(pipeline: StableDiffusionPipeline) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning:diffusers")
-@pytest.mark.parametrize(("scale", "rescale"), [(4.0, 0.0), (4.0, 0.7), (1.0, 0.0)])
-@pytest.mark.parametrize(("sampler", "order"), [("ddim", 1), ("dpmpp_2m", 2)])
+@pytest.mark.parametrize(
+    ("scale", "rescale", "sampler", "order"),
+    crossed([(4.0, 0.7), (4.0, 0.0), (1.0, 0.0)], [("ddim", 1), ("dpmpp_2m", 2)]),
+)
 def test_guidance_and_rescale_are_stable_diffusion_pipelines(
     tiny_sd: Path, sampler: str, order: int, scale: float, rescale: float
 ) -> None:

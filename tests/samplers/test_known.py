@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from crossed import chosen
 from mixture import THREE, even_normals, network
 from schedulers import STOCHASTIC, objective_of
 from test_mixture import FRESH_NOISE, VARIANTS, errors
@@ -42,7 +43,10 @@ def test_the_steps_that_run_are_counted_as_diffusers_counts_them():
     assert [steps_run(50, share) for share in (1.0, 0.999, 0.6, 0.58, 0.02, 0.019)] == [50, 49, 30, 28, 1, 0]
 
 
-@pytest.mark.parametrize(("name", "schedule"), VARIANTS, ids=str)
+OF_EACH_SCHEDULE = chosen(VARIANTS, lambda name, schedule: (name, schedule) in (VARIANTS[0], ("v", {}), ("flow", {})))
+
+
+@pytest.mark.parametrize(("name", "schedule"), OF_EACH_SCHEDULE, ids=str)
 def test_samples_of_the_mixture_become_samples_of_the_mixture(name: str, schedule: dict[str, Any]) -> None:
     """With a perfect denoiser, from the level of the middle step: noise of another level would change the spread."""
     steps = 400 if schedule.get("shift") == 2.0 else 200  # the last of even steps, to the mean, is at sigma .05
@@ -72,7 +76,7 @@ def test_every_sampler_goes_on_from_a_level(sampler: str, own: dict[str, float])
     assert (THREE.component(x0) == THREE.component(mixture())).double().mean() < 0.9, "sigma 2.5 leaves hardly a trace"
 
 
-@pytest.mark.parametrize(("name", "schedule"), VARIANTS, ids=str)
+@pytest.mark.parametrize(("name", "schedule"), OF_EACH_SCHEDULE, ids=str)
 def test_little_strength_gives_the_sample_back(name: str, schedule: dict[str, Any]) -> None:
     objective = objective_of(name, **schedule)
     x0 = drawn(objective, Known(mixture(), 1 / 500), 500, sampler="heun")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from crossed import crossed
 from mixture import THREE, even_normals, network
 from torch import Tensor
 
@@ -48,8 +49,7 @@ LIMITS = {"heun": SECOND_ORDER, "dpmpp_2m": SECOND_ORDER, "unipc": SECOND_ORDER}
 LIMITS |= {"euler_ancestral": FRESH_NOISE, "dpmpp_2m_sde": FRESH_NOISE}
 
 
-@pytest.mark.parametrize(("sampler", "own"), SAMPLERS, ids=str)
-@pytest.mark.parametrize(("name", "schedule"), VARIANTS, ids=str)
+@pytest.mark.parametrize(("name", "schedule", "sampler", "own"), crossed(VARIANTS, SAMPLERS), ids=str)
 def test_every_objective_and_sampler_draws_the_mixture(
     name: str, schedule: dict[str, Any], sampler: str, own: dict[str, float]
 ) -> None:
@@ -72,8 +72,7 @@ def test_the_limits_notice_a_network_that_is_off_by_a_tenth() -> None:
     assert error["distance"] > FRESH_NOISE["distance"]
 
 
-@pytest.mark.parametrize("num_steps", [1, 4])
-@pytest.mark.parametrize(("name", "schedule"), VARIANTS, ids=str)
+@pytest.mark.parametrize(("name", "schedule", "num_steps"), crossed(VARIANTS, [4, 1]), ids=str)
 def test_lcm_draws_the_mixture_of_a_consistency_function(name: str, schedule: dict[str, Any], num_steps: int) -> None:
     """Where the ODE leads from any level, found by 2M in 64 steps: what an LCM's network was distilled to answer."""
     objective = built(name, schedule)

@@ -8,6 +8,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from crossed import crossed
 from mixture import THREE, network
 from schedulers import STOCHASTIC, objective_of, run_ours, run_scheduler
 from torch import Tensor
@@ -24,6 +25,7 @@ KINDS: list[tuple[str, str, float]] = [
     ("eps", "cosine", 2.0),
     ("flow", "linear_flow", 3.0),
 ]
+STEADY = [name for name in plugins.names("samplers") if name not in (*STOCHASTIC, "lcm")]
 SEEDS = range(1024)
 choose = BetaSchedulers().scheduler_of
 
@@ -36,10 +38,8 @@ def drawn(objective: Diffusion, net: Any, **settings: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "kind", "shift", "sampler"),
     [
-        pytest.param(*kind, sampler, marks=[pytest.mark.long] if sampler in STOCHASTIC else [])
-        for kind in KINDS
-        for sampler in plugins.names("samplers")
-        if sampler != "lcm"
+        *crossed(KINDS, STEADY),
+        *(pytest.param(*kind, sampler, marks=pytest.mark.long) for kind in KINDS for sampler in STOCHASTIC),
     ],
 )
 def test_every_sampler_draws_the_mixture_on_shifted_levels(name: str, kind: str, shift: float, sampler: str) -> None:
