@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from crossed import chosen
 
 from daguerre import plugins
 from daguerre.training import step
@@ -59,7 +60,10 @@ class Run:
         return found
 
 
-@pytest.mark.parametrize(("old", "new"), [*itertools.permutations(NAMES, 2)])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    chosen(itertools.permutations(NAMES, 2), lambda old, new: (NAMES.index(new) - NAMES.index(old)) % len(NAMES) == 1),
+)
 def test_another_optimizer_starts_anew_and_keeps_nothing(toy, old, new):
     before = Run(toy, old).update(0, 1, 2)
     after = Run(toy, new, seed=1)

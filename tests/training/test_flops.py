@@ -69,7 +69,7 @@ def test_what_is_computed_again_is_no_part_of_a_plain_step():
 @pytest.mark.parametrize(
     ("name", "width", "tflops"),
     [
-        ("sd1", 64, 2.407),
+        pytest.param("sd1", 64, 2.407, marks=pytest.mark.long),  # of the quick tests, the autoencoder is known
         pytest.param("sd21", 96, 6.443, marks=pytest.mark.long),
         pytest.param("sd1", 32, 0.537, marks=pytest.mark.long),
         pytest.param("sd21", 64, 2.409, marks=pytest.mark.long),

@@ -1,5 +1,6 @@
 """Running out of memory: what is said, and the largest micro-batch that is found to fit."""
 
+import gc
 from contextlib import nullcontext
 
 import numpy as np
@@ -15,6 +16,13 @@ CPU_MESSAGE = (
     "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
     "40000000000 bytes. Error code 12 (Cannot allocate memory)"
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_objects() -> None:
+    """Garbage is looked for whenever memory runs out, and all that earlier tests have loaded is none."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.mark.parametrize(

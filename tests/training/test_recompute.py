@@ -60,10 +60,10 @@ def outcome(enabled, precision=None, dropout=0.0):
 @pytest.mark.parametrize(
     ("precision", "dropout"),
     [
-        (Precision(), 0.0),
+        pytest.param(Precision(), 0.0, marks=pytest.mark.long),
         (Precision(), 0.3),
         (Precision(compute=torch.bfloat16), 0.0),
-        (Precision(kernels=("math",)), 0.0),
+        pytest.param(Precision(kernels=("math",)), 0.0, marks=pytest.mark.long),
     ],
 )
 def test_losses_and_gradients_are_equal_to_the_bit_and_less_is_kept(precision, dropout):
