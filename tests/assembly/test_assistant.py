@@ -115,11 +115,11 @@ def drawn(config: Config, made: Components) -> np.ndarray:
     return image
 
 
-LONG = ("krea2", "qwen_image", "qwen_image_21", "qwen_image_edit", "z_image")
-"""Families that are distilled as Anima (by a setting) or FLUX.2 (by the index of the pipeline) is, or cannot be."""
+QUICK = ("dit", "flux2")
+"""The others are distilled by a setting (FLUX.3, Anima) or by the index of the pipeline, as FLUX.2, or cannot be."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in NAMES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name not in QUICK)) for name in NAMES])
 def test_losses_are_those_of_the_base_with_it_and_images_those_of_the_base(name: str, tmp_path: Path) -> None:
     if name == "anima":
         from tiny_families.anima import with_resize
@@ -200,6 +200,7 @@ def test_a_run_goes_on_with_the_same_one_alone_and_exports_what_it_has_learnt(ba
     assert (out / "000.png").read_bytes() == (run / "samples" / "step-00000002" / "000.png").read_bytes()
 
 
+@pytest.mark.long  # of the quick tests, a LoRA is trained and exported without it
 def test_full_training_changes_the_base_and_exports_it_without(base, tmp_path, capsys) -> None:
     """Its validation loss is measured with the assistant, as it is trained."""
     path = of_klein(base, tmp_path / "b", adapter={"name": "full"}, optimizer={"learning_rate": 1e-4})

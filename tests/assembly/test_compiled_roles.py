@@ -27,8 +27,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "objective"), [("sd15_lora", "objective={name: dpo}"), ("sd15_lora", "objective={name: lcm}"),
-                              ("sd15", LCM)]
+    ("recipe", "objective"), [("sd15_lora", "objective={name: dpo}"), ("sd15", LCM),
+                              pytest.param("sd15_lora", "objective={name: lcm}", marks=pytest.mark.long)]
 )  # fmt: skip
 def test_the_networks_of_a_loss_run_as_compiled_code(
     recipe: str, objective: str, place: Path, monkeypatch: pytest.MonkeyPatch

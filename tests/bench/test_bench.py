@@ -9,7 +9,6 @@ import time
 import pytest
 import torch
 from tiny_runs import TINY
-from twins import tree
 
 from daguerre import errors
 from daguerre.assembly.parts import outline
@@ -206,14 +205,10 @@ def stand_in(name, folder):
     return random_model.at_hand(config, folder)[0]
 
 
-FIRST_OF_BASES = {str(tree(name)["model"].get("pretrained_model_name_or_path")): name for name in reversed(shipped())}
-"""Recipes of `make test`; others of a base have the stand-in of its first."""
-
-
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in {*OF_EACH_KIND, *FIRST_OF_BASES.values()} else [pytest.mark.long])
+        pytest.param(name, marks=[] if name in OF_EACH_KIND else [pytest.mark.long])
         for name in shipped()
         if name not in OF_A_RUN
     ],
@@ -240,6 +235,7 @@ def test_a_published_component_has_its_own_numbers(tmp_path, monkeypatch):
     assert stand_in("vae_finetune", tmp_path).model.vae["block_out_channels"] == [128, 256, 512, 512]
 
 
+@pytest.mark.long  # of the quick tests, it has a stand-in, whose networks are built
 def test_what_denoises_nothing_is_timed_too(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
@@ -451,7 +447,13 @@ def test_a_budget_that_ends_while_something_is_built(tmp_path, monkeypatch):
     assert [row["name"] for row in found["rows"]] == ["base"]
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, errors.INTERRUPTED), (signal.SIGTERM, errors.TERMINATED)])
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (signal.SIGTERM, errors.TERMINATED),
+        pytest.param(signal.SIGINT, errors.INTERRUPTED, marks=pytest.mark.long),
+    ],
+)
 def test_a_signal_ends_it_with_what_was_measured(tmp_path, monkeypatch, sent, code):
     record = Rounds._record
 
@@ -506,6 +508,7 @@ def test_each_turn_begins_with_what_a_contestant_sets_for_the_process(clock):
     assert not any(row.problem for row in race.results.values())
 
 
+@pytest.mark.long  # of the quick tests, run/test_first_pass.py has the comparison
 def test_compiled_code_is_compared_before_it_is_timed(tmp_path, monkeypatch):
     def wrong(parts, batch):
         assert parts.loss(parts.net, batch).loss_B.shape == (2,), "of what is timed"

@@ -234,10 +234,10 @@ def whole() -> tuple[objective.Reconstruction, Tiny, Others]:
 @pytest.mark.parametrize(
     ("without", "measure"),
     [
-        ({"absolute_weight": 0.0}, "absolute_error"),
-        ({"square_weight": 0.0}, "square_error"),
+        pytest.param({"absolute_weight": 0.0}, "absolute_error", marks=pytest.mark.long),
+        pytest.param({"square_weight": 0.0}, "square_error", marks=pytest.mark.long),
         ({"codebook_weight": 0.0}, "codebook"),
-        ({"perceptual": None}, "lpips"),
+        pytest.param({"perceptual": None}, "lpips", marks=pytest.mark.long),
         ({"adversarial": None}, "told_apart"),
     ],
 )

@@ -8,6 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 import torch
+from crossed import crossed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,8 +76,7 @@ def test_mean_step_of_each_bias(name: str):
     assert steps.mean().item() == pytest.approx(mean, abs=2e-3)
 
 
-@pytest.mark.parametrize("multiplier", [1e-3, 0.5, 1.0, 2.0, 7.3, 1e6])
-@pytest.mark.parametrize("name", BIASES)
+@pytest.mark.parametrize(("name", "multiplier"), crossed([*BIASES], [1e-3, 0.5, 1.0, 2.0, 7.3, 1e6]))
 def test_steps_are_drawn_as_by_weights(name: str, multiplier: float):
     """By the rule of the other trainers: a weight of 1 a step, of `multiplier` in the slice, normalised."""
     values, slice_, _ = BIASES[name]
