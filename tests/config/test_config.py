@@ -318,7 +318,7 @@ TRICKY = st.sampled_from(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     negative_prompt=TEXTS | TRICKY,
     description=TEXTS | TRICKY,
@@ -358,7 +358,7 @@ VALUES = st.recursive(
 PATHS = [found.path for found in fields.walk(Config, {"model": {"family": "sd"}, "objective": {"name": "v"}})]
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(changes=st.dictionaries(st.sampled_from(PATHS), VALUES, min_size=1, max_size=3))
 def test_whatever_a_recipe_says_is_a_config_or_a_users_error(tmp_path_factory, changes):
     folder = tmp_path_factory.mktemp("fuzz")

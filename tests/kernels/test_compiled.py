@@ -20,6 +20,7 @@ def compiled(tmp_path, *words):
     assert done.stdout.endswith("compiled\n"), done.stderr
 
 
+@pytest.mark.long  # of the quick tests, test_adamw_ema.py has the formulas
 def test_the_update_compiles_for_an_h100(tmp_path):
     compiled(tmp_path, "90", "adamw_ema")
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from crossed import crossed
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from diffusers.models.activations import GEGLU
 from diffusers.models.resnet import ResnetBlock2D
@@ -65,8 +66,7 @@ CHANGES = {"norms": swap.norms, "gates": swap.gates, "channels last": channels_l
 CHANGES |= {"on a GPU": as_on_a_gpu}
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("name", UNETS)
+@pytest.mark.parametrize(("change", "name"), crossed([*CHANGES], [*UNETS]))
 def test_numbers_and_names_stay(name, change):
     net = unet(name)
     swapped = copy.deepcopy(net)
@@ -268,7 +268,7 @@ def away(found, expected):
     return (sum(float((found[n] - t).double().square().sum()) for n, t in expected.items()) / norm) ** 0.5
 
 
-@pytest.mark.parametrize("name", ["SD", "SDXL"])
+@pytest.mark.parametrize("name", ["SDXL", pytest.param("SD", marks=pytest.mark.long)])
 def test_layer_norms_of_autocast_keep_16_bits_and_lose_nothing_by_it(name, monkeypatch):
     """Beside float32, prediction and gradients in bf16 are as near as they are with float32 norms, which a GPU's
     autocast has and a CPU's has not."""

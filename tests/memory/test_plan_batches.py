@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from crossed import chosen
 from tiny_runs import TINY
 from twins import left_to_users, tree
 
@@ -52,10 +54,13 @@ def checked_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+QUICK = {name: (4, 128)[number % 2] for number, name in enumerate(recipe.shipped())}
+"""On how many devices `make test` plans each."""
+
+
 @pytest.mark.parametrize(
-    "devices", [pytest.param(n, marks=[] if n in (4, 128) else [pytest.mark.long]) for n in DEVICES]
+    ("name", "devices"), chosen(product(recipe.shipped(), DEVICES), lambda name, devices: devices == QUICK[name])
 )
-@pytest.mark.parametrize("name", recipe.shipped())
 def test_every_recipe_trains_on_every_size_or_is_refused_with_the_reason(name, devices, checked_only, capsys):
     """By `plan` and `launch` alike, and before anything is written."""
     why = whole_or_none(name) if devices > 1 or tree(name)["training"]["duration"] == "0 steps" else ""

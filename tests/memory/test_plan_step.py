@@ -59,6 +59,7 @@ def test_on_a_cache_there_are_no_encoders(capsys, given, left):
     assert f"not in memory while a run trains on its cache: {names}" in said
 
 
+@pytest.mark.long
 def test_what_is_made_without_end_is_on_no_cache(capsys):
     assert main.run(["plan", "quickstart", *TINY, "cache.path=x"]) == errors.DONE
     assert "not in memory while a run trains on its cache" not in capsys.readouterr().out
