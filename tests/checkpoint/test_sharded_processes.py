@@ -30,6 +30,7 @@ def run(mode: str, folder: Path, *arguments: object, timeout: float = 120) -> di
     return json.loads(done.stdout)
 
 
+@pytest.mark.long  # of the quick tests, test_sharded.py has every mesh
 def test_four_processes_save_and_three_two_and_one_go_on(tmp_path):
     found = run("reshard", tmp_path)
     assert found == {"names": ["step-00000006", "step-00000007"], "equal": [True, True]}

@@ -81,7 +81,8 @@ def wait_for(paths: Sequence[Path]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.long  # of the quick tests, test_agreement.py has signals, run/test_several_devices.py the processes
+@pytest.mark.parametrize("size", [2, 4])
 def test_one_is_told_to_stop_and_all_save_at_the_same_step(tmp_path: Path, size: int):
     with Group(tmp_path, size) as group:
         group.under_way()

@@ -98,7 +98,7 @@ def kid_of_laws(apart: float, d: int = 64) -> float:
     return (a**3 + 6 * a**2 + 6 * a) / d**3 + (3 * a + 3 * a**2) / d**2 + 3 * a / d
 
 
-@pytest.mark.parametrize("apart", [1.0, 2.0])
+@pytest.mark.parametrize("apart", [1.0, pytest.param(2.0, marks=pytest.mark.long)])
 def test_kid_of_shifted_normals(apart: float):
     found, error = kid_of_shifted(apart)
     assert found == pytest.approx(kid_of_laws(apart), abs=4 * error)
