@@ -26,6 +26,7 @@ def printed(tool: ModuleType) -> list[str]:
     return text.partition(tool.BEGIN)[2].partition(tool.END)[0].strip().splitlines()
 
 
+@pytest.mark.long  # of the quick tests, test_lora_kohya.py has what diffusers and ComfyUI apply
 def test_one_row(tool):
     """Of SD alone; its columns of kohya's file and of diffusers in its own are those of both."""
     row = tool.table(("sd",), ("convolutions",)).splitlines()[-1].split(" | ")

@@ -12,9 +12,8 @@ from daguerre.errors import UserError
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE
 
 CASES = [
-    ("rslora", DIFFUSERS_FILE),
     ("lora", KOHYA_FILE),
-    pytest.param("dora", DIFFUSERS_FILE, marks=pytest.mark.long),
+    *(pytest.param(kind, DIFFUSERS_FILE, marks=pytest.mark.long) for kind in ("rslora", "dora")),
     *(pytest.param(kind, KOHYA_FILE, marks=pytest.mark.long) for kind in ("loha", "lokr")),
 ]
 

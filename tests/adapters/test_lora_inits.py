@@ -48,7 +48,7 @@ def of_peft(base: Path, init: str, rank: int, alpha: float) -> tuple[nn.Module, 
     return layers[0], holder["one"]
 
 
-@pytest.mark.parametrize("init", FROM_BASE)
+@pytest.mark.parametrize("init", QUICK)
 def test_it_starts_as_peft_does_over_the_base_as_it_is(init, base):
     parts = started(base, init)
     before, theirs = of_peft(base, init, 4, 2.5)
@@ -63,7 +63,7 @@ def test_it_starts_as_peft_does_over_the_base_as_it_is(init, base):
     assert (prediction(parts) - prediction(plain(base))).abs().max() <= 1e-5
 
 
-@pytest.mark.parametrize("init", ["gaussian", "orthogonal"])
+@pytest.mark.parametrize("init", ["orthogonal", pytest.param("gaussian", marks=pytest.mark.long)])
 def test_other_starts_have_no_effect_and_stay_as_they_are(init, base):
     parts = started(base, init)
     assert (prediction(parts) - prediction(plain(base))).abs().max() <= (1e-5 if init == "orthogonal" else 0)
@@ -110,6 +110,7 @@ def test_the_start_is_frozen_saved_and_no_part_of_the_base(base):
     assert base_digests.of(config_of("sd", base), parts.family, parts.attached) == of_base
 
 
+@pytest.mark.long  # of the quick tests, test_lora.py outlines them
 def test_networks_without_memory_start_alike(base):
     parts, sketch = started(base, "pissa"), outline(config_of("sd", base, *GIVEN, "adapter.init=pissa", lora=False))
     assert {p.device.type for p in sketch.net.parameters()} == {"meta"}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from crossed import chosen
 from diffusers import StableDiffusionPipeline
 from peft import PeftModel
 from safetensors.torch import load_file
@@ -18,7 +19,8 @@ from daguerre.config import config as configs
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE as FILE
 
 KINDS = ("lora", "rslora", "dora", "loha", "lokr", "boft")
-QUICK = [pytest.param(kind, marks=[] if kind in ("dora", "lokr") else [pytest.mark.long]) for kind in KINDS]
+QUICK = chosen(KINDS, lambda kind: kind in ("dora", "lokr"))
+ONE = chosen(KINDS, lambda kind: kind == "lokr")
 IN_DIFFUSERS = ("lora", "rslora", "dora")
 EVERYWHERE = "adapter.targets=attention+ff+conv"
 RANKS = {"unet": 4, "text_encoder": 2}
@@ -60,7 +62,7 @@ def networks(parts: Components) -> dict[str, nn.Module]:
     return {name: parts.family.components[name] for name in RANKS}
 
 
-@pytest.mark.parametrize("kind", QUICK)
+@pytest.mark.parametrize("kind", ONE)
 def test_it_starts_at_the_base_and_merged_is_unmerged(kind, base):
     parts, untouched = attached(base, kind), plain(base)
     difference = (prediction(parts) - prediction(untouched)).abs().max()
@@ -116,7 +118,7 @@ def merged_weight(kind: str, weight: Tensor, files: dict[str, Tensor], rank: int
     return weight + delta(kind, files, rank)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", chosen(KINDS, lambda kind: kind in ("lora", "dora", "boft")))
 def test_weights_are_those_of_the_papers(kind, base, tmp_path):
     parts, layer = trained(attached(base, kind)), "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
     before = plain(base).family.components["unet"].get_submodule(layer).weight.detach()
@@ -138,7 +140,7 @@ PATTERNS = (
 )
 
 
-@pytest.mark.parametrize("kind", QUICK[:-1])
+@pytest.mark.parametrize("kind", ONE[:-1])
 def test_ranks_and_alphas_by_pattern(kind, base, tmp_path):
     """As peft's config in the file says; the first pattern that fits a layer counts."""
     parts = trained(attached(base, kind, *PATTERNS))

@@ -28,6 +28,7 @@ MIXED = (
     'adapter.alpha_pattern={"ff.net.2": 1.5, "to_?": 6}',
 )
 CASES = {"alpha": (), "alpha of the rank": ("adapter.alpha=null",), "mixed ranks, alphas and convolutions": MIXED}
+QUICK = (("sd", "alpha"), ("sdxl", "mixed ranks, alphas and convolutions"))
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def exported(parts: Components, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("kind", "case"),
     [
-        pytest.param(kind, case, marks=[] if (kind == "sdxl") == (CASES[case] is MIXED) else [pytest.mark.long])
+        pytest.param(kind, case, marks=[] if (kind, case) in QUICK else [pytest.mark.long])
         for kind in PIPELINES
         for case in CASES
     ],
@@ -92,7 +93,7 @@ def module_names(kind: str, single: dict[str, Tensor]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["lora", "lokr", *(pytest.param(each, marks=pytest.mark.long) for each in ("rslora", "loha"))]
+    "algorithm", ["lora", *(pytest.param(each, marks=pytest.mark.long) for each in ("rslora", "loha", "lokr"))]
 )
 def test_comfyuis_formula_gives_the_merged_unet(algorithm, bases, tmp_path):
     """SDXL, whose modules have the names of the original layout: those of a single file."""
