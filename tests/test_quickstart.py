@@ -25,6 +25,7 @@ def test_the_shipped_networks_are_small():
     assert sum(path.stat().st_size for path in files) <= 3_000_000
 
 
+@pytest.mark.long  # of the quick tests, run/test_reconstruction.py has its images
 @torch.no_grad()
 def test_the_checker_reads_reconstructions_as_well_as_the_images():
     """Held-out images through the shipped autoencoder: within 1 % of what it reads off the images themselves."""

@@ -74,6 +74,7 @@ def test_the_previewer_makes_images_again_of_latents_at_a_sixteenth_of_the_sides
     assert psnr(previewer(z_BCHW), small_BCHW) >= PSNR["quickstart_cascade_effnet"]
 
 
+@pytest.mark.long  # of the quick tests, Stage A makes images again
 @torch.no_grad()
 def test_stage_b_and_stage_a_decode_the_latents(held_out):
     images_BCHW, asked = held_out

@@ -49,7 +49,7 @@ def assert_equal(found, expected):
 @pytest.mark.parametrize(
     ("given", "group", "name"),
     [
-        ([], "ema", "step-00000003"),
+        pytest.param([], "ema", "step-00000003", marks=pytest.mark.long),
         (["weights=raw", "checkpoint=step-00000002"], "model", "step-00000002"),
         pytest.param(["weights=ema", "checkpoint=step-00000002"], "ema", "step-00000002", marks=pytest.mark.long),
         pytest.param(["weights=raw"], "model", "step-00000003", marks=pytest.mark.long),

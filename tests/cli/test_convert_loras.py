@@ -98,7 +98,7 @@ def test_lora_there_and_back(form, place, tmp_path, capsys):
         assert all(each.agrees(by_layer[each.layer]) for each in own)
 
 
-@pytest.mark.parametrize("out", ["merged", "merged.safetensors"])
+@pytest.mark.parametrize("out", [pytest.param("merged", marks=pytest.mark.long), "merged.safetensors"])
 def test_merge_is_what_diffusers_fuses(out, place, tmp_path, capsys):
     use = f"use={{{place.folder / 'one'}: 0.7, {place.folder / 'two'}: -0.5}}"
     model = place.base if out == "merged" else place.folder / "base.safetensors"
@@ -135,6 +135,7 @@ def test_merge_in_16_bits_says_what_rounding_takes(place, tmp_path, capsys):
     assert {value.dtype for value in place.weights(out).values()} == {torch.bfloat16}
 
 
+@pytest.mark.long  # of the quick tests, one of 16 bits is extracted from
 def test_extract_gives_back_a_merged_lora(place, tmp_path, capsys):
     assert convert("merge", place.base, f"use={{{place.lora}: 1}}", f"out={tmp_path / 'tuned'}") == errors.DONE
     base, tuned = place.folder / "base.safetensors", tmp_path / "tuned"

@@ -9,6 +9,7 @@ import data_sets
 import masked
 import numpy as np
 import pytest
+from crossed import crossed
 
 from daguerre import errors
 from daguerre.cli import main
@@ -112,8 +113,7 @@ def test_a_packing_that_was_not_finished(packed, capsys):
     assert "unfinished packing" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("where", [0.01, 0.3, 0.6, 0.99])
-@pytest.mark.parametrize("bit", [0, 3])
+@pytest.mark.parametrize(("where", "bit"), crossed([0.01, 0.3, 0.6, 0.99], [0, 3]))
 def test_one_bit_of_the_list_of_shards_is_found(packed, capsys, where, bit):
     data = bytearray((packed / "dataset.json").read_bytes())
     data[int(where * len(data))] ^= 1 << bit

@@ -19,7 +19,7 @@ from daguerre.config import recipe
 from daguerre.models.weights import architectures
 
 NAMES = [name for name in recipe.shipped() if base(name)]
-QUICK = ("sd15", "sd21", "sd2_scratch_stage2", "sdxl_dreambooth_lora", "sdxl_lightning", "cascade_b_700m")
+QUICK = ("sd2_scratch_stage2", "sdxl_dreambooth_lora", "cascade_b_700m")
 """Of which `make test` plans the networks."""
 UNET = {"sd1": 859_520_964, "sd2_base": 865_910_724, "sd21": 865_910_724, "sdxl": 2_567_463_684}
 UNET |= {"cascade_c": 3_589_103_632, "cascade_b": 1_562_941_136}

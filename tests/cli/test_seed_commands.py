@@ -116,6 +116,7 @@ def test_the_quick_start_of_maxdiffusion_trains_and_draws(run):
     assert "holds a run already" in said
 
 
+@pytest.mark.long  # of the quick tests, ../test_seed_docs.py reads every command
 def test_mindones_bias_and_min_snr_train_sdxl(run):
     code, said = run(f"daguerre train sdxl {BIAS} --snr_gamma 5.0", "run_name=x", "output_dir=out")
     assert code == errors.DONE, said
@@ -182,6 +183,7 @@ def test_mindones_commands(run, twins, tmp_path, line):
     assert any(load_file(next(Path("out/x/pipeline/unet").glob("*.safetensors"))))
 
 
+@pytest.mark.long  # of the quick tests, run/test_cached_runs.py trains without images
 def test_mindones_cache_is_filled_and_then_trained_on_without_images(run, tmp_path):
     images(tmp_path / "images")
     line = (

@@ -37,7 +37,7 @@ def lines_on_terminal(arguments: list[str], columns: int, cwd: Path) -> list[str
     return text.decode().splitlines()
 
 
-@pytest.mark.parametrize("columns", [50, 80, 100])
+@pytest.mark.parametrize("columns", [50, *(pytest.param(n, marks=pytest.mark.long) for n in (80, 100))])
 def test_help_and_errors_fit_the_terminal(tmp_path: Path, columns: int) -> None:
     printed = lines_on_terminal(["generate", "--help"], columns, tmp_path)
     printed += lines_on_terminal(["train", "nowhere"], columns, tmp_path)  # lists the recipes, and loads little

@@ -63,6 +63,7 @@ def test_another_optimizer_and_a_crash_on_the_way_there(tmp_path, monkeypatch, c
     assert "anew" not in capsys.readouterr().out
 
 
+@pytest.mark.long  # of the quick tests, training/test_change.py
 def test_averages_on_and_off_and_what_cannot_begin_midway(tmp_path, capsys):
     assert train(tmp_path, "ema.enabled=false") == errors.DONE
     assert train(tmp_path, "training.duration=3 steps", "allow_change=[ema]") == errors.DONE

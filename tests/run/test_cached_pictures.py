@@ -109,9 +109,8 @@ def damage(cache: Path) -> None:
 HALVES = {"both": [], "images": ["cache.texts=false"], "texts": ["cache.images=false"]}
 
 
-@pytest.mark.parametrize(
-    "halves", ["both", *(pytest.param(one, marks=pytest.mark.long) for one in ("images", "texts"))]
-)
+@pytest.mark.long  # of the quick tests, every verb knows them, and test_cached_runs.py learns the same
+@pytest.mark.parametrize("halves", ["both", "images", "texts"])
 def test_pairs_learn_the_same_on_a_cache_of_both_halves_or_one(pairs, halves):
     assert pairs.train("plain") == 0
     assert pairs.train("cached", *cached(pairs), *HALVES[halves]) == 0

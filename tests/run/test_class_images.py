@@ -144,6 +144,7 @@ def test_a_run_goes_on_as_if_it_had_not_been_stopped(given, tmp_path):
         assert states[0].joinpath(file).read_bytes() == states[1].joinpath(file).read_bytes(), file
 
 
+@pytest.mark.long  # of the quick tests, those of another init_from
 def test_networks_from_elsewhere_draw_other_images(given, tmp_path):
     other = write_sd(tmp_path / "other", seed=1)
     draw(given, f"model.vae={other}")
@@ -166,6 +167,7 @@ def test_a_run_that_starts_from_anothers_weights_draws_with_these(given, tmp_pat
     assert all(first[name] != later[name] for name in first)
 
 
+@pytest.mark.long  # of the quick tests, those of another prompt
 def test_images_of_other_lists_of_prompts_are_not_taken_for_these(given, capsys):
     """Shorter and longer lists, and others, are noticed."""
     prompts = "data.sources.class.generate.prompt=[{}]".format
@@ -191,7 +193,7 @@ def test_a_prompt_that_says_nothing_is_refused(given, prompt):
     ("more", "told"),
     [
         (["class_prompt=a cat"], "prompt 'a photo of a dog', now 'a cat'"),
-        (["data.resolution=32"], "height 16, now 32, width 16, now 32"),
+        pytest.param(["data.resolution=32"], "height 16, now 32, width 16, now 32", marks=pytest.mark.long),
         (["init_from=elsewhere"], "init_from None, now 'elsewhere'"),
     ],
 )

@@ -77,7 +77,7 @@ def test_it_trains(name, given, tmp_path):
     assert main.run([*command, "training.duration=2 steps"]) == errors.DONE, "the same command goes on"
 
 
-@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+@pytest.mark.parametrize("dry", [pytest.param([], marks=pytest.mark.long), ["--dry-run"]])
 def test_a_base_that_predicts_something_else_is_refused_unless_nothing_is_compared(given, tmp_path, capsys, dry):
     """With class images at hand, too: nothing has to be drawn then, and the weights are as wrong."""
     place = tmp_path / "class"

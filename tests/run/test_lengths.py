@@ -207,6 +207,7 @@ def test_recipes_of_loras_size_themselves_by_the_pictures(recipe, pictures, samp
     assert sized.lr_scheduler.warmup.number <= samples // 8
 
 
+@pytest.mark.long  # of the quick tests, test_new_duration.py has lengths
 def test_the_length_of_the_first_start_holds_when_pictures_are_added(place, capsys):
     """32 of 40 images are trained on: 2 epochs are 16 updates; with 16 left the same command is still as long."""
     following = "2 epochs up to 1k samples"

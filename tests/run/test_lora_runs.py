@@ -277,6 +277,7 @@ def test_the_page_shows_the_first_images_at_several_strengths(place, tmp_path):
     assert page.index("strength 0<") < page.index("strength 0.5<") < page.index("strength 1<")
 
 
+@pytest.mark.long  # of the quick tests, adapters/test_tokens.py has a LoRA beside another
 def test_a_lora_beside_an_encoder_that_is_trained_whole(place):
     more = ["adapters.style.ranks.text_encoder=null", "adapters.encoder={name: full, train: [text_encoder]}"]
     assert place.train("both", *more, "training.duration=2 steps") == errors.DONE
@@ -300,6 +301,7 @@ def test_a_lora_beside_an_encoder_that_is_trained_whole(place):
     assert same == {place.denoiser: True, "text_encoder": False}
 
 
+@pytest.mark.long  # of the quick tests, adapters/test_lora_from_file.py
 def test_from_a_file_come_the_additions_with_its_strength(place, capsys):
     """Also of a run that has another alpha."""
     file = place.folder / "whole/adapter/kohya.safetensors"

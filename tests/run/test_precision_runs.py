@@ -64,6 +64,7 @@ def test_what_a_run_of_16_bit_weights_drew_is_drawn_again_by_generate(tmp_path):
     assert drawn.read_bytes() == sample.read_bytes()
 
 
+@pytest.mark.long  # of the quick tests, training/test_recompute.py
 def test_recomputation_and_a_named_kernel_change_no_number(tmp_path, capsys):
     """The kernel is the one that torch takes on a CPU."""
     short = [*SHORT, "checkpoint.every=2 steps"]

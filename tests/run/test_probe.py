@@ -218,6 +218,7 @@ def test_one_image_is_trained_on_and_tells_nothing(silent, tmp_path, capsys):
     assert "it takes two images at least" in capsys.readouterr().err
 
 
+@pytest.mark.long  # of the quick tests, the probe of a folder
 def test_of_a_cache_the_crops_are_looked_at_that_it_has(silent, tmp_path, capsys):
     """The middle of an image is none of its random crops: a cache has no row of it, and none is damaged."""
     crops = ["data.crop=random", "data.crops=3", f"cache.path={tmp_path / 'cache'}"]

@@ -173,6 +173,7 @@ def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_happened(tmp_path,
     assert_equal(tmp_path / "tiny", expected)
 
 
+@pytest.mark.long  # of the quick tests, a signal in an update saves
 def test_a_signal_while_validating_is_not_taken_for_saved(tmp_path, monkeypatch):
     unharmed = trainer.validate
 
@@ -195,6 +196,7 @@ def test_workers_change_nothing(tmp_path, expected, workers):
     assert_equal(tmp_path / "tiny", expected)
 
 
+@pytest.mark.long  # of the quick tests, training/test_step.py and data/test_loader.py have each half
 def test_accumulation_sees_the_same_samples(tmp_path, expected):
     """Another cut of the global batch rounds otherwise, and is the same training to single precision."""
     assert train(tmp_path, "training.per_device_batch_size=1", "training.gradient_accumulation_steps=2") == errors.DONE
@@ -241,6 +243,7 @@ def test_another_recipe_on_the_same_folder_is_refused_with_what_differs(whole, e
     assert_equal(whole, expected)
 
 
+@pytest.mark.long  # of the quick tests, test_new_duration.py
 def test_a_longer_duration_goes_on(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "tiny")
     longer = ["training.duration=9 steps", "lr_scheduler.on_new_duration=stretch"]
@@ -285,6 +288,7 @@ def test_init_from_takes_the_weights_and_nothing_else(whole, tmp_path, capsys):
     assert "init_from=nowhere" in capsys.readouterr().err
 
 
+@pytest.mark.long  # of the quick tests, test_precision_runs.py takes a run back
 def test_an_older_checkpoint_by_name(whole, tmp_path, expected):
     shutil.copytree(whole, tmp_path / "tiny")
     assert train(tmp_path, "resume_from_checkpoint=step-00000006") == errors.DONE
