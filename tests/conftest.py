@@ -50,6 +50,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+@pytest.fixture(scope="module")
+def few_objects() -> None:
+    """For tests of what collects garbage each time: all that earlier tests have loaded is none."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def own_credentials() -> Iterator[None]:
     """Secrets that a test gave are not taken for secrets in the messages of the next."""

@@ -23,6 +23,7 @@ from daguerre.errors import UserError
 from daguerre.training.performance import kernels
 from daguerre.training.performance import peak_rates as measured
 
+pytestmark = pytest.mark.usefixtures("few_objects")
 CPU = torch.device("cpu")
 QUICK = {"rounds": 2, "turn_seconds": 0.01, "soak_seconds": 0}
 COUNT = variants.step_flops

@@ -1,6 +1,5 @@
 """A run without enough memory: an error in words, the checkpoint kept, and the micro-batch that fits."""
 
-import gc
 import json
 import re
 
@@ -17,14 +16,8 @@ from daguerre.run import preflight
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.training.optimizers.optimizer import Optimizer
 
+pytestmark = pytest.mark.usefixtures("few_objects")
 MESSAGE = "CUDA out of memory. Tried to allocate 20.00 GiB.\nSee documentation for Memory Management"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_objects() -> None:
-    """Garbage is looked for whenever memory runs out, and all that earlier tests have loaded is none."""
-    gc.collect()
-    gc.freeze()
 
 
 def no_room(patch, limit, after=0):

@@ -1,6 +1,5 @@
 """Running out of memory: what is said, and the largest micro-batch that is found to fit."""
 
-import gc
 from contextlib import nullcontext
 
 import numpy as np
@@ -12,17 +11,11 @@ from daguerre.kernels import adamw_ema
 from daguerre.training import oom, step
 from daguerre.training.oom import OutOfMemory
 
+pytestmark = pytest.mark.usefixtures("few_objects")
 CPU_MESSAGE = (
     "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
     "40000000000 bytes. Error code 12 (Cannot allocate memory)"
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_objects() -> None:
-    """Garbage is looked for whenever memory runs out, and all that earlier tests have loaded is none."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.mark.parametrize(
