@@ -21,6 +21,7 @@ def commands():
     return [shlex.split(line) for block in blocks for line in block.splitlines()]
 
 
+@pytest.mark.long  # of the quick tests, memory/test_plan_batches.py plans its recipes
 def test_every_command_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shards(tmp_path / "laion", labelled=False)

@@ -58,7 +58,7 @@ def test_weights_have_their_types_before_they_are_moved(recipe, verb, monkeypatc
     assert {types[name] for name in types.keys() - added} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("more", [[], ["training.base_precision=int8"]])
+@pytest.mark.parametrize("more", [pytest.param([], marks=pytest.mark.long), ["training.base_precision=int8"]])
 def test_the_state_is_the_same_to_the_bit(recipe, more):
     """As of weights that are narrowed on their device; codes of few bits are made from the weights as they are."""
     config = configs.load(recipe[0], [*recipe[1:], *more]).config

@@ -102,7 +102,7 @@ ALLOWED = [
 @pytest.mark.parametrize(
     ("name", "given", "said"),
     [
-        pytest.param(*each, marks=[] if number % 3 == 0 else [pytest.mark.long], id=pair(each))
+        pytest.param(*each, marks=[] if number % 6 == 0 else [pytest.mark.long], id=pair(each))
         for number, each in enumerate(ALLOWED)
     ],
 )

@@ -122,7 +122,9 @@ def changed(settings: Settings, path: str) -> Settings:
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
-@pytest.mark.parametrize("recipe", ["quickstart", pytest.param("sdxl", marks=pytest.mark.long), "sd15_dreambooth"])
+@pytest.mark.parametrize(
+    "recipe", ["quickstart", *(pytest.param(name, marks=pytest.mark.long) for name in ("sdxl", "sd15_dreambooth"))]
+)
 def test_a_run_goes_on_with_another_value_of_elastic_and_free_settings_alone(recipe):
     old = configs.load(recipe, ["training.global_batch_size=8"]).config
     written = set(_paths(old))

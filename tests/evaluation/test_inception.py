@@ -48,6 +48,7 @@ def test_random_weights_have_one_digest(network):
         NetworkPlace(path="random", digest="0" * 64).checked(network.digest)
 
 
+@pytest.mark.long  # of the quick tests, test_lpips.py reads either file
 def test_files_are_read_by_their_names(network, tmp_path):
     weights = {name: value.clone() for name, value in network.net.state_dict().items()}
     published = weights | {"fc.weight": torch.zeros(1008, 2048), "fc.bias": torch.zeros(1008)}

@@ -38,14 +38,28 @@ def test_a_tiny_run_takes_what_was_predicted():
     compare("quickstart", *TINY, "training.global_batch_size=6", "training.gradient_checkpointing=true")
 
 
+FOLDER = [*(each for each in TINY if "checked" not in each), "data.source=folder", "data.path=x"]
+
+
 @pytest.mark.parametrize(
-    ("given", "left"), [pytest.param([], set(), marks=pytest.mark.long), (["cache.images=false"], {"vae"})]
+    ("given", "gone"),
+    [
+        (["cache.images=false"], "text_encoder"),
+        pytest.param([], "text_encoder, vae", marks=pytest.mark.long),
+    ],
 )
-def test_on_a_cache_there_are_no_encoders(capsys, given, left):
+def test_a_page_names_the_encoders_that_a_cache_replaces(capsys, given, gone):
+    assert main.run(["plan", "quickstart", *FOLDER, "cache.path=x", *given]) == errors.DONE
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"not in memory while a run trains on its cache: {gone}" in said
+
+
+@pytest.mark.long  # of the quick tests, the page names them
+@pytest.mark.parametrize(("given", "left"), [([], set()), (["cache.images=false"], {"vae"})])
+def test_on_a_cache_there_are_no_encoders(given, left):
     """Nor what they take while they encode: as if they were not in the loss."""
-    parts = [*(each for each in TINY if "checked" not in each), "data.source=folder", "data.path=x"]
-    config = configs.load("quickstart", ["training.device=cpu", *parts]).config
-    cached = configs.load("quickstart", ["training.device=cpu", *parts, "cache.path=x", *given]).config
+    config = configs.load("quickstart", ["training.device=cpu", *FOLDER]).config
+    cached = configs.load("quickstart", ["training.device=cpu", *FOLDER, "cache.path=x", *given]).config
     plain, without = predicted(config), predicted(cached)
     target = estimate.of(config, config.mesh.resolved(1, 1), None)
     networks = target.parts().family.components
@@ -53,10 +67,6 @@ def test_on_a_cache_there_are_no_encoders(capsys, given, left):
     buffers = [b.nbytes for name in {"vae", "text_encoder"} - left for b in networks[name].buffers()]
     assert plain.held - without.held == sum(gone) + sum(buffers)
     assert without.passes <= plain.passes
-    assert main.run(["plan", "quickstart", *parts, "cache.path=x", *given]) == errors.DONE
-    said = " ".join(capsys.readouterr().out.split())
-    names = ", ".join(sorted({"vae", "text_encoder"} - left))
-    assert f"not in memory while a run trains on its cache: {names}" in said
 
 
 @pytest.mark.long

@@ -40,7 +40,8 @@ def train(recipe: str, twins: Twins, place: Path, name: str, steps: int, *more: 
     return main.run(["train", recipe, f"output_dir={place}", f"run_name={name}", *given, *more])
 
 
-@pytest.mark.parametrize("recipe", ["sd15_lora", *(pytest.param(n, marks=pytest.mark.long) for n in ("sd15", "sdxl"))])
+@pytest.mark.long  # of the quick tests, assembly/test_roles.py has the reference, test_lora_runs.py a kill
+@pytest.mark.parametrize("recipe", ["sd15_lora", "sd15", "sdxl"])
 def test_a_run_starts_at_ln_2_goes_on_to_the_bit_and_draws(recipe: str, twins: Twins, tmp_path: Path, capsys) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     often = ["checkpoint.every=1 steps", "validation.every=1 steps", "lr_scheduler.warmup=0 steps"]

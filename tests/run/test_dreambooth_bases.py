@@ -64,9 +64,8 @@ def test_objective_and_resolution_are_the_recipes_and_the_rest_is_dreambooths(na
                for line in loaded.notices)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "sdxl" else [pytest.mark.long]) for name in BASES]
-)
+@pytest.mark.long  # of the quick tests, test_class_images.py draws, ../test_recipes_train.py trains
+@pytest.mark.parametrize("name", BASES)
 def test_it_trains(name, given, tmp_path):
     base = tiny(name, tmp_path)
     command = ["train", name, *given, f"pretrained_model_name_or_path={base}"]

@@ -68,6 +68,7 @@ def place(tmp_path: Path) -> Place:
 BATCH = ["training.global_batch_size=8", "allow_change=[training.global_batch_size]"]
 
 
+@pytest.mark.long  # of the quick tests, training/test_pace.py counts so
 def test_after_another_batch_all_lengths_are_counted_in_samples(place, capsys):
     warm = ["data.held_out_fraction=0", "lr_scheduler.warmup=60 samples"]
     assert place.train("1 epochs", *warm) == errors.DONE

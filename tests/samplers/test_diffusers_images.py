@@ -22,7 +22,7 @@ PREDICTION = {"eps": "epsilon", "x0": "sample", "v": "v_prediction", "flow": "fl
 LATENTS = torch.randn(16, 4, 16, 16, generator=torch.Generator().manual_seed(0))
 ORDER = {"ddim": 1, "euler": 1, "dpmpp_2m": 2}
 FIRST_AND_SECOND = pytest.mark.parametrize("sampler", ORDER)
-STEPS = pytest.mark.parametrize("num_steps", [20, 30])
+STEPS = pytest.mark.parametrize("num_steps", [20, pytest.param(30, marks=pytest.mark.long)])
 
 
 def two_modes(x_BCHW: Tensor, a: Tensor, s: Tensor) -> Tensor:
