@@ -35,9 +35,9 @@ def step(run):
     return json.loads((run / "status.json").read_text())["step"]
 
 
-QUICK = ("quickstart_text", "quickstart_vae", "sdxl_edm")
+QUICK = ("quickstart_text", "quickstart_vae")
 """Recipes of `make test` whose kinds of family, objective or data no other quick test trains: tests/run trains those of
-the quickstart and of sd15_lora."""
+the quickstart and of sd15_lora, tests/gpu one of SDXL."""
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,7 @@ def test_what_was_only_touched_is_read_and_compared_once(place, capsys, monkeypa
     assert (made(place, capsys), len(read)) == ((0, 0), 0)
 
 
+@pytest.mark.long  # of the quick tests, test_cache_damage.py verifies and mends
 def test_verify_finds_an_edit_that_the_system_hides_and_again_mends_it(place, capsys, monkeypatch):
     """As on a disk that loses bits, or a file system without a time of its own."""
     monkeypatch.setattr(local_files, "version", lambda path: str(os.stat(path).st_mtime_ns))

@@ -102,6 +102,7 @@ def test_killed_at_random_moments_it_ends_equal_to_the_bit(place):
     place.assert_kills_change_nothing()
 
 
+@pytest.mark.long  # of the quick tests, test_lora_runs.py starts from another run
 def test_a_run_is_where_another_one_starts(place):
     one = f"adapters.outline.controlnet_model_name_or_path={place.folder / 'whole'}"
     assert place.train("further", one, "training.duration=1 steps", "checkpoint.every=1 steps") == errors.DONE

@@ -127,6 +127,7 @@ def test_averages_take_over_numbers_of_any_type():
     assert all((average == 0.5).all() and average.dtype == torch.float32 for average in ema.averages.values())
 
 
+@pytest.mark.long  # of the quick tests, those above start them without a run
 def test_a_run_starts_its_averages_there(tmp_path, capsys):
     few = ["training.duration=1 step", "lr_scheduler.warmup=0 steps", "sampling.num_images=0", "data.checked_prompts=1"]
     assert train(tmp_path, *few) == errors.DONE

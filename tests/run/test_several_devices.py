@@ -20,7 +20,7 @@ def test_two_and_four_processes_learn_what_one_does_and_others_go_on(every_mesh,
     saved = "data2-fsdp2" if every_mesh else "fsdp2"
     meshes = MESHES | {"fsdp2": (2, 1, 2, 1)}
     chosen = {name: meshes[name] for name in ["one", *(["two", "fsdp2-tensor2"] if every_mesh else []), saved]}
-    later = {"on1": (1, 1, 1, 1)} | ({"on2": (2, 1, 1, 2), "on3": (3, 1, 3, 1)} if every_mesh else {})
+    later = {"on1": (1, 1, 1, 1), "on2": (2, 1, 1, 2), "on3": (3, 1, 3, 1)} if every_mesh else {}
     export = "checkpoint.export=true"
     plan = [runs.on(name, mesh, every, *([export] if name == "one" else [])) for name, mesh in chosen.items()]
     for name, mesh in later.items():
