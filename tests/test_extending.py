@@ -60,6 +60,7 @@ def extended(folder: Path) -> None:
         (folder / path).write_text(code, encoding="utf-8")
 
 
+@pytest.mark.long  # of the quick tests, contracts take whatever files there are
 def test_an_objective_a_source_a_family_an_adapter_and_a_condition_are_one_file_each(tmp_path):
     extended(tmp_path)
     (tmp_path / "stripes.yaml").write_text("data: {source: stripes, resolution: 16, formats: [png]}")

@@ -104,7 +104,8 @@ def errors(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], pl
         assert error <= 1e-6 * effect, name
 
 
-@pytest.mark.parametrize("kind", ["sd", pytest.param("sdxl", marks=pytest.mark.long)])
+@pytest.mark.long  # of the quick tests, test_lora_kinds.py has exports and merges
+@pytest.mark.parametrize("kind", ["sd", "sdxl"])
 def test_our_export_in_diffusers_is_our_network(kind, pipelines, tmp_path):
     parts = built(kind, pipelines[kind])
     pipe = PIPELINES[kind].from_pretrained(pipelines[kind])
@@ -120,7 +121,8 @@ def test_our_export_in_diffusers_is_our_network(kind, pipelines, tmp_path):
     )
 
 
-@pytest.mark.parametrize("kind", ["sd", pytest.param("sdxl", marks=pytest.mark.long)])
+@pytest.mark.long  # of the quick tests, test_lora_kinds.py has exports and merges
+@pytest.mark.parametrize("kind", ["sd", "sdxl"])
 def test_merged_is_unmerged_and_what_is_left_are_the_base_s_modules(kind, pipelines):
     parts = built(kind, pipelines[kind])
     names = {name: set(each.state_dict()) for name, each in networks(untouched(kind, pipelines[kind]), kind).items()}
@@ -262,7 +264,7 @@ def test_networks_without_memory_have_the_same_additions(pipelines):
     assert parts.attached.names == sketch.attached.names
 
 
-@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+@pytest.mark.parametrize("weights", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
 def test_additions_stay_float32_over_any_base(weights, pipelines):
     parts = built("sd", pipelines["sd"], f"training.weights_dtype={weights}")
     parts.numerics.store(parts.net, parts.attached.float32)

@@ -115,6 +115,7 @@ def test_on_a_folder_too_a_killed_run_ends_equal_to_the_bit(mixed, on_images, tm
     assert_equal(tmp_path / "tiny", outcome(on_images))
 
 
+@pytest.mark.long  # of the quick tests, a folder is trained on
 def test_captions_in_one_file(tmp_path, capsys):
     folder = tmp_path / "images"
     folder.mkdir()

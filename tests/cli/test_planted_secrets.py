@@ -318,6 +318,7 @@ def _text(command):
     return command if isinstance(command, str) else command.values[0]
 
 
+@pytest.mark.long  # of the quick tests, every command is given addresses
 def test_statistics_of_protected_data_hold_none(place, tmp_path, capfd):
     """The file of `reference` is meant to be shared: its header, its protocol and names of folders."""
     data_sets.shards(tmp_path / "raw", 1, 4)

@@ -77,7 +77,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(st.dictionaries(KEYS, VALUES, max_size=3), st.dictionaries(KEYS, VALUES, max_size=2))
 def test_no_recipe_is_a_traceback(tmp_path_factory, tree, over):
     path = tmp_path_factory.getbasetemp() / "fuzzed.yaml"

@@ -71,6 +71,7 @@ def test_a_further_name_changes_no_reading_of_the_old_shapes() -> None:
     assert len(asked) == len(images)
 
 
+@pytest.mark.long  # of the quick tests, mild blur and noise do no harm
 def test_softened_noisy_and_moved_new_shapes_are_read_right() -> None:
     settings = source.Settings(shapes=(MOON,), num_images=16)
     records = [source.open_source(settings, "held_out").record(i) for i in range(200)]
@@ -233,6 +234,7 @@ def test_a_model_that_reads_control_images_is_asked_for_colours_and_compared_wit
     assert "aim" not in said[0]
 
 
+@pytest.mark.long  # of the quick tests, the new shape is read
 def test_with_a_new_shape_the_quickstarts_own_prompts_are_measured_too() -> None:
     settings = source.Settings(shapes=(MOON,), num_images=16, checked_prompts=100, kept_prompts=200)
     new = source.prompts("held_out", 100, 0, settings.shapes, 16)

@@ -82,6 +82,7 @@ def test_what_computes_the_same_comes_first(found):
     assert fitting.document()["taken_bytes"] == fitting.target.taken(fitting.peak) <= 12.5e6
 
 
+@pytest.mark.long  # of the quick tests, what computes the same comes first
 def test_then_moments_and_averages_then_weights(found):
     fitting, _ = found("10MB")
     assert "training.weights_dtype" not in names(fitting)

@@ -99,6 +99,7 @@ def test_images_of_ones_own_count(given, tmp_path):
     assert len(list((tmp_path / "class").glob("*.png"))) == 2
 
 
+@pytest.mark.long  # of the quick tests, test_class_images_fill.py stops
 def test_drawing_is_stopped_between_batches_and_goes_on_from_there(given, tmp_path):
     whole = tmp_path / "whole"
     draw([*given, f"class_data_dir={whole}"])
@@ -245,6 +246,7 @@ def test_tools_of_the_data_say_that_there_is_nothing_yet(given, capsys):
     assert "does not exist yet: `daguerre train` generates 5 images into it before it trains" in capsys.readouterr().err
 
 
+@pytest.mark.long  # of the quick tests, test_class_images_fill.py draws and trains
 def test_a_lone_folder_can_be_drawn_as_well(given, tmp_path, capsys):
     lone = ["data.source=folder", f"data.path={tmp_path / 'lone'}", "data.generate.count=3", "data.generate.seed=9"]
     lone += ["data.captions.text=a red cat", "data.held_out_fraction=0"]

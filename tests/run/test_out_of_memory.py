@@ -129,6 +129,7 @@ def test_advice_for_one_image_at_a_time():
     assert "Generate smaller images" in memory_advice.of_generating(SamplingSettings(batch_size=1))
 
 
+@pytest.mark.long  # of the quick tests, it is told of updates and images
 def test_in_validation_it_is_told(tmp_path, capsys):
     loss, seen = Components.loss, []
 

@@ -62,6 +62,7 @@ def gradient(parts: Components, batches: list) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in parts.net.parameters() if p.grad is not None])
 
 
+@pytest.mark.long  # of the quick tests, training/test_step.py cuts updates
 def test_an_update_is_the_same_however_it_is_cut(built):
     parts, loading = built
     whole = micro_batches(loading)

@@ -163,8 +163,8 @@ DIFFUSION = [
 ]
 
 FLOW = ("flow", "heun")
-SLOW = ("dpmpp_2m_sde", "lcm")
-"""They draw noise at each step, as `euler_ancestral`."""
+SLOW = ("dpmpp_2m_sde", "euler_ancestral", "lcm")
+"""They draw noise at each step, which takes most of the time; test_mixture.py draws with each."""
 
 
 @pytest.mark.parametrize(

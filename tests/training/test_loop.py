@@ -56,6 +56,7 @@ def test_speed_counts_training_only(toy):
     assert len(seconds) == 2
 
 
+@pytest.mark.long  # of the quick tests, test_optimizers_contract.py has each optimizer
 def test_the_loss_falls(toy):
     lines = run(toy, toy.state(), toy.plan(total_steps=200, warmup_steps=0), toy.batches())
     assert lines[-1][1]["learning/loss"] < 0.5 * lines[0][1]["learning/loss"]
