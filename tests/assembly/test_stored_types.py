@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import tiny_families
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import write_sd
 from torch import nn
 
@@ -79,3 +81,23 @@ def test_a_denoiser_that_is_frozen_beside_new_tokens_is_stored_as_the_net_is(rec
         assert {p.dtype for p in networks["unet"].parameters()} == {torch.bfloat16}
         assert {p.dtype for p in networks["vae"].parameters()} == {torch.float32}
     assert {p.dtype for p in parts.build(config).family.components["unet"].parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "no"])
+def test_a_language_model_is_stored_in_the_type_in_which_it_encodes(precision, tmp_path):
+    """So `plan` counts it; and so it is built of files in bfloat16, while weights with more digits stay float32."""
+    model = tiny_families.settings("z_image", tmp_path)
+    given = [f"model.{name}={value}" for name, value in model.items() if name != "family"]
+    given += ["data.source=folder", f"data.path={tmp_path}", "data.resolution=64", "training.device=cpu"]
+    config = configs.load("z_image_lora", [*given, f"training.frozen_precision={precision}", "cache.path=null"]).config
+
+    def types(made: parts.Components) -> set[torch.dtype]:
+        layers = [m for m in made.family.components["text_encoder"].modules() if isinstance(m, nn.Linear)]
+        return {layer.weight.dtype for layer in layers}
+
+    narrow = {torch.bfloat16 if precision == "bf16" else torch.float32}
+    assert types(parts.outline(config)) == narrow
+    assert types(parts.build(config, trains=True)) == {torch.float32}
+    (file,) = (Path(model["pretrained_model_name_or_path"]) / "text_encoder").glob("*.safetensors")
+    save_file({name: weight.bfloat16() for name, weight in load_file(file).items()}, file, {"format": "pt"})
+    assert types(parts.build(config, trains=True)) == narrow

@@ -3,13 +3,17 @@
 import copy
 
 import pytest
+import tiny_texts
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from tiny_models import tiny_text_encoder, tiny_vae
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Qwen3ForCausalLM, Qwen3Model, Qwen3VLForConditionalGeneration
 
 from daguerre.kernels import channels_last, narrow, swap
+from daguerre.models.parts.text.language_model import LanguageModel
+from daguerre.models.reading import Reading
 
 CPU = torch.device("cpu")
 
@@ -100,6 +104,42 @@ def test_weights_are_there_again_after_an_error(reader):
     with pytest.raises(RuntimeError), torch.autocast("cpu", torch.bfloat16):
         reader.encoder.layers[0](torch.ones(1, 2, 3), None)
     assert all(p.dtype == torch.float32 and isinstance(p, nn.Parameter) for p in reader.parameters())
+
+
+@pytest.fixture(params=[Qwen3Model, Qwen3ForCausalLM, Qwen3VLForConditionalGeneration])
+def language_model(request):
+    torch.manual_seed(0)
+    kind = request.param
+    made = tiny_texts.qwen3_vl() if kind is Qwen3VLForConditionalGeneration else tiny_texts.qwen3(kind)
+    return made.eval().requires_grad_(False)
+
+
+def hidden(network, ids):
+    return LanguageModel().read(network, ids, None, Reading(layers=(-2,), final_norm=False))[0]
+
+
+def test_language_models_are_narrow_whose_decoder_alone_is_called(language_model):
+    ids = torch.randint(0, 200, (2, 9))
+    wanted = hidden(language_model, ids)
+    assert narrow.enable([language_model], CPU) == 1
+    found = hidden(language_model, ids)
+    assert found.dtype == torch.float32
+    assert 1e-5 < off(found, wanted) < 2e-2
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_weights_that_are_stored_narrow_give_the_same_bits(language_model, at_once):
+    ids = torch.randint(0, 200, (2, 9))
+    assert not narrow.store(language_model), "random weights have more digits than bfloat16"
+    for p in language_model.parameters():
+        p.data = p.data.bfloat16().float()
+    stored = copy.deepcopy(language_model)
+    assert narrow.store(stored)
+    types = {type(m): {p.dtype for p in m.parameters(recurse=False)} for m in stored.modules()}
+    assert types[nn.Linear] == {torch.bfloat16}
+    assert types[nn.Embedding] == {torch.float32}
+    assert narrow.enable([language_model, stored], CPU, at_once) == 2
+    assert torch.equal(hidden(stored, ids), hidden(language_model, ids))
 
 
 def test_what_is_trained_stays(vae, reader):

@@ -191,6 +191,7 @@ def build(
     family, attached = networks
     # One layer after the other onto the device: the whole base in float32 may have no room there.
     quantized_base.quantize(config.training.base_precision, family, left_out.components(config), device)
+    _narrow_readers(config, family)
     offloaded.begin(config, family, device, encoders.absent(family))
     if trains:
         _refuse_distilled(config, family)
@@ -222,6 +223,7 @@ def outline(config: Config) -> Components:
         family, attached = load(config)
         _refuse_distilled(config, family)
         quantized_base.quantize(config.training.base_precision, family, left_out.components(config))
+        _narrow_readers(config, family)
         offloaded.begin(config, family, device, left_out.components(config))
         _narrow_denoiser(config, family, device)
         assistant.attach(family, dtypes.choose(config.training, device).compute)
@@ -270,6 +272,14 @@ def _narrow_denoiser(config: Config, family: Family, device: torch.device) -> No
             kept = {id(p) for p in network.float32}
             names = [name for name, p in network.module.named_parameters() if id(p) in kept]
             dtypes.choose(config.training, device).store(network.module, names)
+
+
+def _narrow_readers(config: Config, family: Family) -> None:
+    """Stores frozen text encoders in the type in which they encode, where their files have it."""
+    for network in family.networks.values():
+        frozen = not any(p.requires_grad for p in network.module.parameters())
+        if network.facts.published_bf16 and frozen:
+            kernels.store(config.training, network.module)
 
 
 def beside(parts: Components, adapters: Mapping[str, AdapterSettings]) -> Components:

@@ -30,7 +30,7 @@ from daguerre.storage import address
 from daguerre.storage.location import Location
 
 AUTO = "auto"
-CODE = 1
+CODE = 2
 """Raised by hand when the code of encoding, of decoding or of a key changes what a row holds: everything is encoded
 again."""
 

@@ -2,8 +2,8 @@
 
 Autocast casts each float32 weight by itself, and each gradient back; a GPU, which waits for launches at small batches
 and in large networks, may get those of a block at once, to the same numbers. Of an autoencoder the encoder and text
-encoders may be narrow: weights stay float32, and so do results, so that nothing behind them sees a change but in the
-numbers. What decodes is left alone.
+encoders may be narrow: results stay float32, so that nothing behind them sees a change but in the numbers, and weights,
+unless their files have bfloat16. What decodes is left alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,12 +29,35 @@ def enable(networks: Iterable[nn.Module], device: torch.device, at_once: bool = 
     frozen = [network for network in networks if not any(p.requires_grad for p in network.parameters())]
     found: list[nn.Module] = [m for network in frozen for m in network.modules() if type(m) is Encoder]
     found += [network for network in frozen if isinstance(network, PreTrainedModel)]
-    for module in found:
-        # A bound method: a copy of the module gets one of its own.
-        setattr(module, "forward", MethodType(_narrow(device.type), module))  # noqa: B010
+    for network in found:
+        # Of a language model only the decoder is called, or what sees: networks of the same kind inside it.
+        for module in {network, *(m for m in network.modules() if isinstance(m, PreTrainedModel))}:
+            # A bound method: a copy of the module gets one of its own.
+            setattr(module, "forward", MethodType(_narrow(device.type), module))  # noqa: B010
         if at_once:
-            cast_by_block(module, device)
+            cast_by_block(network, device)
     return len(found)
+
+
+@torch.no_grad()
+def store(network: nn.Module) -> bool:
+    """Stores the weights of a frozen text encoder's linear layers and convolutions in bfloat16, the type in which
+    `enable` has them multiplied: its results are the same to the bit. Embeddings and norms stay float32. False, and
+    nothing is changed, for weights that bfloat16 cannot represent: an export would lose them."""
+    chosen, others = dict[int, nn.Parameter](), set[int]()
+    for module in network.modules():
+        for p in module.parameters(recurse=False):
+            if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+                chosen[id(p)] = p
+            else:
+                others.add(id(p))
+    # An output layer may be the embedding, whose rows are summed in float32.
+    own = [p for key, p in chosen.items() if key not in others]
+    if not all(p.is_meta or torch.equal(p.bfloat16().float(), p) for p in own):
+        return False
+    for p in own:
+        p.data = p.data.bfloat16()
+    return True
 
 
 def cast_by_block(network: nn.Module, device: torch.device) -> None:
@@ -54,9 +77,10 @@ def _narrow(device_type: str) -> Callable[..., Any]:
 
 
 def _parts(network: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules in a network that are called and have not more than LARGEST weights."""
+    """The outermost modules that are called and have not more than LARGEST weights, inside of networks that are
+    narrow."""
     for module in network.children():
-        if isinstance(module, nn.ModuleList) or sum(p.numel() for p in module.parameters()) > LARGEST:
+        if isinstance(module, nn.ModuleList | PreTrainedModel) or sum(p.numel() for p in module.parameters()) > LARGEST:
             yield from _parts(module)
         else:
             yield module

@@ -104,6 +104,9 @@ class Facts:
     of_references: frozenset[str] = frozenset()
     """Names of the parameters that only reference images reach: an update without any leaves them, with their moments
     and their decay, as they are."""
+    published_bf16: bool = False
+    """Whether published files have its weights in bfloat16: of a frozen text encoder that computes in it
+    (training.frozen_precision) they are stored so."""
     float32: tuple[str, ...] = ()
     """Patterns of the parameters that stay float32 where weights are stored in 16 bits, as the library keeps them."""
 

@@ -60,10 +60,12 @@ class TrainingSettings(Settings):
     the weights; `auto`: that of weights_dtype, and for float32 weights bf16 on a GPU, float32 on a CPU."""
     weights_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type in which the weights of the denoiser and of what is trained are stored. Moments, averages, adapters and the
-    arithmetic of an update stay float32, and so do the weights of frozen encoders and decoders."""
+    arithmetic of an update stay float32, and so do the weights of frozen encoders and decoders but for those that
+    frozen_precision stores."""
     frozen_precision: Literal["no", "bf16"] = "no"
     """Type in which the frozen autoencoder and text encoders encode: `no`: float32; `bf16`: autocast, which takes a
-    fraction of the time on a GPU and moves latents and text features by some thousandths."""
+    fraction of the time on a GPU and moves latents and text features by some thousandths; language models and T5, whose
+    files have it, are also stored so."""
     base_precision: Literal["no", "nf4", "int8", "float8"] = "no"
     """Form of the linear layers of frozen networks while adapters train: of denoiser and text encoders, inside
     their blocks. nf4 (4.5 bits a weight, by bitsandbytes), int8 and float8 (8 bits): less memory, more time. The

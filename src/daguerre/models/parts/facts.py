@@ -57,6 +57,7 @@ T5 = Facts(
     layers={"attention": ("SelfAttention.[qkvo]",), "ff": ("DenseReluDense.w[io]*",)},
     readers=(("SelfAttention", "q", "k", "v"), ("DenseReluDense", "wi_0", "wi_1")),
     names=T5Names(),
+    published_bf16=True,
 )
 """transformers' T5EncoderModel. Its first block alone has the biases of positions, a column a head."""
 KL_AUTOENCODER = Facts(

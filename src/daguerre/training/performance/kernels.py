@@ -64,6 +64,12 @@ def apply(
             blocks.compile_blocks(network, block_classes, device, settings.compile_cache_dir)
 
 
+def store(settings: TrainingSettings, encoder: nn.Module) -> None:
+    """Stores a frozen text encoder, whose files have bfloat16, in the type in which it encodes."""
+    if settings.frozen_precision == "bf16":
+        narrow.store(encoder)
+
+
 def layout(networks: Iterable[nn.Module], fused: bool, last: bool) -> None:
     """Sets norms and gates as one operator each, and LayerNorm in the type of its input (`fused`), and channels last,
     which decide the activations that are kept for the backward pass. Asks no device."""

@@ -54,6 +54,7 @@ class LanguageModel(TextNetwork):
         },
         # Queries have more heads than keys and values, and so another shape.
         readers=(("self_attn", "k_proj", "v_proj"), ("mlp", "gate_proj", "up_proj")),
+        published_bf16=True,
     )
     wide = True
     has_added_words = True
