@@ -19,6 +19,7 @@ from data_sets import folder as images
 from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.config import converted as conversion
+from daguerre.errors import UserError
 from daguerre.foreign import base_models, converters, files, flows, signs
 from daguerre.foreign.reader import Reading, leaves
 from daguerre.foreign.trainers import kohya
@@ -72,6 +73,16 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "adapters.lora.targets": ["transformer.transformer_blocks.*"],
         "sampling.guidance_scale": 3,
     },
+    "ai_toolkit_qwen_image_edit_2509": {
+        "model.family": "qwen_image_edit",
+        "model.pretrained_model_name_or_path": "Qwen/Qwen-Image-Edit-2509",
+        "model.references": 3,
+        "data.reference_dir.reference_3": "/path/to/control/images/folder3",
+        "adapters.lora.targets": ["transformer.transformer_blocks.*"],
+        "cache.path": "auto",
+        "cache.images": False,
+        "sampling.guidance_scale": 3,
+    },
     "musubi_flux_2": {
         "model.family": "flux2",
         "model.transformer": "path/to/dit_model",
@@ -93,6 +104,14 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "adapters.lora.alpha": 32,
     },
     "musubi_qwen_image": {"model.family": "qwen_image", "objective.schedule.shift": 2.2, "adapters.lora.rank": 16},
+    "musubi_qwen_image_edit": {
+        "model.family": "qwen_image_edit",
+        "model.pretrained_model_name_or_path": "Qwen/Qwen-Image-Edit-2511",
+        "model.references": 1,
+        "data.reference_dir": "/path/to/control_dir",
+        "objective.schedule.shift": 2.2,
+        "adapters.lora.rank": 16,
+    },
     "musubi_zimage": {
         "model.family": "z_image",
         "objective.schedule.shift": 2.0,
@@ -117,6 +136,15 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "adapters.lora.targets": ["transformer.*attn1*", "transformer.*attn2*", "transformer.*ff*"],
         "objective.schedule.shift": 1.0,
         "sampling.shift": 3.0,
+    },
+    "onetrainer_anima_full": {"model.family": "anima", "optimizer.learning_rate": 1e-6, **ONETRAINER},
+    "onetrainer_krea2_full": {
+        "model.family": "krea2",
+        "optimizer.name": "adafactor",
+        "optimizer.learning_rate": 1e-5,
+        "training.weights_dtype": "bfloat16",
+        **ONETRAINER,
+        "adapters.lora.name": None,
     },
     "onetrainer_flux": {"model.family": "flux", "training.base_precision": "nf4", **LOGIT, **BY_SIZE, **RANK_16},
     "onetrainer_flux2": {"model.family": "flux2", **ONETRAINER, **BY_SIZE, **RANK_16, "training.compile": None},
@@ -191,6 +219,18 @@ EXPECTED: dict[str, dict[str, Any]] = {
     },
     "simpletuner_krea2": {"model.family": "krea2", "training.base_precision": "int8", **SIMPLETUNER, **OF_LORA},
     "simpletuner_qwen_image": {"model.family": "qwen_image", "adapters.lora.rank": 8, **SIMPLETUNER},
+    "simpletuner_qwen_image_edit": {
+        "model.family": "qwen_image_edit",
+        "model.pretrained_model_name_or_path": "Qwen/Qwen-Image-Edit-2509",
+        "model.references": 3,
+        "data.reference_dir.reference": "/datasets/reference-images-a",
+        "data.reference_dir.reference_3": "/datasets/reference-images-c",
+        "data.captions.lines": "drawn",
+        "objective.schedule.shift": 1.73,
+        "adapters.lora.targets": ATTENTION,
+        "training.base_precision": "int8",
+        **SIMPLETUNER,
+    },
     "simpletuner_qwen_image_21": {
         "model.family": "qwen_image_21",
         "model.assistant": "SimpleTuner/Qwen-Image-2.1-training-assistant-v3",
@@ -208,6 +248,12 @@ EXPECTED: dict[str, dict[str, Any]] = {
 NO_DATA = {"data_backend_config"}
 LOST: dict[str, set[str]] = {
     "ai_toolkit_qwen_image_24gb": {"config.process.0.model.qtype"},
+    "ai_toolkit_qwen_image_edit_2509": {
+        "config.process.0.model.qtype",
+        "config.process.0.train.timestep_type",
+    },
+    "onetrainer_anima_full": {"text_encoder.weight_dtype", "layer_filter"},
+    "onetrainer_krea2_full": {"text_encoder.weight_dtype", "layer_filter"},
     "sd_scripts_flux": {"mixed_precision"},
     "musubi_zimage_full": {"fused_backward_pass"},
     "onetrainer_anima": {"text_encoder.weight_dtype", "quantization.layer_filter"},
@@ -235,6 +281,9 @@ def written(name: str, folder: Path) -> Path:
         (folder / "data.toml").write_text(_toml(public["data"]), encoding="utf-8")
     else:
         text = json.dumps(public["tree"])
+    for name, document in public.get("beside", {}).items():
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(json.dumps(document), encoding="utf-8")
     path.write_text(text, encoding="utf-8")
     return path
 
@@ -346,6 +395,98 @@ def test_control_paths_of_ai_toolkit_become_reference_images():
     assert reading.values["data.reference_dir"] == {"reference": "b", "reference_2": "c"}
 
 
+def of_simpletuner(model: dict[str, Any], *sets: dict[str, Any]) -> Reading:
+    tree = {"model_type": "lora", **model, "data_backends": list(sets)}
+    reading = Reading(dict(leaves(tree)))
+    converters.CONVERT["SimpleTuner"](reading)
+    return reading
+
+
+def kinds(reading: Reading, ends: str) -> list[str]:
+    return [line.kind for line in reading.lines if line.key.endswith(ends)]
+
+
+KLEIN = {"model_family": "flux2", "model_flavour": "klein-4b"}
+OF_HUB = {"type": "huggingface", "dataset_name": "me/pairs", "resolution": 512}
+
+
+def test_a_data_set_of_the_hub_becomes_ours_with_its_columns():
+    """Those of SimpleTuner; the picture of the same rows is a column of the same source."""
+    columns = {"caption_column": "instruction", "image_column": "after"}
+    left = OF_HUB | {"id": "a", "split": "train", "revision": "v2", "dataset_config": "small", "huggingface": columns}
+    right = OF_HUB | {"id": "b", "dataset_type": "conditioning", "conditioning_type": "reference_loose"}
+    right |= {"huggingface": {"image_column": "before"}}
+    reading = of_simpletuner(KLEIN, left | {"conditioning_data": ["b"]}, right)
+    found = {path: value for path, value in reading.values.items() if path.startswith("data.")}
+    assert found == {
+        "data.source": "huggingface",
+        "data.name": "me/pairs",
+        "data.config": "small",
+        "data.revision": "v2",
+        "data.split": "train",
+        "data.image_column": "after",
+        "data.caption_column": "instruction",
+        "data.reference_column": "before",
+        "data.caption_dropout": 0.1,
+        "data.held_out_fraction": 0,
+        "data.resolution": 512,
+        "data.buckets.aspects": "auto",
+    }
+    assert reading.values["model.references"] == 1
+    assert not [line for line in reading.lines if line.kind == "refused" and line.key.startswith("data_backends")]
+
+
+def test_what_a_data_set_of_the_hub_does_more_is_lost_by_its_name():
+    more = {"filter_func": {"collection": "x", "quality_thresholds": {"sharp": 4}}, "fallback_caption_column": "c"}
+    more |= {"composite_image_config": {"enabled": True, "image_count": 2}, "width_column": "w"}
+    reading = of_simpletuner(KLEIN, OF_HUB | {"id": "a", "huggingface": more})
+    for name in ("collection", "thresholds.sharp", "fallback_caption_column", "composite_image_config.enabled"):
+        assert kinds(reading, name) == ["refused"], name
+    assert kinds(reading, "width_column") == ["notice"]
+
+
+def test_pictures_that_cannot_be_references_are_refused():
+    """Pictures in a folder for images of the hub, and those that are made of the images."""
+    folder = {"id": "b", "dataset_type": "conditioning", "conditioning_type": "reference_strict"}
+    folder |= {"type": "local", "instance_data_dir": "pictures"}
+    mixed = of_simpletuner(KLEIN, OF_HUB | {"id": "a", "conditioning_data": ["b"]}, folder)
+    assert kinds(mixed, "conditioning_data") == ["refused"]
+    made = {"type": "superresolution", "conditioning_type": "reference_strict", "captions": ["x"]}
+    reading = of_simpletuner(KLEIN, OF_HUB | {"id": "a", "conditioning": made})
+    assert kinds(reading, "conditioning.type") == ["refused"]
+    assert "model.references" not in reading.values
+
+
+@pytest.mark.parametrize(
+    ("trainer", "given"),
+    [
+        ("SimpleTuner", {"model_family": "qwen_image", "model_flavour": "edit-v1"}),
+        ("SimpleTuner", {"model_family": "qwen_image", "model_flavour": "edit-v2+"}),
+        ("musubi-tuner", {"model_version": "edit", "network_module": "networks.lora_qwen_image"}),
+        ("musubi-tuner", {"edit": True, "network_module": "networks.lora_qwen_image"}),
+        ("ai-toolkit", {"job": "extension", "config.process.0.model.arch": "qwen_image_edit"}),
+    ],
+)
+def test_the_first_edit_model_is_refused_by_its_name(trainer, given):
+    with pytest.raises(UserError, match="Qwen-Image-Edit"):
+        converters.CONVERT[trainer](Reading(given))
+
+
+def test_a_list_of_images_names_its_control_images(tmp_path):
+    """Of musubi-tuner: one or several of an image, in columns of their own; edit_plus is Edit-2509."""
+    table = tmp_path / "list.jsonl"
+    table.write_text(
+        '{"image_path": "a", "caption": "b", "control_path_0": "c", "control_path_1": "d"}\n', encoding="utf-8"
+    )
+    reading = Reading(
+        {"edit_plus": True, "network_module": "networks.lora_qwen_image", "datasets.0.image_jsonl_file": str(table)}
+    )
+    converters.CONVERT["musubi-tuner"](reading)
+    assert reading.values["model.pretrained_model_name_or_path"] == "Qwen/Qwen-Image-Edit-2509"
+    assert reading.values["data.reference_column"] == {"reference": "control_path_0", "reference_2": "control_path_1"}
+    assert reading.values["model.references"] == 2
+
+
 def test_a_network_for_flux_is_read_on_the_command_line(tmp_path):
     """kohya's networks for other models mean their layers; that of FLUX.1 was refused once."""
     found = configs.load("flux_lora", ["network_module=networks.lora_flux", "network_dim=8"]).config.adapters["lora"]
@@ -376,6 +517,10 @@ def test_the_tiny_twin_of_a_converted_config_trains(name, tmp_path, monkeypatch)
     short |= {"sampling.num_images": 0, "checkpoint.every": None, "lr_scheduler.warmup": "0 steps"}
     short |= {"data.buckets.aspects": "square", "training.attention": "auto", "cache.path": "cache"}
     reading.assume_over(short)
+    if pictures := reading.values.get("data.reference_dir"):
+        there = str(images(tmp_path / "pictures", 12))
+        ours = dict.fromkeys(pictures, there) if isinstance(pictures, dict) else there
+        reading.assume_over({"data.reference_dir": ours})
     for path in [path for path in reading.values if path.startswith("data.buckets.") and "aspects" not in path]:
         del reading.values[path]
     if reading.values.get("training.base_precision") == "nf4":  # which needs a GPU

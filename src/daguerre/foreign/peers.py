@@ -31,7 +31,7 @@ PROMPT_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
 _OF_CAPTION_FILES = ("captions.lines", "caption_extension")
 ONE_RATE = "this optimizer has one rate for all parameters"
 IMAGES = (".jpg", ".jpeg", ".png", ".webp")
-_PATHS = ("image_dir", "path", "folder_path", "dataset_path", "instance_data_dir")
+_PATHS = ("image_dir", "path", "folder_path", "dataset_path", "instance_data_dir", "dataset_name")
 """Keys that give the path of a folder, below its own place in the config."""
 WHAT_TO_DO = "convert the config where they are, or set it by hand"
 NO_FILE = "it names a file that is not on this machine: its settings are lost; convert the config where it is"
@@ -180,6 +180,7 @@ def lay(reading: Reading, folders: Sequence[Folder]) -> None:
                 "captions.text is the caption of all its images, whether they have caption files or not"
             )
         values = {"source": "folder", "path": folder.path, **OF_A_SOURCE, **folder.settings}
+        values = {name: value for name, value in values.items() if name != "path" or value is not None}
         values |= {"captions.text": captions} if captions else {}
         if values.get("captions.text") is not None:  # then nothing is read beside the images
             values = {name: value for name, value in values.items() if name not in _OF_CAPTION_FILES}
@@ -199,7 +200,8 @@ def _say_guesses(reading: Reading, folder: Folder, among_others: bool) -> None:
     counted = ["data.weights takes all folders as if they had one image each"] if among_others else []
     guesses = "; ".join([*folder.guesses, *counted])
     if guesses:
-        reading.assume_over({f"{folder.place}.path": folder.path})
+        setting = "name" if "name" in folder.settings else "path"
+        reading.assume_over({f"{folder.place}.{setting}": folder.path})
         for name in _PATHS:
             reading.refuse(f"{folder.key}.{name}", f"its files are not on this machine: {guesses}; {WHAT_TO_DO}")
 

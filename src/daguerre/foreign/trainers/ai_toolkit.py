@@ -63,6 +63,8 @@ def _check_kind(reading: Reading) -> None:
     kinds = [key.rpartition(".is_")[2] for key in reading.keys(f"{ROOT}model.is_*") if reading.get(key) is True]
     others = [kind for kind in kinds if kind not in ("xl", "v2", "v_pred", "flux")]
     arch = str(reading.get(f"{ROOT}model.arch") or "")
+    if other := TABLES["other_models"].get(arch.partition(":")[0]):
+        raise peers.not_there(other, TRAINER)
     if others or arch.partition(":")[0] not in ("", "sd1", "sd15", "sd2", "sdxl", *TABLES["families"]):
         raise peers.not_there(f"a model of type {others[0] if others else arch}", TRAINER)
     if reading.get(f"{ROOT}model.quantize") is True:

@@ -3,6 +3,7 @@
 Options that it has in common with sd-scripts mean what they mean there, and are read by kohya.py.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ def _model(reading: Reading) -> str:
     """The base, its parts that are files of their own, and what of it is trained. The family."""
     module, program = (str(reading.get(key) or "") for key in ("network_module", "program"))
     name = module.rpartition(".lora_")[2] or program.partition("_train")[0]
-    version = str(reading.get("model_version") or "")
+    older = next((key for key in TABLES["older_versions"] if reading.get(key) is True), "")
+    version = str(reading.get("model_version") or TABLES["older_versions"].get(older, ""))
     bases = TABLES["versions"] | TABLES["networks"]
     place = TABLES["versions"].get(version) or TABLES["networks"].get(name)
     if version in TABLES["others"] or (name and name not in TABLES["networks"]):
@@ -62,7 +64,8 @@ def _model(reading: Reading) -> str:
         )
     family = models.base(place).family
     reading.assume({"model.family": family, "model.pretrained_model_name_or_path": place, "objective.name": "flow"})
-    reading.carry("model_version", "model.pretrained_model_name_or_path", place)
+    for key in ("model_version", older):
+        reading.carry(key, "model.pretrained_model_name_or_path", place)
     for key, path in TABLES["parts"].items():
         if peers.asks(reading.get(key)):
             reading.carry(key, path)
@@ -85,14 +88,35 @@ def _folders(reading: Reading) -> list[Folder]:
         settings |= {"caption_extension": ending} if ending else {}
         if table is not None:
             settings = {"source": "jsonl", "image_column": "image_path", "caption_column": "caption"}
+            settings |= _reference_columns(reading, str(table))
         repeats = peers.number(_inherited(reading, prefix, "num_repeats", 1))
         found.append(Folder(prefix, folder if table is None else table, repeats, settings=settings))
         reading.note([f"{prefix}.image_directory", f"{prefix}.image_jsonl_file"], "the path of its source")
     return found
 
 
+def _reference_columns(reading: Reading, table: str) -> dict[str, Any]:
+    """The columns of control images in a list of images, of a family that reads reference images: those of its first
+    line, or the one that there is where the list is not on this machine."""
+    if models.references(str(reading.values["model.family"])) is None:
+        return {}
+    try:
+        with Path(table).expanduser().open(encoding="utf-8") as file:
+            first = json.loads(file.readline())
+    except (OSError, ValueError):
+        first = {"control_path": ""}
+    found = [name for name in ("control_path", "control_path_0") if name in first]
+    found += [name for number in range(1, 10) if (name := f"control_path_{number}") in first]
+    names = ["reference", *(f"reference_{number}" for number in range(2, len(found) + 1))]
+    columns = found[0] if len(found) == 1 else dict(zip(names, found, strict=True))
+    return {"reference_column": columns} if found else {}
+
+
 def _references(reading: Reading, folder: Folder, family: str) -> int:
     """Carries the folder of control images of a data set, which are reference images here. The most of an image."""
+    columns = folder.settings.get("reference_column")
+    if columns is not None:
+        return 1 if isinstance(columns, str) else len(columns)
     key = f"{folder.key}.control_directory"
     place = reading.get(key)
     if not peers.asks(place):

@@ -10,6 +10,8 @@ from daguerre.foreign.reader import REQUIRED, Reading, Tables
 
 TRAINER = "SimpleTuner"
 TABLES = Tables("simpletuner")
+HUB = "huggingface"
+"""The type of data sets by their names on the hub."""
 OF_ALL_CAPTIONS = ("caption_strategy", "only_instance_prompt", "prepend_instance_prompt")
 """Settings of captions for all data sets, which count where none of them can be read, too."""
 
@@ -86,6 +88,8 @@ def _model(reading: Reading) -> str:
         raise peers.not_there(f"a model of the family {family or others[0]}", TRAINER)
     place, flavour = reading.get("pretrained_model_name_or_path"), reading.get("model_flavour")
     flavours = TABLES["flavours"].get(family, {})
+    if other := TABLES["other_flavours"].get(str(flavour)):
+        raise peers.not_there(other, TRAINER)
     if not peers.asks(place) and str(flavour) in flavours:
         reading.carry("model_flavour", "model.pretrained_model_name_or_path", flavours[str(flavour)])
     reading.notice("model_flavour", "pretrained_model_name_or_path is the base") if peers.asks(place) else None
@@ -163,9 +167,9 @@ def _folders(reading: Reading) -> list[Folder]:
         off = reading.get(f"{prefix}.disabled") is True or reading.get(f"{prefix}.disable") is True
         if off or kind in TABLES["without_images"]:
             reading.note([f"{prefix}.*"], "it is switched off" if off else f"no images: dataset_type={kind}")
-        elif kind == "conditioning" and reading.get(f"{prefix}.id") in used:
-            reading.note([f"{prefix}.*"], "the control_dir or mask_dir of its images")
-        elif kind != "image" or reading.get(f"{prefix}.type", "local") != "local":
+        elif reading.get(f"{prefix}.id") in used:
+            reading.note([f"{prefix}.*"], "the pictures of the images of another data set")
+        elif kind != "image" or reading.get(f"{prefix}.type", "local") not in ("local", HUB):
             reading.take({"*": {"refused": TABLES["far"].get(kind, TABLES["far"]["image"])}}, f"{prefix}.")
         else:
             found.append(_folder(reading, prefix))
@@ -183,7 +187,9 @@ def _said(reading: Reading, prefix: str, name: str, default: Any = None) -> Any:
 
 def _captions(reading: Reading, prefix: str) -> dict[str, Any]:
     """The settings of the captions of a data set."""
-    strategy, prompt = _said(reading, prefix, "caption_strategy", "filename"), _said(reading, prefix, "instance_prompt")
+    far = reading.get(f"{prefix}.type") == HUB
+    strategy = _said(reading, prefix, "caption_strategy", HUB if far else "filename")
+    prompt = _said(reading, prefix, "instance_prompt")
     settings: dict[str, Any] = {"captions_from": "file_names"} if strategy == "filename" else {}
     if strategy == "instanceprompt" or _said(reading, prefix, "only_instance_prompt") is True:
         settings = {"captions.text": prompt or REQUIRED}
@@ -205,7 +211,25 @@ def _folder(reading: Reading, prefix: str) -> Folder:
     times = float(repeats + 1 if isinstance(repeats, int) else 1)
     times *= share if isinstance(share, int | float) and share else 1
     path = reading.get(f"{prefix}.instance_data_dir", REQUIRED)
+    if reading.get(f"{prefix}.type") == HUB:
+        path, settings = reading.get(f"{prefix}.dataset_name", REQUIRED), _of_hub(reading, prefix) | settings
     return Folder(prefix, path, times, name=str(reading.get(f"{prefix}.id") or ""), settings=settings)
+
+
+def _of_hub(reading: Reading, prefix: str) -> dict[str, Any]:
+    """The source of a data set by its name on the hub."""
+    found: dict[str, Any] = {"source": "huggingface", "path": None, "image_column": _column(reading, prefix)}
+    found |= {name: reading.get(f"{prefix}.{key}") for key, name in TABLES["names_of_hub"].items()}
+    captions = reading.get(f"{prefix}.huggingface.caption_column", reading.get(f"{prefix}.caption_column"))
+    if isinstance(captions, str) and "." not in captions:
+        found["caption_column"] = captions
+    return {name: value for name, value in found.items() if value is not None or name == "path"}
+
+
+def _column(reading: Reading, prefix: str) -> Any:
+    """The column of the images of a data set on the hub."""
+    usual = reading.get(f"{prefix}.image_column") or "image"
+    return reading.get(f"{prefix}.huggingface.image_column", usual)
 
 
 def _pictures(reading: Reading, prefix: str) -> dict[str, Any]:
@@ -213,6 +237,12 @@ def _pictures(reading: Reading, prefix: str) -> dict[str, Any]:
     given, controls = reading.get(f"{prefix}.conditioning_data"), reading.get("controlnet") is True
     names = _listed(given)
     sets = {str(reading.get(f"{place}.id")): place for place in _backends(reading)}
+    family = str(reading.values["model.family"])
+    if models.references(family) is not None and not controls:
+        places = [sets[str(name)] for name in names if str(name) in sets]
+        if places and {reading.get(f"{place}.conditioning_type") for place in places} <= {*TABLES["references"]}:
+            return _references(reading, prefix, places)
+        reading.take(TABLES["computed_references"], f"{prefix}.")
     if len(names) == 1 and str(names[0]) in sets:
         place = sets[str(names[0])]
         kind = reading.get(f"{place}.conditioning_type", "controlnet")
@@ -232,6 +262,32 @@ def _pictures(reading: Reading, prefix: str) -> dict[str, Any]:
     return {}
 
 
+def _references(reading: Reading, prefix: str, places: list[str]) -> dict[str, Any]:
+    """The reference images of a data set, in the order in which it names their data sets: folders, or columns."""
+    key, far = f"{prefix}.conditioning_data", reading.get(f"{prefix}.type") == HUB
+    place_of = ("type", "dataset_name") if far else ("type",)
+    usual = {"type": "local"}
+    if any(
+        reading.get(f"{place}.{name}", usual.get(name)) != reading.get(f"{prefix}.{name}", usual.get(name))
+        for place in places
+        for name in place_of
+    ):
+        reading.refuse(key, "images and reference images are in folders both, or columns of one data set: move them")
+        return {}
+    found = [
+        _column(reading, place) if far else reading.get(f"{place}.instance_data_dir", REQUIRED) for place in places
+    ]
+    names = ["reference", *(f"reference_{number}" for number in range(2, len(found) + 1))]
+    setting = "reference_column" if far else "reference_dir"
+    kinds = {TABLES["references"][reading.get(f"{place}.conditioning_type")] for place in places} - {""}
+    drawn = len(found) > 1 and reading.get("conditioning_multidataset_sampling") != "combined"
+    kinds |= {TABLES["drawn_references"]} if drawn else set()
+    reading.notice(key, "; ".join([f"the {setting} of its source", *sorted(kinds)]))
+    reading.note([f"{prefix}.conditioning_image_embeds"], "cache.path keeps what the text encoder makes of them")
+    reading.assume_over({"model.references": max(len(found), reading.values.get("model.references", 0))})
+    return {setting: found[0] if len(found) == 1 else dict(zip(names, found, strict=True))}
+
+
 def _backends(reading: Reading) -> list[str]:
     """The data sets, whether they were read already or not."""
     return sorted({".".join(key.split(".")[:2]) for key in reading.whole if key.startswith("data_backends.")})
@@ -247,6 +303,9 @@ def _datasets(reading: Reading, folders: list[Folder]) -> None:
             reading.take(TABLES["cropped"], place)
         else:
             reading.take(TABLES["not_cropped"], place)
+        if reading.get(f"{place}type") == HUB:
+            paths = {key: f"{folder.place}.{name}" for key, name in TABLES["names_of_hub"].items()}
+            reading.take(paths | TABLES["of_hub"], place)
         if peers.is_usual(reading.get(f"{place}train_batch_size"), reading.get("train_batch_size", 4)):
             reading.notice(f"{place}train_batch_size", "that of all")
         reading.take(TABLES["of_a_dataset"], place)

@@ -58,6 +58,7 @@ HUB_IDS: dict[str, tuple[str, ...]] = {
     "qwen_image_21_turbo": ("Qwen/Qwen-Image-2.1-Turbo",),
     "qwen_image": ("Qwen/Qwen-Image", "Qwen/Qwen-Image-2512"),
     "qwen_image_edit_2511": ("Qwen/Qwen-Image-Edit-2511",),
+    "qwen_image_edit_2509": ("Qwen/Qwen-Image-Edit-2509",),
     "flux3_klein_base": ("black-forest-labs/flux-3-image-klein-base",),
     "flux3_klein": ("black-forest-labs/flux-3-image-klein",),
     "anima": ("circlestone-labs/Anima-Base-v1.0-Diffusers",),
