@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from daguerre import plugins
 from daguerre.errors import UserError
+from daguerre.families.pretrained import single_files
 from daguerre.families.stable_diffusion.single_file import keys
 from daguerre.models.parts.qwen.vae import QwenImageVAE
 
@@ -106,6 +108,36 @@ def test_the_autoencoder_of_videos_is_read_in_the_names_of_its_authors(name: str
     file = tmp_path / "qwen_image_vae.safetensors"
     save_file(made, file)
     assert same(loaded(name, own, vae=str(file)), loaded(name, own), "vae")
+
+
+OF_ENCODERS = dict.fromkeys(READERS, r"(model|visual)\.|lm_head\.weight") | {"flux": r"text_model\."}
+OF_AUTOENCODERS = {
+    **dict.fromkeys(("flux", "z_image"), r"(en|de)coder\.(conv_|down\.|up\.|mid\.|norm_)"),
+    "flux2": r"(en|de)coder\.(conv_|down\.|up\.|mid\.|norm_|quant_|post_)|bn\.",
+    "krea2": r"(en|de)coder\.(conv1|downsamples|upsamples|middle|head)|conv[12]\.",
+    "qwen_image_21": r"(en|de)coder\.|(post_)?quant_conv",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "component"), [*((n, "text_encoder") for n in OF_ENCODERS), *((n, "vae") for n in OF_AUTOENCODERS)]
+)
+def test_what_is_written_is_read_back_to_the_bit(name: str, component: str, tmp_path: Path) -> None:
+    own, file = tiny_families.settings(name, tmp_path), tmp_path / "split.safetensors"
+    folder = Path(own["pretrained_model_name_or_path"])
+    (told,) = single_files.write(file, folder, component=component)
+    assert f"the {component} alone" in told
+    names = (OF_ENCODERS if component == "text_encoder" else OF_AUTOENCODERS)[name]
+    assert not [each for each in load_file(file) if not re.match(names, each)]
+    assert same(loaded(name, own, **{component: str(file)}), loaded(name, own), component)
+
+
+def test_other_components_and_a_prefix_are_refused(tmp_path: Path) -> None:
+    folder = Path(tiny_families.settings("z_image", tmp_path)["pretrained_model_name_or_path"])
+    with pytest.raises(UserError, match=r"no such network.*it has text_encoder, vae, and its denoiser without"):
+        single_files.write(tmp_path / "a.safetensors", folder, component="scheduler")
+    with pytest.raises(UserError, match="prefix: it is for a transformer"):
+        single_files.write(tmp_path / "a.safetensors", folder, component="vae", prefix="")
 
 
 def test_these_names_are_those_that_diffusers_reads() -> None:

@@ -21,7 +21,8 @@ Writes the newest checkpoint of a run, or a pipeline in diffusers' layout, in an
   variant=NAME         of a pipeline, such as fp16: its files of that name
   ignore_tensors=[X]   of a pipeline: leaves out tensors that are refused as unknown, by patterns of names
   prefix=model.diffusion_model.    of a transformer in its authors' names: put before each (default: as its authors do)
-  component=NAME       of Stable Cascade with single_file: effnet, vqgan or another network in place of the stage
+  component=NAME       with single_file, another network in place of the denoiser: of Stable Cascade effnet, vqgan and
+                       others; of FLUX and later families vae, text_encoder or text_encoder_2, as ComfyUI keeps them
   training.device=cpu  of a run: where its networks are put together
   model.pretrained_model_name_or_path=PLACE    of a run: its base, if that has moved; other weights are refused
 

@@ -10,7 +10,9 @@ import torch
 
 from daguerre.checkpoint.atomic import make_folder, write_atomically
 from daguerre.checkpoint.safetensors import encode
+from daguerre.errors import UserError
 from daguerre.families.cascade import files as cascade_files
+from daguerre.families.pretrained import split_files
 from daguerre.families.stable_diffusion.single_file import configs, save
 from daguerre.families.stable_diffusion.single_file.load import PICKLED as PICKLED
 from daguerre.families.stable_diffusion.single_file.load import convert as convert
@@ -28,12 +30,17 @@ def write(
     prefix: str | None = None,
 ) -> list[str]:
     """Writes the pipeline in `folder` as one file; returns messages for the user. `dtype` None keeps every dtype.
-    `component` is the network of Stable Cascade that the file holds, `ignored` patterns of tensors that are left out,
-    `prefix` what comes before names in a file that holds a transformer; None: what its authors have there.
+    `component` is the network that the file holds in place of the usual one (Stable Cascade, transformers),
+    `ignored` patterns of tensors that are left out, `prefix` what comes before names in a file that holds a
+    transformer; None: what its authors have there.
 
     A kill leaves nothing under `path`. UserError for what the layout has no place for.
     """
     tables = of_authors.chosen(folder, prefix)
+    if tables and component is not None:
+        if prefix is not None:
+            raise UserError(f"prefix: it is for a transformer, not for component={component}; remove it", code="unused")
+        return split_files.write(path, folder, component, dtype, variant, ignored)
     if (stage := cascade_files.chosen(folder, component)) is not None:
         cascade_files.write(path, files.read(folder / stage, variant, ignored), dtype)
         return [

@@ -52,5 +52,5 @@ def write(
     write_atomically(path, encode(tensors))
     return [
         f"{path.name} has the weights of {' and '.join(tables)}, under the names that the model's authors gave them; "
-        "autoencoder and text encoders are files of their own in other programs"
+        "autoencoder and text encoders are files of their own in other programs (component=NAME)"
     ]

@@ -24,6 +24,8 @@ class LatentNetwork(ABC):
 
     names: ClassVar[FileNames | None] = None
     """Names that its authors' files have; None where they are those of Stable Diffusion's."""
+    original: ClassVar[bool] = True
+    """Whether its authors' files have other names than its library."""
 
     @abstractmethod
     def channels(self, net: Any) -> int:

@@ -112,6 +112,11 @@ def given(cond: Cond, x_BCHW: Tensor) -> list[Tensor]:
     return [cond[name].to(x_BCHW.dtype) for name in REFERENCES if name in cond]
 
 
+def kind_of(library: str) -> LatentNetwork:
+    """The kind of an autoencoder that a family has loaded, or exported, by its class in diffusers."""
+    return _KINDS[library]
+
+
 def _kind(net: Any) -> LatentNetwork:
     """The kind of a network, by its class or, once FSDP has made a class of its own of that, by the one before."""
     return next(_KINDS[kind.__name__] for kind in type(net).__mro__ if kind.__name__ in _KINDS)

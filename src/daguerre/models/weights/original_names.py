@@ -71,6 +71,13 @@ class PrefixedNames(FileNames):
     sees, programs write `model.`, `language_model.`, both, or none."""
 
     wrappers: tuple[str, ...]
+    apart: tuple[str, ...] = ()
+    """Beginnings of names that a file has without a wrapper."""
+
+    def links(self, names: Iterable[str]) -> list[Link]:
+        """The tensors of a file that is written: the first wrapper is before every name that does not stand apart."""
+        bare = {name: self._bare(name) for name in names}
+        return [Link(f"{'' if own.startswith(self.apart) else self.wrappers[0]}{own}", (n,)) for n, own in bare.items()]
 
     def links_in(self, held: Collection[str], names: Iterable[str]) -> tuple[str, list[Link]]:
         """No prefix, and links of what the file has. UserError where it has a name twice."""

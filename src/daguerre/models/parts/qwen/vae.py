@@ -83,6 +83,7 @@ class QwenImage21VAE(QwenImageVAE):
     library = AutoencoderKLQwenImage21
     memory_format = torch.channels_last  # its convolutions are of one frame, with four dims
     names = None  # of its files none has been seen
+    original = False
 
     def posterior(self, net: Any, pixels_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         return super().posterior(net, torch.cat([pixels_BCHW, torch.ones_like(pixels_BCHW[:, :1])], 1))

@@ -17,6 +17,7 @@ from daguerre.models.components import ComponentLoader
 from daguerre.models.parts import facts
 from daguerre.models.parts.text.network import TextNetwork, left_side
 from daguerre.models.reading import Reading
+from daguerre.models.weights.original_names import PrefixedNames
 
 
 class CLIP(TextNetwork):
@@ -28,6 +29,7 @@ class CLIP(TextNetwork):
     facts = facts.CLIP_TEXT
     chosen = True
     file_keys = ("clip_l", "clip_g")
+    file_names = PrefixedNames(("text_model.",), apart=("text_projection.",))
 
     def window(self, config: Any) -> int:
         return int(config.max_position_embeddings)

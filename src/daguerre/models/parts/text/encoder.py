@@ -67,9 +67,7 @@ class TextEncoder:
     @cached_property
     def kind(self) -> TextNetwork:
         """The kind of the network."""
-        found = _kind(self.encoder.config.model_type)
-        assert found is not None, "a network that was loaded is of a known kind"
-        return found
+        return kind_of(self.encoder.config.model_type)
 
     @property
     def tokenizer_class(self) -> str:
@@ -189,6 +187,13 @@ class TextEncoder:
             texts = [pattern.sub(spelling.replace("\\", r"\\"), text) for text in texts]
         before, _, behind = self.reading.template.partition("{}")
         return [f"{before}{text}{behind}" for text in texts]
+
+
+def kind_of(model_type: str) -> TextNetwork:
+    """The kind of a text encoder that a family has loaded, or exported, by `model_type` of its config."""
+    found = _kind(model_type)
+    assert found is not None, "a network that was loaded is of a known kind"
+    return found
 
 
 def _kind(model_type: str) -> TextNetwork | None:

@@ -32,7 +32,7 @@ _CLASSES = {
 library that takes time to import, and a run needs one at most."""
 
 
-_NAMES = PrefixedNames(("model.", "language_model."))
+_NAMES = PrefixedNames(("model.", "language_model."), apart=("visual.", "lm_head."))
 """In ComfyUI's files, which have the names of transformers before or after wrappers were put around them."""
 
 
@@ -59,6 +59,7 @@ class LanguageModel(TextNetwork):
     wide = True
     has_added_words = True
     file_keys = ("language_model",)
+    file_names = _NAMES
 
     def width(self, config: Any) -> int:
         return int(config.get_text_config().hidden_size)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from daguerre.models.components import ComponentLoader
 from daguerre.models.network import Facts
 from daguerre.models.reading import Reading
+from daguerre.models.weights.original_names import PrefixedNames
 
 _SPARE, _SPARE_SHARE = 1024, 0.1
 """Most rows of embeddings that are no tokens: so many, or this share of them."""
@@ -35,6 +36,8 @@ class TextNetwork(ABC):
     """Whether its tokenizers have added tokens that are words, besides those that somebody trains."""
     file_keys: ClassVar[tuple[str, ...]]
     """Names by which other programs know the encoders of this kind in a model, in order, in files of new tokens."""
+    file_names: ClassVar[PrefixedNames | None] = None
+    """Names that ComfyUI's files have; None where they are those of the library."""
     chosen: ClassVar[bool] = False
     """Whether settings may choose another hidden state than the family's, and windows for long prompts."""
     facts: ClassVar[Facts] = Facts()
