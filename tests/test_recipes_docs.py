@@ -18,6 +18,7 @@ OPTIONS = [
     if tree(name)["training"]["duration"] != "0 steps"
     for option in cards.options(path)
 ]
+MANY = [(name, many) for name, path in recipe.shipped().items() if (many := cards.over_several(path))]
 FIRST = ("illustrious", "sd15_lora")
 """Of recipes without further settings, those that are planned; tests/test_plan_docs.py holds the memory of all."""
 
@@ -32,15 +33,18 @@ def test_a_header_is_read(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text(
         "# A recipe.\n#\n# Hardware: one GPU of 80 GB; of 24 GB (25.8e9 bytes) with a.b=1 c=no; of 16 GB with\n"
-        "#           these and d=x,\n#           as people say\n# Memory:   1 x 2 = 51 GB\nrun_name: x\n",
+        "#           these and d=x,\n#           as people say\n"
+        "# Devices:  8 of 24 GB with e=1 f=2\n# Memory:   1 x 2 = 51 GB\nrun_name: x\n",
         encoding="utf-8",
     )
     assert cards.options(path) == [(80, ""), (24, "a.b=1 c=no"), (16, "a.b=1 c=no d=x")]
+    assert cards.over_several(path) == (24, "e=1 f=2")
     path.write_text("# Hardware: two CPU cores\n# Time: 1 min\nrun_name: x\n", encoding="utf-8")
     assert cards.options(path) == []
+    assert cards.over_several(path) is None
 
 
-@pytest.mark.parametrize(("name", "option"), [each for each in OPTIONS if each[1].settings])
+@pytest.mark.parametrize(("name", "option"), [*(each for each in OPTIONS if each[1].settings), *MANY])
 def test_settings_for_a_card_are_settings_of_the_recipe(name, option):
     given = ["run_name=x", *left_to_users(name), *shlex.split(option.settings)]
     assert config.load(name, given).config.run_name == "x"
@@ -52,3 +56,10 @@ def test_a_recipe_has_room_on_the_card(name, option, tmp_path, capsys):
     places = [f"{path}={value}" for path, value in Twins(tmp_path).conditions(tree(name)).items()]
     card = [f"card={option.card_gb}GiB", "training.device=cuda"]
     assert main.run(["plan", name, *card, *places, *shlex.split(option.settings)]) == errors.DONE, capsys.readouterr()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "option"), MANY)
+def test_a_recipe_has_room_on_each_of_eight_cards(name, option, capsys):
+    given = [f"devices={cards.EIGHT}", f"card={option.card_gb}GiB", "training.device=cuda"]
+    assert main.run(["plan", name, *given, *shlex.split(option.settings)]) == errors.DONE, capsys.readouterr()

@@ -55,6 +55,8 @@ TOKENS = {"sd15_textual_inversion": [768], "sdxl_textual_inversion": [768, 1280]
 """Numbers of the vectors of a new word, by text encoder."""
 BESIDE = {"cascade_effnet": 20_197_968}
 """A component that is trained beside the denoiser."""
+TRAINED = {"qwen_image": 20_336_007_616, "flux3_klein": 4_868_023_808}
+"""Of recipes that train a denoiser but for what nothing reads, or reads without reference images."""
 ADDED = LORA | CONTROLNET
 """Parameters beside the base's, which alone are trained."""
 FROZEN = {
@@ -115,7 +117,7 @@ def test_networks_files_and_data_are_told_without_any_of_them(name, offline, tmp
     kind = architectures.find(base(name)).name
     counts = [(int(all_.replace(",", "")), int(own.replace(",", ""))) for all_, own in COUNTS.findall(said)]
     denoiser = OF_OTHER_SIZES.get(name, UNET[kind])
-    own = ADDED.get(name, 0 if name in TOKENS else denoiser)
+    own = ADDED.get(name, 0 if name in TOKENS else TRAINED.get(name, denoiser))
     networks = [(denoiser, 0) if name in CONTROLNET else (denoiser + LORA.get(name, 0), own)]
     autoencoder, *encoders = FROZEN[kind]
     words = TOKENS.get(name, [0] * len(encoders))
@@ -164,6 +166,7 @@ def test_a_header_computes_the_memory_from_the_published_sizes(name):
     numbers = (ADDED.get(name, denoiser), denoiser, sum(FROZEN[kind]), denoiser + sum(FROZEN[kind]))
     numbers += (FROZEN[kind][0], denoiser + sum(FROZEN[kind][1:]))
     numbers += (denoiser + BESIDE.get(name, 0), sum(FROZEN[kind]) - BESIDE.get(name, 0))
+    numbers += (trained := TRAINED.get(name, denoiser), denoiser - trained)
     millions = {f"{count / 1e6:,.1f}" for count in numbers}
     found = [term.split(" M ")[0].split()[-1] for term in re.findall(r"[\d,.]+ M ", memory)]
     assert set(found) <= millions, memory

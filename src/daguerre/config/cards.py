@@ -13,6 +13,8 @@ from daguerre.config import recipe
 
 CARDS_GB = (8, 12, 16, 24, 48, 80)
 """Memory of the cards of the table, as they are sold: a card of 8 GB has 8 x 2^30 bytes."""
+EIGHT = 8
+"""Devices of one node over which the table has the larger recipes."""
 _OPTION = re.compile(r"\bof (\d+) GB(?: \([^)]*\))?(?: with ((?:these and )?(?:[\w.]+=\S+ ?)+))?")
 _MEMORY = re.compile(r"= (\d+) GB")
 
@@ -27,8 +29,17 @@ class Option(NamedTuple):
 
 def options(path: Path) -> list[Option]:
     """The cards that the header of a recipe names, the recipe as it is first; [] for one that needs none."""
+    return _options(line(path, "Hardware"))
+
+
+def over_several(path: Path) -> Option | None:
+    """The cards over EIGHT of which the header of a recipe says how it is trained; None for one that does not say."""
+    return next(iter(_options(line(path, "Devices"))), None)
+
+
+def _options(text: str) -> list[Option]:
     found: list[Option] = []
-    for size, given in _OPTION.findall(line(path, "Hardware")):
+    for size, given in _OPTION.findall(text):
         settings = " ".join(word.rstrip(",;") for word in given.split())
         if settings.startswith("these and "):
             settings = f"{found[-1].settings} {settings.removeprefix('these and ')}"
@@ -53,10 +64,12 @@ def table() -> str:
     for family, each in _by_family().items():
         for name, path in each.items():
             cells = [_cell(options(path), card_gb, notes) for card_gb in CARDS_GB]
+            many = over_several(path)
+            cells.append(f"{many.card_gb} GB with {_note(many.settings, notes)}" if many else "")
             memory = match[1] if (match := _MEMORY.search(line(path, "Memory"))) else ""
             rows.append(f"| `{family}` | `{name}` | {memory} | {' | '.join(cells)} |")
     cards = " | ".join(f"{card_gb} GB" for card_gb in CARDS_GB)
-    head = [f"| family | recipe | needs GB | {cards} |", f"|{'---|' * (len(CARDS_GB) + 3)}"]
+    head = [f"| family | recipe | needs GB | {cards} | {EIGHT} of |", f"|{'---|' * (len(CARDS_GB) + 4)}"]
     return "\n".join([*head, *rows, "", *(f"{number}. `{settings}`" for settings, number in notes.items())])
 
 
@@ -65,7 +78,12 @@ def _cell(known: list[Option], card_gb: int, notes: dict[str, int]) -> str:
     settings = next((option.settings for option in known if option.card_gb <= card_gb), None)
     if settings is None:
         return "-"
-    return f"with {notes.setdefault(settings, len(notes) + 1)}" if settings else "yes"
+    return f"with {_note(settings, notes)}" if settings else "yes"
+
+
+def _note(settings: str, notes: dict[str, int]) -> int:
+    """The number of these settings below the table."""
+    return notes.setdefault(settings, len(notes) + 1)
 
 
 def _by_family() -> Mapping[str, Mapping[str, Path]]:
@@ -73,7 +91,7 @@ def _by_family() -> Mapping[str, Mapping[str, Path]]:
     found: dict[str, dict[str, Path]] = {}
     for name, path in recipe.shipped().items():
         tree = recipe.tree(name)
-        if options(path) and str(trees.get(tree, "training.duration")) != "0 steps":
+        if (options(path) or over_several(path)) and str(trees.get(tree, "training.duration")) != "0 steps":
             found.setdefault(str(trees.get(tree, "model.family")), {})[name] = path
     return dict(sorted(found.items()))
 
