@@ -3,70 +3,40 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
+import family_recipes
 import forked_runs
 import pytest
-import several_devices
-import tiny_families
 import torch
 from several_devices import zeros
 
+from daguerre import plugins
 from daguerre.checkpoint.store import Store
-from daguerre.families.pretrained import catalogue
 
-MESHES = {"fsdp": (2, 1, 2, 1), "tensor": (2, 1, 1, 2), "both": (4, 1, 2, 2)}
+MESHES = {"two": (2, 2, 1, 1), "four": (4, 4, 1, 1), "fsdp": (2, 1, 2, 1), "tensor": (2, 1, 1, 2)}
+MESHES |= {"both": (4, 1, 2, 2)}
 """Processes, data, fsdp, tensor."""
-SIDE_PX = 64
-RECIPE = """
-run_name: meshes
-training: {duration: 3 steps, global_batch_size: 4}
-# Gradients that are zero but for rounding must not be magnified to whole steps.
-optimizer: {learning_rate: 1e-4, epsilon: 1e-6}
-logging: {every: "1 steps", tensorboard: false}
-checkpoint: {every: null, export: false}
-validation: {every: null}
-"""
 
 
-def write_recipe(name: str, folder: Path) -> Path:
-    """Of the family with tiny networks; without dropout, which each device draws for itself."""
-    family = tiny_families.load(name, folder)
-    assert family.pretrained is not None
-    scheduler = family.pretrained.scheduler()
-    assert scheduler is not None
-    model = tiny_families.settings(name, folder / "model")
-    images = several_devices.images(folder / "images")
-    for path in sorted(images.glob("*.png")) if family.references is not None and family.references.least else ():
-        shutil.copyfile(path, path.with_suffix(".reference.png"))
-    for path in folder.rglob("config.json"):
-        numbers = json.loads(path.read_text())
-        if "dropout" in numbers:
-            numbers["dropout"] = [0.0] * len(numbers["dropout"]) if isinstance(numbers["dropout"], list) else 0.0
-            path.write_text(json.dumps(numbers))
-    sections = {
-        "model": model,
-        "objective": family.pretrained.settings.schedulers.objective_of(scheduler),
-        "data": {"source": "folder", "path": str(images), "resolution": SIDE_PX},
-        "sampling": {"num_images": 0, "prompts": ["a"], "height": SIDE_PX, "width": SIDE_PX},
-    }
-    path = folder / "recipe.yaml"
-    path.write_text(RECIPE + "\n".join(f"{name}: {json.dumps(own)}" for name, own in sections.items()))
-    return path
+def cases() -> list[tuple[str, int]]:
+    """Families, without reference images where they can, and with one where they read some."""
+    rules = {name: plugins.find("families", name).Settings.reference_rule for name in family_recipes.NAMES}
+    return [(name, count) for name, rule in rules.items() for count in (0, 1)
+            if (count >= rule.least if rule else not count)]  # fmt: skip
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("adapter", ["full", "lora"])
-@pytest.mark.parametrize("name", sorted({*catalogue.pipelines().values()}))
-def test_every_mesh_trains_as_one_device(name, adapter, tmp_path):
-    recipe = write_recipe(name, tmp_path)
+@pytest.mark.parametrize(("name", "references"), cases())
+def test_every_mesh_trains_as_one_device(name: str, references: int, adapter: str, tmp_path: Path) -> None:
+    recipe = family_recipes.write(name, tmp_path, references=references)
     given = ["adapter.name=lora", "adapter.rank=2"] if adapter == "lora" else []
-    runs, areas = {"one": (1, 1, 1, 1), **MESHES}, {name: SIDE_PX**2}
+    runs = {"one": (1, 1, 1, 1), **MESHES}
     plan = []
     for run, (size, *degrees) in runs.items():
         axes = [f"mesh.ici_{axis}_parallelism={n}" for axis, n in zip(("data", "fsdp", "tensor"), degrees, strict=True)]
-        plan.append(forked_runs.run(tmp_path, run, size, *given, *axes, recipe=str(recipe), areas=areas))
+        plan.append(forked_runs.run(tmp_path, run, size, *given, *axes, recipe=str(recipe), areas=family_recipes.AREAS))
     codes = forked_runs.together(tmp_path, plan)
     assert zeros(codes), [(tmp_path / f"{run}.seen.log-0").read_text()[-2000:] for run in runs]
     losses, weights = {}, {}
