@@ -161,7 +161,8 @@ def test_noise_levels_are_those_of_its_scheduler(base):
     np.testing.assert_allclose(s.numpy(), levels, rtol=1e-6)
 
 
-@pytest.mark.parametrize("components", [pytest.param("transformer", marks=pytest.mark.long), "both"])
+@pytest.mark.long  # of the quick tests, test_family_loras.py reads files back
+@pytest.mark.parametrize("components", ["transformer", "both"])
 def test_a_lora_means_the_same_in_diffusers(components, base, tmp_path, capsys):
     more = ["adapter.name=lora", "adapter.rank=2", "adapter.targets=attention+ff", "optimizer.learning_rate=1"]
     more += ["adapter.ranks={text_conditioner: 2}"] if components == "both" else []
@@ -218,7 +219,9 @@ def single_file(path: Path, base: Path, prefix: str = "net.") -> Path:
     return path
 
 
-@pytest.mark.parametrize("prefix", ["net.", "model.diffusion_model.", ""])
+@pytest.mark.parametrize(
+    "prefix", ["net.", *(pytest.param(p, marks=pytest.mark.long) for p in ("model.diffusion_model.", ""))]
+)
 def test_a_file_of_its_authors_holds_both_networks(prefix, base, tmp_path):
     other = tiny.write(tmp_path / "other", seed=7)
     path = single_file(tmp_path / "anima.safetensors", other, prefix)

@@ -41,7 +41,7 @@ def of_flux2(vae: Any) -> AutoencoderKLFlux2:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("count", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_images_are_those_of_kleins_pipeline_given_its_text(count, base, tmp_path):
     pictures = reference_pictures.pictures(tmp_path, [(70, 98), (64, 80)])[:count]
     given = [f"reference=[{','.join(map(str, pictures))}]"] if count else []

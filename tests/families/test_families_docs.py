@@ -32,7 +32,7 @@ def place(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "command",
-    [pytest.param(each, marks=[] if number % 2 == 0 else [pytest.mark.long]) for number, each in enumerate(COMMANDS)],
+    [pytest.param(each, marks=[] if number % 4 == 0 else [pytest.mark.long]) for number, each in enumerate(COMMANDS)],
 )
 def test_the_run_could_start(command, place, monkeypatch, capsys):
     monkeypatch.chdir(place)

@@ -69,6 +69,7 @@ def test_the_shift_of_sampling_is_the_pipelines():
         assert np.log(empirical_shift(px**2, steps)) == pytest.approx(compute_empirical_mu((px // 16) ** 2, steps))
 
 
+@pytest.mark.long  # of the quick tests, test_family_loras.py reads files back
 @pytest.mark.parametrize(
     "name", ["pytorch_lora_weights.safetensors", pytest.param("kohya.safetensors", marks=pytest.mark.long)]
 )

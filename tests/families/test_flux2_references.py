@@ -69,7 +69,7 @@ def theirs(base: Path, scale: float, given: list[Path], size: tuple[int, int]) -
     return np.asarray(image.images[0]).astype(int)
 
 
-@pytest.mark.parametrize(("scale", "count"), [(1.0, 1), (4.0, 2)])
+@pytest.mark.parametrize(("scale", "count"), [pytest.param(1.0, 1, marks=pytest.mark.long), (4.0, 2)])
 def test_images_are_those_of_the_pipeline_with_the_size_of_the_first_picture(scale, count, base, pictures, tmp_path):
     used = pictures[:count]
     given = f"reference=[{','.join(map(str, used))}]" if count > 1 else f"reference={used[0]}"
@@ -103,7 +103,10 @@ def test_each_picture_has_the_place_in_time_that_the_pipeline_gives_it(base):
     assert (found - swapped).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("size", [(1300, 900), (1024, 1024), (2000, 1500), (100, 90)])
+@pytest.mark.parametrize(
+    "size",
+    [(1300, 900), (100, 90), *(pytest.param(each, marks=pytest.mark.long) for each in [(1024, 1024), (2000, 1500)])],
+)
 def test_a_picture_is_resized_and_cropped_as_the_pipeline_does(size, tmp_path):
     path = picture(tmp_path / "a.png", 1, size)
     processor, image = Flux2ImageProcessor(), Image.open(path)
@@ -138,6 +141,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "pipeline" / "transformer" / "diffusion_pytorch_model.safetensors")
 
 
+@pytest.mark.long  # of the quick tests, test_flux3_references.py drops all
 def test_samples_without_any_are_text_to_image_to_the_bit(base, images, tmp_path):
     """So are those of which all are dropped."""
     plain = weights(trained(tmp_path / "plain", base, images, 0))

@@ -4,6 +4,7 @@ loss is that of its formulas; a flow map is sampled alone."""
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from diffusers.loaders import single_file_utils
 from diffusers.modular_pipelines.flux3.encoders import Flux3TextEncoderStep
 from flow_runs import SEED, SIDE_PX, STEPS, drawn
 from PIL import Image
+from quick_cases import quick_where
 from safetensors.torch import load_file, save_file
 from tiny_families import flux3 as tiny
 from tiny_models import prompts
@@ -62,7 +64,7 @@ def theirs(pipe: Any, scale: float) -> np.ndarray:
     return tiny.drawn(pipe, "a red circle", noise, scale, **size)
 
 
-@pytest.mark.parametrize("scale", [1.0, 3.5])
+@pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.long), 3.5])
 def test_the_modular_pipeline_of_a_run_draws_the_same_image(scale, base, tmp_path):
     """At the pipeline's own number, neg + scale (pos - neg), of which 1 is no guidance."""
     run = trained(tmp_path, base)
@@ -164,6 +166,7 @@ def test_noise_levels_are_those_of_its_scheduler(base):
     np.testing.assert_allclose(schedule.path(schedule.time(uniform))[1].flip(0), scheduler.sigmas[:-1], rtol=1e-6)
 
 
+@pytest.mark.long  # of the quick tests, test_family_loras.py reads files back
 def test_a_lora_means_the_same_in_diffusers(base, tmp_path, capsys):
     run = trained(tmp_path, base, *LORA, "adapter.targets=attention+ff")
     image = drawn(run, tmp_path / "out", 3.5)
@@ -205,8 +208,13 @@ def generated(base: Path, out: Path, *given: str) -> np.ndarray:
     return np.asarray(Image.open(out / "000.png")).astype(int)
 
 
-@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
-@pytest.mark.parametrize("flow_map", [False, True])
+@pytest.mark.parametrize(
+    ("prefix", "flow_map"),
+    quick_where(
+        [("", False), ("model.diffusion_model.", True)].__contains__,
+        product(["", "model.diffusion_model."], [False, True]),
+    ),
+)
 def test_a_file_of_the_transformer_alone(prefix, flow_map, base, tmp_path):
     """A flow map's is known by its second embedding of times, whatever the base is; what helped to train it is left
     out."""

@@ -54,7 +54,10 @@ def images(tmp_path_factory) -> Path:
     return reference_pictures.samples(folder, captions, counts, lambda n, i: (70 + 16 * (n % 2), 48 + 16 * i))
 
 
-@pytest.mark.parametrize(("scale", "count", "size"), [(1.0, 1, (70, 100)), (3.5, 1, (70, 100)), (3.5, 2, (64, 96))])
+@pytest.mark.parametrize(
+    ("scale", "count", "size"),
+    [(1.0, 1, (70, 100)), pytest.param(3.5, 1, (70, 100), marks=pytest.mark.long), (3.5, 2, (64, 96))],
+)
 def test_images_are_those_of_the_pipeline_in_the_size_of_the_first_picture(
     scale, count, size, base, pictures, tmp_path
 ):
@@ -121,11 +124,10 @@ def test_without_any_it_is_text_to_image_to_the_bit(base):
 @pytest.mark.parametrize(
     "size",
     [
-        (1300, 900),
         (100, 90),
         (12, 40),
+        *(pytest.param(each, marks=pytest.mark.long) for each in [(1024, 1024), (1300, 900), (3000, 2500)]),
         (5000, 300),
-        *(pytest.param(each, marks=pytest.mark.long) for each in [(1024, 1024), (3000, 2500)]),
     ],
 )
 @pytest.mark.parametrize("count", [1, 2])
@@ -202,7 +204,9 @@ def test_parameters_that_only_references_reach_take_no_step_without_any(base, im
         assert all(torch.equal(again[file][name], value) for name, value in expected.items()), file
 
 
-@pytest.mark.parametrize(("weights", "computes"), [("float32", "no"), ("bfloat16", "bf16")])
+@pytest.mark.parametrize(
+    ("weights", "computes"), [("float32", "no"), pytest.param("bfloat16", "bf16", marks=pytest.mark.long)]
+)
 def test_where_all_that_is_trained_reads_references_an_update_without_any_moves_nothing(
     weights, computes, base, images, tmp_path
 ):

@@ -139,6 +139,7 @@ def test_padding_changes_no_sample(base, tmp_path):
         torch.testing.assert_close(family.net(x[row, None], s[row, None], alone)[0], together[row], rtol=0, atol=1e-6)
 
 
+@pytest.mark.long  # of the quick tests, test_family_loras.py reads files back
 def test_a_lora_means_the_same_in_diffusers(base, tmp_path, capsys):
     """Also on the distilled model, which has a schedule of its own and is not trained."""
     more = ["adapter.name=lora", "adapter.rank=2", "adapter.targets=all", "optimizer.learning_rate=0.3"]
@@ -158,6 +159,7 @@ def test_a_lora_means_the_same_in_diffusers(base, tmp_path, capsys):
     assert np.abs(few - theirs(pipe, 0.0)).max() <= 2
 
 
+@pytest.mark.long  # of the quick tests, test_family_loras.py reads files back
 def test_loras_are_converted_merged_and_taken_out_again(base, tmp_path, capsys):
     run = trained(tmp_path, base, "adapter.name=lora", "adapter.rank=2", "adapter.targets=all")
     file, out = run / "adapter" / "pytorch_lora_weights.safetensors", tmp_path / "out"

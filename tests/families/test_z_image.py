@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from diffusers import ZImagePipeline, ZImageTransformer2DModel
 from diffusers.loaders import single_file_utils
 from flow_runs import SEED, SIDE_PX, STEPS, drawn, drawn_on
+from quick_cases import quick_where
 from safetensors.torch import load_file
 from tiny_families import z_image as tiny
 from tiny_models import prompts
@@ -57,6 +59,7 @@ def test_the_pipeline_of_a_run_draws_the_same_image(scale, base, tmp_path):
     assert image.std() > 1
 
 
+@pytest.mark.long  # of the quick tests, test_family_loras.py reads files back
 def test_a_lora_means_the_same_in_diffusers(base, tmp_path):
     more = ["adapter.name=lora", "adapter.rank=2", "adapter.targets=attention+ff", "optimizer.learning_rate=1"]
     run = trained(tmp_path, base, *more)
@@ -74,7 +77,7 @@ def test_a_lora_means_the_same_in_diffusers(base, tmp_path):
     assert np.abs(few - theirs(pipe, 0.0)).max() <= 2
 
 
-def test_turbo_is_known_by_its_scheduler_and_generates_in_eight_steps(base, tmp_path, capsys):
+def test_turbo_is_known_by_its_scheduler_and_generates_in_eight_steps(tmp_path, capsys):
     turbo = tiny.distilled(tmp_path / "turbo")
     usual = load.find(str(turbo), [], False).config([]).config.sampling
     assert (usual.num_inference_steps, usual.guidance_scale) == (8, 0)
@@ -83,18 +86,29 @@ def test_turbo_is_known_by_its_scheduler_and_generates_in_eight_steps(base, tmp_
     said = capsys.readouterr().err
     assert "train Tongyi-MAI/Z-Image, and generate" in said
     assert "model.is_distilled=false says so" in said
-    run = trained(tmp_path, turbo, "model.is_distilled=false", "objective.schedule.shift=3")
-    # Its export has the same scheduler, and says that it is none.
-    export = (run / "pipeline").rename(tmp_path / "exported")
-    assert load.find(str(export), [], False).config([]).config.sampling.num_inference_steps == 50
-    ZImagePipeline.from_pretrained(export)
     given = ["model.pretrained_model_name_or_path=Tongyi-MAI/Z-Image-Turbo", f"output_dir={tmp_path}", "run_name=x"]
     assert main.run(["train", "z_image_lora", *given, "--dry-run"]) == errors.REFUSED
     assert "train Tongyi-MAI/Z-Image, and generate" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("lengths", [(11, 11), (3, 11, 32, 33), (40, 64)])
-@pytest.mark.parametrize("size", [(8, 16), (6, 4)])
+@pytest.mark.long
+def test_what_is_said_to_be_no_turbo_is_trained_and_exported_as_none(tmp_path):
+    """With the same scheduler."""
+    run = trained(
+        tmp_path, tiny.distilled(tmp_path / "turbo"), "model.is_distilled=false", "objective.schedule.shift=3"
+    )
+    export = (run / "pipeline").rename(tmp_path / "exported")
+    assert load.find(str(export), [], False).config([]).config.sampling.num_inference_steps == 50
+    ZImagePipeline.from_pretrained(export)
+
+
+@pytest.mark.parametrize(
+    ("size", "lengths"),
+    quick_where(
+        [((8, 16), (11, 11)), ((6, 4), (3, 11, 32, 33))].__contains__,
+        product([(8, 16), (6, 4)], [(11, 11), (3, 11, 32, 33), (40, 64)]),
+    ),
+)
 def test_the_transformer_computes_what_the_librarys_own_does(size, lengths):
     """Of texts of these lengths, in a batch with padding, and of images that fill 32 tokens or not."""
     own = tiny_texts.seeded(lambda: TextToImage(**tiny.NUMBERS))

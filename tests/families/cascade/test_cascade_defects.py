@@ -138,7 +138,10 @@ def test_diffusers_pipelines_are_not_needed():
     """No module of ours imports one; exports name their classes alone."""
     source = Path(configs.__file__).parents[1]
     for path in source.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if "StableCascade" not in text and "stable_cascade" not in text:
+            continue  # parsing all would take seconds
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom):
                 names = {node.module or "", *(alias.name for alias in node.names)}
                 assert not any("StableCascade" in name and "Pipeline" in name for name in names), path

@@ -225,6 +225,7 @@ def test_headers_name_the_stage(component, said):
     assert found["modelspec.architecture"] == f"stable-cascade-v1-{said}/lora"
 
 
+@pytest.mark.long
 def test_tokens_in_the_file_of_a_lora_are_used_with_it(bases, tmp_path):
     """As OneTrainer bundles them: the same images as of both from files of their own."""
     width = new_tokens.table(_reader(bases)).shape[1]

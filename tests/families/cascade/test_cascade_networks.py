@@ -147,6 +147,7 @@ def _listed(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
 
 
+@pytest.mark.long  # of the quick tests, models/test_architectures.py
 def test_published_sizes():
     counts = {"3.6B": 3589.1, "1B": 1030.8, "3B": 1562.9, "700M": 699.5}
     for size, numbers in {**sizes.STAGE_C, **sizes.STAGE_B}.items():

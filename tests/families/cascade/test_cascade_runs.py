@@ -108,6 +108,7 @@ def test_averages_are_copies_before_their_start_and_are_what_is_exported(place):
     assert all(torch.equal(value, averaged[f"{place.denoiser}.{name}"]) for name, value in exported.items())
 
 
+@pytest.mark.long  # of the quick tests, test_an_export_is_opened_again
 def test_an_export_says_what_its_network_predicts(place, tmp_path, capsys):
     """A pipeline that predicts v generates as its run, also where it lies alone, and training that starts from it is
     told of the difference only if it trains something else."""
@@ -158,6 +159,7 @@ def test_an_export_is_opened_again(place, tmp_path):
         assert found.shape == (1, 16, 3, 3)
 
 
+@pytest.mark.long
 def test_its_page_has_the_options_by_which_the_folder_alone_draws_as_the_run(place, tmp_path):
     """Without them it draws by the published shift and guidance."""
     short = ["training.duration=1 steps", "validation.every=null", "checkpoint.every=1 steps", "ema.enabled=false"]

@@ -117,6 +117,7 @@ def test_filters_without_a_counterpart_are_refused(own, message, tmp_path, capsy
 QUICK = "canny"
 
 
+@pytest.mark.long  # of the quick tests, test_controlnet_runs_of_stage_c.py
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == QUICK else [pytest.mark.long]) for n in CONFIGS])
 def test_a_tiny_twin_trains_two_steps(name, tmp_path):
     twins = Twins(tmp_path)

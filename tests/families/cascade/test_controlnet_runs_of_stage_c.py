@@ -132,6 +132,7 @@ class TestGenerate:
         from_photo = self.images(tmp_path, *given, f"control_from={photo}", name="b")
         assert from_photo.shape == sample.shape
 
+    @pytest.mark.long  # of the quick tests, generation/test_controlnets.py
     def test_strengths_steps_and_files_of_others(self, place, tmp_path):
         """A file of Stability's is put beside a base model; the metadata say which."""
         recorded = Path(__file__).parent / "controlnet_grey.safetensors"
@@ -160,6 +161,7 @@ class TestGenerate:
     def control(self, place: Place) -> Path:
         return place.folder / "whole" / "samples" / "step-00000004" / "000.control.png"
 
+    @pytest.mark.long  # of the quick tests, test_stages.py
     def test_with_stages_an_image_and_an_image_prompt(self, place, tmp_path):
         photo = place.folder / "images" / "00.png"
         given = [str(place.folder / "whole"), "prompt=x", "height=80", "width=80", f"control_from={photo}"]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from diffusers import ControlNetModel, UNet2DConditionModel
 from diffusers.loaders.single_file_utils import convert_controlnet_checkpoint
+from quick_cases import quick_first
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import SDXL_UNET, TEXT_WIDTH, TINY_UNET
@@ -36,7 +37,7 @@ def seeded(make: Callable[[], Any]) -> Any:
 CASES: tuple[tuple[str, controlled.Size], ...] = (("sd", "large"), ("sdxl", "mid"), ("sdxl", "small"))
 
 
-@pytest.fixture(scope="module", params=CASES, ids="-".join)
+@pytest.fixture(scope="module", params=[*CASES[::2], pytest.param(CASES[1], marks=pytest.mark.long)], ids="-".join)
 def case(request: pytest.FixtureRequest) -> tuple[str, controlled.Size]:
     found: tuple[str, controlled.Size] = request.param
     return found
@@ -144,7 +145,7 @@ def test_numbers_and_names_are_those_of_diffusers(name):
         assert named["label_emb.0.2.weight"] == "add_embedding.linear_2.weight"
 
 
-@pytest.mark.parametrize("size", list(SIZES))
+@pytest.mark.parametrize("size", quick_first(SIZES))
 def test_sizes_of_sdxl(size):
     unet = unet_of("sdxl")
     with torch.device("meta"):

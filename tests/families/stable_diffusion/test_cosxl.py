@@ -101,7 +101,7 @@ def test_a_mark_that_says_half_is_refused(cosxl, tmp_path):
 OWN = ["objective.name=edm", "objective.prediction=v", "objective.sigma_data=1", "objective.schedule.sigma_max=120"]
 
 
-@pytest.mark.parametrize("place", ["base", "unet"])
+@pytest.mark.parametrize("place", ["base", pytest.param("unet", marks=pytest.mark.long)])
 def test_what_is_trained_from_it(cosxl, tmp_path, capsys, place):
     """An adapter for another prediction is refused, the whole UNet is told, and the right one is silent."""
     folder, file = cosxl

@@ -3,11 +3,13 @@
 import json
 import shutil
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from quick_cases import quick_where
 from safetensors.torch import load_file, save_file
 from tiny_models import write_sdxl
 
@@ -50,8 +52,12 @@ def drawn(place, *given):
     return np.asarray(Image.open(next(out.glob("*.png"))))
 
 
-@pytest.mark.parametrize("part", ["vae", "text_encoder"])
-@pytest.mark.parametrize("source", ["file", "folder"])
+@pytest.mark.parametrize(
+    ("source", "part"),
+    quick_where(
+        [("file", "vae"), ("folder", "text_encoder")].__contains__, product(["file", "folder"], ["vae", "text_encoder"])
+    ),
+)
 def test_a_file_without_a_network_opens_beside_one(xl, published, tmp_path, capsys, part, source):
     file = xl.parent / f"without_{part}.safetensors"
     words = [f"model.{name}={xl / name}" for name in ("tokenizer", "tokenizer_2")]
@@ -65,6 +71,7 @@ def test_a_file_without_a_network_opens_beside_one(xl, published, tmp_path, caps
     assert f"or give model.{part}=PLACE" in said
 
 
+@pytest.mark.long
 def test_a_folder_without_an_autoencoder_opens_beside_one(xl, tmp_path):
     folder = shutil.copytree(xl, tmp_path / "copy")
     shutil.move(folder / "vae", tmp_path / "vae")

@@ -25,7 +25,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=["sd1", "sd2", pytest.param("sdxl", marks=pytest.mark.long), "sdxl_v"])
 def exported(request, tmp_path_factory):
     """A tiny pipeline, and the file that was made of it."""
     place = tmp_path_factory.mktemp(request.param)
@@ -96,7 +96,9 @@ def test_the_file_says_what_it_is(exported):
     )
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("float16", torch.float16), ("bfloat16", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("float16", torch.float16), pytest.param("bfloat16", torch.bfloat16, marks=pytest.mark.long)]
+)
 def test_another_type_of_numbers(exported, tmp_path, name, dtype):
     folder, _ = exported
     save.write(tmp_path / "half.safetensors", folder, dtype)
