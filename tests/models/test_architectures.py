@@ -21,6 +21,7 @@ from diffusers import (
 )
 from diffusers.models.unets.unet_stable_cascade import StableCascadeUNet
 from diffusers.pipelines.deprecated.wuerstchen.modeling_paella_vq_model import PaellaVQModel
+from quick_cases import quick_first
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
@@ -90,7 +91,7 @@ def test_the_tables_and_the_folders_agree():
     assert len(ids) == len({hub_id.lower() for hub_id in ids})
 
 
-@pytest.mark.parametrize("name", sorted(UNET))
+@pytest.mark.parametrize("name", quick_first(sorted(UNET)))
 def test_networks_have_the_published_sizes(name):
     with torch.device("meta"):
         unet = UNet2DConditionModel.from_config(numbers(name, "unet"))
@@ -118,9 +119,8 @@ def test_networks_of_stable_cascade_have_the_published_sizes(name):
     assert numbers(name, "scheduler") == {"_class_name": "DDPMWuerstchenScheduler", "s": 0.008, "scaler": 1.0}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name != "flux1_dev")) for name in FLUX]
-)
+@pytest.mark.long  # of the quick tests, the contract of families loads one of it
+@pytest.mark.parametrize("name", FLUX)
 def test_networks_of_flux_have_the_published_sizes(name):
     with torch.device("meta"):
         transformer = FluxTransformer2DModel.from_config(numbers(name, "transformer"))
@@ -150,7 +150,7 @@ def test_networks_of_anima_have_the_published_sizes():
     assert found == [1_956_405_248, 134_663_680, 596_049_920, 126_892_531]
 
 
-@pytest.mark.parametrize("name", KREA)
+@pytest.mark.parametrize("name", quick_first(KREA))
 def test_networks_of_krea_2_have_the_published_sizes(name):
     with torch.device("meta"):
         transformer = Krea2Transformer2DModel.from_config(numbers(name, "transformer"))
@@ -161,7 +161,7 @@ def test_networks_of_krea_2_have_the_published_sizes(name):
     assert index["is_distilled"] == (name == "krea2_turbo")
 
 
-@pytest.mark.parametrize("name", KLEIN)
+@pytest.mark.parametrize("name", quick_first(KLEIN))
 def test_networks_of_klein_have_the_published_sizes(name):
     with torch.device("meta"):
         transformer = Flux2Transformer2DModel.from_config(numbers(name, "transformer"))
@@ -174,7 +174,7 @@ def test_networks_of_klein_have_the_published_sizes(name):
     assert index["is_distilled"] == ("base" not in name)
 
 
-@pytest.mark.parametrize("name", FLUX3)
+@pytest.mark.parametrize("name", quick_first(FLUX3))
 def test_networks_of_flux_3_have_the_sizes_of_diffusers_defaults(name):
     """No file of it has been seen: its numbers are the defaults of the class."""
     with torch.device("meta"):
@@ -187,7 +187,7 @@ def test_networks_of_flux_3_have_the_sizes_of_diffusers_defaults(name):
     assert ("Distilled" in index["_class_name"]) == transformer.config.flow_map == (name == "flux3_klein")
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", quick_first(QWEN))
 def test_networks_of_qwen_image_have_the_published_sizes(name):
     index = json.loads((architectures.FOLDER / name / "model_index.json").read_text(encoding="utf-8"))
     kinds = {part: getattr(diffusers, index[part][1]) for part in ("transformer", "vae")}

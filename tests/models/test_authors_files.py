@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_families
 import torch
+from quick_cases import quick_where
 from safetensors.torch import load_file
 
 from daguerre import plugins
@@ -29,8 +31,12 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("prefix", [None, "model.diffusion_model."])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    quick_where(
+        lambda case: (case[1] is None) == (case[0] != "flux"), product(NAMES, [None, "model.diffusion_model."])
+    ),
+)
 def test_the_file_of_a_pipeline_is_opened_as_the_same_networks(name, prefix, tmp_path, capsys):
     model = tiny_families.settings(name, tmp_path / "model")
     base, path = Path(model["pretrained_model_name_or_path"]), tmp_path / "own.safetensors"

@@ -11,6 +11,7 @@ import tiny_families
 import torch
 from diffusers import AutoencoderKLQwenImage
 from diffusers.loaders import single_file_utils
+from quick_cases import quick_first, quick_where
 from safetensors.torch import load_file, save_file
 
 from daguerre import plugins
@@ -44,7 +45,7 @@ def same(family: Any, other: Any, component: str) -> bool:
     return one.keys() == two.keys() and all(torch.equal(value, two[name]) for name, value in one.items())
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", quick_where({"z_image", "qwen_image", "flux3"}.__contains__, READERS))
 def test_a_text_encoder_in_a_file_is_that_of_the_folder(name: str, tmp_path: Path) -> None:
     """In the names of transformers of any time: with one wrapper, with both, and without."""
     own = tiny_families.settings(name, tmp_path)
@@ -96,7 +97,7 @@ def test_an_autoencoder_in_its_authors_names_is_that_of_the_folder(name: str, pr
     assert same(loaded(name, own, vae=str(file)), loaded(name, own), "vae")
 
 
-@pytest.mark.parametrize("name", ["krea2", "qwen_image", "anima"])
+@pytest.mark.parametrize("name", quick_first(["qwen_image", "krea2", "anima"]))
 def test_the_autoencoder_of_videos_is_read_in_the_names_of_its_authors(name: str, tmp_path: Path) -> None:
     """`qwen_image_vae.safetensors`, in the names of Wan."""
     own = tiny_families.settings(name, tmp_path)

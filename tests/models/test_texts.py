@@ -183,7 +183,13 @@ def test_pooled_features_of_several_windows(large: Path, policy: str):
     assert not cond["pooled"][2].any()
 
 
-@pytest.mark.parametrize("trained", [("text_encoder",), ("text_encoder_2",), ("text_encoder", "text_encoder_2")])
+@pytest.mark.parametrize(
+    "trained",
+    [
+        *(pytest.param((name,), marks=pytest.mark.long) for name in ("text_encoder", "text_encoder_2")),
+        ("text_encoder", "text_encoder_2"),
+    ],
+)
 def test_trained_encoders_run_inside_the_net(large: Path, trained: tuple[str, ...]):
     """The prediction is that of the frozen ones; gradients reach the trained ones alone."""
     family = load_xl(large).training(["unet", *trained])

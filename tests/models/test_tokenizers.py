@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from quick_cases import quick_first
 from transformers import T5Tokenizer
 
 from daguerre.families import clip
@@ -76,13 +77,13 @@ def test_a_trained_encoder_reads_no_more_padding_than_the_longest_text_needs():
         assert torch.equal(own.tokens(texts)["ids"], expected)
 
 
-@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_two_threads_read_as_one_does(long):
+@pytest.mark.parametrize(("long", "count"), quick_first([(False, 1500), *((long, 5000) for long in (False, True))]))
+def test_two_threads_read_as_one_does(long, count):
     """The loader's thread reads captions for training while another reads prompts, and asks which are cut."""
     encoder = SimpleNamespace(device=torch.device("cpu"))
     reader = TextEncoder("text_encoder", encoder, tokenizers.clip("!"), {}, Reading(long=long))
     texts = TextConditioning((reader,))
-    parts = np.array_split(np.array(captions(5000), dtype=object), 250)
+    parts = np.array_split(np.array(captions(count), dtype=object), count // 20)
 
     def read(part):
         return texts.tokens(list(part)), texts.truncated(list(part))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import plain_loop
+import pytest
 import torch
 from data_sets import folder as images
 from diffusers import Krea2Pipeline
@@ -86,6 +87,7 @@ def ours(base: Path, place: Path) -> Recorded:
     )
 
 
+@pytest.mark.long  # of the quick tests, test_qwen_image_parity.py
 def test_training_is_that_of_the_stock_parts(tmp_path):
     base = tiny.write(tmp_path / "base")
     recorded = ours(base, tmp_path)

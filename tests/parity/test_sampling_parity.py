@@ -177,7 +177,8 @@ def test_lightning_in_four_steps_is_what_its_model_card_says(tmp_path):
     assert np.abs(drawn - called(pipe, PROMPTS, num_inference_steps=4, guidance_scale=0)).max() > 20
 
 
-@pytest.mark.parametrize(("family", "layer"), [("sd", -2), pytest.param("sdxl", -3, marks=pytest.mark.long)])
+@pytest.mark.long  # of the quick tests, models/test_texts.py
+@pytest.mark.parametrize(("family", "layer"), [("sd", -2), ("sdxl", -3)])
 def test_an_export_whose_text_is_read_early_needs_no_word_to_the_pipeline(tmp_path, family, layer):
     """The layers behind the one that is read are not exported (SDXL: of the first encoder)."""
     folder = {"sd": write_sd, "sdxl": write_sdxl}[family](tmp_path / "model")
@@ -195,7 +196,10 @@ def test_an_export_whose_text_is_read_early_needs_no_word_to_the_pipeline(tmp_pa
     ("recipe", "write", "layers"),
     [
         ("sd15", write_sd, ["model.text_encoder_layer=-2"]),
-        ("sdxl", write_sdxl, ["model.text_encoder_layer=-3", "model.text_encoder_layer_2=-3"]),
+        pytest.param(
+            *("sdxl", write_sdxl, ["model.text_encoder_layer=-3", "model.text_encoder_layer_2=-3"]),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_an_earlier_hidden_state_is_diffusers_clip_skip(tmp_path, recipe, write, layers):
@@ -232,6 +236,7 @@ def test_a_pipeline_drawn_with_as_it_is(tmp_path):
     assert difference <= 2
 
 
+@pytest.mark.long  # of the quick tests, test_cosxl.py and test_sd_export.py
 def test_a_pipeline_of_cosxl_drawn_with_as_it_is(tmp_path):
     """EDM with v in and out: the scheduler says it."""
     folder = write_sdxl(tmp_path / "model")

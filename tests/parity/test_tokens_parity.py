@@ -16,6 +16,7 @@ RATE = 5e-3
 SETTINGS: dict[str, Any] = {"name": "tokens", "placeholder_token": "<toy>", "initializer_token": "a", "num_vectors": 2}
 
 
+@pytest.mark.long  # of the quick tests, test_adapter_scripts.py
 @pytest.mark.parametrize(
     ("loss_of", "most"),
     [(lambda m: m.by_formula, 0.0), pytest.param(lambda m: m.by_scheduler, 1e-5, marks=pytest.mark.long)],
