@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
+from quick_cases import quick_where
 
 from daguerre.data.plan import buckets as shapes
 from daguerre.data.plan.buckets import Bucket, assign, buckets, check_fractions
@@ -67,7 +68,9 @@ def test_auto_at_1024_is_sdxls_list():
     assert len(buckets(settings(aspects="auto"))) == 21  # of aspects up to 2
 
 
-@pytest.mark.parametrize("resolution", [64, 100, 128, 192, 256, 320, 512, 640, 768, 1000, 1024, 1536])
+@pytest.mark.parametrize(
+    "resolution", quick_where(lambda px: px < 1000, [64, 100, 128, 192, 256, 320, 512, 640, 768, 1000, 1024, 1536])
+)
 @pytest.mark.parametrize("step", [32, 64])
 @pytest.mark.parametrize("max_aspect", [1, 1.5, 2, 4])
 def test_auto_holds_what_it_says_and_nothing_else(resolution, step, max_aspect):

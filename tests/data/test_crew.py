@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 import pytest
+from quick_cases import quick_where
 
 from daguerre.data.loading import job_pool
 from daguerre.errors import ProcessLost, UserError
@@ -63,8 +64,17 @@ def test_one_job_needs_no_process():
     assert done == {3: (9, os.getpid())}
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize(("how", "error"), [("user", UserError), ("store", Missing), ("reset", ConnectionResetError)])
+@pytest.mark.parametrize(
+    ("processes", "how", "error"),
+    quick_where(
+        lambda case: case[0] == 1 or case[1] == "store",
+        [
+            (processes, how, error)
+            for how, error in (("user", UserError), ("store", Missing), ("reset", ConnectionResetError))
+            for processes in (1, 2)
+        ],
+    ),
+)
 def test_what_a_job_raises_comes_out_here(processes, how, error):
     with pytest.raises(error):
         run(Squares(4, how), range(8), processes)

@@ -88,7 +88,7 @@ def index(rows):
 CASES = (TREES, ROWS, st.sampled_from([1, 3, 1 << 16]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(*CASES)
 def test_verdicts_are_those_of_plain_python(tree, rows, chunk):
     check(tree, rows, chunk)

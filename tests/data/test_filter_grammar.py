@@ -372,7 +372,7 @@ EXPRESSIONS = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(EXPRESSIONS)
 def test_trees_are_those_of_python(text):
     """Python's tree of the text itself has the same parts (it is looked at, never run)."""
@@ -416,7 +416,7 @@ def from_python(node):
     raise AssertionError(ast.dump(node))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.text(max_size=60)
     | st.lists(st.sampled_from([*"ab1.'\"`()[]<>=!+-*/%,: \\\n", " and ", " in ", "not "]), max_size=30).map("".join)

@@ -64,7 +64,7 @@ def test_batches_are_those_of_a_walk_slot_by_slot(plan):
     assert [content(b) for b in islice(plan.batches(0), number)] == walked(plan, number)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(plans(), st.integers(0, 200))
 def test_batches_are_the_same_from_any_number(plan, number):
     whole = [content(b) for b in islice(plan.batches(0), number + 3)]
@@ -148,7 +148,7 @@ def test_a_rank_reads_its_own_lanes():
         (["3", "1"], 8, [6, 2]),
         (["1", "2"], 3, [1, 2]),
         (["0.5", "0.3", "0.2"], 10, [5, 3, 2]),
-        (["1", "0.25", "1"], 18, [8, 2, 8]),
+        pytest.param(["1", "0.25", "1"], 18, [8, 2, 8], marks=pytest.mark.long),
     ],
 )
 def test_a_batch_that_the_weights_divide_has_exactly_the_shares(weights, size, each):
@@ -166,6 +166,6 @@ def test_sources_take_turns_without_a_fixed_order():
 
 
 def test_a_source_that_is_hardly_ever_drawn_still_is_between_others():
-    mixed = plan([order(50), order(7), order(50)], 8, weights=[Fraction(1), Fraction("0.0001"), Fraction(1)])
-    counts = np.bincount(mixed.slots(0, 400_000).members, minlength=3)
+    mixed = plan([order(50), order(7), order(50)], 8, weights=[Fraction(1), Fraction("0.0005"), Fraction(1)])
+    counts = np.bincount(mixed.slots(0, 80_000).members, minlength=3)
     assert abs(int(counts[1]) - 20) <= 2

@@ -84,7 +84,7 @@ def test_a_small_set_is_shuffled_through_and_through():
     assert chi_squared < 361 + 5 * np.sqrt(2 * 361)  # 19 x 19 degrees of freedom, five standard deviations
 
 
-@pytest.mark.parametrize(("lanes", "lane_samples"), [(16, 4096), (4, 1000)])
+@pytest.mark.parametrize(("lanes", "lane_samples"), [pytest.param(16, 4096, marks=pytest.mark.long), (4, 1000)])
 def test_neighbours_of_a_shard_end_up_far_apart(lanes, lane_samples):
     """The distance of two neighbours is that of two random slots of a segment: a third of it, as in a shuffle
     buffer of that size."""

@@ -17,7 +17,7 @@ from daguerre.data.index import file as index_file
 from daguerre.data.table import parquet as table_parquet
 from daguerre.threads import made_once
 
-RECORDS, THREADS = 1_000, 8
+RECORDS, THREADS = 400, 8
 
 
 def caption(i: int) -> str:
@@ -43,7 +43,7 @@ def write_webdataset(path):
 def write_parquet(path):
     texts = [caption(i) for i in range(RECORDS)]
     table = {"jpg": [tars.jpeg(0)] * RECORDS, "text": texts, "n": range(RECORDS)}
-    pq.write_table(pa.table({**table, "n": pa.array(table["n"])}), path / "a.parquet", row_group_size=100)
+    pq.write_table(pa.table({**table, "n": pa.array(table["n"])}), path / "a.parquet", row_group_size=40)
 
 
 def write_jsonl(path):

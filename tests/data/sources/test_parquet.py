@@ -395,7 +395,7 @@ def test_nothing_usable_lists_the_reasons(tmp_path):
         opened(path)
 
 
-@pytest.mark.parametrize("compression", ["none", "snappy"])
+@pytest.mark.parametrize("compression", [pytest.param("none", marks=pytest.mark.long), "snappy"])
 def test_damage_in_the_middle_loses_nothing_uncounted(tmp_path, compression):
     """Bits flipped anywhere before the footer: each row is the same as before, or is counted."""
     path = write(tmp_path / "a.parquet", usual(40), row_group_size=4, compression=compression)

@@ -357,8 +357,8 @@ def damage_indexed(tmp_path: Path, opened, shards: int, count: int = 5) -> None:
     assert source.report()[cache.CHANGED]["count"] == resized
 
 
-def test_of_300_indexed_shards_that_are_damaged_no_sample_is_lost_uncounted(tmp_path, opened):
-    damage_indexed(tmp_path, opened, 300)
+def test_of_100_indexed_shards_that_are_damaged_no_sample_is_lost_uncounted(tmp_path, opened):
+    damage_indexed(tmp_path, opened, 100)
 
 
 @pytest.mark.long
