@@ -118,6 +118,7 @@ def test_images_are_those_of_diffusers(case, place, tmp_path):
     assert np.abs(found - without).mean() > 1
 
 
+@pytest.mark.long
 def test_layouts_sizes_and_other_names_give_the_same_image(place, tmp_path):
     kind, folder = place
     if kind == "sdxl":

@@ -38,6 +38,7 @@ def draw(run: Path, out: Path, *given: str) -> np.ndarray:
     return drawn(out)
 
 
+@pytest.mark.long
 def test_what_only_serves_training_is_left_out(run, tmp_path, monkeypatch):
     """A run that was compiled on a GPU, with kernels of its own, draws on a machine that has neither."""
     wanted = draw(run, tmp_path / "wanted")
@@ -80,9 +81,10 @@ def test_images_and_how_they_were_made(run, tmp_path, capsys):
 
 def test_an_image_depends_on_its_seed_alone(run, tmp_path):
     """Noise equal to the bit, pixels within 1/255, whatever the batch size and the place in the list."""
-    together = draw(run, tmp_path / "a", "num_images=4", "seed=7")
-    pairs = draw(run, tmp_path / "b", "num_images=4", "seed=7", "batch_size=2")
-    later = draw(run, tmp_path / "c", "num_images=2", "seed=9")
+    small = ("height=32", "width=32")
+    together = draw(run, tmp_path / "a", "num_images=4", "seed=7", *small)
+    pairs = draw(run, tmp_path / "b", "num_images=4", "seed=7", "batch_size=2", *small)
+    later = draw(run, tmp_path / "c", "num_images=2", "seed=9", *small)
     assert np.abs(together - pairs).max() <= 1
     assert np.abs(together[2:] - later).max() <= 1
     digests = [{e["seed"]: e["initial_noise_sha256"] for e in documents(tmp_path / name)} for name in "abc"]
@@ -160,7 +162,7 @@ def test_guidance_of_nought_and_of_one_are_none(run, tmp_path):
     assert not np.array_equal(one, draw(run, tmp_path / "c", "guidance_scale=1.5"))
 
 
-@pytest.mark.parametrize(("format", "suffix"), [("jpeg", "jpg"), ("webp", "webp")])
+@pytest.mark.parametrize(("format", "suffix"), [pytest.param("jpeg", "jpg", marks=pytest.mark.long), ("webp", "webp")])
 def test_other_formats(run, tmp_path, format, suffix):
     draw(run, tmp_path / "png")
     assert generate(run, f"prompt={PROMPT}", f"format={format}", "quality=98", f"out={tmp_path / 'o'}") == 0

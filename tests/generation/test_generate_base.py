@@ -73,7 +73,10 @@ def test_a_recipe_that_trains_nothing_is_for_drawing(xl, tmp_path, monkeypatch):
     assert document["guidance_scale"] in (0.0, 1.0)
 
 
-@pytest.mark.parametrize(("name", "objective"), [("sd1", "eps"), ("sd21", "v"), ("xl", "eps")])
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [("sd21", "v"), *(pytest.param(name, "eps", marks=pytest.mark.long) for name in ("sd1", "xl"))],
+)
 def test_a_pipeline_folder_says_itself_what_it_predicts(name, objective, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
     folder = request.getfixturevalue(name)
@@ -135,7 +138,7 @@ def test_a_list_for_a_base_model_with_sizes_of_its_own(xl, tmp_path):
     assert sizes == [(24, 16), (16, 16), (16, 24)]
 
 
-@pytest.mark.parametrize("recipe", ["sd15", "sdxl"])
+@pytest.mark.parametrize("recipe", ["sd15", pytest.param("sdxl", marks=pytest.mark.long)])
 def test_long_prompts_beside_short_ones_change_no_image(recipe, sd1, xl, tmp_path):
     """Prompts of one batch are padded to as many windows as the longest takes."""
     (tmp_path / "list.txt").write_text("a cat\n" + "a very long tale of a cat " * 9 + "\na dog\n")

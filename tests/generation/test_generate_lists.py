@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,7 +135,7 @@ def test_tables(run, tmp_path, suffix):
 
 def test_a_list_is_the_same_whatever_draws_it(run, tmp_path, monkeypatch):
     """One process in batches of 3, in batches of 16, two parts by hand, three ranks of a launcher."""
-    path = mixed(tmp_path / "list.csv")
+    path = mixed(tmp_path / "list.csv", 7)
     given = [run, f"prompts_file={path}", "seed=5"]
     assert generate(*given, f"out={tmp_path / 'whole'}", "batch_size=3") == 0
     assert generate(*given, f"out={tmp_path / 'large'}", "batch_size=16") == 0
@@ -143,7 +144,7 @@ def test_a_list_is_the_same_whatever_draws_it(run, tmp_path, monkeypatch):
     for rank in range(3):
         launched(monkeypatch, torchrun(rank, 3))
         assert generate(*given, f"out={tmp_path / 'ranks'}") == 0
-    assert len(documents(tmp_path / "whole")) == 12
+    assert len(documents(tmp_path / "whole")) == 7
     for name in ("large", "parts", "ranks"):
         assert_same_images(tmp_path / "whole", tmp_path / name)
         assert (tmp_path / name / "contact-sheet.html").exists()
@@ -185,7 +186,7 @@ def test_going_on_keeps_what_is_whole_and_draws_the_rest_again(run, tmp_path, ca
     path = mixed(tmp_path / "list.csv")
     given = [run, f"prompts_file={path}", f"out={tmp_path / 'out'}"]
     assert generate(*given) == 0
-    assert generate(run, f"prompts_file={path}", f"out={tmp_path / 'expected'}") == 0
+    shutil.copytree(tmp_path / "out", tmp_path / "expected")
     kept = (tmp_path / "out" / "002.png").stat().st_mtime_ns
     (tmp_path / "out" / "003.json").unlink()
     (tmp_path / "out" / "005.png").unlink()
@@ -242,6 +243,7 @@ def test_a_signal_keeps_what_is_drawn(run, tmp_path, capsys, monkeypatch):
     assert_same_images(tmp_path / "expected", out)
 
 
+@pytest.mark.long  # of the quick tests, test_a_kill_loses_the_open_shard_alone
 def test_a_signal_loses_the_open_shard_alone(run, tmp_path, capsys, monkeypatch):
     path, out = mixed(tmp_path / "list.csv"), tmp_path / "out"
     given = [run, f"prompts_file={path}", "batch_size=1", "format=webdataset", "shard_samples=4", f"out={out}"]
@@ -385,17 +387,17 @@ def test_columns_that_are_no_text_are_mended_and_a_pipe_is_not_waited_for(tmp_pa
 
 
 def test_a_long_list_is_never_held():
-    """A hundred thousand prompts: walked over, not stored, and cut into batches of one size with little read ahead."""
+    """Thirty thousand prompts: walked over, not stored, and cut into batches of one size with little read ahead."""
     read = 0
 
     def rows():
         nonlocal read
-        for i in range(100_000):
+        for i in range(30_000):
             read += 1
             yield prompts.Row(f"prompt {i}", height=64 if i % 3 else 32)
 
     listed = RequestList(prompts.Prompts("many", "", rows), SamplingSettings(num_images=1), (32, 32))
-    assert listed.survey().sizes_px == {(32, 32): 33_334, (64, 32): 66_666}
+    assert listed.survey().sizes_px == {(32, 32): 10_000, (64, 32): 20_000}
     read = 0
     first = next(batches(iter(listed), 16))
     assert [one.number for one in first] == list(range(0, 48, 3))

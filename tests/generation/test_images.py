@@ -243,6 +243,7 @@ def test_a_stopped_list_goes_on_and_a_changed_photo_is_another_request(run, phot
     assert "images_sha256" in capsys.readouterr().err
 
 
+@pytest.mark.long  # of the quick tests, a folder names them, and rows are refused
 def test_rows_name_their_own_images_beside_those_without(run, photos, tmp_path):
     rows = [
         {"prompt": "red", "image": str(photos / "a.png"), "strength": 0.5, "file_name": "own"},

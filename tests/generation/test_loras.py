@@ -110,6 +110,7 @@ def test_the_lora_of_a_run_is_taken_away_again(place, run, tmp_path):
     assert np.abs(images[0] - without).mean() > 2
 
 
+@pytest.mark.long  # of the quick tests, run/test_lora_runs.py
 def test_the_base_of_a_run_may_have_moved(place, run, tmp_path, capsys):
     """The same weights in another folder are read from there; others are refused."""
     kind, folder = place
@@ -128,6 +129,7 @@ def test_the_base_of_a_run_may_have_moved(place, run, tmp_path, capsys):
     assert main.run([*export, f"model.pretrained_model_name_or_path={tmp_path / 'same'}"]) == errors.DONE
 
 
+@pytest.mark.long  # of the quick tests, run/test_lora_runs.py
 def test_a_notice_names_the_base_that_a_lora_was_trained_on(place, run, tmp_path, capsys):
     """On its own base there is none; another one is usual, and gets the LoRA in full."""
     kind, folder = place

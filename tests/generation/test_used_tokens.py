@@ -85,6 +85,7 @@ def test_images_are_those_of_diffusers_from_every_layout(place, tmp_path):
     assert np.array_equal(other, ours(folder, tmp_path / "again", f'{{"{uses["a1111"]}": 1}}'))
 
 
+@pytest.mark.long
 def test_tokens_in_the_file_of_a_lora_are_used_with_it(place, tmp_path, capsys):
     """As OneTrainer and A1111 bundle them: the same as both from files of their own."""
     kind, folder = place
