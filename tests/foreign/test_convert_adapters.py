@@ -335,6 +335,7 @@ def test_ai_toolkits_embedding_and_controlnet_train(place, shelf, capsys):
     assert Path("out/y/adapter/config.json").is_file()
 
 
+@pytest.mark.long  # of the quick tests, test_a_controlnet_and_new_tokens_are_adapters
 def test_mindones_controlnet_trains_by_its_own_command(place, shelf, capsys):
     """Its data set is ControlNet's: prompt.json beside the folders source and target."""
     converted("x.yaml", adapter_configs.mindone_controlnet(), capsys)

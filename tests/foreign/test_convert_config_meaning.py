@@ -363,7 +363,7 @@ def plain() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "key", [pytest.param(key, marks=[] if number % 4 == 0 else [pytest.mark.long]) for number, key in enumerate(KEYS)]
+    "key", [pytest.param(key, marks=[] if number % 8 == 0 else [pytest.mark.long]) for number, key in enumerate(KEYS)]
 )
 def test_a_key_means_on_the_command_line_what_it_means_in_a_file(key, plain):
     before = trees.get(base(), key)

@@ -194,6 +194,7 @@ def images(folder: Path) -> None:
         Image.fromarray(pixels).save(folder / f"{number}.png")
 
 
+@pytest.mark.long  # of the quick tests, test_a_lora_is_an_adapter_with_its_numbers
 def test_kohyas_lora_trains(place, capsys):
     write_sd(place / "base")
     images(place / "images")

@@ -94,7 +94,10 @@ def test_of_many_that_create_at_once_one_does(monkeypatch):
     assert at.read("lock")[0] == b"%d" % won[0]
 
 
-@pytest.mark.parametrize("length", [0, 1, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES + 5])
+@pytest.mark.parametrize(
+    "length",
+    [0, 1, PART_BYTES + 1, *(pytest.param(n, marks=pytest.mark.long) for n in (PART_BYTES, 3 * PART_BYTES + 5))],
+)
 def test_objects_of_any_size_arrive(either, length):  # noqa: F811
     data = bytes(hashlib.shake_128(b"x").digest(1000) * (length // 1000 + 1))[:length]
     sent = either.send("x", lambda: [data[:100], data[100:]])
