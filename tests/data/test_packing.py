@@ -160,6 +160,7 @@ def test_a_packing_is_known_by_what_is_packed_and_how():
     assert tools_pack.fingerprint([1, 2], "a") == tools_pack.fingerprint(np.array([1, 2]), "a")
 
 
+@pytest.mark.long  # of the quick tests, test_tools_far.py packs into one
 @pytest.mark.parametrize("share", [0.0, pytest.param(0.3, marks=pytest.mark.long)])
 def test_into_a_store_and_back(raw, tmp_path, s3, share):  # noqa: F811
     s3.proxy.faults = Faults(share)

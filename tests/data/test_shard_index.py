@@ -65,6 +65,7 @@ def test_indexes_are_made_once(files, tmp_path):
     assert [index_file.load(path).about.shard for path in paths] == [place.name for place in places]
 
 
+@pytest.mark.long  # of the quick tests, test_crew.py
 def test_many_are_made_in_processes(files, tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "_LITTLE_BYTES", 0)
     monkeypatch.setattr(cache.job_pool, "usual_processes", lambda: 2)

@@ -163,6 +163,7 @@ def test_cached_pictures_and_captions_teach_the_same(base, images, tmp_path):
             torch.testing.assert_close(cached[name], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_run_shows_its_reference_images_beside_the_result(base, images, tmp_path):
     run = trained(tmp_path / "run", base, images, 2, "sampling.num_images=3", "sampling.guidance_scale=4")
     (listing,) = (run / "samples").glob("step-*/samples.json")

@@ -56,7 +56,10 @@ def images(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(
     ("scale", "count", "size"),
-    [(1.0, 1, (70, 100)), pytest.param(3.5, 1, (70, 100), marks=pytest.mark.long), (3.5, 2, (64, 96))],
+    [
+        (1.0, 1, (70, 100)),
+        *(pytest.param(3.5, *more, marks=pytest.mark.long) for more in ((1, (70, 100)), (2, (64, 96)))),
+    ],
 )
 def test_images_are_those_of_the_pipeline_in_the_size_of_the_first_picture(
     scale, count, size, base, pictures, tmp_path
@@ -204,6 +207,7 @@ def test_parameters_that_only_references_reach_take_no_step_without_any(base, im
         assert all(torch.equal(again[file][name], value) for name, value in expected.items()), file
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("weights", "computes"), [("float32", "no"), pytest.param("bfloat16", "bf16", marks=pytest.mark.long)]
 )

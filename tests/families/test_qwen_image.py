@@ -60,6 +60,7 @@ def test_the_pipeline_of_a_run_draws_the_same_image(scale, base, tmp_path):
     assert image.std() > 1
 
 
+@pytest.mark.long  # of the quick tests, test_flux.py, and test_family_loras.py reads files back
 def test_a_lora_means_the_same_in_diffusers(base, tmp_path):
     more = ["adapter.name=lora", "adapter.rank=2", "adapter.targets=attention", "optimizer.learning_rate=1"]
     run = trained(tmp_path, base, *more)

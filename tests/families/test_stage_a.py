@@ -59,6 +59,7 @@ def test_gradients_of_the_image_pass_straight_through_and_evaluation_quantises_n
     torch.testing.assert_close(again, own.vqgan.decode(z, return_dict=False)[0] * 2 - 1)
 
 
+@pytest.mark.long  # of the quick tests, the distances and whose side each moves
 @pytest.mark.parametrize("term", ["codebook", pytest.param("commitment", marks=pytest.mark.long)])
 def test_without_a_term_latents_lie_further_from_their_vectors(term: str) -> None:
     """On images that were not trained on, after 30 updates."""

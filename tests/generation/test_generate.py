@@ -106,6 +106,7 @@ def test_the_newest_averaged_weights_are_used(run, recipe, tmp_path):
     assert not np.array_equal(older, np.stack(expected))
 
 
+@pytest.mark.long  # of the quick tests, samplers/
 def test_a_shift_of_the_levels_that_are_visited(run, tmp_path, capsys):
     plain, same, other = (draw(run, tmp_path / f"{i}", *own) for i, own in enumerate(([], ["shift=1"], ["shift=2"])))
     assert np.array_equal(plain, same)

@@ -80,6 +80,7 @@ def test_an_image_of_its_own_size_with_all_that_decides_it_in_its_json(run, phot
     assert "strength" not in documents(tmp_path / "alone")[0]
 
 
+@pytest.mark.long  # of the quick tests, several strengths in one list
 def test_strength_decides_how_far_an_image_is_from_the_one_it_starts_from(built, photos):
     """The least gives it back as the autoencoder renders it."""
     image = InputImage(IMAGE, photos / "a.png")

@@ -171,6 +171,7 @@ def test_each_image_says_what_was_used(place, tmp_path, capsys):
     assert "use" in capsys.readouterr().err, "other strengths are other images"
 
 
+@pytest.mark.long  # of the quick tests, a config that is none is refused
 def test_lora_config_of_maxdiffusion(place, tmp_path, capsys):
     """Its lists, and a folder with weight_name."""
     _, folder = place

@@ -45,7 +45,7 @@ def same(family: Any, other: Any, component: str) -> bool:
     return one.keys() == two.keys() and all(torch.equal(value, two[name]) for name, value in one.items())
 
 
-@pytest.mark.parametrize("name", quick_where({"z_image", "qwen_image", "flux3"}.__contains__, READERS))
+@pytest.mark.parametrize("name", quick_where({"z_image", "qwen_image"}.__contains__, READERS))
 def test_a_text_encoder_in_a_file_is_that_of_the_folder(name: str, tmp_path: Path) -> None:
     """In the names of transformers of any time: with one wrapper, with both, and without."""
     own = tiny_families.settings(name, tmp_path)

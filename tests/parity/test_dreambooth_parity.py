@@ -35,6 +35,7 @@ def sources(place: Path) -> dict[str, Any]:
     return members
 
 
+@pytest.mark.long  # of the quick tests, data/test_source_weights.py
 @pytest.mark.parametrize("family", ["sd", pytest.param("sdxl", marks=pytest.mark.long)])
 def test_an_instance_set_beside_a_class_set_is_the_published_loss(family: str, tmp_path: Path) -> None:
     folder = WRITERS[family](tmp_path / "model")

@@ -150,7 +150,7 @@ CONTROLLED = [
     Case("sdxl", "dpmpp_2m", 0.7, False, True),
     Case("sdxl", "euler", 0.6, True, True),
 ]
-QUICK = [CASES[0], CASES[-3], CONTROLLED[0]]
+QUICK = [CASES[-3], CONTROLLED[0]]
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,7 @@ def test_equal_to_the_published_formulas(recorded):
     assert max(found.values()) <= 1e-6, found
 
 
+@pytest.mark.long  # of the quick tests, the formulas, to 1e-6
 def test_equal_to_diffusers_own_calls(recorded):
     case, folder, ours = recorded
     found = differences(ours, replayed(case, folder, ours, by_formula=False), overall)

@@ -300,7 +300,7 @@ def test_what_the_library_writes_is_read_back(tmp_path_factory, rows, end):
     assert found == [(a, c) for a, _, c in rows]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(some.lists(some.sampled_from(['"', ",", "\n", "\r\n", "a", "b", "é", '""', ",,", '"\n', "\r"]), max_size=30))
 def test_no_line_is_lost_uncounted(tmp_path_factory, pieces):
     """Whatever the bytes: every line is part of a row, blank, or counted."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
+from quick_cases import quick_first
 from tiny_cascade import RECORDED
 from twins import BESIDE, SHORT, Twins, shards
 
@@ -146,7 +147,7 @@ INFERENCE = {"stage_c_3b": GENERATING, "stage_b_3b": BY_B, "lora_c_3b": GENERATI
 """Of configs/inference."""
 
 
-@pytest.mark.parametrize("name", INFERENCE)
+@pytest.mark.parametrize("name", quick_first(INFERENCE))
 def test_a_config_that_generates_becomes_a_recipe_that_draws(name, twins, tmp_path, capsys):
     """The recipe, and the config itself in its place; Stage B makes the picture again that it is given."""
     theirs, ours = tmp_path / f"{name}.yaml", tmp_path / "ours.yml"

@@ -147,6 +147,7 @@ class TestNew:
         assert stage_c_files.usual_blocks(32) == (0, 2, 4, 6, 25, 27, 29, 31)
         assert stage_c_files.usual_blocks(4) == (0, 1, 2, 3)
 
+    @pytest.mark.long
     def test_published_sizes(self):
         """54.3 M, 203.5 M and 102.8 M trained parameters at 3.6B; any width for 1B."""
         with torch.device("meta"):
@@ -200,6 +201,7 @@ class TestPictures:
         pixels = computed(own, SCENE, lambda purpose, count: np.array([0, 0, sigma]))[:, :, 0] / 255
         assert (np.abs(pixels - recorded["filter/qr"]) > 5e-3).mean() < 2e-3  # a threshold's last digit
 
+    @pytest.mark.long  # of the quick tests, the recorded prediction of what reads latents
     def test_super_resolution(self, family: OfStageC, recorded: Any):
         """Of their picture, and of ours, which shows the other pixel of each block."""
         picture = torch.from_numpy(recorded["filter/latent_picture"])[None]

@@ -173,6 +173,7 @@ def test_words_beside_a_numbered_file_are_those_of_its_config(worded):
         assert torch.equal(existing[word][0], table[number] + offset)
 
 
+@pytest.mark.long  # of the quick tests, the config is converted with its words
 def test_generate_takes_a_config_with_its_lora_and_its_words(worded, bases, tmp_path, capsys):
     """The words and the layers each change the image; without the config the file is refused."""
     path, _, _ = worded

@@ -25,7 +25,9 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=["sd1", "sd2", pytest.param("sdxl", marks=pytest.mark.long), "sdxl_v"])
+@pytest.fixture(
+    scope="module", params=["sd1", "sdxl_v", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("sd2", "sdxl"))]
+)
 def exported(request, tmp_path_factory):
     """A tiny pipeline, and the file that was made of it."""
     place = tmp_path_factory.mktemp(request.param)
