@@ -52,9 +52,14 @@ def test_each_sample_weighs_what_its_source_says(mixed, workers):
 
 
 def test_where_every_source_weighs_1_there_are_no_weights(mixed, image_folder):
-    assert all(batch.weights_B is None for batch in [*batches(mixed()), *batches(mixed(own=1), workers=1)])
+    assert all(batch.weights_B is None for batch in [*batches(mixed()), *batches(mixed(own=1))])
     alone = open_dataset(folder.Settings(path=str(image_folder), resolution=16, held_out_fraction=0), "train")
     assert batches(alone)[0].weights_B is None
+
+
+@pytest.mark.long
+def test_where_every_source_weighs_1_workers_send_no_weights(mixed):
+    assert all(batch.weights_B is None for batch in batches(mixed(own=1), workers=1))
 
 
 def test_an_empty_slot_keeps_its_weight_and_is_worth_nothing(mixed, tmp_path):

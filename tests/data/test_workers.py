@@ -236,6 +236,7 @@ def test_a_worker_that_was_killed_says_by_what(image_folder):
                 pass
 
 
+@pytest.mark.long  # of the quick tests, test_crew.py
 def test_the_error_of_a_worker_is_the_trainers(image_folder):
     rows, tasks = work(image_folder)
     (image_folder / "001.png").unlink()
