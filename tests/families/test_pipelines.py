@@ -89,7 +89,8 @@ def theirs(folder: Path, family: Family, sampling: SamplingSettings) -> np.ndarr
 
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "sd" else [pytest.mark.long]) for n in PIPELINES])
+@pytest.mark.long  # of the quick tests, each family draws the image of its pipeline, and test_sd_export.py
+@pytest.mark.parametrize("name", PIPELINES)
 def test_an_export_is_opened_as_it_was_and_draws_the_same_image_or_says_what_differs(name, tmp_path):
     family, folder = tiny_families.load(name, tmp_path), tmp_path / "pipeline"
     assert family.pretrained is not None

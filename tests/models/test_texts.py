@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from quick_cases import quick_where
 from safetensors.torch import load_file
 from tiny_models import prompts, write_sd, write_sdxl
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -113,8 +115,10 @@ def test_windows_change_nothing_for_prompts_of_one(load: Any, small: Path, large
     assert windows.truncated([LONG]) == {}
 
 
-@pytest.mark.parametrize("long", [False, True])
-@pytest.mark.parametrize("load", [load_sd, load_xl])
+@pytest.mark.parametrize(
+    ("load", "long"),
+    quick_where([(load_sd, False), (load_xl, True)].__contains__, product([load_sd, load_xl], [False, True])),
+)
 def test_what_is_told_ahead_is_what_encoding_makes(load: Any, long: bool, small: Path, large: Path):
     """Tokens and sizes that the loader has made beside other draws, whole and cut into rows."""
     family = load(small if load is load_sd else large, long_prompts=long)

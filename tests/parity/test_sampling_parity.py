@@ -192,6 +192,7 @@ def test_an_export_whose_text_is_read_early_needs_no_word_to_the_pipeline(tmp_pa
     assert difference <= 2
 
 
+@pytest.mark.long  # of the quick tests, models/test_texts.py
 @pytest.mark.parametrize(
     ("recipe", "write", "layers"),
     [
