@@ -167,6 +167,7 @@ def _evaluate_measures_what_generate_makes_again(run: Path, folder: Path) -> Non
     assert len([*(run / "evaluations").rglob("result.json")]) == 2, "another protocol"
 
 
+@pytest.mark.long  # of the quick tests, test_recipes_train.py trains an autoencoder
 def test_a_decoder_is_fine_tuned_alone_and_opened_by_diffusers(tmp_path: Path) -> None:
     AutoencoderKL(**KL).save_pretrained(tmp_path / "vae")
     given = recipe(tmp_path, "autoencoder", JUDGED, vae=str(tmp_path / "vae"), train="decoder")

@@ -54,6 +54,7 @@ def test_what_cannot_be_drawn_is_refused_at_the_start(recipe, tmp_path):
     assert main.run(["train", str(recipe), "sampling.height=33", "--dry-run"]) == 2
 
 
+@pytest.mark.long  # of the quick tests, prompts of a file come in turn
 def test_a_run_draws_from_a_file_at_each_save(tmp_path):
     (tmp_path / "prompts.txt").write_text("a red star\na blue circle\n")
     given = [f"sampling.prompts_file={tmp_path / 'prompts.txt'}", "sampling.num_images=3", "sampling.width=32"]

@@ -36,6 +36,7 @@ def test_taken_back_and_trained_again_they_end_equal_to_the_bit(tmp_path, given,
     assert types == {"model": {stored}, "ema": {torch.float32}}
 
 
+@pytest.mark.long  # of the quick tests, training/test_speed.py says where they encode so
 def test_frozen_networks_in_bf16_move_losses_a_little_and_no_weight_of_theirs(tmp_path):
     short = [*SHORT, "training.duration=1 step", "lr_scheduler.warmup=0 steps", 'sampling.prompts=["a red star"]']
     assert train(tmp_path / "wide", *short) == errors.DONE

@@ -208,6 +208,7 @@ def of_images(place, silent, *more):
     return [*kept, "training.global_batch_size=1", "validation.every=null", "data.held_out_fraction=0", *more]
 
 
+@pytest.mark.long  # of the quick tests, train looks once
 def test_one_image_is_trained_on_and_tells_nothing(silent, tmp_path, capsys):
     one = f"data.path={images_of(tmp_path / 'images', 1)}"
     assert main.run(of_images(tmp_path, silent, "data.source=folder", one)) == errors.DONE

@@ -278,6 +278,7 @@ def test_held_out_samples_that_cannot_be_decoded_are_said():
     assert said[0].endswith(": broken")
 
 
+@pytest.mark.long  # of the quick tests, test_lora_runs.py starts from another run
 def test_init_from_takes_the_weights_and_nothing_else(whole, tmp_path, capsys):
     assert (
         train(tmp_path, f"init_from={whole}", "training.duration=1 step", "lr_scheduler.warmup=1 step") == errors.DONE
