@@ -8,17 +8,26 @@ from pydantic import ValidationError
 
 from daguerre.regular import check_regular
 
-MISREAD = (OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError)
+MISREAD = (OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
 """What libraries raise that take the files of a network for what they should be, and find JSON of another form."""
+
+_MOST_DIGITS = 300
 
 
 def parse(text: bytes | str) -> Any:
     """The content of a JSON text. ValueError for a text that is not JSON, also for one that is nested so deeply that
-    Python's parser gives up (with a RecursionError, which nobody would expect of a file)."""
+    Python's parser gives up (with a RecursionError, which nobody would expect of a file), and for whole numbers beyond
+    the range of floats, with which no arithmetic is possible (an OverflowError, as unexpected)."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_whole)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"it has a number of {len(digits):,} digits")
+    return int(digits)
 
 
 def first_fault(error: ValidationError) -> str:

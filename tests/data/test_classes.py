@@ -106,6 +106,7 @@ def test_settings_that_mean_nothing_are_refused(given, words):
         (b'["a"', "is no JSON"),
         (b"", "is no JSON"),
         (b"<html>", "is no JSON"),
+        (b'{"0": ' + b"1" * 5000 + b"}", "is no JSON"),
         (b'["\xff"]', "is not UTF-8"),
         (b"[" * 100_000, "is no"),
     ],

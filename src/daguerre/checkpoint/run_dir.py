@@ -191,7 +191,7 @@ def lock_holder(path: Path) -> Holder | None:
 def _elsewhere(path: Path) -> Holder | None:
     """Of a copy: who worked at the run when it was copied."""
     try:
-        return Holder(**json.loads((path / ELSEWHERE).read_bytes()))
+        return Holder(**documents.parse((path / ELSEWHERE).read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -222,7 +222,7 @@ def _sign(descriptor: int) -> None:
 
 def _signature(descriptor: int) -> Holder:
     try:
-        return Holder(**json.loads(os.pread(descriptor, 4096, 0)))
+        return Holder(**documents.parse(os.pread(descriptor, 4096, 0)))
     except (ValueError, TypeError):
         return Holder(0, "", "")
 

@@ -114,7 +114,9 @@ def _read(path: Path) -> Any:
         return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_without_twins)
     except UnicodeDecodeError:
         raise UserError("is not UTF-8", code="damaged") from None
-    except json.JSONDecodeError as error:
+    except UserError:
+        raise
+    except ValueError as error:
         raise UserError(f"is no JSON: {error}", code="damaged") from None
     except RecursionError:
         raise UserError("is no map or list of texts") from None

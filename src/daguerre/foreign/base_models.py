@@ -3,13 +3,12 @@
 From the published numbers that ship with the package, or from a folder's own files. Nothing is loaded or fetched.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daguerre import plugins
+from daguerre import documents, plugins
 from daguerre.models.parts.settings import TransformerSettings
 from daguerre.models.settings import INDEX
 from daguerre.models.weights import architectures
@@ -99,7 +98,7 @@ def _class_of(folder: Path) -> str | None:
 
 def _document(path: Path) -> dict[str, Any] | None:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = documents.parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) else None

@@ -1,6 +1,5 @@
 """Configs of other trainers as files: TOML, JSON, shell variables and YAML, read into one kind of tree."""
 
-import json
 import re
 import shlex
 import tomllib
@@ -9,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from daguerre import yaml_text
+from daguerre import documents, yaml_text
 from daguerre.errors import UserError
 from daguerre.foreign import signs
 from daguerre.foreign.names.values import repeats_of
@@ -74,7 +73,7 @@ def _parsed(path: Path) -> Tree:
         check_regular(path)
         text = path.read_text(encoding="utf-8-sig")
         tree: Any = tomllib.loads(text) if path.suffix == ".toml" else None
-        tree = json.loads(text) if path.suffix == ".json" else tree
+        tree = documents.parse(text) if path.suffix == ".json" else tree
     except (OSError, ValueError) as error:  # both formats' errors are ValueErrors
         raise UserError(f"{path} cannot be read: {error}", code="damaged") from error
     tree = _variables(text) if tree is None else tree
@@ -240,7 +239,7 @@ def _list(path: Path) -> list[Any]:
     """The list in a JSON file. UserError for anything else."""
     try:
         check_regular(path)
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
+        found = documents.parse(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}", code="damaged") from error
     if not isinstance(found, list):

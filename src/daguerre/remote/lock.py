@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from daguerre import documents
 from daguerre.checkpoint.run_dir import Holder, RunFolderError, RunFolderInUse, in_use
 from daguerre.storage.bucket import Prefix, Version
 from daguerre.storage.errors import Missing, StoreError
@@ -207,7 +208,7 @@ def age_seconds(run: Prefix) -> float:
 
 def _document(data: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(data)
+        found = documents.parse(data)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

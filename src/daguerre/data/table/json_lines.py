@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar
 
+from daguerre import documents
 from daguerre.data.table.files import Unreadable
 from daguerre.data.table.text import BOM, Record, TextTables
 from daguerre.unicode import is_text
@@ -51,9 +52,9 @@ class JsonLines(TextTables):
 def _cells(raw: bytes) -> dict[str, str] | None:
     """The values of a line as text; None where it is no JSON object in UTF-8."""
     try:
-        found = json.loads(raw.removeprefix(BOM))
+        found = documents.parse(raw.removeprefix(BOM))
         cells = {name: _cell(value) for name, value in found.items()} if isinstance(found, dict) else None
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     usable = cells is not None and all(map(is_text, [*filter(None, cells), *filter(None, cells.values())]))
     return cells if usable else None

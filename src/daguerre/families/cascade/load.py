@@ -75,7 +75,7 @@ def _check_class(components: ComponentLoader, name: str, kind: Any) -> None:
     said = components.config(name).get("_class_name", kind.__name__)
     if said == kind.__name__:
         return
-    other = "a network of Wuerstchen v2" if "Wuerstchen" in said else f"a {said}"
+    other = "a network of Wuerstchen v2" if "Wuerstchen" in str(said) else f"a {said}"
     raise UserError(
         f"model.{name} is {other}, and must be {keys.STAGES[name]} of Stable Cascade, a {kind.__name__}",
         code="unsupported",

@@ -2,12 +2,11 @@
 
 import json
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from daguerre.errors import UserError
-from daguerre.foreign.names.values import NOTHING_ASKED, Meaning, number, one
+from daguerre.foreign.names.values import NOTHING_ASKED, Meaning, listed, number, one
 
 _KINDS = {"lora": "lora", "locon": "lora", "loha": "loha", "lokr": "lokr"}
 """LyCORIS' algorithms, and kinds of ours."""
@@ -140,7 +139,7 @@ def network(key: str, text: str, look: Callable[[str], str | None]) -> Meaning:
     if text.lower() in NOTHING_ASKED:
         return Meaning((), (f"{key} has no effect: no network is asked for",))
     rank, alpha = _number(look, "network_dim", KOHYA_RANK), _number(look, "network_alpha", KOHYA_ALPHA)
-    settings = kohya(text, _words(look("network_args") or ""), int(rank), alpha or rank)
+    settings = kohya(text, listed(look("network_args") or ""), int(rank), alpha or rank)
     both = ("text_encoder", "text_encoder_2")
     reached = encoders(text, both if look("model.family") == "sdxl" else both[:1])
     reach(settings, () if _is_on(look("network_train_unet_only") or "") else reached, int(rank))
@@ -180,12 +179,6 @@ def filters(key: str, text: str) -> Meaning:
 def layers(key: str, text: str) -> Meaning:
     """diffusers' `lora_layers`: ends of layers' names, with commas between."""
     return Meaning((("adapter.name", "lora"), ("adapter.targets", json.dumps([p.strip() for p in text.split(",")]))))
-
-
-def _words(text: str) -> list[str]:
-    if text.startswith("["):
-        return [str(item) for item in json.loads(text)]
-    return shlex.split(text)
 
 
 def _number(look: Callable[[str], str | None], name: str, usual: float) -> float:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from daguerre import plugins
+from daguerre import documents, plugins
 from daguerre.data.tools import detect
 from daguerre.distributed.launch import environment
 from daguerre.errors import UserError
@@ -404,7 +404,7 @@ _OPTIMIZER_OFF = {"relative_step": "false", "scale_parameter": "false", "warmup_
 def optimizer_args(key: str, text: str) -> Meaning:
     """kohya's `optimizer_args`: a list of `name=value`, such as `["weight_decay=0.1", "betas=0.9,0.99"]`."""
     found: list[tuple[str, str]] = []
-    pairs = [part for item in _listed(text) for part in (shlex.split(item) if item.count("=") > 1 else [item])]
+    pairs = [part for item in listed(text) for part in (shlex.split(item) if item.count("=") > 1 else [item])]
     for pair in pairs:
         name, _, value = (part.strip() for part in pair.partition("="))
         if name == "betas":
@@ -418,12 +418,12 @@ def optimizer_args(key: str, text: str) -> Meaning:
     return Meaning(tuple(found))
 
 
-def _listed(text: str) -> list[str]:
+def listed(text: str) -> list[str]:
     """The members of a list as JSON or TOML write it, or the words of a text."""
     if not text.startswith("["):
         return shlex.split(text)
     try:
-        return [str(item) for item in json.loads(text)]
+        return [str(item) for item in documents.parse(text)]
     except ValueError:
         return [item.strip(" '\"") for item in text.strip("[] ").split(",") if item.strip()]
 

@@ -5,7 +5,6 @@ nothing without these. Weights of 8-bit floats with plain scales are multiplied 
 forms are refused.
 """
 
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from daguerre import documents
 from daguerre.errors import UserError
 
 METADATA = "_quantization_metadata"
@@ -65,17 +65,17 @@ def _forms(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[s
     """The form of each layer that says one; anything that cannot be read is a form that is not known."""
     forms: dict[str, Any] = {}
     with suppress(ValueError, TypeError, AttributeError, KeyError):
-        forms |= json.loads(metadata.get(METADATA, "{}")).get("layers", {})
+        forms |= documents.parse(metadata.get(METADATA, "{}")).get("layers", {})
     for name, tensor in tensors.items():
         if name.endswith(".comfy_quant"):
             forms[name.removesuffix(".comfy_quant")] = None
             with suppress(ValueError, TypeError):
-                forms[name.removesuffix(".comfy_quant")] = json.loads(bytes(tensor.flatten().tolist()))
+                forms[name.removesuffix(".comfy_quant")] = documents.parse(bytes(tensor.flatten().tolist()))
     return forms
 
 
 def _is_plain(form: Any) -> bool:
-    return isinstance(form, dict) and form.get("format", "float8_e4m3fn") in _FLOAT8 and form.keys() <= _HARMLESS
+    return isinstance(form, dict) and str(form.get("format", "float8_e4m3fn")) in _FLOAT8 and form.keys() <= _HARMLESS
 
 
 def _fits(scale: Tensor, weight: Tensor) -> bool:

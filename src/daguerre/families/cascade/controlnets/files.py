@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from daguerre import documents
 from daguerre.errors import UserError
 from daguerre.families.cascade import keys, sizes
 from daguerre.families.cascade.controlnets.stage_c import StageCControlNet
@@ -100,7 +101,7 @@ def _check_kind(path: Path, names: Sequence[str]) -> None:
 def _named(path: Path, metadata: Mapping[str, str], count: int, every: int) -> tuple[int, ...]:
     """The blocks of so many residuals: by the header, or by what is usual."""
     try:
-        found = json.loads(metadata.get(_BLOCKS, "null"))
+        found = documents.parse(metadata.get(_BLOCKS, "null"))
     except ValueError:
         found = None
     if isinstance(found, list) and all(isinstance(number, int) for number in found):

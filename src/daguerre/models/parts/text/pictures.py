@@ -4,7 +4,6 @@ Each stands in the text, ahead of the caption, as one token of the language mode
 the model's own image processor gives it. Shape letters: B texts, T tokens, D features, S tokens of one image.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
+from daguerre import documents
 from daguerre.errors import UserError
 from daguerre.models import encoders
 from daguerre.models.parts.text import tokenizers
@@ -182,8 +182,12 @@ class PicturedText(TextConditioning):
         files, vision = self._encoder.files, self._encoder.encoder.config.vision_config
         for name in _FILES:
             if name in files:
-                told = json.loads(files[name])
-                return Qwen2VLImageProcessorPil.from_dict(told.get("image_processor", told))
+                try:
+                    told = documents.parse(files[name])
+                    return Qwen2VLImageProcessorPil.from_dict(told.get("image_processor", told))
+                except documents.MISREAD as error:
+                    text = f"{name} of model.tokenizer cannot be read ({error}). Copy the whole folder again"
+                    raise UserError(text, code="damaged", setting="model.tokenizer") from error
         if self._absent:
             return Qwen2VLImageProcessorPil(patch_size=vision.patch_size, merge_size=vision.spatial_merge_size)
         raise UserError(

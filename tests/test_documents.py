@@ -1,0 +1,45 @@
+"""JSON of files that are damaged or forged: ValueError or a form that is not known, and never another error."""
+
+import pytest
+import torch
+
+from daguerre import documents
+from daguerre.families.cascade.controlnets import files as controlnets
+from daguerre.foreign.names.values import listed
+from daguerre.models.weights import beside
+
+ODD = ["1" + "0" * 400, "1" * 5000, "[" * 5000, "x", "", '"\\ud800', "{" * 900]
+
+
+@pytest.mark.parametrize("text", [*ODD, b"\xff", '{"a": [-1' + "0" * 320 + "]}"])
+def test_what_is_no_json_that_can_be_used_is_a_value_error(text):
+    with pytest.raises(ValueError, match=r"."):
+        documents.parse(text)
+
+
+def test_numbers_that_fit_are_read():
+    assert documents.parse("[1, -2, 1e3, 123456789012345678901234567890]") == [
+        1,
+        -2,
+        1e3,
+        123456789012345678901234567890,
+    ]
+
+
+@pytest.mark.parametrize("text", [*ODD, "null", "[]", "5", '{"format": []}', '{"format": {}}'])
+def test_forms_of_scaled_weights_that_cannot_be_read_are_not_known(text):
+    """In the header and next to the weight: the scale stays, and the weight is refused by its name later."""
+    weight = {"a.weight": torch.zeros(2, 2).to(torch.float8_e4m3fn), "a.weight_scale": torch.ones(1)}
+    for header in (f'{{"layers": {{"a": {text}}}}}', text, f'{{"layers": {text}}}'):
+        beside.multiplied(dict(weight), {beside.METADATA: header})
+    mark = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    assert "a.weight_scale" in beside.multiplied({**weight, "a.comfy_quant": mark}, {})
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_blocks_in_a_header_that_cannot_be_read_are_the_usual_ones(text, tmp_path):
+    assert controlnets._named(tmp_path / "a", {controlnets._BLOCKS: text}, 4, 4) == (0, 1, 2, 3)
+
+
+def test_a_list_of_words_without_its_quotes_is_read():
+    assert listed("[conv_dim=4, conv_alpha=1]") == ["conv_dim=4", "conv_alpha=1"]
