@@ -310,6 +310,16 @@ def test_a_torn_last_line_and_a_damaged_one(folder: Path) -> None:
     assert "16,000 samples" in words
 
 
+@pytest.mark.parametrize("seed", [[], {"a": 1}, "x"])
+def test_a_seed_that_is_no_number_is_none(tmp_path: Path, seed: object) -> None:
+    folder = fake_run.write_run(tmp_path / "run", steps=20, saves=0)
+    place = folder / "samples" / "step-00000020"
+    place.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8)).save(place / "000.png")
+    (place / "samples.json").write_text(json.dumps([{"file": "000.png", "prompt": "a cat", "seed": seed}]))
+    assert "a cat" in sound(folder).words()
+
+
 def test_images_that_are_missing_broken_or_elsewhere(folder: Path) -> None:
     newest = folder / "samples" / "step-00000500"
     (newest / "000.png").unlink()

@@ -169,7 +169,8 @@ def _listed(listing: Path, step: int, problems: list[str]) -> list[Sample]:
         if all(isinstance(name, str) and name and Path(name).name == name for name in files.values()):
             image, *controls = ((name, listing.parent / str(file)) for name, file in files.items())
             how = {name: value for name, value in own.items() if name != "control_files"}
-            found.append(Sample(step, image[1], str(own.get("prompt", "")), own.get("seed"), how, dict(controls)))
+            seed = own.get("seed") if isinstance(own.get("seed"), int) else None  # rows are found by it
+            found.append(Sample(step, image[1], str(own.get("prompt", "")), seed, how, dict(controls)))
         else:
             place = "/".join(listing.parts[listing.parts.index("samples") :])
             problems.append(f"{place}: an entry names no image of its folder")
