@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from daguerre import documents
+from daguerre.errors import UserError
 from daguerre.families.cascade.controlnets import files as controlnets
+from daguerre.foreign import files
 from daguerre.foreign.names.values import listed
 from daguerre.models.weights import beside
 
@@ -39,6 +41,16 @@ def test_forms_of_scaled_weights_that_cannot_be_read_are_not_known(text):
 @pytest.mark.parametrize("text", ODD)
 def test_blocks_in_a_header_that_cannot_be_read_are_the_usual_ones(text, tmp_path):
     assert controlnets._named(tmp_path / "a", {controlnets._BLOCKS: text}, 4, 4) == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("nested", ['{"a": ' * 200 + "1" + "}" * 200, '{"b": ' + "[" * 200 + "]" * 200 + "}"])
+def test_configs_of_other_trainers_are_not_nested_deeper_than_recipes(nested, tmp_path):
+    (tmp_path / "config.json").write_text(nested)
+    with pytest.raises(UserError, match="nested too deeply: at most 50 levels"):
+        files.read(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text(f"[{nested}]")
+    with pytest.raises(UserError, match="nested too deeply: at most 50 levels"):
+        files._list(tmp_path / "config.json")
 
 
 def test_a_list_of_words_without_its_quotes_is_read():

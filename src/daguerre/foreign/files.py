@@ -77,6 +77,8 @@ def _parsed(path: Path) -> Tree:
     except (OSError, ValueError) as error:  # both formats' errors are ValueErrors
         raise UserError(f"{path} cannot be read: {error}", code="damaged") from error
     tree = _variables(text) if tree is None else tree
+    if why := yaml_text.excess(tree):
+        raise UserError(f"{path}: {why}", code="damaged")
     if not isinstance(tree, dict):
         raise UserError(f"{path}: {_what_a_list_is(tree)}", code="unsupported")
     return tree
@@ -242,6 +244,8 @@ def _list(path: Path) -> list[Any]:
         found = documents.parse(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}", code="damaged") from error
+    if why := yaml_text.excess(found):
+        raise UserError(f"{path}: {why}", code="damaged")
     if not isinstance(found, list):
         raise UserError(f"{path}: expected a list, this is a {type(found).__name__}")
     return found
