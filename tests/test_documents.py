@@ -1,15 +1,19 @@
 """JSON of files that are damaged or forged: ValueError or a form that is not known, and never another error."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
 from daguerre import documents
 from daguerre.errors import UserError
 from daguerre.families.cascade.controlnets import files as controlnets
-from daguerre.foreign import files
+from daguerre.foreign import converters, files
 from daguerre.foreign.names.values import listed
 from daguerre.models.weights import beside
 
+PUBLIC = Path(__file__).parent / "support" / "public_configs"
 ODD = ["1" + "0" * 400, "1" * 5000, "[" * 5000, "x", "", '"\\ud800', "{" * 900]
 
 
@@ -51,6 +55,13 @@ def test_configs_of_other_trainers_are_not_nested_deeper_than_recipes(nested, tm
     (tmp_path / "config.json").write_text(f"[{nested}]")
     with pytest.raises(UserError, match="nested too deeply: at most 50 levels"):
         files._list(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), "1e400", "nan"])
+def test_numbers_of_other_trainers_are_finite(value):
+    public = json.loads((PUBLIC / "simpletuner_anima.json").read_text(encoding="utf-8"))
+    with pytest.raises(UserError, match="finite number"):
+        converters.converted("SimpleTuner", public["tree"] | {"resolution": value}, "a")
 
 
 def test_a_list_of_words_without_its_quotes_is_read():

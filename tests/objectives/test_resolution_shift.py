@@ -125,3 +125,16 @@ def test_settings_survive_being_dumped():
         settings = ScheduleSettings.model_validate(given)
         assert ScheduleSettings.model_validate(settings.model_dump()) == settings
     assert math.isfinite(ResolutionShiftSettings(name="linear_mu").factor(1e12))
+
+
+@pytest.mark.parametrize("name", ["area", "linear_mu"])
+def test_areas_beyond_floats_have_a_factor(name):
+    """A converted config asks before its numbers are checked."""
+    assert 0 < ResolutionShiftSettings(name=name).factor(10**400) < float("inf")
+
+
+@pytest.mark.parametrize("field", ["base_px", "low_px", "high_px"])
+@pytest.mark.parametrize("value", [0.0, 1e200, float("inf"), float("nan")])
+def test_sides_are_those_of_images(field, value):
+    with pytest.raises(ValueError, match=field):
+        ResolutionShiftSettings(**{field: value})

@@ -25,6 +25,9 @@ from daguerre.data.images.words import words
 from daguerre.data.plan.buckets import check_fractions
 from daguerre.settings import ADDRESS, ELASTIC, FREE, Plugin, Settings, Unused
 
+LARGEST_PX = 1 << 16
+"""Longest side of an image that is trained on: file formats end there."""
+
 ImageFormat = Literal["jpeg", "png", "webp", "gif", "bmp", "tiff"]
 Colour = Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}$")]
 
@@ -135,7 +138,7 @@ class BucketSettings(Settings):
     aspects: Literal["square", "auto"] | Annotated[tuple[float | str, ...], AfterValidator(check_fractions)] = "square"
     """`square`: one bucket of resolution x resolution. A list of aspect ratios such as [1/1, 2/3, 9/16], each of which
     also stands for its mirror image. `auto`: every shape of `step` within `max_aspect`."""
-    resolutions: tuple[Annotated[int, Field(ge=8)], ...] | None = None
+    resolutions: tuple[Annotated[int, Field(ge=8, le=LARGEST_PX)], ...] | None = None
     """Several resolutions: each image goes to the largest that it fills without being enlarged,
     else to the smallest. Default: `data.resolution` alone."""
     step: int = Field(64, ge=1)
@@ -157,7 +160,7 @@ class SharedSettings(Settings):
         Unused(("saliency",), lambda own: own.crop != "smart", "no effect without crop=smart"),
     )
 
-    resolution: int = Field(512, ge=8)
+    resolution: int = Field(512, ge=8, le=LARGEST_PX)
     """Side of the square images that are trained on, in pixels; with buckets, the square root of their largest
     area."""
     buckets: BucketSettings = BucketSettings()

@@ -1,5 +1,7 @@
 """Configs of other trainers to our settings: one converter for each trainer, and what all have in common."""
 
+import math
+
 from daguerre import plugins, yaml_text
 from daguerre.errors import UserError
 from daguerre.foreign.reader import REQUIRED, Reading, leaves
@@ -34,6 +36,10 @@ CONVERT = {
 def converted(trainer: str, tree: Tree, source: str) -> Reading:
     """Reads a config of a trainer. UserError for one of a kind that is not trained here."""
     reading = opened(tree, source)
+    for key, value in leaves(tree):
+        # 1e400 in JSON is infinite: no setting takes it, and what computes with it ends in an OverflowError.
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{source}: {key} is {value}, and must be a finite number", code="damaged")
     try:
         CONVERT[trainer](reading)
     except UserError as error:

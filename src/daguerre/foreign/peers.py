@@ -3,6 +3,7 @@
 Keys that mean what they mean on the command line are read by its tables; folders of images become a source, or a mix.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,11 +58,15 @@ def words(given: Any) -> list[str]:
 
 
 def number(value: Any, usual: float = 1) -> float:
-    """A number, whether it is written as one or as text; the usual one for nothing, and for other words."""
+    """A number, whether it is written as one or as text; the usual one for nothing, and for other words. UserError for
+    one that is not finite."""
     try:
-        return float(value or usual)
+        found = float(value or usual)
     except (TypeError, ValueError):
         return usual
+    if not math.isfinite(found):
+        raise UserError(f"{value} is no finite number", code="damaged")
+    return found
 
 
 def prompts(lines: Sequence[str]) -> tuple[dict[str, Any], str]:

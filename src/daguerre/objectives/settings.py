@@ -94,11 +94,11 @@ class ResolutionShiftSettings(Choice):
     name: Literal["none", "area", "linear_mu"] = "none"
     """none: one shift for all sizes; area: times sqrt(area) / base_px (SD3, arXiv 2403.03206, eq. 23; simple
     diffusion, arXiv 2301.11093); linear_mu: e^mu, mu a straight line in the area (Flux)."""
-    base_px: float = Field(512.0, gt=0, allow_inf_nan=False)
+    base_px: float = Field(512.0, ge=1e-3, le=1e6)
     """area: side of the square for which `shift` holds as it is."""
-    low_px: float = Field(256.0, gt=0, allow_inf_nan=False)
+    low_px: float = Field(256.0, ge=1e-3, le=1e6)
     """linear_mu: side of the square that has low_mu."""
-    high_px: float = Field(1024.0, gt=0, allow_inf_nan=False)
+    high_px: float = Field(1024.0, ge=1e-3, le=1e6)
     """linear_mu: side of the square that has high_mu (Qwen-Image: 1448.1547)."""
     low_mu: float = Field(0.5, ge=-10, le=10)
     """linear_mu: ln shift at low_px."""
@@ -113,6 +113,7 @@ class ResolutionShiftSettings(Choice):
 
     def factor(self, area_px: float) -> float:
         """The factor on `shift` for images of this area in pixels; at most e^100, at least e^-100."""
+        area_px = min(area_px, 1e300)  # of a config that is not checked yet: a whole number of any size
         if self.name == "area":
             return math.sqrt(area_px) / self.base_px
         if self.name == "none":

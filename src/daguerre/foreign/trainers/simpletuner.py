@@ -335,9 +335,7 @@ def _kind(reading: Reading, place: str) -> str:
 
 
 def _size(given: Any, kind: str) -> int | None:
-    try:
-        size = float(given)
-    except (TypeError, ValueError):
+    if not (size := peers.number(given, 0)):
         return None
     return round((size * 1e6) ** 0.5 / 64) * 64 if kind == "area" else int(size)
 
