@@ -176,7 +176,7 @@ ema: {enabled: false, decay: 0.9}
     assert "Did you mean optimizer.learning_rate?" in found["training.learning_rate"]
     assert found["training.mixed_precision"] == "allowed: auto, no, bf16, fp16"
     assert found["training.global_batch_size"] == "allowed: a whole number from 1 or null"
-    assert found["data.resolution"] == "allowed: a whole number from 8"
+    assert found["data.resolution"] == "allowed: a whole number from 8 to 65536"
     assert found["data.jitter_px"] == "allowed: a number from 0 to 20"
     assert "min_snr" in found["objective.weighting.name"]
     assert "group of settings" in found["optimizer"]
