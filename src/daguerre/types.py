@@ -37,6 +37,9 @@ caption does. They are conditioning, and never noised."""
 SEEN = {name: f"seen_{name}" for name in REFERENCES}
 """Names of copies of reference images that a text encoder sees, where it sees them in another size."""
 
+CAST_APART = "cast_apart"
+"""Name of a mark on layers of a network whose weights are cast by what computes with them, and by nothing else."""
+
 OF_IMAGES, OF_TEXTS = "image.", "text."
 """How the names of cached features begin: those of images and those of captions."""
 TOKENS, NUMBERS = "tokens.", "numbers."

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from daguerre.adapters.lora_parts import forward
+from daguerre.kernels import narrow
 from daguerre.models.network import Network
 
 
@@ -90,6 +91,25 @@ def test_numbers_are_those_of_the_separate_products_within_rounding(alpha, dtype
     worst, usual = (max(off(found[name], wanted) for name, wanted in exact.items()) for found in (mine, theirs))
     assert worst < 2 * usual
     assert worst < (2e-2 if dtype == torch.bfloat16 else 3e-3)
+
+
+def test_blocks_that_cast_their_weights_leave_factors_alone():
+    """Frozen weights of 16 bits need no cast: casting block by block then launches nothing."""
+    own, _ = network()
+    x = torch.randn(2, 6, 8, 8)
+
+    def launches(net):
+        net.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16), Launches() as seen:
+            net(x).sum().backward()
+        return seen.count
+
+    for name, p in own.named_parameters():
+        if "lora_" not in name:
+            p.data = p.data.bfloat16()
+    without = launches(own)
+    narrow.cast_by_block(own, torch.device("cpu"))
+    assert launches(own) == without
 
 
 def test_without_autocast_nothing_changes():

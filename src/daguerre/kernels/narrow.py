@@ -17,6 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from daguerre.types import CAST_APART
+
 _TABLES = "cast_by_block"
 """Name under which a block keeps the tables of parameters of its layers."""
 LARGEST = 2**25
@@ -94,7 +96,8 @@ def _at_once(device_type: str) -> Callable[..., Any]:
         if torch.is_autocast_enabled(device_type):
             if (tables := self.__dict__.get(_TABLES)) is None:  # looked up once: a GPU waits for the host
                 layers = [module for module in self.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
-                tables = self.__dict__[_TABLES] = [module._parameters for module in layers]
+                own = [module for module in layers if not getattr(module, CAST_APART, False)]
+                tables = self.__dict__[_TABLES] = [module._parameters for module in own]
             slots = [(table, name, p) for table in tables for name, p in table.items() if _is_wide(p)]
         copies = _Cast.apply(torch.get_autocast_dtype(device_type), *(p for *_, p in slots)) if slots else ()
         try:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from daguerre.adapters.lora_parts import cast_factors
 from daguerre.models.network import Network
+from daguerre.types import CAST_APART
 
 
 def _forward(layer: Any, x: Tensor) -> Tensor:
@@ -78,11 +79,15 @@ def cast_together(networks: Iterable[Network]) -> int:
     product; returns how many layers do."""
     count = 0
     for network in networks:
-        layers = [m for m in network.module.modules() if type(m) in (_Linear, _Conv2d) and m.together is None]
+        own = (m for m in network.module.modules() if type(m) in (_Linear, _Conv2d))
+        layers: list[Any] = [layer for layer in own if layer.together is None]
         alone = {*layers}
         groups = [[layer for layer in group if layer in alone] for group in network.readers]
         alone.difference_update(*groups)
         if layers:
             cast_factors.Together([*groups, *([layer] for layer in layers if layer in alone)]).watch(network.module)
+        for layer in filter(cast_factors.is_plain, layers):
+            for factor in (*layer.lora_A.values(), *layer.lora_B.values()):
+                setattr(factor, CAST_APART, True)  # a block would cast them once more, for nobody
         count += len(layers)
     return count
