@@ -23,7 +23,7 @@ from daguerre.generation.generate import ImageRequest
 from daguerre.generation.images import InputImage
 from daguerre.generation.prompts import inline
 from daguerre.samplers.settings import SamplingSettings
-from daguerre.types import IMAGE, MASK, Latents, Prompt
+from daguerre.types import IMAGE, MASK, Latents, Prompt, References
 
 SMALL = ("num_inference_steps=4", "guidance_scale=3")
 
@@ -433,3 +433,12 @@ def test_names_of_other_programs(run, photos, image, mask, strength):
         IMAGE: InputImage(IMAGE, photos / "a.png"),
         MASK: InputImage(MASK, photos / "masks" / "a.png"),
     }
+
+
+def test_a_prompt_without_the_reference_image_that_a_model_needs_gets_the_option_named():
+    """Also where a later one is given."""
+    rule = References(most=2, least=1)
+    for given in ({}, {"reference_2": InputImage("reference_2", Path("b.png"))}):
+        with pytest.raises(UserError, match=r"give reference=PICTURE$"):
+            images.reference_frames(given, rule)
+    assert images.reference_frames({}, replace(rule, least=0)) == {}

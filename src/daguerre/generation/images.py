@@ -202,11 +202,15 @@ def pixels(
 def reference_frames(images: Mapping[str, InputImage], rule: References) -> dict[str, Frame]:
     """The frames of the reference images among these, in their order, by headers alone. UserError where there are more
     than the model reads, one is missing among them, or one is too narrow."""
+    if absent := [f"{name}=PICTURE" for name in REFERENCES[: rule.least] if name not in images]:
+        raise UserError(
+            f"this model reads a reference image with each prompt: give {', '.join(absent)}", code="missing"
+        )
     sizes = {name: images[name].size_px for name in REFERENCES if name in images}
     try:
         return references.frames({}, rule, _SETTINGS.formats, sizes)
     except Undecodable as reason:
-        given = ", ".join(f"{name}={images[name].path}" for name in sizes) or "no reference"
+        given = ", ".join(f"{name}={images[name].path}" for name in sizes)
         raise UserError(f"{given}: {reason}", code="unsupported") from reason
 
 
