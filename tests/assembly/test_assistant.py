@@ -111,8 +111,9 @@ def drawn(config: Config, made: Components) -> np.ndarray:
     needed = REFERENCES[: rule.least] if rule is not None else ()
     grey = np.full((SIDE_PX, SIDE_PX, 3), 128, np.uint8)
     prompt = Prompt("a red circle", images={each: grey for name in needed for each in (name, SEEN[name])})
-    (image,) = generate.generate_images(made, (SIDE_PX, SIDE_PX), config.sampling, [prompt], [0])
-    return image
+    request = generate.ImageRequest(0, prompt, 0, (SIDE_PX, SIDE_PX), config.sampling.guidance_scale)
+    (image,) = generate.generate(made, config.sampling, [request])
+    return image.pixels_HWC
 
 
 QUICK = ("dit", "flux2")

@@ -4,6 +4,7 @@ also with reference images; and numbers that do not fit together are refused in 
 from __future__ import annotations
 
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tiny_families import dit as tiny
 from daguerre.cli import main
 from daguerre.data.sources import shape_edits
 from daguerre.families import dit
+from daguerre.generation.images import made
 from daguerre.samplers.draw import initial_noise
 
 SEED, STEPS, SHIFT = 3, 4, 2.0
@@ -135,10 +137,14 @@ def test_sides_are_whole_tokens(base, tmp_path, capsys):
 
 
 @pytest.mark.long
-def test_edits_are_measured_with_their_reference_images_by_a_run_and_by_evaluate(base, tmp_path):
+@pytest.mark.parametrize(
+    "family", ["dit", "qwen_image_edit"]
+)  # the second enlarges pictures, and shows them to its text encoder
+def test_edits_are_measured_with_their_reference_images_by_a_run_and_by_evaluate(family, tmp_path):
+    settings = tiny_families.settings(family, tmp_path)
     recipe = {
         "run_name": "edits",
-        "model": {"family": "dit", "pretrained_model_name_or_path": str(base), "references": 1},
+        "model": {"family": family, **settings, "references": 1},
         "objective": {"name": "flow"},
         "data": {"source": "shape_edits", "checked_pairs": 3},
         "training": {"duration": "1 steps", "global_batch_size": 2},
@@ -154,9 +160,11 @@ def test_edits_are_measured_with_their_reference_images_by_a_run_and_by_evaluate
     (listing,) = (run / "samples").glob("step-*/samples.json")
     assert "reference" in json.loads(listing.read_text())[0]["control_files"]
     assert main.run(["evaluate", str(run), "metrics=[shape_edits]"]) == 0
-    (found,) = run.rglob("references/000002.png")
+    (shard,) = run.rglob("images/*/*.tar")
+    with tarfile.open(shard) as opened:
+        documents = [json.load(opened.extractfile(name)) for name in opened.getnames() if name.endswith(".json")]  # type: ignore[arg-type]
     pairs = shape_edits.open_source(shape_edits.Settings(), "held_out")
-    wanted = pairs.record(2).images["reference"]
-    assert np.array_equal(np.asarray(Image.open(found)), wanted)
+    wanted = [made("reference", np.asarray(pairs.record(number).images["reference"])).sha256 for number in range(3)]
+    assert [one["reference_sha256"] for one in documents] == wanted
     (written,) = (run / "evaluations").glob("*/result.json")
     assert json.loads(written.read_text())["tables"]["shape_edits"]["rows"] == in_loop["rows"]

@@ -99,8 +99,9 @@ def test_the_newest_averaged_weights_are_used(run, recipe, tmp_path):
     built = parts.build(config)
     built.net.load_state_dict(weights(-0.02, built))
     built.net.eval()
-    asked = [Prompt(PROMPT, config.sampling.negative_prompt)]
-    expected = list(generation_generate.generate_images(built, (64, 64), config.sampling, asked, [7]))
+    prompt, scale = Prompt(PROMPT, config.sampling.negative_prompt), config.sampling.guidance_scale
+    asked = [generation_generate.ImageRequest(0, prompt, 7, (64, 64), scale)]
+    expected = [image.pixels_HWC for image in generation_generate.generate(built, config.sampling, asked)]
     assert np.array_equal(draw(run, tmp_path / "a", "seed=7"), np.stack(expected))
     older = draw(run, tmp_path / "b", "seed=7", "resume_from_checkpoint=step-00000001")
     assert not np.array_equal(older, np.stack(expected))

@@ -27,6 +27,7 @@ from daguerre.evaluation.reconstructions import Reconstructions
 from daguerre.evaluation.result import Result
 from daguerre.evaluation.settings import EvaluationSettings
 from daguerre.generation import generate, load, prompts
+from daguerre.generation.generate import ImageRequest
 from daguerre.generation.jobs import WHOLE, TaskShard
 from daguerre.generation.load import Loading, Model
 from daguerre.generation.output_dir import Folder
@@ -129,19 +130,14 @@ class ModelEvaluation:
             self.settings, self.folder.path, self.part, where, own, source=source, drawing=self._draw, losing=losing
         )
 
-    def _generated(self, requests: RequestList) -> GeneratedImages:
-        digest = images.digest_of_texts(one.prompt.text for one in requests)[:8]
-        folder = self.folder.path / "images" / digest
-        provenance = self.loading.provenance
-        return GeneratedImages(folder, requests, self.part, lambda: self._parts, provenance, self.stop)
+    def _generated(self, requests: Iterable[ImageRequest]) -> GeneratedImages:
+        folder = self.folder.path / "images" / images.digest_of_requests(requests)[:8]
+        sampling, provenance = self.config.sampling, self.loading.provenance
+        return GeneratedImages(folder, requests, sampling, self.part, lambda: self._parts, provenance, self.stop)
 
     def _draw(self, texts: Sequence[str], references: Sequence[np.ndarray] = (), /) -> Iterable[np.ndarray]:
-        """Images of a metric's own prompts, as large as those that are trained on, or as their reference images."""
-        size_px = generate.image_size(self.config, "evaluation")
-        files = images.reference_files(self.folder.path / "references", references)
-        prompts = images.of_texts("prompts", texts, files)
-        rule = self.config.model.reference_rule if files else None
-        return self._generated(images.request_list(prompts, self.config, size_px, len(texts), rule)).all()
+        """Images of a metric's own prompts."""
+        return self._generated(images.of_metric(self.config, texts, references)).all()
 
     def _losses(self, quantiles: Sequence[float], num_samples: int) -> dict[str, np.ndarray]:
         weights = ["raw", *(["ema"] if self._checkpoint_has_averages else [])]

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from PIL import Image
 
 from daguerre import keys
 from daguerre.assembly.parts import Components
-from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically
+from daguerre.checkpoint.atomic import make_folder
 from daguerre.config.config import Config
 from daguerre.data import captions
 from daguerre.data.dataset import Dataset, Member
@@ -31,12 +32,14 @@ from daguerre.generation import generate
 from daguerre.generation.generate import GeneratedImage, ImageRequest
 from daguerre.generation.image_files import Encoding
 from daguerre.generation.image_shards import ShardOutput
+from daguerre.generation.images import made
 from daguerre.generation.jobs import TaskShard
 from daguerre.generation.prompts import Prompts, Row
 from daguerre.generation.requests import RequestList
 from daguerre.samplers.guidance import CLASSIFIER_FREE
+from daguerre.samplers.settings import SamplingSettings
 from daguerre.tracking.progress import Counter
-from daguerre.types import REFERENCES, References
+from daguerre.types import REFERENCES, Prompt
 
 
 class ImageSet(Protocol):
@@ -60,7 +63,8 @@ class GeneratedImages:
     whoever does it."""
 
     folder: Path
-    requests: RequestList
+    requests: Iterable[ImageRequest]
+    sampling: SamplingSettings
     part: TaskShard
     parts: Callable[[], Components]
     """The networks; loaded when the first image is missing."""
@@ -105,7 +109,7 @@ class GeneratedImages:
         return ShardOutput(self.folder, self.requests, self.total, self.part, parameters, encoding=Encoding("png"))
 
     def _generate(self, left: int) -> None:
-        parts, sampling = self.parts(), self.requests.sampling
+        parts, sampling = self.parts(), self.sampling
         generate.generative(parts)
         if read := {*parts.attached.images}:
             raise UserError(
@@ -114,7 +118,8 @@ class GeneratedImages:
                 "them: `daguerre evaluate IMAGES metrics=[...]`",
                 code="unsupported",
             )
-        parts.family.latent_shape((3, *self.requests.size_px))
+        for size_px in {one.size_px for one in self.requests}:
+            parts.family.latent_shape((3, *size_px))
         with Counter("generating", left, unit="images") as counter:
             counter.add(0)
 
@@ -133,17 +138,12 @@ class GeneratedImages:
         return [np.array(image) for image in opened]
 
 
-def request_list(
-    prompts: Prompts, config: Config, size_px: tuple[int, int], most: int, references: References | None = None
-) -> RequestList:
-    """One image for each of the first `most` prompts, which have reference images where a rule of these is given.
-    UserError for prompts that cannot be evaluated."""
+def request_list(prompts: Prompts, config: Config, size_px: tuple[int, int], most: int) -> RequestList:
+    """One image for each of the first `most` prompts. UserError for prompts that cannot be evaluated."""
     limited = replace(prompts, rows=lambda: islice(prompts.rows(), most))
     single, guidance = config.sampling.model_copy(update={"num_images": 1}), config.model.guidance or CLASSIFIER_FREE
-    found = RequestList(
-        limited, single, size_px, generate.KEYS, captioned=True, guidance=guidance, references=references
-    )
-    if found.survey().inputs.keys() - (() if references is None else references.names):
+    found = RequestList(limited, single, size_px, generate.KEYS, captioned=True, guidance=guidance)
+    if found.survey().inputs:
         raise UserError(
             f"{prompts.name} has images to start from, and metrics are for prompts alone: remove the column"
         )
@@ -155,23 +155,32 @@ def digest_of_texts(texts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
-def of_texts(name: str, texts: Sequence[str], references: Sequence[Path] = ()) -> Prompts:
-    """These texts as a list of prompts, each with its reference image where files of these are given."""
-    images = [{REFERENCES[0]: path} for path in references] or [{} for _ in texts]
-    rows = [Row(text, f"{name} {i}", images=own) for i, (text, own) in enumerate(zip(texts, images, strict=True))]
-    return Prompts(name, digest_of_texts(texts), lambda: iter(rows))
+def of_texts(name: str, texts: Sequence[str]) -> Prompts:
+    """These texts as a list of prompts."""
+    return Prompts(name, digest_of_texts(texts), lambda: (Row(text, f"{name} {i}") for i, text in enumerate(texts)))
 
 
-def reference_files(folder: Path, references: Sequence[np.ndarray]) -> list[Path]:
-    """Files of reference images [H, W, 3] uint8, for lists of prompts name files."""
-    found = []
-    for number, pixels in enumerate(references):
-        content = io.BytesIO()
-        Image.fromarray(pixels).save(content, "png")
-        found.append(folder / f"{number:06d}.png")
-        make_folder(folder)
-        write_bytes_atomically(found[-1], content.getvalue())  # other processes write the same
-    return found
+def of_metric(config: Config, texts: Sequence[str], references: Sequence[np.ndarray] = ()) -> list[ImageRequest]:
+    """The images of a metric's own prompts, each with its reference image [H, W, 3] uint8 where these are given, as
+    large as those that are trained on."""
+    sampling, size_px = config.sampling, generate.image_size(config, "evaluation")
+    images = [{REFERENCES[0]: made(REFERENCES[0], pixels)} for pixels in references] or [{} for _ in texts]
+    return [
+        ImageRequest(
+            i, Prompt(text, sampling.negative_prompt), sampling.seed + i, size_px, sampling.guidance_scale, images=own
+        )
+        for i, (text, own) in enumerate(zip(texts, images, strict=True))
+    ]
+
+
+def digest_of_requests(requests: Iterable[ImageRequest]) -> str:
+    """SHA-256 of all that decides the images but the model and the sampling that they share, hex."""
+    whole = hashlib.sha256()
+    for one in requests:
+        of_images = {name: image.sha256 for name, image in one.images.items()}
+        decides = [one.prompt.text, one.prompt.negative, one.seed, one.size_px, one.guidance_scale, of_images]
+        whole.update(f"{json.dumps(decides, sort_keys=True)}\n".encode())
+    return whole.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from daguerre.assembly.parts import Components
 from daguerre.data.dataset import Dataset
 from daguerre.data.loading import loader
 from daguerre.generation import generate
+from daguerre.generation.generate import ImageRequest
 from daguerre.models.pixel_codec import levels
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.training import device
@@ -58,10 +59,12 @@ class Reconstructions:
     def _drawn(self, parts: Components, batch: Batch, first: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """By a diffusion conditioned on the compressed image; the first image has this number."""
         own, originals = self.sampling, [*batch.pixels_BCHW.permute(0, 2, 3, 1).contiguous().numpy()]
-        texts = zip(batch.texts, originals, strict=True)
-        told = [Prompt(text, own.negative_prompt, {IMAGE: image}) for text, image in texts]
-        seeds = range(own.seed + first, own.seed + first + len(told))
-        again = generate.generate_images(parts, batch.pixel_shape[1:], own, told, seeds, self.stop)
+        size_px, scale = batch.pixel_shape[1:], own.guidance_scale
+        asked = [
+            ImageRequest(i, Prompt(text, own.negative_prompt, {IMAGE: image}), own.seed + i, size_px, scale)
+            for i, (text, image) in enumerate(zip(batch.texts, originals, strict=True), first)
+        ]
+        again = (image.pixels_HWC for image in generate.generate(parts, own, asked, self.stop))
         return zip(originals, again, strict=True)
 
 

@@ -296,23 +296,6 @@ def _adapter_inputs(
     return replace(inputs, images=on_device, draws={name: rows.to(parts.device) for name, rows in draws.items()})
 
 
-def generate_images(
-    parts: Components,
-    size_px: tuple[int, int],
-    sampling: SamplingSettings,
-    prompts: Sequence[Prompt],
-    seeds: Sequence[int],
-    stop: Callable[[], bool] = lambda: False,
-) -> Iterator[np.ndarray]:
-    """Yields one image [H, W, 3] uint8 for each prompt and seed, in their order; see `generate`."""
-    requests = (
-        ImageRequest(i, prompt, seed, size_px, sampling.guidance_scale)
-        for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
-    )
-    for image in generate(parts, sampling, requests, stop):
-        yield image.pixels_HWC
-
-
 def numbered(number: int, total: int) -> str:
     """The name of image `number` of `total`."""
     return f"{number:0{max(3, len(str(total - 1)))}d}"

@@ -7,6 +7,7 @@ generated, with the prompt, each in a size of its own.
 """
 
 import hashlib
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from PIL import Image
 
 from daguerre.conditions.condition import with_alpha
 from daguerre.data.images import decode, headers, kinds, references
@@ -37,11 +39,13 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 @dataclass(frozen=True, slots=True)
 class InputImage:
-    """An image file of a request."""
+    """An image of a request: a file, or a picture that was made."""
 
     name: str
     """One of `prompts.IMAGES`."""
     path: Path
+    made: bytes | None = None
+    """The picture as a file's bytes, where it is in no file; `path` is then its name for people."""
 
     @property
     def size_px(self) -> tuple[int, int]:
@@ -55,6 +59,8 @@ class InputImage:
 
     def content(self) -> bytes:
         """The file. UserError if it cannot be read."""
+        if self.made is not None:
+            return self.made
         try:
             check_regular(self.path)
             return self.path.read_bytes()
@@ -68,8 +74,17 @@ class InputImage:
         return UserError(f"{self.name}={self.path} cannot be used: {reason}", code="damaged")
 
 
+def made(name: str, pixels_HWC: np.ndarray) -> InputImage:
+    """An image [H, W, 3] uint8 as one of a request."""
+    content = io.BytesIO()
+    Image.fromarray(pixels_HWC).save(content, "png")
+    return InputImage(name, Path(name), content.getvalue())
+
+
 @lru_cache(maxsize=4096)
 def _size_px(image: InputImage) -> tuple[int, int]:
+    if image.made is not None:
+        return headers.upright_size(io.BytesIO(image.made), _SETTINGS.formats)
     try:
         check_regular(image.path)
         with image.path.open("rb") as file:

@@ -15,7 +15,6 @@ from daguerre.distributed.launch import environment
 from daguerre.errors import UserError
 from daguerre.generation.contact_sheet import MOST
 from daguerre.generation.generate import GeneratedImage, ImageRequest
-from daguerre.generation.requests import RequestList
 
 Generate = Callable[[Iterable[ImageRequest]], Iterator[GeneratedImage]]
 Describe = Callable[[ImageRequest], dict[str, Any]]
@@ -77,7 +76,8 @@ class Output:
     """The images of a list in a folder; `part` of them are this process's. Subclasses write files or shards."""
 
     folder: Path
-    requests: RequestList
+    requests: Iterable[ImageRequest]
+    """Read from the start each time."""
     total: int
     """Images of the whole list, over all processes."""
     part: TaskShard

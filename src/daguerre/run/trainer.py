@@ -7,10 +7,11 @@ between makes on restart what is missing.
 import resource
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from signal import Signals
-from typing import Any
 
+import numpy as np
 import torch
 
 from daguerre import __version__, documents, plugins
@@ -24,9 +25,11 @@ from daguerre.data.loading import loader
 from daguerre.distributed.launch import environment
 from daguerre.distributed.launch.environment import World
 from daguerre.errors import ReportedElsewhere, UserError
+from daguerre.evaluation import images as measured_images
 from daguerre.evaluation.metric import DrawnInputs
 from daguerre.formatting import counted
 from daguerre.generation import generate
+from daguerre.generation.generate import ImageRequest
 from daguerre.memory import advice
 from daguerre.models import encoders
 from daguerre.remote import local_copy
@@ -38,7 +41,7 @@ from daguerre.run.storage import RunStorage
 from daguerre.tracking.sinks import read_metrics
 from daguerre.training import device, loop, oom, profiler, validation
 from daguerre.training.state import evaluating
-from daguerre.types import IMAGE, REFERENCES, Batch, Prompt
+from daguerre.types import IMAGE, Batch
 
 
 def train(loaded: Loaded, storage: RunStorage) -> int:
@@ -373,25 +376,23 @@ def finish(run: Run, stop: StopSignals) -> int:
 
 def evaluate(run: Run, measured: Member, stop: Callable[[], bool]) -> None:
     """Measures the metric of a source on images of its held-out prompts, by the averaged weights."""
-    control, sampling = run.parts.attached.images, run.config.sampling
+    control = run.parts.attached.images
     shown = {IMAGE} & {*run.parts.family.prompt_images}
 
-    def generated(prompts: Sequence[Prompt]) -> Iterator[Any]:
-        size_px, seeds = generate.image_size(run.config, "evaluation"), list(range(len(prompts)))
-        return generate.generate_images(run.parts, size_px, sampling, prompts, seeds, stop)
+    def generated(requests: Sequence[ImageRequest]) -> Iterator[np.ndarray]:
+        each = partial(generate.generate, run.parts, run.config.sampling, stop=stop)
+        return (image.pixels_HWC for image in generate.in_order(each, requests))
 
-    def draw(texts: Sequence[str], references: Sequence[Any] = (), /) -> Iterator[Any]:
-        images = [{REFERENCES[0]: pixels} for pixels in references] or [{} for _ in texts]
-        asked = zip(texts, images, strict=True)
-        return generated([Prompt(text, sampling.negative_prompt, own) for text, own in asked])
+    def draw(texts: Sequence[str], references: Sequence[np.ndarray] = (), /) -> Iterator[np.ndarray]:
+        return generated(measured_images.of_metric(run.config, texts, references))
 
-    def redraw(texts: Sequence[str], originals: Sequence[Any]) -> Iterator[Any]:
+    def redraw(texts: Sequence[str], originals: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        pairs = zip(measured_images.of_metric(run.config, texts), originals, strict=True)
         images = [
-            samples.control_images(control, pixels, i) | dict.fromkeys(shown, pixels)
-            for i, pixels in enumerate(originals)
+            (one, samples.control_images(control, pixels, one.number) | dict.fromkeys(shown, pixels))
+            for one, pixels in pairs
         ]
-        asked = zip(texts, images, strict=True)
-        return generated([Prompt(text, sampling.negative_prompt, own) for text, own in asked])
+        return generated([replace(one, prompt=replace(one.prompt, images=own)) for one, own in images])
 
     what = f"evaluating ({measured.source.metric})"
     with run.terminal.busy(what), evaluating(run.state), encoders.present(run.parts.family):
