@@ -3,6 +3,7 @@
 import re
 import shlex
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,54 +103,49 @@ def _variables(text: str) -> Tree:
     found: dict[str, str] = {}
     for line in text.splitlines():
         if match := _VARIABLE.match(line):
-            try:
-                words = shlex.split(match[2], comments=True)
-            except ValueError as error:
-                raise UserError(f"the line {line.strip()!r} cannot be read: {error}", code="damaged") from error
-            value = words[0] if words else ""
+            value = next(iter(words_of(match[2], comments=True)), "")
             found[match[1]] = re.sub(r"\$\{?(\w+)\}?", lambda name: found.get(name[1], ""), value)
     if command := _command(text):
         return command
-    extra = options(" ".join(value for name, value in found.items() if name.endswith("EXTRA_ARGS")))
+    extra = options(words_of(" ".join(value for name, value in found.items() if name.endswith("EXTRA_ARGS"))))
     names = Tables("simpletuner")["variables"]
     named = {names.get(name, name.lower()): value for name, value in found.items() if not name.endswith("EXTRA_ARGS")}
-    return {name: plain(value) for name, value in (named | extra).items()}
+    return {name: plain(value) for name, value in named.items()} | extra
+
+
+def words_of(text: str, *, comments: bool = False) -> list[str]:
+    """The words of a line of a shell. UserError for quotes that are not closed."""
+    try:
+        return shlex.split(text, comments=comments)
+    except ValueError as error:
+        raise UserError(f"the line {text.strip()!r} cannot be read: {error}", code="damaged") from error
 
 
 def _command(text: str) -> Tree:
     """The options of a command that runs a program which trains, such as `accelerate launch ... zimage_train_network.py
-    --dit FILE`, and the program's name; {} without one. Several words behind an option are a list."""
+    --dit FILE`, and the program's name; {} without one."""
     for line in re.sub(r"\\\s*\n", " ", text).splitlines():
         try:
             words = shlex.split(line, comments=True)
         except ValueError:
             continue
         at = next((n for n, word in enumerate(words) if re.fullmatch(r".*\w+_train(_\w+)?\.py", word)), None)
-        if at is None:
-            continue
-        found: dict[str, list[str]] = {}
-        for word in words[at + 1 :]:
-            if word.startswith("--"):
-                name, equals, value = word[2:].partition("=")
-                found[name] = [value] if equals else []
-                last = name
-            elif found:
-                found[last].append(word)
-        several = {name: [plain(value) for value in values] for name, values in found.items()}
-        tree = {name: True if not each else each if len(each) > 1 else each[0] for name, each in several.items()}
-        return {"program": Path(words[at]).stem, **tree}
+        if at is not None:
+            return {"program": Path(words[at]).stem, **options(words[at + 1 :])}
     return {}
 
 
-def options(text: str) -> dict[str, str]:
-    """The options of a piece of a command line."""
-    found, words = {}, shlex.split(text)
-    for number, word in enumerate(words):
+def options(words: Sequence[str]) -> Tree:
+    """The options of a piece of a command line. One without a word behind it is a switch, several are a list."""
+    found: dict[str, list[Any]] = {}
+    for word in words:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            following = words[number + 1] if number + 1 < len(words) else "--"
-            found[name] = value if equals else "true" if following.startswith("--") else following
-    return found
+            found[name] = [plain(value)] if equals else []
+            last = name
+        elif found:
+            found[last].append(plain(word))
+    return {name: True if not each else each if len(each) > 1 else each[0] for name, each in found.items()}
 
 
 def plain(text: str) -> Any:

@@ -221,11 +221,11 @@ def _samples(fields: _Fields) -> None:
 
 def _extra(fields: _Fields) -> None:
     """`additional_parameters`: options of the command line, which count before fields."""
-    given = files.options(str(fields.get("additional_parameters") or "").replace('"', ""))
+    given = files.options(files.words_of(str(fields.get("additional_parameters") or "").replace('"', "")))
     if not given:
         fields.reading.notice("additional_parameters", "nothing is given")
-    for name, text in given.items():
-        fields.put(name, files.plain(text), "additional_parameters")
+    for name, value in given.items():
+        fields.put(name, value, "additional_parameters")
 
 
 def _inner(fields: _Fields) -> _Arguments:
