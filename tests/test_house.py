@@ -355,9 +355,6 @@ NAMES_COMPONENTS = {
     "models/encoders.py": "roles",
     "models/family.py": "a role",
     "models/controlnets/controlled.py": "a value of a setting of ControlNets",
-    "models/export/diffusers.py": "entries that diffusers' pipelines expect in their index",
-    "models/weights/architectures.py": "addresses of published models",
-    "models/weights/pickled.py": "folders of diffusers' pipelines that are not read",
     "models/weights/resolve.py": "folders of diffusers' pipelines, whose files have other names than those of networks",
 }
 BRING_NETWORKS = ("families/", "models/parts/", "kernels/", "evaluation/networks/")

