@@ -111,8 +111,6 @@ def load(settings: Settings, seed: int) -> Family:
         ),
         references=replace(rule, most=settings.references) if settings.references else None,
         prompt_references=rule,
-        reference_condition=partial(vae.references, autoencoder),
-        guidance=Settings.guidance,
     )
 
 

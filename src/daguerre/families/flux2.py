@@ -129,9 +129,6 @@ def load(settings: Settings, seed: int) -> Family:
             notices=() if [*layers] == _LAYERS else (f"give the call of the pipeline {read}, or images differ",),
             unknown=("negative_prompt", "guidance_rescale", "eta"),
         ),
-        references=settings.trained_references,
-        prompt_references=settings.reference_rule,
-        reference_condition=partial(vae.references, autoencoder),
         guidance=Unguided() if distilled else Settings.guidance,
         distilled=f"black-forest-labs/FLUX.2-klein-base-{_size(transformer) or '4B'}" if distilled else "",
     )

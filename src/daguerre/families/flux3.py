@@ -194,9 +194,6 @@ def load(settings: Settings, seed: int) -> Family:
             blocks="Flux3AutoBlocks",
         ),
         layout=texts.lengths,
-        references=settings.trained_references,
-        prompt_references=settings.reference_rule,
-        reference_condition=partial(vae.references, autoencoder),
         guidance=Jumping(_JUMP) if jumps else Settings.guidance,
         distilled="black-forest-labs/flux-3-image-klein-base" if jumps else "",
     )

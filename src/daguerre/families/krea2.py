@@ -188,7 +188,6 @@ def load(settings: Settings, seed: int) -> Family:
         autoencoder,
         texts,
         PipelineExporter(settings, index, {}),
-        guidance=Settings.guidance,
         distilled="krea/Krea-2-Raw" if distilled else "",
     )
 

@@ -89,5 +89,4 @@ def load(settings: Settings, seed: int) -> Family:
         autoencoder,
         texts,
         PipelineExporter(settings, {}, {}, **TRUE_CFG),
-        guidance=Settings.guidance,
     )

@@ -133,11 +133,7 @@ def load(settings: Settings, seed: int) -> Family:
         autoencoder,
         texts,
         exporter,
-        references=settings.trained_references,
-        prompt_references=settings.reference_rule,
-        reference_condition=partial(vae.references, autoencoder),
         distilled="Qwen/Qwen-Image-2.1" if distilled else "",
-        guidance=Settings.guidance,
     )
 
 

@@ -102,8 +102,4 @@ def load(settings: Settings, seed: int) -> Family:
         autoencoder,
         texts,
         exporter,
-        references=settings.trained_references,
-        prompt_references=settings.reference_rule,
-        reference_condition=partial(vae.references, autoencoder),
-        guidance=Settings.guidance,
     )

@@ -152,7 +152,6 @@ def load(settings: Settings, seed: int) -> Family:
         autoencoder,
         texts,
         PipelineExporter(settings, {_MARK: told}, {}),
-        guidance=Settings.guidance,
         distilled="Tongyi-MAI/Z-Image" if told else "",
     )
 

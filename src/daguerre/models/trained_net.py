@@ -15,6 +15,8 @@ from daguerre.models.controlnets.controlled import Residuals
 from daguerre.models.family import Exporter, Family, ImageCodec, TextConditioner
 from daguerre.models.network import Facts, named
 from daguerre.models.parts.text.conditioning import TextConditioning
+from daguerre.models.parts.vae import references as reference_condition
+from daguerre.models.settings import ReferenceSettings
 from daguerre.types import Cond
 
 
@@ -81,12 +83,17 @@ def family(
     """The family of these networks, with its text encoders, in which the first trainable component is trained.
 
     `modules` and `facts` are by component and need not name the text encoders; `more` are further parts of a `Family`.
+    Guidance and reference images, which `images` encodes, are those of the settings where `more` has no others.
     """
     settings = components.settings
+    usual: dict[str, Any] = {"guidance": settings.guidance}
+    if isinstance(settings, ReferenceSettings):
+        usual |= {"references": settings.trained_references, "prompt_references": settings.reference_rule}
+        usual |= {"reference_condition": partial(reference_condition, images)}
     make_net = partial(TrainedNet, denoise, texts)
     networks = named({**modules, **texts.networks}, settings.components, {**facts, **texts.facts})
     # First the net in which nothing is trained: `training` alone decides what is.
     whole = Family(
-        networks, make_net({}), images, exporter, text=texts, pretrained=components, make_net=make_net, **more
+        networks, make_net({}), images, exporter, text=texts, pretrained=components, make_net=make_net, **usual | more
     )
     return whole.training(settings.trainable()[:1])
