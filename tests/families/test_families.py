@@ -214,3 +214,9 @@ def test_every_mesh_can_be_planned(family: Family, adapter, degrees):
         assert all(found.patterns.values()) == (name not in without)
         over_fsdp = [each.fsdp is not None for each in found.placed if each.shape]
         assert all(over_fsdp) == ("fsdp" in degrees)
+
+
+def test_files_of_whole_models_have_one_reader():
+    """models/weights/single_files.py asks the only one: a second layout needs a choice there, by what a file holds."""
+    having = [name for name in NAMES if hasattr(plugins.find("families", name), "ORIGINAL_LAYOUT")]
+    assert len(plugins.declared("families", "ORIGINAL_LAYOUT")) == 1, having
