@@ -1,8 +1,8 @@
 """The assistant: a frozen LoRA of the denoiser that acts in training alone (`model.assistant`).
 
-Weights that were distilled to few steps lose this where they are trained as they are. With a LoRA that makes many
-steps of them again, training learns what the data show and nothing of the way back; without it, images come in few
-steps again. It acts in every pass that is trained or validated, and in no image that is generated and no export.
+Weights that were distilled to few steps forget the distillation when they are trained directly. With a LoRA that undoes
+it, so that the weights need many steps again, training learns only what the data show; once the LoRA is off, images
+come in few steps as before. It acts in every pass that is trained or validated, and in no generated image or export.
 
 Its products are added to what layers give, never to their weights: these stay as they are to the bit, in few bits and
 where they are trained, too.

@@ -25,19 +25,19 @@ _METHODS = {
 
 
 class Access(NamedTuple):
-    """The way to a bucket."""
+    """Endpoint, region and signer of the requests to a bucket."""
 
     endpoint: str | None
-    """None for AWS's own."""
+    """Address of a store that is not AWS; None for AWS."""
     region: str
     provider: Boto3CredentialProvider | None
     """Signs requests; None for those that go unsigned."""
     credentials: str
-    """Where they come from, for messages."""
+    """The source of the credentials, for messages."""
 
 
 def access(location: Location) -> Access:
-    """The way to the bucket of a file. StoreError if the environment's settings cannot be used."""
+    """Access to the bucket of a file. StoreError if the environment's settings cannot be used."""
     settings = botocore.session.Session()
     try:
         endpoint = _endpoint(settings)

@@ -24,7 +24,7 @@ PATCH = 2
 
 @dataclass(frozen=True)
 class NormKept(ClassifierFree):
-    """Classifier-free guidance behind which each token is as long as that of the prompt's side, as the pipeline has."""
+    """Classifier-free guidance that then gives each token the norm of the prompt's side, as the pipeline does."""
 
     def combine(self, y_cond_BCHW: Tensor, y_null_BCHW: Tensor, scale_B111: Tensor) -> Tensor:
         y_BCHW = super().combine(y_cond_BCHW, y_null_BCHW, scale_B111)

@@ -20,7 +20,7 @@ from daguerre.models.network import stands_for
 
 @stands_for(QwenImage21Transformer2DModel)
 class Interleaved(QwenImage21Transformer2DModel):
-    """The transformer of Qwen-Image-2.1. The sequence is text, in which reference images stand, and behind it the image
+    """The transformer of Qwen-Image-2.1. The sequence is text, in which reference images stand, and after it the image
     that is made. Each token of text sees those before it, each image all that is before it and itself. Text and
     reference images are modulated as at time 0, so they do not depend on the noise level."""
 
@@ -77,7 +77,7 @@ class Interleaved(QwenImage21Transformer2DModel):
 
     def _rotary(self: Any, length_B: Tensor, bounds: Sequence[int], shapes: Sequence[Sequence[int]]) -> Tensor:
         """[B, S, 1, D / 2] complex, for all heads: three axes, on which text has its place in the order, and an image
-        its frame's place behind the text before it, and rows and columns around 0. Text goes on behind the longer side
+        its frame's place after the text before it, and rows and columns around 0. Text continues from the longer side
         of an image."""
         device, rows = length_B.device, len(length_B)
         axes: list[list[Tensor]] = [[], [], []]
@@ -120,7 +120,7 @@ def _segments(texts: Sequence[int], references: Sequence[Sequence[int]]) -> list
 
 
 class _Attention:
-    """The attention of a block, with places of each sample. Padding is behind the text, so that nothing that is known
+    """The attention of a block, with places of each sample. Padding comes after the text, so that nothing that is known
     sees it anyway."""
 
     def __call__(

@@ -125,7 +125,7 @@ class PicturedText(TextConditioning):
         return Seen(starts, grids, tuple(own for own, _ in read), tuple(torch.cat(each, 1) for each in deeper))
 
     def _read_by(self, network: Any, pixels_BCHW: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Embeddings [B, S, D] of an image, and what is added behind layers, of the same shape."""
+        """Embeddings [B, S, D] of an image, and what is added to the outputs of layers, of the same shape."""
         n_texts, (rows, columns) = len(pixels_BCHW), self._grid(pixels_BCHW)
         if pixels_BCHW.is_meta or isinstance(pixels_BCHW, FakeTensor):  # the library looks into numbers
             empty = pixels_BCHW.new_empty(n_texts, rows * columns, self.width, dtype=torch.float32)

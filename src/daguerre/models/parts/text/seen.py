@@ -19,7 +19,7 @@ class Seen(NamedTuple):
     embedded: tuple[Tensor, ...]
     """[B, S, D] of each, in place of the embeddings of its tokens."""
     deeper: tuple[Tensor, ...] = ()
-    """[B, S of all, D], added behind each of the first layers."""
+    """[B, S of all, D], added to the output of each of the first layers."""
 
     @property
     def stretches(self) -> list[tuple[int, int]]:
@@ -29,7 +29,7 @@ class Seen(NamedTuple):
 
     def places(self, n_tokens: int, device: torch.device) -> Tensor:
         """[3, 1, T]: the place of each token in time, on rows and on columns. An image stands at one time, and the text
-        behind it goes on behind its longer side."""
+        after it continues from its longer side."""
         parts, place, begin = [], 0, 0
         for (start, end), (rows, columns) in zip(self.stretches, self.grids, strict=True):
             parts.append(torch.arange(place, place := place + start - begin, device=device).expand(3, -1))
