@@ -9,9 +9,11 @@ import torch
 from daguerre import documents
 from daguerre.errors import UserError
 from daguerre.families.cascade.controlnets import files as controlnets
+from daguerre.families.stable_diffusion.single_file import configs
 from daguerre.foreign import converters, files
 from daguerre.foreign.names.values import listed
 from daguerre.models.weights import beside
+from daguerre.models.weights import files as weight_files
 
 PUBLIC = Path(__file__).parent / "support" / "public_configs"
 ODD = ["1" + "0" * 400, "1" * 5000, "[" * 5000, "x", "", '"\\ud800', "{" * 900]
@@ -62,6 +64,16 @@ def test_numbers_of_other_trainers_are_finite(value):
     public = json.loads((PUBLIC / "simpletuner_anima.json").read_text(encoding="utf-8"))
     with pytest.raises(UserError, match="finite number"):
         converters.converted("SimpleTuner", public["tree"] | {"resolution": value}, "a")
+
+
+@pytest.mark.parametrize("config", [{"num_hidden_layers": 10**200}, {"x": {"layers_per_block": [2, 1e9]}}])
+def test_counts_of_layers_without_an_end_are_refused(config, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="more layers than any network has"):
+        weight_files.read_json(tmp_path / "config.json")
+    with pytest.raises(ValueError, match="more layers"):
+        configs.outline("text_encoder", config)
+    documents.check_counts({"num_hidden_layers": 80, "vocab_size": 300_000, "layers": [1, "x", None, [3]]})
 
 
 def test_a_list_of_words_without_its_quotes_is_read():

@@ -1,6 +1,7 @@
 """JSON of files: a file that was damaged or forged never ends in anything but ValueError."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ MISREAD = (OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupE
 """What libraries raise that take the files of a network for what they should be, and find JSON of another form."""
 
 _MOST_DIGITS = 300
+_COUNTS = re.compile(r"layers|depth|num_blocks")
+_MOST_LAYERS = 10_000
 
 
 def parse(text: bytes | str) -> Any:
@@ -34,6 +37,17 @@ def first_fault(error: ValidationError) -> str:
     """The first entry of a document that has another form than it should, and what is wrong with it."""
     found = error.errors()[0]
     return ": ".join([*filter(None, [".".join(map(str, found["loc"]))]), found["msg"].lower()])
+
+
+def check_counts(config: Any, name: str = "") -> None:
+    """Checks that no number of layers in a network's config is beyond all networks: libraries build one after the
+    other, without an end. ValueError names its key."""
+    below = config.items() if isinstance(config, dict) else [(name, one) for one in config]
+    for key, value in below:
+        if isinstance(value, dict | list):
+            check_counts(value, str(key))
+        elif _COUNTS.search(str(key)) and isinstance(value, int | float) and value > _MOST_LAYERS:
+            raise ValueError(f"{key} is {value:g}, more layers than any network has")
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -29,7 +29,10 @@ _TEXTS = (".json", ".txt", ".md", ".model")
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. UserError for a file that is not there or damaged."""
     try:
-        return documents.read_object(path)
+        found = documents.read_object(path)
+        if path.name == "config.json":
+            documents.check_counts(found)
+        return found
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path} cannot be read: {error}. Copy the whole folder again", code="damaged") from error
 

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
+from daguerre import documents
 from daguerre.errors import UserError
 from daguerre.families.stable_diffusion.single_file.layout import (
     EDM_V,
@@ -229,6 +230,7 @@ def _shapes(component: str, config: str) -> dict[str, Shape]:
 def outline(component: str, config: Mapping[str, Any]) -> nn.Module:
     """A network of this config without memory, on the meta device."""
     kind = KINDS[component]
+    documents.check_counts(config)
     with torch.device("meta"):
         is_diffusers = kind.__module__.startswith("diffusers")
         made: nn.Module = kind.from_config(dict(config)) if is_diffusers else kind(kind.config_class(**config))
