@@ -288,6 +288,13 @@ def test_must_and_aim_are_explained_where_there_are_any(tmp_path: Path) -> None:
     assert explained not in Page(page.write(folder).read_text(encoding="utf-8")).words()
 
 
+@pytest.mark.parametrize("gpus", [True, 3, "x", {"a": 1}, [None]])
+def test_gpus_that_are_no_list_are_none(tmp_path: Path, gpus: object) -> None:
+    folder = fake_run.write_run(tmp_path / "run", steps=20, saves=0)
+    fake_run.document(folder, "environment.json", {"gpus": gpus})
+    assert sound(folder).count("svg") == 6
+
+
 @pytest.mark.parametrize("name", ["status.json", "environment.json", "data.json", "evaluation.json", "config.yaml"])
 @pytest.mark.parametrize("content", [b"", b"[1, 2", b"\xff\xfe\x00", b"[]", b"3"])
 def test_a_damaged_file_costs_its_own_part(tmp_path: Path, name: str, content: bytes) -> None:

@@ -61,8 +61,8 @@ def progress(run: Run) -> tuple[int, int]:
 
 def hardware(run: Run) -> str:
     """The device as people call it, from environment.json."""
-    gpus = run.environment.get("gpus") or []
-    names = [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, dict)]
+    gpus = run.environment.get("gpus")
+    names = [str(gpu.get("name")) for gpu in (gpus if isinstance(gpus, list) else []) if isinstance(gpu, dict)]
     if names and run.setting("training.device") != "cpu":
         return names[0]  # a run of one process uses one
     cpu = run.environment.get("cpu")
