@@ -132,4 +132,4 @@ def test_pairs_teach_that_large_shapes_are_preferred(quickstart, seed):
     """At least 80 % of 200 images without a size in their prompt show a large shape, and the rest is right as often."""
     folder, _ = quickstart
     measured = trained("quickstart_dpo", folder, f"seed={seed}")["shapes"]
-    assert min(measured[row] for row in checker.ATTRIBUTES) >= 0.8  # 0.875 of seed 0
+    assert min(measured[row] for row in checker.ATTRIBUTES) >= 0.8  # shapes: 0.89, 0.815, 0.885
