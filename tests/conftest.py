@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -63,6 +64,14 @@ def own_credentials() -> Iterator[None]:
     yield
     credentials._kept.clear()
     credentials._of_environment.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def own_precision() -> Iterator[None]:
+    """A run sets how products in float32 are rounded, for its whole process: the next test has them exact again."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_float32_matmul_precision("highest")
 
 
 @pytest.fixture(autouse=True)

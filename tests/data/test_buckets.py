@@ -178,7 +178,7 @@ def test_more_buckets_than_batches_could_fill_are_refused():
     with pytest.raises(UserError, match=r"data.buckets: more than 1,000 buckets.*raise data.buckets.step \(8 px\)"):
         buckets(settings(1024, aspects="auto", step=8))
     with pytest.raises(UserError, match=r"raise data\.buckets\.step"):
-        buckets(settings(100_000, aspects="auto", step=1))
+        buckets(settings(65_536, aspects="auto", step=1))
 
 
 def test_the_nearest_aspect_is_taken_by_its_logarithm():

@@ -95,8 +95,7 @@ def test_workers_end_with_a_parent_that_is_killed():
         "    if isinstance(step, crew.Done):\n"
         "        print(step.result[1], flush=True); time.sleep(0.01)\n"
     )
-    paths = [os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
     worker = int(parent.stdout.readline())
     parent.kill()

@@ -138,7 +138,7 @@ def test_layers_that_diffusers_leaves_out_of_kohyas_layout_are_said(base, tmp_pa
         if "lora_B" in name:
             parameter.fill_(0.1)
     (line,) = trainable.export(tmp_path / "adapter", eps.build(eps.Settings()), SamplingSettings(), UNKNOWN)
-    assert "finds no double_stream_modulation_img.linear and 3 more layers of Flux2Transformer2DModel" in line
+    assert "would find no double_stream_modulation_img.linear and 3 more layers of Flux2Transformer2DModel" in line
     found = {}
     for name in ("pytorch_lora_weights.safetensors", "kohya.safetensors"):
         pipe = Flux2KleinPipeline.from_pretrained(base)

@@ -73,8 +73,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 """What a key needs beside it, without which it says nothing."""
 WHOLE = {
-    # numbers are clipped one by one there; captions that a data set of the hub has as it is usual for those
-    "simpletuner": {"max_grad_norm", "data_backends.*.caption_strategy"},
+    "simpletuner": {"max_grad_norm"},  # numbers are clipped one by one there
     "onetrainer": set(),
     "ai_toolkit": set(),
     "kohya": set(),

@@ -205,7 +205,7 @@ NUMBERS: dict[str, tuple[dict[str, Tensor], dict[str, Any] | None, str]] = {
     **{f"{key} {value!r} in the header": (times(1), {"r": RANK, key: value}, f"config of net has {key}=.*: it must")
        for key in ("lora_alpha", "alpha") for value in (0, math.nan, math.inf, -math.inf, True)},
     "alpha 1e300 in the header": (times(1), {"r": 4, "lora_alpha": 1e300}, "NaN or infinity in it .its alpha multipl"),
-    "alpha of 400 digits": (times(1), {"r": 4, "lora_alpha": 10**400}, "peft's config of net cannot be read"),
+    "alpha of 400 digits": (times(1), {"r": 4, "lora_alpha": 10**400}, "it has a number of 401 digits"),
     "alpha 0 by pattern": (times(1), {"r": 4, "lora_alpha": 4, "alpha_pattern": {"linear": 0}}, "alpha_pattern=0: it"),
     "rank 0": (times(1), {"r": 0, "lora_alpha": 4}, "r=0: it must be a number above 0"),
     "rank below 0": (times(1), {"r": -4, "lora_alpha": 4}, "r=-4: it must be a number above 0"),

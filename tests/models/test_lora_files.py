@@ -264,7 +264,7 @@ def test_files_that_are_none(theirs, plain, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "in its header is not a JSON object"),
+        ("{", "in its header cannot be read: Expecting property name"),
         ("[1]", "in its header is not a JSON object"),
         ("3", "in its header is not a JSON object"),
         ('{"unet.alpha_pattern": {"(": 1}}', "peft's config of unet cannot be read"),

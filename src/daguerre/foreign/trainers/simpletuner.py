@@ -161,7 +161,8 @@ def _text_encoders(reading: Reading, kind: str, family: str) -> None:
 def _folders(reading: Reading) -> list[Folder]:
     """Local data sets of images; all others are refused, or hold no images."""
     found = []
-    used = [name for place in _backends(reading) for name in _listed(reading.get(f"{place}.conditioning_data"))]
+    named = (reading.get(f"{place}.conditioning_data") for place in _backends(reading))
+    used = [name for given in named if given is not None for name in _listed(given)]
     for prefix in reading.numbered("data_backends"):
         kind = str(reading.get(f"{prefix}.dataset_type", "image"))
         off = reading.get(f"{prefix}.disabled") is True or reading.get(f"{prefix}.disable") is True
@@ -306,6 +307,10 @@ def _datasets(reading: Reading, folders: list[Folder]) -> None:
         if reading.get(f"{place}type") == HUB:
             paths = {key: f"{folder.place}.{name}" for key, name in TABLES["names_of_hub"].items()}
             reading.take(paths | TABLES["of_hub"], place)
+            # Each is named after a column of the data set, which no table can list.
+            limits = f"{place}huggingface.filter_func.quality_thresholds."
+            named = [key.removeprefix(place) for key in reading.rest if key.startswith(limits)]
+            reading.take(dict.fromkeys(named, TABLES["filtered"]), place)
         if peers.is_usual(reading.get(f"{place}train_batch_size"), reading.get("train_batch_size", 4)):
             reading.notice(f"{place}train_batch_size", "that of all")
         reading.take(TABLES["of_a_dataset"], place)

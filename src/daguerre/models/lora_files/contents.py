@@ -90,8 +90,8 @@ def _file(path: Path) -> Contents:
         tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     try:
         numbers = documents.parse(metadata.get(METADATA, "{}"))
-    except ValueError:
-        numbers = None
+    except ValueError as error:
+        raise UserError(f"{path}: {METADATA} in its header cannot be read: {error}", code="damaged") from error
     if not isinstance(numbers, dict):
         raise UserError(f"{path}: {METADATA} in its header is not a JSON object", code="damaged")
     return Contents(tensors, metadata, numbers)
