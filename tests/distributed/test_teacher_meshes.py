@@ -36,7 +36,7 @@ def given(kind: str, folder: Path) -> list[str]:
     lora = ["adapter.name=lora", "adapter.rank=2", "ema.enabled=false"]
     if kind.startswith("dpo"):
         # Its loss is a difference of two large sums: a whole network that moves fast magnifies their rounding.
-        return lora if kind == "dpo-lora" else ["optimizer.learning_rate=1e-4"]
+        return lora if kind == "dpo-lora" else ["optimizer.learning_rate=1e-4", "optimizer.epsilon=1e-4"]
     if kind == "lcm-lora":
         return ["objective={name: lcm}", *lora]
     teacher = folder / "base"
