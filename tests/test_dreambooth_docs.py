@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from crossed import chosen
 from PIL import Image
+from quick_cases import chosen
 
 from daguerre import errors
 from daguerre.cli import main

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from crossed import chosen
 from diffusers import ControlNetModel, UNet2DConditionModel
 from diffusers.models.controlnets.multicontrolnet import MultiControlNetModel
+from quick_cases import chosen
 from tiny_models import write_sd, write_sdxl
 from torch import Tensor
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from crossed import chosen
 from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
 from peft.tuners.lora import LoraLayer
+from quick_cases import chosen
 from safetensors import safe_open
 from tiny_models import write_sd, write_sdxl
 from torch import nn
@@ -256,6 +256,7 @@ def test_what_cannot_be_is_refused(given, said, pipelines):
     assert said in str(caught.value)
 
 
+@pytest.mark.long
 def test_networks_without_memory_have_the_same_additions(pipelines):
     parts, sketch = built("sdxl", pipelines["sdxl"]), outline(config("sdxl", pipelines["sdxl"]))
     assert {p.device.type for p in sketch.net.parameters()} == {"meta"}

@@ -34,6 +34,7 @@ def file(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / KOHYA_FILE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_it_has_the_effect_of_the_file_with_any_alpha(kind, name, base, tmp_path):
     theirs = trained(attached(base, kind))

@@ -73,6 +73,7 @@ def test_other_starts_have_no_effect_and_stay_as_they_are(init, base):
     assert deviation == pytest.approx(1 / 4, rel=0.3) if init == "gaussian" else deviation > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("init", QUICK)
 def test_the_file_of_twice_the_rank_means_the_same_on_the_plain_base(init, base, tmp_path):
     more = ("adapter.rank_pattern={to_k: 3}", "adapter.alpha_pattern={to_v: 6}", "adapter.kind=rslora")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from crossed import chosen
 from diffusers import StableDiffusionPipeline
 from peft import PeftModel
+from quick_cases import chosen
 from safetensors.torch import load_file
 from test_lora import config, errors, outputs, prediction
 from tiny_models import write_sd
@@ -177,6 +177,7 @@ PRESETS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "targets", "expected"),
     [pytest.param(*each, marks=[] if number == 2 else [pytest.mark.long]) for number, each in enumerate(PRESETS)],

@@ -92,6 +92,7 @@ def module_names(kind: str, single: dict[str, Tensor]) -> dict[str, str]:
     return {f"lora_unet_{key.removesuffix('.weight').replace('.', '_')}": f"{stem}{key}" for key in weights}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "algorithm", ["lora", *(pytest.param(each, marks=pytest.mark.long) for each in ("rslora", "loha", "lokr"))]
 )

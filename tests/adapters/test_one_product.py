@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from crossed import chosen
 from diffusers import UNet2DConditionModel
 from diffusers.models.attention_processor import Attention
 from known_networks import known
 from peft import LoraConfig, inject_adapter_in_model
+from quick_cases import chosen
 from safetensors.torch import load_file
 from tiny_models import TEXT_WIDTH, TINY_UNET, tiny_text_encoder
 from torch import nn
@@ -210,6 +210,7 @@ def test_inputs_of_recomputed_blocks_leave_memory():
     assert y.requires_grad
 
 
+@pytest.mark.long
 def test_the_base_is_written_and_merged_as_it_was(tmp_path):
     ours, net = unet()
     gradients(ours)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from crossed import chosen
 from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
+from quick_cases import chosen
 from safetensors.torch import load_file, save_file
 from tiny_models import write_sd, write_sdxl
 from torch import nn

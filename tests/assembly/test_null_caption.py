@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import tiny_families
 import torch
-from crossed import chosen
+from quick_cases import chosen
 
 from daguerre.assembly import loss_networks, null_caption, parts
 from daguerre.bench import inputs

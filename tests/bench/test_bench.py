@@ -403,6 +403,7 @@ def test_whatever_goes_wrong_with_one_is_told_in_its_row(clock, capsys, kind, at
     assert "in step" in capsys.readouterr().err, "where it went wrong"
 
 
+@pytest.mark.long
 def test_a_variant_that_cannot_be_is_told_beside_the_others(tmp_path, capsys):
     code, found = bench(tmp_path, "variants={base: [], odd: [training.attention=cudnn]}", "rounds=1")
     assert code == errors.FAILED
@@ -448,6 +449,7 @@ def test_a_budget_that_ends_while_something_is_built(tmp_path, monkeypatch):
     assert [row["name"] for row in found["rows"]] == ["base"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sent", "code"),
     [
@@ -480,6 +482,7 @@ def test_what_is_built_for_another_device_draws_on_the_cpu():
     assert {value.device for value in draws.values()} == {CPU}
 
 
+@pytest.mark.long
 def test_arithmetic_is_counted_alike_whatever_device_is_at_hand(monkeypatch):
     """And nothing that a GPU has of its own is put into networks without memory, nor the process's settings touched."""
     config = load("quickstart", [*TINY, "training.matmul_precision=medium"]).config
@@ -564,6 +567,7 @@ def test_what_cannot_be_is_refused(tmp_path, capsys, given, said):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_loader_is_not_measured_beside_a_cache(tmp_path, capsys):
     words = ["inputs=loader", "cache.path=x", f"out={tmp_path / 'bench.json'}"]
     assert main.run(["bench", "quickstart", *TINY, *words]) == errors.FAILED

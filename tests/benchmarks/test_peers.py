@@ -190,6 +190,7 @@ def test_another_training_is_not_admitted(trained, fault):
     json.dumps(gate.found, allow_nan=False)
 
 
+@pytest.mark.long
 def test_what_is_not_admitted_gets_no_number(tmp_path, plain, monkeypatch, capsys):
     monkeypatch.setattr(peers, "LIMITS", {torch.float32: (0.0, 0.0)})
     monkeypatch.setattr(peers, "STEPS", 2)

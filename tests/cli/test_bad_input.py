@@ -70,6 +70,7 @@ def on_images(mixed, tmp_path_factory):
     return output_dir / "tiny"
 
 
+@pytest.mark.long
 def test_a_folder_is_trained_on_and_the_shapes_drop_out_aloud(mixed, tmp_path, capsys):
     assert train_on(mixed, tmp_path, "training.duration=2 steps") == errors.DONE
     said = capsys.readouterr().out
@@ -237,6 +238,7 @@ def test_a_full_disk_is_explained_and_the_same_command_goes_on(on_shapes, tmp_pa
         assert_equal(disk / "tiny", outcome(on_shapes))
 
 
+@pytest.mark.long
 def test_a_batch_larger_than_the_data_leaves_nothing_behind_and_dry_run_finds_it(tmp_path, capsys):
     folder = tmp_path / "images"
     folder.mkdir()

@@ -73,6 +73,7 @@ def test_what_it_cannot_do_is_refused(run, given, word, capsys):
     assert word in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_runs_without_profiles_or_folders_without_a_run(tmp_path, capsys):
     assert train(tmp_path, "training.duration=2 steps", "sampling.num_images=0") == errors.DONE
     capsys.readouterr()

@@ -56,6 +56,7 @@ def test_every_layout_becomes_the_files_of_all_programs(layout, tmp_path, capsys
         assert all(map(torch.equal, rows(tmp_path / str(number)), expected))
 
 
+@pytest.mark.long
 def test_a_pickled_file_for_a_model_of_other_numbers(tmp_path):
     write_sd(tmp_path / "base")
     own = torch.randn(3, 48)

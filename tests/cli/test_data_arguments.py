@@ -159,6 +159,7 @@ def test_mistakes_are_explained(place, given, why):
         read(*given)
 
 
+@pytest.mark.long
 def test_no_torch_is_needed_to_pack():
     code = "import sys; from daguerre.cli.data import pack as data_pack; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -136,6 +136,7 @@ def made(dataset):
         yield collate.Collator(dataset.members, 5).collate(task)[0]
 
 
+@pytest.mark.long
 def test_killed_and_started_again(place):
     data_sets.shards(place / "raw", 6, 20)
     assert pack("raw", "-o", "whole", "shard_samples=5", "processes=1") == 0

@@ -9,7 +9,7 @@ import data_sets
 import masked
 import numpy as np
 import pytest
-from crossed import crossed
+from quick_cases import crossed
 
 from daguerre import errors
 from daguerre.cli import main

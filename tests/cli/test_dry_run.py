@@ -109,6 +109,7 @@ def header(name):
     return recipe.shipped()[name].read_text(encoding="utf-8").split("\nrun_name", 1)[0].split("\nextends", 1)[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in NAMES]
 )

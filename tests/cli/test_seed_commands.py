@@ -92,6 +92,7 @@ def steps(run_folder: str) -> int:
     return int(json.loads((Path(run_folder) / "status.json").read_text())["step"])
 
 
+@pytest.mark.long
 def test_the_quick_start_of_maxdiffusion_trains_and_draws(run):
     code, said = run(f"daguerre train sd14 {ISSUE}")
     assert code == errors.DONE, said

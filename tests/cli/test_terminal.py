@@ -46,6 +46,7 @@ def test_help_and_errors_fit_the_terminal(tmp_path: Path, columns: int) -> None:
     assert sum(len(line) >= columns * 0.7 for line in printed) > 10
 
 
+@pytest.mark.long
 def test_a_file_is_printed_as_it_is(tmp_path: Path) -> None:
     """A comment that is broken would be no comment any more."""
     printed = lines_on_terminal(["recipes", "quickstart"], 60, tmp_path)

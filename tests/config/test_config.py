@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 import pytest
-from crossed import chosen
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quick_cases import chosen
 from twins import left_to_users
 
 from daguerre import plugins, trees
@@ -319,6 +319,7 @@ TRICKY = st.sampled_from(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=10, deadline=None)
 @given(
     negative_prompt=TEXTS | TRICKY,
@@ -359,6 +360,7 @@ VALUES = st.recursive(
 PATHS = [found.path for found in fields.walk(Config, {"model": {"family": "sd"}, "objective": {"name": "v"}})]
 
 
+@pytest.mark.long
 @settings(max_examples=50, deadline=None)
 @given(changes=st.dictionaries(st.sampled_from(PATHS), VALUES, min_size=1, max_size=3))
 def test_whatever_a_recipe_says_is_a_config_or_a_users_error(tmp_path_factory, changes):

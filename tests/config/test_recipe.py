@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from crossed import chosen
+from quick_cases import chosen
 from twins import left_to_users
 
 from daguerre import trees, yaml_text

@@ -416,6 +416,7 @@ def from_python(node):
     raise AssertionError(ast.dump(node))
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(
     st.text(max_size=60)

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pyarrow as pa
 import pytest
+from quick_cases import quick_where
 
 from daguerre.data.index import file
 from daguerre.data.index.file import FIELD_LIMIT, TEXT_LIMIT, About, BadIndex, ShardIndex
@@ -52,7 +53,7 @@ def test_a_file_that_is_written_anew_is_loaded_anew(tmp_path):
         assert file.load(path).table.num_rows == count
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", quick_where(lambda seed: seed < 50, range(200)))
 def test_damage_is_told_unless_it_changes_nothing(seed, tmp_path):
     draw = random.Random(seed)
     data = bytearray(file.encoded(made()))

@@ -105,6 +105,7 @@ def test_what_is_compared_holds_what_can_go_wrong(dataset, whole):
     assert len({row[:3] for row in rows}) == len(rows), "no sample twice with the same epoch and repeat"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", RANKS)
 def test_ranks_change_nothing(dataset, whole, ranks):
     assert updates(dataset, ranks, 0, 0, STEPS) == whole

@@ -165,6 +165,7 @@ def test_sources_take_turns_without_a_fixed_order():
     assert runs.max() <= 2, "evenly spread"
 
 
+@pytest.mark.long
 def test_a_source_that_is_hardly_ever_drawn_still_is_between_others():
     mixed = plan([order(50), order(7), order(50)], 8, weights=[Fraction(1), Fraction("0.0005"), Fraction(1)])
     counts = np.bincount(mixed.slots(0, 80_000).members, minlength=3)

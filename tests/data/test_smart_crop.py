@@ -40,6 +40,7 @@ def cut(image: np.ndarray, number: int, **given: Any) -> tuple[decode.Frame, tor
     return frames["image"], found["image"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("left", quick_where((116).__eq__, [4, 116, 226]))
 def test_the_crop_shows_what_the_image_shows(left):
     """In the seven of ten cases in which it is not moved; a centre crop has none of two of these."""

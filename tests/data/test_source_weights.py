@@ -51,6 +51,7 @@ def test_each_sample_weighs_what_its_source_says(mixed, workers):
     assert torch.equal(loading(dataset).first(6).weights_B, found[2].weights_B)
 
 
+@pytest.mark.long
 def test_where_every_source_weighs_1_there_are_no_weights(mixed, image_folder):
     assert all(batch.weights_B is None for batch in [*batches(mixed()), *batches(mixed(own=1))])
     alone = open_dataset(folder.Settings(path=str(image_folder), resolution=16, held_out_fraction=0), "train")

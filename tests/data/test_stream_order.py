@@ -42,6 +42,7 @@ def test_each_pass_holds_each_place_once_and_an_epoch_each_repeat(order):
         assert set(stretch.repeats.tolist()) == {number % order.repeats}
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=40)
 @given(orders(), st.integers(0, 300), st.lists(st.integers(0, 70), max_size=4))
 def test_any_cut_from_any_position_gives_the_same_stream(order, position, sizes):
@@ -54,6 +55,7 @@ def test_any_cut_from_any_position_gives_the_same_stream(order, position, sizes)
         start += size
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=40)
 @given(orders(), st.integers(0, 300))
 def test_bucket_counts_are_the_counts_of_the_slots_before(order, position):

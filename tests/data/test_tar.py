@@ -9,6 +9,7 @@ import time
 
 import pytest
 import tars
+from quick_cases import quick_where
 
 from daguerre.data.tar import reader
 
@@ -198,7 +199,7 @@ def test_noise_raises_nothing_and_is_all_accounted_for(seed):
     assert contents.damage == ((0, len(data)),)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", quick_where(lambda seed: seed < 50, range(200)))
 def test_what_is_lost_lies_in_the_ranges(seed):
     """Without an index: a member that is not found was in a range, or is zeros at the end, as at every end."""
     draw = random.Random(seed)

@@ -27,6 +27,7 @@ def whole(url) -> bytes:
     return storage_io.read(Location(url), 0, storage_io.size(Location(url)).bytes)
 
 
+@pytest.mark.long
 def test_pack_verify_and_look(place, s3, capsys):  # noqa: F811
     build(place / "raw", 2, 6)
     assert data("pack", "raw", "-o", "s3://bucket/set", "shard_samples=5") == 0

@@ -244,6 +244,7 @@ def test_the_error_of_a_worker_is_the_trainers(image_folder):
         next(made_by(crew, tasks, 1))
 
 
+@pytest.mark.long
 def test_many_tasks_beside_large_answers_do_not_block_each_other(image_folder):
     """More bytes of tasks than a socket holds, while the worker sends images: once both ends waited for ever."""
     settings = folder.Settings(path=str(image_folder), resolution=64, held_out_fraction=0, repeats=100)

@@ -7,8 +7,8 @@ from typing import Any
 import known_networks
 import pytest
 import torch
-from crossed import chosen
 from diffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
+from quick_cases import chosen
 from refusals import refused
 from tiny_models import SDXL_UNET, TINY_UNET
 from transformers import (

@@ -84,6 +84,7 @@ def test_every_metric_has_the_contract():
         assert callable(module.evaluate)
 
 
+@pytest.mark.long
 def test_numbers_follow_from_the_features_that_are_kept(setup, whole):
     result, folder = whole
     (reference,) = [word.partition("=")[2] for word in setup.options if word.startswith("reference=")]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from crossed import chosen
+from quick_cases import chosen
 
 from daguerre import plugins
 from daguerre.errors import UserError

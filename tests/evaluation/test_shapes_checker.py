@@ -29,6 +29,7 @@ def on_white(mask: np.ndarray, colour: np.ndarray = RED) -> np.ndarray:
     return np.where(mask[..., None], colour, WHITE).astype(np.uint8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("split", "count"),
     [("held_out", 300), *(pytest.param(split, 1000, marks=pytest.mark.long) for split in ("train", "held_out"))],
@@ -54,6 +55,7 @@ def moons() -> list[source.Combination]:
     return [c for split in ("train", "held_out") for c in source.combinations(split, (MOON,))]
 
 
+@pytest.mark.long
 def test_every_combination_of_the_new_shape_is_read_right_and_is_no_old_shape() -> None:
     assert len(moons()) == 168
     for combination in moons():

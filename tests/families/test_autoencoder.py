@@ -60,6 +60,7 @@ def test_the_loss_is_error_and_kl_of_one_draw(family: Family) -> None:
     torch.testing.assert_close(terms.metrics["kl"], kl.detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_without_its_kl_latents_stray_further_from_a_normal_law() -> None:
     """After 8 updates at a rate at which both move."""
     found = {}

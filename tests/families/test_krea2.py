@@ -90,6 +90,7 @@ def test_noise_levels_are_those_of_the_pipeline(side_px, shift):
         torch.testing.assert_close(levels.grid(52, "trailing").t_N.float(), scheduler.sigmas[:-1], rtol=0, atol=1e-6)
 
 
+@pytest.mark.long
 def test_norms_stay_float32_where_weights_are_stored_in_16_bits(base, tmp_path):
     """They are stored as their scale less 1, and diffusers keeps them so."""
     run = trained(tmp_path, base, "training.weights_dtype=bfloat16", "training.mixed_precision=bf16")

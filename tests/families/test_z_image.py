@@ -77,6 +77,7 @@ def test_a_lora_means_the_same_in_diffusers(base, tmp_path):
     assert np.abs(few - theirs(pipe, 0.0)).max() <= 2
 
 
+@pytest.mark.long
 def test_turbo_is_known_by_its_scheduler_and_generates_in_eight_steps(tmp_path, capsys):
     turbo = tiny.distilled(tmp_path / "turbo")
     usual = load.find(str(turbo), [], False).config([]).config.sampling

@@ -57,6 +57,7 @@ def images(built: Components, requests: Sequence[ImageRequest], batch_size: int)
     return np.stack([one.pixels_HWC for one in sorted(found, key=lambda one: one.request.number)]).astype(int)
 
 
+@pytest.mark.long
 def test_it_is_applied_in_training_and_on_both_sides_of_guidance(built):
     (louder,) = built.attached.trainables.values()
     pixels = torch.zeros((1, 3, *SIZE), dtype=torch.uint8)

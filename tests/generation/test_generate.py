@@ -94,6 +94,7 @@ def test_an_image_depends_on_its_seed_alone(run, tmp_path):
     assert np.abs(together[0] - together[1]).mean() > 5
 
 
+@pytest.mark.long
 def test_the_newest_averaged_weights_are_used(run, recipe, tmp_path):
     config = configs.load(str(recipe), ["sampling.num_images=1"]).config
     built = parts.build(config)
@@ -117,6 +118,7 @@ def test_a_shift_of_the_levels_that_are_visited(run, tmp_path, capsys):
     assert "shift" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_recipe_stands_for_its_run(run, recipe, tmp_path):
     by_folder = draw(run, tmp_path / "a")
     assert np.array_equal(by_folder, draw(recipe, tmp_path / "b"))
@@ -145,6 +147,7 @@ def test_the_same_command_finds_its_images_and_another_never_overwrites_them(run
     assert "never mixed with other files" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_raw_weights_of_a_checkpoint(run, tmp_path):
     averaged, raw = draw(run, tmp_path / "a"), draw(run, tmp_path / "b", "weights=raw")
     assert np.array_equal(averaged, draw(run, tmp_path / "c", "weights=ema"))

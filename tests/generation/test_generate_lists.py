@@ -133,6 +133,7 @@ def test_tables(run, tmp_path, suffix):
     assert (document["prompt"], document["seed"], document["mood"]) == ('one, "two"\tthree', 3, "calm")
 
 
+@pytest.mark.long
 def test_a_list_is_the_same_whatever_draws_it(run, tmp_path, monkeypatch):
     """One process in batches of 3, in batches of 16, two parts by hand, three ranks of a launcher."""
     path = mixed(tmp_path / "list.csv", 7)
@@ -227,6 +228,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
     monkeypatch.setattr(generation_generate, "generate_batch", draw)
 
 
+@pytest.mark.long
 def test_a_signal_keeps_what_is_drawn(run, tmp_path, capsys, monkeypatch):
     path, out = mixed(tmp_path / "list.csv"), tmp_path / "out"
     given = [run, f"prompts_file={path}", "batch_size=2"]
@@ -276,6 +278,7 @@ def test_a_kill_in_the_middle_is_gone_on_with(run, tmp_path):
     assert_same_images(tmp_path / "expected", out)
 
 
+@pytest.mark.long
 def test_shards_that_our_own_reader_and_verify_take(run, tmp_path, capsys, monkeypatch):
     path = mixed(tmp_path / "list.csv", 10)
     files, out = tmp_path / "files", tmp_path / "shards"
@@ -315,6 +318,7 @@ def test_samples_of_shards_have_words(run, tmp_path, capsys):
     assert "line 2: the prompt is empty" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_kill_loses_the_open_shard_alone(run, tmp_path, capsys):
     path = mixed(tmp_path / "list.csv", 10)
     out = tmp_path / "out"
@@ -386,6 +390,7 @@ def test_columns_that_are_no_text_are_mended_and_a_pipe_is_not_waited_for(tmp_pa
         prompts.of_file("/dev/null")
 
 
+@pytest.mark.long
 def test_a_long_list_is_never_held():
     """Thirty thousand prompts: walked over, not stored, and cut into batches of one size with little read ahead."""
     read = 0

@@ -141,6 +141,7 @@ def test_a_line_of_one_pixel_is_painted_anew(built, tmp_path):
     assert not np.delete(changed, 17, axis=1).any()
 
 
+@pytest.mark.long
 def test_a_folder_makes_an_image_of_each_named_after_it_in_any_parts(run, photos, tmp_path, capsys):
     given = [run, "prompt=red", f"image={photos}", f"mask={photos / 'masks'}", "seed=5", *SMALL]
     assert generate(*given, f"out={tmp_path / 'whole'}") == 0

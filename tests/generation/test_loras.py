@@ -61,6 +61,7 @@ def theirs(kind: str, folder: Path, strengths: dict[str, float]) -> np.ndarray:
     return (image * 255).round().astype(int)
 
 
+@pytest.mark.long
 def test_images_are_those_of_diffusers(place, tmp_path):
     kind, folder = place
     without = ours(folder, tmp_path / "without", "")

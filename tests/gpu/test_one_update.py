@@ -57,6 +57,7 @@ def built():
     return built.stdout.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_waits_are_seen(library):
     """Of each: how often the host waits, and how many launches there are."""
     done = subprocess.run([sys.executable, HERE / "seen.py", library], capture_output=True, text=True)

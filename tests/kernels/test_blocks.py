@@ -109,6 +109,7 @@ def test_a_gpu_without_triton_is_refused(monkeypatch):
         )
 
 
+@pytest.mark.long
 def test_a_copy_computes_with_its_own_weights(monkeypatch):
     monkeypatch.setattr(blocks, "_keep_what_is_compiled", lambda place: None)
     net = UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH).eval()

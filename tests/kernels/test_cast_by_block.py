@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 import torch
-from crossed import chosen
 from diffusers import StableCascadeUNet, UNet2DConditionModel
+from quick_cases import chosen
 from tiny_cascade import IMAGE, POOLED, TEXT, TINY_C
 from tiny_models import TEXT_WIDTH, TINY_UNET
 from torch import nn

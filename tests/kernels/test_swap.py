@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from crossed import crossed
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from diffusers.models.activations import GEGLU
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.unets.unet_stable_cascade import SDCascadeLayerNorm
 from peft import LoraConfig, inject_adapter_in_model
+from quick_cases import crossed
 from tiny_models import SDXL_UNET, TEXT_WIDTH, TINY_UNET, tiny_vae
 from torch import nn
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from crossed import chosen
+from quick_cases import chosen
 from tiny_runs import TINY
 from twins import left_to_users, tree
 

@@ -6,7 +6,7 @@ from math import prod
 
 import pytest
 import torch
-from crossed import chosen
+from quick_cases import chosen
 
 from daguerre import errors
 from daguerre.assembly.parts import outline

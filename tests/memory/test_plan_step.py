@@ -87,6 +87,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_planned(capsys):
     assert told.out == ""
 
 
+@pytest.mark.long
 def test_data_need_no_name(capsys):
     """A folder that only `daguerre train` reads; other mistakes are told alone."""
     given = [*(each for each in TINY if "checked" not in each), "data.source=folder", "training.device=cpu"]
@@ -98,6 +99,7 @@ def test_data_need_no_name(capsys):
     assert "data.path" not in said
 
 
+@pytest.mark.long
 def test_a_page_says_what_acts(capsys):
     """Four GPUs that are not here; a setting without effect; how far the planning is."""
     given = ["devices=4", "nodes=2", "mesh.shard_frozen=true", "training.global_batch_size=8"]

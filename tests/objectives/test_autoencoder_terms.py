@@ -231,6 +231,7 @@ def whole() -> tuple[objective.Reconstruction, Tiny, Others]:
     return trained({})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("without", "measure"),
     [

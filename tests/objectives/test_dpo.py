@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from crossed import chosen
+from quick_cases import chosen
 from torch import Tensor, nn
 
 from daguerre.objectives import dpo

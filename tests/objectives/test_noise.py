@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from crossed import chosen
+from quick_cases import chosen
 from torch.nn.functional import interpolate
 
 from daguerre import keys as keyed

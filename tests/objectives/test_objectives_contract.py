@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from losses import loss_of
+from quick_cases import quick_where
 
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
@@ -95,7 +96,7 @@ def test_levels_are_drawn_evenly_over_the_law(objective: Diffusion):
     assert ((counts - 250) ** 2 / 250).sum() < 24.3  # chi-square of 7 degrees, one in a thousand
 
 
-@pytest.mark.parametrize("quantile", LEVELS)
+@pytest.mark.parametrize("quantile", quick_where(lambda level: level in (0.0, 0.5, LEVELS[-1]), LEVELS))
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_loss_and_gradient_are_finite_at_every_level(plugin, weighting: str, quantile: float):
     objective = plugin.build(plugin.Settings(weighting={"name": weighting}))

@@ -8,9 +8,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 import torch
-from crossed import crossed
 from hypothesis import given
 from hypothesis import strategies as st
+from quick_cases import crossed
 
 from daguerre import plugins
 from daguerre.objectives.levels.elementwise import normal_quantile

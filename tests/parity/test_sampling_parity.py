@@ -103,6 +103,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return trained(place, model | {"pretrained_model_name_or_path": str(write(place / "model"))}, objective)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "sampler"),
     [pytest.param(i, name, marks=[] if i == 0 else [pytest.mark.long]) for i, name in enumerate(SAMPLERS)],
@@ -160,6 +161,7 @@ def test_prompts_of_up_to_a_window_are_read_as_ever_with_long_prompts(tmp_path):
     assert np.abs(beside[1] - cut[1]).max() > 2, "the 76th token is read"
 
 
+@pytest.mark.long
 def test_lightning_in_four_steps_is_what_its_model_card_says(tmp_path):
     """Euler with trailing timesteps and no guidance: the recipe on a tiny base with the UNet in a file of its own."""
     base = write_sdxl(tmp_path / "base")

@@ -343,6 +343,7 @@ def test_images_that_are_missing_broken_or_elsewhere(folder: Path) -> None:
     assert "an entry names no image of its folder" in parsed.words()
 
 
+@pytest.mark.long
 def test_large_images_are_made_small(tmp_path: Path) -> None:
     folder = fake_run.write_run(tmp_path / "run", steps=20, saves=0)
     noise = np.random.default_rng(0)

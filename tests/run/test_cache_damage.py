@@ -84,6 +84,7 @@ def test_a_run_goes_on_to_the_same_weights(place, plain, cache, capsys, workers)
         assert place.numbers(name, numbers) == place.numbers("plain", numbers)
 
 
+@pytest.mark.long
 def test_every_verb_tells_the_truth(place, cache, capsys):
     total = sum(len(Rows.found(str(folder)).keys) for folder in folders(cache))
     assert total > IMAGES

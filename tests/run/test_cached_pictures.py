@@ -117,6 +117,7 @@ def test_pairs_learn_the_same_on_a_cache_of_both_halves_or_one(pairs, halves):
     assert_same(pairs, "cached")
 
 
+@pytest.mark.long
 def test_every_verb_knows_the_images_of_pairs(pairs, capsys):
     assert verb(pairs, "") == 0
     assert keys(pairs)["images"] == ROWS_OF_PAIRS
@@ -193,6 +194,7 @@ def test_damaged_rows_of_reference_images_are_encoded_again(edits, capsys):
     assert_same(edits, "hurt")
 
 
+@pytest.mark.long
 def test_captions_that_are_read_with_pictures_have_a_row_for_each_and_so_has_the_empty_one(tmp_path, monkeypatch):
     place = Place(tmp_path, "sd", RECIPE)
     picture_readers.add_references(tmp_path / "images")

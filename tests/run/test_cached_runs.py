@@ -92,6 +92,7 @@ def test_twenty_updates_are_equal_also_where_a_run_goes_to_a_cache_and_back(plac
     assert losses(place, "cached20") == losses(place, "plain20")
 
 
+@pytest.mark.long
 def test_a_cache_alone_is_a_source(place, capsys):
     """The images are not there, and what is learnt is the same."""
     (place.folder / "images").rename(place.folder / "elsewhere")

@@ -190,6 +190,7 @@ def test_a_prompt_that_says_nothing_is_refused(given, prompt):
         config.load("sd15_dreambooth", [*given, f"data.sources.class.generate.prompt={prompt}"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("more", "told"),
     [

@@ -81,6 +81,7 @@ def test_an_empty_pickle(tmp_path, data):
         pickled.tensors(tmp_path / "x.ckpt")
 
 
+@pytest.mark.long
 def test_a_folder_that_is_renamed_under_its_run(tmp_path, capsys, monkeypatch):
     after = trainer.after
 

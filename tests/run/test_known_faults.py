@@ -9,6 +9,7 @@ from daguerre.run import known_faults, trainer
 SMALL = ["sampling.num_images=0", "validation.every=99 steps", "checkpoint.export=false", "data.checked_prompts=1"]
 
 
+@pytest.mark.long
 def test_a_run_of_that_version_says_it_until_this_one_has_saved(tmp_path, monkeypatch, capsys):
     concerned = known_faults.Fault(frozenset({"0.0.7"}), lambda run: run["config"]["seed"] == 5, "it learnt too little")
     other = known_faults.Fault(frozenset({"0.0.7"}), lambda run: run["config"]["seed"] == 6, "it learnt too much")

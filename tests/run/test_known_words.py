@@ -60,6 +60,7 @@ def test_few_known_words_are_listed_and_many_are_counted(monkeypatch):
     assert known_words.notices(quickstart, ["dog"])[0].endswith("it knows 26 others")
 
 
+@pytest.mark.long
 def test_generate_says_it(run, tmp_path, capsys):
     assert main.run(["generate", str(run), "prompt=a red dog on a beach", f"out={tmp_path / 'out'}"]) == errors.DONE
     out = capsys.readouterr().out

@@ -138,6 +138,7 @@ def test_generate_draws_what_the_run_drew(place, capsys):
     assert np.array_equal(np.asarray(Image.open(drawn)), np.asarray(Image.open(sample)))
 
 
+@pytest.mark.long
 def test_convert_export_writes_the_adapter_and_the_merged_networks(place):
     run, folder = place.folder / "whole", place.folder
     assert main.run(["convert", "export", str(run), "format=adapters", f"out={folder / 'raw'}", "weights=raw"]) == 0
@@ -323,6 +324,7 @@ def test_from_a_file_come_the_additions_with_its_strength(place, capsys):
     assert "daguerre convert resize" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_from_another_run_come_the_additions_alone(place, capsys):
     assert place.train("from", f"init_from={place.folder / 'whole'}", "training.duration=1 steps",
                        "optimizer.learning_rate=1e-30") == errors.DONE  # fmt: skip

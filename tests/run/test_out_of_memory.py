@@ -99,6 +99,7 @@ def test_other_errors_keep_their_traceback(tmp_path):
             train(tmp_path, *QUIET)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("owner", "name", "said"),
     [

@@ -16,6 +16,7 @@ def newest(run):
     return sorted((run / "checkpoints").glob("step-*"))[-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "stored"),
     [

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 from adapter_runs import Place, assert_equal
-from crossed import chosen
+from quick_cases import chosen
 from safetensors import safe_open
 
 from daguerre import errors
@@ -75,6 +75,7 @@ def test_a_run_goes_on_to_the_bit_and_its_files_are_the_usual_ones(place, capsys
     assert "with the base as it is, not in int8" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_another_form_is_another_run(place, capsys):
     assert place.train("whole", "training.base_precision=float8") == errors.REFUSED
     assert "training.base_precision: " in capsys.readouterr().err

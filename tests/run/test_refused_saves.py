@@ -61,6 +61,7 @@ def test_a_run_outlives_saves_that_fail(tmp_path, disk, capsys):
     assert json.loads((tmp_path / "full" / "tiny" / "status.json").read_text())["state"] == "finished"
 
 
+@pytest.mark.long
 def test_too_many_failed_saves_in_a_row_stop_the_run_and_older_ones_stay(tmp_path, disk, capsys):
     disk |= {6, 8}
     code = tiny_runs.train(tmp_path, *SMALL, "checkpoint.max_failed_saves=2", "checkpoint.background=false")

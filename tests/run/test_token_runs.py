@@ -36,6 +36,7 @@ def place(request, tmp_path_factory):
     return made
 
 
+@pytest.mark.long
 def test_a_checkpoint_holds_the_rows_alone_and_the_export_their_averages(place):
     model, averaged = place.tensors("whole"), place.tensors("whole", "ema")
     names = ["text_encoder", "text_encoder_2"][: 1 if place.kind == "sd" else 2]

@@ -251,6 +251,7 @@ def test_a_longer_duration_goes_on(whole, tmp_path):
     assert json.loads((tmp_path / "tiny" / "status.json").read_text())["step"] == 9
 
 
+@pytest.mark.long
 def test_a_run_folder_as_recipe_is_that_run_wherever_it_lies(whole, tmp_path, monkeypatch, capsys):
     shutil.copytree(whole, tmp_path / "moved")
     monkeypatch.chdir(tmp_path)
@@ -361,6 +362,7 @@ def refused_beside(first: int, folder):
     assert "torch" not in loaded
 
 
+@pytest.mark.long
 def test_a_second_run_is_refused_before_the_heavy_imports(tmp_path, monkeypatch):
     unharmed = step.update
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from crossed import crossed
 from diffusers import DPMSolverMultistepScheduler, StableDiffusionPipeline
 from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import rescale_noise_cfg
 from mixture import network
+from quick_cases import crossed
 from schedulers import objective_of
 from torch import Tensor
 

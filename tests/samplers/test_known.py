@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from crossed import chosen
 from mixture import THREE, even_normals, network
+from quick_cases import chosen
 from schedulers import STOCHASTIC, objective_of
 from test_mixture import FRESH_NOISE, VARIANTS, errors
 from torch import Tensor

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from crossed import crossed
 from mixture import THREE, even_normals, network
+from quick_cases import crossed
 from torch import Tensor
 
 from daguerre import plugins

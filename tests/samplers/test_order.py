@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from crossed import crossed
 from mixture import even_normals
+from quick_cases import crossed
 from torch import Tensor
 
 from daguerre import plugins

@@ -8,8 +8,8 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from crossed import chosen, crossed
 from mixture import THREE, network
+from quick_cases import chosen, crossed
 from schedulers import STOCHASTIC, objective_of, run_ours, run_scheduler
 from torch import Tensor
 
@@ -35,6 +35,7 @@ def drawn(objective: Diffusion, net: Any, **settings: Any) -> Tensor:
     return draw(objective, net, {}, None, (2, 1, 1), list(SEEDS), sampling)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "kind", "shift", "sampler"),
     [

@@ -324,6 +324,7 @@ def test_processes_share_a_cache_that_is_too_small(s3, shards, tmp_path, share):
     assert parts(cache) == []
 
 
+@pytest.mark.long
 def test_a_killed_fetch_leaves_nothing_that_is_taken_for_whole(s3, shards, cache):  # noqa: F811
     s3.proxy.faults = Faults(1.0, ("stall",), stall_seconds=60, methods=("GET",))
     process = reader(cache, 1, 0)

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from crossed import chosen
+from quick_cases import chosen
 
 from daguerre import plugins
 from daguerre.training import step

@@ -39,11 +39,13 @@ def test_errors_that_mean_it_become_a_users_error_with_advice(error, means_it):
         assert caught.value.exit_code == errors.FAILED
 
 
+@pytest.mark.long
 def test_a_real_allocation_that_fails_on_a_cpu_is_told():
     with pytest.raises(OutOfMemory, match="DefaultCPUAllocator"), oom.explained("trying", lambda: ""):
         torch.empty(2**60, dtype=torch.uint8)
 
 
+@pytest.mark.long
 def test_what_failed_holds_no_memory_when_advice_is_asked_for():
     class Large:
         alive = 0
@@ -87,6 +89,7 @@ def limited(toy, limit):
     return loss_fn
 
 
+@pytest.mark.long
 def test_an_attempt_moves_no_weight_and_takes_what_an_optimizer_will_take(toy):
     state = toy.state()
     before = [p.detach().clone() for p in state.net.parameters()]
@@ -99,6 +102,7 @@ def test_an_attempt_moves_no_weight_and_takes_what_an_optimizer_will_take(toy):
     assert {"0.exp_avg", "3.exp_avg_sq"} < state.optimizer.tensors().keys(), "the moments' room counts"
 
 
+@pytest.mark.long
 def test_an_optimizer_without_room_does_not_fit(toy, monkeypatch):
     state = toy.state()
 

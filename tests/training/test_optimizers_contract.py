@@ -4,8 +4,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from crossed import crossed
 from memory_layouts import misplaced
+from quick_cases import crossed
 
 from daguerre import plugins
 from daguerre.training import step

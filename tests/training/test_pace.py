@@ -28,6 +28,7 @@ def test_a_length_ends_where_so_much_is_done(length, steps):
     assert MIXED.steps(Duration(length)) == steps
 
 
+@pytest.mark.long
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=5),
     st.integers(0, 300),

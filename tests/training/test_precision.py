@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from crossed import chosen
 from pydantic import ValidationError
+from quick_cases import chosen
 from torch.nn.functional import scaled_dot_product_attention
 
 from daguerre.errors import UserError
@@ -249,6 +249,7 @@ def convolutions(net, batch):
     return LossTerms(loss_B, torch.linspace(0, 0.99, len(loss_B)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("weights_dtype", "mixed_precision"),
     chosen(

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from crossed import chosen
+from quick_cases import chosen
 from torch import nn
 
 from daguerre import plugins
@@ -97,6 +97,7 @@ def snapshot(state):
     return {f"{file}/{key}": t.clone() for file, tensors in state.tensors().items() for key, t in tensors.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", chosen(NAMES, lambda name: name in ("adamw", "prodigy")))
 def test_every_optimizer_moves_them_with_moments_of_float32(toy, name):
     state = make(toy, name)

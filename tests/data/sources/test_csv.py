@@ -284,6 +284,7 @@ def test_a_far_table_with_images_beside_it(folder, s3):  # noqa: F811
 CELLS = some.text(some.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=50)
 @given(some.lists(some.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=12), some.sampled_from(["\n", "\r\n"]))
 def test_what_the_library_writes_is_read_back(tmp_path_factory, rows, end):

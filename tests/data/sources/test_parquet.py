@@ -513,6 +513,7 @@ def test_memory_stays_flat_over_100_000_samples(tmp_path):
     assert max(sizes) < 800, sizes
 
 
+@pytest.mark.long
 def test_far_tables(tmp_path, s3):  # noqa: F811
     body = write(tmp_path / "a.parquet", usual()).read_bytes()
     near = opened(tmp_path / "a.parquet")

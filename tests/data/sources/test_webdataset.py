@@ -426,6 +426,7 @@ def test_an_index_in_a_store_whose_shard_is_another_is_said(tmp_path, opened, s3
     assert (equal > 0, equal + counted) == (True, 5)
 
 
+@pytest.mark.long
 def test_a_web_server_that_knows_no_ranges(tmp_path, opened, monkeypatch):
     (tmp_path / "served").mkdir()
     for number in range(2):

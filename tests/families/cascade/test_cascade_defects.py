@@ -134,6 +134,7 @@ def test_beside_a_lora_the_base_has_no_gradients_and_drops_nothing(tmp_path):
         assert {name for name, p in parts.net.named_parameters() if p.requires_grad and ".lora_" not in name} == set()
 
 
+@pytest.mark.long
 def test_diffusers_pipelines_are_not_needed():
     """No module of ours imports one; exports name their classes alone."""
     source = Path(configs.__file__).parents[1]

@@ -94,6 +94,7 @@ def test_killed_at_random_moments_it_ends_equal_to_the_bit(place):
     place.assert_kills_change_nothing()
 
 
+@pytest.mark.long
 def test_averages_are_copies_before_their_start_and_are_what_is_exported(place):
     model, ema = place.tensors("whole", "model", step=2), place.tensors("whole", "ema", step=2)
     assert all(torch.equal(model[name], ema[name]) for name in model), "moved at the second update, before the third"

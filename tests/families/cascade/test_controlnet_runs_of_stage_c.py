@@ -46,6 +46,7 @@ def file(place: Place, name: str) -> Path:
     return place.folder / name / "adapter" / "controlnet.safetensors"
 
 
+@pytest.mark.long
 def test_a_checkpoint_holds_the_controlnet_alone_and_stabilitys_file_is_written(place):
     model, averaged = place.tensors("whole"), place.tensors("whole", "ema")
     assert all(name.startswith("controlnet.") for name in model)

@@ -86,6 +86,7 @@ def test_the_header_names_the_model(written, case):
         assert metadata.keys() >= {f"modelspec.{key}" for key in REQUIRED}
 
 
+@pytest.mark.long
 def test_every_layout_gives_the_same_network(written, network, base, tmp_path):
     original = load_file(written / places.SINGLE_FILE)
     plain = {name.removeprefix("control_model."): value for name, value in original.items()}

@@ -52,6 +52,7 @@ def drawn(place, *given):
     return np.asarray(Image.open(next(out.glob("*.png"))))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "part"),
     quick_where(("file", "vae").__eq__, product(["file", "folder"], ["vae", "text_encoder"])),
@@ -88,6 +89,7 @@ def half(xl, tmp_path):
     return folder
 
 
+@pytest.mark.long
 def test_the_verbs_of_convert_choose_the_variant_for_each_network(xl, half, tmp_path):
     out = f"out={tmp_path / 'out.safetensors'}"
     for arguments in (["format=single_file"], ["format=unet"]):

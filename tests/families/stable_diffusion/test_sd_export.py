@@ -157,6 +157,7 @@ def test_images_are_equal_or_the_export_says_that_they_are_not(family, pipe, obj
         assert difference > 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("objective", "schedule", "settings", "sampler"),
     [
