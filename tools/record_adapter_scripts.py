@@ -32,7 +32,7 @@ import torch
 from accelerate import Accelerator
 from controlnet_scripts import moved
 from diffusers.loaders.peft import PeftAdapterMixin
-from recorded import LEARNING_RATE, STEPS, Recorded
+from recorded import LEARNING_RATE, STEPS, Recorded, first
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -156,7 +156,7 @@ def main() -> None:
         with TemporaryDirectory() as temporary:
             place = Path(temporary)
             recorded = own.ours(name, place)
-            before = own.first(recorded, place)
+            before = first(recorded, place)
             losses, after = run(path, place, recorded, before, aligned=False)
             aligned = run(path, place, recorded, before, aligned=True)
             found[name] = {

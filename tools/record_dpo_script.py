@@ -30,11 +30,11 @@ import diffusers
 import pytest
 import torch
 from accelerate import Accelerator
-from adapter_scripts import DECAY, PX, RANK, batches_digest, first
+from adapter_scripts import DECAY, PX, RANK, batches_digest
 from controlnet_scripts import moved
 from diffusers.loaders.peft import PeftAdapterMixin
 from diffusers.models.autoencoders import vae
-from recorded import LEARNING_RATE, STEPS, Recorded
+from recorded import LEARNING_RATE, STEPS, Recorded, first
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import CLIPTokenizer

@@ -33,9 +33,9 @@ from accelerate import Accelerator
 from controlnet_scripts import moved
 from diffusers.loaders.peft import PeftAdapterMixin
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
-from flow_scripts import DECAY, PROMPT, RANK, SCRIPTS, Script, batches_digest, first
+from flow_scripts import DECAY, PROMPT, RANK, SCRIPTS, Script, batches_digest
 from PIL import Image
-from recorded import LEARNING_RATE, STEPS, Recorded
+from recorded import LEARNING_RATE, STEPS, Recorded, first
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 

@@ -29,11 +29,11 @@ import diffusers
 import pytest
 import torch
 from accelerate import Accelerator
-from adapter_scripts import DECAY, PX, RANK, batches_digest, first
+from adapter_scripts import DECAY, PX, RANK, batches_digest
 from controlnet_scripts import moved
 from diffusers import DDPMScheduler
 from diffusers.loaders.peft import PeftAdapterMixin
-from recorded import LEARNING_RATE, STEPS, Recorded
+from recorded import LEARNING_RATE, STEPS, Recorded, first
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 

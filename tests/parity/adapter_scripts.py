@@ -12,14 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from recorded import LEARNING_RATE, PLAIN, Recorded, random_inputs, train
 from tiny_models import write_sd, write_sdxl
-from torch import Tensor
-
-from daguerre.assembly.parts import build
-from daguerre.config import config as configs
 
 RECORDED = Path(__file__).parent / "adapter_scripts.json"
 WRITERS = {"sd": write_sd, "sdxl": write_sdxl}
@@ -95,13 +90,6 @@ def ours(script: str, place: Path) -> Recorded:
         "training": training | {"max_grad_norm": most} | PLAIN["training"],
     }
     return train(place, recipe)
-
-
-def first(recorded: Recorded, place: Path) -> dict[str, Tensor]:
-    """What the run starts from, by the names of its weights."""
-    net = build(configs.load(str(place / "recorded.yaml")).config, torch.device("cpu")).net
-    found = net.state_dict()
-    return {name: found[name].clone() for name in recorded.weights}
 
 
 def batches_digest(recorded: Recorded) -> str:

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import reference_pictures
 import tiny_texts
-import torch
 from PIL import Image
 from recorded import LEARNING_RATE, PLAIN, Recorded, random_inputs, train
 from tiny_families import flux, flux2, krea2, qwen_image, qwen_image_21
@@ -24,8 +23,6 @@ from tiny_models import text_encoder, tiny_tokenizer
 from torch import Tensor
 from transformers import CLIPTextModel
 
-from daguerre.assembly.parts import build
-from daguerre.config import config as configs
 from daguerre.objectives.algebra import Diffusion
 
 RECORDED = Path(__file__).parent / "flow_scripts.json"
@@ -151,13 +148,6 @@ _TIMES = Diffusion.times
 def thousandths(objective: Diffusion, quantile_B: Tensor) -> Tensor:
     """Times of our law, of the thousand that the scripts' scheduler has."""
     return 1 - ((1 - _TIMES(objective, quantile_B)) * 1000).floor() / 1000
-
-
-def first(recorded: Recorded, place: Path) -> dict[str, Tensor]:
-    """What the run starts from, by the names of its weights."""
-    net = build(configs.load(str(place / "recorded.yaml")).config, torch.device("cpu")).net
-    found = net.state_dict()
-    return {name: found[name].clone() for name in recorded.weights}
 
 
 def batches_digest(recorded: Recorded) -> str:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from data_sets import folder as images
 from safetensors.torch import load_file
 from torch import Tensor
 
+from daguerre.assembly.parts import build
 from daguerre.cli import main
+from daguerre.config import config as configs
 from daguerre.training import step
 from daguerre.types import NUMBERS, TOKENS, Batch
 
@@ -104,3 +107,10 @@ def write_down(patch: pytest.MonkeyPatch, recorded: Recorded) -> None:
 
     patch.setattr(step, "update", seen_update)
     patch.setattr(step, "clip", seen_clip)
+
+
+def first(recorded: Recorded, place: Path) -> dict[str, Tensor]:
+    """What the run starts from, by the names of its weights."""
+    net = build(configs.load(str(place / "recorded.yaml")).config, torch.device("cpu")).net
+    found = net.state_dict()
+    return {name: found[name].clone() for name in recorded.weights}

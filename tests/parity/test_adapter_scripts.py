@@ -13,6 +13,7 @@ from pathlib import Path
 import adapter_scripts
 import pytest
 from controlnet_scripts import assert_as_recorded, moved
+from recorded import first
 
 DIGEST = "e52b29065c464fa487a4ca36144688e757952c6ef657dbbbf4fbe4f860074f93"
 QUICK = ("train_text_to_image_lora.py", "textual_inversion.py")
@@ -26,5 +27,5 @@ def test_training_is_that_of_diffusers_scripts(script: str, tmp_path: Path) -> N
     assert hashlib.sha256(adapter_scripts.RECORDED.read_bytes()).hexdigest() == DIGEST
     theirs = json.loads(adapter_scripts.RECORDED.read_text())[script]
     ours = adapter_scripts.ours(script, tmp_path)
-    changes = moved(ours.weights, adapter_scripts.first(ours, tmp_path))
+    changes = moved(ours.weights, first(ours, tmp_path))
     assert_as_recorded(theirs, ours, adapter_scripts.batches_digest(ours), changes)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import dpo_script
 import pytest
-from adapter_scripts import batches_digest, first
+from adapter_scripts import batches_digest
 from controlnet_scripts import largest_gap, moved
+from recorded import first
 
 DIGEST = "412929ee1ac3ef91941a38c8b9a322c7a90f155331d0c8fea227893587d603f6"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import flow_scripts
 import pytest
 from controlnet_scripts import largest_gap, moved
+from recorded import first
 
 DIGEST = "ee2097fe77bae484107d9ef2b592dafe049e5f9e4907447cb1e7ad677703949b"
 
@@ -22,6 +23,6 @@ def test_training_is_that_of_diffusers_scripts(name: str, tmp_path: Path) -> Non
     ours = flow_scripts.ours(flow_scripts.SCRIPTS[name], tmp_path)
     assert flow_scripts.batches_digest(ours) == theirs["batches"], "record anew: batches are others"
     assert ours.losses == pytest.approx(theirs["losses"], rel=3e-7)
-    found = moved(ours.weights, flow_scripts.first(ours, tmp_path))
+    found = moved(ours.weights, first(ours, tmp_path))
     assert largest_gap(found, theirs["moved"]) < 1e-3
     assert min(norm for norm, _ in found.values()) > 0

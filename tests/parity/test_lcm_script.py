@@ -9,8 +9,9 @@ from pathlib import Path
 
 import lcm_script
 import pytest
-from adapter_scripts import batches_digest, first
+from adapter_scripts import batches_digest
 from controlnet_scripts import largest_gap, moved
+from recorded import first
 
 DIGEST = "e1b453ae8c57031e10ed5657537b4278d860a6461eaa0523b79d4b92d7174eb7"
 
