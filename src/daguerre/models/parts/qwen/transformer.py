@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from diffusers.models.transformers import transformer_qwenimage
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
@@ -47,6 +48,15 @@ def _architecture(network: Any, prediction: str) -> Architecture:
         return edits(network, prediction)
     return Architecture("qwen-image", (1328, 1328), {"ss_base_model_version": "qwen_image"})
 
+
+def _text_length(text_BTD: Tensor, mask_BT: Tensor | None) -> tuple[int, None, Tensor | None]:
+    """The tokens of the texts of a batch, and which of them are no padding; None for all."""
+    return text_BTD.shape[1], None, None if mask_BT is None else mask_BT.bool()
+
+
+# The library's own also makes each text's length, which its transformer drops, and for it copies a number of the host:
+# a GPU is waited for in every pass.
+transformer_qwenimage.compute_text_seq_len_from_mask = _text_length  # type: ignore[assignment]
 
 _BLOCK = "transformer_blocks.*."
 NAMES = NameTable({}, others=True)
