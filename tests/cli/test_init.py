@@ -84,15 +84,16 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(place, capsys):
 
 def test_the_base_is_one_that_is_on_this_machine(monkeypatch):
     monkeypatch.setattr(init.resolve, "here", lambda place, options: None)
-    assert init._base(None)[0] == init.USUAL
-    here = {str(init._place("z_image_lora")), str(init._place("krea2_lora"))}
+    places = init._bases()
+    assert init._base(None, places)[0] == init.USUAL
+    here = {places["z_image_lora"], places["krea2_lora"]}
     monkeypatch.setattr(init.resolve, "here", lambda place, options: Path() if place in here else None)
-    chosen, lines = init._base(None)
+    chosen, lines = init._base(None, places)
     assert (chosen, lines[-1]) == ("krea2_lora", "also on this machine: base=z_image_lora")
 
 
 def test_bases_are_loras_of_own_images_alone():
-    suitable = init._suitable()
+    suitable = [*init._bases()]
     assert suitable[0] == init.USUAL
     assert {"sd15_lora", "z_image_lora", "anima_lora", "cascade_c_lora"} <= {*suitable} <= {*recipe.shipped()}
     assert not {"sdxl_lcm_lora", "sd15_dpo_lora", "flux2_klein_edit_lora", "quickstart_lora", "sdxl"} & {*suitable}

@@ -21,7 +21,7 @@ docs/adapters.md says what the settings of a LoRA do, docs/data.md how captions 
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -34,7 +34,7 @@ from daguerre.assembly.batch_sizes import batch_sizes
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.cli import plan
 from daguerre.cli.data import figures, samples
-from daguerre.cli.data.opened import Opened, opened
+from daguerre.cli.data.opened import Opened
 from daguerre.cli.data.samples import Lost
 from daguerre.config import annotated, cards, recipe
 from daguerre.config import config as configs
@@ -104,7 +104,8 @@ def run(arguments: list[str]) -> int:
         raise UserError(
             f"{path} exists and is left as it is: write elsewhere by -o FILE, or delete it", code="conflict"
         )
-    base, about_base = _base(options.base)
+    places = _bases()
+    base, about_base = _base(options.base, places)
     given = [f"data.source={detect.kind([folder])}", f"data.path={folder}", f"run_name={name}", *rest]
     loaded = configs.load(base, given)
     looked, about_images, about_length = _look(loaded.config)
@@ -119,7 +120,8 @@ def run(arguments: list[str]) -> int:
     ]
     tree = _tree(loaded.config, looked.captions)
     configs.load(str(path), (), tree)  # ConfigError for what could not be read back
-    needs = _needs(base, given)
+    # On a GPU, where the recipe is for one, whatever this machine has.
+    needs = _needs(base, ["training.device=cuda", *given] if base in places else given)
     write_bytes_atomically(path, annotated.text(head, tree).encode())
     sections = {"Images": about_images, "Base model": about_base, "Length": wrapped(about_length, _COLUMNS)}
     sections |= {"Needs": needs, "Next": [f"read {path}, then", command]}
@@ -127,9 +129,8 @@ def run(arguments: list[str]) -> int:
     return errors.DONE
 
 
-def _base(asked: str | None) -> tuple[str, list[str]]:
-    """The recipe that brings the base model, and lines on how it was chosen."""
-    places = {name: _place(name) for name in _suitable()}
+def _base(asked: str | None, places: Mapping[str, str]) -> tuple[str, list[str]]:
+    """The recipe that brings the base model, and lines on how it was chosen; `places` are the `_bases`."""
     here = [name for name, place in places.items() if resolve.here(place, resolve.Options()) is not None]
     if asked is not None:
         if asked in recipe.shipped() and asked not in places:
@@ -141,7 +142,7 @@ def _base(asked: str | None) -> tuple[str, list[str]]:
         chosen = asked
     else:
         chosen = here[0] if here else USUAL
-    lines = wrapped(f"{chosen}: {places.get(chosen) or _place(chosen)}", _COLUMNS)
+    lines = wrapped(f"{chosen}: {places.get(chosen) or _place(recipe.tree(chosen))}", _COLUMNS)
     if chosen in places and chosen not in here:
         lines.append("not on this machine: training downloads it, and so does")
         lines.append(f"daguerre fetch {places[chosen]}")
@@ -150,42 +151,48 @@ def _base(asked: str | None) -> tuple[str, list[str]]:
     return chosen, lines
 
 
-def _suitable() -> list[str]:
-    """The shipped recipes that train a LoRA on a folder of images, as their headers say; the usual one first."""
-    found = []
-    for name, path in recipe.shipped().items():
+def _bases() -> dict[str, str]:
+    """The shipped recipes that train a LoRA on a folder of images, as their headers say, and the places of their base
+    models; the usual one first."""
+    found = {}
+    for name, path in sorted(recipe.shipped().items(), key=lambda each: each[0] != USUAL):
         match = _OWN_IMAGES.search(cards.line(path, "Command"))
-        if match and match[1] == name and [*recipe.tree(name).get("adapters", ())] == ["lora"]:
-            found.append(name)
-    return sorted(found, key=lambda name: name != USUAL)
+        if match and match[1] == name and [*(tree := recipe.tree(name)).get("adapters", ())] == ["lora"]:
+            found[name] = _place(tree)
+    return found
 
 
-def _place(name: str) -> str:
-    return str(trees.get(recipe.tree(name), "model.pretrained_model_name_or_path"))
+def _place(tree: Tree) -> str:
+    return str(trees.get(tree, "model.pretrained_model_name_or_path"))
 
 
 def _look(config: Config) -> tuple[Looked, list[str], str]:
     """The captions of the images, lines on what they show, and one on the length of the run. UserError where none can
     be trained on."""
-    settings = next(iter(config.data.named().values()))
-    data = opened(settings)
-    assert data.index is not None, "what lies at a path has an end"
     dataset, held_out = open_datasets(config.data, ["train", "held_out"])
+    member = dataset.members[0]
+    source, settings, index = member.source, member.settings, member.source.index
+    assert index is not None, "what lies at a path has an end"
+    assert dataset.count, "an epoch of it has one sample at least"
+    assert dataset.size
+    passes = np.zeros(index.count, dtype=bool)
+    for chosen in (*dataset.selections, *held_out.selections):
+        passes[chosen.numbers if chosen is not None else []] = True
+    data = Opened(settings, source, index, passes, source.report())
     looked, batch = _read(data, config.seed), batch_sizes(config).whole
-    assert dataset.count is not None
-    there, apart = figures.found(data.source, data.index), (held_out.count or 0) // settings.repeats
-    lines = [f"{counted(there, 'image')}, {apart} of them held out: validated on, and never trained on"]
+    there = counted(figures.found(source, index), "image")
+    lines = [f"{there}, {held_out.size or 0} of them held out: validated on, and never trained on"]
     lines += summary.describe_source(dataset, config, batch)
-    lines += figures.summary(data.source, settings)[1:]
+    lines += figures.summary(source, settings)[1:]
     lines += [f"{e['count']:,} cannot be read: {reason}" for reason, e in looked.lost.items()]
     lines += [f"nearly the same, which is learnt as often as it is there: {', '.join(each)}" for each in looked.near]
-    length = _length(config, batch, dataset.count, dataset.count // settings.repeats)
+    length = _length(config, batch, dataset.count, dataset.size)
     return looked, [part for line in lines for part in wrapped(line, _COLUMNS)], length
 
 
 def _read(data: Opened, seed: int) -> Looked:
     """Reads the images and their captions."""
-    numbers = samples.usable(data).drawn(_READ, seed, "init")
+    numbers = data.drawn(_READ, seed, "init")
     lost: skipped.Counts = {}
     captions = dict[str, None]()
     copies, names = list[np.ndarray](), list[str]()
@@ -244,11 +251,10 @@ def _shared(a: frozenset[str], b: frozenset[str]) -> float:
 
 
 def _needs(base: str, given: Sequence[str]) -> list[str]:
-    """The memory that an update takes: of a GPU, where the recipe is for one."""
-    device = ["training.device=cuda"] if base in _suitable() else []
+    """The memory that an update takes."""
     with Stages() as stages:
         stages.say("computing the memory of an update")
-        target = plan.prepared(base, [*given, *device], plan.Options())[1]
+        target = plan.prepared(base, given, plan.Options())[1]
         parts = target.parts()
         step = estimate.step(target, parts, static.count(target.config, parts, target.mesh), stages.say)
     where = "a GPU" if target.on_gpu else "this machine's memory"

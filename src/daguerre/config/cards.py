@@ -50,11 +50,11 @@ def _options(text: str) -> list[Option]:
 def line(path: Path, name: str) -> str:
     """A line of a header with those that continue it; empty for a header that lacks it."""
     words: list[str] = []
-    for line in _comments(path):
-        if re.match(r"\w+:", line) and words:
+    for comment in _comments(path):
+        if re.match(r"\w+:", comment) and words:
             break
-        if line.startswith(f"{name}:") or words:
-            words.append(line)
+        if comment.startswith(f"{name}:") or words:
+            words.append(comment)
     return " ".join(words)
 
 

@@ -126,6 +126,8 @@ class Folder:
     """True for class images, which are taken as often as all others together."""
     name: str = ""
     place: str = "data"
+    setting: str = "path"
+    """The setting of its source that says where it is."""
     settings: dict[str, Any] = field(default_factory=dict)
     guesses: list[str] = field(default_factory=list)
     """What its images or captions would have decided, where it is not on this machine."""
@@ -184,8 +186,7 @@ def lay(reading: Reading, folders: Sequence[Folder]) -> None:
             folder.guesses.append(
                 "captions.text is the caption of all its images, whether they have caption files or not"
             )
-        values = {"source": "folder", "path": folder.path, **OF_A_SOURCE, **folder.settings}
-        values = {name: value for name, value in values.items() if name != "path" or value is not None}
+        values = {"source": "folder", folder.setting: folder.path, **OF_A_SOURCE, **folder.settings}
         values |= {"captions.text": captions} if captions else {}
         if values.get("captions.text") is not None:  # then nothing is read beside the images
             values = {name: value for name, value in values.items() if name not in _OF_CAPTION_FILES}
@@ -205,10 +206,15 @@ def _say_guesses(reading: Reading, folder: Folder, among_others: bool) -> None:
     counted = ["data.weights takes all folders as if they had one image each"] if among_others else []
     guesses = "; ".join([*folder.guesses, *counted])
     if guesses:
-        setting = "name" if "name" in folder.settings else "path"
-        reading.assume_over({f"{folder.place}.{setting}": folder.path})
+        reading.assume_over({f"{folder.place}.{folder.setting}": folder.path})
         for name in _PATHS:
             reading.refuse(f"{folder.key}.{name}", f"its files are not on this machine: {guesses}; {WHAT_TO_DO}")
+
+
+def by_reference(places: Sequence[Any]) -> Any:
+    """The value of `reference_dir` or `reference_column`: the place of the reference images, or of each of several."""
+    names = ["reference", *(f"reference_{number}" for number in range(2, len(places) + 1))]
+    return places[0] if len(places) == 1 else dict(zip(names, places, strict=True))
 
 
 def _named(folder: Folder, taken: set[str]) -> str:

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from daguerre.errors import UserError
 from daguerre.models import compatibility, encoders
-from daguerre.models.network import Architecture, Network, block_classes
+from daguerre.models.network import Architecture, Network, architecture_of, block_classes
 from daguerre.models.settings import reachable
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
 from daguerre.types import (
@@ -267,8 +267,7 @@ class Family:
 
     def architecture(self, prediction: str) -> Architecture | None:
         """The model by the names that headers of files have for it, by what its denoiser predicts; None without."""
-        known = ((network.module, network.facts.architecture) for network in self.networks.values())
-        return next((named(module, prediction) for module, named in known if named is not None), None)
+        return architecture_of(((network.module, network.facts) for network in self.networks.values()), prediction)
 
     def to(self, device: torch.device | str) -> Self:
         """Moves every network, in place, and returns the family. What is left out of memory stays so."""

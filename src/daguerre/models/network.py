@@ -116,6 +116,12 @@ class Facts:
         return frozenset({self.heads, self.kv_heads} - {""})
 
 
+def architecture_of(known: Iterable[tuple[nn.Module, Facts]], prediction: str) -> Architecture | None:
+    """The model of the first of these networks whose facts name one, by what it predicts; None without."""
+    naming = ((network, facts.architecture) for network, facts in known)
+    return next((named(network, prediction) for network, named in naming if named is not None), None)
+
+
 @dataclass(frozen=True, eq=False)
 class Network:
     """A network of a family, or one that an adapter or a loss brings."""

@@ -219,12 +219,10 @@ def _references(reading: Reading, folder: Folder) -> None:
     places += [reading.get(key) for key in numbered if peers.asks(reading.get(key))]
     if rule is None or not places:
         return
-    names = ["reference", *(f"reference_{number}" for number in range(2, len(places) + 1))]
-    ours = places[0] if len(places) == 1 else dict(zip(names, places, strict=True))
     most = max(len(places), reading.values.get("model.references", 0))
     for key in (f"{folder.key}.control_path", *numbered):
         if peers.asks(reading.get(key)):
-            reading.carry_all(key, {f"{folder.place}.reference_dir": ours})
+            reading.carry_all(key, {f"{folder.place}.reference_dir": peers.by_reference(places)})
     reading.assume_over({"model.references": most})
 
 

@@ -3,10 +3,10 @@
 Options that it has in common with sd-scripts mean what they mean there, and are read by kohya.py.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
+from daguerre import documents
 from daguerre.errors import UserError
 from daguerre.foreign import base_models as models
 from daguerre.foreign import flows, peers
@@ -102,14 +102,14 @@ def _reference_columns(reading: Reading, table: str) -> dict[str, Any]:
         return {}
     try:
         with Path(table).expanduser().open(encoding="utf-8") as file:
-            first = json.loads(file.readline())
+            first = documents.parse(file.readline())
     except (OSError, ValueError):
         first = {"control_path": ""}
+    if not isinstance(first, dict):
+        return {}
     found = [name for name in ("control_path", "control_path_0") if name in first]
     found += [name for number in range(1, 10) if (name := f"control_path_{number}") in first]
-    names = ["reference", *(f"reference_{number}" for number in range(2, len(found) + 1))]
-    columns = found[0] if len(found) == 1 else dict(zip(names, found, strict=True))
-    return {"reference_column": columns} if found else {}
+    return {"reference_column": peers.by_reference(found)} if found else {}
 
 
 def _references(reading: Reading, folder: Folder, family: str) -> int:

@@ -211,20 +211,21 @@ def _folder(reading: Reading, prefix: str) -> Folder:
     repeats, share = reading.get(f"{prefix}.repeats", 0), reading.get(f"{prefix}.probability", 1)
     times = float(repeats + 1 if isinstance(repeats, int) else 1)
     times *= share if isinstance(share, int | float) and share else 1
-    path = reading.get(f"{prefix}.instance_data_dir", REQUIRED)
+    key, setting = "instance_data_dir", "path"
     if reading.get(f"{prefix}.type") == HUB:
-        path, settings = reading.get(f"{prefix}.dataset_name", REQUIRED), _of_hub(reading, prefix) | settings
-    return Folder(prefix, path, times, name=str(reading.get(f"{prefix}.id") or ""), settings=settings)
+        key, setting, settings = "dataset_name", "name", _of_hub(reading, prefix) | settings
+    path, name = reading.get(f"{prefix}.{key}", REQUIRED), str(reading.get(f"{prefix}.id") or "")
+    return Folder(prefix, path, times, name=name, setting=setting, settings=settings)
 
 
 def _of_hub(reading: Reading, prefix: str) -> dict[str, Any]:
     """The source of a data set by its name on the hub."""
-    found: dict[str, Any] = {"source": "huggingface", "path": None, "image_column": _column(reading, prefix)}
+    found: dict[str, Any] = {"source": HUB, "image_column": _column(reading, prefix)}
     found |= {name: reading.get(f"{prefix}.{key}") for key, name in TABLES["names_of_hub"].items()}
     captions = reading.get(f"{prefix}.huggingface.caption_column", reading.get(f"{prefix}.caption_column"))
     if isinstance(captions, str) and "." not in captions:
         found["caption_column"] = captions
-    return {name: value for name, value in found.items() if value is not None or name == "path"}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _column(reading: Reading, prefix: str) -> Any:
@@ -278,7 +279,6 @@ def _references(reading: Reading, prefix: str, places: list[str]) -> dict[str, A
     found = [
         _column(reading, place) if far else reading.get(f"{place}.instance_data_dir", REQUIRED) for place in places
     ]
-    names = ["reference", *(f"reference_{number}" for number in range(2, len(found) + 1))]
     setting = "reference_column" if far else "reference_dir"
     kinds = {TABLES["references"][reading.get(f"{place}.conditioning_type")] for place in places} - {""}
     drawn = len(found) > 1 and reading.get("conditioning_multidataset_sampling") != "combined"
@@ -286,7 +286,7 @@ def _references(reading: Reading, prefix: str, places: list[str]) -> dict[str, A
     reading.notice(key, "; ".join([f"the {setting} of its source", *sorted(kinds)]))
     reading.note([f"{prefix}.conditioning_image_embeds"], "cache.path keeps what the text encoder makes of them")
     reading.assume_over({"model.references": max(len(found), reading.values.get("model.references", 0))})
-    return {setting: found[0] if len(found) == 1 else dict(zip(names, found, strict=True))}
+    return {setting: peers.by_reference(found)}
 
 
 def _backends(reading: Reading) -> list[str]:

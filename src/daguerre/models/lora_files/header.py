@@ -20,7 +20,7 @@ from daguerre import documents
 from daguerre.checkpoint.safetensors import encode
 from daguerre.models.export.about import About
 from daguerre.models.lora_files.addition import DIFF, DOWN, Addition
-from daguerre.models.network import Architecture, facts_of
+from daguerre.models.network import Architecture, architecture_of, facts_of
 from daguerre.models.weights import file_digests, seals
 
 BASE = "daguerre.base"
@@ -36,8 +36,7 @@ _THUMBNAIL_PX = 256
 
 def _model(networks: Mapping[str, nn.Module], about: About) -> Architecture | None:
     """The model with the denoiser among these networks; None where nothing says which it is."""
-    known = ((network, facts_of(network).architecture) for network in networks.values())
-    by_class = next((named(network, about.prediction) for network, named in known if named is not None), None)
+    by_class = architecture_of(((network, facts_of(network)) for network in networks.values()), about.prediction)
     said = about.architecture
     # Models of several families can have one class. Of the same model a file's header says less than the class.
     return by_class if said is None or (by_class and by_class.modelspec == said.modelspec) else said
