@@ -32,6 +32,8 @@ class Index:
     not known."""
     captioned: Mapping[str, pa.Array] = field(default_factory=dict)
     """bool [N] by caption field: whether the sample has text in it. Empty: not known of any field."""
+    held_out: np.ndarray | None = None
+    """[N] bool: what the source itself keeps out of training. None: drawn by `held_out_fraction`."""
 
     @property
     def count(self) -> int:

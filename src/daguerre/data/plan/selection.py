@@ -80,7 +80,8 @@ def select(
             f"{skipped.table(counts)}\n{_way_out(index, settings, without)}",
             code="empty",
         )
-    held_out = _held_out(index.ids[usable], settings.held_out_fraction)
+    own = index.held_out
+    held_out = _held_out(index.ids[usable], settings.held_out_fraction) if own is None else own[usable]
     return [_part(index, usable, buckets, held_out == (split == "held_out"), counts) for split in splits]
 
 
