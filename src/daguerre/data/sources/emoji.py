@@ -269,9 +269,9 @@ def _drawable(font: Path, digest: bytes, tones: bool) -> tuple[bytes, SkipReport
     held = np.array([reason is None for reason in reasons])
     if not held.any():
         raise UserError(
-            f"{font}: no emoji of this font is drawn; all come out empty, or look the same. Pillow draws fonts of bitmaps "
-            "(CBDT, as Debian's Noto Color Emoji; sbix, as Apple's) and of flat layers (COLR version 0), not of "
-            "gradients (COLR version 1) or SVG. Name another one, data.font=FILE",
+            f"{font}: no emoji of this font is drawn; all come out empty, or look the same. Pillow draws fonts of "
+            "bitmaps (CBDT, as Debian's Noto Color Emoji; sbix, as Apple's) and of flat layers (COLR version 0), not "
+            "of gradients (COLR version 1) or SVG. Name another one, data.font=FILE",
             code="unsupported",
             setting="data.font",
         )
