@@ -41,6 +41,7 @@ LEAVES = {
     "ranks",
     "regular",
     "settings",
+    "system",
     "threads",
     "trees",
     "types",
@@ -249,6 +250,14 @@ def test_imports_point_one_way():
         inner = {module.split(".")[1] for module in imported(trees()[path]) if module.startswith("daguerre.")}
         too_much = inner - {room} - LEAVES - allowed
         assert not too_much, f"{name(path)} imports {sorted(too_much)}"
+
+
+def test_what_only_some_systems_have_is_called_in_one_module():
+    theirs = {"fcntl", "resource", "termios", "pwd", "grp", "msvcrt"}
+    for path in FILES:
+        found = theirs & {module.split(".")[0] for module in imported(trees()[path])}
+        asked = {node.attr for node in nodes(trees()[path]) if isinstance(node, ast.Attribute)} & {"sched_getaffinity"}
+        assert path.name == "system.py" or not (found | asked), f"{name(path)}: {sorted(found | asked)}"
 
 
 def test_no_two_rooms_import_each_other():

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from daguerre import system
 from daguerre.checkpoint import run_dir
 from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, RunFolderInUse, _Inside, lock_holder
 from daguerre.errors import UserError
@@ -95,7 +96,7 @@ def test_asking_does_not_disturb_who_comes(folder, monkeypatch):
     with folder.hold():
         pass
     asker = os.open(folder.lock, os.O_RDONLY)
-    run_dir.fcntl.flock(asker, run_dir.fcntl.LOCK_SH)
+    assert system.try_lock(asker, shared=True)
     waits = []
     monkeypatch.setattr(run_dir.time, "sleep", lambda seconds: (waits.append(seconds), os.close(asker)))
     with folder.hold():

@@ -4,7 +4,6 @@ Holds the four file-system moves that checkpoints and the run folder are made of
 No torch here.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+from daguerre import system
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,10 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
     flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
     descriptor = os.open(path, flags, 0o666)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+        if wait:
+            system.lock(descriptor)
+            yield True
+        else:
+            yield system.try_lock(descriptor)
     finally:
         os.close(descriptor)

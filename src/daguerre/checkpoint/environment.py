@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from daguerre import __version__
+from daguerre import __version__, system
 from daguerre.credentials import scrub
 
 
@@ -78,9 +78,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _cpu() -> dict[str, Any]:
-    info = Path("/proc/cpuinfo")
-    text = info.read_text(errors="replace") if info.exists() else ""
-    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    model = re.search(r"^model name\s*:\s*(.+)$", system.cpu_facts(), re.MULTILINE)
     return {
         "model": model[1] if model else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

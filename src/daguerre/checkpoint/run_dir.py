@@ -7,7 +7,6 @@ are `store.py`'s.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import socket
@@ -19,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from daguerre import documents
+from daguerre import documents, system
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 from daguerre.errors import HELD, UserError
 
@@ -141,7 +140,7 @@ class RunFolder:
     def _lock(self, descriptor: int) -> None:
         # A short patience: `lock_holder` in another process takes the lock for a moment.
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not _try_lock(descriptor, fcntl.LOCK_EX, self.path):
+        while not _try_lock(descriptor, self.path):
             if time.monotonic() > deadline:
                 raise RunFolderInUse(in_use(self.path, _signature(descriptor)))
             time.sleep(0.02)
@@ -181,7 +180,7 @@ def lock_holder(path: Path) -> Holder | None:
     except (FileNotFoundError, NotADirectoryError):
         return _elsewhere(path)
     try:
-        if _try_lock(descriptor, fcntl.LOCK_SH, path):
+        if _try_lock(descriptor, path, shared=True):
             return None
         return _signature(descriptor)
     finally:
@@ -202,17 +201,14 @@ def check_not_held(path: Path) -> None:
         raise RunFolderInUse(in_use(path, holder))
 
 
-def _try_lock(descriptor: int, mode: int, path: Path) -> bool:
+def _try_lock(descriptor: int, path: Path, shared: bool = False) -> bool:
     try:
-        fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return system.try_lock(descriptor, shared)
     except OSError as error:
         raise RunFolderError(
             f"cannot lock {path}: {error.strerror}. Its file system does not support locks, so two runs could "
             "overwrite each other: choose an output_dir on another file system"
         ) from error
-    return True
 
 
 def _sign(descriptor: int) -> None:

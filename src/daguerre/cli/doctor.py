@@ -21,7 +21,7 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from daguerre import __version__, errors
+from daguerre import __version__, errors, system
 from daguerre.config import recipe
 from daguerre.errors import UserError, install
 from daguerre.formatting import beside
@@ -129,7 +129,7 @@ def _version(name: str) -> str | None:
 
 
 def _devices(torch: ModuleType | None) -> Iterator[Finding]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = system.cores()
     yield Finding("ok", "cpu", f"{cores} cores; training computes in fp32 there (mixed_precision auto)")
     if torch is None:
         return

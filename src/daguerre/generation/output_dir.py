@@ -1,6 +1,5 @@
 """The folder that a list of images is generated into: the first request there holds for all who go on with it."""
 
-import fcntl
 import json
 import os
 import re
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daguerre import __version__, documents
+from daguerre import __version__, documents, system
 from daguerre.checkpoint.atomic import make_folder, sync_folder, to_json
 from daguerre.errors import Held, UserError
 from daguerre.generation.jobs import TaskShard
@@ -80,12 +79,8 @@ class Folder:
         """Keeps other processes from generating this part."""
         with (self.path / NAME).open("rb+") as file:
             start, length = (0, _PARTS) if part.count == 1 else (part.index, 1)
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
-            except (BlockingIOError, PermissionError) as error:
-                raise Held(
-                    f"another process is writing to {self.path}: wait for it, or choose another folder"
-                ) from error
+            if not system.try_lock_bytes(file.fileno(), start, length):
+                raise Held(f"another process is writing to {self.path}: wait for it, or choose another folder")
             yield
 
 

@@ -7,12 +7,13 @@ ones are not worth its call. On a processor without AVX-512 MKL is the faster on
 
 import platform
 from functools import cache
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+from daguerre import system
 
 SMALLEST = 15_000_000
 """Multiplications from which on it pays: rows x inputs x outputs."""
@@ -36,8 +37,7 @@ class Product(nn.Linear):
 @cache
 def faster() -> bool:
     """True if convolutions compute products faster than torch's own on this processor: one of AMD with AVX-512."""
-    file = Path("/proc/cpuinfo")
-    vendor = file.read_text() if file.exists() else platform.processor()
+    vendor = system.cpu_facts() or platform.processor()
     return torch.backends.cpu.get_cpu_capability() == "AVX512" and "AuthenticAMD" in vendor
 
 

@@ -4,7 +4,6 @@ Order of a save: the numbers of the step, the checkpoint, then sample images, ex
 between makes on restart what is missing.
 """
 
-import resource
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -14,7 +13,7 @@ from signal import Signals
 import numpy as np
 import torch
 
-from daguerre import __version__, documents, plugins
+from daguerre import __version__, documents, plugins, system
 from daguerre.adapters.adapter import Attached
 from daguerre.assembly import about
 from daguerre.checkpoint.atomic import write_json_atomically
@@ -153,7 +152,7 @@ def hardware_numbers(run: Run, step_seconds: float) -> dict[str, float]:
     if run.parts.device.type == "cuda":
         peak_bytes = torch.cuda.max_memory_allocated(run.parts.device)
     else:
-        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts it in KiB
+        peak_bytes = system.peak_resident_bytes()
     return {
         "perf/per_device_tflops": tflops,
         "perf/per_device_tflops_per_sec": tflops / step_seconds,

@@ -5,7 +5,6 @@ its process) and `locks/`. A process that is killed leaves a part without a lock
 """
 
 import errno
-import fcntl
 import os
 import secrets
 import time
@@ -17,7 +16,7 @@ from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
 
-from daguerre import user_cache
+from daguerre import system, user_cache
 from daguerre.errors import UserError
 from daguerre.storage import io as storage_io
 from daguerre.storage.download import digest_of, fetch_into
@@ -158,7 +157,7 @@ class ShardCache:
             self._make_room(stat.bytes)
             path = self._made("parts") / f"{_name(location)}.{secrets.token_hex(4)}"
             part = FileIO(path, "x+")
-            fcntl.flock(part, fcntl.LOCK_EX)
+            system.lock(part.fileno())
             part.truncate(stat.bytes)
         try:
             with part:
@@ -206,7 +205,7 @@ class ShardCache:
         """A lock among all threads and processes; waits for it."""
         with FileIO(self._made("locks") / name, "a") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                system.lock(lock.fileno())
             except OSError as error:  # a file system without locks
                 raise self._unusable(error) from None
             yield
@@ -215,9 +214,7 @@ class ShardCache:
 def _living_bytes(part: Path) -> int:
     """Size of a part in the making; removes one whose process is gone."""
     with suppress(FileNotFoundError), FileIO(part) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not system.try_lock(file.fileno()):
             return os.fstat(file.fileno()).st_size
         part.unlink(missing_ok=True)
     return 0

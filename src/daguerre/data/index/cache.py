@@ -4,7 +4,6 @@ An index file lies next to its shard (`SHARD.index`), else in the cache folder. 
 `data/index/file.py`, all of them as one `data/index/join.py`.
 """
 
-import fcntl
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from daguerre import system
 from daguerre.data import skipped
 from daguerre.data.index.file import About, BadIndex, ShardIndex, decoded, encoded, file_digest, head, load, save
 from daguerre.data.index.join import combined
@@ -167,10 +167,9 @@ def _alone(cache_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
         raise cannot_write(folder, error) from error
     with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for another process that is indexing in {folder}")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not system.try_lock(lock.fileno()):
+                say(f"waiting for another process that is indexing in {folder}")
+                system.lock(lock.fileno())
         except OSError as error:  # a file system without locks: the same work is done several times, and is not wrong
             say(f"{folder} does not support locks ({error.strerror}): other processes may index the same files again")
         yield

@@ -3,7 +3,6 @@
 Workers ignore the signals of a terminal. Results come in the order in which they are done.
 """
 
-import os
 import signal
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
 
+from daguerre import system
 from daguerre.data.loading.processes import Worker, started
 from daguerre.errors import UserError
 
@@ -36,7 +36,7 @@ class _Failed:
 
 def usual_processes() -> int:
     """As many processes as there are cores that this process may use, 16 at most."""
-    return min(16, len(os.sched_getaffinity(0)))
+    return min(16, system.cores())
 
 
 def run_jobs(task: Task[Job, Result], jobs: Iterable[Job], processes: int) -> Iterator[int | Done[Job, Result]]:

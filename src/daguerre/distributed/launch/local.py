@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+from daguerre import system
 from daguerre.errors import LOST
 
 _HANDED_ON = {
@@ -47,7 +48,7 @@ def environment(count: int, environ: Mapping[str, str] = os.environ) -> dict[str
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    threads = max(1, len(os.sched_getaffinity(0)) // count)
+    threads = max(1, system.cores() // count)
     variables = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0, "MASTER_PORT": port}
     return {"OMP_NUM_THREADS": str(threads), **kept, "MASTER_ADDR": "127.0.0.1"} | {
         name: str(value) for name, value in variables.items()

@@ -1,0 +1,58 @@
+"""Calls that not every system has, in one place: locks of files, cores, and the memory of this process.
+
+They are POSIX's, and run on Linux and macOS. On Windows locks of this kind do not exist: run under WSL.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+try:
+    import fcntl
+    import resource
+except ImportError:  # pragma: no cover - Windows
+    print("daguerre: this system has no POSIX locks. On Windows, run it under WSL (wsl --install)", file=sys.stderr)
+    raise SystemExit(2) from None
+
+_CPU_FACTS = Path("/proc/cpuinfo")
+
+
+def lock(descriptor: int) -> None:
+    """Holds an open file among all processes of this machine; waits for it. The kernel lets go when the file is closed,
+    also of a process that is killed. OSError where its file system has no locks."""
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def try_lock(descriptor: int, shared: bool = False) -> bool:
+    """The same at once, or not at all: False where another process holds it. `shared`: together with others that only
+    look."""
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def try_lock_bytes(descriptor: int, start: int, length: int) -> bool:
+    """Holds a range of the bytes of an open file, or returns False where another process holds one of them."""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_facts() -> str:
+    """The kernel's description of the processor; empty where it gives none."""
+    return _CPU_FACTS.read_text(errors="replace") if _CPU_FACTS.exists() else ""
+
+
+def peak_resident_bytes() -> int:
+    """The most memory that this process has had in use."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB, macOS in bytes
