@@ -16,6 +16,7 @@ from tiny_families import qwen_image as tiny
 from tiny_models import prompts
 
 from daguerre.families import qwen_image
+from daguerre.models.parts.qwen.transformer import TwoStreams
 from daguerre.models.weights import original_files
 from daguerre.samplers.draw import initial_noise
 
@@ -94,6 +95,25 @@ def test_a_batch_of_unequal_captions_is_each_alone(family):
         alone, _ = family.encode_prompts(prompts([text]), (3, 64, 64))
         y = family.net(x[row : row + 1], time[row : row + 1], alone)
         torch.testing.assert_close(together[row], y[0], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("references", [[], [(1, 2, 4), (1, 6, 2)]])
+@pytest.mark.parametrize("zero_cond_t", [False, True])
+def test_the_forward_pass_is_the_librarys(zero_cond_t, references):
+    theirs = tiny.network(zero_cond_t=zero_cond_t)
+    ours = TwoStreams(**{name: theirs.config[name] for name in (*tiny.NUMBERS, "zero_cond_t")})
+    ours.load_state_dict(theirs.state_dict())
+    shapes = [(1, 4, 6), *references]
+    width, read = theirs.config.in_channels, theirs.config.joint_attention_dim
+    drawing = torch.Generator().manual_seed(3)
+    tokens = torch.randn(2, sum(rows * columns for _, rows, columns in shapes), width, generator=drawing)
+    text, mask = torch.randn(2, 5, read, generator=drawing), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    time = torch.tensor([0.25, 0.75])
+    y = theirs(tokens, text, mask, time, [shapes] * 2, return_dict=False)[0]
+    assert torch.equal(ours(tokens, time, text, mask, shapes), y)
+    whole = theirs(tokens, text, None, time, [shapes] * 2, return_dict=False)[0]
+    assert torch.equal(ours(tokens, time, text, None, shapes), whole)
+    assert not torch.equal(y, whole)
 
 
 def test_guidance_keeps_the_length_of_each_token():

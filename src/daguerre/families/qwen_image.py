@@ -19,7 +19,7 @@ from daguerre.models.export.diffusers import TRUE_CFG, PipelineExporter
 from daguerre.models.family import Family
 from daguerre.models.network import Facts
 from daguerre.models.parts import vae
-from daguerre.models.parts.qwen.transformer import NAMES, PATCH, TRANSFORMER, NormKept, denoise, unread
+from daguerre.models.parts.qwen.transformer import NAMES, PATCH, TRANSFORMER, NormKept, TwoStreams, denoise, unread
 from daguerre.models.parts.settings import TransformerSettings
 from daguerre.models.parts.text import encoder as text_encoder
 from daguerre.models.parts.text.conditioning import TextConditioning
@@ -39,7 +39,7 @@ _READS = Reading(
 )  # fmt: skip
 """QwenImagePipeline leaves out the system's turn, and the beginning of the user's."""
 
-FACTS: dict[type, Facts] = {QwenImageTransformer2DModel: TRANSFORMER}
+FACTS: dict[type, Facts] = dict.fromkeys((TwoStreams, QwenImageTransformer2DModel), TRANSFORMER)
 
 
 class Settings(TransformerSettings):
@@ -71,7 +71,7 @@ def load(settings: Settings, seed: int) -> Family:
     texts = TextConditioning((encoder,), null=" ")
     decided = {"in_channels": PATCH**2 * autoencoder.channels, "out_channels": autoencoder.channels}
     decided |= {"joint_attention_dim": texts.width}
-    transformer = components.network("transformer", QwenImageTransformer2DModel, decided, NAMES)
+    transformer = components.network("transformer", TwoStreams, decided, NAMES)
     check_fits("transformer", transformer, decided)
     if transformer.config.zero_cond_t:
         raise UserError(

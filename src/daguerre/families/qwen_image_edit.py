@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from diffusers import QwenImageTransformer2DModel
 from pydantic import Field
 
 from daguerre.models import trained_net
@@ -22,6 +21,7 @@ from daguerre.models.parts.qwen.transformer import (
     PATCH,
     TRANSFORMER,
     NormKept,
+    TwoStreams,
     denoise,
     edits,
     unread,
@@ -89,7 +89,7 @@ def load(settings: Settings, seed: int) -> Family:
     texts = PicturedText((encoder,), null=" ", written=f"Picture {{}}: {VISION}")
     decided = {"in_channels": PATCH**2 * autoencoder.channels, "out_channels": autoencoder.channels}
     decided |= {"joint_attention_dim": texts.width}
-    transformer = components.network("transformer", QwenImageTransformer2DModel, decided, NAMES)
+    transformer = components.network("transformer", TwoStreams, decided, NAMES)
     check_fits("transformer", transformer, decided)
     processor = {"processor": ["transformers", "Qwen2VLProcessor"]}
     words = {"tokenizer": ["transformers", encoder.tokenizer_class]}

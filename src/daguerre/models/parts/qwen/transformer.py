@@ -1,18 +1,20 @@
 """The transformer of Qwen-Image and Qwen-Image-Edit: facts, guidance, and its call with reference images.
 
-Shape letters: B samples, C channels, H and W height and width of latents, T tokens, D features.
+Shape letters: B samples, C channels, H and W height and width of latents, T tokens of text, S tokens of images, D
+features.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers.models.transformers import transformer_qwenimage
+from diffusers import QwenImageTransformer2DModel
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
 from daguerre.models.controlnets.controlled import Residuals
-from daguerre.models.network import HEAD, Architecture, Facts, layers
+from daguerre.models.network import HEAD, Architecture, Facts, layers, stands_for
 from daguerre.models.parts import vae
 from daguerre.models.parts.flux2_vae import patched, unpatched
 from daguerre.models.weights.original_names import NameTable
@@ -49,14 +51,39 @@ def _architecture(network: Any, prediction: str) -> Architecture:
     return Architecture("qwen-image", (1328, 1328), {"ss_base_model_version": "qwen_image"})
 
 
-def _text_length(text_BTD: Tensor, mask_BT: Tensor | None) -> tuple[int, None, Tensor | None]:
-    """The tokens of the texts of a batch, and which of them are no padding; None for all."""
-    return text_BTD.shape[1], None, None if mask_BT is None else mask_BT.bool()
+@stands_for(QwenImageTransformer2DModel)
+class TwoStreams(QwenImageTransformer2DModel):
+    """The transformer, of blocks with a stream of text and one of image tokens. The library's forward pass copies
+    numbers of the host to the device in every call, which is waited for: the length of each text, which it then drops,
+    and which tokens are of reference images."""
 
+    def forward(
+        self: Any,
+        tokens_BSC: Tensor,
+        time_B: Tensor,
+        text_BTD: Tensor,
+        mask_BT: Tensor | None,
+        shapes: Sequence[tuple[int, int, int]],
+    ) -> Tensor:
+        """The velocity [B, S, C] of the tokens of images of these `shapes` (1, rows, columns), of which the first is
+        the one that is made. `mask_BT` is 0 for the padding of texts; None: no text is padded."""
+        image_BSD, text_BTD = self.img_in(tokens_BSC), self.txt_in(self.txt_norm(text_BTD))
+        time_B, is_reference_BS = time_B.to(image_BSD.dtype), None
+        if self.zero_cond_t:  # of each sample a second row: reference images are as at time 0
+            time_B = torch.cat([time_B, torch.zeros_like(time_B)])
+            made = shapes[0][1] * shapes[0][2]
+            is_reference_BS = (torch.arange(image_BSD.shape[1], device=image_BSD.device) >= made)[None]
+        time_BD = self.time_text_embed(time_B, image_BSD)
+        rotary = self.pos_embed([[*shapes]], max_txt_seq_len=text_BTD.shape[1], device=image_BSD.device)
+        mask_BT = None if mask_BT is None else mask_BT.bool()
+        for block in self.transformer_blocks:
+            given = (image_BSD, text_BTD, mask_BT, time_BD, rotary, None, is_reference_BS)
+            if torch.is_grad_enabled() and self.gradient_checkpointing:
+                text_BTD, image_BSD = self._gradient_checkpointing_func(block, *given)
+            else:
+                text_BTD, image_BSD = block(*given)
+        return self.proj_out(self.norm_out(image_BSD, time_BD[: len(image_BSD)]))
 
-# The library's own also makes each text's length, which its transformer drops, and for it copies a number of the host:
-# a GPU is waited for in every pass.
-transformer_qwenimage.compute_text_seq_len_from_mask = _text_length  # type: ignore[assignment]
 
 _BLOCK = "transformer_blocks.*."
 NAMES = NameTable({}, others=True)
@@ -100,12 +127,7 @@ def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, res
     given = [x_BCHW, *vae.given(cond, x_BCHW)]
     tokens = [patched(z_BCHW) for z_BCHW in given]
     height, width = tokens[0].shape[2:]
-    y_BLC = transformer(
-        hidden_states=torch.cat([z_BCHW.flatten(2).transpose(1, 2) for z_BCHW in tokens], 1),
-        timestep=c_noise_B,
-        encoder_hidden_states=cond["text"],
-        encoder_hidden_states_mask=cond.get("text_mask"),
-        img_shapes=[[(1, *z_BCHW.shape[2:]) for z_BCHW in tokens]] * len(x_BCHW),
-        return_dict=False,
-    )[0][:, : height * width]
-    return unpatched(y_BLC.transpose(1, 2).unflatten(2, (height, width)))
+    tokens_BSC = torch.cat([z_BCHW.flatten(2).transpose(1, 2) for z_BCHW in tokens], 1)
+    shapes = [(1, *z_BCHW.shape[2:]) for z_BCHW in tokens]
+    y_BSC = transformer(tokens_BSC, c_noise_B, cond["text"], cond.get("text_mask"), shapes)[:, : height * width]
+    return unpatched(y_BSC.transpose(1, 2).unflatten(2, (height, width)))
