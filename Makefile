@@ -7,7 +7,7 @@ BIN := .venv/bin
 # One thread a process: tests run in two processes beside each other. Compiled modules are kept, as tests start many.
 TEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: quickstart test test-long check clean exchange-table
+.PHONY: quickstart test test-long check clean docs exchange-table
 .DELETE_ON_ERROR:
 
 quickstart: .venv/installed
@@ -24,6 +24,11 @@ check: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The pages of docs/ as one site, build/docs/index.html.
+docs: .venv/installed-dev
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo build/docs/index.html
 
 # Measures again what other programs apply of our LoRAs, and writes it into docs/adapters.md.
 exchange-table: .venv/installed-dev

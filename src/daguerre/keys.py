@@ -43,7 +43,7 @@ def batch_uniforms(seed: int, purpose: str, keys: np.ndarray) -> np.ndarray:
 
 
 def batch_normals(seed: int, purpose: str, keys: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Standard normal numbers [B, *shape] float32 for keys [B, 3]; sample i depends on its own key alone."""
+    """Standard normal numbers, [B] and behind it `shape`, float32, for keys [B, 3]; sample i depends on its own key."""
     count = int(np.prod(shape))
     raw = [words(seed, purpose, *map(int, key), count=count + count % 2) for key in keys]
     drawn = to_normal(np.stack(raw))[:, :count] if len(raw) else np.empty((0, count), np.float32)

@@ -1,6 +1,6 @@
 """The optimizer of the loop: one or more torch optimizers that leave out non-finite updates, and their state.
 
-Each optimizer is a file in this folder, found by its name, which builds its `OptimizerPart`s. No schedule here.
+Each optimizer is a file in this folder, found by its name, which builds one or more `OptimizerPart`. No schedule here.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping

@@ -1,0 +1,19 @@
+"""How `make docs` builds these pages into one site: Sphinx, with Markdown by MyST and the theme Furo."""
+
+from daguerre import __version__
+
+project = "Daguerre"
+release = __version__
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+html_theme = "furo"
+html_title = f"Daguerre {__version__}"
+html_show_sphinx = False
+html_show_copyright = False
+html_copy_source = False
+myst_heading_anchors = 3  # as GitHub names them
+default_role = "code"  # docstrings are Markdown: `name` is code
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "no-value": True}
+autodoc_class_signature = "separated"  # fields stand below, each with its own words
+add_module_names = False
+suppress_warnings = ["ref.python"]  # names that several contracts have, such as `name`
