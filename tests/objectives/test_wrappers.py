@@ -54,6 +54,11 @@ def loss(own: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", NAMES)
 class TestWrapper:
+    def test_settings_say_whether_it_compares_with_the_first_student(self, name):
+        kind = plugins.find("objectives", name)
+        for own in (settings(name), *([kind.Settings()] if "teacher" in kind.Settings.model_fields else [])):
+            assert own.refers == (REFERENCE in kind.build(own).needs.networks)
+
     def test_its_loss_is_a_finite_number_of_each_sample(self, name):
         found = loss(settings(name))
         assert found.shape == (2,)

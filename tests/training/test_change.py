@@ -67,8 +67,14 @@ class Run:
 def test_another_optimizer_starts_anew_and_keeps_nothing(toy, old, new):
     before = Run(toy, old).update(0, 1, 2)
     after = Run(toy, new, seed=1)
-    assert after.goes_on_from(before) == [f"the state of {new} starts from nothing: nothing of {old}'s is kept"]
-    fresh = Run(toy, new)
+    averages = ", nor of the averages that it evaluates with" if old == "schedule_free" else ""
+    said = after.goes_on_from(before)
+    assert said == [f"the state of {new} starts from nothing: nothing of {old}'s is kept{averages}"]
+    goes_on_as_a_fresh_one(before, after, Run(toy, new))
+
+
+def goes_on_as_a_fresh_one(before, after, fresh):
+    """`fresh` is given the weights alone."""
     fresh.state.net.load_state_dict(before.state.net.state_dict())
     fresh.state.step, fresh.state.slots = before.state.step, before.state.slots
     for run in (after, fresh):
@@ -77,6 +83,21 @@ def test_another_optimizer_starts_anew_and_keeps_nothing(toy, old, new):
     assert after.moments() == fresh.moments()
     for own, expected in zip(after.state.parameters, fresh.state.parameters, strict=True):
         assert torch.equal(own, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "new", "why"),
+    [
+        ("schedule_free", {"beta1": 0.5}, "the state of schedule_free starts from nothing: it is made with beta1"),
+        ("prodigy", {"d0": 1e-3}, "the state of prodigy starts from nothing: it is made with d0"),
+        ("prodigy", {"beta1": 0.0}, "the optimizer state of 4 of 4 parameters starts from nothing"),
+        ("adafactor", {"beta1": 0.5}, "the optimizer state of 4 of 4 parameters starts from nothing"),
+    ],
+)
+def test_what_the_whole_state_is_made_with_starts_it_anew_and_keeps_nothing(toy, name, new, why):
+    before, after = Run(toy, name).update(0, 1, 2), Run(toy, name, seed=1, **new)
+    assert after.goes_on_from(before) == [why]
+    goes_on_as_a_fresh_one(before, after, Run(toy, name, **new))
 
 
 @pytest.mark.parametrize("name", NAMES)

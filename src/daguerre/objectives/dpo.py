@@ -34,6 +34,10 @@ class Settings(WrapperSettings):
     errors that are summed over a sample; programs that take means have this times the numbers of a sample, such as 2000
     for Stable Diffusion 1.5 (4 x 64 x 64 numbers: 0.12) and 5000 for SDXL (4 x 128 x 128: 0.076)."""
 
+    @property
+    def refers(self) -> bool:
+        return True
+
     @model_validator(mode="after")
     def _compares_the_noise(self) -> Self:
         if self.diffusion.weighting.name != "none":

@@ -71,6 +71,11 @@ class ObjectiveSettings(Settings):
         return False
 
     @property
+    def refers(self) -> bool:
+        """True if the loss compares with the student before its first update (`REFERENCE`)."""
+        return self.learns_from_itself
+
+    @property
     def networks(self) -> Mapping[str, NetworkSettings]:
         """Settings of the networks that the loss is computed with besides the student, by role."""
         return {}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from daguerre.checkpoint.store import Found, Store
 from daguerre.config import config as configs
 from daguerre.config.config import Change, Config, Loaded
 from daguerre.data.loading.loader import Loading
+from daguerre.data.settings import DataSettings
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.process_group import Processes
 from daguerre.errors import UserError
@@ -32,6 +34,7 @@ from daguerre.formatting import shown
 from daguerre.models.parts.text.names import spellings
 from daguerre.models.settings import ASSISTANT
 from daguerre.models.weights import files, single_files
+from daguerre.objectives.objective import REFERENCE
 from daguerre.regular import check_regular
 from daguerre.remote import local_copy
 from daguerre.run import known_faults, lengths, state_io
@@ -66,6 +69,9 @@ class StartPoint:
     """`duration` and `lr_scheduler` of the run's last start; None for a fresh run."""
     lengths: Mapping[str, str] = field(default_factory=dict)
     """Lengths of the run by their places (`lengths.py`); {} for a fresh run."""
+    data: Mapping[str, Any] | None = None
+    """The data that the run has gone on with, as JSON, where they are others than the checkpoint's: it was killed
+    before it saved."""
 
     @property
     def step(self) -> int | None:
@@ -111,7 +117,19 @@ def _start(found: Found, known: Mapping[str, Any]) -> StartPoint:
             # Checkpoints of older versions have fewer.
             documents = {name: reader.document(name) for name in _DOCUMENTS if reader.has(name)}
     notices = [*found.notices, *known_faults.notices(documents), *known["allowed"]]
-    return StartPoint(found.path, documents, known["global_batch_size"], notices, known["schedule"], known["lengths"])
+    data = known["data"] if _other_data(documents, known["data"]) else None
+    batch, schedule = known["global_batch_size"], known["schedule"]
+    return StartPoint(found.path, documents, batch, notices, schedule, known["lengths"], data)
+
+
+def _other_data(documents: Mapping[str, Any], data: Mapping[str, Any] | None) -> bool:
+    """True if the data of a run are others than those that its checkpoint was trained on."""
+    if data is None or "config" not in documents:
+        return False
+    try:
+        return DataSettings.model_validate(documents["config"]["data"]).model_dump(mode="json") != data
+    except ValidationError:  # of another version: what the run has recorded since cannot be told from a new name
+        return False
 
 
 def foreseen_sizes(loaded: Loaded, storage: RunStorage, mesh: Mesh) -> BatchSizes | None:
@@ -137,7 +155,7 @@ def _without_shipped_batch(loaded: Loaded) -> Config:
 def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
     """The settings that a run was begun with; `allowed` are lines about differences that are allowed."""
     if not folder.config.exists():
-        return {"global_batch_size": None, "allowed": [], "schedule": None, "lengths": {}}
+        return {"global_batch_size": None, "allowed": [], "schedule": None, "lengths": {}, "data": None}
     if config.resume_from_checkpoint == "never":
         raise UserError(
             f"{local_copy.display_name(folder.path)} holds a run already, and resume_from_checkpoint=never: give "
@@ -160,7 +178,8 @@ def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
         else f"allow_change: {_difference(change)}"
         for change in allowed
     ]
-    return {"global_batch_size": whole, "allowed": lines, "schedule": schedule, "lengths": known}
+    data = old.data.model_dump(mode="json")
+    return {"global_batch_size": whole, "allowed": lines, "schedule": schedule, "lengths": known, "data": data}
 
 
 def check_same_recipe(old: Config, new: Config, folder: RunFolder) -> list[Change]:
@@ -171,7 +190,8 @@ def check_same_recipe(old: Config, new: Config, folder: RunFolder) -> list[Chang
     moved = _moved(new, changes)
     # A base in another place needs no permission: its digest decides later.
     named_ones = [change for change in changes if change in moved or _within(change, new.allow_change)]
-    allowed = [change for change in named_ones if not _never(change)]
+    never = {change.path: why for change in changes if (why := _never(change) or _other_networks(change, old, new))}
+    allowed = [change for change in named_ones if change.path not in never]
     changes = [change for change in changes if change not in allowed]
     if not changes:
         return allowed
@@ -180,7 +200,7 @@ def check_same_recipe(old: Config, new: Config, folder: RunFolder) -> list[Chang
         f"{place} has a run with other settings:\n"
         + "\n".join(f"  {_difference(change)}" for change in changes)
         + "\nChoose another run_name for a new run, repeat the original command to continue this one, or start a new "
-        f"run from its weights with another run_name and init_from={place}. {_way_on(changes)}",
+        f"run from its weights with another run_name and init_from={place}. {_way_on(changes, list(never.values()))}",
         code="changed",
         setting=changes[0].path if len(changes) == 1 else None,
     )
@@ -213,9 +233,20 @@ def _never(change: Change) -> str:
     return ""
 
 
-def _way_on(changes: Sequence[Change]) -> str:
+def _other_networks(change: Change, old: Config, new: Config) -> str:
+    """The reason for which a run cannot go on with another loss; "" for all other changes."""
+    before, now = (
+        {*own.networks, *([REFERENCE] if own.refers else [])} for own in (old.objective, new.objective)
+    )  # fmt: skip
+    others = (before ^ now) - (before & {REFERENCE})  # what is no longer compared with is of no account
+    if not others or not change.path.startswith("objective."):
+        return ""
+    return f"its loss has other networks ({', '.join(sorted(others))}), and checkpoints stand on those that it had"
+
+
+def _way_on(changes: Sequence[Change], never: Sequence[str]) -> str:
     """The settings to allow, where a run can go on with the changed values; else what is in the way."""
-    if never := [reason for change in changes if (reason := _never(change))]:
+    if never:
         return f"It cannot be continued so: {'; '.join(dict.fromkeys(never))}."
     paths = [change.path for change in changes]
     way = f"allow_change='[{', '.join(paths)}]'"
@@ -260,7 +291,9 @@ def restore_loading(loading: Loading, start: StartPoint, config: Config) -> None
     if start.checkpoint is None:
         loading.skips.begin()
         return
-    may_differ = any(path.partition(".")[0] == "data" for path in config.allow_change)
+    allowed = any(path.partition(".")[0] == "data" for path in config.allow_change)
+    # What was allowed once holds, though no checkpoint has it yet: the recipe is recorded after the first update.
+    may_differ = allowed or start.data == config.data.model_dump(mode="json")
     loading.restore(start.documents["loading"], may_differ)
 
 

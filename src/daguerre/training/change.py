@@ -62,10 +62,15 @@ def carried(
 def _optimizer(found: Carried, state: TrainState, before: Mapping[str, Any], now: OptimizerSettings) -> None:
     """Moments go with their parameter, which other groups number otherwise; those that are made of something else than
     are now reset."""
-    old = _rebuilt(before, state) if before["name"] == now.name else None
+    settings = plugins.find("optimizers", before["name"]).Settings
+    averages = ", nor of the averages that it evaluates with" if settings.averages_weights else ""
+    old = _rebuilt(settings, before, state) if before["name"] == now.name else None
     if old is None:
-        text = f"the state of {now.name} starts from nothing: nothing of {before['name']}'s is kept"
+        text = f"the state of {now.name} starts from nothing: nothing of {before['name']}'s is kept{averages}"
         found.leave("optimizer", text if found.files.get("optimizer") else "")
+        return
+    if other := [name for name in now.made_with if before.get(name) != getattr(now, name)]:
+        found.leave("optimizer", f"the state of {now.name} starts from nothing: it is made with {', '.join(other)}")
         return
     # By the entries that it would make, not by settings: some of these add a moment, such as Adafactor's beta1.
     made = build(now, state.trained, state.optimizer.rounding).entries()  # of an optimizer for this alone
@@ -85,16 +90,21 @@ def _optimizer(found: Carried, state: TrainState, before: Mapping[str, Any], now
         old_number = next(i for i, each in enumerate(groups) if any(p is group["params"][0] for p in each["params"]))
         start = f"group.{old_number}."
         kept |= {f"group.{number}.{n.removeprefix(start)}": n for n in names if n.startswith(start)}
+    every = len(state.optimizer.parameters)
+    text = f"the optimizer state of {len(found.unlike)} of {every} parameters starts from nothing"
+    if len(found.unlike) == every:  # what groups have counted belongs to it
+        found.unlike.clear()
+        found.leave("optimizer", text if names else "")
+        return
     found.files["optimizer"] = kept
     if found.unlike and names:
-        every = len(state.optimizer.parameters)
-        found.notices.append(f"the optimizer state of {len(found.unlike)} of {every} parameters starts from nothing")
+        found.notices.append(text)
 
 
-def _rebuilt(before: Mapping[str, Any], state: TrainState) -> Optimizer | None:
+def _rebuilt(kind: type[OptimizerSettings], before: Mapping[str, Any], state: TrainState) -> Optimizer | None:
     """The optimizer of other settings, for the order of its parameters; None for settings that are not known."""
     try:
-        settings: OptimizerSettings = plugins.find("optimizers", before["name"]).Settings.model_validate(before)
+        settings = kind.model_validate(before)
     except ValidationError:
         return None
     return build(settings, state.trained, state.optimizer.rounding)
@@ -102,7 +112,7 @@ def _rebuilt(before: Mapping[str, Any], state: TrainState) -> Optimizer | None:
 
 def _averages(found: Carried, before: EMASettings, now: EMASettings) -> None:
     if now.enabled and not before.enabled:
-        found.leave("ema", "the averages start from the weights of this checkpoint, which has none")
+        found.leave("ema", "the averages start from the weights of this checkpoint")
     elif before.enabled and not now.enabled:
         found.leave("ema", "the averages are dropped")
     for width in set(before.post_hoc) - set(now.post_hoc):

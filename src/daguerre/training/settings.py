@@ -146,6 +146,8 @@ class OptimizerSettings(Settings):
 
     averages_weights: ClassVar[bool] = False
     """It evaluates at averaged weights of its own, which an EMA and a falling learning rate would spoil."""
+    made_with: ClassVar[tuple[str, ...]] = ()
+    """Settings without which the numbers of its state mean nothing: another value resets it."""
     unused_when: ClassVar[tuple[Unused, ...]] = (
         Unused(("weight_decay_exclude",), lambda own: own.weight_decay == 0, "no effect while weight_decay is 0"),
     )

@@ -250,8 +250,9 @@ class Loading:
         if document["samples"] != self.dataset.fingerprint and not may_differ:
             raise UserError(
                 "the data set has changed since this run was started: files were added, removed, renamed, damaged "
-                f"or repaired (now {self.dataset.size} samples). Restore the files to continue this run exactly; or "
-                "start a new run from these weights with init_from=RUN run_name=NEW",
+                f"or repaired (now {self.dataset.size} samples). Restore the files to continue this run exactly, "
+                "continue on the data as they are with allow_change=[data], or start a new run from these weights with "
+                "init_from=RUN run_name=NEW",
                 code="changed",
             )
         self.skips.restore(document["skips"])

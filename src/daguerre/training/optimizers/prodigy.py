@@ -1,7 +1,7 @@
 """Prodigy (Mishchenko and Defazio 2023, arXiv 2306.06101), by prodigyopt: it estimates the learning rate itself."""
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -12,6 +12,8 @@ from daguerre.training.settings import AdamSettings
 
 class Settings(AdamSettings):
     """Prodigy (Mishchenko and Defazio 2023): AdamW whose learning rate follows from how far the weights have come."""
+
+    made_with: ClassVar[tuple[str, ...]] = ("d0",)  # where the estimate begins, and the unit of the sums it is made of
 
     name: Literal["prodigy"] = "prodigy"
     """Name of the optimizer."""

@@ -16,6 +16,7 @@ class Settings(AdamSettings):
     """Schedule-free AdamW (Defazio et al. 2024): needs no falling learning rate, and evaluates at its own averages."""
 
     averages_weights: ClassVar[bool] = True
+    made_with: ClassVar[tuple[str, ...]] = ("beta1",)  # the average follows from it, z and the weights
 
     name: Literal["schedule_free"] = "schedule_free"
     """Name of the optimizer."""
