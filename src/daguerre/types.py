@@ -68,8 +68,9 @@ class References:
     """Whether sides are rounded up, and what is missing is the picture's reflection; else what is over is cropped."""
     interpolation: str = "lanczos"
     """Filter of the resize, as in `data.interpolation`."""
-    sizing: int = 0
-    """The picture in whose size an image is generated where none is given: 0 the first, -1 the last."""
+    sizing: int | None = 0
+    """The picture in whose size an image is generated where none is given: 0 the first, -1 the last; None: no picture,
+    an image has the size that the model was trained in."""
     alone: References | None = None
     """The rule of a picture that is the only one of its sample, where that is another."""
     seen: References | None = None

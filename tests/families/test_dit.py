@@ -19,9 +19,12 @@ from tiny_families import dit as tiny
 
 from daguerre.cli import main
 from daguerre.data.sources import shape_edits
-from daguerre.families import dit
+from daguerre.families import dit, flux2
 from daguerre.generation.images import made
+from daguerre.generation.prompts import Prompts, Row
+from daguerre.generation.requests import RequestList
 from daguerre.samplers.draw import initial_noise
+from daguerre.samplers.settings import SamplingSettings
 
 SEED, STEPS, SHIFT = 3, 4, 2.0
 
@@ -134,6 +137,20 @@ def test_sides_are_whole_tokens(base, tmp_path, capsys):
     assert family.latent_shape((3, 64, 48)) == (tiny.LATENT, 32, 24)
     assert main.run(["generate", str(base), "prompt=a", "height=62", "width=64", f"out={tmp_path / 'o'}"]) == 2
     assert "multiples of 4" in capsys.readouterr().err
+
+
+def test_an_image_beside_a_picture_has_the_size_of_training_unless_one_is_given(tmp_path):
+    """FLUX.2 klein's has that of the picture."""
+    (path,) = reference_pictures.pictures(tmp_path, [(70, 98)])
+    row = Row("make it red", images={"reference": path})
+    for rule, given, wanted in (
+        (dit.Settings.reference_rule, {}, (64, 48)),
+        (dit.Settings.reference_rule, {"height": 32}, (32, 48)),
+        (flux2.Settings.reference_rule, {}, (64, 96)),
+    ):
+        sampling = SamplingSettings(num_images=1, **given)
+        (request,) = RequestList(Prompts("one", "", lambda: [row]), sampling, (64, 48), references=rule)
+        assert request.size_px == wanted
 
 
 @pytest.mark.long

@@ -64,7 +64,7 @@ class Settings(TransformerSettings, ReferenceSettings):
     pipeline_class: ClassVar[str] = "DaguerreDiTPipeline"
     schedulers: ClassVar[Schedulers] = FlowMatching(token_px=16)
     guidance: ClassVar[Guidance] = CLASSIFIER_FREE
-    reference_rule: ClassVar[References] = References(most=10)
+    reference_rule: ClassVar[References] = References(most=10, sizing=None)
     told_by_index: ClassVar[Mapping[str, str]] = {name: name for name in _TOLD}
     usual: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "data": {"resolution": 256},

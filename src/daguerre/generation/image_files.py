@@ -171,7 +171,8 @@ class FileOutput(Output):
             if one.number in self.shown:
                 path = self._files.image(one)
                 link = path.relative_to(self.folder).as_posix()
-                yield Example(path.read_bytes(), one.prompt.text, one.seed, one.shown_px, link, link)
+                inputs = tuple(one.images.values())
+                yield Example(path.read_bytes(), one.prompt.text, one.seed, one.shown_px, link, link, inputs)
 
     def where(self) -> str:
         """The place of the images, for people."""

@@ -81,11 +81,13 @@ class ShardOutput(Output):
 
     def examples(self) -> Iterator[Example]:
         """Some images of the whole list, evenly spread."""
+        inputs = {one.number: tuple(one.images.values()) for one in self.requests if one.number in self.shown}
         for shard in self._shards:
             numbers = [number for number in shard.numbers.tolist() if number in self.shown]
             for number, image, known in self._read(shard, numbers):
                 size_px = known["height"], known["width"]
-                yield Example(image, known["prompt"], known["seed"], size_px, f"{shard.name}, {number:09d}", None)
+                name = f"{shard.name}, {number:09d}"
+                yield Example(image, known["prompt"], known["seed"], size_px, name, None, inputs[number])
 
     def images(self, number: int) -> list[bytes]:
         """The image files of finished shard `number`, in the order of the list."""

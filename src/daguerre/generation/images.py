@@ -69,6 +69,13 @@ class InputImage:
                 f"{self.name}={self.path} cannot be read: {error.strerror or error}", code="missing"
             ) from error
 
+    def upright(self) -> np.ndarray:
+        """[H, W, 3] uint8, sRGB, transparency over white. UserError for a file that is no whole image."""
+        try:
+            return decode.sized(self.content(), _SETTINGS, None)[0]
+        except Undecodable as reason:
+            raise self.refused(reason) from reason
+
     def refused(self, reason: Undecodable) -> UserError:
         """The error for a file that is no image that can be used."""
         return UserError(f"{self.name}={self.path} cannot be used: {reason}", code="damaged")

@@ -153,13 +153,17 @@ class RequestList:
             return height or self.size_px[0], width or self.size_px[1]
         first, *_ = input_images.of(row).values()
         if first.name in REFERENCES and self.references is not None:
-            return self._beside_reference(row, self.references, height, width)
+            if self.references.sizing is None:
+                return height or self.size_px[0], width or self.size_px[1]
+            return self._beside_reference(row, self.references, self.references.sizing, height, width)
         return input_images.fitting(first.size_px, height, width, self._most_px)
 
-    def _beside_reference(self, row: Row, rule: References, height: int | None, width: int | None) -> tuple[int, int]:
-        """The size in which a reference image is read, the first or the last; with one side given, in its aspect
-        ratio."""
-        frame = [*input_images.reference_frames(input_images.of(row), rule).values()][rule.sizing]
+    def _beside_reference(
+        self, row: Row, rule: References, which: int, height: int | None, width: int | None
+    ) -> tuple[int, int]:
+        """The size in which a reference image is read, the first (0) or the last (-1); with one side given, in its
+        aspect ratio."""
+        frame = [*input_images.reference_frames(input_images.of(row), rule).values()][which]
         own_height, own_width, step = frame.height_px, frame.width_px, rule.step_px
         if height is not None:
             return height, max(step, own_width * height // own_height // step * step)

@@ -98,6 +98,8 @@ class Facts:
     architecture: Callable[[nn.Module, str], Architecture | None] | None = None
     """The model with this denoiser, by the network and what it predicts (`eps`, `v`, `flow`; empty: unknown); None for
     one with other numbers than any that has a name."""
+    other_models: tuple[Architecture, ...] = ()
+    """Further models whose denoiser has this class and these numbers, which only a file's header tells apart."""
     unread: frozenset[str] = frozenset()
     """Names of the parameters that no output depends on, such as a text encoder's layers behind the one that is read.
     Never trained, as they would have no gradient."""

@@ -36,10 +36,13 @@ _THUMBNAIL_PX = 256
 
 def _model(networks: Mapping[str, nn.Module], about: About) -> Architecture | None:
     """The model with the denoiser among these networks; None where nothing says which it is."""
-    by_class = architecture_of(((network, facts_of(network)) for network in networks.values()), about.prediction)
-    said = about.architecture
-    # Models of several families can have one class. Of the same model a file's header says less than the class.
-    return by_class if said is None or (by_class and by_class.modelspec == said.modelspec) else said
+    known = [(network, facts_of(network)) for network in networks.values()]
+    by_class, said = architecture_of(known, about.prediction), about.architecture
+    if said is None:
+        return by_class
+    # Models of several families can have one class. A file's header says less of a model than the facts of the class.
+    alike = [by_class, *(model for _, facts in known for model in facts.other_models)]
+    return next((model for model in alike if model and model.modelspec == said.modelspec), said)
 
 
 def modelspec(networks: Mapping[str, nn.Module], about: About, kind: str = "lora") -> dict[str, str]:

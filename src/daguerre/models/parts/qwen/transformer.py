@@ -40,14 +40,17 @@ def _lengths(y_BCHW: Tensor) -> Tensor:
     return interpolate(squares.sqrt(), scale_factor=PATCH)
 
 
+_EDITS = Architecture("qwen-image-edit", (1024, 1024), {"ss_base_model_version": "qwen_image_edit"})
+
+
 def edits(network: Any, prediction: str) -> Architecture:
     """The names of Qwen-Image-Edit."""
-    return Architecture("qwen-image-edit", (1024, 1024), {"ss_base_model_version": "qwen_image_edit"})
+    return _EDITS
 
 
 def _architecture(network: Any, prediction: str) -> Architecture:
     if network.config.zero_cond_t:  # of the others, the numbers do not tell whether they edit
-        return edits(network, prediction)
+        return _EDITS
     return Architecture("qwen-image", (1328, 1328), {"ss_base_model_version": "qwen_image"})
 
 
@@ -108,6 +111,7 @@ TRANSFORMER = Facts(
     readers=(("attn", "to_q", "to_k", "to_v"), ("attn", "add_q_proj", "add_k_proj", "add_v_proj")),
     names=NAMES,
     architecture=_architecture,
+    other_models=(_EDITS,),
 )
 _LAST_OF_TEXT = ("attn.add_q_proj", "attn.norm_added_q", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2")
 """Layers of the last block that only its text comes out of, which nothing reads."""
