@@ -123,6 +123,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "musubi_zimage_full": {
         "model.family": "z_image",
         "optimizer.name": "adafactor",
+        "optimizer.in_backward": "after_norm",
         "training.max_grad_norm": None,
         "objective.times.name": "uniform",
         "objective.schedule.shift": 1.0,
@@ -255,7 +256,6 @@ LOST: dict[str, set[str]] = {
     "onetrainer_anima_full": {"text_encoder.weight_dtype", "layer_filter"},
     "onetrainer_krea2_full": {"text_encoder.weight_dtype", "layer_filter"},
     "sd_scripts_flux": {"mixed_precision"},
-    "musubi_zimage_full": {"fused_backward_pass"},
     "onetrainer_anima": {"text_encoder.weight_dtype", "quantization.layer_filter"},
     "onetrainer_krea2": {"text_encoder.weight_dtype", "quantization.layer_filter"},
     "onetrainer_flux": {"text_encoder_2.weight_dtype"},

@@ -138,6 +138,17 @@ def test_the_quickstart_takes_what_was_predicted(more):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("form", ["after_norm", "at_once"])
+def test_updates_in_the_backward_pass_take_what_was_predicted(form):
+    given = ["training.global_batch_size=2", f"optimizer.in_backward={form}", "training.gradient_checkpointing=true"]
+    given += ["training.max_grad_norm=null"] if form == "at_once" else []
+    compare("quickstart", *given)
+    fused, usual = (predicted(configs.load("quickstart", ["training.device=cpu", *some]).config).whole
+                    for some in (given, given[:1]))  # fmt: skip
+    assert fused < usual - 15e6  # of 22 MB of gradients
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_with_each_optimizer(name):
     compare("quickstart", f"optimizer.name={name}", "training.global_batch_size=2", *OWN.get(name, []))

@@ -14,7 +14,7 @@ from daguerre.training.ema import EMA
 from daguerre.training.precision import stochastic_rounding
 from daguerre.training.precision.dtypes import Precision
 from daguerre.training.precision.loss_scaling import DynamicScale
-from daguerre.training.precision.stochastic_rounding import Rounding, random_bits
+from daguerre.training.precision.stochastic_rounding import Place, Rounding, random_bits
 from daguerre.training.settings import EMASettings
 from daguerre.training.state import TrainState, evaluating
 
@@ -40,7 +40,7 @@ def units(dtype):
 def test_a_number_becomes_one_of_its_neighbours_with_the_odds_of_how_near_it_is(dtype):
     wide, lower, upper = units(dtype)
     draws = 4000
-    found = torch.stack([BY_CHANCE.narrowed(wide, dtype, number, 0).float() for number in range(draws)])
+    found = torch.stack([BY_CHANCE.narrowed(wide, dtype, Place(number, 0)).float() for number in range(draws)])
     assert ((found == lower) | (found == upper)).all()
     share = ((wide - lower) / (upper - lower)).double()
     error = (found == upper).double().mean(0) - share
@@ -54,7 +54,7 @@ def test_a_number_becomes_one_of_its_neighbours_with_the_odds_of_how_near_it_is(
 def test_numbers_that_fit_stay_what_they_are(dtype, stochastic):
     torch.manual_seed(0)
     kept = torch.cat([torch.randn(3000), torch.logspace(-8, 4, 300), torch.zeros(3)]).to(dtype)
-    rounded = Rounding(stochastic).narrowed(kept.float(), dtype, 5, 7)
+    rounded = Rounding(stochastic).narrowed(kept.float(), dtype, Place(5, 7))
     assert torch.equal(rounded.view(torch.int16), kept.view(torch.int16))
 
 
@@ -191,7 +191,7 @@ def test_updates_far_below_a_unit_count_on_average_and_are_lost_to_the_nearest(t
 
 def test_seed_and_update_decide_how_it_is_rounded():
     wide = torch.linspace(1, 1.001, 500)
-    rounded = [Rounding(True, seed).narrowed(wide, torch.bfloat16, number, piece) for seed, number, piece in
+    rounded = [Rounding(True, seed).narrowed(wide, torch.bfloat16, Place(number, piece)) for seed, number, piece in
                [(0, 0, 0), (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]]  # fmt: skip
     assert torch.equal(rounded[0], rounded[1])
     assert not any(torch.equal(rounded[0], other) for other in rounded[2:])
@@ -241,7 +241,7 @@ def test_memory_formats_and_odd_sizes_are_kept():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 1, 1)).bfloat16().to(memory_format=torch.channels_last)
     strides = [p.stride() for p in net.parameters()]
-    with stochastic_rounding.widened(list(net.parameters()), None, BY_CHANCE, 0, 0):
+    with stochastic_rounding.widened(list(net.parameters()), None, BY_CHANCE, Place(0, 0)):
         assert all(p.dtype == torch.float32 for p in net.parameters())
         for p in net.parameters():
             p.data += 1
@@ -292,13 +292,13 @@ def test_what_stays_float32_among_weights_of_16_bits_is_not_rounded():
     exact, few = (torch.nn.Parameter(torch.ones(5, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16))
     for p in (few, exact):
         p.grad = torch.ones_like(p)
-    with stochastic_rounding.widened([few, exact], torch.tensor(0.5), Rounding(True), 3, 0):
+    with stochastic_rounding.widened([few, exact], torch.tensor(0.5), Rounding(True), Place(3, 0)):
         for p in (few, exact):
             assert p.grad is not None
             p.data.add_(p.grad, alpha=1e-5)
     assert torch.equal(exact, torch.ones(5) + 5e-6)
     assert few.dtype == torch.bfloat16
     assert ((few == 1) | (few == 1 + 2.0**-7)).all()
-    with stochastic_rounding.widened([exact], None, Rounding(True), 4, 0):
+    with stochastic_rounding.widened([exact], None, Rounding(True), Place(4, 0)):
         exact.data.add_(1e-5)
     assert torch.equal(exact, torch.ones(5) + 5e-6 + 1e-5)

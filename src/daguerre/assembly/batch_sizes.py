@@ -29,9 +29,16 @@ def couples_samples(objective: Objective, net: nn.Module | None = None) -> str:
     return ""
 
 
-def check_uncut_batches(config: Config, couples: str, sizes: BatchSizes) -> None:
-    """UserError where not one image has room in a micro-batch, or where what couples the samples of a batch would see
-    only a part of the global batch."""
+def needs_whole_batch(config: Config, objective: Objective, net: nn.Module | None = None) -> str:
+    """The reason why one backward pass has to see a global batch, on one device, or ""."""
+    if form := config.optimizer.in_backward:
+        return f"with optimizer.in_backward={form} each gradient is used up by the backward pass that makes it"
+    return couples_samples(objective, net)
+
+
+def check_uncut_batches(config: Config, why: str, sizes: BatchSizes) -> None:
+    """UserError where not one image has room in a micro-batch, or where what needs the global batch, by reason of
+    `why`, would see only a part of it."""
     area_px = max(bucket.area_px for bucket in buckets(config.data))
     if area_px > (config.loader.max_pixels or math.inf):
         raise UserError(
@@ -40,22 +47,22 @@ def check_uncut_batches(config: Config, couples: str, sizes: BatchSizes) -> None
             code="conflict",
             setting="loader.max_pixels",
         )
-    if couples and sizes.whole * area_px > (config.loader.max_pixels or math.inf):
+    if why and sizes.whole * area_px > (config.loader.max_pixels or math.inf):
         raise UserError(
-            f"{couples}, so the global batch of {sizes.whole} cannot be split, but it has {sizes.whole * area_px:,} "
+            f"{why}, so the global batch of {sizes.whole} cannot be split, but it has {sizes.whole * area_px:,} "
             "pixels: remove loader.max_pixels, or choose a smaller global_batch_size",
             code="conflict",
             setting="loader.max_pixels",
         )
-    if couples and sizes.ranks > 1:
+    if why and sizes.ranks > 1:
         raise UserError(
-            f"{couples}, so the global batch cannot be split over {sizes.ranks} devices: train on one device (or one "
+            f"{why}, so the global batch cannot be split over {sizes.ranks} devices: train on one device (or one "
             "tensor-parallel group)",
             code="conflict",
         )
-    if couples and sizes.accumulation > 1:
+    if why and sizes.accumulation > 1:
         raise UserError(
-            f"{couples}, so the global batch of {sizes.whole} cannot be computed as {sizes.accumulation} x "
+            f"{why}, so the global batch of {sizes.whole} cannot be computed as {sizes.accumulation} x "
             f"{sizes.micro} samples: remove training.per_device_batch_size and gradient_accumulation_steps, or choose "
             "a smaller global_batch_size",
             code="conflict",
@@ -113,9 +120,17 @@ def shared_out(loaded: Loaded, mesh: Mesh, recorded: int | None = None) -> Batch
             code="unsupported",
             setting="mesh.ici_fsdp_parallelism",
         )
+    if config.optimizer.in_backward and mesh.degree("tensor") > 1:
+        raise UserError(
+            f"optimizer.in_backward={config.optimizer.in_backward}: gradients of norms are summed over a "
+            "tensor-parallel group after the backward pass, so that none can be used in it: train on one device, or "
+            "remove it",
+            code="conflict",
+            setting="optimizer.in_backward",
+        )
     sizes = batch_sizes(config, recorded, mesh.batch_ranks, held(loaded))
     objective = plugins.find("objectives", config.objective.name).build(config.objective)
-    check_uncut_batches(config, couples_samples(objective), sizes)
+    check_uncut_batches(config, needs_whole_batch(config, objective), sizes)
     return sizes
 
 

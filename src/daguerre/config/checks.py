@@ -100,6 +100,35 @@ def _own_averages(optimizer: OptimizerSettings, ema: EMASettings, schedule: LRSc
     return found
 
 
+def _in_backward(optimizer: OptimizerSettings, training: TrainingSettings) -> list[Problem]:
+    """Refuses what needs all gradients at once where each is freed as soon as it has moved its weights. Accumulation
+    that follows from batch sizes, and devices, are known later (`batch_sizes.check_uncut_batches`)."""
+    if not optimizer.in_backward:
+        return []
+    path, found = "optimizer.in_backward", []
+    if training.gradient_accumulation_steps > 1:
+        text = (
+            "frees each gradient before the next micro-batch could be added to it: remove "
+            "training.gradient_accumulation_steps, or this"
+        )
+        found.append(Problem(path, text, optimizer.in_backward))
+    if optimizer.in_backward == "at_once" and training.max_grad_norm is not None:
+        text = (
+            "moves weights before the norm of all gradients is known, so that none can be clipped: set "
+            "training.max_grad_norm=null, or optimizer.in_backward=after_norm"
+        )
+        found.append(Problem(path, text, "at_once"))
+    if optimizer.in_backward == "at_once" and (
+        training.weights_dtype == "float16" or training.mixed_precision == "fp16"
+    ):
+        text = (
+            "moves weights before it is known whether the loss was scaled too much, which float16 finds out by "
+            "overflows: compute in bf16 (training.mixed_precision=bf16), or set optimizer.in_backward=after_norm"
+        )
+        found.append(Problem(path, text, "at_once"))
+    return found
+
+
 def _adapters(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) -> list[Problem]:
     """Each part of a component has one adapter that trains it or adds to it, and the family can train the component."""
     found, owners = [], dict[str, list[str]]()
@@ -201,5 +230,6 @@ CHECKS: dict[tuple[str, ...], Callable[..., list[Problem]]] = {
     ("model", "objective", "init_from"): _own_teacher,
     ("profiler", "output_dir"): _profiles,
     ("optimizer", "ema", "lr_scheduler"): _own_averages,
+    ("optimizer", "training"): _in_backward,
 }
 """The sections that a check needs, and the check."""

@@ -45,6 +45,8 @@ def compile_blocks(net: nn.Module, names: Collection[str], device: torch.device,
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, SHAPES)
     torch._dynamo.config.accumulated_recompile_limit = max(torch._dynamo.config.accumulated_recompile_limit, SHAPES)
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # rather than uncompiled blocks from then on, in silence
+    # A graph that gives away its buffers can be walked once, and optimizer.in_backward=after_norm does so twice.
+    torch._functorch.config.donated_buffer = False
     # Dropout draws as it does uncompiled. On a CPU inductor's own choice of layouts gives wrong gradients of some UNets
     # (torch 2.13).
     options = {"fallback_random": True} | ({"layout_optimization": False} if device.type == "cpu" else {})

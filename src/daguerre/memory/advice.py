@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from daguerre.assembly.batch_sizes import BatchSizes, couples_samples
+from daguerre.assembly.batch_sizes import BatchSizes, needs_whole_batch
 from daguerre.assembly.parts import Components
 from daguerre.config.config import Config
 from daguerre.data.loading.loader import Loading
@@ -30,15 +30,15 @@ def of_training(
     """
     batch = device.on(parts.device, loading.first(state.slots))
     tried = oom.divisors(sizes.whole, len(batch.names))
-    couples = couples_samples(parts.objective, parts.net)
-    if couples:
+    whole = needs_whole_batch(config, parts.objective, parts.net)
+    if whole:
         tried = tried[-1:]
     with torch.compiler.set_stance("force_eager"):  # compiling each size would take minutes
         fitting = oom.largest_that_fits(
             tried, lambda size: oom.update_fits(state, batch.rows(0, size), parts.loss, parts.autocast)
         )
-    if couples:
-        first = f"{couples[0].upper()}{couples[1:]}, which cannot be split: make global_batch_size smaller."
+    if whole:
+        first = f"{whole[0].upper()}{whole[1:]}, so the global batch cannot be split: make global_batch_size smaller."
     elif fitting is None:
         first = "Not even a micro-batch of one sample fits."
     elif fitting == sizes.micro:

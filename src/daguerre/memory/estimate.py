@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from daguerre.assembly.batch_sizes import BatchSizes, batch_sizes, check_uncut_batches, couples_samples
+from daguerre.assembly.batch_sizes import BatchSizes, batch_sizes, check_uncut_batches, needs_whole_batch
 from daguerre.assembly.parts import Components, outline
 from daguerre.config.config import Config
 from daguerre.distributed.mesh import Mesh
@@ -45,7 +45,7 @@ class Target:
     def parts(self) -> Components:
         """The networks without memory, with the kernels that they have there."""
         parts = outline(self.config)
-        check_uncut_batches(self.config, couples_samples(parts.objective, parts.net), self.sizes)
+        check_uncut_batches(self.config, needs_whole_batch(self.config, parts.objective, parts.net), self.sizes)
         if self.on_gpu:
             training = self.given.training
             fused = training.kernels in ("auto", "triton")
@@ -204,6 +204,9 @@ def _ways(target: Target, count: MemoryCount, largest: Peak | None) -> Iterator[
     if largest is not None:
         yield f"training.per_device_batch_size={largest.micro} computes the same updates in more micro-batches"
     numbers = sum(each.numbers for each in count.held if "gradients" in each.kinds)
+    gradients = count.bytes_of("gradients")
+    if gradients and target.sizes.accumulation == count.mesh.devices == 1 and optimizer.name != "prodigy":
+        yield f"optimizer.in_backward=after_norm holds the largest gradient in place of {format_size(gradients)}"
     if not training.gradient_checkpointing:
         yield "training.gradient_checkpointing=true stores fewer activations"
     readers = target.given.model.text_encoders()

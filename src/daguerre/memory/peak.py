@@ -100,7 +100,10 @@ class SimulatedStep:
         """The peak of a step with micro-batches of this size."""
         self._say(f"computing a step with micro-batches of {micro}")
         with self._mode, self._live:
-            passes, update = self._passes(micro), self._update()
+            if self._config.optimizer.in_backward:
+                passes, update = self._moving_passes(micro), 0
+            else:
+                passes, update = self._passes(micro), self._update()
         held = self._count.whole - self._count.bytes_of("gradients")
         return Peak(micro, held, passes + self._gathered, update, self._gathered)
 
@@ -114,6 +117,20 @@ class SimulatedStep:
             batch = self._batch(micro)
             step.backward(state.net, [batch], self._parts.loss, micro, self._parts.autocast, state.see, state.scaler)
         return live.peak - base
+
+    def _moving_passes(self, micro: int) -> int:
+        """Most bytes in addition to what is held, in an update that is made in the backward pass."""
+        state, live, settings = self._state, self._live, self._config.optimizer
+        base = live.now
+        live.reset()
+        state.net.train()
+        step.move_in_backward(
+            state, self._batch(micro), self._parts.loss, micro, learning_rate=0.0,
+            max_grad_norm=self._config.training.max_grad_norm, autocast=self._parts.autocast,
+        )  # fmt: skip
+        taken = getattr(plugins.find("optimizers", settings.name), "update_bytes", None)
+        shapes = [(name, tuple(each.placed.shape)) for name, each in self._held.items()]
+        return live.peak - base + (max(taken(settings, *each) for each in shapes) if taken else 0)
 
     def _update(self) -> int:
         """Most bytes in addition to what is held, while weights are moved; what a device holds of the parameters
@@ -260,7 +277,8 @@ def _fill(parts: Components) -> None:
 def _begun(config: Config, parts: Components) -> TrainState:
     """The state after an update, with moments."""
     simulated = not hasattr(plugins.find("optimizers", config.optimizer.name), "update_bytes")
-    settings = config.optimizer if simulated else plugins.find("optimizers", _STAND_IN).Settings()
+    stand_in = plugins.find("optimizers", _STAND_IN).Settings
+    settings = config.optimizer if simulated else stand_in(in_backward=config.optimizer.in_backward)
     state = begin(config, parts, optimizer=settings)
     for p in state.parameters:
         p.grad = torch.zeros_like(p)

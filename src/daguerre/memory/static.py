@@ -154,7 +154,8 @@ def _in_net(config: Config, parts: Components, name: str, p: nn.Parameter) -> _K
     state_bytes = plugins.find("optimizers", config.optimizer.name).state_bytes
     return lambda name, shape: {
         "weights": prod(shape) * size,
-        "gradients": prod(shape) * size,
+        # Of those that are used in the backward pass the largest is counted where it is made: in a step (peak.py).
+        "gradients": 0 if config.optimizer.in_backward else prod(shape) * size,
         "moments": state_bytes(config.optimizer, name, shape),
         "averages": prod(shape) * _AVERAGE * averages,
         **({"reference": prod(shape) * size} if refers else {}),

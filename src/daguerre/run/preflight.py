@@ -3,15 +3,16 @@ statistics and random numbers stay as they are."""
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from daguerre.assembly.parts import Components
 from daguerre.distributed.parallelize import local
 from daguerre.errors import UserError
+from daguerre.training.optimizers.in_backward import spent
 from daguerre.training.performance import flops, peak_rates
 from daguerre.types import Batch
 
@@ -30,8 +31,7 @@ def seconds(parts: Components, batch: Batch) -> float:
     with _untouched(parts):
         for _ in range(_PASSES):
             start = time.perf_counter()
-            _pass(parts, batch)
-            parts.net.zero_grad(set_to_none=True)
+            _gradients(parts, batch, lambda name, gradient: None)
             peak_rates.synchronize(parts.device)
             took = time.perf_counter() - start
     return took
@@ -53,37 +53,45 @@ def check_compiled_code(parts: Components, batch: Batch) -> None:
     networks wrongly, silently. It sees the shapes of this batch alone. Gradients that are not finite uncompiled are
     left to other guards."""
     # On the host: a second set of gradients may have no room on the device.
-    compiled = {name: gradient.cpu() for name, gradient in _gradients(parts, batch)}
-    with torch.compiler.set_stance("force_eager"):
-        plain = dict(_gradients(parts, batch))
-    norms = {name: float(gradient.float().norm()) for name, gradient in plain.items()}
-    norms = {name: norm for name, norm in norms.items() if math.isfinite(norm)}
+    compiled, numbers = dict[str, Tensor](), dict[str, tuple[float, float]]()
+    with _untouched(parts):
+        _gradients(parts, batch, lambda name, gradient: compiled.update({name: gradient.cpu()}))
+
+    def compare(name: str, plain: Tensor) -> None:
+        apart = compiled.pop(name).to(plain.device) - plain
+        numbers[name] = float(plain.float().norm()), float(apart.float().norm())
+
+    with torch.compiler.set_stance("force_eager"), _untouched(parts):
+        _gradients(parts, batch, compare)
+    finite = {name: each for name, each in numbers.items() if math.isfinite(each[0])}
     of_own, of_whole = _WRONG[parts.numerics.compute]
-    most = of_whole * math.hypot(*norms.values())
-    wrong = [
-        name
-        for name, norm in norms.items()
-        # `not <=`, so that NaN counts as wrong.
-        if not float((compiled.pop(name).to(plain[name].device) - plain[name]).float().norm()) <= of_own * norm + most
-    ]
+    most = of_whole * math.hypot(*(norm for norm, _ in finite.values()))
+    # `not <=`, so that NaN counts as wrong.
+    wrong = [name for name, (norm, apart) in finite.items() if not apart <= of_own * norm + most]
     if wrong:
         raise UserError(
             f"training.compile=blocks: torch {torch.__version__} compiled these networks wrongly: gradients of "
-            f"{len(wrong)} of {len(plain)} parameters differ from the uncompiled ones, {wrong[0]} for one. Train "
+            f"{len(wrong)} of {len(numbers)} parameters differ from the uncompiled ones, {wrong[0]} for one. Train "
             "with training.compile=false, or use another version of torch",
             code="unsupported",
             setting="training.compile",
         )
 
 
-def _gradients(parts: Components, batch: Batch) -> Iterator[tuple[str, Tensor]]:
-    """The gradients of a micro-batch by name: this device's part of each, where several split them."""
-    with _untouched(parts), torch.enable_grad():
-        _pass(parts, batch)
-    for name, p in parts.net.named_parameters():
+def _gradients(parts: Components, batch: Batch, use: Callable[[str, Tensor], None]) -> None:
+    """`use` gets each gradient of a micro-batch with its name (this device's part, where several split it), after which
+    it is dropped: a run that moves weights in the backward pass may have no room for all."""
+    names = {p: name for name, p in parts.net.named_parameters() if p.requires_grad}
+
+    def give(p: nn.Parameter) -> None:
         if p.grad is not None:
-            gradient, p.grad = p.grad, None
-            yield name, local(gradient)
+            use(names[p], local(p.grad))
+
+    with torch.enable_grad(), spent(names, give):
+        _pass(parts, batch)
+    for p in names:  # FSDP2 puts its parts there by itself
+        give(p)
+        p.grad = None
 
 
 def _pass(parts: Components, batch: Batch) -> None:

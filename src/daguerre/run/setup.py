@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from daguerre import faults, ranks
 from daguerre.assembly import assistant, base_digests, left_out, offloaded, quantized_base
-from daguerre.assembly.batch_sizes import BatchSizes, check_uncut_batches, couples_samples, shared_out
+from daguerre.assembly.batch_sizes import BatchSizes, check_uncut_batches, needs_whole_batch, shared_out
 from daguerre.assembly.parts import Components, begin, build, load
 from daguerre.assembly.roles import in_training
 from daguerre.checkpoint.async_save import FailedSaves, Outcome, Saver
@@ -247,7 +247,7 @@ def _model(config: Config, origin: _Origin, processes: Processes, stop: StopSign
     if point.checkpoint is not None:
         base_digests.check_same_base(point.documents.get("base"), base, point.checkpoint.name)
     parts = build(config, processes.device, networks=networks, trains=True)
-    check_uncut_batches(config, couples_samples(parts.objective, parts.net), origin.sizes)
+    check_uncut_batches(config, needs_whole_batch(config, parts.objective, parts.net), origin.sizes)
     samples.check(config, parts)
     notices = _of_networks(config, parts)
     # Here, before the data are opened, class images are generated: they are among the data.

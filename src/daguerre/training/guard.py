@@ -30,6 +30,7 @@ class Guard:
         self._steps, self._in_a_row, self._longest = steps, in_a_row, 0
         self._seen: list[Tensor] = []
         self._unread: list[tuple[int, Tensor, list[str], list[Tensor]]] = []
+        self._torn: Tensor | None = None
         # Bounded: a run may skip single updates for weeks.
         self._culprits: deque[tuple[int, list[str], list[str]]] = deque(maxlen=100)
 
@@ -44,8 +45,22 @@ class Guard:
         self._unread.append((step, finite, names, self._seen))
         self._seen = []
 
+    def note_torn(self, step: int, torn: Tensor) -> None:
+        """Remembers whether update `step` moved some of the weights before a gradient that is not finite (0-dim bool on
+        the device): nothing can be trained or saved after the first one."""
+        first = torch.zeros_like(torn, dtype=torch.int64) if self._torn is None else self._torn
+        self._torn = torch.where((first == 0) & torn, step, first)
+
     def counts(self) -> tuple[int, int]:
-        """Non-finite updates of the run so far, and in a row up to now. Reads the device."""
+        """Non-finite updates of the run so far, and in a row up to now. Reads the device. NonFiniteError after an
+        update that left weights which belong to no update."""
+        if self._torn is not None and (step := int(self._torn)):
+            raise NonFiniteError(
+                f"a gradient of update {step} was NaN or infinite when a part of the weights had moved already "
+                "(optimizer.in_backward=at_once), so the run was stopped, and nothing of that was saved. Go on from "
+                "the last checkpoint with optimizer.in_backward=after_norm, which looks at all gradients first and "
+                "leaves such updates out"
+            )
         flags = torch.stack([finite for _, finite, *_ in self._unread]).tolist() if self._unread else []
         for finite, (step, _, names, seen) in zip(flags, self._unread, strict=True):
             if finite:

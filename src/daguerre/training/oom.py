@@ -83,14 +83,17 @@ def update_fits(state: TrainState, batch: Batch, loss_fn: step.LossFn, autocast:
     fits, sharding = True, state.sharding
     state.net.train()
     try:
-        step.backward(
-            state.net, [batch], loss_fn, len(batch.names), autocast, state.meter.add_terms, state.scaler, sharding
-        )
-        _, factor = step.clip(state.parameters, 1.0, state.scaler.inverse(), sharding)
-        skip = torch.ones((), dtype=torch.bool, device=state.parameters[0].device)
-        state.optimizer.step(0.0, skip, factor)
-        if skip.device.type == "cuda":
-            torch.cuda.synchronize(skip.device)
+        if state.optimizer.in_backward:
+            # Of no valid sample: it moves nothing.
+            step.move_in_backward(state, batch, loss_fn, 0, learning_rate=0.0, max_grad_norm=1.0, autocast=autocast)
+        else:
+            step.backward(
+                state.net, [batch], loss_fn, len(batch.names), autocast, state.meter.add_terms, state.scaler, sharding
+            )
+            _, factor = step.clip(state.parameters, 1.0, state.scaler.inverse(), sharding)
+            state.optimizer.step(0.0, torch.ones((), dtype=torch.bool, device=state.parameters[0].device), factor)
+        if state.parameters[0].is_cuda:
+            torch.cuda.synchronize(state.parameters[0].device)
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise

@@ -141,6 +141,9 @@ class TrainingSettings(Settings):
         return self
 
 
+InBackward = Literal[False, "after_norm", "at_once"]
+
+
 class OptimizerSettings(Settings):
     """Base of every optimizer's `Settings`. An optimizer's file narrows `name` and adds its own fields."""
 
@@ -169,6 +172,10 @@ class OptimizerSettings(Settings):
     weight_decay_exclude: list[str] | None = None
     """Parameters without weight decay, by patterns of their names such as `*norm*` or `*.bias`; null for all of fewer
     than two dims (biases and norms)."""
+    in_backward: InBackward = Field(False, json_schema_extra=FREE)
+    """Move each weight during the backward pass, as soon as its gradient is whole, and free the gradient: the largest
+    one is held in place of all. `after_norm`: a backward pass before that finds the norm of all: the same updates, for
+    about half as much time again; `at_once`: no more time, but no clipping. On one device, without accumulation."""
 
 
 class AdamSettings(OptimizerSettings):

@@ -16,6 +16,7 @@ from daguerre.errors import UserError
 from daguerre.training.ema import EMA
 from daguerre.training.guard import Guard, check_finite, misfits
 from daguerre.training.meters import Meter
+from daguerre.training.optimizers.in_backward import PiecewiseUpdate
 from daguerre.training.optimizers.optimizer import Optimizer, build
 from daguerre.training.precision.dtypes import Precision
 from daguerre.training.precision.loss_scaling import Scaler
@@ -106,12 +107,12 @@ class TrainState:
         self.guard.see(terms.loss_B, valid_B)
         self.objective.observe(terms, valid_B)
 
-    def leave_idle(self, micro_batches: Sequence[Batch]) -> None:
-        """Drops the gradients, zeros all, of parameters that no micro-batch of any device reaches: an optimizer would
-        count the update, and let moments and weights decay."""
-        if self.of_references and not self.sharding.total(sum(batch.has_references for batch in micro_batches)):
-            for name in self.of_references & self.trained.keys():
-                self.trained[name].grad = None
+    def idle(self, micro_batches: Sequence[Batch]) -> set[nn.Parameter]:
+        """The parameters that no micro-batch of any device reaches. Their gradients, zeros all, are to be dropped: an
+        optimizer would count the update, and let moments and weights decay."""
+        if not self.of_references or self.sharding.total(sum(batch.has_references for batch in micro_batches)):
+            return set()
+        return {self.trained[name] for name in self.of_references & self.trained.keys()}
 
     def move(self, learning_rate: float, skip: Tensor, factor: Tensor | None) -> None:
         """Updates weights, moments and averages by the gradients times `factor`, which are dropped, and the learnt
@@ -120,6 +121,17 @@ class TrainState:
         average = self.ema.next(self.step + 1)
         moved = self.optimizer.step(learning_rate, skip, factor, self.step, average)
         self.optimizer.zero_grad()
+        self._moved(skip, moved)
+
+    def piecewise(self, learning_rate: float) -> PiecewiseUpdate:
+        """The same update for one parameter after the other; `finish` must follow."""
+        return PiecewiseUpdate(self.optimizer, learning_rate, self.step, self.ema.next(self.step + 1))
+
+    def finish(self, pieces: PiecewiseUpdate, skip: Tensor) -> None:
+        """Ends an update in pieces, after which all is as after `move`."""
+        self._moved(skip, pieces.finish(skip))
+
+    def _moved(self, skip: Tensor, moved: bool) -> None:
         self.step += 1
         self.ema.update(self.step, moved)
         self.objective.absorb(self.sharding.sum, skip)  # an update that is left out teaches the objective nothing

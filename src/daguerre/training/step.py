@@ -4,15 +4,16 @@ Nothing here waits for the device: whether an update is finite is decided on the
 optimizer touches a weight, and read by the host only when numbers are logged.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from daguerre.training.optimizers.in_backward import spent
 from daguerre.training.precision.dtypes import Autocast
 from daguerre.training.precision.loss_scaling import Scaler
-from daguerre.training.sharding import UNSHARDED, Sharding
+from daguerre.training.sharding import UNSHARDED, Sharding, norms
 from daguerre.training.state import TrainState
 from daguerre.types import Batch, LossTerms
 
@@ -40,20 +41,95 @@ def update(
     torch.manual_seed(state.dropout_seed())
     # Known before the forward pass and over the CPU: every loss is divided by it, so that gradients are plain sums.
     valid = sharding.total(sum(int(batch.valid_B.sum()) for batch in micro_batches))
-    loss = backward(state.net, micro_batches, loss_fn, max(valid, 1), autocast, state.see, state.scaler, sharding)
-    state.leave_idle(micro_batches)
-    # Before any weight moves: by clipping, one NaN becomes a NaN in every gradient, moment and average.
-    norm, factor = clip(state.parameters, max_grad_norm, state.scaler.inverse(), sharding)
+    idle = state.idle(micro_batches)
+    if state.optimizer.in_backward:
+        (batch,) = micro_batches
+        loss, norm = move_in_backward(
+            state, batch, loss_fn, valid, learning_rate=learning_rate, max_grad_norm=max_grad_norm, autocast=autocast,
+            idle=idle,
+        )  # fmt: skip
+    else:
+        loss = backward(state.net, micro_batches, loss_fn, max(valid, 1), autocast, state.see, state.scaler, sharding)
+        for p in idle:
+            p.grad = None
+        norm, factor = clip(state.parameters, max_grad_norm, state.scaler.inverse(), sharding)
+        # Decided before any weight moves: by clipping, one NaN becomes a NaN in every gradient, moment and average.
+        state.move(learning_rate, _left_out(loss, norm, valid), factor)
     state.meter.add_common("gradient_norm", norm)
-    # Both are asked: the gradient of a finite loss may overflow, and that of an infinite one may be finite.
-    finite = torch.isfinite(loss) & torch.isfinite(norm)
-    # Without gradients an update would still move weights, by weight decay and by the moments of before.
-    skip = torch.logical_not(finite) if valid else torch.ones_like(finite)
-    state.move(learning_rate, skip, factor)
     state.samples += valid
     state.slots += sum(len(batch.names) for batch in micro_batches) * sharding.ranks
     # An overflow by which fp16's scale finds its size is skipped like any other update, and is no fault.
-    return finite | state.scaler.moved(loss, norm)
+    return _finite(loss, norm) | state.scaler.moved(loss, norm)
+
+
+def _finite(loss: Tensor, norm: Tensor) -> Tensor:
+    # Both are asked: the gradient of a finite loss may overflow, and that of an infinite one may be finite.
+    return torch.isfinite(loss) & torch.isfinite(norm)
+
+
+def _left_out(loss: Tensor, norm: Tensor, valid: int) -> Tensor:
+    """True where an update is left out. Without gradients it would still move weights, by decay and by moments."""
+    finite = _finite(loss, norm)
+    return torch.logical_not(finite) if valid else torch.ones_like(finite)
+
+
+def move_in_backward(
+    state: TrainState,
+    batch: Batch,
+    loss_fn: LossFn,
+    valid: int,
+    *,
+    learning_rate: float,
+    max_grad_norm: float | None,
+    autocast: Autocast,
+    idle: Collection[nn.Parameter] = (),
+) -> tuple[Tensor, Tensor]:
+    """An update in which each gradient is used and freed as soon as it is whole; returns loss and gradient norm.
+
+    `after_norm`: a first backward pass finds the norm, a second one moves the weights: the update as ever. `at_once`
+    has the second pass alone. Where a gradient is not finite there, what comes after it in the pass stays as it was,
+    and the guard stops the run, as what came before has moved. Parameters in `idle` do not move.
+    """
+    loss = _summed(state.net, batch, loss_fn, max(valid, 1), autocast, state.see)
+    scaled, inverse = state.scaler.scaled(loss), state.scaler.inverse()
+    loss = loss.detach()
+    found: dict[nn.Parameter, Tensor] = {}
+
+    def measure(p: nn.Parameter) -> None:
+        if p not in idle and p.grad is not None:
+            found[p] = norms([p.grad])
+
+    factor, skip = inverse, _left_out(loss, torch.zeros_like(loss), valid)
+    checks = state.optimizer.in_backward == "after_norm"
+    if checks:
+        with spent(state.parameters, measure):
+            scaled.backward(retain_graph=True)
+        whole, factor = clipped(_together(found, state.parameters, loss), max_grad_norm, inverse)
+        skip = _left_out(loss, whole, valid)
+    pieces = state.piecewise(learning_rate)
+
+    def move(p: nn.Parameter) -> None:
+        nonlocal skip
+        if not checks:
+            measure(p)
+            skip = skip | torch.logical_not(torch.isfinite(found[p]).all()) if p in found else skip
+        if p not in idle:
+            pieces.move(p, skip, factor)
+
+    with spent(state.parameters, move):
+        scaled.backward()
+    if not checks:
+        whole = _together(found, state.parameters, loss)
+        state.guard.note_torn(state.step + 1, torch.isfinite(loss) & torch.logical_not(torch.isfinite(whole)))
+    state.finish(pieces, skip)
+    return loss, whole
+
+
+def _together(found: Mapping[nn.Parameter, Tensor], parameters: Sequence[nn.Parameter], like: Tensor) -> Tensor:
+    """The norm of all gradients from those of each; 0 without any."""
+    # In the order of the network, as `Sharding.norm` has it: the last digits of sums depend on it.
+    each = [found[p] for p in parameters if p in found]
+    return torch.linalg.vector_norm(torch.cat(each)) if each else torch.zeros_like(like)
 
 
 def backward(
@@ -71,21 +147,32 @@ def backward(
     `micro_batches` are this device's part of it, `valid` is the count of all. `see` is given the terms of each
     micro-batch and which of its slots are valid, on the device.
     """
-    device = next(net.parameters()).device
-    total = torch.zeros((), device=device)
+    total = torch.zeros((), device=next(net.parameters()).device)
     for number, batch in enumerate(micro_batches, 1):
         sharding.before_backward(net, last=number == len(micro_batches))
-        valid_B = batch.valid_B.to(device, non_blocking=True)
-        with autocast():
-            terms = weighted(loss_fn(net, batch), batch)
-        # `where` and not a product: the loss of an empty slot may be NaN, and NaN times 0 is NaN. Divided by the global
-        # count here, micro-batches and devices of unequal sizes have their right weights.
-        loss = torch.where(valid_B > 0, terms.loss_B, 0.0).sum() / valid
+        loss = _summed(net, batch, loss_fn, valid, autocast, see)
         scaler.scaled(loss).backward()  # outside autocast: each operation keeps the type of its forward pass
         total += loss.detach()
-        see(terms, valid_B)
     sharding.after_backward()
     return sharding.sum(total)
+
+
+def _summed(
+    net: nn.Module,
+    batch: Batch,
+    loss_fn: LossFn,
+    valid: int,
+    autocast: Autocast,
+    see: Callable[[LossTerms, Tensor], None],
+) -> Tensor:
+    """The losses of a micro-batch, which `see` is given, as its part of the mean over `valid` samples."""
+    valid_B = batch.valid_B.to(next(net.parameters()).device, non_blocking=True)
+    with autocast():
+        terms = weighted(loss_fn(net, batch), batch)
+    see(terms, valid_B)
+    # `where` and not a product: the loss of an empty slot may be NaN, and NaN times 0 is NaN. Divided by the global
+    # count here, micro-batches and devices of unequal sizes have their right weights.
+    return torch.where(valid_B > 0, terms.loss_B, 0.0).sum() / valid
 
 
 def weighted(terms: LossTerms, batch: Batch) -> LossTerms:
@@ -101,7 +188,11 @@ def clip(
 ) -> tuple[Tensor, Tensor | None]:
     """The global norm of the gradients times `inverse`, and the factor of the gradients that makes it at most
     `max_norm`, None for one. The gradients stay as they are: those of 16 bits are multiplied in float32."""
-    norm = sharding.norm(trained)
+    return clipped(sharding.norm(trained), max_norm, inverse)
+
+
+def clipped(norm: Tensor, max_norm: float | None, inverse: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The same of a norm that is known."""
     if inverse is not None:
         norm = norm * inverse
     if max_norm is None:

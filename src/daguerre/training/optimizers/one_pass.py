@@ -29,7 +29,7 @@ def move(optimizer: torch.optim.Optimizer, skip: Tensor, factor: Tensor | None, 
     for group in optimizer.param_groups:
         (beta1, beta2), share = group["betas"], average.share if average else 0.0
         rule = adamw_ema.Rule(group["lr"], group["weight_decay"], beta1, beta2, group["eps"], share)
-        for step, some in _by_count(optimizer, [p for p in group["params"] if p.grad is not None]):
+        for step, some in _by_count(optimizer, group["params"]):
             adamw_ema.move(_tensors(optimizer, step, some, average), rule, skip, factor)
         # The average follows also where no gradient came: it may still be on its way to weights that stand still.
         still = [p for p in group["params"] if p.grad is None]
@@ -52,9 +52,10 @@ def _tensors(
 
 
 def _by_count(
-    optimizer: torch.optim.Optimizer, moved: Sequence[nn.Parameter]
+    optimizer: torch.optim.Optimizer, every: Sequence[nn.Parameter]
 ) -> Iterator[tuple[Tensor, list[nn.Parameter]]]:
-    """The parameters of a group that move now, by their count of updates, which each of them then shares."""
+    """Those of all parameters of a group that move now, by their count of updates, which each of them then shares."""
+    moved = [p for p in every if p.grad is not None]
     states: list[dict[str, Any]] = [optimizer.state[p] for p in moved]
     # By identity: comparing values would read the device in every update.
     begun = {id(state["step"]): state["step"] for state in states if state}
@@ -71,13 +72,8 @@ def _by_count(
         else:
             state["step"] = begun[id(state["step"])]
         together.setdefault(id(state["step"]), (state["step"], []))[1].append(p)
-    _leave(optimizer, moved, [step for step, _ in together.values()])
-    yield from together.values()
-
-
-def _leave(optimizer: torch.optim.Optimizer, moved: Sequence[nn.Parameter], counts: Sequence[Tensor]) -> None:
-    """Parameters without a gradient now keep a count of their own: that of the others goes on."""
-    moving, shared = set(moved), {id(count) for count in counts}
-    for p, state in optimizer.state.items():
-        if p not in moving and state and id(state["step"]) in shared:
+    # Parameters without a gradient now keep a count of their own: that of the others goes on.
+    for state in (optimizer.state[p] for p in every if p.grad is None and p in optimizer.state):
+        if state and id(state["step"]) in together:
             state["step"] = state["step"].clone()
+    yield from together.values()

@@ -16,8 +16,8 @@ from daguerre.errors import UserError, install
 from daguerre.training.guard import check_finite
 from daguerre.training.optimizers import groups, one_pass
 from daguerre.training.optimizers.one_pass import Average
-from daguerre.training.precision.stochastic_rounding import Rounding, widened
-from daguerre.training.settings import OptimizerSettings
+from daguerre.training.precision.stochastic_rounding import Place, Rounding, widened
+from daguerre.training.settings import InBackward, OptimizerSettings
 
 NUMBER = ".number"
 """Ends the name of a saved tensor that is a Python number while training."""
@@ -117,15 +117,11 @@ class OptimizerPart:
         return [every] if self.groups_together else [[group] for group in every]
 
     @contextmanager
-    def widened(
-        self, some: list[dict[str, Any]], rounding: Rounding, factor: Tensor | None, step: int, number: int
-    ) -> Iterator[None]:
-        """Within the context the part consists of these groups alone, with weights and gradients, times `factor`, of
-        float32. `step` and `number` decide how each weight is rounded afterwards."""
+    def reduced(self, some: list[dict[str, Any]]) -> Iterator[None]:
+        """Within the context the part consists of these groups alone."""
         every, self.optimizer.param_groups = self.optimizer.param_groups, some
         try:
-            with widened(self.parameters, factor, rounding, step, number):
-                yield
+            yield
         finally:
             self.optimizer.param_groups = every
 
@@ -137,6 +133,8 @@ class Optimizer:
     parts: tuple[OptimizerPart, ...]
     rounding: Rounding | None = None
     """Rounding of weights of 16 bits, whose moments and arithmetic are float32; None for float32 weights."""
+    in_backward: InBackward = False
+    """When weights are moved during the backward pass (`in_backward.py`); False: after it."""
 
     def step(
         self,
@@ -151,26 +149,51 @@ class Optimizer:
         `factor` multiplies the gradients; None for one. They are spent afterwards. Returns whether `average` was moved,
         too, as it is where one pass over memory does both.
         """
-        # Averages are moved once an update: by one pass over all parts, or afterwards by the EMA itself.
-        together = self.rounding is None and all(part.one_pass for part in self.parts)
+        average = average if self.moves_averages else None
+        self.set_rate(learning_rate)
         for index, part in enumerate(self.parts):
+            # Widened group by group, as this bounds the float32 memory.
+            turns = [part.optimizer.param_groups]
+            for place, some in enumerate(turns if self.rounding is None else part.in_turn()):
+                self.move(part, some, Place(number, seat(index, place)), skip, factor, average)
+        return average is not None
+
+    @property
+    def moves_averages(self) -> bool:
+        """True if one pass over memory moves weights and averages: averages are moved once an update, by such a pass
+        over all parts, or afterwards by the EMA itself."""
+        return self.rounding is None and all(part.one_pass for part in self.parts)
+
+    def set_rate(self, learning_rate: float) -> None:
+        """The learning rate of the next update."""
+        for part in self.parts:
             for group in part.optimizer.param_groups:
                 group["lr"] = learning_rate * group["share"]
-            with torch.no_grad():
-                if self.rounding is not None:
-                    # The memory of the weights is exchanged, so that no optimizer knows of 16 bits and moments are
-                    # float32.
-                    for place, some in enumerate(part.in_turn()):
-                        with part.widened(some, self.rounding, factor, number, index << 32 | place):
-                            part.step(skip)
-                elif part.one_pass:
-                    one_pass.move(part.optimizer, skip, factor, average if together else None)
-                else:
-                    gradients = [p.grad for p in part.parameters if p.grad is not None]
-                    if factor is not None and gradients:
-                        torch._foreach_mul_(gradients, factor)
+
+    @torch.no_grad()
+    def move(
+        self,
+        part: OptimizerPart,
+        some: list[dict[str, Any]],
+        place: Place,
+        skip: Tensor,
+        factor: Tensor | None,
+        average: Average | None,
+    ) -> None:
+        """Moves these groups of a part by their gradients times `factor`, unless `skip`. `place` decides how weights of
+        16 bits are rounded."""
+        with part.reduced(some):
+            if self.rounding is not None:
+                # The memory of the weights is exchanged, so that no optimizer knows of 16 bits and moments are float32.
+                with widened(part.parameters, factor, self.rounding, place):
                     part.step(skip)
-        return together and average is not None
+            elif part.one_pass:
+                one_pass.move(part.optimizer, skip, factor, average)
+            else:
+                gradients = [p.grad for p in part.parameters if p.grad is not None]
+                if factor is not None and gradients:
+                    torch._foreach_mul_(gradients, factor)
+                part.step(skip)
 
     def learning_rates(self) -> dict[str, float]:
         """Those of the latest update, of the parameters that have one of their own, by its pattern."""
@@ -270,7 +293,7 @@ class Optimizer:
             part.begin()
         else:
             for group, some in enumerate(part.in_turn()):
-                with part.widened(some, self.rounding, None, 0, group):
+                with part.reduced(some), widened(part.parameters, None, self.rounding, Place(0, group)):
                     part.begin()
         part.optimizer.state |= {p: part.optimizer.state.get(p) or {} for p in part.parameters}
 
@@ -308,7 +331,12 @@ def build(
     parts: list[OptimizerPart] = plugins.find("optimizers", settings.name).build(settings, trained)
     every = [group for part in parts for group in part.optimizer.param_groups]
     assert all("share" in group for group in every), "an optimizer's groups are made by groups.decay_groups"
-    return Optimizer(tuple(parts), rounding)
+    return Optimizer(tuple(parts), rounding, settings.in_backward)
+
+
+def seat(part: int, turn: int) -> int:
+    """The number of what is widened at once, by which its rounding is keyed."""
+    return part << 32 | turn
 
 
 def not_installed(name: str, package: str) -> UserError:

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 
 from daguerre.training.optimizers.groups import Parameters, decay_groups
 from daguerre.training.optimizers.optimizer import OptimizerPart, not_installed
-from daguerre.training.settings import AdamSettings
+from daguerre.training.settings import AdamSettings, InBackward
 
 
 class Settings(AdamSettings):
@@ -40,6 +40,16 @@ class Settings(AdamSettings):
                 "prodigy estimates one learning rate for all parameters: remove it, or use another optimizer"
             )
         return rates
+
+    @field_validator("in_backward")
+    @classmethod
+    def _all_at_once(cls, in_backward: InBackward) -> InBackward:
+        if in_backward:
+            raise ValueError(
+                "prodigy estimates its learning rate from the gradients of all weights before it moves one: remove it, "
+                "or use another optimizer"
+            )
+        return in_backward
 
 
 def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:

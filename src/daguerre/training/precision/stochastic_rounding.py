@@ -40,6 +40,18 @@ def pieces(tensors: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Numbers that are rounded, among all of a run: no two are rounded by the same chance."""
+
+    step: int
+    """Update."""
+    piece: int
+    """What is widened at once in it."""
+    start: int = 0
+    """Numbers of the piece before these, where a part of it is widened alone."""
+
+
+@dataclass(frozen=True)
 class Rounding:
     """Rounds float32 to 16 bits: by chance, as the seed, the update and the place of each number say, or to the
     nearest. No state: a run that goes on rounds as one that was never stopped."""
@@ -47,11 +59,12 @@ class Rounding:
     stochastic: bool
     seed: int = 0
 
-    def narrowed(self, wide_N: Tensor, dtype: torch.dtype, step: int, piece: int) -> Tensor:
+    def narrowed(self, wide_N: Tensor, dtype: torch.dtype, place: Place) -> Tensor:
         """[N] of `dtype` from finite float32 numbers; those that `dtype` holds stay what they are."""
         if not self.stochastic:
             return wide_N.to(dtype)
-        bits_N = random_bits(len(wide_N), keys.words(self.seed, "rounding", step, piece, count=1)[0], wide_N.device)
+        key = keys.words(self.seed, "rounding", place.step, place.piece, count=1)[0]
+        bits_N = random_bits(len(wide_N), key, wide_N.device, place.start)
         lost = 16 if dtype == torch.bfloat16 else 13  # bits of float32's mantissa that the type has not
         small_N = _on_grid(wide_N, bits_N) if dtype in _SMALLEST_NORMAL else None
         # Sign and magnitude stand apart in a float, so a random number below the unit that is kept, added to the
@@ -69,13 +82,13 @@ def _on_grid(wide_N: Tensor, bits_N: Tensor) -> Tensor:
     return torch.floor(wide_N * 2.0**24 + share_N) * 2.0**-24
 
 
-def random_bits(count: int, key: int, device: torch.device) -> Tensor:
-    """[count] int32, number i a function of the key (64 bits) and i, the same on every device.
+def random_bits(count: int, key: int, device: torch.device, start: int = 0) -> Tensor:
+    """[count] int32 from number `start` on, number i a function of the key (64 bits) and i, the same on every device.
 
     A keyed form of the 32-bit finaliser `lowbias32` (Wellons 2018): products and shifts of whole numbers that wrap.
     """
     first, second = (int(part) - (int(part) >> 31 << 32) for part in (int(key) & 0xFFFFFFFF, int(key) >> 32))
-    x_N = torch.arange(count, dtype=torch.int32, device=device).add_(first)
+    x_N = torch.arange(start, start + count, dtype=torch.int32, device=device).add_(first)
     shifted_N = torch.empty_like(x_N)
 
     def fold(places: int) -> None:
@@ -92,11 +105,14 @@ def random_bits(count: int, key: int, device: torch.device) -> Tensor:
 
 @contextmanager
 def widened(
-    parameters: Sequence[nn.Parameter], factor: Tensor | None, rounding: Rounding, step: int, piece: int
+    parameters: Sequence[nn.Parameter], factor: Tensor | None, rounding: Rounding, place: Place
 ) -> Iterator[None]:
     """Within the context these parameters, and their gradients times `factor`, are float32; then the parameters are
     put back into their own memory, those of 16 bits rounded. The gradients are gone. After an error the parameters are
     what they were."""
+    if not parameters:
+        yield
+        return
     stored = [p.data for p in parameters]
     buffer_N, wide = _flat(stored)
     with_gradient = [(p, p.grad) for p in parameters if p.grad is not None]
@@ -115,7 +131,7 @@ def widened(
             # Into the memory of before: FSDP2 and the averages refer to it.
             torch._foreach_copy_(stored, wide)
         else:
-            rounded = _views(rounding.narrowed(buffer_N, few, step, piece), stored)
+            rounded = _views(rounding.narrowed(buffer_N, few, place), stored)
             # A weight that stays float32 takes no part in chance, wherever it stands among the others.
             each = zip(stored, rounded, wide, strict=True)
             torch._foreach_copy_(stored, [few_bits if narrow(value) else exact for value, few_bits, exact in each])
@@ -128,16 +144,17 @@ def _flat(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """One float32 buffer with copies of all tensors, and each copy in its shape."""
     if not tensors:
         return torch.empty(0), []
-    buffer_N = torch.zeros(sum(_room(t) for t in tensors), dtype=torch.float32, device=tensors[0].device)
+    buffer_N = torch.zeros(sum(room(t) for t in tensors), dtype=torch.float32, device=tensors[0].device)
     copies = _views(buffer_N, tensors)
     torch._foreach_copy_(copies, list(tensors))
     return buffer_N, copies
 
 
 def _views(buffer_N: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    parts = buffer_N.split([_room(t) for t in tensors])
+    parts = buffer_N.split([room(t) for t in tensors])
     return [part[: t.numel()].view(t.shape) for part, t in zip(parts, tensors, strict=True)]
 
 
-def _room(tensor: Tensor) -> int:
+def room(tensor: Tensor) -> int:
+    """Numbers that a tensor takes in a flat buffer."""
     return -(-tensor.numel() // _ALIGNED) * _ALIGNED
