@@ -12,14 +12,17 @@ import pytest
 import tiny_families
 import torch
 from quick_cases import quick_where
+from safetensors.torch import save_file
 from torch import Tensor
 
 from daguerre import plugins
 from daguerre.adapters import lora
 from daguerre.adapters.adapter import attach
+from daguerre.errors import UserError
 from daguerre.families.pretrained import bases, catalogue
 from daguerre.models.export.about import UNKNOWN
 from daguerre.models.family import Family
+from daguerre.models.lora_files import kohya
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE, merged
 from daguerre.models.lora_files.read import read
 from daguerre.models.network import facts_of
@@ -86,6 +89,80 @@ def test_each_file_is_read_back_as_the_same_addition(loaded: tuple[str, Family],
                     weight = fresh.components[component].get_parameter(each.name)
                     weight.copy_(merged(weight, [(each, 1.0)], component))
         torch.testing.assert_close(prediction(fresh, fresh.net), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def flux(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return dict(tiny_families.load("flux", tmp_path_factory.mktemp("flux")).components)
+
+
+def drawn(*sizes: int) -> Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(sum(sizes))).abs() + 0.5
+
+
+EXCHANGED = "norm_out.linear", "lora_unet_final_layer_adaLN_modulation_1"
+"""A layer of FLUX.1 whose halves of outputs are the other way round in the authors' layout, and its name there."""
+LOW = {"lora_down.weight": drawn(2, 64), "lora_up.weight": drawn(128, 2)}
+KINDS = {
+    "lora": LOW,
+    "dora over outputs": {**LOW, "dora_scale": drawn(128, 1)},
+    "dora over inputs": {**LOW, "dora_scale": drawn(1, 64)},
+    "lokr": {"lokr_w1": drawn(4, 2), "lokr_w2": drawn(32, 32)},
+    "lokr of two factors": {"lokr_w1_a": drawn(4, 2), "lokr_w1_b": drawn(2, 2), "lokr_w2": drawn(32, 32)},
+    "loha": {
+        f"hada_{half}_{end}": drawn(*size) for half in ("w1", "w2") for end, size in (("a", (128, 2)), ("b", (2, 64)))
+    },
+    "sum": {"diff": drawn(128, 64)},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_read_for_a_layer_whose_halves_are_exchanged(kind: str, flux: dict[str, Any], tmp_path: Path):
+    layer, name = EXCHANGED
+    weight = flux["transformer"].get_parameter(f"{layer}.weight").detach()
+
+    def added(stem: str, around: Tensor) -> Tensor:
+        save_file({f"{stem}.{factor}": value for factor, value in KINDS[kind].items()}, tmp_path / "x.safetensors")
+        (addition,) = read(tmp_path / "x.safetensors", flux)["transformer"]
+        return merged(around, [(addition, 1.0)], "transformer") - around
+
+    theirs = torch.cat(weight.chunk(2)[::-1])
+    expected = torch.cat(added(f"transformer.{layer}", theirs).chunk(2)[::-1])
+    found = added(name, weight)
+    torch.testing.assert_close(found, expected)
+    if "dora_scale" not in KINDS[kind]:  # which has no form in kohya's layout
+        kohya.write(tmp_path / "y.safetensors", flux, read(tmp_path / "x.safetensors", flux))
+        (again,) = read(tmp_path / "y.safetensors", flux)["transformer"]
+        torch.testing.assert_close(
+            merged(weight, [(again, 1.0)], "transformer") - weight, expected, rtol=1e-4, atol=1e-5
+        )
+
+
+def refused(tensors: dict[str, Tensor], networks: dict[str, Any], place: Path) -> str:
+    save_file(tensors, place / "x.safetensors")
+    with pytest.raises(UserError) as refusal:
+        read(place / "x.safetensors", networks)
+    return str(refusal.value)
+
+
+def test_what_cannot_be_put_in_order_or_cut_is_refused(flux: dict[str, Any], tmp_path: Path):
+    odd = {f"{EXCHANGED[1]}.lokr_w1": drawn(1, 2), f"{EXCHANGED[1]}.lokr_w2": drawn(128, 32)}
+    assert "cannot be cut in two: write the file again as a LoRA" in refused(odd, flux, tmp_path)
+    fused = "lora_unet_double_blocks_0_img_attn_qkv"
+    found = refused({f"{fused}.dora_scale": torch.tensor(1.0)}, flux, tmp_path)
+    assert "of a projection that is 3 layers here" in found
+
+
+def test_one_layer_that_is_unknown_is_named_in_a_file_for_this_model(flux: dict[str, Any], tmp_path: Path):
+    other = "transformer.transformer_blocks.99.attn.to_q"
+    tensors = {
+        f"{stem}.{factor}": value.clone()
+        for stem in (f"transformer.{EXCHANGED[0]}", other)
+        for factor, value in LOW.items()
+    }
+    found = refused(tensors, flux, tmp_path)
+    assert f"this one has no {other} (1 of the file's modules are unknown" in found
+    assert "is no part of a LoRA" in refused({".lora_down.weight": drawn(2, 64)}, flux, tmp_path)
 
 
 def test_facts_name_the_layers_that_read_one_input(loaded: tuple[str, Family]):

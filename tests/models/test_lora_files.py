@@ -267,9 +267,15 @@ def test_files_that_are_none(theirs, plain, tmp_path):
         ("{", "in its header cannot be read: Expecting property name"),
         ("[1]", "in its header is not a JSON object"),
         ("3", "in its header is not a JSON object"),
-        ('{"unet.alpha_pattern": {"(": 1}}', "peft's config of unet cannot be read"),
-        ('{"unet.alpha_pattern": 3}', "peft's config of unet cannot be read"),
-        ('{"unet.lora_alpha": "much"}', "peft's config of unet cannot be read"),
+        ('{"unet.alpha_pattern": {"(": 1}}', "has alpha_pattern='.': it must be a regular expression .missing"),
+        ('{"unet.alpha_pattern": 3}', "has alpha_pattern=3: it must be a mapping of layers' names to numbers"),
+        ('{"unet.rank_pattern": []}', "has rank_pattern=..: it must be a mapping"),
+        (
+            '{"unet.lora_alpha": "much"}',
+            "x.safetensors: peft's config of unet has lora_alpha='much': it must be a number",
+        ),
+        ('{"unet.lora_alpha": null}', "has lora_alpha=None: it must be a number other than 0"),
+        ('{"unet.r": {}}', "has r={}: it must be a number above 0"),
     ],
 )
 def test_a_header_that_is_none(text, said, theirs, plain, tmp_path):

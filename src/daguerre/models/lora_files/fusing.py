@@ -13,6 +13,8 @@ from daguerre.models.lora_files.names import BIAS, BIAS_OF_UP
 
 BY_ROWS = (UP, DIFF, "hada_w1_a", "hada_w2_a", BIAS, BIAS_OF_UP, MAGNITUDE)
 """Factors with a row for each output of the layer."""
+_OF_BLOCKS = ("lokr_w1", "lokr_w1_a")
+"""Factors with a row for each block of the layer's outputs."""
 _SHARED = (DOWN, ALPHA, "hada_w1_b", "hada_w2_b")
 """Factors that all outputs have in common."""
 
@@ -26,16 +28,17 @@ def parts(path: Path, name: str, factor: str, value: Tensor, rows: Sequence[int]
     Raises:
         UserError: for a factor that cannot be cut, or has another number of rows.
     """
-    by_rows = factor in BY_ROWS or (factor == COLUMNS and len(value) == sum(rows))
     if factor in _SHARED:
         return [value] * len(rows)
+    count = len(value) if value.ndim else 0
+    by_rows = factor in BY_ROWS or (factor == COLUMNS and count == sum(rows))
     if not by_rows:
         raise UserError(
             f"{path}: {name} is {factor} of a projection that is {len(rows)} layers here, and a LoKr or a DoRA over "
             "inputs cannot be cut in parts: write the file again as a LoRA",
             code="unsupported",
         )
-    if value.ndim == 0 or len(value) != sum(rows):
+    if count != sum(rows):
         raise UserError(
             f"{path} was made for another model: {name} is {list(value.shape)}, for a projection with {sum(rows)} "
             "outputs here",
@@ -45,13 +48,23 @@ def parts(path: Path, name: str, factor: str, value: Tensor, rows: Sequence[int]
 
 
 def swapped(addition: Addition) -> Addition:
-    """The addition to a layer whose two halves of outputs are in the other order."""
-    turned = {name: halves(value) if name in BY_ROWS else value for name, value in addition.factors.items()}
+    """The addition to a layer whose two halves of outputs are in the other order. UserError for a LoKr without one."""
+    turned = {name: halves(addition.layer, name, value) for name, value in addition.factors.items()}
     return replace(addition, factors=turned)
 
 
-def halves(value: Tensor) -> Tensor:
-    """The rows with their two halves exchanged."""
+def halves(layer: str, factor: str, value: Tensor) -> Tensor:
+    """The factor of a layer whose two halves of outputs are in the other order. UserError for a LoKr whose first matrix
+    has no two halves."""
+    over_inputs = factor == COLUMNS and value.ndim and len(value) == 1
+    if not value.ndim or over_inputs or factor not in (*BY_ROWS, COLUMNS, *_OF_BLOCKS):
+        return value
+    if factor in _OF_BLOCKS and len(value) % 2:
+        raise UserError(
+            f"{layer} has its two halves of outputs in another order in the layout of other programs, and {factor} of "
+            f"{len(value)} rows cannot be cut in two: write the file again as a LoRA",
+            code="unsupported",
+        )
     return torch.cat(value.chunk(2)[::-1])
 
 

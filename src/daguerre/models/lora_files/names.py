@@ -70,7 +70,7 @@ def parted(name: str, path: Path) -> tuple[str, str]:
     """Name of the module, as the file has it but for levels that wrap it, and the factor that a tensor is. UserError
     for what is no factor."""
     plain = _ADAPTER.sub(r".\1\2", name)
-    ending = next((each for each in _ENDINGS if plain.endswith(each)), None)
+    ending = next((each for each in _ENDINGS if plain.endswith(each) and plain != each), None)
     if ending is None:
         raise UserError(f"{path} has {name}, which is no part of a LoRA, LoHa or LoKr", code="unknown")
     stem = _WRAPPERS.sub("", plain.removesuffix(ending))

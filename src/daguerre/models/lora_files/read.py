@@ -75,7 +75,8 @@ def _modules(path: Path, contents: Contents, networks: Mapping[str, nn.Module]) 
                 raise UserError(f"{path} has {'.'.join(layer)} twice: {other} and {name}", code="conflict")
             found.setdefault(layer, {})[factor] = part
     if unknown:
-        check_model(path, contents.tensors)
+        if not found:  # one layer alone may be missing of what is this model's
+            check_model(path, contents.tensors)
         raise UserError(_lost(path, sorted(unknown), layers, contents.metadata), code="unknown")
     if not found:
         raise UserError(f"{path} has no additions in it", code="empty")
@@ -94,7 +95,7 @@ def _parts(
         own = facts_of(network).names
         turned = place.is_original and own is not None and place.layers[0] in own.swapped
         # Rows alone are in another order: both layouts have the inputs in one.
-        values = [fusing.halves(value) if turned and factor in fusing.BY_ROWS else value]
+        values = [fusing.halves(place.layers[0], factor, value) if turned else value]
     yield from (((place.component, layer), part) for layer, part in zip(place.layers, values, strict=True))
 
 

@@ -19,12 +19,9 @@ class Scales:
     def __init__(self, path: Path, component: str, numbers: Mapping[str, Any]) -> None:
         own = {key.removeprefix(f"{component}."): v for key, v in numbers.items() if key.startswith(f"{component}.")}
         self.whose = f"{path}: peft's config of {component}"
-        try:
-            self.is_rslora = self._truth(own.get("use_rslora"))
-            self.alpha, self.alphas = self._of(own, "lora_alpha" if "lora_alpha" in own else "alpha", "alpha_pattern")
-            self.rank, self.ranks = self._of(own, "r", "rank_pattern")
-        except (re.error, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise UserError(f"{self.whose} cannot be read: {error}", code="damaged") from error
+        self.is_rslora = self._truth(own.get("use_rslora"))
+        self.alpha, self.alphas = self._of(own, "lora_alpha" if "lora_alpha" in own else "alpha", "alpha_pattern")
+        self.rank, self.ranks = self._of(own, "r", "rank_pattern")
 
     def of(self, layer: str, rank: int | None) -> float:
         """alpha / rank, or alpha / sqrt(rank); by the config's rank for factors that show none. 1 without a config."""
@@ -36,17 +33,31 @@ class Scales:
 
     def _of(self, config: Mapping[str, Any], key: str, patterns: str) -> tuple[float | None, _Patterns]:
         """A number of peft's config, and those of layers by patterns of their names."""
-        usual, given = config.get(key), (config.get(patterns) or {}).items()
-        by_pattern = [(re.compile(rf"(.*\.)?({pattern})"), self._number(patterns, number)) for pattern, number in given]
-        return None if usual is None else self._number(key, usual), by_pattern
+        given = {} if config.get(patterns) is None else config[patterns]
+        if not isinstance(given, Mapping):
+            raise self._unlike(patterns, given, "a mapping of layers' names to numbers")
+        by_pattern = []
+        for pattern, number in given.items():
+            try:
+                meant = re.compile(rf"(.*\.)?({pattern})")
+            except (re.error, ArithmeticError, RecursionError) as error:
+                raise self._unlike(patterns, pattern, f"a regular expression ({error})") from error
+            by_pattern.append((meant, self._number(patterns, number)))
+        return self._number(key, config[key]) if key in config else None, by_pattern
 
     def _number(self, key: str, given: Any) -> float:
         """UserError for what is no number by which an addition can be strong, 0 among it: a file without effect."""
-        found = math.nan if isinstance(given, bool) else float(given)
+        try:
+            found = math.nan if isinstance(given, bool) else float(given)
+        except (TypeError, ValueError, ArithmeticError):
+            found = math.nan
         least = "above" if key in ("r", "rank_pattern") else "other than"
         if not math.isfinite(found) or found == 0 or (found < 0 and least == "above"):
-            raise UserError(f"{self.whose} has {key}={given!r}: it must be a number {least} 0", code="damaged")
+            raise self._unlike(key, given, f"a number {least} 0")
         return found
+
+    def _unlike(self, key: str, given: Any, wanted: str) -> UserError:
+        return UserError(f"{self.whose} has {key}={given!r}: it must be {wanted}", code="damaged")
 
     def _truth(self, given: Any) -> bool:
         """A bool, also as text, which is true of any word in Python."""
