@@ -145,8 +145,8 @@ def _why_not_texts(config: Config, family: Family) -> str | None:
         return "the family reads no captions"
     if reason := _why_not(config, family, family.text, "captions"):
         return reason
-    if any(own.captions.shuffle_tags for own in config.data.sources.values()):
-        return "each epoch has tags in another order (data.captions.shuffle_tags)"
+    if any(own.captions.is_endless for own in config.data.sources.values()):
+        return "each epoch has other captions (data.captions.shuffle_tags, tag_dropout or wildcards)"
     return None
 
 

@@ -1,5 +1,7 @@
-"""Captions of samples: fields, templates, tags, prefix, and dropout to the empty string, which guidance needs."""
+"""Captions of samples: fields, alternatives, tags, templates, prefix, and dropout to the empty string, which guidance
+needs."""
 
+import re
 from collections.abc import Mapping
 from itertools import accumulate, islice, product
 
@@ -12,6 +14,7 @@ from daguerre.data.settings import CaptionSettings, SourceSettings
 from daguerre.types import Record
 from daguerre.unicode import NO_TEXT, is_text
 
+_BRACES = re.compile(r"(\{\{|\}\}|\{[^{}]+\})")
 _JOINED = 4096
 """Most ways in which fields of several texts are joined; those beyond are never drawn."""
 
@@ -23,8 +26,11 @@ def choose(record: Record, settings: SourceSettings, seed: int, key: np.ndarray)
     caption = _from_fields(record, rules, seed, key) if rules.text is None else rules.text
     if not is_text(caption):
         raise Undecodable(NO_TEXT)
-    if rules.shuffle_tags:
-        caption = _shuffled(caption, rules, seed, key)
+    if rules.wildcards:
+        caption = _with_alternatives(caption, seed, key)
+    if rules.reads_tags:
+        caption = _of_tags(caption, rules, seed, key)
+    caption = _ungrouped(caption, rules)
     if rules.templates:
         (drawn,) = _uniforms(seed, "caption template", key)
         caption = rules.templates[int(drawn * len(rules.templates))].replace("{}", caption)
@@ -34,11 +40,11 @@ def choose(record: Record, settings: SourceSettings, seed: int, key: np.ndarray)
 
 def possible(texts: Mapping[str, str], settings: SourceSettings) -> list[str]:
     """Every caption that `choose` may give for a record of these caption fields, each once. `Undecodable` as there.
-    Not for shuffled tags, of which there is no end."""
+    Not for captions that are new each time, of which there is no end."""
     rules = settings.captions
-    assert not rules.shuffle_tags
+    assert not rules.is_endless
     found = [text for text, _ in _candidates(texts, rules)] if rules.text is None else [rules.text]
-    found = [text for text in found if is_text(text)]
+    found = [_ungrouped(text, rules) for text in found if is_text(text)]
     if rules.templates:
         found = [template.replace("{}", text) for text in found for template in rules.templates]
     found = [rules.prefix + text for text in found if settings.caption_dropout < 1]
@@ -74,14 +80,38 @@ def _from_fields(record: Record, rules: CaptionSettings, seed: int, key: np.ndar
     return next((text for (text, _), end in zip(there, ends, strict=True) if drawn * ends[-1] < end), there[-1][0])
 
 
-def _shuffled(caption: str, rules: CaptionSettings, seed: int, key: np.ndarray) -> str:
-    """The caption with its tags in another order, but for the first `keep_tags`."""
+def _with_alternatives(caption: str, seed: int, key: np.ndarray) -> str:
+    """The caption with one alternative of each `{a|b}`; `{{` and `}}` are braces."""
+    parts = _BRACES.split(caption)
+    draws = iter(_uniforms(seed, "caption alternatives", key, len(parts)))
+
+    def drawn(part: str) -> str:
+        if part in ("{{", "}}"):
+            return part[0]
+        options = part[1:-1].split("|")
+        return options[int(next(draws) * len(options))]
+
+    return "".join(drawn(part) if i % 2 else part for i, part in enumerate(parts))
+
+
+def _of_tags(caption: str, rules: CaptionSettings, seed: int, key: np.ndarray) -> str:
+    """The caption with its tags, but for the first `keep_tags`, in another order, or with some of them left out."""
     between = rules.tag_separator.strip() or rules.tag_separator
     tags = [tag.strip() for tag in caption.split(between)]
     tags = [tag for tag in tags if tag]
     kept, rest = tags[: rules.keep_tags], tags[rules.keep_tags :]
-    order = np.argsort(keys.words(seed, "caption tags", *map(int, key), count=len(rest)), kind="stable")
-    return rules.tag_separator.join([*kept, *(rest[i] for i in order.tolist())])
+    order = [*range(len(rest))]
+    if rules.shuffle_tags:
+        words = keys.words(seed, "caption tags", *map(int, key), count=len(rest))
+        order = np.argsort(words, kind="stable").tolist()
+    if rules.tag_dropout:
+        draws = _uniforms(seed, "tag dropout", key, len(rest))
+        order = [i for i in order if draws[i] >= rules.tag_dropout]
+    return rules.tag_separator.join([*kept, *(rest[i] for i in order)])
+
+
+def _ungrouped(caption: str, rules: CaptionSettings) -> str:
+    return caption if rules.tag_group is None else caption.replace(rules.tag_group, rules.tag_separator)
 
 
 def _uniforms(seed: int, purpose: str, key: np.ndarray, count: int = 1) -> list[float]:

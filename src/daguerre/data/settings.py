@@ -36,7 +36,12 @@ class CaptionSettings(Settings):
     """The caption that a sample is trained on, before `caption_dropout`."""
 
     unused_when: ClassVar[tuple[Unused, ...]] = (
-        Unused(("tag_separator", "keep_tags"), lambda own: not own.shuffle_tags, "no effect without shuffle_tags=true"),
+        Unused(("keep_tags",), lambda own: not own.reads_tags, "no effect without shuffle_tags=true or tag_dropout"),
+        Unused(
+            ("tag_separator",),
+            lambda own: not own.reads_tags and own.tag_group is None,
+            "no effect without shuffle_tags=true, tag_dropout or tag_group",
+        ),
         Unused(("weights",), lambda own: own.join is not None, "weights draw one field, join takes all of them"),
         Unused(
             ("fields", "weights", "join", "lines"),
@@ -69,7 +74,15 @@ class CaptionSettings(Settings):
     tag_separator: str = Field(", ", min_length=1)
     """What stands between tags; white space around tags is taken off before they are shuffled."""
     keep_tags: int = Field(0, ge=0)
-    """Tags at the start that keep their places."""
+    """Tags at the start that keep their places, and are never left out."""
+    tag_dropout: float = Field(0.0, ge=0, le=1, exclude_if=lambda share: share == 0)
+    """Share of the tags that are left out, drawn for each tag, sample and epoch."""
+    tag_group: str | None = Field(None, min_length=1, exclude_if=lambda text: text is None)
+    """Stands between tags that move, and are left out, together (kohya's `secondary_separator`, `;;;`); `tag_separator`
+    takes its place afterwards."""
+    wildcards: bool = Field(False, exclude_if=lambda wildcards: not wildcards)
+    """Draws one of the alternatives of each `{a|b}` in a caption, for each sample and epoch; `{{` and `}}` are
+    braces."""
 
     @field_validator("templates", mode="before")
     @classmethod
@@ -90,6 +103,16 @@ class CaptionSettings(Settings):
                 "or object, or style"
             )
         return self
+
+    @property
+    def reads_tags(self) -> bool:
+        """True where captions are taken apart into tags."""
+        return self.shuffle_tags or self.tag_dropout > 0
+
+    @property
+    def is_endless(self) -> bool:
+        """True where a caption may be another one each time."""
+        return self.reads_tags or self.wildcards
 
     @property
     def used(self) -> tuple[str, ...]:

@@ -16,6 +16,8 @@ TRAINER = "kohya's sd-scripts"
 TABLES = Tables("kohya")
 PLACES = ("", "general.", "datasets.*.", "datasets.*.subsets.*.")
 """Where a setting of a subset may stand: in the config, in [general], in a data set, in the subset."""
+_OF_TAGS = ("shuffle_caption", "caption_tag_dropout_rate")
+"""Settings by which captions are taken apart into tags."""
 RATE = "optimizer.learning_rate"
 OTHERS_RATE = "a factor of the rate that D-Adaptation finds: give a rate for another optimizer"
 
@@ -316,12 +318,14 @@ def _unread_folders(reading: Reading) -> None:
 
 
 def _of_captions(reading: Reading, prefix: str) -> dict[str, Any]:
-    """The settings by which a subset is read as there: flat, the first line of a file of one ending."""
+    """The settings by which a subset is read as there: flat, the first line of a file of one ending, or with wildcards
+    any line."""
     extension, settings = _inherited(reading, prefix, "caption_extension"), {"recursive": False}
     if any(reading.get(f"use_{name}_template") is True for name in ("object", "style")):
         return settings
     ending = f".{str(extension).lstrip('.')}"
-    return {**settings, "captions.lines": "first", **({"caption_extension": ending} if extension else {})}
+    lines = "drawn" if _inherited(reading, prefix, "enable_wildcard") is True else "first"
+    return {**settings, "captions.lines": lines, **({"caption_extension": ending} if extension else {})}
 
 
 def _inherited(reading: Reading, prefix: str, name: str, default: Any = None) -> Any:
@@ -343,11 +347,11 @@ def _sources(reading: Reading, folders: list[Folder], pictures: str) -> None:
     reading.note(["use_object_template", "use_style_template"], "in the captions of its sources")
     for folder in folders or [Folder("", REQUIRED)]:
         inherited = dict(TABLES["subset"])
-        if _inherited(reading, folder.key, "shuffle_caption") is True:
-            inherited |= TABLES["with_shuffling"]
+        if any(peers.asks(_inherited(reading, folder.key, name)) for name in _OF_TAGS):
+            inherited |= TABLES["with_tags"]
         for name, path in inherited.items():
             value = _inherited(reading, folder.key, name)
-            if value is not None:
+            if value not in (None, ""):
                 reading.assume_over({f"{folder.place}.{path}": value})
         reading.carry(f"{folder.key}.conditioning_data_dir", f"{folder.place}.{pictures}")
         prefix = _inherited(reading, folder.key, "caption_prefix")
@@ -362,11 +366,11 @@ def _sources(reading: Reading, folders: list[Folder], pictures: str) -> None:
 
 def _datasets(reading: Reading) -> None:
     """Data sets and [general]: for all sources where there is one setting."""
-    shuffles = any(reading.get(key) is True for key in reading.whole if "shuffle_caption" in key)
-    for name in (*TABLES["subset"], *TABLES["with_shuffling"], "caption_prefix"):
+    reads_tags = any(peers.asks(reading.get(key)) for key in reading.whole if key.rpartition(".")[2] in _OF_TAGS)
+    for name in (*TABLES["subset"], *TABLES["with_tags"], "caption_prefix"):
         for key in everywhere(reading, name):
-            idle = name in TABLES["with_shuffling"] and not shuffles
-            reading.notice(key, "no effect: no shuffling" if idle else "in the captions of its sources")
+            idle = name in TABLES["with_tags"] and not reads_tags
+            reading.notice(key, "no effect: tags are left as they are" if idle else "in the captions of its sources")
     _take_everywhere(reading, TABLES["everywhere"])
     for key in everywhere(reading, "validation_split"):
         reading.carry(key, "data.held_out_fraction") if "datasets" not in key else None
