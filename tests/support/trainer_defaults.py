@@ -37,6 +37,7 @@ _ALIKE = {
     *(f"data.captions.{name}" for name in ("text", "fields", "weights", "join", "lines", "prefix", "templates")),
     *(f"data.captions.{name}" for name in ("shuffle_tags", "tag_separator", "keep_tags", "tag_dropout", "tag_group")),
     "data.captions.wildcards",
+    *(f"objective.loss.{name}" for name in ("name", "huber_c", "huber_schedule", "huber_scale")),
     *("data.shuffle", "data.lanes", "data.lane_samples", "data.idx_to_prompt"),
     *("training.global_batch_size", "training.weights_dtype", "training.base_precision", "training.matmul_precision"),
     *("optimizer.name", "optimizer.scale_lr", "optimizer.learning_rates", "optimizer.beta1", "optimizer.beta2"),

@@ -47,6 +47,18 @@ def carry_known(reading: Reading, keys: Iterable[str]) -> None:
             reading.alias(key)
 
 
+def huber(reading: Reading) -> None:
+    """Carries the threshold of sd-scripts' Huber losses, which SimpleTuner has taken over, where one is chosen."""
+    names = ("huber_c", "huber_schedule", "huber_scale")
+    if reading.get("loss_type") not in ("huber", "smooth_l1"):
+        reading.note(names, "no effect without loss_type=huber or smooth_l1")
+        return
+    if reading.get("huber_schedule", "snr") == "snr":
+        reading.notice("huber_scale", "no effect with huber_schedule=snr")
+    for name in names:
+        reading.carry(name, f"objective.loss.{name}")
+
+
 def asks(value: Any) -> bool:
     """True for a value that asks for anything."""
     return value not in (None, "", 0, False, "none", "None", "null", "false", "False") and value not in ([], {})

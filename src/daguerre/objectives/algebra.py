@@ -22,7 +22,7 @@ from torch import Tensor
 
 from daguerre import keys as keyed
 from daguerre.errors import UserError
-from daguerre.objectives import masks, weights
+from daguerre.objectives import distances, masks, weights
 from daguerre.objectives.adaptive import AdaptiveWeight
 from daguerre.objectives.levels import noise_conditioning, schedules, times
 from daguerre.objectives.levels.noise_conditioning import NoiseConditioning
@@ -73,7 +73,9 @@ class DiffusionDraws(Draws):
     q: Tensor
     """Coefficient [B] of the target's eps."""
     weight: Tensor
-    """Weight [B] of the squared error of y."""
+    """Weight [B] of the error of y."""
+    threshold: Tensor | None = None
+    """Error [B] from which on the loss is a straight line; None without one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,6 +215,9 @@ class Diffusion(Objective):
             "q": q_B,
             "weight": self.weight(a_B, s_B),
         }
+        if self.settings.loss.acts("huber_c"):
+            share_B = t_B / self.settings.schedule.last_time
+            level["threshold"] = distances.thresholds(self.settings.loss, share_B, s_B / a_B)
         # Rounded once, at the end: in float32 on the way the weights of the widest time laws overflow.
         return {name: value_B.float() for name, value_B in level.items()}
 
@@ -227,10 +232,11 @@ class Diffusion(Objective):
         return y_BCHW.float() - (p * x0_BCHW + q * eps_BCHW)
 
     def loss(self, nets: Nets, example: Example[DiffusionDraws]) -> LossTerms:
-        """Weighted mean squared error of the prediction of y."""
+        """Weighted mean error of the prediction of y: squared, or by `settings.loss`."""
         draws = example.draws
         error_BCHW = self.error(nets.student, example.clean[IMAGE], example.cond[IMAGE], draws)
-        loss_B = draws.weight * self.elements.mean(error_BCHW.square(), draws.element_weight)
+        apart_BCHW = distances.of(self.settings.loss, error_BCHW, draws.threshold)
+        loss_B = draws.weight * self.elements.mean(apart_BCHW, draws.element_weight)
         if not isinstance(self.learnt, AdaptiveWeight):
             return LossTerms(loss_B=loss_B, quantile_B=draws.quantile)
         log_snr_B = 2.0 * (draws.a.log() - draws.s.log())

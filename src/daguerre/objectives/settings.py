@@ -194,6 +194,11 @@ class ScheduleSettings(Choice):
         return self.model_copy(update={"shift": shift, "resolution_shift": ResolutionShiftSettings()})
 
     @property
+    def last_time(self) -> float:
+        """Time after the noisiest level: the number of timesteps of a discrete schedule, 1 of a continuous one."""
+        return float(self.num_train_timesteps) if self.acts("num_train_timesteps") else 1.0
+
+    @property
     def num_steps(self) -> int:
         """Steps in which a timestep bias counts: the timesteps of a discrete schedule, 1000 of a continuous one."""
         return self.num_train_timesteps if self.acts("num_train_timesteps") else CONTINUOUS_STEPS
@@ -283,6 +288,28 @@ class WeightingSettings(Choice):
     """adaptive: share that the running mean of a level keeps for each sample that hits it."""
 
 
+class LossSettings(Choice):
+    """The measure of a prediction's error."""
+
+    acts_with: ClassVar[dict[str, tuple[str, ...]]] = dict.fromkeys(
+        ("huber_c", "huber_schedule", "huber_scale"), ("huber", "smooth_l1")
+    )
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(("huber_scale",), lambda own: own.huber_schedule == "snr", "no effect with huber_schedule=snr"),
+    )
+
+    name: Literal["l2", "l1", "huber", "smooth_l1"] = "l2"
+    """l2: its square; l1: its size; huber, smooth_l1: pseudo-Huber, the square up to a threshold and a straight line
+    beyond (sd-scripts' formulas): huber equals l2 near 0, smooth_l1 twice l1 far from it."""
+    huber_c: float = Field(0.1, gt=0, le=1)
+    """The threshold, or its least value where it follows the noise."""
+    huber_schedule: Literal["snr", "exponential", "constant"] = "snr"
+    """How the threshold follows the noise: snr: (1 - c) / (1 + sigma)^2 + c; exponential: c^t, t from 0 at the clean
+    end to 1; constant: c."""
+    huber_scale: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """exponential and constant: the threshold is multiplied by this."""
+
+
 class NoiseSettings(Settings):
     """Composition of the noise. All of it is drawn by the samples' keys."""
 
@@ -321,6 +348,8 @@ class DiffusionSettings(ObjectiveSettings):
     """The law from which training times are drawn."""
     timestep_bias: TimestepBiasSettings = TimestepBiasSettings()
     """Noise levels that are drawn more often, or less often."""
+    loss: LossSettings = Field(LossSettings(), exclude_if=lambda own: own == LossSettings())
+    """The measure of a prediction's error."""
     weighting: WeightingSettings = WeightingSettings()
     """Weight of each noise level in the loss."""
     noise: NoiseSettings = NoiseSettings()
@@ -355,6 +384,8 @@ class DiffusionSettings(ObjectiveSettings):
                 f"times.name: {times!r} draws {drawn}, which is no time of schedule {schedule!r}: "
                 f"set times.name to {allowed}"
             )
+        if self.loss.acts("huber_schedule") and self.loss.huber_schedule == "exponential" and schedule == "edm":
+            raise ValueError("loss.huber_schedule: edm has no last time to which exponential could fall: use snr")
         try:
             self.timestep_bias.slice(self.schedule.num_steps)
         except ValueError as error:

@@ -36,6 +36,12 @@ class WrapperSettings(ObjectiveSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _has_a_distance_of_its_own(self) -> Self:
+        if self.diffusion.loss.name != "l2":
+            raise ValueError(f"diffusion.loss has no effect: {self.name} has a distance of its own: remove it")
+        return self
+
     @property
     def networks(self) -> Mapping[str, NetworkSettings]:
         """The networks that fields of these settings name, such as `teacher`: the field is the role."""

@@ -251,8 +251,7 @@ def _without_effect(reading: Reading) -> None:
     for names, other in TABLES["of_others"].items():
         if not peers.asks(reading.get(other)):
             reading.note(names.split(", "), f"no effect without {other}")
-    if str(reading.get("loss_type", "l2")) == "l2":
-        reading.note(["huber_c", "huber_scale", "huber_schedule"], "no effect with loss_type=l2")
+    peers.huber(reading)
     for name in ("sample_prompts", "vae", "lr_scheduler_args", "optimizer_args", "reg_data_dir", "dataset_config"):
         if not peers.asks(reading.get(name)):
             reading.notice(name, "nothing is given")

@@ -58,6 +58,7 @@ def convert(reading: Reading) -> None:
     if peers.asks(reading.get("data_backend_config")) and not _backends(reading):
         reading.refuse("data_backend_config", peers.NO_FILE)
     reading.take(TABLES["last"])
+    peers.huber(reading)
     peers.carry_known(reading, [*peers.OWN, *TABLES["alias"]])
     peers.finish(reading, TABLES)
     if models.is_flow(family):
