@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from quick_cases import chosen
 
+from daguerre import __version__
 from daguerre.cli import main
 from daguerre.config import config, overrides, recipe
 
@@ -105,3 +106,8 @@ def test_the_site_is_built_without_a_warning(tmp_path):
         "daguerre.objectives.objective.Objective",
     ):
         assert f'id="{name}"' in api, name
+
+
+def test_the_citation_names_this_version():
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert f"version: {__version__}" in lines
