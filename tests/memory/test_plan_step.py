@@ -38,6 +38,15 @@ def test_a_tiny_run_takes_what_was_predicted():
     compare("quickstart", *TINY, "training.global_batch_size=6", "training.gradient_checkpointing=true")
 
 
+def test_a_step_is_counted_with_as_many_reference_images_as_a_sample_may_have():
+    one, two, three = (
+        predicted(configs.load("quickstart_edit", ["training.device=cpu", f"model.references={count}"]).config).passes
+        for count in (1, 2, 3)
+    )
+    assert three - two == pytest.approx(two - one, rel=0.02)
+    assert two > 1.2 * one
+
+
 FOLDER = [*(each for each in TINY if "checked" not in each), "data.source=folder", "data.path=x"]
 
 

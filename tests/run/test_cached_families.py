@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,20 @@ def test_a_family_learns_the_same_on_a_cache(tmp_path, capsys, family, given, ha
         assert len(runs.losses(name)) == 4
         assert_equal(runs.weights(name), runs.weights("plain"))
     assert "cached " not in said  # the second run had nothing to encode
+
+
+@pytest.mark.long
+def test_reference_images_of_dit_learn_the_same_on_a_cache(tmp_path):
+    """Those of FLUX.2, FLUX.3 and Qwen-Image have tests beside their families."""
+    runs, given = Runs(tmp_path, "dit"), ["adapter.name=lora", "model.references=1"]
+    for number in range(0, IMAGES, 2):
+        shutil.copyfile(tmp_path / "images" / f"{number}.png", tmp_path / "images" / f"{number + 1}.reference.png")
+    assert runs.train("without", "adapter.name=lora", "model.references=0") == errors.DONE
+    assert runs.train("plain", *given) == errors.DONE
+    for name in ("filling", "cached"):
+        assert runs.cached(name, *given) == errors.DONE
+        assert runs.losses(name) == runs.losses("plain") != runs.losses("without")
+        assert_equal(runs.weights(name), runs.weights("plain"))
 
 
 @pytest.mark.long

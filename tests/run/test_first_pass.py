@@ -17,6 +17,7 @@ from daguerre.assembly.parts import Components
 from daguerre.errors import UserError
 from daguerre.objectives.objective import Objective
 from daguerre.run import preflight
+from daguerre.run.summary import describe_first_pass
 from daguerre.training.precision.dtypes import Precision
 from daguerre.types import Batch, LossTerms
 
@@ -143,3 +144,13 @@ def test_a_run_of_compiled_blocks_trains_goes_on_and_learns_the_same(tmp_path, m
         )
         assert found == pytest.approx(wanted, rel=1e-5)
     assert any((tmp_path / "daguerre" / "compiled").rglob("*")), "compiled code is kept for the next run"
+
+
+def test_a_line_before_it_says_what_is_computed():
+    pixels, reference = torch.zeros((2, 3, 64, 48)), torch.zeros((2, 3, 32, 96))
+    batch = replace(BATCH, images={"image": pixels, "reference": reference, "reference_2": pixels}, names=["a", "b"])
+    said = "first pass, which tells how long the run takes: 2 samples of 48x64 px"
+    assert describe_first_pass(batch) == f"{said}, with reference images of 96x32 px, 48x64 px each"
+    assert describe_first_pass(replace(batch, images={"image": pixels})) == said
+    cached = replace(batch, images={"image": pixels}, features={"reference.mean": pixels})
+    assert describe_first_pass(cached) == f"{said}, with reference images"

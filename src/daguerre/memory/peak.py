@@ -233,12 +233,12 @@ def images_at_once(config: Config, micro: int) -> int:
 
 
 def _sample(config: Config, parts: Components) -> Batch:
-    """One sample of the largest bucket, of which only shapes matter."""
+    """One sample of the largest bucket, with as many reference images as one may have; only shapes matter."""
     bucket = largest_bucket(config)
     pixels = torch.empty((1, 3, bucket.height_px, bucket.width_px), dtype=torch.uint8)
     texts = ["" if getattr(config.model, "long_prompts", False) else _CAPTION]
     keys, sizes = np.zeros((1, 3), np.int64), np.array([[0, 0, 0, 0, bucket.height_px, bucket.width_px]], np.int32)
-    one = Batch(keys, {IMAGE: pixels} | absent(parts.images, 1, bucket), texts, torch.ones(1), texts, sizes)
+    one = Batch(keys, {IMAGE: pixels} | absent(parts.images, 1, bucket, most=True), texts, torch.ones(1), texts, sizes)
     one = replace(one, columns={name: torch.zeros(1) for name in parts.columns})
     return replace(one, draws=parts.draws(one))
 

@@ -369,6 +369,8 @@ def _loading(
 def _announced(run: Run, batch: Batch, notices: Sequence[str], storage: RunStorage) -> Run:
     """Computes a first pass, which tells how long the run will take, and shows what will happen."""
     config, parts, sizes, left = run.config, run.parts, run.sizes, max(0, run.every.total - run.state.step)
+    if left:
+        run.say([summary.describe_first_pass(batch)])
     if left and config.training.compile:
         run.say(["compiling blocks: takes minutes the first time, less afterwards"])
     with run.enough_memory():

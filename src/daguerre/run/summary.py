@@ -26,6 +26,7 @@ from daguerre.run import resume
 from daguerre.run.schedule import Intervals, peak_learning_rate
 from daguerre.training.precision import quantized
 from daguerre.trees import paths
+from daguerre.types import Batch
 
 _PAGE_COLUMNS = 116
 """Columns of a dry run that no terminal makes narrower."""
@@ -84,6 +85,17 @@ def describe_levels(config: Config, objective: Objective) -> list[str]:
     shifts = {str(bucket): schedule.at(bucket.area_px).shift for bucket in buckets(config.data)}
     listed = ", ".join(f"{size} {shift:.4g}" for size, shift in shifts.items())
     return wrapped(f"shift of the noise levels: {listed}", _columns())
+
+
+def describe_first_pass(batch: Batch) -> str:
+    """The line ahead of the passes before the first update, which take minutes on a CPU where images are large."""
+    _, height, width = batch.pixel_shape
+    samples = counted(len(batch.names), "sample")
+    text = f"first pass, which tells how long the run takes: {samples} of {width}x{height} px"
+    sizes = [f"{pixels.shape[3]}x{pixels.shape[2]} px" for pixels in batch.references]
+    if batch.has_references:  # cached ones have no size in pixels
+        text += ", with " + (f"reference images of {', '.join(sizes)} each" if sizes else "reference images")
+    return text
 
 
 def describe_learning_rate(config: Config, sizes: BatchSizes) -> list[str]:

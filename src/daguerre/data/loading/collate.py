@@ -71,13 +71,15 @@ class Sample(NamedTuple):
     numbers: Mapping[str, float]
 
 
-def absent(images: Images, size: int, bucket: Bucket) -> dict[str, Tensor]:
+def absent(images: Images, size: int, bucket: Bucket, most: bool = False) -> dict[str, Tensor]:
     """The images by name of samples that have none, [B, C, H, W] uint8 each; of reference images the least number that
-    the family reads, but one at least, about as large as the bucket."""
+    the family reads, but one at least, or the `most`, about as large as the bucket."""
     scenes = [name for name in images if name not in REFERENCES]
     found = {name: _empty(size, bucket, KINDS[name].channels, KINDS[name].absent or 0) for name in scenes}
     rule = conditions.references(images)
-    return found if rule is None else found | _blank(rule, max(1, rule.least), size, bucket)
+    if rule is None:
+        return found
+    return found | _blank(rule, rule.most if most else max(1, rule.least), size, bucket)
 
 
 def _blank(rule: References, count: int, size: int, bucket: Bucket) -> dict[str, Tensor]:
