@@ -3,6 +3,7 @@
 They are POSIX's, and run on Linux and macOS. On Windows locks of this kind do not exist: run under WSL.
 """
 
+import ctypes
 import os
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ except ImportError:  # pragma: no cover - Windows
     raise SystemExit(2) from None
 
 _CPU_FACTS = Path("/proc/cpuinfo")
+_NO_LONGER_NEEDED = 4
+"""MADV_DONTNEED on Linux, where `mappings` finds some."""
 
 
 def lock(descriptor: int) -> None:
@@ -56,3 +59,23 @@ def peak_resident_bytes() -> int:
     """The most memory that this process has had in use."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB, macOS in bytes
+
+
+def mappings(path: Path) -> list[tuple[int, int]]:
+    """Addresses, from and to, at which this process has mapped a file; [] where the system does not tell."""
+    table, own = Path("/proc/self/maps"), str(path.resolve())
+    lines = table.read_text().splitlines() if table.exists() else []
+    found = [line.split(maxsplit=5) for line in lines]
+    spans = [each[0].split("-") for each in found if len(each) == 6 and each[5] == own]
+    return [(int(start, 16), int(end, 16)) for start, end in spans]
+
+
+def give_back(spans: list[tuple[int, int]], address: int, length: int) -> None:
+    """Takes bytes that were read from a file mapped at `spans` out of memory; whoever reads them again gets them from
+    the file. Nothing may have been written to them. Bytes elsewhere stay."""
+    if not any(start <= address and address + length <= end for start, end in spans):
+        return
+    page = os.sysconf("SC_PAGESIZE")
+    start, end = -(-address // page) * page, (address + length) // page * page
+    if end > start:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _NO_LONGER_NEEDED)

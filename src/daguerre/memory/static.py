@@ -81,6 +81,13 @@ class MemoryCount:
             yield name, [each for each in self.held if each.component == name]
 
 
+def saved_bytes(found: MemoryCount) -> int:
+    """Bytes of a checkpoint that the fullest device writes: weights, moments and averages of what it trains. With
+    checkpoint.background a copy of them is in the host's memory while it is written, and is kept for the next one."""
+    trained = [each for each in found.held if "gradients" in each.kinds]
+    return sum(each.kinds.get(kind, 0) for each in trained for kind in ("weights", "moments", "averages"))
+
+
 def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
     """The count of a model, which may be without memory. Raises UserError for what cannot be trained on this mesh."""
     assistant.check_mesh(parts.family, mesh)

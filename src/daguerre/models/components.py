@@ -147,7 +147,7 @@ class ComponentLoader:
             with files.opened(path) as file:
                 numbers |= names.told({*file.keys()})
         # Built first, to be filled: a single file has no config, and its names are those of another layout.
-        net = self._random(name, kind, numbers)
+        net = load.unfilled(kind, numbers, f"model.{name}")
         options, state = self.elsewhere, load.numbers_of(net)
         if names is not None:
             shapes = {own: tuple(value.shape) for own, value in state.items()}

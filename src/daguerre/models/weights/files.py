@@ -43,12 +43,12 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """The open file of tensors, which are mapped from it. UserError for one that is damaged, and for what is no file: a
-    pipe would be waited for without end."""
+def opened(path: Path, mapped: bool = True) -> Iterator[Any]:
+    """The open file of tensors, which are mapped from it, or read as each is asked for. UserError for one that is
+    damaged, and for what is no file: a pipe would be waited for without end."""
     try:
         check_regular(path)
-        with safe_open(path, "pt", device="cpu") as file:
+        with safe_open(path, "pt", device="cpu", backend="mmap" if mapped else "pread") as file:
             yield file
     except (SafetensorError, OSError) as error:
         raise UserError(

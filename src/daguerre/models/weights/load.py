@@ -4,8 +4,9 @@ A weight that is missing, does not fit or would stay random is an error. Under `
 from its config, without memory and without reading weights. Folders are found by models/weights/resolve.py.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import transformers
 from diffusers import ConfigMixin
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from daguerre import documents
+from daguerre import documents, system
 from daguerre.errors import UserError
 from daguerre.models.weights import beside, files, single_files
 from daguerre.models.weights.resolve import without_weights
@@ -64,20 +66,8 @@ def load(kind: Any, folder: Path, variant: str | None = None, ignored: Sequence[
         return build(kind, config(kind, folder))
     files.check_numbers(folder, variant, ignored)
     try:
-        if issubclass(kind, ConfigMixin):
-            options = {"torch_dtype": torch.float32, "low_cpu_mem_usage": False}  # True needs accelerate
-        else:
-            options = {"dtype": torch.float32, "config": _config(kind, folder)}
-        # It fills the weights at random before it reads them.
-        with torch.random.fork_rng(devices=[]), _all_in_float32(kind):
-            net, info = kind.from_pretrained(
-                folder,
-                local_files_only=True,
-                use_safetensors=True,
-                variant=variant,
-                output_loading_info=True,
-                **options,
-            )
+        read = _of_diffusers if issubclass(kind, ConfigMixin) else _of_transformers
+        net, info = read(kind, folder, variant)
     except documents.MISREAD as error:
         # Both libraries put a general text before the error that says what is wrong.
         reason = str(error.__cause__ or error).strip()
@@ -98,18 +88,82 @@ def load(kind: Any, folder: Path, variant: str | None = None, ignored: Sequence[
 
 
 @contextmanager
-def _all_in_float32(kind: Any) -> Iterator[None]:
-    """Within the context diffusers does not ask which weights of a class stay float32, for which it needs accelerate:
-    all are read so."""
-    kept = getattr(kind, "_keep_in_fp32_modules", None)
-    if kept is None:
-        yield
-        return
-    kind._keep_in_fp32_modules = None
+def _slices(folder: Path, variant: str | None) -> Iterator[dict[str, Any]]:
+    """Within the context the tensors of a network by name, each read when it is asked for by `[...]`."""
+    found = files.weight_files(folder, variant)
+    if not found:
+        raise OSError("there are no weights in safetensors")
+    with ExitStack() as stack:
+        # Read and not mapped: pages of a mapped file count as memory beside the weights that are made of them.
+        opened = [stack.enter_context(files.opened(path, mapped=False)) for path in found]
+        yield {name: file.get_slice(name) for file in opened for name in file.keys()}  # noqa: SIM118
+
+
+def _of_transformers(kind: Any, folder: Path, variant: str | None) -> tuple[Any, dict[str, Any]]:
+    """The network and what transformers says of its names. It makes the weights of each as it reads it."""
+    told = _config(kind, folder)
+    # It draws what a file lacks, which is an error here.
+    with torch.random.fork_rng(devices=[]), _slices(folder, variant) as slices:
+        net, info = kind.from_pretrained(
+            None, state_dict=slices, config=told, dtype=torch.float32, output_loading_info=True
+        )
+    return net, info
+
+
+def _of_diffusers(kind: Any, folder: Path, variant: str | None) -> tuple[Any, dict[str, Any]]:
+    """The network and the same of diffusers' names. Its own reading needs accelerate, or holds the weights twice."""
+    with torch.random.fork_rng(devices=[]), without_memory():
+        net = kind.from_config(kind.load_config(folder, local_files_only=True))
+    net.register_to_config(_name_or_path=str(folder))
+    own, ignored = net.state_dict(), kind._keys_to_ignore_on_load_unexpected or ()
+    with _slices(folder, variant) as slices:
+        net._fix_state_dict_keys_on_load(slices)  # names that attention had before
+        odd = [name for name in own.keys() & slices.keys() if [*own[name].shape] != slices[name].get_shape()]
+        unknown = [name for name in slices.keys() - own.keys() if not any(re.search(each, name) for each in ignored)]
+        info = {"missing_keys": sorted(own.keys() - slices.keys()), "mismatched_keys": sorted(odd)}
+        if not any(info.values()):
+            place(net, {name: each for name, each in slices.items() if name in own})
+    return net.eval(), info | {"unexpected_keys": sorted(unknown)}
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Makes networks within the context whose parameters have shapes alone, until `place` or `fill` gives them
+    weights. What else a network computes when it is made (tables of positions) is there."""
+
+    def emptied(module: nn.Module, name: str, p: nn.Parameter) -> nn.Parameter | None:
+        return None if p.is_meta else nn.Parameter(p.to("meta"), p.requires_grad)
+
+    # Its annotation leaves out what a hook may return.
+    handle = register_module_parameter_registration_hook(emptied)  # type: ignore[arg-type]
     try:
         yield
     finally:
-        kind._keep_in_fp32_modules = kept
+        handle.remove()
+
+
+def place(net: nn.Module, tensors: dict[str, Any], used: Callable[[Tensor], None] = lambda tensor: None) -> None:
+    """Gives `net` these weights in float32, each in memory of its own, in place of those that it has: one after the
+    other, so that there is never a second copy of all. `tensors` are emptied; `used` gets each one that was
+    copied."""
+    owners: dict[nn.Parameter, list[tuple[dict[str, Any], str]]] = {}
+    for module in net.modules():
+        for key, p in module._parameters.items():
+            if p is not None:
+                owners.setdefault(p, []).append((module._parameters, key))
+    named, state = dict(net.named_parameters(remove_duplicate=False)), net.state_dict()
+    for name in list(tensors):
+        given = tensors.pop(name)
+        value = given[...]  # reads a slice, into memory of its own
+        wide = torch.float32 if value.is_floating_point() else value.dtype
+        made = value.to(wide, copy=isinstance(given, Tensor))
+        if (p := named.get(name)) is None:
+            state[name].copy_(made)
+        else:
+            fresh = nn.Parameter(made, p.requires_grad)
+            for table, key in owners[p]:  # one for all, where weights are tied
+                table[key] = fresh
+        used(value)
 
 
 def seeded(make: Callable[[], Any], seed: int, setting: str) -> Any:
@@ -126,6 +180,13 @@ def seeded(make: Callable[[], Any], seed: int, setting: str) -> Any:
         ) from error
 
 
+def unfilled(kind: Any, numbers: dict[str, Any], setting: str) -> Any:
+    """The network of class `kind` with these numbers, without memory for its parameters until `fill` gives it weights.
+    UserError as from `seeded`."""
+    with without_memory():
+        return seeded(lambda: build(kind, numbers), 0, setting)
+
+
 def fill(net: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Gives `net` the weights that were read from `path`, in float32. UserError unless all are there, and no others."""
     beside.check_names(path, tensors)
@@ -139,7 +200,8 @@ def fill(net: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
             f"{_first(odd)}"
         )
     beside.check(path, tensors, {*own}, ())
-    net.load_state_dict({name: value.float() for name, value in tensors.items()}, strict=False)
+    where = system.mappings(path)
+    place(net, dict(tensors), lambda value: system.give_back(where, value.data_ptr(), value.nbytes))
 
 
 def numbers_of(net: nn.Module) -> dict[str, Tensor]:
