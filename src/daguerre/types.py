@@ -39,6 +39,8 @@ SEEN = {name: f"seen_{name}" for name in REFERENCES}
 
 CAST_APART = "cast_apart"
 """Name of a mark on layers of a network whose weights are cast by what computes with them, and by nothing else."""
+_WAITS = "waits_on_host"
+"""Name of a mark on tensors of a network that stay in the host's memory, and are on its device while they are used."""
 
 OF_IMAGES, OF_TEXTS = "image.", "text."
 """How the names of cached features begin: those of images and those of captions."""
@@ -83,6 +85,16 @@ class References:
     @property
     def names(self) -> tuple[str, ...]:
         return REFERENCES[: self.most]
+
+
+def wait(tensor: Tensor) -> None:
+    """Marks a tensor of a network that stays in the host's memory, and is on its device while it is used."""
+    setattr(tensor, _WAITS, True)
+
+
+def waits(tensor: object) -> bool:
+    """True for a tensor that is marked so."""
+    return getattr(tensor, _WAITS, False)
 
 
 def as_seen(images: Mapping[str, Image]) -> list[Image]:

@@ -39,7 +39,7 @@ from daguerre.training import device as devices  # noqa: E402
 from daguerre.training import loop  # noqa: E402
 from daguerre.training.optimizers import optimizer  # noqa: E402
 from daguerre.training.state import TrainState  # noqa: E402
-from daguerre.types import Batch  # noqa: E402
+from daguerre.types import Batch, wait, waits  # noqa: E402
 
 
 class OnePass:
@@ -59,15 +59,25 @@ optimizer.check_finite = lambda what, tensors: None  # there are no numbers, and
 attention.fastest = lambda question, dtype, device: attention.KERNELS["efficient"]  # nothing can be measured here
 
 
+def on_host(*given: Any, **named: Any) -> Tensor:
+    """Pinned memory of the host, which is real."""
+    with torch._C._DisableTorchDispatch():
+        return torch.empty_strided(*given, **named).pin_memory()
+
+
 def on_the_device(networks: list[nn.Module]) -> None:
-    """Gives parameters and buffers of networks without memory a place on `cuda`, in place. Shared ones stay shared."""
+    """Gives parameters and buffers of networks without memory a place on `cuda`, in place, but for those that wait in
+    the host's memory. Shared ones stay shared."""
     made: dict[int, Tensor] = {}
 
     def moved(tensor: Tensor) -> Tensor:
         if id(tensor) not in made:
-            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
+            make, place = (on_host, "cpu") if waits(tensor) else (torch.empty_strided, "cuda")
+            empty = make(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
             is_parameter = isinstance(tensor, nn.Parameter)
             made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+            if waits(tensor):
+                wait(made[id(tensor)])
             kept.append(tensor)
         return made[id(tensor)]
 
@@ -118,9 +128,9 @@ def update(recipe: str, overrides: list[str]) -> dict[str, Any]:
         total_steps=10**6, learning_rate=1e-5, warmup_steps=0, lr_scheduler=config.lr_scheduler,
         max_grad_norm=config.training.max_grad_norm, max_nonfinite_steps=10, logs=lambda step: False,
     )  # fmt: skip
+    parts.numerics.store(parts.net, parts.attached.float32)
     with fake, seen:
         on_the_device([*parts.family.components.values(), parts.net])
-        parts.numerics.store(parts.net, parts.attached.float32)
         state = build.begin(config, parts)
         parts = roles.in_training(parts, state)
 

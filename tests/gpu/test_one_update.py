@@ -35,6 +35,7 @@ QUICK = (
 )  # fmt: skip
 """One of each kind of adapter, of autoencoder and of text encoder, two stages, and captions longer than one reads."""
 TRAINED = [name for name in recipe.shipped() if tree(name)["training"]["duration"] != "0 steps"]
+TRAINED += ["z_image_lora training.swap_blocks=3"]
 
 
 @pytest.fixture(scope="module")

@@ -70,9 +70,9 @@ def test_a_run_goes_on_to_the_bit_and_its_files_are_the_usual_ones(place, capsys
         with safe_open(place.folder / run / "adapter" / KOHYA_FILE, "pt") as file:
             names.append(sorted(file.keys()))
     assert names[0] == names[1]
-    # generate takes the base as it is, and says so
+    # generate takes the base as it was trained on, and says so
     assert main.run(["generate", str(place.folder / "whole"), "prompt=a dog"]) == errors.DONE
-    assert "with the base as it is, not in int8" in capsys.readouterr().out
+    assert "with the base in int8" in capsys.readouterr().out
 
 
 @pytest.mark.long

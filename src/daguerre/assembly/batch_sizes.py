@@ -111,6 +111,23 @@ def shared_out(loaded: Loaded, mesh: Mesh, recorded: int | None = None) -> Batch
             code="conflict",
             setting="training.base_precision",
         )
+    if config.training.swap_blocks and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
+        raise UserError(
+            f"training.swap_blocks={config.training.swap_blocks}: blocks that wait in the host's memory are whole on "
+            "each device, and a mesh with fsdp or tensor has parts of each block on every device: remove the setting, "
+            "as fsdp saves more, or train with data parallelism alone (mesh.ici_fsdp_parallelism=1 "
+            "mesh.ici_tensor_parallelism=1)",
+            code="conflict",
+            setting="training.swap_blocks",
+        )
+    if config.training.offload_activations and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
+        raise UserError(
+            "training.offload_activations does not work on a mesh with fsdp or tensor, whose gathered weights would be "
+            "taken for activations: remove it, or train with data parallelism alone (mesh.ici_fsdp_parallelism=1 "
+            "mesh.ici_tensor_parallelism=1)",
+            code="conflict",
+            setting="training.offload_activations",
+        )
     whole = [role for role, own in config.objective.networks.items() if not own.splits]
     if whole and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
         raise UserError(

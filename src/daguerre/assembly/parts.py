@@ -16,7 +16,7 @@ from daguerre import keys, plugins
 from daguerre.adapters.adapter import Attached, attach
 from daguerre.adapters.lora_parts.forward import cast_together
 from daguerre.adapters.settings import AdapterSettings
-from daguerre.assembly import assistant, left_out, loss_networks, offloaded, quantized_base
+from daguerre.assembly import assistant, left_out, loss_networks, offloaded, quantized_base, swapped
 from daguerre.assembly.null_caption import NullCaption
 from daguerre.conditions import condition as conditions
 from daguerre.conditions.condition import Images
@@ -33,6 +33,8 @@ from daguerre.objectives.autoencoder import Autoencoder
 from daguerre.objectives.objective import Example, Net, Nets, Objective
 from daguerre.training import device as devices
 from daguerre.training.performance import activation_checkpointing, kernels
+from daguerre.training.performance.offloading import Offload
+from daguerre.training.performance.swapping import Swap
 from daguerre.training.precision import dtypes
 from daguerre.training.precision.dtypes import Autocast, Precision
 from daguerre.training.settings import OptimizerSettings
@@ -57,6 +59,10 @@ class Components:
     """The networks that the loss is computed with besides `net`, by role."""
     null: NullCaption = field(default_factory=NullCaption, kw_only=True)
     """The empty caption, for a loss that needs it."""
+    swaps: Mapping[str, Swap] = field(default_factory=dict, kw_only=True)
+    """The blocks that wait in the host's memory, by the component that they are of."""
+    offload: Offload | None = field(default=None, kw_only=True)
+    """Sends activations to the host's memory; None where they stay."""
 
     @property
     def networks(self) -> dict[str, Network]:
@@ -95,7 +101,9 @@ class Components:
 
     def loss_of(self, net: Callable[..., Any], example: Example[Any]) -> LossTerms:
         """The loss of a micro-batch that is encoded already."""
-        with kernels.repeated(torch.is_grad_enabled()):
+        networks = (net, *self.family.components.values()) if isinstance(net, nn.Module) else ()
+        passing = nullcontext() if self.offload is None else self.offload.passing(networks)
+        with kernels.repeated(torch.is_grad_enabled()), passing:
             return self.objective.loss(Nets(net, self.others, self.family.guidance), example)
 
     def example(self, batch: Batch) -> Example[Any]:
@@ -190,7 +198,9 @@ def build(
             networks = load(config)
     family, attached = networks
     # One layer after the other onto the device: the whole base in float32 may have no room there.
-    quantized_base.quantize(config.training.base_precision, family, left_out.components(config), device)
+    waiting = swapped.chosen(config, family)
+    inside = [block for blocks in waiting.values() for block in blocks]
+    quantized_base.quantize(config.training.base_precision, family, left_out.components(config), device, inside)
     _narrow_readers(config, family)
     offloaded.begin(config, family, device, encoders.absent(family))
     if trains:
@@ -198,8 +208,9 @@ def build(
         dtypes.choose(config.training, device).store(attached.net, _float32(family, attached))
         _narrow_denoiser(config, family, device)
         assistant.attach(family, dtypes.choose(config.training, device).compute)
+    swapped.mark(waiting, family)
     encoders.moved(attached.net, device)
-    return _assembled(config, family.to(device), attached, device)
+    return _assembled(config, family.to(device), attached, device, waiting)
 
 
 def begin(
@@ -227,7 +238,9 @@ def outline(config: Config) -> Components:
         offloaded.begin(config, family, device, left_out.components(config))
         _narrow_denoiser(config, family, device)
         assistant.attach(family, dtypes.choose(config.training, device).compute)
-    return _assembled(config, family, attached, device)
+        waiting = swapped.chosen(config, family)
+        swapped.mark(waiting, family)
+    return _assembled(config, family, attached, device, waiting)
 
 
 def load(config: Config, leave_out: Collection[str] = ()) -> tuple[Family, Attached]:
@@ -287,12 +300,14 @@ def beside(parts: Components, adapters: Mapping[str, AdapterSettings]) -> Compon
     parts.net.requires_grad_(False)
     # Around the net with the adapters of before, so that both kinds act together.
     more = attach(adapters, replace(parts.family, net=parts.net), parts.seed)
-    more.net.requires_grad_(False).to(parts.device).eval()
+    encoders.moved(more.net.requires_grad_(False).eval(), parts.device)
     attached = Attached(more.net, {**parts.attached.trainables, **more.trainables}, parts.attached.beside)
     return replace(parts, attached=attached)
 
 
-def _assembled(config: Config, family: Family, attached: Attached, device: torch.device) -> Components:
+def _assembled(
+    config: Config, family: Family, attached: Attached, device: torch.device, waiting: swapped.Chosen
+) -> Components:
     """Family, adapters and objective, with what no section of the recipe can see alone refused."""
     numerics = dtypes.choose(config.training, device)
     objective = _objective(config)
@@ -329,15 +344,11 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
     if config.training.gradient_checkpointing:
         activation_checkpointing.enable(net, family.components.values(), numerics.attention)
     others = loss_networks.of(config.objective, family)
-    parts = Components(family, objective, attached, device, numerics, config.seed, others)
+    swaps = swapped.begin(waiting, family, device)
+    offload = Offload(device) if config.training.offload_activations else None
+    parts = Components(family, objective, attached, device, numerics, config.seed, others, swaps=swaps, offload=offload)
     _refuse_idle_images(config, parts.images)
-    if parts.is_ragged and objective.couples_samples:
-        raise UserError(
-            f"objective.name={config.objective.name} compares the samples of a batch, and model.family="
-            f"{config.model.family} computes samples of different layouts apart: choose another objective or family",
-            code="conflict",
-            setting="objective.name",
-        )
+    _refuse_layouts(config, parts)
     return parts
 
 
@@ -383,6 +394,17 @@ def _refuse_weights(config: Config, objective: Objective) -> None:
             "other, so no sample has its own loss to weight: remove the setting; data.weights sets how often each "
             "source is sampled",
             code="conflict",
+        )
+
+
+def _refuse_layouts(config: Config, parts: Components) -> None:
+    """UserError for an objective that compares samples which are not computed together."""
+    if parts.is_ragged and parts.objective.couples_samples:
+        raise UserError(
+            f"objective.name={config.objective.name} compares the samples of a batch, and model.family="
+            f"{config.model.family} computes samples of different layouts apart: choose another objective or family",
+            code="conflict",
+            setting="objective.name",
         )
 
 

@@ -1,6 +1,6 @@
 """The base of adapters, with its linear layers in few bits (training.base_precision)."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 import torch
@@ -17,14 +17,19 @@ from daguerre.training.precision.quantized import SETTING, Form, QuantizedLinear
 
 
 def quantize(
-    form: Form | Literal["no"], family: Family, cached: Collection[str] = (), device: torch.device | None = None
+    form: Form | Literal["no"],
+    family: Family,
+    cached: Collection[str] = (),
+    device: torch.device | None = None,
+    waiting: Iterable[nn.Module] = (),
 ) -> None:
     """Replaces, in place, the linear layers inside the blocks of networks that nothing trains; they are on `device`
     then. Convolutions, norms, embeddings, and layers outside the blocks (time embeddings) stay as they are, and so do
-    the components `cached`: a cache has what the encoders of the files make. UserError where the denoiser itself is
-    trained."""
+    the components `cached`: a cache has what the encoders of the files make. What is quantised inside of the blocks
+    that are `waiting` goes back to the host's memory. UserError where the denoiser itself is trained."""
     if form == "no":
         return
+    held_back = {id(module) for block in waiting for module in block.modules()}
     for component, network in family.networks.items():
         if network.role == "autoencoder" or component in cached:  # an autoencoder consists of convolutions
             continue
@@ -42,7 +47,10 @@ def quantize(
             )
         for name, layer in still.items():
             owner, _, last = name.rpartition(".")
-            setattr(network.module.get_submodule(owner), last, QuantizedLinear(layer, form, device))
+            few_bits = QuantizedLinear(layer, form, device)
+            setattr(network.module.get_submodule(owner), last, few_bits)
+            if id(layer) in held_back and device is not None:
+                few_bits.to("cpu")
 
 
 def _layers(network: Network) -> dict[str, nn.Linear]:

@@ -53,7 +53,8 @@ same command again goes on where it was stopped: complete images are kept.
   use='{FILE: 0.8}'      LoRAs (diffusers, peft, kohya; or folders of runs) with their strengths, and new tokens
   weights=ema            or raw: which weights of the checkpoint
   resume_from_checkpoint=NAME    another checkpoint than the newest, such as step-00001000
-  training.device=cpu            where to compute; training.mixed_precision, training.attention as in training
+  training.device=cpu            where to compute; training.mixed_precision, training.attention, training.base_precision
+                                 and training.swap_blocks as in training
 
 Writes 000.png, 001.png ... and a JSON next to each, with all its settings. docs/generate.md says more.
 """

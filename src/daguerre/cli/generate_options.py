@@ -32,6 +32,8 @@ MAY_CHANGE = (
     "training.device",
     "training.mixed_precision",
     "training.frozen_precision",
+    "training.base_precision",
+    "training.swap_blocks",
     "training.attention",
     "training.matmul_precision",
     "training.max_device_memory",

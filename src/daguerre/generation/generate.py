@@ -40,7 +40,7 @@ _OF_IMAGE = ("prompt", "negative_prompt", "seed", "height", "width", "guidance_s
 _OF_INPUT = ("strength", "keep_unmasked", *(f"{name}{suffix}" for name in IMAGES for suffix in ("", "_sha256")))
 _OF_CONTROL = ("controlnets", *controlnets.OPTIONS, "condition")
 _OF_FILE = ("file", "file_name", "bytes", "xxh3_128", "daguerre_id", "prompt_was", "initial_noise_sha256")
-_OF_MODEL = ("run", "checkpoint", "step", "weights", "base", "pipeline", "model", "objective")
+_OF_MODEL = ("run", "checkpoint", "step", "weights", "base", "pipeline", "model", "objective", "base_precision")
 _OF_CODE = ("precision", "code_version")
 KEYS = frozenset({*_SETTINGS, "shift", *CHURN, *_OF_IMAGE, *_OF_INPUT, *_OF_CONTROL, *_OF_FILE, *_OF_MODEL, *_OF_CODE})
 """Keys of an image's JSON: a list of prompts may have no column of these names other than its own."""

@@ -5,11 +5,13 @@ None stands in for another in silence: the command asks for one, or a notice say
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor, nn
 
 from daguerre import trees
 from daguerre.assembly import base_digests, roles
@@ -24,6 +26,7 @@ from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError, named
 from daguerre.families.pretrained import catalogue
 from daguerre.generation import hub_models
+from daguerre.models.family import Family
 from daguerre.models.schedulers.scheduler import other_sampling
 from daguerre.models.settings import ASSISTANT, BASE, INDEX, SCHEDULER, SINGLE_FILES, PretrainedSettings
 from daguerre.models.weights import index, single_files
@@ -253,6 +256,7 @@ def choose(model: Model, config: Config, weights: str | None) -> Loading:
         # Nothing was trained: an adapter that has learnt nothing would only ask for its control images or tokens.
         generates_only = config.training.duration.number == 0
         learnt = {name: own for name, own in config.adapters.items() if own.learnt and generates_only}
+        provenance |= _of_few_bits(config)
         if learnt:
             provenance["adapters"] = {name: own.model_dump(mode="json") for name, own in learnt.items()}
             description += f", with {', '.join(learnt)}"
@@ -263,15 +267,22 @@ def choose(model: Model, config: Config, weights: str | None) -> Loading:
 def of_checkpoint(checkpoint: Checkpoint, folder: RunFolder, config: Config, weights: str | None) -> Loading:
     """The weights of a checkpoint of a run. UserError for averages that it has not."""
     raw, description = weights_of(checkpoint, folder, weights)
-    if config.training.base_precision != "no":
-        description += f", with the base as it is, not in {config.training.base_precision}"
     provenance: dict[str, Any] = {"run": local_copy.display_name(folder.path), "checkpoint": checkpoint.name}
     provenance |= {"step": checkpoint.documents["state"]["step"], "weights": "raw" if raw else "ema"}
     decoding = {*config.model.decoding}  # which may be others than those of the run
+    provenance |= _of_few_bits(config)
+    if config.training.base_precision != "no":
+        description += f", with the base in {config.training.base_precision}"
     if decoded := config.model.model_dump(mode="json", include=decoding, exclude_defaults=True):
         provenance["model"] = decoded
     loads = partial(load, config, checkpoint, raw)
     return Loading(description, provenance, loads, partial(loads, for_loss=True))
+
+
+def _of_few_bits(config: Config) -> dict[str, str]:
+    """The form of the base's layers, which images depend on; nothing for the weights as they are."""
+    form = config.training.base_precision
+    return {} if form == "no" else {"base_precision": form}
 
 
 def weights_of(checkpoint: Checkpoint, folder: RunFolder, weights: str | None) -> tuple[bool, str]:
@@ -302,15 +313,31 @@ def _check_pretrained(model: Model, config: Config) -> None:
 
 def _build(config: Config) -> Components:
     """The parts for generation."""
-    parts = build(_in_use(config, config.objective.in_use()))
+    own = _in_use(config, config.objective.in_use())
+    networks = load_networks(own)
+    _freeze(networks[0])
+    parts = build(own, networks=networks)
     parts.net.eval()
     return parts
+
+
+def _take(net: nn.Module, names: frozenset[str], checkpoint: Checkpoint, averages: Mapping[str, Tensor]) -> None:
+    """Puts a checkpoint's weights of these names, or their averages, into the net."""
+    with named(checkpoint.name):
+        load_weights(net, {**checkpoint.tensors["model"], **averages}, saved=names)
+
+
+def _freeze(family: Family) -> None:
+    """No weight of a denoiser is trained from here on: all of them may have few bits, and wait in the host's memory."""
+    for network in family.networks.values():
+        if network.denoises:
+            network.module.requires_grad_(False)
 
 
 def _in_use(config: Config, objective: ObjectiveSettings, for_loss: bool = False) -> Config:
     """The config with this objective, without what only serves gradients or losses, with the kernels of this device."""
     kernels = "plain" if config.training.kernels == "plain" else "auto"
-    settings = {"compile": False, "kernels": kernels, "gradient_checkpointing": False, "base_precision": "no"}
+    settings = {"compile": False, "kernels": kernels, "gradient_checkpointing": False, "offload_activations": False}
     training = config.training.model_copy(update=settings)
     model = config.model
     if not for_loss and getattr(model, ASSISTANT, None) is not None:
@@ -359,6 +386,10 @@ def load(config: Config, checkpoint: Checkpoint, raw: bool = False, for_loss: bo
         unused |= set() if for_loss else {ASSISTANT}
         recorded = {name: each for name, each in recorded.items() if name not in unused}
     base_digests.check_same_base(recorded, base, checkpoint.name)
+    if not for_loss:
+        # Before they change their type and place: of a network that was trained whole, too, they may have few bits.
+        _take(networks[1].net, networks[1].names, checkpoint, averages)
+        _freeze(networks[0])
     # Weights that a loss compares with are stored as in training, so that they are the same to the bit.
     parts = build(own, networks=networks, trains=for_loss)
     parts.net.eval()
@@ -367,7 +398,7 @@ def load(config: Config, checkpoint: Checkpoint, raw: bool = False, for_loss: bo
         for name, p in parts.net.named_parameters():
             if name in averages:  # they are float32 whatever type the weights are stored in, in a run's validation, too
                 p.data = p.data.float()
+        _take(parts.net, parts.attached.names, checkpoint, averages)
     with named(checkpoint.name):
-        load_weights(parts.net, checkpoint.tensors["model"] | averages, saved=parts.attached.names)
         parts.objective.learnt.load_state(checkpoint.tensors.get("objective", {}))
     return parts

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from daguerre.types import CAST_APART
+from daguerre.types import CAST_APART, waits
 
 _TABLES = "cast_by_block"
 """Name under which a block keeps the tables of parameters of its layers."""
@@ -133,7 +133,8 @@ class _Cast(torch.autograd.Function):
 
 
 def _is_wide(p: Tensor | None) -> bool:
-    return p is not None and p.dtype == torch.float32 and not isinstance(p, DTensor)
+    # What waits in the host's memory is on the device inside of its block alone.
+    return p is not None and p.dtype == torch.float32 and not isinstance(p, DTensor) and not waits(p)
 
 
 def _widened(found: Any) -> Any:

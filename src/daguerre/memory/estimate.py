@@ -209,6 +209,8 @@ def _ways(target: Target, count: MemoryCount, largest: Peak | None) -> Iterator[
         yield f"optimizer.in_backward=after_norm holds the largest gradient in place of {format_size(gradients)}"
     if not training.gradient_checkpointing:
         yield "training.gradient_checkpointing=true stores fewer activations"
+    if not training.offload_activations:
+        yield "training.offload_activations=true keeps activations in the host's memory"
     readers = target.given.model.text_encoders()
     if size := sum(each.kinds.get("frozen", 0) for each in count.held if each.component in readers):
         yield f"training.text_encoders=offload keeps {format_size(size)} of text encoders in the host's memory"

@@ -31,7 +31,7 @@ from daguerre.models.placement import frozen_modules
 from daguerre.training import step
 from daguerre.training.memory_tracker import Live, use_cuda_types
 from daguerre.training.state import TrainState
-from daguerre.types import IMAGE, OF_IMAGES, OF_TEXTS, Batch
+from daguerre.types import IMAGE, OF_IMAGES, OF_TEXTS, Batch, wait, waits
 
 _STAND_IN = "adamw"
 """For an optimizer whose updates cannot be computed without memory."""
@@ -77,6 +77,7 @@ class SimulatedStep:
         """`say` gets a line for each thing that takes its time."""
         self._config, self._parts, self._count = config, parts, count
         self._accumulates, self._say = accumulates, say
+        self._sends_ahead = False
         self._mode, self._live = FakeTensorMode(allow_non_fake_inputs=True), Live()
         self._given = _sample(config, parts)
         self._gathered = gathered_bytes(parts, count, config.mesh.shard_frozen)
@@ -100,6 +101,11 @@ class SimulatedStep:
         """The peak of a step with micro-batches of this size."""
         self._say(f"computing a step with micro-batches of {micro}")
         with self._mode, self._live:
+            if self._parts.swaps and not self._sends_ahead:
+                self._passes(micro)  # from the second pass on it is known which block comes next
+                self._sends_ahead = True
+            for swap in self._parts.swaps.values():
+                swap.drop()
             if self._config.optimizer.in_backward:
                 passes, update = self._moving_passes(micro), 0
             else:
@@ -267,6 +273,8 @@ def _fill(parts: Components) -> None:
             fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
             is_trained = isinstance(tensor, nn.Parameter)
             made[id(tensor)] = (nn.Parameter(fresh, tensor.requires_grad) if is_trained else fresh, tensor)
+            if waits(tensor):
+                wait(made[id(tensor)][0])
         return made[id(tensor)][0]
 
     for module in modules.values():

@@ -12,7 +12,7 @@ from math import prod
 from torch import nn
 
 from daguerre import plugins
-from daguerre.assembly import assistant, offloaded
+from daguerre.assembly import assistant, offloaded, swapped
 from daguerre.assembly.parts import Components
 from daguerre.caching import cache
 from daguerre.config.config import Config
@@ -27,6 +27,7 @@ from daguerre.objectives.objective import REFERENCE
 from daguerre.training.optimizers import optimizer
 from daguerre.training.precision import quantized
 from daguerre.training.precision.quantized import QuantizedLinear
+from daguerre.types import waits
 
 KINDS = ("weights", "gradients", "moments", "averages", "reference", "frozen", "quantized", "buffers")
 """Kinds of bytes, in the order of a report."""
@@ -76,6 +77,11 @@ class MemoryCount:
     def whole(self) -> int:
         return sum(map(self.bytes_of, KINDS))
 
+    @property
+    def on_host(self) -> int:
+        """Bytes of weights that wait in the host's memory, of each process."""
+        return self.bytes_of(_OF_HOST)
+
     def components(self) -> Iterator[tuple[str, list[ResidentTensor]]]:
         for name in dict.fromkeys(each.component for each in self.held):
             yield name, [each for each in self.held if each.component == name]
@@ -103,6 +109,7 @@ def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
     if absent:
         notices.append(f"not in memory while a run trains on its cache: {', '.join(sorted(absent))}")
     notices += offloaded.notices(parts.family)
+    notices += swapped.notices(config, parts.swaps, mesh.devices // mesh.nodes)
     for component, network in frozen(parts.net, parts.networks).items():
         if component in absent:
             continue
@@ -113,7 +120,7 @@ def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
         for placed, p in zip(found.placed, network.module.parameters(), strict=True):
             own = replace(placed, name=f"{component}.{placed.name}")
             own = own if is_split else replace(own, tensor=None, fsdp=None)
-            kinds = partial(_frozen, p.element_size(), _kind(network.module, "frozen"))
+            kinds = partial(_frozen, p.element_size(), _OF_HOST if waits(p) else _kind(network.module, "frozen"))
             held.append(_held(component, own, found.patterns[placed.name], mesh, kinds))
     held += [each for component, network in parts.family.components.items() for each in _quantized(component, network)]
     notices += describe_unknown(unknown, mesh)
@@ -147,7 +154,8 @@ def _quantized(component: str, network: nn.Module) -> Iterator[ResidentTensor]:
         shape = (layer.out_features, layer.in_features)
         whole = ParameterSplit(f"{component}.{host(f'{name}.weight')[0]}", shape, (), None, None, False)
         kind = f"linear layers in {layer.form}"
-        yield ResidentTensor(component, whole, kind, layer.numbers, {_kind(network, "quantized"): layer.held_bytes})
+        where = _OF_HOST if waits(layer.codes) else _kind(network, "quantized")
+        yield ResidentTensor(component, whole, kind, layer.numbers, {where: layer.held_bytes})
 
 
 def _in_net(config: Config, parts: Components, name: str, p: nn.Parameter) -> _Kinds:
@@ -155,7 +163,8 @@ def _in_net(config: Config, parts: Components, name: str, p: nn.Parameter) -> _K
     gradient nor average."""
     size = 4 if name in parts.float32 else parts.numerics.weights.itemsize
     if not p.requires_grad:
-        return lambda name, shape: {"weights": prod(shape) * size}
+        where = _OF_HOST if waits(p) else "weights"
+        return lambda name, shape: {where: prod(shape) * size}
     averages = config.ema.enabled + len(config.ema.post_hoc)
     refers = REFERENCE in parts.objective.needs.networks
     state_bytes = plugins.find("optimizers", config.optimizer.name).state_bytes
@@ -173,7 +182,7 @@ def _buffers(parts: Components, absent: Collection[str]) -> int:
     there = [m for name, m in parts.family.components.items() if name not in absent and encoders.waiting(m) is None]
     modules = {id(m): m for network in (*there, parts.net) for m in network.modules()}
     own = [b for m in modules.values() if not isinstance(m, QuantizedLinear) for b in m.buffers(recurse=False)]
-    return sum(b.nbytes for b in {id(b): b for b in own}.values())
+    return sum(b.nbytes for b in {id(b): b for b in own if not waits(b)}.values())
 
 
 def _check_optimizer(config: Config, parts: Components, found: MemoryCount) -> None:

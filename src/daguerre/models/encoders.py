@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from daguerre.models.weights import file_digests
+from daguerre.types import waits
 
 if TYPE_CHECKING:
     from daguerre.models.family import Family
@@ -172,12 +173,12 @@ def _exchanged(network: nn.Module, other: Callable[[Tensor], Tensor]) -> Iterato
 
 
 def moved(network: nn.Module, device: torch.device | str) -> None:
-    """Moves a network, in place, but for what is left out of memory and one that waits."""
+    """Moves a network, in place, but for what is left out of memory, one that waits, and blocks that do."""
     if waiting(network) is not None:
         return
-    if any(p.is_meta for p in network.parameters()):
+    if any(p.is_meta or waits(p) for p in network.parameters()):
         # `to` refuses a network of which some parameters have no memory.
-        network._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+        network._apply(lambda tensor: tensor if tensor.is_meta or waits(tensor) else tensor.to(device))
     else:
         network.to(device)
 

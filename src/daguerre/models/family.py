@@ -49,6 +49,7 @@ from daguerre.types import (
     Prompt,
     References,
     as_seen,
+    waits,
 )
 
 if TYPE_CHECKING:
@@ -246,7 +247,7 @@ class Family:
     def device(self) -> torch.device:
         # As few parameters as possible are looked at: this is asked for several times in every update.
         there = (network for network in self.components.values() if not encoders.is_elsewhere(network))
-        devices = (p.device for network in there for p in network.parameters())
+        devices = (p.device for network in there for p in network.parameters() if not waits(p))
         return next((device for device in devices if device.type != "meta"), torch.device("meta"))
 
     @property

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from daguerre.errors import UserError
 from daguerre.training.precision import quantized
 from daguerre.training.settings import TrainingSettings, bytes_of
-from daguerre.types import Batch
+from daguerre.types import Batch, waits
 
 
 def choose_device(name: str) -> torch.device:
@@ -24,6 +24,11 @@ def choose_device(name: str) -> torch.device:
             setting="training.device",
         )
     return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+def of(net: nn.Module) -> torch.device:
+    """The device on which a net computes: that of its parameters that do not wait in the host's memory."""
+    return next(p.device for p in net.parameters() if not waits(p))
 
 
 def prepare(settings: TrainingSettings, device: torch.device) -> None:

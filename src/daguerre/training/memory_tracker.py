@@ -5,13 +5,27 @@ back before it returns is not seen.
 """
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+_elsewhere = False
+
+
+@contextmanager
+def elsewhere() -> Iterator[None]:
+    """Memory that is taken within the context is the host's where a device is counted."""
+    global _elsewhere
+    before, _elsewhere = _elsewhere, True
+    try:
+        yield
+    finally:
+        _elsewhere = before
 
 
 class Live(TorchDispatchMode):
@@ -50,6 +64,9 @@ class Live(TorchDispatchMode):
         if key in self._known:
             return
         self._known.add(key)
+        if _elsewhere:
+            weakref.finalize(memory, self._known.discard, key)
+            return
         self.now += count
         self.peak = max(self.peak, self.now)
         # torch keeps one Python object for a storage as long as it lives, so that its end is the end of the memory.

@@ -31,6 +31,10 @@ Size = Annotated[str, AfterValidator(_sized)]
 """A text that `bytes_of` reads."""
 
 
+Blocks = Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=r"^(?:100|[1-9]?\d)(?:\.\d+)?%$")]
+"""A number of blocks, or a share of them in per cent."""
+
+
 def largest_divisor(whole: int, at_most: int) -> int:
     """The largest number up to `at_most` that divides `whole`."""
     return max(number for number in range(1, min(whole, at_most) + 1) if whole % number == 0)
@@ -69,11 +73,19 @@ class TrainingSettings(Settings):
     base_precision: Literal["no", "nf4", "int8", "float8"] = "no"
     """Form of the linear layers of frozen networks while adapters train: of denoiser and text encoders, inside
     their blocks. nf4 (4.5 bits a weight, by bitsandbytes), int8 and float8 (8 bits): less memory, more time. The
-    adapters stay float32; generate and convert use the base as it is."""
+    adapters stay float32. generate and evaluate use the base in it too, unless they get another value; files are for
+    the base as it is."""
     text_encoders: Literal["resident", "offload"] = Field("resident", json_schema_extra=FREE)
     """Where frozen text encoders are: `resident`: in the memory of the device; `offload`: in that of the host, and on
     the device, one after the other, while they read the captions of a micro-batch, or prompts: less memory, more time,
     the same numbers. Another way is a cache of captions (cache.path)."""
+    swap_blocks: Blocks = Field(0, json_schema_extra=FREE)
+    """Blocks of the denoiser, at even distances, whose frozen weights wait in the host's memory: a number of them, or a
+    share such as "50%"; 0 for none. Two of them at a time are on the device, one that computes and the next one, so
+    that three are the fewest. Less memory, the same numbers."""
+    offload_activations: bool = Field(False, json_schema_extra=FREE)
+    """Activations wait in the host's memory between the forward and the backward pass: less memory, the same numbers.
+    With gradient_checkpointing these are what goes into each block, which is little to copy."""
     stochastic_rounding: bool = True
     """bfloat16, float16 weights: round up or down by chance after an update, so that on average none is too small to
     count; off: round to the nearest, which loses small updates."""
@@ -117,6 +129,15 @@ class TrainingSettings(Settings):
             raise ValueError(
                 "attention=measured does not work with compile=blocks, because compiled code cannot pause to "
                 "measure: choose a kernel, or remove attention"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _compiles_what_stays(self) -> Self:
+        if self.compile and self.offload_activations:
+            raise ValueError(
+                "offload_activations does not work with compile=blocks: sending what compiled code keeps to the host "
+                "has not been tested; remove one of them"
             )
         return self
 

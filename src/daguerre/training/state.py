@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from daguerre import keys
 from daguerre.errors import UserError
+from daguerre.training import device as devices
 from daguerre.training.ema import EMA
 from daguerre.training.guard import Guard, check_finite, misfits
 from daguerre.training.meters import Meter
@@ -84,7 +85,7 @@ class TrainState:
         `sharding` splits them."""
         # First, as the optimizer and the averages are made of the parameters as they are stored.
         precision.store(net, float32)
-        device = next(net.parameters()).device
+        device = devices.of(net)
         trained = {name: p for name, p in sharding.held(net).items() if p.requires_grad}
         moving = build(optimizer, trained, _rounding(precision, seed, trained))
         if sharding.splits and not all(part.elementwise for part in moving.parts):

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from daguerre.training import device
 from daguerre.training.optimizers.in_backward import spent
 from daguerre.training.precision.dtypes import Autocast
 from daguerre.training.precision.loss_scaling import Scaler
@@ -147,7 +148,7 @@ def backward(
     `micro_batches` are this device's part of it, `valid` is the count of all. `see` is given the terms of each
     micro-batch and which of its slots are valid, on the device.
     """
-    total = torch.zeros((), device=next(net.parameters()).device)
+    total = torch.zeros((), device=device.of(net))
     for number, batch in enumerate(micro_batches, 1):
         sharding.before_backward(net, last=number == len(micro_batches))
         loss = _summed(net, batch, loss_fn, valid, autocast, see)
@@ -166,7 +167,7 @@ def _summed(
     see: Callable[[LossTerms, Tensor], None],
 ) -> Tensor:
     """The losses of a micro-batch, which `see` is given, as its part of the mean over `valid` samples."""
-    valid_B = batch.valid_B.to(next(net.parameters()).device, non_blocking=True)
+    valid_B = batch.valid_B.to(device.of(net), non_blocking=True)
     with autocast():
         terms = weighted(loss_fn(net, batch), batch)
     see(terms, valid_B)

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from daguerre.adapters.lora_parts import one_product
+from daguerre.types import waits
 
 POWERS = tuple(2.0**i for i in range(-24, 25))
 """Strengths by which numbers are multiplied without rounding."""
@@ -120,7 +121,7 @@ class Together:
 
     def _before(self, network: nn.Module, inputs: Any) -> None:
         self._drop()
-        device = next(network.parameters()).device.type
+        device = next(p.device.type for p in network.parameters() if not waits(p))
         if torch.is_autocast_enabled(device):
             groups = _alike(self._groups)
             units = _cast(groups, torch.get_autocast_dtype(device), self._drop)
@@ -166,6 +167,9 @@ def _facts(layer: Any) -> tuple[Any, ...] | None:
         return None
     if any(isinstance(p, DTensor) for p in (*weights, *frozen)):
         return None
+    # Of a block that waits in the host's memory weights are known once it is called.
+    if any(waits(p) for p in frozen):
+        return ()
     if type(base) is not nn.Linear or len(names) != 1 or type(layer.lora_dropout[names[0]]) is not nn.Identity:
         return ()
     if any(p.requires_grad for p in frozen):

@@ -1,0 +1,190 @@
+"""Blocks that wait in the host's memory (training.swap_blocks): numbers, bytes, files, the plan, refusals."""
+
+from __future__ import annotations
+
+import re
+
+import forked_runs
+import pytest
+import torch
+from adapter_runs import MESHES, Place, assert_equal
+from quick_cases import chosen
+
+from daguerre import errors
+from daguerre.assembly import swapped
+from daguerre.assembly.parts import Components, begin, build, outline
+from daguerre.bench.inputs import image_shape, random_batch
+from daguerre.cli import main
+from daguerre.config import config as configs
+from daguerre.memory import peak, static
+from daguerre.training import device, step
+from daguerre.training.performance import offloading
+from daguerre.types import waits
+
+RECIPE = """
+run_name: lora
+model: {family: KIND}
+objective: {name: eps}
+adapters: {style: {name: lora, rank: 4, ranks: {text_encoder: 2}}}
+data: {source: folder, resolution: 16}
+training: {duration: "4 steps", global_batch_size: 4}
+optimizer: {learning_rate: 1e-2}
+logging: {every: "1 steps", tensorboard: false}
+checkpoint: {every: "2 steps", keep: 9}
+sampling: {num_images: 1, num_inference_steps: 2, prompts: [a dog]}
+validation: {every: "2 steps", num_samples: 2, num_levels: 2}
+"""
+SWAP, OFFLOAD = "training.swap_blocks=5", "training.offload_activations=true"
+KINDS = {
+    "lora": [],
+    "int8": ["training.base_precision=int8"],
+    "recomputed": ["training.gradient_checkpointing=true"],
+    "recomputed int8 bf16": [
+        "training.gradient_checkpointing=true", "training.base_precision=int8", "training.mixed_precision=bf16",
+    ],
+    "16 bits": ["training.weights_dtype=bfloat16"],
+    "dora": ["adapters.style.kind=dora"],
+    "compiled": ["training.compile=blocks"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("swapped"), "sd", RECIPE)
+
+
+def config(place: Place, *more: str) -> configs.Config:
+    return configs.load(str(place.recipe), place.given("training.device=cpu", *more)).config
+
+
+def trained(
+    given: configs.Config, steps: int = 20
+) -> tuple[Components, list[float], dict[str, dict[str, torch.Tensor]]]:
+    """Parts, losses and the state after so many updates of two micro-batches each."""
+    parts = build(given, torch.device("cpu"), trains=True)
+    state = begin(given, parts)
+    state.net.train()
+    batch = random_batch(parts, 2, image_shape(given))
+    losses = []
+    for _ in range(steps):
+        some = [device.on(parts.device, batch)] * 2
+        step.update(state, some, parts.loss, learning_rate=1e-2, max_grad_norm=1.0, autocast=parts.autocast)
+        losses.append(state.meter.read()["learning/loss"])
+    return parts, losses, state.tensors()
+
+
+@pytest.mark.parametrize("kind", chosen(KINDS, lambda kind: kind == "recomputed int8 bf16"))
+def test_losses_weights_and_moments_are_equal_and_two_blocks_are_there(place, kind):
+    """At any time there is memory for two blocks on the device: also what is kept for the backward pass is none."""
+    _, losses, whole = trained(config(place, *KINDS[kind]))
+    parts, found, state = trained(config(place, *KINDS[kind], SWAP))
+    assert found == losses
+    assert state.keys() == whole.keys()
+    for group, tensors in whole.items():
+        assert_equal(state[group], tensors)
+    (swap,) = parts.swaps.values()
+    assert len(swap) == 5
+    assert 0 < swap.device.peak <= swap.largest_bytes < swap.held_bytes <= swap.host.bytes
+    waiting = [t for t in [*parts.net.parameters(), *parts.net.buffers()] if waits(t)]
+    assert sum(t.nbytes for t in waiting) == swap.held_bytes
+    assert not any(p.requires_grad for p in waiting)
+    swap.drop()
+    assert swap.device.bytes == 0, "nothing else refers to a copy"
+
+
+@pytest.mark.parametrize("recomputed", chosen([True, False], lambda recomputed: recomputed))
+def test_activations_on_the_host_change_no_number(place, monkeypatch, recomputed):
+    monkeypatch.setattr(offloading, "LEAST_BYTES", 0)  # those of a tiny network are small
+    again = [f"training.gradient_checkpointing={str(recomputed).lower()}", "ema.enabled=false"]
+    _, losses, whole = trained(config(place, *again))
+    parts, found, state = trained(config(place, *again, "training.offload_activations=true", SWAP))
+    assert found == losses
+    for group, tensors in whole.items():
+        assert_equal(state[group], tensors)
+    assert parts.offload is not None
+    assert parts.offload.host.peak > 0
+    assert parts.offload.host.bytes == 0, "what was kept of a pass is gone behind it"
+    given = {name: config(place, *again, *more) for name, more in (("here", []), ("host", [OFFLOAD]))}
+    peaks = {name: predicted(own) for name, own in given.items()}
+    # All but weights and what is computed at the moment is elsewhere.
+    assert peaks["host"] < peaks["here"]
+
+
+def predicted(given: configs.Config) -> int:
+    """Bytes that the passes of a step take in addition to what is held, as they are planned."""
+    parts, mesh = outline(given), given.mesh.resolved(1, 1)
+    counted = static.count(given, parts, mesh)
+    return peak.SimulatedStep(given, parts, counted, accumulates=False, on_gpu=False).peak(4).passes
+
+
+@pytest.mark.long
+def test_a_run_validates_saves_goes_on_draws_and_exports_as_without(place, capsys):
+    more = ["training.base_precision=int8"]
+    assert place.train("plain", *more) == errors.DONE
+    assert place.train("swapped", *more, SWAP, "training.duration=2 steps") == errors.DONE
+    assert "5 blocks of unet wait in the host's memory" in capsys.readouterr().out
+    assert place.train("swapped", *more, "training.swap_blocks=60%") == errors.DONE
+    for group in ("model", "ema", "optimizer"):
+        assert_equal(place.tensors("plain", group), place.tensors("swapped", group))
+    for number in ("learning/loss", "validation/loss"):
+        assert place.numbers("plain", number) == place.numbers("swapped", number)
+    assert_equal(place.exported("plain"), place.exported("swapped"))
+    images = []
+    for run, given in (("plain", [SWAP]), ("swapped", ["training.swap_blocks=0"])):
+        out = place.folder / f"of {run}"
+        command = ["generate", str(place.folder / run), "prompt=a dog", f"out={out}", *given]
+        assert main.run(command) == errors.DONE
+        assert "with the base in int8" in capsys.readouterr().out
+        images.append((out / "000.png").read_bytes())
+    assert images[0] == images[1]
+    command = ["generate", str(place.folder / "plain"), "prompt=a dog", "training.base_precision=no", f"out={out} no"]
+    assert main.run(command) == errors.DONE
+    assert "with the base in" not in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_two_processes_learn_what_they_learn_without(place):
+    more = ["training.gradient_checkpointing=true", "training.base_precision=int8"]
+    kinds = {"two": more, "two swapped": [*more, SWAP, OFFLOAD]}
+    codes = forked_runs.together(place.folder, [place.on(name, MESHES["data2"], *own) for name, own in kinds.items()])
+    assert codes == [[errors.DONE] * 2] * 2
+    for group in ("model", "ema", "optimizer"):
+        assert_equal(place.tensors("two", group), place.tensors("two swapped", group))
+    assert place.numbers("two", "learning/loss") == place.numbers("two swapped", "learning/loss")
+
+
+def test_the_plan_counts_device_and_host(place):
+    """What waits is on no device; the two blocks that compute are among what a step makes."""
+    mesh = config(place).mesh.resolved(1, 1)
+    found = {}
+    for name, more in (("plain", []), ("swapped", [SWAP])):
+        given = config(place, *more)
+        parts = outline(given)
+        count = static.count(given, parts, mesh)
+        steps = peak.SimulatedStep(given, parts, count, accumulates=False, on_gpu=False)
+        found[name] = parts, count, [steps.peak(1), steps.peak(1)]
+    parts, count, (first, again) = found["swapped"]
+    _, whole, (before, _) = found["plain"]
+    (swap,) = build(config(place, SWAP), torch.device("cpu"), trains=True).swaps.values()
+    assert count.on_host == swap.held_bytes
+    assert count.whole == whole.whole - swap.held_bytes
+    assert first == again
+    assert before.passes < first.passes <= before.passes + swap.largest_bytes
+    assert [line for line in count.notices if "wait in the host's memory" in line] == swapped.notices(
+        config(place, SWAP), parts.swaps
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (["adapter.name=full"], "the weights of unet are trained, and only frozen ones wait"),
+        (["training.swap_blocks=500"], r"unet has \d+ blocks: set at most"),
+        (["training.swap_blocks=1%"], "and 2 are on the device at once: set at least 3"),
+        ([OFFLOAD, "training.compile=blocks"], "what compiled code keeps to the host has not been tested"),
+        (["devices=2", "mesh.ici_fsdp_parallelism=2"], "a mesh with fsdp or tensor has parts of each block"),
+    ],
+)
+def test_what_it_does_not_go_with_is_refused(place, more, why, capsys):
+    assert main.run(["plan", str(place.recipe), *place.given(SWAP, *more)]) == errors.REFUSED
+    assert re.search(why, " ".join(capsys.readouterr().err.split()))
