@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,22 @@ def test_other_tabs(convert):
     values, lines = convert(TABS["finetune"] | {"max_grad_norm": 0.5, "create_caption": False})
     assert values["data.path"] == "sets/10_sks dog"
     assert (lines["max_grad_norm"][0], lines["create_caption"][0]) == ("notice", "refused")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("lr_warmup", [1], "lr_warmup is .1., and must be one value"),
+        ("text_encoder_lr", [1e-4, 1e-5], "text_encoder_lr is .*, and must be one value"),
+        ("epoch", "1e400", "1e400 is no finite number"),
+        ("unet_lr", "nan", "nan is no finite number"),
+        ("sdxl", "yes", 'sdxl is "yes", and must be true or false'),
+        ("flip_aug", "yes", 'flip_aug is "yes", and must be true or false'),
+        ("epoch", -3, "max_train_epochs is -3, and must be above 0"),
+        ("stop_text_encoder_training", "-3", ""),
+    ],
+)
+def test_values_of_another_kind_are_told(convert, field, value, said):
+    found = convert(LORA | {field: value}, 2 if said else 0)
+    if said:
+        assert re.search(said, " ".join(found[1].split()))

@@ -17,6 +17,7 @@ from daguerre import plugins
 from daguerre.errors import UserError
 from daguerre.foreign import base_models as models
 from daguerre.foreign.reader import REQUIRED, Reading, Tables, generic
+from daguerre.formatting import shown
 
 OWN: dict[str, str] = Tables("peers")["own"]
 OF_A_SOURCE: dict[str, Any] = {"caption_dropout": 0.0, "held_out_fraction": 0}
@@ -66,19 +67,29 @@ def asks(value: Any) -> bool:
 
 def words(given: Any) -> list[str]:
     """The words of a list of arguments, which may be written as a text."""
+    if isinstance(given, int | float):
+        return [str(given)]
     return shlex.split(given) if isinstance(given, str) else [str(each) for each in given or []]
 
 
 def number(value: Any, usual: float = 1) -> float:
-    """A number, whether it is written as one or as text; the usual one for nothing, and for other words. UserError for
-    one that is not finite."""
+    """A number, whether it is written as one or as text; the usual one for nothing. UserError for anything else, and
+    for one that is not finite."""
     try:
-        found = float(value or usual)
-    except (TypeError, ValueError):
-        return usual
+        found = math.nan if value is True else float(value or usual)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
     if not math.isfinite(found):
-        raise UserError(f"{value} is no finite number", code="damaged")
+        raise UserError(f"{shown(value)} is no finite number", code="damaged")
     return found
+
+
+def check_switches(reading: Reading, names: Sequence[str]) -> None:
+    """UserError for a switch, wherever it stands, whose value is neither on nor off: their programs take any word for
+    on, or stop."""
+    for key, value in reading.whole.items():
+        if key.rpartition(".")[2] in names and not isinstance(value, bool) and value not in (None, "", REQUIRED):
+            raise UserError(f"{key} is {shown(value)}, and must be true or false", code="damaged")
 
 
 def prompts(lines: Sequence[str]) -> tuple[dict[str, Any], str]:
@@ -259,6 +270,8 @@ def updates_of(folders: Sequence[Folder], epochs: Any, batch: Any, accumulation:
 def length(reading: Reading, key: str, path: str, folders: Sequence[Folder], sizes: tuple[Any, Any]) -> None:
     """Carries a number of epochs; a mix has none, so that they become updates there, of batches of these sizes."""
     epochs = reading.get(key)
+    if epochs != REQUIRED and number(epochs) <= 0:
+        raise UserError(f"{key} is {shown(epochs)}, and must be above 0", code="damaged")
     if len(folders) < 2:
         reading.carry(key, path, f"{epochs} epochs")
     elif steps := updates_of(folders, epochs, *sizes):

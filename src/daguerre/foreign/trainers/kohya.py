@@ -1,7 +1,8 @@
 """kohya's configs: what several keys mean together. Each by itself is in kohya.yaml."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ OTHERS_RATE = "a factor of the rate that D-Adaptation finds: give a rate for ano
 
 def convert(reading: Reading, family: str = "") -> None:
     """Reads the arguments of a program of sd-scripts; `family` where the program, and not the base, says which."""
+    peers.check_switches(reading, TABLES["switches"])
     family = family or _of_program(reading) or _of_parts(reading)
     parts = TABLES["parts"].get(family, {})
     for key, what in TABLES["others"].items():
@@ -42,9 +44,9 @@ def convert(reading: Reading, family: str = "") -> None:
     if not folders:
         _unread_folders(reading)
     _sources(reading, folders, pictures)
+    shadowed(reading, _subsets(reading), {"batch_size": "train_batch_size"})
     _datasets(reading)
-    batches = [key for key in reading.whole if key.rpartition(".")[2] in ("batch_size", "train_batch_size")]
-    sizes = (reading.get(batches[0]) if batches else 1, reading.get("gradient_accumulation_steps"))
+    sizes = (reading.values.get("training.per_device_batch_size", 1), reading.get("gradient_accumulation_steps"))
     schedule(reading, folders, sizes)
     optimizer(reading)
     _without_effect(reading)
@@ -216,7 +218,7 @@ def _rates(reading: Reading, encoders: Sequence[str], net: str) -> None:
         elif given and (key == "unet_lr" or encoders):
             reading.carry(key, "optimizer.learning_rates", given)
         reading.notice(key, "no text encoder is trained" if key != "unet_lr" else "learning_rate is the UNet's")
-    if one and {usual} != alike:
+    if one and {number("learning_rate", str(usual))} != alike:
         reading.notice("learning_rate", "unet_lr and text_encoder_lr are the rates of all that is trained")
 
 
@@ -258,8 +260,8 @@ def _without_effect(reading: Reading) -> None:
 
 
 def _text_encoders(reading: Reading, family: str) -> None:
-    skip = reading.get("clip_skip")
-    if isinstance(skip, int) and family == "sd":
+    skip = int(peers.number(reading.get("clip_skip"), 0))
+    if skip and family == "sd":
         values = {"model.text_encoder_layer": -skip, "model.text_encoder_final_norm": True}
         reading.carry_all("clip_skip", values, "counted from 1 there")
     reading.notice("clip_skip", "SDXL always reads the layer before the last")
@@ -281,9 +283,8 @@ def _text_encoders(reading: Reading, family: str) -> None:
 
 def _folders(reading: Reading) -> list[Folder]:
     """The subsets of all data sets; those of metadata files are refused."""
-    prefixes = {key.rpartition(".")[0] for key in reading.keys("datasets.*.subsets.*.*")}
     found = []
-    for prefix in sorted(prefixes, key=lambda name: [int(part) for part in name.split(".") if part.isdigit()]):
+    for prefix in _subsets(reading):
         path = reading.get(f"{prefix}.image_dir")
         if path is None or f"{prefix}.metadata_file" in reading.rest:
             reading.refuse(
@@ -296,6 +297,13 @@ def _folders(reading: Reading) -> list[Folder]:
         settings = _of_captions(reading, prefix)
         found.append(Folder(prefix, path, peers.number(repeats), caption, regular, settings=settings))
     return found
+
+
+def _subsets(reading: Reading) -> list[str]:
+    """The subsets of all data sets, such as `datasets.0.subsets.1`, in their order."""
+    keys = (key for key in reading.whole if fnmatchcase(key, "datasets.*.subsets.*.*"))
+    prefixes = {".".join(key.split(".")[:4]) for key in keys}
+    return sorted(prefixes, key=lambda name: [int(part) for part in name.split(".") if part.isdigit()])
 
 
 def _unread_folders(reading: Reading) -> None:
@@ -329,9 +337,31 @@ def _of_captions(reading: Reading, prefix: str) -> dict[str, Any]:
 
 def _inherited(reading: Reading, prefix: str, name: str, default: Any = None) -> Any:
     """A setting of a subset, or that of its data set, of [general], or of the config."""
+    return next((reading.get(place) for place in _places(prefix, name) if place in reading.whole), default)
+
+
+def _places(prefix: str, name: str) -> list[str]:
+    """The places where a setting of a subset, or of a data set, may stand; the first one counts."""
     above = (prefix, prefix.partition(".subsets")[0], "general", "")
-    places = [f"{place}.{name}".lstrip(".") for place in above]
-    return next((reading.get(place) for place in places if place in reading.whole), default)
+    return [f"{place}.{name}".lstrip(".") for place in above]
+
+
+def shadowed(reading: Reading, prefixes: Sequence[str], of_config: Mapping[str, str]) -> None:
+    """Notes settings above data sets that none of these (`prefixes`) reads, as each has one nearer by, and refuses one
+    that only some of them read. `of_config` are names that the config itself has for a setting."""
+    for name in TABLES["nearest"] if prefixes else ():
+        counts, every = dict[str, None](), set[str]()
+        for prefix in prefixes:
+            places = [*_places(prefix, name), *([of_config[name]] if name in of_config else [])]
+            there = [place for place in places if place in reading.whole]
+            counts |= dict.fromkeys(there[:1])
+            every |= {*there}
+        for key in every - counts.keys():
+            reading.notice(key, "every data set has its own")
+        for key in [*counts][1:] if name != "resolution" else ():
+            first = next(iter(counts))
+            if generic(key) != generic(first) and reading.get(key) != reading.get(first):
+                reading.refuse(key, f"{name} is one for all data sets, and {first} makes it {reading.get(first)}")
 
 
 def _sources(reading: Reading, folders: list[Folder], pictures: str) -> None:
@@ -395,8 +425,8 @@ def _sizes(reading: Reading) -> None:
         reading.refuse(key, "data sets of several sizes are not supported; data.buckets.resolutions sorts by size")
     reading.assume({"data.resolution": REQUIRED})
     on = any(reading.get(key) is True for key in everywhere(reading, "enable_bucket"))
-    bounds = [first(reading, name, default) for name, default in (("min_bucket_reso", 256), ("max_bucket_reso", 1024))]
-    low, high = (bound if isinstance(bound, int) and bound > 0 else 256 for bound in bounds)
+    usual = {"min_bucket_reso": 256, "max_bucket_reso": 1024}
+    low, high = (max(1, peers.number(first(reading, name, None), default)) for name, default in usual.items())
     area = (sizes[0] or 512) ** 2 if sizes else 512**2
     aspect = max(1.0, round(min(high, area / low) / low, 4))
     for key in everywhere(reading, "enable_bucket") if on else ():

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from daguerre.errors import UserError
 from daguerre.foreign import files, peers
 from daguerre.foreign.names import lora
 from daguerre.foreign.reader import Line, Reading, Tables
 from daguerre.foreign.trainers import kohya
+from daguerre.formatting import shown
 
 TRAINER = "kohya's GUI"
 TABLES = Tables("kohya_gui")
@@ -47,6 +49,8 @@ class _Fields:
         usual = TABLES["defaults"] | TABLES["defaults_of"].get(self.tab, {})
         value = self.reading.get(name)
         value = usual.get(name) if value is None else value
+        if isinstance(value, list):
+            raise UserError(f"{name} is {shown(value)}, and must be one value", code="damaged")
         return _number(value) if name in _words("numbers") and value is not None else value
 
     def put(self, argument: str, value: Any, *names: str) -> None:
@@ -64,6 +68,7 @@ class _Fields:
 
 
 def convert(reading: Reading) -> None:
+    peers.check_switches(reading, ("sdxl", "sdxl_checkbox"))
     for key, what in TABLES["others"].items():
         if reading.get(key) is True:
             raise peers.not_there(f"a model of {what}", TRAINER)
@@ -103,13 +108,16 @@ def _listed(lines: Sequence[Any]) -> list[str]:
 
 
 def _number(value: Any) -> Any:
-    """The number of a field, which older versions wrote as text; 0 for another text."""
+    """The number of a field, which older versions wrote as text; 0 for another text. UserError for one that is not
+    finite."""
     if not isinstance(value, str):
         return value
     try:
         number = float(value)
     except ValueError:
         return 0
+    if not math.isfinite(number):
+        raise UserError(f"{value} is no finite number", code="damaged")
     return int(number) if number == int(number) and "e" not in value.lower() and "." not in value else number
 
 

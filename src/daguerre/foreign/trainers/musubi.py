@@ -22,6 +22,7 @@ PLACES = ("general.", "datasets.*.")
 
 def convert(reading: Reading) -> None:
     """Reads the options of a program that trains, with the data sets that they name."""
+    peers.check_switches(reading, TABLES["switches"])
     family = _model(reading)
     reading.assume({"run_name": REQUIRED, "output_dir": REQUIRED})
     folders = _folders(reading)
@@ -30,6 +31,7 @@ def convert(reading: Reading) -> None:
     peers.lay(reading, folders)
     most = max((_references(reading, folder, family) for folder in folders), default=0)
     reading.assume_over({"model.references": most} if most else {})
+    kohya.shadowed(reading, [folder.key for folder in folders], {})
     _sizes(reading, [folder.key for folder in folders])
     flows.sd_scripts(reading, "sigma", 1.0)
     flows.precision(reading, "mixed_precision")

@@ -319,7 +319,8 @@ def _precision(reading: Reading, net: str) -> None:
 
 def _times(reading: Reading) -> None:
     """Before version 4 of the file a weight alone chose how times are drawn, which timestep_distribution does today."""
-    is_old = "timestep_distribution" not in reading.whole and peers.number(reading.get("__version"), 0) < 4
+    version = reading.get("__version")
+    is_old = "timestep_distribution" not in reading.whole and not (isinstance(version, int) and version >= 4)
     if is_old and peers.asks(reading.get("noising_weight")):
         for key in ("noising_weight", "noising_bias"):
             reading.refuse(key, "in files of this version times are drawn from a sigmoid of this weight and bias")

@@ -1,0 +1,92 @@
+"""Configs of sd-scripts and musubi-tuner: what stands nearest to a data set counts, and a value of another kind than
+its program reads is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daguerre.errors import UserError
+from daguerre.foreign import files, signs
+from daguerre.foreign.converters import converted
+from daguerre.foreign.reader import Reading, Tables
+
+RECORDED = Path(__file__).parents[1] / "support/trainer_keys"
+FOLDER = {"image_dir": "a", "num_repeats": 1}
+KOHYA: dict[str, Any] = {
+    "pretrained_model_name_or_path": "m.safetensors", "network_module": "networks.lora", "network_dim": 8,
+    "train_batch_size": 2, "resolution": "512,512", "max_train_steps": 10,
+    "datasets": [{"resolution": 768, "batch_size": 4, "enable_bucket": True, "subsets": [FOLDER]}],
+}  # fmt: skip
+MUSUBI: dict[str, Any] = {
+    "model_version": "klein-base-4b", "network_module": "networks.lora_flux_2", "dit": "d.safetensors",
+    "general": {"resolution": [960, 544], "batch_size": 1, "enable_bucket": False},
+    "datasets": [{"image_directory": "a", "resolution": [1024, 1024], "batch_size": 4, "enable_bucket": True}],
+}  # fmt: skip
+OF = {"kohya": KOHYA, "musubi": MUSUBI}
+
+
+def read(tree: dict[str, Any]) -> Reading:
+    trainer = signs.trainer(tree)
+    assert trainer is not None
+    return converted(trainer, files.BESIDE[trainer](tree, Path()), "x")
+
+
+@pytest.mark.parametrize(("tree", "side"), [(KOHYA, 768), (MUSUBI, 1024)])
+def test_what_a_data_set_has_counts(tree, side):
+    reading = read(tree)
+    assert reading.values["training.per_device_batch_size"] == 4
+    assert reading.values["data.resolution"] == side
+    assert reading.values["data.buckets.aspects"] == "auto"
+    above = [line for line in reading.lines if line.text == "every data set has its own"]
+    assert {line.kind for line in above} == {"notice"}
+    names = {"train_batch_size", "resolution"} if tree is KOHYA else {f"general.{name}" for name in tree["general"]}
+    assert {line.key for line in above} == names
+
+
+def test_what_only_some_data_sets_read_is_refused():
+    reading = read(
+        KOHYA | {"datasets": [*KOHYA["datasets"], {"resolution": 768, "subsets": [FOLDER | {"image_dir": "b"}]}]}
+    )
+    (line,) = [line for line in reading.lines if line.key == "train_batch_size"]
+    assert (line.kind, reading.values["training.per_device_batch_size"]) == ("refused", 4)
+    assert "batch_size is one for all data sets, and datasets.0.batch_size makes it 4" in line.text
+
+
+@pytest.mark.parametrize("trainer", OF)
+def test_a_switch_is_true_or_false(trainer):
+    names = Tables(trainer)["switches"]
+    keys = json.loads((RECORDED / f"{trainer}.json").read_text(encoding="utf-8"))["keys"]
+    switches = {key.rpartition(".")[2] for key, usual in keys.items() if isinstance(usual, bool)}
+    assert {*names} <= switches
+    for name in names:
+        for value in ("yes", "true", 1, [True]):
+            with pytest.raises(UserError, match=f"{name} is .*, and must be true or false"):
+                read(OF[trainer] | {name: value})
+    with pytest.raises(UserError, match=r'datasets\.0\.enable_bucket is "yes", and must be true or false'):
+        read(OF[trainer] | {"datasets": [OF[trainer]["datasets"][0] | {"enable_bucket": "yes"}]})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("clip_skip", "x", '"x" is no finite number'),
+        ("max_train_epochs", -3, "max_train_epochs is -3, and must be above 0"),
+        ("max_train_epochs", True, "true is no finite number"),
+        ("learning_rate", ["x"], "a learning rate must be a number"),
+        ("min_bucket_reso", [7], "is no finite number"),
+    ],
+)
+def test_a_number_is_one(name, value, said):
+    tree = {key: own for key, own in KOHYA.items() if key != "max_train_steps"} | {"unet_lr": 1e-4, name: value}
+    with pytest.raises(UserError, match=said):
+        read(tree)
+
+
+@pytest.mark.parametrize("value", ["x", [7], True, 1e400])
+def test_repeats_are_a_number(value):
+    with pytest.raises(UserError, match="finite number"):
+        read(KOHYA | {"datasets": [KOHYA["datasets"][0] | {"subsets": [FOLDER | {"num_repeats": value}]}]})
