@@ -20,7 +20,7 @@ from tiny_runs import assert_equal, lines, outcome, train
 from daguerre import errors
 from daguerre.cli import main
 from daguerre.cli.train import own_place
-from daguerre.run import trainer
+from daguerre.run import results
 from daguerre.training import step
 from daguerre.types import Batch
 
@@ -117,7 +117,7 @@ def test_killed_between_updates_it_ends_equal_to_the_bit(tmp_path, expected, mon
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(trainer, what, deadly)
+        patched.setattr(results, what, deadly)
         with pytest.raises(Killed):
             train(tmp_path)
     assert train(tmp_path) == errors.DONE
@@ -136,7 +136,7 @@ def test_tensorboard_gets_each_image_and_its_prompt_once(tmp_path, monkeypatch):
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(trainer, "write_json_atomically", deadly)
+        patched.setattr(results, "write_json_atomically", deadly)
         with pytest.raises(Killed):
             train(tmp_path, *given)
     assert (tmp_path / "tiny" / "samples" / "step-00000003" / "samples.json").is_file()
@@ -175,14 +175,14 @@ def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_happened(tmp_path,
 
 @pytest.mark.long  # of the quick tests, a signal in an update saves
 def test_a_signal_while_validating_is_not_taken_for_saved(tmp_path, monkeypatch):
-    unharmed = trainer.validate
+    unharmed = results.validate
 
     def signalled(run):
         signal.raise_signal(signal.SIGTERM)
         unharmed(run)
 
     with monkeypatch.context() as patched:
-        patched.setattr(trainer, "validate", signalled)
+        patched.setattr(results, "validate", signalled)
         assert train(tmp_path) == errors.TERMINATED
     status = json.loads((tmp_path / "tiny" / "status.json").read_text())
     assert (status["state"], status["step"]) == ("saved", 5)
@@ -274,7 +274,7 @@ def test_held_out_samples_that_cannot_be_decoded_are_said():
     said = []
     valid_B = torch.tensor([1.0, 0.0])
     batch = Batch(None, {"image": torch.zeros(2, 3, 1, 1)}, ["", ""], valid_B, ["good", "broken"], np.zeros((2, 6)))
-    assert list(trainer.named(SimpleNamespace(say=said.extend), iter([batch]))) == [batch]
+    assert list(results.named(SimpleNamespace(say=said.extend), iter([batch]))) == [batch]
     assert len(said) == 1
     assert said[0].endswith(": broken")
 

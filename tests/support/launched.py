@@ -23,7 +23,7 @@ from typing import Any
 import tiny_runs
 
 from daguerre.cli import main as cli_main
-from daguerre.run import samples, trainer
+from daguerre.run import results, samples
 from daguerre.training import step
 
 FAKE_SLURM = Path(__file__).parents[1] / "distributed" / "fake_slurm.py"
@@ -193,10 +193,10 @@ def main() -> None:
     (folder / f"new-{rank}").write_text(str(os.getpid()))
     (folder / f"new-{rank}").rename(folder / f"pid-{rank}")
     step.update = _seen(folder, rank, "training", step.update)
-    trainer.validate = _seen(folder, rank, "validating", trainer.validate)
-    trainer.save = _seen(folder, rank, "saving", trainer.save)
+    results.validate = _seen(folder, rank, "validating", results.validate)
+    results.save = _seen(folder, rank, "saving", results.save)
     samples.write = _seen(folder, rank, "drawing", samples.write)
-    trainer.evaluate = _seen(folder, rank, "evaluating", trainer.evaluate)
+    results.evaluate = _seen(folder, rank, "evaluating", results.evaluate)
     sys.argv[1:] = sys.argv[2:]
     cli_main.main()
 

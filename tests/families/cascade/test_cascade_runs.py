@@ -22,7 +22,7 @@ from tiny_runs import outcome
 
 from daguerre import errors
 from daguerre.cli import main
-from daguerre.run import trainer
+from daguerre.run import results
 from daguerre.training import step
 
 RECIPE = """
@@ -64,7 +64,7 @@ def generate(*given: Any) -> None:
 @pytest.mark.parametrize(("what", "at"), [("save", 2), ("update", 5)])
 def test_killed_it_ends_equal_to_the_bit(place, monkeypatch, what, at):
     """Weights, averages, moments, the table of adaptive weights, metrics, images and the export."""
-    owner: Any = {"save": trainer, "update": step}[what]
+    owner: Any = {"save": results, "update": step}[what]
     unharmed, calls, name = getattr(owner, what), [], f"killed-{what}"
 
     def deadly(*args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,249 @@
+"""The results of a run: checkpoints, losses on held-out samples, sample images, exports, reports, evaluations.
+
+Each is made of the present state and changes none of it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from daguerre import __version__, documents, plugins
+from daguerre.adapters.adapter import Attached
+from daguerre.assembly import about
+from daguerre.checkpoint.atomic import write_json_atomically
+from daguerre.data.dataset import Dataset, Member
+from daguerre.data.loading import loader
+from daguerre.evaluation import images as measured_images
+from daguerre.evaluation.metric import DrawnInputs
+from daguerre.generation import generate
+from daguerre.generation.generate import ImageRequest
+from daguerre.memory import advice
+from daguerre.models import encoders
+from daguerre.run import samples, state_io, trackers
+from daguerre.run.setup import Run
+from daguerre.tracking.sinks import read_metrics
+from daguerre.training import oom, validation
+from daguerre.training.state import evaluating
+from daguerre.types import IMAGE, Batch
+
+
+def validate(run: Run) -> None:
+    """Loss on the first held-out samples at fixed noise levels, by the averaged weights."""
+    settings, sharding = run.config.validation, run.state.sharding
+    with busy(run, "validating", advice.of_validation), evaluating(run.state):
+        made = loader.fixed_batches(
+            run.validated,
+            settings.num_samples,
+            run.loading.micro_size,
+            sharding.rank,
+            sharding.ranks,
+            run.parts.images,
+            run.parts.columns,
+            run.parts.is_ragged,
+        )
+        values = validation.validation_losses(named(run, made), run.parts.losses_at, settings.num_levels, sharding)
+    if values:
+        run.log(values)
+
+
+def named(run: Run, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same batches; shows a message, once, for each held-out sample that cannot be decoded."""
+    for batch in batches:
+        broken = [name for name, valid in zip(batch.names, batch.valid_B.tolist(), strict=True) if not valid]
+        run.say([f"held-out sample that cannot be decoded, not in the validation loss: {name}" for name in broken])
+        yield batch
+
+
+def save(run: Run) -> None:
+    """Begins a checkpoint, then publishes its state."""
+    run.loading.share(run.state.sharding.gather)
+    documents = {
+        "state": run.state.document(),
+        "pace": run.pace.document(),
+        "loading": run.loading.document(),
+        "config": run.config.model_dump(mode="json"),
+        "code": {"version": __version__},
+        "base": run.base,
+    }
+    with busy(run, "saving", advice.of_saving):
+        name, files = f"step-{run.state.step:08d}", run.parts.family.files()
+        run.saved(run.saver.save(name, state_io.groups(run.state), documents, files))
+    # After the save has begun: images and export are functions of the same state, so a restart can make them after a
+    # kill, and an export that fails costs no checkpoint.
+    publish(run)
+
+
+def publish_if_missing(run: Run) -> None:
+    """After a restart: publishes a state that was killed right after its save."""
+
+    def published() -> int:
+        try:
+            return int(documents.read_object(run.folder.data).get("step", 0))
+        except (FileNotFoundError, ValueError, TypeError):  # of a damaged file nothing is known: all is written again
+            return 0
+
+    if run.state.step and run.processes.agreement.run_on_rank0(published) != run.state.step:
+        publish(run, again=True)
+
+
+def publish(run: Run, again: bool = False) -> None:
+    """Makes the sample images, the export, counts of skipped samples and the report of the state that was just saved;
+    `again`: some of them may have been made before.
+
+    An error of the disk does not end the run: all are made again at the next save.
+    """
+    draws = run.config.sampling.num_images and generates(run)
+    whole_model = any(own.whole for own in run.parts.attached.trainables.values())
+    exports = run.config.checkpoint.export and whole_model  # an adapter's files need no encoder
+    needed = encoders.present(run.parts.family) if exports or draws else nullcontext()
+    with evaluating(run.state), needed:
+        if draws:
+            with busy(run, "generating images"), run.tolerant("generating images"):
+                write_samples(run, again)
+        if run.config.checkpoint.export:
+            with busy(run, "exporting", advice.of_exporting):
+                # Outside `tolerant`: all processes take part, and an error of one must not leave the others waiting.
+                attached = whole(run)
+                if run.processes.leads:
+                    with run.tolerant("exporting"):
+                        export(run, attached)
+    with run.tolerant("reporting"):
+        if run.processes.leads:
+            write_json_atomically(run.folder.data, {"step": run.state.step, **run.loading.report()})
+            # Results of `daguerre evaluate` come from other processes: a save is when this one looks.
+            trackers.send_evaluations(run.sinks, run.folder, run.state.samples)
+        run.status("running")
+        run.page()
+
+
+def export(run: Run, attached: Attached) -> None:
+    """Writes `pipeline/`, and of adapters that add to the model `adapter/`."""
+    epoch = float(run.pace.position(run.state.step, "epochs")) if run.dataset.count else None
+    image = samples.first(run.folder.samples_of(run.state.step)) if run.config.sampling.num_images else None
+    tags = run.tags if any(not own.whole for own in attached.trainables.values()) else {}
+    facts = about.of(run.config, run.parts.family, run.base, run.state.step, epoch, image, tags)
+    for folder, whole in ((run.folder.pipeline, True), (run.folder.adapter, False)):
+        run.say(attached.export(folder, run.parts.objective, run.config.sampling, facts, whole))
+
+
+@contextmanager
+def busy(run: Run, what: str, on_out_of_memory: Callable[[advice.Names], str] | None = None) -> Iterator[None]:
+    """Shows what the run is doing, to the person and to the watchdog, with advice if memory runs out."""
+    with ExitStack() as stack:
+        stack.enter_context(run.terminal.busy(what))
+        stack.enter_context(run.processes.watch.doing(what))
+        if on_out_of_memory is not None:
+            stack.enter_context(oom.explained(what, lambda: on_out_of_memory(run.saver)))
+        yield
+
+
+def generates(run: Run) -> bool:
+    """True if this process takes part in generation: all do if they hold the networks together."""
+    return run.parts.family.generates and (run.processes.leads or run.state.sharding.splits)
+
+
+def whole(run: Run) -> Attached:
+    """The adapters with whole present weights, on rank 0; sharded ones in the host's memory. All processes call it."""
+    if not run.state.sharding.splits:
+        return run.parts.attached
+    return run.gathered.take(run.state.sharding, run.parts.attached)
+
+
+def write_samples(run: Run, again: bool = False) -> None:
+    """Generates the recipe's prompts, or captions of held-out samples, from fixed seeds; sinks get each once."""
+
+    def show(image: generate.GeneratedImage) -> None:
+        one = image.request
+        text = trackers.image_text(one.prompt.text, one.seed)
+        for sink in run.sinks:
+            sink.show(run.state.step, trackers.image_name(one.number), image.pixels_HWC, text)
+
+    each = sample_requests(run)
+    folder = run.folder.samples_of(run.state.step) if run.processes.leads else None
+    shown = again and folder is not None and (folder / samples.LISTING).is_file()
+    samples.write(run.parts, run.config, each, folder, {"step": run.state.step}, (lambda _: None) if shown else show)
+
+
+def sample_requests(run: Run) -> list[generate.ImageRequest]:
+    """The sample images of the recipe, with stored or computed control images where adapters read some, with the
+    reference images of samples, and with the samples themselves for a family that reads those."""
+    read, shown = run.parts.conditioning_images, {IMAGE} & {*run.parts.family.prompt_images}
+    # A caption and the image beside it are of one sample; captions alone may be of any.
+    each = samples.requests(run.config, partial(captions, run, pairs=bool(read or shown)))
+    if read or shown:
+        made = loader.fixed_batches(shown_samples(run), len(each), lambda _: 1, images=read)
+        each = samples.with_images(run.parts.family, each, made, {*read, *shown})
+    return each
+
+
+def write_strengths(run: Run) -> None:
+    """Generates the first sample images once more, with the adapters at each of their strengths."""
+    attached = run.parts.attached
+    with ExitStack() as stack:
+        stack.enter_context(busy(run, "generating images"))
+        stack.enter_context(run.tolerant("generating images"))
+        stack.enter_context(evaluating(run.state))
+        stack.enter_context(encoders.present(run.parts.family))
+        # Only at the end: it costs as many images again as there are strengths.
+        for strength in attached.strengths:
+            folder = run.folder.samples / samples.STRENGTHS / f"{strength:g}" if run.processes.leads else None
+            provenance = {"step": run.state.step, "strength": strength}
+            with attached.at(strength):
+                samples.write(run.parts, run.config, sample_requests(run)[: samples.COMPARED], folder, provenance)
+
+
+def captions(run: Run, count: int, pairs: bool) -> list[str]:
+    """Captions of the first held-out samples, or of trained ones if none are held out; as they come if images go with
+    them (`pairs`), else each once, and where that gives too few, those of trained samples, too."""
+    texts = loader.fixed_captions(shown_samples(run), count)
+    if pairs or len({*texts}) == count:
+        return texts
+    return list(dict.fromkeys([*texts, *loader.fixed_captions(run.dataset, count)]))[:count]
+
+
+def shown_samples(run: Run) -> Dataset:
+    """The held-out samples; trained ones if none are held out."""
+    return run.held_out if run.held_out.size != 0 else run.dataset
+
+
+def evaluate(run: Run, measured: Member, stop: Callable[[], bool]) -> None:
+    """Measures the metric of a source on images of its held-out prompts, by the averaged weights."""
+    control = run.parts.attached.images
+    shown = {IMAGE} & {*run.parts.family.prompt_images}
+
+    def generated(requests: Sequence[ImageRequest]) -> Iterator[np.ndarray]:
+        each = partial(generate.generate, run.parts, run.config.sampling, stop=stop)
+        return (image.pixels_HWC for image in generate.in_order(each, requests))
+
+    def draw(texts: Sequence[str], references: Sequence[np.ndarray] = (), /) -> Iterator[np.ndarray]:
+        return generated(measured_images.of_metric(run.config, texts, references))
+
+    def redraw(texts: Sequence[str], originals: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        pairs = zip(measured_images.of_metric(run.config, texts), originals, strict=True)
+        images = [
+            (one, samples.control_images(control, pixels, one.number) | dict.fromkeys(shown, pixels))
+            for one, pixels in pairs
+        ]
+        return generated([replace(one, prompt=replace(one.prompt, images=own)) for one, own in images])
+
+    what = f"evaluating ({measured.source.metric})"
+    with run.terminal.busy(what), evaluating(run.state), encoders.present(run.parts.family):
+        metric = plugins.find("metrics", str(measured.source.metric))
+        inputs = DrawnInputs(measured.settings, draw, redraw if control or shown else None)
+        results = metric.evaluate(metric.Settings(), inputs)
+    if not run.processes.leads:
+        return
+    documents = {table: {"step": run.state.step, **result.document()} for table, result in results.items()}
+    write_json_atomically(run.folder.evaluation, documents)
+    values = {
+        f"evaluation/{table}/{name}": share
+        for table, result in results.items()
+        for name, share in result.values().items()
+    }
+    known = [line for line in read_metrics(run.folder.metrics) if line["step"] == run.state.step]
+    if not any(values.keys() <= line.keys() for line in known):
+        run.log(values)
+    run.say([line for table, result in results.items() for line in result.table(table)])
