@@ -30,7 +30,7 @@ EXIT_CODES = {
     HELD: "another process is using the run folder or the output folder",
     LOST: "another process of the run failed or disappeared; the log names it first",
     STUCK: "the run was stuck; the log names the rank, and stacks/ has the stack trace of every process",
-    INTERRUPTED: "stopped by Ctrl-C; a training run has saved and continues when started again",
+    INTERRUPTED: "stopped by Ctrl-C or `daguerre control`; a training run has saved and continues when started again",
     PREEMPTED: "stopped by SIGUSR1 (time limit of a job), same as above",
     TERMINATED: "stopped by SIGTERM, same as above",
 }

@@ -129,6 +129,8 @@ class Saver:
     failures: FailedSaves = field(default_factory=FailedSaves)
     background: bool = True
     """False: write at once, from the tensors themselves; needs no memory for a copy."""
+    latest: str = field(default="", init=False)
+    """Name of the newest save: in flight, or as it succeeded; empty after one that failed."""
     _memory: HostMemory = field(default_factory=HostMemory, init=False, repr=False)
     _thread: ThreadPoolExecutor = field(init=False, repr=False)
     _flying: Future[Outcome] | None = field(default=None, init=False, repr=False)
@@ -156,7 +158,7 @@ class Saver:
                 f"{before[0].name} took {before[0].wrote_seconds:.0f} s to write, longer than the time until the next "
                 f"save: training waited {waited:.0f} s. Save less often, or use a faster disk"
             ]
-        self._flying = self._thread.submit(self._write, planned, local, stalled, notice)
+        self._flying, self.latest = self._thread.submit(self._write, planned, local, stalled, notice), name
         return before if self.background else [*before, *self.settle()]
 
     def settle(self) -> list[Outcome]:
@@ -164,7 +166,14 @@ class Saver:
         if self._flying is None:
             return []
         flying, self._flying = self._flying, None
-        return [flying.result()]
+        outcome = flying.result()
+        self.latest = self.latest if outcome.path is not None else ""
+        return [outcome]
+
+    @property
+    def in_flight(self) -> bool:
+        """True while there is a save whose outcome was not asked for; no collective call."""
+        return self._flying is not None
 
     def finished(self) -> bool:
         """True if there is an outcome that `settle` would give without waiting; no collective call, and ranks may

@@ -99,6 +99,8 @@ class RunFolder:
     """Folder of the newest export of what adapters have added."""
     data = _Inside("data.json")
     """The source, and what it skipped."""
+    captions = _Inside("captions.digests")
+    """Digests of the captions that are trained on, to name those that change."""
     skipped = _Inside("skipped.jsonl")
     """A line for each sample that could not be used as it is."""
     evaluation = _Inside("evaluation.json")
@@ -106,6 +108,10 @@ class RunFolder:
     evaluations = _Inside("evaluations")
     """Folder of what `daguerre evaluate` measures, a folder for each checkpoint and protocol. Training writes there
     which of them its trackers got, and nothing else."""
+    actions = _Inside("actions")
+    """Folder of what is asked of the run while it trains, a file each until the run has taken it."""
+    answers = _Inside("answers")
+    """Folder of the answers to these."""
     report = _Inside("report.html")
     """The page about the run."""
     lock = _Inside(".lock")

@@ -91,20 +91,24 @@ class Agreement:
         self._ranks = ALONE if group is None else over_group(group)
 
     def signalled(self, own: signal.Signals | None) -> signal.Signals | None:
-        """At a step boundary: the signal that asked any rank to stop, the same on all; None without one. Of several
-        the one with the highest number: SIGTERM before SIGUSR1 before SIGINT."""
-        number = self._reduced(own or 0, dist.ReduceOp.MAX)
-        return signal.Signals(number) if number else None
+        """The signal that asked any rank to stop, the same on all; None without one. Of several the one with the
+        highest number: SIGTERM before SIGUSR1 before SIGINT."""
+        return self.between_updates(own, 0)[0]
+
+    def between_updates(self, own: signal.Signals | None, asked: int) -> tuple[signal.Signals | None, int]:
+        """At a step boundary, in one call: the signal, and the highest number of actions that a rank was asked for."""
+        number, actions = self._reduced([own or 0, asked], dist.ReduceOp.MAX)
+        return signal.Signals(number) if number else None, actions
 
     def total(self, own: int) -> int:
-        return self._reduced(own, dist.ReduceOp.SUM)
+        return self._reduced([own], dist.ReduceOp.SUM)[0]
 
-    def _reduced(self, number: int, how: dist.ReduceOp.RedOpType) -> int:
+    def _reduced(self, numbers: list[int], how: dist.ReduceOp.RedOpType) -> list[int]:
         if self._group is None:
-            return number
-        tensor = torch.tensor([number])
+            return numbers
+        tensor = torch.tensor(numbers)
         dist.all_reduce(tensor, how, group=self._group)
-        return int(tensor)
+        return [int(number) for number in tensor]
 
     def gather(self, document: Any) -> list[Any]:
         """Each rank's small document, in the order of ranks, on every rank."""

@@ -40,7 +40,8 @@ class Lock:
     say: Callable[[str], None]
     """Tells a person what becomes of it."""
     _token: str = field(default_factory=lambda: secrets.token_hex(8), init=False)
-    _holder: Holder = field(default_factory=Holder.this_process, init=False)
+    own: Holder = field(default_factory=Holder.this_process, init=False)
+    """The process that takes it, as others read it."""
     _version: Version | None = field(default=None, init=False)
     _lost: str = field(default="", init=False)
     _busy: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -66,7 +67,7 @@ class Lock:
             raise RunFolderInUse(self._lost)
 
     def _content(self) -> bytes:
-        document = {"token": self._token, **asdict(self._holder), **_process(self._holder.pid)}
+        document = {"token": self._token, **asdict(self.own), **_process(self.own.pid)}
         return json.dumps({**document, "write": secrets.token_hex(4)}).encode()
 
     def _take(self) -> None:

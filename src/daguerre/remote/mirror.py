@@ -28,7 +28,7 @@ EVERY_SECONDS = 10.0
 _BYTES_A_SECOND = 1 << 20
 """A file that grows and grows is sent again no more often than this allows."""
 _AT_ONCE = 8
-_ELSEWHERE = ("checkpoints", *EXPORTS, "generated")
+_ELSEWHERE = ("checkpoints", *EXPORTS, "generated", "actions")
 _FIRST, _LAST = ("config.yaml",), ("data.json", "status.json", "report.html")
 """Order of sending: what others are read by comes first, what says that they are there comes last."""
 

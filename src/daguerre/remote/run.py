@@ -9,10 +9,11 @@ from hashlib import sha256
 from pathlib import Path
 
 from daguerre import user_cache
+from daguerre.checkpoint.actions import Inbox
 from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.manifest import CheckpointError
 from daguerre.checkpoint.run_dir import RunFolder, RunFolderError
-from daguerre.remote import lock
+from daguerre.remote import actions, lock
 from daguerre.remote.errors import explained
 from daguerre.remote.lock import Lock
 from daguerre.remote.mirror import Mirror
@@ -64,10 +65,15 @@ class RemoteStorage:
                 self._mirror = Mirror(self.run, self.folder, lambda text: self.say(text))
                 with _explained(self.run):
                     self._mirror.pull()
-                with self._mirror.sending():
+                with self._mirror.sending(), actions.fetching(self.run, self.folder, lambda text: self.say(text)):
                     yield
             finally:
                 holding.__exit__(None, None, None)
+
+    def inbox(self) -> Inbox:
+        """What is asked of this process; where it is held, on rank 0."""
+        assert self._lock is not None
+        return Inbox(self.folder, self._lock.own, self.say)
 
     def abandon(self) -> None:
         """For a process that ends at once, as its group is lost: sends the status and lets go, if that is quick."""

@@ -5,8 +5,9 @@ Each is made of the present state and changes none of it.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from signal import Signals
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from daguerre import __version__, documents, plugins
 from daguerre.adapters.adapter import Attached
 from daguerre.assembly import about
 from daguerre.checkpoint.atomic import write_json_atomically
+from daguerre.checkpoint.signals import StopSignals
 from daguerre.data.dataset import Dataset, Member
 from daguerre.data.loading import loader
 from daguerre.evaluation import images as measured_images
@@ -57,6 +59,11 @@ def named(run: Run, batches: Iterator[Batch]) -> Iterator[Batch]:
         yield batch
 
 
+def checkpoint_name(run: Run) -> str:
+    """Name of a checkpoint of the present state."""
+    return f"step-{run.state.step:08d}"
+
+
 def save(run: Run) -> None:
     """Begins a checkpoint, then publishes its state."""
     run.loading.share(run.state.sharding.gather)
@@ -69,7 +76,7 @@ def save(run: Run) -> None:
         "base": run.base,
     }
     with busy(run, "saving", advice.of_saving):
-        name, files = f"step-{run.state.step:08d}", run.parts.family.files()
+        name, files = checkpoint_name(run), run.parts.family.files()
         run.saved(run.saver.save(name, state_io.groups(run.state), documents, files))
     # After the save has begun: images and export are functions of the same state, so a restart can make them after a
     # kill, and an export that fails costs no checkpoint.
@@ -207,6 +214,35 @@ def captions(run: Run, count: int, pairs: bool) -> list[str]:
 def shown_samples(run: Run) -> Dataset:
     """The held-out samples; trained ones if none are held out."""
     return run.held_out if run.held_out.size != 0 else run.dataset
+
+
+@dataclass
+class Stopping:
+    """Asks for signals to stop before each batch of images, and keeps the one that came."""
+
+    run: Run
+    stop: StopSignals
+    signal: Signals | None = None
+
+    def __call__(self) -> bool:
+        # If all processes generate, they stop at the same image; if one does, the others wait for it.
+        agreement, split = self.run.processes.agreement, self.run.state.sharding.splits
+        self.signal = agreement.signalled(self.stop.signal) if split else self.stop.signal
+        return self.signal is not None
+
+
+def measured(run: Run) -> Member | None:
+    """The source whose metric can be measured in this run, if there is one."""
+    # A metric has no stored control images.
+    return None if None in run.parts.attached.images.values() else run.dataset.measured
+
+
+def measure(run: Run, stop: Callable[[], bool]) -> None:
+    """Measures the metric of the source, if it has one. generate.Stopped."""
+    source = measured(run)
+    if source is not None and generates(run):
+        with run.processes.watch.doing("evaluating"):
+            evaluate(run, source, stop)
 
 
 def evaluate(run: Run, measured: Member, stop: Callable[[], bool]) -> None:

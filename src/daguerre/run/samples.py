@@ -31,6 +31,8 @@ CONTROL_FILES = "control_files"
 name."""
 STRENGTHS = "strengths"
 """Folder below the samples with images by the strength of adapters."""
+ASKED = "asked"
+"""Folder below the samples with images that somebody asked for, in a folder for each action."""
 COMPARED = 3
 """Sample images that are generated at each strength."""
 

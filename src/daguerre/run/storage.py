@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from daguerre.checkpoint.run_dir import RunFolder, check_not_held
+from daguerre.checkpoint.actions import Inbox
+from daguerre.checkpoint.run_dir import RunFolder, check_not_held, lock_holder
 from daguerre.remote.run import RemoteStorage
 from daguerre.storage import address, bucket
 
@@ -31,6 +32,12 @@ class LocalStorage:
         """Keeps every other process out within the context; rank 0 alone. RunFolderHeld, RunFolderError."""
         with self.folder.hold():
             yield
+
+    def inbox(self) -> Inbox:
+        """What is asked of this process; where it is held, on rank 0."""
+        holder = lock_holder(self.folder.path)
+        assert holder is not None
+        return Inbox(self.folder, holder, self.say)
 
     def abandon(self) -> None:
         """Lets go of the run, in a process that ends at once: of a folder the kernel does it."""

@@ -20,6 +20,7 @@ from daguerre.formatting import counted
 from daguerre.generation import generate
 from daguerre.remote import local_copy
 from daguerre.run import results, resume
+from daguerre.run.control import Control
 from daguerre.run.distribute import process_group
 from daguerre.run.schedule import loop_config
 from daguerre.run.setup import Run, start
@@ -48,6 +49,7 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
         updates = loop.train(run.state, batches(run, stack), run.parts.loss, plan, run.parts.autocast)
         # Closed by name: a generator that is only dropped ends when it is collected, maybe without the others.
         updates = stack.enter_context(closing(profiled(run, updates)))
+        control = stack.enter_context(Control(storage.inbox() if processes.leads else None, stop, processes))
         signal, begun = None, run.state.step
         if begun >= run.every.total:
             record_recipe(run)
@@ -57,14 +59,19 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
                 if update.step == begun + 1:
                     record_recipe(run)
                 # Asked once, of all ranks: a signal while `after` works waits for the next update.
-                signal = processes.agreement.signalled(stop.signal)
+                signal = control.signalled()
                 after(run, update, signal is not None)
+                run, signal = control.obey(run, signal)
                 processes.watch.step(update.step)
                 if signal is not None:
                     break
         run.saved(run.saver.finish())
+        control.ended(run)
         # A signal in the last update is no stop: the run has all its updates, and `finish` asks for signals by itself.
-        code = finish(run, stop) if signal is None or run.state.step == run.every.total else stopped(run, signal)
+        if signal is None or run.state.step == run.every.total:
+            code = finish(run, stop)
+        else:
+            code = stopped(run, signal, control.outcome(signal))
         with processes.watch.doing("finishing"):
             # Launchers end the others soon after the first one that leaves. Over the group: the place where the ranks
             # met may be gone with the launcher.
@@ -145,34 +152,25 @@ def hardware_numbers(run: Run, step_seconds: float) -> dict[str, float]:
     }
 
 
-def stopped(run: Run, signal: Signals) -> int:
-    """Records that a run was stopped by a signal; its state is saved. Returns the exit code."""
-    run.status("saved", reason=f"stopped by {signal.name}")
+def stopped(run: Run, signal: Signals, reason: str) -> int:
+    """Records that a run was stopped; its state is saved. Returns the exit code."""
+    run.status("saved", reason=reason)
     run.page()
-    run.say([f"stopped by {signal.name} and saved at step {run.state.step:,}; run the same command to continue"])
+    run.say([f"{reason} and saved at step {run.state.step:,}; run the same command to continue"])
     # As shells report a process that a signal has ended.
     return 128 + signal
 
 
 def finish(run: Run, stop: StopSignals) -> int:
     """Evaluates and reports; returns the exit code. All is saved, so that a signal ends it."""
-    signals: list[Signals] = []
-
-    def stopping() -> bool:
-        # If all processes generate, they stop at the same image; if one does, the others wait for it.
-        signal = run.processes.agreement.signalled(stop.signal) if run.state.sharding.splits else stop.signal
-        signals.extend([signal] if signal is not None else [])
-        return signal is not None
-
     if run.config.sampling.num_images and results.generates(run):
         results.write_strengths(run)
-    measured, stored = run.dataset.measured, None in run.parts.attached.images.values()
-    if measured is not None and results.generates(run) and not stored:  # a metric has no stored control images
-        try:
-            with run.processes.watch.doing("evaluating"):
-                results.evaluate(run, measured, stopping)
-        except generate.Stopped:
-            return stopped(run, signals[0])
+    stopping = results.Stopping(run, stop)
+    try:
+        results.measure(run, stopping)
+    except generate.Stopped:
+        assert stopping.signal is not None
+        return stopped(run, stopping.signal, f"stopped by {stopping.signal.name}")
     run.status("finished")
     run.page()
     run.say([f"finished: {counted(run.state.step, 'update')}. {where(run)}"])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from daguerre import plugins
+from daguerre.documents import first_fault
+from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, FREE, Settings, Unused
 
 SCHEDULERS = {
@@ -159,3 +162,13 @@ class SamplingSettings(Settings):
                 "s_tmin must be the smaller one"
             )
         return self
+
+    def changed(self, values: Mapping[str, Any]) -> SamplingSettings:
+        """These settings with other values, by name; prompts take the place of a file. UserError for what cannot be."""
+        given = self.model_dump(exclude_unset=True)
+        if values.get("prompts") is not None:
+            given.pop("prompts_file", None)
+        try:
+            return type(self).model_validate({**given, **values})
+        except ValidationError as error:
+            raise UserError(f"sampling: {first_fault(error)}", setting="sampling") from error
