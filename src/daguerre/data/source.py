@@ -83,6 +83,15 @@ class StampedSource(Source, Protocol):
         not known."""
 
 
+@runtime_checkable
+class CaptionedSource(Source, Protocol):
+    """A source in which captions may change while its samples keep their ids."""
+
+    def caption_digests(self) -> np.ndarray | None:
+        """[N] uint64: a number for each sample, made of its captions, of which no file of a sample is read. None where
+        its ids follow from the captions."""
+
+
 class Files(NamedTuple):
     """The files of a source's S shards; often each is a file of its own."""
 

@@ -25,6 +25,7 @@ from daguerre.checkpoint.sharded import ShardedStore
 from daguerre.checkpoint.store import Found, Store
 from daguerre.config import config as configs
 from daguerre.config.config import Change, Config, Loaded
+from daguerre.data.caption_digests import CaptionDigests
 from daguerre.data.loading.loader import Loading
 from daguerre.data.settings import DataSettings
 from daguerre.distributed.mesh import Mesh
@@ -51,6 +52,10 @@ _OF_WEIGHTS = ("model", "adapters", "adapter", "objective.adversarial")
 """Settings by which a run has the networks and the trained weights that it has."""
 _NEWEST = ("latest", "never")
 """resume_from_checkpoint: `never` is refused if there is a run, so that a fresh one is all that it finds."""
+_CAPTIONS = ("data", "data.sources")
+"""Of allow_change: these let captions differ, and each path that has `captions`."""
+_NAMED = 5
+"""Changed captions that a message names."""
 _DOCUMENTS = ("state", "pace", "loading", "base", "config", "code")
 
 
@@ -295,6 +300,43 @@ def restore_loading(loading: Loading, start: StartPoint, config: Config) -> None
     # What was allowed once holds, though no checkpoint has it yet: the recipe is recorded after the first update.
     may_differ = allowed or start.data == config.data.model_dump(mode="json")
     loading.restore(start.documents["loading"], may_differ)
+
+
+def restore_captions(
+    captions: CaptionDigests, start: StartPoint, config: Config, folder: RunFolder
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The digests of the captions that a run trains on, each with the update from which it holds, and notices; on
+    rank 0. UserError if they are not those of the run, with the names of samples whose captions have changed."""
+    step = start.step or 0
+    now = [{"from_step": step, "digest": captions.whole}] if captions.whole else []
+    if start.checkpoint is None:
+        return now, []
+    document = start.documents["loading"]
+    if "captions" not in document:
+        return now, ["this run was begun by a version that kept no digest of captions: they are taken as they are now"]
+    before = document["captions"]
+    if [each["digest"] for each in before[-1:]] == [each["digest"] for each in now]:
+        return before, []
+    if document["samples"] != captions.dataset.fingerprint:  # `restore_loading` refuses that where it is not allowed
+        return [*before, *now], [f"captions of the changed data set hold from update {step:,} on"]
+    changed = captions.changed(folder.captions, before[-1]["digest"]) if before else None
+    text = _changed_captions(captions, changed)
+    if not any(path in _CAPTIONS or "captions" in path.split(".") for path in config.allow_change):
+        raise UserError(
+            f"the captions of the data set have changed since this run was started: {text}. Restore them to continue "
+            "this run exactly; or go on with the new ones from here: allow_change='[data.captions]'; or start a new "
+            "run from these weights with init_from=RUN run_name=NEW",
+            code="changed",
+        )
+    return [*before, *now], [f"allow_change: other captions from update {step:,} on: {text}"]
+
+
+def _changed_captions(captions: CaptionDigests, changed: list[int] | None) -> str:
+    if changed is None:
+        return "which ones is not known, as the run's folder has no digests of each"
+    names = captions.names(changed[:_NAMED])
+    more = f" and {len(changed) - len(names):,} more" if len(changed) > len(names) else ""
+    return f"{', '.join(names)}{more}"
 
 
 def describe_start(config: Config, start: StartPoint) -> list[str]:

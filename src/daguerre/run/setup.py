@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from daguerre import faults, ranks
 from daguerre.assembly import assistant, base_digests, left_out, offloaded, quantized_base, swapped
@@ -19,6 +19,7 @@ from daguerre.checkpoint.sharded import ShardedStore
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.config.config import Config, Loaded
 from daguerre.credentials import scrub
+from daguerre.data.caption_digests import CaptionDigests
 from daguerre.data.dataset import Dataset, open_datasets
 from daguerre.data.loading import loader
 from daguerre.data.skipped import Skips
@@ -203,9 +204,14 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     config, pace, every, of_lengths = _lengths(config, origin, chosen.dataset)
     terminal = stack.enter_context(Progress(every.total, None if leads else io.StringIO()))
     storage.say = terminal.message
-    loading = _loading(config, storage.folder, chosen, model, origin, terminal, leads)
+    captions = CaptionDigests(chosen.dataset)
+    texts, of_captions = processes.agreement.run_on_rank0(
+        lambda: resume.restore_captions(captions, origin.point, config, storage.folder)
+    )
+    loading = _loading(config, storage.folder, chosen, model, origin, texts, terminal, leads)
     batch = device.on(model.parts.device, loading.first(model.state.slots))
     if leads:
+        captions.save(storage.folder.captions)
         _record(config, storage.folder, origin, model.parts, chosen.caches, terminal)
     run = Run(
         config=config,
@@ -228,6 +234,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     )
     stack.push(partial(_record_failure, run))
     found = [*loaded.notices, *origin.point.notices, *origin.sizes.notices, *model.notices, *chosen.notices]
+    found += of_captions
     return _announced(run, batch, [*_of_mesh(origin, processes), *found, *of_lengths, *_of_data(run)], storage)
 
 
@@ -341,6 +348,7 @@ def _loading(
     chosen: _Samples,
     model: _Model,
     origin: _Origin,
+    captions: list[dict[str, Any]],
     terminal: Progress,
     leads: bool,
 ) -> loader.Loading:
@@ -361,6 +369,7 @@ def _loading(
         images=parts.images,
         columns=parts.columns,
         layout=parts.family.layout,
+        captions=captions,
         agreed=lambda count: max(sharding.gather(count)),
     )
     resume.restore_loading(loading, origin.point, config)

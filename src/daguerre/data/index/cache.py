@@ -17,7 +17,18 @@ import pyarrow as pa
 
 from daguerre import system
 from daguerre.data import skipped
-from daguerre.data.index.file import About, BadIndex, ShardIndex, decoded, encoded, file_digest, head, load, save
+from daguerre.data.index.file import (
+    About,
+    BadIndex,
+    ShardIndex,
+    decoded,
+    encoded,
+    file_digest,
+    head,
+    load,
+    sample_ids,
+    save,
+)
 from daguerre.data.index.join import combined
 from daguerre.data.loading import job_pool
 from daguerre.data.skipped import SkipReport
@@ -205,6 +216,18 @@ def stamps(locations: Sequence[Location], paths: Sequence[Path]) -> np.ndarray:
         own = blake2b(f"{stat.bytes} {stat.version}".encode(), digest_size=8).digest()
         found.append(load(path).numpy("digest") ^ np.frombuffer(own, np.uint64))
     return np.concatenate(found)
+
+
+def digests_of_given_ids(paths: Sequence[Path], place: str) -> np.ndarray | None:
+    """[N] uint64: digests of all samples, images and texts, where ids are given to them; None where ids follow from the
+    contents of a shard and the `place` in it, so that no text changes without them."""
+    shards = [load(path) for path in paths]
+    for index in shards:
+        if len(own := index.numpy("id")[:1]):
+            if own[0] == sample_ids(index.about.shard_digest, index.numpy(place)[:1])[0]:
+                return None
+            break
+    return np.concatenate([np.empty(0, np.uint64), *(index.numpy("digest") for index in shards)])
 
 
 def _noted(location: Location, about: About, now_bytes: int) -> SkipReport:

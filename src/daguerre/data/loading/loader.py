@@ -82,6 +82,8 @@ class Loading:
     agreed: Callable[[int], int] = field(default=lambda count: count, repr=False)
     """The largest of the counts of all ranks, which call this at the same time; used where updates differ in the number
     of their micro-batches."""
+    captions: list[dict[str, Any]] = field(default_factory=list)
+    """Digests of the captions that were trained on, each with the update `from_step` from which it holds."""
     _unshared: list[SkipEvent] = field(default_factory=list, init=False, repr=False)
     """Findings of this rank that the others do not know yet."""
 
@@ -239,11 +241,12 @@ class Loading:
         found = skipped.merged(
             self.dataset.report(), self.dataset.notes(self.batch_size, self.images), self.skips.reasons
         )
-        return {"source": self.dataset.settings.kinds, "count": self.dataset.size, "skipped": found}
+        about = {"source": self.dataset.settings.kinds, "count": self.dataset.size, "skipped": found}
+        return about | ({"captions": self.captions} if len(self.captions) > 1 else {})
 
     def document(self) -> dict[str, Any]:
         """The document for a checkpoint; the position is in the training state."""
-        return {"samples": self.dataset.fingerprint, "skips": self.skips.document()}
+        return {"samples": self.dataset.fingerprint, "captions": self.captions, "skips": self.skips.document()}
 
     def restore(self, document: Mapping[str, Any], may_differ: bool = False) -> None:
         """Restores a `document`. UserError if the source no longer holds the same samples, unless they `may_differ`."""

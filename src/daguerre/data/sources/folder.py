@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
+import xxhash
 from pydantic import Field, model_validator
 
 from daguerre.data import class_labels
@@ -129,6 +130,11 @@ class FolderSource:
     def stamps(self) -> np.ndarray:
         """Of sizes and times of change of the files of each sample."""
         return self._rows.numpy("stamp")
+
+    def caption_digests(self) -> np.ndarray:
+        """Of all caption fields, as the index has them."""
+        texts = self._rows.column("texts")
+        return np.array([xxhash.xxh3_64_intdigest(text.as_buffer()) for text in texts], dtype=np.uint64)
 
     def sample_id(self, number: int) -> int:
         """63-bit hash of the path inside the folder; it does not depend on other files or the folder's own path."""

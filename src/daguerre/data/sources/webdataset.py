@@ -120,6 +120,10 @@ class WebdatasetSource:
         """Of the sample's digest, and size and version of its shard."""
         return index_cache.stamps(self.locations, self.paths)
 
+    def caption_digests(self) -> np.ndarray | None:
+        """Of images and texts, where `data pack` has given the ids."""
+        return index_cache.digests_of_given_ids(self.paths, "offset")
+
     def sample_id(self, number: int) -> int:
         """63-bit hash of the shard's contents and the place in it; or the id in its JSON, from `data pack`."""
         shard, row = self._where(number)

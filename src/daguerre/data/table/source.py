@@ -90,6 +90,10 @@ class TableSource:
         """Of the row's digest, and size and version of its table; None where images are files of their own."""
         return None if self._loose else index_cache.stamps(self.locations, self.index_paths)
 
+    def caption_digests(self) -> np.ndarray | None:
+        """Of images and texts, where a column has given the ids."""
+        return index_cache.digests_of_given_ids(self.index_paths, "row")
+
     def sample_id(self, number: int) -> int:
         """By the table's contents and the row, or what its column `daguerre_id` says."""
         return int(self._at(number)[1]["id"])
