@@ -28,6 +28,7 @@ what was not measured before. Nothing is downloaded: say where the weights of th
   weights=ema              or raw
   sampler, num_inference_steps, guidance_scale, seed ...    as in `generate`
   protocol=coco30k         a shipped protocol or a YAML file of these settings
+  ledger=true              of a run: which trained pictures have a high or a low loss for their noise
   --follow                 measures the checkpoints of a run as they come, in this process; follow=all takes every one
   keep_images=false        removes the images when they are measured
   shard=I/N                part I of N; under torchrun or srun each process its own part
@@ -46,7 +47,7 @@ from daguerre.config import options, overrides, recipe
 from daguerre.config.config import Config
 from daguerre.data.dataset import open_dataset
 from daguerre.errors import UserError
-from daguerre.evaluation import compare, follow, results
+from daguerre.evaluation import compare, follow, ledger, results
 from daguerre.evaluation.evaluate import FolderEvaluation, ModelEvaluation
 from daguerre.evaluation.images import SourceImages
 from daguerre.evaluation.result import Result
@@ -97,6 +98,8 @@ def _evaluate(asked: Arguments, part: TaskShard, stop: Callable[[], bool]) -> in
     model = load.find(word, [], asked.options.base, asked.rest)
     root = Path(asked.options.out).expanduser() if asked.options.out else _root(model)
     policy, every_seconds = asked.options.follow, asked.options.every_seconds
+    if asked.options.ledger:
+        return _ledger(asked, model, root)
     if policy is not None:
         with follow.holding(model, root, policy, every_seconds) as followed:
             jobs_of = evaluations(asked, model, root, part, stop)
@@ -111,6 +114,17 @@ def _evaluate(asked: Arguments, part: TaskShard, stop: Callable[[], bool]) -> in
             follow.refresh_page(one)
     if model.run is not None and model.trained is not None and local_copy.origin(model.run.path) is None:
         trackers.send_late(model.trained, model.run, print)
+    return 0
+
+
+def _ledger(asked: Arguments, model: Model, root: Path) -> int:
+    """Measures the loss of each trained picture."""
+    asked.refuse({*Options.model_fields} - {"ledger", "out"}, "a ledger, which measures losses alone")
+    one = ModelEvaluation(model, _config(model, asked.rest), _settings(asked), root)
+    folder, found = one.ledger()
+    print("\n".join(ledger.lines(found)))
+    print(f"written to {folder / 'ledger.csv'}")
+    follow.refresh_page(one)
     return 0
 
 

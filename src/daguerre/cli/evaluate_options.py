@@ -32,6 +32,8 @@ class Options(EvaluationSettings):
     """Part I/N of the images."""
     base: bool = False
     """The pretrained networks of a recipe."""
+    ledger: bool = False
+    """The loss of each trained picture, in place of metrics."""
     follow: Literal["newest", "all"] | None = None
     """Follows a run: takes the newest checkpoint when behind, or every one."""
     every_seconds: float = Field(10.0, gt=0)

@@ -19,7 +19,7 @@ from daguerre.config.config import Config
 from daguerre.data.dataset import Dataset, open_datasets
 from daguerre.data.loading import loader
 from daguerre.errors import UserError
-from daguerre.evaluation import images, losses, results
+from daguerre.evaluation import images, ledger, losses, results
 from daguerre.evaluation.images import GeneratedImages, SourceImages
 from daguerre.evaluation.inputs import MeasuredInputs
 from daguerre.evaluation.metric import Incomplete
@@ -139,13 +139,36 @@ class ModelEvaluation:
         """Images of a metric's own prompts."""
         return self._generated(images.of_metric(self.config, texts, references)).all()
 
-    def _losses(self, quantiles: Sequence[float], num_samples: int) -> dict[str, np.ndarray]:
+    def ledger(self) -> tuple[Path, dict[str, Any]]:
+        """The loss of each trained picture, and the folder where it was written. UserError for what is no run."""
+        if self.model.run is None:
+            raise UserError("ledger needs a run: its weights and what it was trained on", code="unsupported")
+        step = self._loading(None).provenance["step"]
+        found = ledger.measured(self._with_loss, self._trained, step)
+        if not found["pictures"]:
+            raise UserError("ledger: no picture of the run's data can be decoded", code="empty")
+        folder = self.root / f"ledger-step-{step:08d}"
+        ledger.write(folder, found)
+        return folder, found
+
+    def _trained(self, parts: Components) -> Dataset:
+        return open_datasets(self.config.data, ["train"], parts.images, parts.columns)[0]
+
+    @property
+    def _with_loss(self) -> dict[str, Callable[[], Components]]:
+        """What loads the networks with their loss, by the weights that there are."""
         weights = ["raw", *(["ema"] if self._checkpoint_has_averages else [])]
-        by = {name: load for name in weights if (load := self._loading(name).with_loss) is not None}
+        return {name: load for name in weights if (load := self._loading(name).with_loss) is not None}
+
+    def _losses(self, quantiles: Sequence[float], num_samples: int) -> dict[str, np.ndarray]:
         return losses.kept(
-            self.folder.path, self.part, by, lambda parts: self._opened(parts.images, parts.columns), quantiles,
+            self.folder.path,
+            self.part,
+            self._with_loss,
+            lambda parts: self._opened(parts.images, parts.columns),
+            quantiles,
             num_samples,
-        )  # fmt: skip
+        )
 
     @cached_property
     def _parts(self) -> Components:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -55,24 +56,43 @@ def array_name(weights: str, quantiles: Sequence[float], num_samples: int) -> st
     return f"losses-{weights}-{digest}"
 
 
-@torch.no_grad()
 def by_sample(parts: Components, held_out: Dataset, quantiles: Sequence[float], num_samples: int) -> np.ndarray:
-    """[n, quantiles] float64: the loss of each held-out sample that can be decoded, without learnt weights, by the
-    weights that the net holds. UserError without such samples."""
+    """[n, quantiles] float64 as of `each_sample`. UserError without such samples."""
+    _, found = each_sample(parts, held_out, quantiles, num_samples)
+    if not len(found):
+        raise UserError("there is no held-out sample: set data.held_out_fraction, or leave validation_loss out")
+    return found
+
+
+class Seen(NamedTuple):
+    """A sample of which losses were computed."""
+
+    name: str
+    text: str
+    """Its caption."""
+
+
+@torch.no_grad()
+def each_sample(
+    parts: Components, dataset: Dataset, quantiles: Sequence[float], num_samples: int
+) -> tuple[list[Seen], np.ndarray]:
+    """The first samples that can be decoded, and [n, quantiles] float64: the loss of each, without learnt weights, by
+    the weights that the net holds."""
     parts = replace(parts, others={AVERAGE: parts.net, **parts.others})  # as in a run's validation
     parts.net.eval()
     rows: list[np.ndarray] = []
-    total = num_samples if held_out.size is None else min(num_samples, held_out.size)
+    seen: list[Seen] = []
+    total = num_samples if dataset.size is None else min(num_samples, dataset.size)
     with Counter("validation loss", total) as counter:
         made = loader.fixed_batches(
-            held_out, num_samples, lambda _: _BATCH, images=parts.images, columns=parts.columns, alone=parts.is_ragged
+            dataset, num_samples, lambda _: _BATCH, images=parts.images, columns=parts.columns, alone=parts.is_ragged
         )
         for batch, found_at in one_behind((batch, [*parts.losses_at(batch, quantiles)]) for batch in made):
             each = (terms.loss_B if terms.raw_loss_B is None else terms.raw_loss_B for terms in found_at)
             columns = [loss_B.double().cpu().numpy() for loss_B in each]
-            rows.append(np.stack(columns, axis=1)[batch.valid_B.numpy() > 0])
+            valid_B = batch.valid_B.numpy() > 0
+            rows.append(np.stack(columns, axis=1)[valid_B])
+            about = zip(batch.names, batch.texts, valid_B.tolist(), strict=True)
+            seen += [Seen(name, text) for name, text, valid in about if valid]
             counter.add(len(rows[-1]))
-    found = np.concatenate(rows) if rows else np.zeros((0, len(quantiles)))
-    if not len(found):
-        raise UserError("there is no held-out sample: set data.held_out_fraction, or leave validation_loss out")
-    return found
+    return seen, np.concatenate(rows) if rows else np.zeros((0, len(quantiles)))

@@ -11,6 +11,7 @@ from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.report import evaluations, facts
 from daguerre.report.charts import charts
 from daguerre.report.html import Html, element, join, render_page
+from daguerre.report.ledger import ledger
 from daguerre.report.results import results
 from daguerre.report.run import Run, read_run
 from daguerre.report.sample_images import by_strength, evolution
@@ -56,6 +57,7 @@ def _sections(run: Run) -> list[Html]:
     found = [
         ("Result", results(run) or (nothing if measured is None else None)),
         ("Measured by daguerre evaluate", measured),
+        ("Loss ledger", ledger(run)),
         ("Images", evolution(run) or (none_drawn if run.setting("sampling.num_images") != 0 else None)),
         ("With the adapter at other strengths", by_strength(run)),
         ("Curves", curves),
