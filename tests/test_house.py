@@ -72,6 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("adapters", "checkpoint", "data", "distributed", "foreign", "models", "objectives", "remote", "samplers"),
         *("storage", "tracking", "training"),
     },
+    "queue": {"checkpoint"},
     "assembly": {
         "adapters",
         "checkpoint",
@@ -116,7 +117,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {"assembly", "config", "data", "families", "models", "objectives", "run", "training"},
     "cli": {
         *("bench", "assembly", "caching", "checkpoint", "conditions", "config", "data", "distributed"),
-        *("evaluation", "families", "foreign"),
+        *("evaluation", "families", "foreign", "queue"),
         *("generation", "memory", "models", "remote", "report", "run", "samplers", "storage", "tracking", "training"),
     },
     "__main__": {"cli"},

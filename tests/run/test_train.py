@@ -19,7 +19,7 @@ from tiny_runs import assert_equal, lines, outcome, train
 
 from daguerre import errors
 from daguerre.cli import main
-from daguerre.cli.train import own_place
+from daguerre.config.place import own_place
 from daguerre.run import results
 from daguerre.training import step
 from daguerre.types import Batch

@@ -138,7 +138,7 @@ def withdraw(run: RunFolder, ident: str) -> bool:
 
 
 def answer(run: RunFolder, ident: str) -> Answer | None:
-    """The answer to an action; None while there is none. UserError for a file that is no answer."""
+    """The answer to an action; None while it is not there. UserError for a file that is no answer."""
     try:
         return answered(documents.read_object(run.answers / f"{checked_id(ident)}.json"))
     except FileNotFoundError:

@@ -25,16 +25,12 @@ Common settings
 Every key: `daguerre recipes --template`, docs/config.md.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
-
 from daguerre.config import config as configs
 from daguerre.config import overrides
-from daguerre.config.recipe import shipped
+from daguerre.config.place import own_place
 from daguerre.distributed.launch import environment
 from daguerre.errors import ReportedElsewhere, UserError
 from daguerre.run import storage
-from daguerre.storage import address
 
 
 def run(arguments: list[str]) -> int:
@@ -76,20 +72,3 @@ def check_trains(config: configs.Config, recipe: str) -> None:
             code="empty",
             setting="training.duration",
         )
-
-
-def own_place(target: str, given: Sequence[str]) -> list[str]:
-    """Overrides by which a run folder means itself, from wherever it is seen and wherever it was moved to.
-
-    None if the target is no run folder, or if the command names another place: that is a new run of its recipe.
-    """
-    path = Path(target).expanduser()
-    if not address.is_remote(target) and (not target or target in shipped() or not path.is_dir()):
-        return []
-    if configs.peek(target, given) != configs.peek(target):
-        return []
-    if address.is_remote(target):
-        above, _, name = address.checked(target).rpartition("/")
-        return [f"output_dir={above}", f"run_name={name}"]
-    path = path if path.name not in ("", "..") else path.resolve()
-    return [f"output_dir={path.parent}", f"run_name={path.name}"]

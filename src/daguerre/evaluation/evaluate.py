@@ -156,7 +156,7 @@ class ModelEvaluation:
 
     @property
     def _with_loss(self) -> dict[str, Callable[[], Components]]:
-        """What loads the networks with their loss, by the weights that there are."""
+        """Functions that load the networks with their loss, by the weights that there are."""
         weights = ["raw", *(["ema"] if self._checkpoint_has_averages else [])]
         return {name: load for name in weights if (load := self._loading(name).with_loss) is not None}
 

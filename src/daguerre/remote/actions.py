@@ -39,7 +39,7 @@ def ask(run: str, kind: Kind, values: dict[str, Any] | None = None, seconds: flo
 
 
 def answer(run: str, ident: str) -> Answer | None:
-    """The answer to an action; None while there is none. UserError for a file that is no answer."""
+    """The answer to an action; None while it is not there. UserError for a file that is no answer."""
     if not is_remote(run):
         return actions.answer(_folder(run), ident)
     try:

@@ -71,7 +71,7 @@ class RemoteStorage:
                 holding.__exit__(None, None, None)
 
     def inbox(self) -> Inbox:
-        """What is asked of this process; where it is held, on rank 0."""
+        """The actions that are asked of this process; where it is held, on rank 0."""
         assert self._lock is not None
         return Inbox(self.folder, self._lock.own, self.say)
 

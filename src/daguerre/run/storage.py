@@ -34,7 +34,7 @@ class LocalStorage:
             yield
 
     def inbox(self) -> Inbox:
-        """What is asked of this process; where it is held, on rank 0."""
+        """The actions that are asked of this process; where it is held, on rank 0."""
         holder = lock_holder(self.folder.path)
         assert holder is not None
         return Inbox(self.folder, holder, self.say)

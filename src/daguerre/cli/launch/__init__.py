@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from daguerre import credentials
-from daguerre.cli.train import check_trains, own_place
+from daguerre.cli.train import check_trains
 from daguerre.config import config as configs
 from daguerre.config import overrides
 from daguerre.config.config import Loaded
+from daguerre.config.place import own_place
 from daguerre.distributed import sharding_rules
 from daguerre.run import resume, storage
 
