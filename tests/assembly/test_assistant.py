@@ -190,9 +190,11 @@ def test_a_run_goes_on_with_the_same_one_alone_and_exports_what_it_has_learnt(ba
     assert all(torch.equal(again[name], value) for name, value in adapter.items())
     capsys.readouterr()
     moved.write_bytes((base / "other.safetensors").read_bytes())
-    assert main.run([*words, "training.duration=3 steps", "allow_change=[training.duration]"]) == errors.REFUSED
+    longer = ["training.duration=3 steps", "allow_change=[training.duration]"]
+    assert main.run([*words, *longer]) == errors.REFUSED
     assert "was trained on another assistant" in capsys.readouterr().err
-    assert main.run(["train", str(path), "training.duration=3 steps"]) == errors.REFUSED
+    assert main.run(["train", str(path), *longer]) == errors.REFUSED
+    assert "Give the same one (model.assistant)" in capsys.readouterr().err
     # It generates without, and without the file.
     moved.unlink()
     out = tmp_path / "out"

@@ -86,8 +86,11 @@ def check_same_base(recorded: Base | None, own: Base, checkpoint: str) -> None:
         then, now = recorded.get(component), own.get(component)
         if then is None or now is None:
             holds, lacks = ("the checkpoint", "this recipe") if now is None else ("this recipe", "the checkpoint")
+            way = "Give the same one" if now is None else "Leave it out"
             raise UserError(
-                f"{checkpoint}: {holds} takes {component} from its base model, but {lacks} does not", code="changed"
+                f"{checkpoint}: {holds} takes {component} from its base model, but {lacks} does not. {way} "
+                f"({_settings(component)}), or start a new run",
+                code="changed",
             )
         if then["digest"] != now["digest"]:
             raise UserError(
