@@ -131,7 +131,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     },
     "onetrainer_anima": {
         "model.family": "anima",
-        "training.base_precision": "int8",
+        "training.base_precision": "int8_products",
         **ONETRAINER,
         **RANK_16,
         "adapters.lora.targets": ["transformer.*attn1*", "transformer.*attn2*", "transformer.*ff*"],
@@ -148,7 +148,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "adapters.lora.name": None,
     },
     "onetrainer_flux": {"model.family": "flux", "training.base_precision": "nf4", **LOGIT, **BY_SIZE, **RANK_16},
-    "onetrainer_flux2": {"model.family": "flux2", **ONETRAINER, **BY_SIZE, **RANK_16, "training.compile": None},
+    "onetrainer_flux2": {"model.family": "flux2", **ONETRAINER, **BY_SIZE, **RANK_16, "training.compile": "blocks"},
     "onetrainer_flux2_full": {
         "model.family": "flux2",
         "training.weights_dtype": "bfloat16",

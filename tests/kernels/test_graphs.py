@@ -16,7 +16,7 @@ from daguerre.adapters.lora_parts.forward import cast_together, lighten
 from daguerre.families.cascade.facts import STAGE
 from daguerre.kernels import blocks, swap
 from daguerre.training.performance import kernels
-from daguerre.training.precision.quantized import QuantizedLinear
+from daguerre.training.precision.quantized import QuantizedLinear, quantized
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 """torch.compile imports what torch deprecates, and warns of functions with a cache, which it traces."""
@@ -44,14 +44,22 @@ def unet_with_lora_as_on_a_gpu():
     return net, given, sizes
 
 
-def unet_of_8_bits_with_lora():
+def unet_of_8_bits_with_lora(chosen="int8"):
     net, given, sizes = unet_with_lora()
     for block in net.modules():
         for name, layer in block.named_children():
             if type(layer) is torch.nn.Linear and "lora" not in name and not isinstance(block, torch.nn.ModuleDict):
-                setattr(block, name, QuantizedLinear(layer, "int8"))
+                setattr(block, name, quantized(layer, chosen))
     assert any(isinstance(module, QuantizedLinear) for module in net.modules())
     return net, given, sizes
+
+
+def unet_of_products_of_int8_with_lora():
+    return unet_of_8_bits_with_lora("int8_products")
+
+
+def unet_of_products_of_float8_with_lora():
+    return unet_of_8_bits_with_lora("float8_products")
 
 
 def sdxl():
@@ -83,15 +91,18 @@ def breaks(function, *args, **kwargs):
     return found.graph_break_count, [reason.reason for reason in found.break_reasons], found.op_count
 
 
-UNETS = (unet, unet_with_lora, unet_with_lora_as_on_a_gpu, sdxl)
-"""Of these `make test` has the one that has most of them in it, a UNet of few bits with a LoRA."""
+UNETS = (
+    *(unet, unet_with_lora, unet_with_lora_as_on_a_gpu, unet_of_8_bits_with_lora),
+    *(unet_of_products_of_float8_with_lora, sdxl),
+)
+"""Of these `make test` has the one that has most of them in it, a UNet of products of 8 bits with a LoRA."""
 
 
 @pytest.mark.parametrize(
     "made",
     [
         *(pytest.param(made, marks=pytest.mark.long) for made in UNETS),
-        unet_of_8_bits_with_lora, stage_c, stage_b, autoencoder,
+        unet_of_products_of_int8_with_lora, stage_c, stage_b, autoencoder,
     ],
 )  # fmt: skip
 def test_every_kind_of_block_is_one_graph(made):

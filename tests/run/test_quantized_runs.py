@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 
+import forked_runs
 import pytest
 import torch
-from adapter_runs import Place, assert_equal
+from adapter_runs import MESHES, Place, assert_equal
 from quick_cases import chosen
 from safetensors import safe_open
 
@@ -16,7 +17,9 @@ from daguerre.assembly.parts import Components, begin, build, outline
 from daguerre.bench.inputs import image_shape, random_batch
 from daguerre.cli import main
 from daguerre.config import config as configs
+from daguerre.distributed.parallelize import blocks
 from daguerre.memory import static
+from daguerre.memory.peak import SimulatedStep
 from daguerre.models.lora_files.addition import KOHYA_FILE
 from daguerre.training import device, step
 from daguerre.training.precision import quantized
@@ -35,6 +38,7 @@ sampling: {num_images: 1, num_inference_steps: 2, prompts: [a dog]}
 validation: {every: null}
 """
 FORM = pytest.param("nf4", marks=pytest.mark.long)
+PRODUCTS = ("int8_products", "float8_products")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +85,14 @@ def test_another_form_is_another_run(place, capsys):
     assert "training.base_precision: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("form", ["int8", pytest.param("float8", marks=pytest.mark.long), FORM])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "int8_products",
+        *(pytest.param(form, marks=pytest.mark.long) for form in ("int8", "float8", "float8_products")),
+        FORM,
+    ],
+)
 def test_the_loss_falls_and_the_base_stands_still(place, form):
     if form == "nf4":
         pytest.importorskip("bitsandbytes")
@@ -115,7 +126,7 @@ def outlined(given: configs.Config) -> list[tuple[str, tuple[int, ...]]]:
     ]
 
 
-@pytest.mark.parametrize("form", chosen(quantized.Form.__args__, lambda form: form == "int8"))
+@pytest.mark.parametrize("form", chosen((*quantized.Form.__args__, *PRODUCTS), lambda form: form == "int8_products"))
 def test_the_plan_counts_what_is_held(place, form):
     """nf4 needs no library to be planned."""
     given = config(place, f"training.base_precision={form}")
@@ -141,13 +152,47 @@ def test_the_plan_counts_what_is_held(place, form):
     ("more", "why"),
     [
         (["adapter.name=full"], "is for a base that adapters leave as it is .* of unet its weights are trained"),
-        (["devices=2", "mesh.ici_fsdp_parallelism=2"], "layers of few bits cannot be split over the mesh's fsdp"),
-        (["devices=2", "mesh.ici_tensor_parallelism=2"], "layers of few bits cannot be split over the mesh's fsdp"),
+        (["devices=2", "mesh.ici_tensor_parallelism=2"], "the mesh's tensor axis cuts these: split the base over fsdp"),
     ],
 )
 def test_what_it_does_not_go_with_is_refused(place, more, why, capsys):
     assert main.run(["plan", str(place.recipe), *place.given(*more)]) == errors.REFUSED
     assert re.search(why, " ".join(capsys.readouterr().err.split()))
+
+
+def test_the_plan_counts_a_share_of_the_codes_where_fsdp_splits_them(place):
+    given = config(place, "training.base_precision=int8_products")
+    one, two = (
+        static.count(given, outline(given), given.mesh.model_copy(update={"ici_fsdp_parallelism": n}).resolved(n, 1))
+        for n in (1, 2)
+    )
+    assert two.bytes_of("quantized") == one.bytes_of("quantized") / 2  # all layers have an even number of rows
+    steps = [
+        SimulatedStep(given, outline(given), counted, accumulates=False, on_gpu=False).peak(1) for counted in (one, two)
+    ]
+    assert steps[0].gathered == 0
+    # The largest block of codes is gathered, with its buffer and the next one's.
+    largest = max(
+        sum(tensor.nbytes for tensor in quantized.tensors(block))
+        for block in blocks(outline(given).net, ["BasicTransformerBlock"])
+    )
+    assert steps[1].gathered >= 4 * largest
+
+
+@pytest.mark.long
+def test_codes_that_fsdp_splits_train_as_whole_ones(place, tmp_path):
+    """Codes are gathered as they are; products of 8 bits round otherwise where inputs differ in the last bits."""
+    forms = ("int8", "float8", *PRODUCTS)
+    meshes = {"one": (1, 1, 1, 1), "fsdp2": MESHES["fsdp2"]}
+    plan = [
+        place.on(f"{form}-{name}", mesh, f"training.base_precision={form}", "optimizer.epsilon=1e-6")
+        for form in forms
+        for name, mesh in meshes.items()
+    ]
+    assert all(code == 0 for run in forked_runs.together(tmp_path, plan) for code in run)
+    for form in forms:
+        losses = [place.numbers(f"{form}-{name}", "learning/loss") for name in meshes]
+        assert losses[1] == pytest.approx(losses[0], rel=1e-5 if form not in PRODUCTS else 3e-3), form
 
 
 ADAPTERS = {

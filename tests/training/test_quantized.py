@@ -127,9 +127,9 @@ def test_a_bias_that_is_trained_has_its_gradient():
 
 def test_a_library_that_is_not_here_is_told(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
-    quantized.check_installed("int8")
+    quantized.check("int8", torch.device("cpu"))
     with pytest.raises(
         UserError, match=r"training.base_precision=nf4 needs bitsandbytes: .* install .*bitsandbytes"
     ) as it:
-        quantized.check_installed("nf4")
+        quantized.check("nf4", torch.device("cpu"))
     assert it.value.code == "not_installed"

@@ -103,11 +103,11 @@ def held(loaded: Loaded) -> frozenset[str]:
 def shared_out(loaded: Loaded, mesh: Mesh, recorded: int | None = None) -> BatchSizes:
     """Batch sizes of a recipe on a mesh; nothing is built. UserError for a mesh that it cannot be trained on."""
     config = loaded.config
-    if config.training.base_precision != "no" and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
+    if config.training.base_precision != "no" and mesh.degree("tensor") > 1:
         raise UserError(
-            f"training.base_precision={config.training.base_precision}: layers of few bits cannot be split over the "
-            "mesh's fsdp and tensor axes: train with data parallelism alone (mesh.ici_fsdp_parallelism=1 "
-            "mesh.ici_tensor_parallelism=1), or split a base that is not quantised",
+            f"training.base_precision={config.training.base_precision}: codes are made of whole rows or blocks of a "
+            "weight, and the mesh's tensor axis cuts these: split the base over fsdp (mesh.ici_tensor_parallelism=1), "
+            "or split one that is not quantised",
             code="conflict",
             setting="training.base_precision",
         )

@@ -1,7 +1,6 @@
 """The base of adapters, with its linear layers in few bits (training.base_precision)."""
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Literal
 
 import torch
 from torch import nn
@@ -13,11 +12,11 @@ from daguerre.models.family import Family
 from daguerre.models.hosts import host
 from daguerre.models.network import Network
 from daguerre.training.precision import quantized
-from daguerre.training.precision.quantized import SETTING, Form, QuantizedLinear
+from daguerre.training.precision.quantized import SETTING, EightBitLinear
 
 
 def quantize(
-    form: Form | Literal["no"],
+    chosen: str,
     family: Family,
     cached: Collection[str] = (),
     device: torch.device | None = None,
@@ -27,7 +26,7 @@ def quantize(
     then. Convolutions, norms, embeddings, and layers outside the blocks (time embeddings) stay as they are, and so do
     the components `cached`: a cache has what the encoders of the files make. What is quantised inside of the blocks
     that are `waiting` goes back to the host's memory. UserError where the denoiser itself is trained."""
-    if form == "no":
+    if chosen == "no":
         return
     held_back = {id(module) for block in waiting for module in block.modules()}
     for component, network in family.networks.items():
@@ -35,25 +34,25 @@ def quantize(
             continue
         if device is not None and any(p.is_meta for p in network.module.parameters()):
             continue  # left out of memory, as where only a cache is filled: there are no weights
-        found = _layers(network)
+        found = linear_layers(network)
         still = {name: layer for name, layer in found.items() if not layer.weight.requires_grad}
         if network.role == "denoiser" and not still:
             why = "its weights are trained, which codes of few bits cannot be" if found else "it has no blocks"
             raise UserError(
-                f"{SETTING}={form} is for a base that adapters leave as it is (lora, tokens, controlnet), and of "
+                f"{SETTING}={chosen} is for a base that adapters leave as it is (lora, tokens, controlnet), and of "
                 f"{component} {why}: set {SETTING}=no, or choose such an adapter",
                 code="conflict",
                 setting=SETTING,
             )
         for name, layer in still.items():
             owner, _, last = name.rpartition(".")
-            few_bits = QuantizedLinear(layer, form, device)
+            few_bits = quantized.quantized(layer, chosen, device)
             setattr(network.module.get_submodule(owner), last, few_bits)
             if id(layer) in held_back and device is not None:
                 few_bits.to("cpu")
 
 
-def _layers(network: Network) -> dict[str, nn.Linear]:
+def linear_layers(network: Network) -> dict[str, nn.Linear]:
     """The linear layers inside the blocks, without the factors that adapters have added."""
     inside = {id(module) for block in blocks(network.module, network.facts.blocks) for module in block.modules()}
     return {
@@ -70,8 +69,10 @@ def describe(components: Mapping[str, nn.Module]) -> list[str]:
         if found := [layer for _, layer in quantized.layers(network)]:
             count, held = sum(layer.numbers for layer in found), sum(layer.held_bytes for layer in found)
             size = scaled(held, {" GB": 1e9, " MB": 1e6, " kB": 1e3}, " B", ".2f")
+            multiplied = sum(isinstance(layer, EightBitLinear) for layer in found)
             lines.append(
                 f"{component}: {counted(len(found), 'linear layer')} in {found[0].form}, {size} for {count:,} weights "
                 f"({8 * held / count:.2f} bits each)"
+                + (f", {multiplied} of them multiplied in 8 bits" if multiplied else "")
             )
     return lines

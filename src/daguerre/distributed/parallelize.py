@@ -27,6 +27,7 @@ from torch.distributed.tensor.parallel import (
 
 from daguerre.distributed.mesh import AXES, Mesh
 from daguerre.distributed.sharding_rules import ParameterSplit, axes_of
+from daguerre.training.precision import quantized
 from daguerre.training.sharding import Order
 
 _REMARKS = logging.getLogger("torch.distributed.tensor._redistribute")
@@ -150,9 +151,10 @@ def _fully_shard(
     """FSDP2 around each unit and around the rest; over two axes it is HSDP: sharded along the last, copied along the
     first."""
     dims = {id(parameter): where[name].fsdp for name, parameter in net.named_parameters()}
+    quantized.as_parameters(net)
 
     def placement(parameter: nn.Parameter) -> Shard:
-        return Shard(dims[id(parameter)] or 0)
+        return Shard(dims.get(id(parameter)) or 0)  # codes of few bits have no place of their own: along the first dim
 
     with torch.no_grad():
         for parameter in net.parameters():

@@ -141,8 +141,6 @@ def finish(reading: Reading) -> None:
         reading.assume({"training.weights_dtype": "bfloat16"})
         frozen = [n for n in peers.encoders(family) if reading.values.get(f"adapters.lora.ranks.{n}") is None]
         reading.assume({"training.frozen_precision": "bf16"} if frozen else {})
-    if reading.values.get("training.base_precision", "no") != "no" and reading.values.get("training.compile"):
-        reading.assume_over({"training.compile": False})  # refused together; what is learnt is the same
     given = {path.removeprefix("objective."): value for path, value in reading.values.items()}
     settings = plugins.find("families", family).Settings
     sampled = settings.schedulers.sampling_of(_scheduler(reading))

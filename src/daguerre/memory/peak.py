@@ -30,6 +30,7 @@ from daguerre.models.network import block_classes
 from daguerre.models.placement import frozen_modules
 from daguerre.training import step
 from daguerre.training.memory_tracker import Live, use_cuda_types
+from daguerre.training.precision import quantized
 from daguerre.training.state import TrainState
 from daguerre.types import IMAGE, OF_IMAGES, OF_TEXTS, Batch, wait, waits
 
@@ -221,10 +222,12 @@ def gathered_bytes(parts: Components, count: MemoryCount, shard_frozen: bool) ->
             id(p): p.numel() * p.element_size() // (mesh.degree("tensor") if f"{prefix}{name}" in split else 1)
             for name, p in network.named_parameters()
         }
+        sizes |= {id(codes): codes.nbytes for codes in quantized.tensors(network)}
         units = blocks(network, classes)
-        inside = {id(p) for unit in units for p in unit.parameters()}
+        own = [[id(t) for t in (*unit.parameters(), *quantized.tensors(unit))] for unit in units]
+        inside = {key for keys in own for key in keys}
         outside += sum(size for key, size in sizes.items() if key not in inside)
-        largest = max([largest, *(sum(sizes[id(p)] for p in unit.parameters()) for unit in units)])
+        largest = max([largest, *(sum(sizes[key] for key in keys) for keys in own)])
     return outside + 4 * largest
 
 

@@ -110,7 +110,8 @@ def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
         notices.append(f"not in memory while a run trains on its cache: {', '.join(sorted(absent))}")
     notices += offloaded.notices(parts.family)
     notices += swapped.notices(config, parts.swaps, mesh.devices // mesh.nodes)
-    for component, network in frozen(parts.net, parts.networks).items():
+    still = frozen(parts.net, parts.networks)
+    for component, network in still.items():
         if component in absent:
             continue
         found = placement(network, axis_rules, mesh)
@@ -122,7 +123,9 @@ def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
             own = own if is_split else replace(own, tensor=None, fsdp=None)
             kinds = partial(_frozen, p.element_size(), _OF_HOST if waits(p) else _kind(network.module, "frozen"))
             held.append(_held(component, own, found.patterns[placed.name], mesh, kinds))
-    held += [each for component, network in parts.family.components.items() for each in _quantized(component, network)]
+    for component, module in parts.family.components.items():
+        is_split = component not in still or (config.mesh.shard_frozen and component not in parts.family.uneven)
+        held += _quantized(component, module, mesh.degree("fsdp") if is_split else 1)
     notices += describe_unknown(unknown, mesh)
     result = MemoryCount(mesh, tuple(held), _buffers(parts, absent), tuple(problems), tuple(notices))
     _check_optimizer(config, parts, result)
@@ -148,14 +151,18 @@ def _kind(network: nn.Module, kind: str) -> str:
     return kind if encoders.waiting(network) is None else _OF_HOST
 
 
-def _quantized(component: str, network: nn.Module) -> Iterator[ResidentTensor]:
-    """The layers of few bits, whole on each device."""
+def _quantized(component: str, network: nn.Module, devices: int) -> Iterator[ResidentTensor]:
+    """The layers of few bits, whose codes and scales so many devices share, along the first dim."""
     for name, layer in quantized.layers(network):
         shape = (layer.out_features, layer.in_features)
-        whole = ParameterSplit(f"{component}.{host(f'{name}.weight')[0]}", shape, (), None, None, False)
+        placed = ParameterSplit(
+            f"{component}.{host(f'{name}.weight')[0]}", shape, (), None, 0 if devices > 1 else None, False
+        )
+        held = sum(-(-len(each) // devices) * each[:1].nbytes for each in (layer.codes, layer.scale))
         kind = f"linear layers in {layer.form}"
+        numbers = -(-layer.numbers // devices)
         where = _OF_HOST if waits(layer.codes) else _kind(network, "quantized")
-        yield ResidentTensor(component, whole, kind, layer.numbers, {where: layer.held_bytes})
+        yield ResidentTensor(component, placed, kind, numbers, {where: held})
 
 
 def _in_net(config: Config, parts: Components, name: str, p: nn.Parameter) -> _Kinds:

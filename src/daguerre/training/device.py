@@ -33,8 +33,8 @@ def of(net: nn.Module) -> torch.device:
 
 def prepare(settings: TrainingSettings, device: torch.device) -> None:
     """Sets the precision of float32 products and the limit of memory. UserError for a limit above the device's, and for
-    a quantisation whose library is not here."""
-    quantized.check_installed(settings.base_precision)
+    products of few bits whose library is not here, or which the device has not."""
+    quantized.check(settings.base_precision, device)
     torch.set_float32_matmul_precision(settings.matmul_precision)
     if device.type == "cuda":
         # torch wants a number here: `cuda` alone is the GPU that this process uses.

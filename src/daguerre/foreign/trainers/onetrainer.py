@@ -307,9 +307,7 @@ def _precision(reading: Reading, net: str) -> None:
     if weights:
         reading.carry(key, "training.weights_dtype", weights)
     if form := TABLES["forms"].get(str(reading.get(key))):
-        inputs = "inputs of layers are of 8 bits there, too" if str(reading.get(key)).endswith("A8") else ""
-        reading.carry(key, "training.base_precision", form, inputs)
-        reading.notice("compile", "layers of few bits are not compiled here, which changes no result")
+        reading.carry(key, "training.base_precision", form)
     if weights in (None, "float32") and computes:
         reading.carry("train_dtype", "training.mixed_precision", computes)
         reading.assume({"training.mixed_precision": computes})

@@ -57,7 +57,13 @@ def attention_backward(gradient: Any, *shapes: Any, **_: Any) -> int:
     return 2 * attention(*shapes[:3])
 
 
+def product(left: Sequence[int], right: Sequence[int], **_: Any) -> int:
+    """[M, K] by [K, N]."""
+    return 2 * prod(left) * right[1]
+
+
 FORMULAS: dict[Any, Any] = {
+    _ATEN._int_mm: product,
     _ATEN.convolution_backward: convolution_backward,
     _ATEN._scaled_dot_product_flash_attention_for_cpu: attention,
     **{
