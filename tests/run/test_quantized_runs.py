@@ -181,18 +181,19 @@ def test_the_plan_counts_a_share_of_the_codes_where_fsdp_splits_them(place):
 
 @pytest.mark.long
 def test_codes_that_fsdp_splits_train_as_whole_ones(place, tmp_path):
-    """Codes are gathered as they are; products of 8 bits round otherwise where inputs differ in the last bits."""
-    forms = ("int8", "float8", *PRODUCTS)
+    """Codes are gathered as they are. Products of 8 bits round otherwise where inputs differ in the last bits, and are
+    wide for few rows, so that both meshes have micro-batches of two samples."""
+    forms, more = ("int8", "float8", *PRODUCTS), ("optimizer.epsilon=1e-6", "training.per_device_batch_size=2")
     meshes = {"one": (1, 1, 1, 1), "fsdp2": MESHES["fsdp2"]}
     plan = [
-        place.on(f"{form}-{name}", mesh, f"training.base_precision={form}", "optimizer.epsilon=1e-6")
+        place.on(f"{form}-{name}", mesh, f"training.base_precision={form}", *more)
         for form in forms
         for name, mesh in meshes.items()
     ]
     assert all(code == 0 for run in forked_runs.together(tmp_path, plan) for code in run)
     for form in forms:
         losses = [place.numbers(f"{form}-{name}", "learning/loss") for name in meshes]
-        assert losses[1] == pytest.approx(losses[0], rel=1e-5 if form not in PRODUCTS else 3e-3), form
+        assert losses[1] == pytest.approx(losses[0], rel=1e-5 if form not in PRODUCTS else 1e-3), form
 
 
 ADAPTERS = {

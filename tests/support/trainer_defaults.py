@@ -40,6 +40,7 @@ _ALIKE = {
     *(f"objective.loss.{name}" for name in ("name", "huber_c", "huber_schedule", "huber_scale")),
     *("data.shuffle", "data.lanes", "data.lane_samples", "data.idx_to_prompt"),
     *("training.global_batch_size", "training.weights_dtype", "training.base_precision", "training.matmul_precision"),
+    "training.float8",
     *("optimizer.name", "optimizer.scale_lr", "optimizer.learning_rates", "optimizer.beta1", "optimizer.beta2"),
     *("optimizer.learning_rate_factors", "objective.schedule.terminal"),
     *(f"lr_scheduler.{name}" for name in ("name", "warmup", "final", "power", "decay", "decay_shape", "stages")),

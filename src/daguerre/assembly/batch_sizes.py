@@ -100,34 +100,44 @@ def held(loaded: Loaded) -> frozenset[str]:
     return loaded.chosen & {_WHOLE} | loaded.typed & {_MICRO, _ACCUMULATION}
 
 
+def _check_split(config: Config, mesh: Mesh) -> None:
+    """UserError for a setting that does not go with weights that the mesh splits."""
+    training, cuts = config.training, mesh.degree("tensor") > 1
+    splits, in_backward = cuts or mesh.degree("fsdp") > 1, config.optimizer.in_backward
+    alone = "train with data parallelism alone (mesh.ici_fsdp_parallelism=1 mesh.ici_tensor_parallelism=1)"
+    refused = {
+        "training.base_precision": cuts and training.base_precision != "no" and (
+            f"={training.base_precision}: codes are made of whole rows or blocks of a weight, and the mesh's tensor "
+            "axis cuts these: split the base over fsdp (mesh.ici_tensor_parallelism=1), or split one that is not "
+            "quantised"
+        ),
+        "training.float8": cuts and training.float8 != "no" and (
+            f"={training.float8}: scales are those of whole rows or matrices, and the mesh's tensor axis cuts these: "
+            "split over fsdp (mesh.ici_tensor_parallelism=1), or set training.float8=no"
+        ),
+        "training.swap_blocks": splits and training.swap_blocks and (
+            f"={training.swap_blocks}: blocks that wait in the host's memory are whole on each device, and a mesh with "
+            "fsdp or tensor has parts of each block on every device: remove the setting, as fsdp saves more, or "
+            f"{alone}"
+        ),
+        "training.offload_activations": splits and training.offload_activations and (
+            " does not work on a mesh with fsdp or tensor, whose gathered weights would be taken for activations: "
+            f"remove it, or {alone}"
+        ),
+        "optimizer.in_backward": cuts and in_backward and (
+            f"={in_backward}: gradients of norms are summed over a tensor-parallel group after the backward pass, so "
+            "that none can be used in it: train on one device, or remove it"
+        ),
+    }  # fmt: skip
+    for setting, why in refused.items():
+        if why:
+            raise UserError(f"{setting}{why}", code="conflict", setting=setting)
+
+
 def shared_out(loaded: Loaded, mesh: Mesh, recorded: int | None = None) -> BatchSizes:
     """Batch sizes of a recipe on a mesh; nothing is built. UserError for a mesh that it cannot be trained on."""
     config = loaded.config
-    if config.training.base_precision != "no" and mesh.degree("tensor") > 1:
-        raise UserError(
-            f"training.base_precision={config.training.base_precision}: codes are made of whole rows or blocks of a "
-            "weight, and the mesh's tensor axis cuts these: split the base over fsdp (mesh.ici_tensor_parallelism=1), "
-            "or split one that is not quantised",
-            code="conflict",
-            setting="training.base_precision",
-        )
-    if config.training.swap_blocks and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
-        raise UserError(
-            f"training.swap_blocks={config.training.swap_blocks}: blocks that wait in the host's memory are whole on "
-            "each device, and a mesh with fsdp or tensor has parts of each block on every device: remove the setting, "
-            "as fsdp saves more, or train with data parallelism alone (mesh.ici_fsdp_parallelism=1 "
-            "mesh.ici_tensor_parallelism=1)",
-            code="conflict",
-            setting="training.swap_blocks",
-        )
-    if config.training.offload_activations and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
-        raise UserError(
-            "training.offload_activations does not work on a mesh with fsdp or tensor, whose gathered weights would be "
-            "taken for activations: remove it, or train with data parallelism alone (mesh.ici_fsdp_parallelism=1 "
-            "mesh.ici_tensor_parallelism=1)",
-            code="conflict",
-            setting="training.offload_activations",
-        )
+    _check_split(config, mesh)
     whole = [role for role, own in config.objective.networks.items() if not own.splits]
     if whole and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
         raise UserError(
@@ -136,14 +146,6 @@ def shared_out(loaded: Loaded, mesh: Mesh, recorded: int | None = None) -> Batch
             "(mesh.ici_fsdp_parallelism=1 mesh.ici_tensor_parallelism=1)",
             code="unsupported",
             setting="mesh.ici_fsdp_parallelism",
-        )
-    if config.optimizer.in_backward and mesh.degree("tensor") > 1:
-        raise UserError(
-            f"optimizer.in_backward={config.optimizer.in_backward}: gradients of norms are summed over a "
-            "tensor-parallel group after the backward pass, so that none can be used in it: train on one device, or "
-            "remove it",
-            code="conflict",
-            setting="optimizer.in_backward",
         )
     sizes = batch_sizes(config, recorded, mesh.batch_ranks, held(loaded))
     objective = plugins.find("objectives", config.objective.name).build(config.objective)

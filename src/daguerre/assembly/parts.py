@@ -16,7 +16,7 @@ from daguerre import keys, plugins
 from daguerre.adapters.adapter import Attached, attach
 from daguerre.adapters.lora_parts.forward import cast_together
 from daguerre.adapters.settings import AdapterSettings
-from daguerre.assembly import assistant, left_out, loss_networks, offloaded, quantized_base, swapped
+from daguerre.assembly import assistant, float8_layers, left_out, loss_networks, offloaded, quantized_base, swapped
 from daguerre.assembly.null_caption import NullCaption
 from daguerre.conditions import condition as conditions
 from daguerre.conditions.condition import Images
@@ -338,6 +338,7 @@ def _assembled(
     # The further networks too: a ControlNet has blocks of the denoiser's classes.
     compiled = block_classes([*family.networks.values(), *attached.added_networks.values()])
     teachers = [network.module for network in family.networks.values() if network.teacher is not None]
+    float8_layers.enable(config, family, attached)
     kernels.apply(config.training, net, family.components.values(), compiled, device, teachers)
     if device.type == "cuda" and config.training.kernels != "plain":
         cast_together([*family.networks.values(), *attached.added_networks.values()])

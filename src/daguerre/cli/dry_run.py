@@ -3,7 +3,7 @@
 It refuses what `train` refuses, as far as weights, other processes and object stores are not needed to know.
 """
 
-from daguerre.assembly import assistant, quantized_base
+from daguerre.assembly import assistant, float8_layers, quantized_base
 from daguerre.assembly.batch_sizes import batch_sizes, check_uncut_batches, held, needs_whole_batch
 from daguerre.assembly.parts import outline
 from daguerre.config.config import Loaded
@@ -63,8 +63,8 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
         notices += [*of_lengths, *changed, *summary.describe_warmup(every)]
         notices += summary.describe_cut_captions(parts.family, dataset) + summary.describe_joined_captions(dataset)
         notices += reconstruction.foreseen(parts.family, dataset) if start.checkpoint is None else []
-    notices += [*quantized_base.describe(parts.family.components), *assistant.notices(config, parts.family)]
-    notices += samples.prompt_notices(config)
+    notices += [*quantized_base.describe(parts.family.components), *float8_layers.describe(parts.net)]
+    notices += [*assistant.notices(config, parts.family), *samples.prompt_notices(config)]
     notices += probe.foreseen(config, parts) * (start.checkpoint is None)
     print(summary.dry_run(config, parts, sizes, total, start, data, notices, full))
     return 0

@@ -338,7 +338,7 @@ def _in_use(config: Config, objective: ObjectiveSettings, for_loss: bool = False
     """The config with this objective, without what only serves gradients or losses, with the kernels of this device."""
     kernels = "plain" if config.training.kernels == "plain" else "auto"
     settings = {"compile": False, "kernels": kernels, "gradient_checkpointing": False, "offload_activations": False}
-    training = config.training.model_copy(update=settings)
+    training = config.training.model_copy(update=settings | {"float8": "no"})
     model = config.model
     if not for_loss and getattr(model, ASSISTANT, None) is not None:
         model = model.model_copy(update={ASSISTANT: None})

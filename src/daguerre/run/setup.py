@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from daguerre import faults, ranks
-from daguerre.assembly import assistant, base_digests, left_out, offloaded, quantized_base, swapped
+from daguerre.assembly import assistant, base_digests, float8_layers, left_out, offloaded, quantized_base, swapped
 from daguerre.assembly.batch_sizes import BatchSizes, check_uncut_batches, needs_whole_batch, shared_out
 from daguerre.assembly.parts import Components, begin, build, load
 from daguerre.assembly.roles import in_training
@@ -313,7 +313,7 @@ def _of_data(run: Run) -> list[str]:
 def _of_networks(config: Config, parts: Components) -> list[str]:
     """Notices of the networks and of what they are to draw."""
     found = [*parts.numerics.notices(), *quantized_base.describe(parts.family.components)]
-    found += swapped.notices(config, parts.swaps)
+    found += [*float8_layers.describe(parts.net), *swapped.notices(config, parts.swaps)]
     found += [*assistant.notices(config, parts.family), *offloaded.notices(parts.family, parts.device.type == "cpu")]
     return [*found, *parts.family.compatibility_warnings(parts.objective), *samples.prompt_notices(config)]
 

@@ -76,6 +76,10 @@ class TrainingSettings(Settings):
     int8_products, float8_products (W8A8): inputs are rounded to 8 bits, too, and multiplied so, which with
     compile=blocks takes less time. The adapters stay float32. generate and evaluate use the base in it too, unless they
     get another value; files are for the base as it is."""
+    float8: Literal["no", "tensorwise", "rowwise"] = "no"
+    """Linear layers of the trained denoiser, inside its blocks, are multiplied in float8, forward and backward, with a
+    scale for a whole matrix or for each row: less time on a GPU that has it, with compile=blocks. Weights and all else
+    keep their types."""
     text_encoders: Literal["resident", "offload"] = Field("resident", json_schema_extra=FREE)
     """Where frozen text encoders are: `resident`: in the memory of the device; `offload`: in that of the host, and on
     the device, one after the other, while they read the captions of a micro-batch, or prompts: less memory, more time,
