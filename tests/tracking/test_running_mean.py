@@ -11,6 +11,7 @@ from daguerre.report import facts
 from daguerre.report.run import Run
 from daguerre.report.svg import format_number
 from daguerre.tracking.console import Progress
+from daguerre.tracking.curves import Curves
 from daguerre.tracking.running_mean import RunningMean
 
 LOSSES = [1.0, 0.5, math.nan, 0.25, 0.125, 0.5]
@@ -32,7 +33,9 @@ def test_terminal_and_report_show_one_number(tmp_path):
         terminal.update(step, step, loss)
     shown = stream.getvalue().splitlines()[-1].partition("loss ")[2].split()[0]
     lines = [{"step": i, "samples": i, "learning/loss": loss} for i, loss in enumerate(LOSSES, 1)]
-    run = Run(tmp_path, "saved", {}, {}, "", {}, lines, {}, {}, [], [], [], [])
+    curves = Curves()
+    curves.take(lines)
+    run = Run(tmp_path, "saved", {}, {}, "", {}, curves, {}, {}, [], [], [], [])
     page = str(facts.facts(run))
     assert format_number(RunningMean(LOSSES).value) in page
     assert f"{RunningMean(LOSSES).value:.4f}" == shown

@@ -80,14 +80,17 @@ def _gallery(images: Sequence[Sample]) -> list[str]:
 
 def _training(run: Run) -> list[str]:
     step, samples = facts.progress(run)
-    seconds, settings = run.training_seconds(), ("model.family", "objective.name", "data.resolution", "optimizer.name")
+    seconds, settings = (
+        run.curves.training_seconds,
+        ("model.family", "objective.name", "data.resolution", "optimizer.name"),
+    )
     rows = {
         "length": f"{counted(step, 'update')}, {counted(samples, 'sample')}",
         "time": format_duration(seconds) if seconds else "",
         "device": facts.hardware(run),
         **{name: run.setting(name) for name in (*settings, "optimizer.learning_rate", "training.global_batch_size")},
         "adapters": ", ".join(run.setting("adapters") or {}),
-        "validation loss": run.last("validation/loss"),
+        "validation loss": run.curves.last("validation/loss"),
         "Daguerre": (run.environment.get("packages") or {}).get("daguerre"),
     }
     return ["## Training", _table(("", ""), [[name, value] for name, value in rows.items() if value not in ("", None)])]

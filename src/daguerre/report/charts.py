@@ -1,6 +1,7 @@
-"""Curves of a run, from the names in its metrics. Drawn by report/svg.py."""
+"""Curves of a run, from the names in its metrics. Drawn by report/svg.py here, and by the page of a live run."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from daguerre.report.html import Html
 from daguerre.report.run import Run
@@ -10,66 +11,124 @@ MAIN, SECOND = "var(--accent)", "var(--second)"
 _QUARTERS = ("cleanest quarter", "second", "third", "noisiest quarter")
 
 
+@dataclass(frozen=True)
+class Line:
+    """One metric in a chart."""
+
+    metric: str
+    label: str
+    color: str
+    dots: bool = False
+    """Few values, far apart."""
+    smoothed: bool = False
+    """A running mean is drawn."""
+    raw: bool = False
+    """Every value is drawn, pale, behind the mean."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Metrics that belong together."""
+
+    title: str
+    unit: str
+    lines: list[Line]
+    log: bool = False
+    """The vertical axis may be logarithmic."""
+    zero: bool = False
+    """The vertical axis begins at 0."""
+    factor: float = 1.0
+    """Of the values in this unit."""
+
+
 def charts(run: Run) -> list[Html]:
     """Every chart that the run has numbers for."""
-    validation = _plain(run, "validation/loss", "validation", SECOND, dots=True)
-    levels = sorted(_names(run, "validation/loss_level_"), key=_index)
+    drawn = (chart(one.title, one.unit, _series(run, one), log=one.log, zero=one.zero) for one in definitions(run))
+    return [one for one in drawn if one is not None]
+
+
+def definitions(run: Run) -> list[Chart]:
+    """The charts of a run, with those lines for which it has numbers."""
+    levels = sorted(run.curves.names("validation/loss_level_"), key=_index)
     quartiles = {f"learning/loss_quartile_{i}": label for i, label in enumerate(_QUARTERS)}
-    rate = _plain(run, "learning/current_learning_rate", "rate", MAIN)
-    speed = _plain(run, "perf/samples_per_second", "samples/s", MAIN)
-    step = _plain(run, "perf/step_time_seconds", "whole step", MAIN)
-    wait = _plain(run, "perf/data_wait_seconds", "waiting for data", SECOND)
-    tables = {name.split("/")[1] for name in _names(run, "evaluation/")}
-    labels = {name: " ".join(name.split("/")[1 + (len(tables) == 1) :]) for name in _names(run, "evaluation/")}
-    shares = _ordered(run, labels, dots=True, factor=100)
-    # Of an objective without noise all samples are in one quarter: its curve would be the loss once more.
-    noisy = [one for one in _ordered(run, quartiles, smoothed=True) if one.xs]
+    evaluations = run.curves.names("evaluation/")
+    tables = {name.split("/")[1] for name in evaluations}
+    labels = {name: " ".join(name.split("/")[1 + (len(tables) == 1) :]) for name in evaluations}
     found = [
-        chart("Loss", "mean over samples", [*_smoothed(run, "learning/loss"), validation], log=True),
-        chart(
-            "Validation loss by noise level",
-            "held-out samples",
-            _ordered(run, {name: _place(i, len(levels)) for i, name in enumerate(levels)}, dots=True),
+        Chart(
+            "Loss",
+            "mean over samples",
+            [
+                Line("learning/loss", "smoothed", MAIN, smoothed=True, raw=True),
+                Line("validation/loss", "validation", SECOND, dots=True),
+            ],
             log=True,
         ),
-        chart("Training loss by noise quartile", "smoothed", noisy, log=True) if len(noisy) > 1 else None,
-        chart("Evaluation", "per cent", shares) if any(len(one.xs) > 1 for one in shares) else None,
-        chart("Gradient norm", "before clipping", _smoothed(run, "learning/gradient_norm"), log=True),
-        chart("Learning rate", "per update", [rate], zero=True),
-        chart("Speed", "samples per second", [speed], zero=True),
-        chart("Time of a step", "seconds", [step, wait], zero=True),
+        Chart(
+            "Validation loss by noise level",
+            "held-out samples",
+            _ordered({name: _place(i, len(levels)) for i, name in enumerate(levels)}, dots=True),
+            log=True,
+        ),
+        Chart("Training loss by noise quartile", "smoothed", _ordered(quartiles, smoothed=True), log=True),
+        Chart("Evaluation", "per cent", _ordered(labels, dots=True), factor=100),
+        Chart(
+            "Gradient norm",
+            "before clipping",
+            [Line("learning/gradient_norm", "smoothed", MAIN, smoothed=True, raw=True)],
+            log=True,
+        ),
+        Chart("Learning rate", "per update", [Line("learning/current_learning_rate", "rate", MAIN)], zero=True),
+        Chart("Speed", "samples per second", [Line("perf/samples_per_second", "samples/s", MAIN)], zero=True),
+        Chart(
+            "Time of a step",
+            "seconds",
+            [
+                Line("perf/step_time_seconds", "whole step", MAIN),
+                Line("perf/data_wait_seconds", "waiting for data", SECOND),
+            ],
+            zero=True,
+        ),
     ]
-    return [one for one in found if one is not None]
+    return [one for one in (_with_numbers(run, one) for one in found) if _says_something(run, one)]
 
 
-def _names(run: Run, start: str) -> list[str]:
-    return sorted({name for line in run.lines for name in line if name.startswith(start)})
+def _with_numbers(run: Run, one: Chart) -> Chart:
+    lines = [line for line in one.lines if line.metric in run.curves.curves]
+    return Chart(one.title, one.unit, lines, one.log, one.zero, one.factor)
 
 
-def _plain(run: Run, name: str, label: str, color: str, dots: bool = False) -> Series:
-    return Series(label, *run.series(name), color, dots=dots)
+def _says_something(run: Run, one: Chart) -> bool:
+    if one.title == "Training loss by noise quartile":
+        # Of an objective without noise all samples are in one quarter: its curve would be the loss once more.
+        return len(one.lines) > 1
+    if one.title == "Evaluation":  # of one evaluation there is a table
+        return any(len(run.curves.series(line.metric)[0]) > 1 for line in one.lines)
+    return bool(one.lines)
 
 
-def _smoothed(run: Run, name: str) -> list[Series]:
-    steps, values = run.series(name)
+def _series(run: Run, one: Chart) -> list[Series]:
+    drawn = []
+    for line in one.lines:
+        steps, values = run.curves.series(line.metric)
+        if line.raw:
+            drawn.append(Series("each interval", *run.curves.extremes(line.metric), line.color, faint=True))
+        values = smooth(values) if line.smoothed else [one.factor * value for value in values]
+        drawn.append(Series(line.label, steps, values, line.color, dots=line.dots))
+    return drawn
+
+
+def _ordered(labels: Mapping[str, str], *, dots: bool = False, smoothed: bool = False) -> list[Line]:
+    """Lines that have an order, by metric and label, in colours between two ends."""
     return [
-        Series("each interval", steps, values, MAIN, faint=True),
-        Series("smoothed", steps, smooth(values), MAIN),
+        Line(name, label, between(i, len(labels)), dots=dots, smoothed=smoothed)
+        for i, (name, label) in enumerate(labels.items())
     ]
 
 
-def _ordered(
-    run: Run, labels: Mapping[str, str], *, dots: bool = False, smoothed: bool = False, factor: float = 1
-) -> list[Series]:
-    """Series that have an order, by metric and label, in colours between two ends."""
-    found = []
-    for i, (name, label) in enumerate(labels.items()):
-        steps, values = run.series(name)
-        values = smooth(values) if smoothed else [factor * value for value in values]
-        share = round(100 * i / max(1, len(labels) - 1))
-        color = f"color-mix(in oklab, var(--high) {share}%, var(--low))"
-        found.append(Series(label, steps, values, color, dots=dots))
-    return found
+def between(number: int, count: int) -> str:
+    """A colour between two ends, for one of several lines that have an order."""
+    return f"color-mix(in oklab, var(--high) {round(100 * number / max(1, count - 1))}%, var(--low))"
 
 
 def _index(name: str) -> int:

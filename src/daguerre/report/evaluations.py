@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeGuard
 
+from daguerre.report.charts import between
 from daguerre.report.html import Html, element, join, table, when
 from daguerre.report.run import Run
 from daguerre.report.svg import Series, chart, format_number
@@ -102,9 +103,8 @@ def _sweeps(run: Run) -> Iterator[Html | None]:
 def _series(
     name: str, points: Sequence[tuple[float, float]], number: int, count: int, labels: Sequence[str] = ()
 ) -> Series:
-    share = round(100 * number / max(1, count - 1))
-    color = f"color-mix(in oklab, var(--high) {share}%, var(--low))"
-    return Series(name, [float(x) for x, _ in points], [float(y) for _, y in points], color, dots=True, labels=labels)
+    xs, ys = [float(x) for x, _ in points], [float(y) for _, y in points]
+    return Series(name, xs, ys, between(number, count), dots=True, labels=labels)
 
 
 def _points(run: Run) -> Iterator[Point]:

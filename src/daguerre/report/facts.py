@@ -7,7 +7,6 @@ from daguerre.formatting import counted, format_duration, scaled
 from daguerre.report.html import Html, element, join, table, when
 from daguerre.report.run import Run
 from daguerre.report.svg import format_number
-from daguerre.tracking.running_mean import RunningMean
 
 STATES = {
     "running": "Training now",
@@ -43,7 +42,7 @@ def summary(run: Run) -> Html:
     step, samples = progress(run)
     done = f": {counted(samples, 'sample')} in {counted(step, 'update')}"
     words.append(done if step else ": no update yet")
-    seconds = run.training_seconds()
+    seconds = run.curves.training_seconds
     words.append(f", {format_duration(seconds)} of training" if seconds else None)
     device = hardware(run)
     words.append(f" on {device}" if device else None)
@@ -52,11 +51,11 @@ def summary(run: Run) -> Html:
 
 def progress(run: Run) -> tuple[int, int]:
     """Updates and samples, as the status or the newest line says."""
-    last = run.lines[-1] if run.lines else {"step": 0, "samples": 0}
+    last = run.curves
     step, samples = run.status.get("step"), run.status.get("samples")
-    if isinstance(step, int) and isinstance(samples, int) and step >= last["step"]:
+    if isinstance(step, int) and isinstance(samples, int) and step >= last.step:
         return step, samples
-    return last["step"], last["samples"]
+    return last.step, last.samples
 
 
 def hardware(run: Run) -> str:
@@ -78,10 +77,10 @@ def facts(run: Run) -> Html:
     total = run.status.get("total_steps")
     parameters = run.environment.get("parameters")
     trained, frozen = (parameters.get(k) if isinstance(parameters, dict) else None for k in ("trained", "frozen"))
-    loss, validation = RunningMean(run.series("learning/loss")[1]).value, run.last("validation/loss")
-    speeds = sorted(run.series("perf/samples_per_second")[1])
+    loss, validation = run.curves.loss.value, run.curves.last("validation/loss")
+    speeds = sorted(run.curves.series("perf/samples_per_second")[1])
     speed = speeds[len(speeds) // 2] if speeds else None
-    seconds, memory = run.training_seconds(), run.last("memory/peak_bytes")
+    seconds, memory = run.curves.training_seconds, run.curves.last("memory/peak_bytes")
     found = [
         ("Updates", f"{step:,}", f"of {total:,}" if isinstance(total, int) and total != step else ""),
         ("Samples seen", f"{samples:,}", ""),
@@ -131,7 +130,7 @@ def skipped(run: Run) -> Html:
         treated = "trained on all the same" if fields.get("kept") else "left out"
         examples = (element("code", str(example)) for example in (fields.get("examples") or [])[:5])
         rows.append([reason, treated, shown, join(*examples)])
-    nonfinite = run.last("learning/nonfinite_steps")
+    nonfinite = run.curves.last("learning/nonfinite_steps")
     if nonfinite:
         rows.append(["loss or gradient not finite", "update skipped", f"{nonfinite:,.0f}", ""])
     if rows:
@@ -145,19 +144,17 @@ def skipped(run: Run) -> Html:
 
 def last_numbers(run: Run) -> Html | None:
     """Every metric with its newest value, those without a curve too."""
-    newest: dict[str, tuple[int, Any]] = {}
-    for line in run.lines:
-        newest |= {name: (line["step"], value) for name, value in line.items() if "/" in name}
     rows: list[list[object]] = [
         [element("code", name), format_number(value) if isinstance(value, int | float) else str(value), f"{step:,}"]
-        for name, (step, value) in sorted(newest.items())
+        for name, (step, value) in sorted(run.curves.newest.items())
+        if "/" in name
     ]
     return table(["Metric", "Newest value", "Step"], rows, "counts") if rows else None
 
 
 def times(run: Run) -> str:
     """Times of the first and the newest numbers."""
-    stamps = [when(line.get("time")) for line in run.lines[:1] + run.lines[-1:]]
+    stamps = map(when, (run.curves.first_time, run.curves.last_time))
     return " – ".join(dict.fromkeys(stamp for stamp in stamps if stamp))
 
 

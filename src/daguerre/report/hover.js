@@ -1,11 +1,7 @@
 // Values under the pointer: a line through the chart and the nearest point of each series. Nothing else.
 "use strict";
-for (const figure of document.querySelectorAll("figure.chart")) {
-  const svg = figure.querySelector("svg");
-  const cursor = figure.querySelector(".cursor");
-  const tip = figure.querySelector(".tip");
-  const data = JSON.parse(figure.querySelector("script").textContent);
-  const [low, high, left, right] = data.x;
+{
+  const numbers = new WeakMap();
 
   const nearest = (xs, x) => {
     let a = 0, b = xs.length - 1;
@@ -16,7 +12,12 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     return x - xs[a] < xs[b] - x ? a : b;
   };
 
-  const show = (event) => {
+  const show = (figure, svg, event) => {
+    const cursor = figure.querySelector(".cursor");
+    const tip = figure.querySelector(".tip");
+    if (!numbers.has(figure)) numbers.set(figure, JSON.parse(figure.querySelector("script").textContent));
+    const data = numbers.get(figure);
+    const [low, high, left, right] = data.x;
     const box = svg.getBoundingClientRect();
     const at = (event.clientX - box.left) / box.width * data.width;
     const x = low + (Math.min(right, Math.max(left, at)) - left) / (right - left) * (high - low);
@@ -46,7 +47,15 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     figure.classList.add("hover");
   };
 
-  svg.addEventListener("pointermove", show);
-  svg.addEventListener("pointerdown", show);
-  svg.addEventListener("pointerleave", () => figure.classList.remove("hover"));
+  // Asked of the whole page, so that charts may come and go.
+  const over = (event) => {
+    const svg = event.target.closest?.("figure.chart:not(.bars) > svg");
+    for (const other of document.querySelectorAll("figure.chart.hover")) {
+      if (!svg || other !== svg.parentElement) other.classList.remove("hover");
+    }
+    if (svg && svg.parentElement.querySelector(".cursor")) show(svg.parentElement, svg, event);
+  };
+  document.addEventListener("pointermove", over);
+  document.addEventListener("pointerdown", over);
+  document.documentElement.addEventListener("pointerleave", over);
 }

@@ -21,7 +21,7 @@ from daguerre.unicode import printable
 SMALL_PX = 128
 """Longest side of images that are embedded to the pixel and shown with hard edges."""
 _HERE = Path(__file__).parent
-_VOID = {"img", "br", "line", "path", "circle", "rect"}
+_VOID = {"img", "br", "input", "line", "path", "circle", "rect"}
 
 
 class Html(str):
@@ -30,7 +30,7 @@ class Html(str):
     __slots__ = ()
 
 
-def element(name: str, *children: object, **attributes: object) -> Html:
+def element(name: str, /, *children: object, **attributes: object) -> Html:
     """`<name attributes>children</name>`. Children that are None are left out, others than `Html` are escaped.
 
     An attribute that is None or False is left out, True is written as the name alone; `class_` is class, and `_` in

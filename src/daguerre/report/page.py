@@ -15,6 +15,7 @@ from daguerre.report.ledger import ledger
 from daguerre.report.results import results
 from daguerre.report.run import Run, read_run
 from daguerre.report.sample_images import by_strength, evolution
+from daguerre.tracking.curves import Curves
 
 
 def write(folder: Path) -> Path:
@@ -24,9 +25,10 @@ def write(folder: Path) -> Path:
     return path
 
 
-def render(folder: Path) -> str:
-    """The page about a run folder, from its files alone. UserError if the folder is no run's."""
-    run = read_run(folder)
+def render(folder: Path, curves: Curves | None = None) -> str:
+    """The page about a run folder, from its files alone, and from its metrics if they were read already. UserError if
+    the folder is no run's."""
+    run = read_run(folder, curves)
     body = join(*_sections(run))
     return render_page(
         f"{run.name} · Daguerre", _header(run), body, "the files of the run folder", ("style.css",), "hover.js"
@@ -70,13 +72,13 @@ def _sections(run: Run) -> list[Html]:
 def _details(run: Run) -> list[Html]:
     folds = [
         ("All numbers, newest values", facts.last_numbers(run)),
-        ("Config", element("pre", _yaml(run.config_text)) if run.config_text else None),
+        ("Config", element("pre", config_text(run.config_text)) if run.config_text else None),
         ("Environment", facts.environment(run)),
     ]
     return [element("details", element("summary", title), inner) for title, inner in folds if inner is not None]
 
 
-def _yaml(text: str) -> Html:
+def config_text(text: str) -> Html:
     """YAML with its keys and comments set apart."""
     return join(*(_yaml_line(line) for line in text.splitlines(keepends=True)))
 

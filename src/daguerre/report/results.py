@@ -33,9 +33,9 @@ def _note(kinds: list[str]) -> str:
 
 def _from_metrics(run: Run) -> Html | None:
     by_metric: dict[str, list[dict[str, Any]]] = {}
-    for name in sorted({n for line in run.lines for n in line if n.startswith("evaluation/")}):
+    for name in run.curves.names("evaluation/"):
         _, metric, *rest = name.split("/")
-        by_metric.setdefault(metric, []).append({"name": "/".join(rest) or metric, "value": run.last(name)})
+        by_metric.setdefault(metric, []).append({"name": "/".join(rest) or metric, "value": run.curves.last(name)})
     return join(*(_table(metric, {"rows": rows}) for metric, rows in by_metric.items())) if by_metric else None
 
 

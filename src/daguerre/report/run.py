@@ -15,7 +15,8 @@ import yaml
 from daguerre import documents
 from daguerre.checkpoint.run_dir import RunFolder, lock_holder
 from daguerre.errors import UserError
-from daguerre.tracking.sinks import read_metrics
+from daguerre.tracking.curves import Curves
+from daguerre.tracking.followed import read_curves
 
 _SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """That of libyaml reads a recipe nine times as fast."""
@@ -46,7 +47,8 @@ class Run:
     config: dict[str, Any]
     config_text: str
     environment: dict[str, Any]
-    lines: list[dict[str, Any]]
+    curves: Curves
+    """What the metrics say."""
     data: dict[str, Any]
     evaluation: dict[str, Any]
     evaluations: list[dict[str, Any]]
@@ -69,30 +71,10 @@ class Run:
             value = value.get(key) if isinstance(value, dict) else None
         return value
 
-    def series(self, name: str) -> tuple[list[float], list[float]]:
-        """Steps and finite values of one metric."""
-        found = [(line["step"], line[name]) for line in self.lines if isinstance(line.get(name), int | float)]
-        found = [(step, float(value)) for step, value in found if math.isfinite(value)]
-        return [float(step) for step, _ in found], [value for _, value in found]
 
-    def last(self, name: str) -> float | None:
-        """The latest finite value of a metric."""
-        values = self.series(name)[1]
-        return values[-1] if values else None
-
-    def training_seconds(self) -> float:
-        """Time in training steps, from their measured mean; saves, sample images and pauses are not in it."""
-        before, total = 0, 0.0
-        for line in self.lines:
-            seconds = line.get("perf/step_time_seconds")
-            if isinstance(seconds, int | float) and math.isfinite(seconds):
-                total += (line["step"] - before) * seconds
-                before = line["step"]
-        return total
-
-
-def read_run(folder: Path) -> Run:
-    """Reads a run folder. Raises UserError if neither config.yaml nor metrics lie in it."""
+def read_run(folder: Path, curves: Curves | None = None) -> Run:
+    """Reads a run folder; its metrics too, unless `curves` has them. Raises UserError if it holds neither config.yaml
+    nor metrics."""
     paths = RunFolder(folder)
     if not paths.config.exists() and not paths.metrics.exists():
         raise UserError(
@@ -111,7 +93,7 @@ def read_run(folder: Path) -> Run:
         config=config if isinstance(config, dict) else {},
         config_text=config_text,
         environment=_document(paths.environment, problems),
-        lines=_try(paths.metrics, read_metrics, problems) or [],
+        curves=curves or _try(paths.metrics, read_curves, problems) or Curves(),
         data=_document(paths.data, problems),
         evaluation=_document(paths.evaluation, problems),
         evaluations=evaluations(paths.evaluations, problems),
@@ -138,10 +120,11 @@ def _evaluated_step(document: dict[str, Any]) -> tuple[int, float]:
     return (step if isinstance(step, int) else 0), (float(scale) if isinstance(scale, int | float) else 0.0)
 
 
-def samples(folder: Path, problems: list[str]) -> list[Sample]:
-    """The sample images of a run, oldest first; adds listings that cannot be read to `problems`."""
+def samples(folder: Path, problems: list[str], only: str = "step-*") -> list[Sample]:
+    """The sample images of a run, oldest first, or those of `only` a save; adds listings that cannot be read to
+    `problems`."""
     found = []
-    for listing in sorted(folder.glob("step-*/samples.json")):
+    for listing in sorted(folder.glob(f"{only}/samples.json")):
         digits = listing.parent.name.removeprefix("step-")
         if digits.isdecimal():
             found += _listed(listing, int(digits), problems)

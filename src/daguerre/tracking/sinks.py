@@ -107,10 +107,11 @@ def _lines(path: Path) -> list[tuple[dict[str, Any], bytes]]:
     if not path.exists():
         return []
     *whole, _torn = path.read_bytes().split(b"\n")
-    return [(_parse(raw, path, number), raw + b"\n") for number, raw in enumerate(whole, 1)]
+    return [(parse_line(raw, path, number), raw + b"\n") for number, raw in enumerate(whole, 1)]
 
 
-def _parse(raw: bytes, path: Path, number: int) -> dict[str, Any]:
+def parse_line(raw: bytes, path: Path, number: int) -> dict[str, Any]:
+    """One line, its non-finite numbers as floats. UserError, with its number, for one that is no metrics line."""
     try:
         line = documents.parse(raw)
     except ValueError:  # of JSON or of UTF-8
