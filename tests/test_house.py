@@ -115,7 +115,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("memory", "models", "objectives", "remote", "report", "samplers", "storage", "tracking", "training"),
     },
     "bench": {"assembly", "config", "data", "families", "models", "objectives", "run", "training"},
+    "serve": {"checkpoint", "config", "report", "tracking"},
     "cli": {
+        "serve",
         *("bench", "assembly", "caching", "checkpoint", "conditions", "config", "data", "distributed"),
         *("evaluation", "families", "foreign", "queue"),
         *("generation", "memory", "models", "remote", "report", "run", "samplers", "storage", "tracking", "training"),

@@ -197,6 +197,8 @@ COMMANDS = [
     "generate quickstart prompts_file=@ out=o",
     "generate quickstart prompt=x out=@",
     "report @",
+    "serve @",
+    "serve --root @",
     "data stats @",
     "data pack @ out=o",
     "data pack a.tar out=@",

@@ -221,3 +221,20 @@ def test_a_resumed_run_is_timed_from_where_it_resumed() -> None:
         pace.update(5000 + now, (5000 + now) * 8, float(now))
     assert pace.samples_per_second() == pytest.approx(8)
     assert pace.seconds_left(5119) == pytest.approx(100)
+
+
+def test_messages_go_to_the_log_with_their_time_and_lines_of_progress_do_not(tmp_path):
+    stream = io.StringIO()
+    terminal = Progress(10, stream, plain_seconds=0)
+    terminal.message("before")
+    terminal.log_to(tmp_path / "log.txt")
+    terminal.update(1, 4, 0.5)
+    terminal.message("a caption\x1b[2J of \ud83d half a letter")
+    terminal.message("two\nlines")
+    text = (tmp_path / "log.txt").read_text()
+    assert re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "NOW", text) == (
+        "NOW  a caption\N{REPLACEMENT CHARACTER}[2J of \N{REPLACEMENT CHARACTER} half a letter\nNOW  two\nlines\n"
+    )
+    assert "step 1/10" in stream.getvalue()
+    terminal.log_to(tmp_path / "missing" / "log.txt")
+    terminal.message("a disk that refuses costs nothing")

@@ -89,6 +89,8 @@ class RunFolder:
     """Written by `write_status`."""
     metrics = _Inside("metrics/metrics.jsonl")
     """One JSON object a line."""
+    log = _Inside("log.txt")
+    """Messages of training, each with its time (UTC); starts follow each other."""
     profile = _Inside("profile")
     """Folder of traces of single updates."""
     samples = _Inside("samples")

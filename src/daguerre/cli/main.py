@@ -28,7 +28,7 @@ from daguerre.regular import is_odd
 FOLDER = Path(__file__).parent
 _PAGE_COLUMNS = 121
 """Columns of a terminal that asks for no other lines than those of a file."""
-USUAL_ORDER = ("train", "generate", "report", "recipes", "init", "data", "doctor")
+USUAL_ORDER = ("train", "generate", "report", "serve", "recipes", "init", "data", "doctor")
 
 
 class Terminal(io.TextIOWrapper):

@@ -292,6 +292,7 @@ def _record(
     resume.record(config, folder, origin.point, origin.sizes, about)
     for line in read_metrics(folder.metrics):
         terminal.remember(line.get("learning/loss"))
+    terminal.log_to(folder.log)
 
 
 def _saver(config: Config, store: ShardedStore, every: Intervals) -> Saver:

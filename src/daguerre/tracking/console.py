@@ -9,8 +9,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Self, TextIO
 
 from rich.console import Console
@@ -62,6 +64,9 @@ class StatusLine:
 
     def message(self, text: str) -> None:
         """Prints `text` for good, above the line."""
+        self._print(text)
+
+    def _print(self, text: str) -> None:
         whole = _printable(text)
         self._console.out(fitted(whole, self._console.width - 1) if self.moves else whole, highlight=False)
 
@@ -77,7 +82,7 @@ class StatusLine:
         """Shows the line. On a terminal with a bar for the share `done`; where columns are few the bar goes first,
         then the fields named in `spare`, in that order."""
         if not self.moves:
-            self.message("  ".join(fields.values()))
+            self._print("  ".join(fields.values()))
             return
         room = self._console.width - 1  # a full last column wraps on some terminals
         kept = {name: _printable(text) for name, text in fields.items()}
@@ -182,6 +187,18 @@ class Progress(StatusLine):
         self._total_steps = total_steps
         self._pace = Pace()
         self._loss = RunningMean()
+        self._log: Path | None = None
+
+    def log_to(self, path: Path) -> None:
+        """Appends messages to a file from now on, each with its time."""
+        self._log = path
+
+    def message(self, text: str) -> None:
+        super().message(text)
+        if self._log is not None:
+            now = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
+            with suppress(OSError), self._log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"{now.removesuffix('+00:00')}  {_printable(text)}\n")  # a full disk: it was printed
 
     def update(self, step: int, samples: int, loss: float | None = None) -> None:
         """After an update. `loss` where the step logs, else None: the line shows a running mean of it."""

@@ -29,7 +29,7 @@ _PLAIN = ("finite", "step", "samples", "first_time", "last_time", "training_seco
 
 @dataclass
 class Place:
-    """How far a file was read, and by what it is known again."""
+    """Place up to which a file was read, and marks by which it is known again."""
 
     inode: int = -1
     offset: int = 0

@@ -1,0 +1,153 @@
+"""Show runs in a browser: live curves, samples, comparisons.
+
+usage: daguerre serve [FOLDER] [--control] [--port N] [--host ADDRESS] [--allow-host NAME] [--root DIR] [--open]
+
+Serves a page about all runs in FOLDER (default: runs), those that train now among them, until Ctrl-C. It only reads,
+and only this machine reaches it.
+
+  daguerre serve                         the runs in ./runs, at http://127.0.0.1:8800
+  daguerre serve /data/runs --open       another folder; opens the browser
+  ssh -L 8800:127.0.0.1:8800 machine     on your own machine: the page of another one
+
+  --control             name runs, write notes about them, and put them away
+  --port N              another port than 8800; 0 takes a free one
+  --host ADDRESS        beyond this machine, such as 0.0.0.0: the page then asks for a token, that of the variable
+                        DAGUERRE_SERVE_TOKEN, or one that is printed at the start
+  --allow-host NAME     a name by which the page is called, such as that of a proxy; repeatable
+  --root DIR            a folder to which links in FOLDER may lead; repeatable
+  --cert FILE --key FILE    serve by TLS
+
+docs/serve.md has more.
+"""
+
+import ipaddress
+import os
+import secrets
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from daguerre.errors import UserError
+from daguerre.serve import server
+from daguerre.serve.app import Site
+from daguerre.serve.catalog import Catalog
+from daguerre.serve.gate import Rules
+from daguerre.storage.address import is_remote
+
+TOKEN = "DAGUERRE_SERVE_TOKEN"
+_LEAST_TOKEN = 16
+_VALUES = ("--port", "--host", "--allow-host", "--root", "--cert", "--key")
+_SWITCHES = ("--control", "--open")
+
+
+@dataclass(frozen=True)
+class Given:
+    """The words of a command."""
+
+    name: str
+    """The folder, as it was written."""
+    values: dict[str, list[str]]
+    switches: frozenset[str]
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.name).expanduser()
+
+    def value(self, name: str, default: str) -> str:
+        """The one value of an option. UserError if it is given twice."""
+        found = self.values.get(name, [default])
+        if len(found) > 1:
+            raise UserError(f"{name} is given twice: {', '.join(found)}", code="conflict")
+        return found[0]
+
+
+def run(arguments: list[str]) -> int:
+    """Exit code 0, after Ctrl-C; UserError for a folder that is not there, or a port that is taken."""
+    given = read(arguments)
+    if is_remote(given.name):
+        raise UserError(
+            f"{given.name} is in an object store: `daguerre serve` shows folders of this machine. Start it where the "
+            "run trains, or write one page of the run: daguerre report ADDRESS",
+            code="unsupported",
+        )
+    folder = given.folder.resolve()
+    if not folder.is_dir():
+        raise UserError(
+            f"there is no folder {given.folder}: give the folder that holds your runs, such as runs", code="missing"
+        )
+    roots = (folder, *(_root(text) for text in given.values.get("--root", [])))
+    host, (cert, key) = given.value("--host", "127.0.0.1"), _tls(given)
+    token = "" if is_loopback(host) else os.environ.get(TOKEN, "") or secrets.token_urlsafe(24)
+    if token and len(token) < _LEAST_TOKEN:
+        raise UserError(f"{TOKEN} has {len(token)} characters: give it {_LEAST_TOKEN} or more, that nobody can guess")
+    names = frozenset(name.lower() for name in given.values.get("--allow-host", []))
+    rules = Rules(names, token, "--control" in given.switches, secure=bool(cert))
+    site = Site(Catalog(folder, roots), rules)
+    with server.listening(host, _port(given)) as (socket, port):
+        address = f"http{'s' * bool(cert)}://{f'[{host}]' if ':' in host else host}:{port}/"
+        print(f"runs in {folder}: {address}")
+        if token and not os.environ.get(TOKEN):
+            print(f"token: {token}")
+        print("Ctrl-C ends the page, and no run.", flush=True)
+        if "--open" in given.switches:
+            webbrowser.open(address)
+        server.serve(site, socket, cert, key)
+    return 0
+
+
+def read(arguments: Sequence[str]) -> Given:
+    """The words of a command, sorted. UserError."""
+    folders: list[str] = []
+    values: dict[str, list[str]] = {}
+    switches: set[str] = set()
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if word in _SWITCHES:
+            switches.add(word)
+        elif name in _VALUES:
+            if not equals and not words:
+                raise UserError(f"{word} needs a value: see daguerre serve --help", code="missing")
+            values.setdefault(name, []).append(value if equals else words.pop(0))
+        elif word.startswith("-"):
+            allowed = ", ".join((*_SWITCHES, *_VALUES))
+            raise UserError(f"there is no option {word}: there are {allowed}", code="unknown")
+        else:
+            folders.append(word)
+    if len(folders) > 1:
+        raise UserError(f"`daguerre serve` takes one folder; you gave {', '.join(folders)}", code="conflict")
+    return Given((folders or ["runs"])[0], values, frozenset(switches))
+
+
+def is_loopback(host: str) -> bool:
+    """True for an address that only this machine reaches."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _root(text: str) -> Path:
+    path = Path(text).expanduser()
+    if not path.is_dir():
+        raise UserError(f"--root: there is no folder {text}", code="missing")
+    return path.resolve()
+
+
+def _port(given: Given) -> int:
+    text = given.value("--port", "8800")
+    if not text.isdecimal() or int(text) > 65535:
+        raise UserError(f"--port takes a number up to 65535, you gave {text}")
+    return int(text)
+
+
+def _tls(given: Given) -> tuple[str, str]:
+    found = given.value("--cert", ""), given.value("--key", "")
+    if any(found) and not all(found):
+        raise UserError("--cert and --key belong together: give both files", code="missing")
+    for path in filter(None, found):
+        if not Path(path).is_file():
+            raise UserError(f"there is no file {path}", code="missing")
+    return found

@@ -1,0 +1,130 @@
+"""The runs of a folder, by ids that say nothing of their places: found, summed up, and looked at as they change."""
+
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from daguerre.checkpoint.run_dir import RunFolder
+from daguerre.serve import summaries
+from daguerre.serve.bounds import check_run, within
+from daguerre.serve.summaries import Summary
+
+_DEPTH = 3
+"""Folders below each other in which runs are looked for: `run_name` may have slashes."""
+
+_AGAIN_SECONDS = 2.0
+
+
+@dataclass
+class Entry:
+    """A run of the list."""
+
+    id: str
+    folder: Path
+    stamp: summaries.Stamp = ()
+    summary: Summary | None = None
+
+
+@dataclass
+class Catalog:
+    """The runs below a folder. Threads may call it."""
+
+    folder: Path
+    roots: tuple[Path, ...]
+    """Folders outside of which nothing is read, their links followed; the first one is `folder`."""
+    entries: dict[str, Entry] = field(default_factory=dict)
+    _asked: float = -_AGAIN_SECONDS
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def scan(self, everything: bool = True) -> set[str]:
+        """Looks at all runs, or at those that run; returns the ids of those of which the list says something new."""
+        with self._lock:
+            before = {one.id: one.summary for one in self.entries.values()}
+            if everything:
+                found = {identity(path, self.folder): path for path in self._folders()}
+                self.entries = {id: self.entries.get(id) or Entry(id, path) for id, path in found.items()}
+            for entry in self.entries.values():
+                if everything or (entry.summary is not None and entry.summary.state == "running"):
+                    self._look(entry)
+            now = {one.id: one.summary for one in self.entries.values()}
+            return {id for id in before.keys() | now.keys() if before.get(id) != now.get(id)}
+
+    def refresh(self, id: str) -> None:
+        """Looks at one run."""
+        with self._lock:
+            if id in self.entries:
+                self._look(self.entries[id])
+
+    def summed_up(self) -> list[Entry]:
+        """All runs: those that run first, then the newest."""
+        found = [entry for entry in list(self.entries.values()) if entry.summary is not None]
+        return sorted(found, key=_order)
+
+    def at(self, id: str) -> Path | None:
+        """The folder of a run, if it holds nothing that leads outside; None for an id of no run.
+
+        OutOfBounds for a run whose files a page must not read.
+        """
+        if id not in self.entries and time.monotonic() > self._asked + _AGAIN_SECONDS:
+            self._asked = time.monotonic()
+            self.scan()  # the address of a run, opened before any list
+        entry = self.entries.get(id)
+        if entry is None:
+            return None
+        try:
+            check_run(entry.folder, self.roots)
+        except OSError:
+            return None
+        return entry.folder
+
+    def _look(self, entry: Entry) -> None:
+        now = summaries.stamp(entry.folder)
+        if now != entry.stamp or entry.summary is None:
+            entry.summary, entry.stamp = summaries.summary(entry.folder, self.roots), now
+            return
+        status = {"state": "running" if entry.summary.state in ("running", "interrupted") else entry.summary.state}
+        if summaries.run_state(entry.folder, status) != entry.summary.state:
+            entry.summary = summaries.summary(entry.folder, self.roots)
+
+    def _folders(self) -> list[Path]:
+        found: list[Path] = []
+        waiting = [(self.folder, _DEPTH)]
+        while waiting:
+            folder, depth = waiting.pop()
+            if _is_run(folder):
+                found.append(folder)
+            elif depth:
+                waiting += [(path, depth - 1) for path in self._below(folder)]
+        return found
+
+    def _below(self, folder: Path) -> list[Path]:
+        try:
+            with os.scandir(folder) as entries:
+                return [
+                    Path(entry.path)
+                    for entry in entries
+                    if not entry.name.startswith(".")
+                    and entry.is_dir()
+                    # A link is followed to a run, not to a folder of runs, where it might lead round.
+                    and (not entry.is_symlink() or (_is_run(Path(entry.path)) and within(Path(entry.path), self.roots)))
+                ]
+        except OSError:
+            return []
+
+
+def identity(folder: Path, above: Path) -> str:
+    """The id of a run: by its place below the folder, so that it outlives the server."""
+    return sha256(os.fsencode(os.path.relpath(folder, above))).hexdigest()[:12]
+
+
+def _is_run(folder: Path) -> bool:
+    paths = RunFolder(folder)
+    return paths.config.is_file() or paths.metrics.is_file()
+
+
+def _order(entry: Entry) -> tuple[bool, float]:
+    assert entry.summary is not None
+    return entry.summary.state != "running", -entry.summary.updated

@@ -1,0 +1,170 @@
+"""The list of runs: a row for each, which says how it stands."""
+
+import re
+import shutil
+
+import yaml
+
+from daguerre.checkpoint.run_dir import RunFolder
+from daguerre.formatting import format_duration, format_size
+from daguerre.report.facts import STATES
+from daguerre.report.html import Html, element, join, when
+from daguerre.report.svg import format_number
+from daguerre.serve import pages, summaries
+from daguerre.serve.bounds import MOST_BYTES, check_file
+from daguerre.serve.catalog import Catalog, Entry
+from daguerre.serve.run_page import progress
+from daguerre.serve.settings_shown import flat, shown
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_CONDITION = re.compile(r"([\w.]+)(>=|<=|!=|=|>|<)(.*)")
+
+
+def render(catalog: Catalog) -> str:
+    """The page."""
+    entries = catalog.summed_up()
+    free = shutil.disk_usage(catalog.folder).free
+    header = element(
+        "header",
+        element("p", "Daguerre · runs", class_="kicker"),
+        element("h1", catalog.folder.name or str(catalog.folder)),
+        element("p", f"{format_size(free)} free on the disk", class_="note"),
+    )
+    tools = element(
+        "div",
+        element(
+            "input",
+            type="search",
+            id="filter",
+            placeholder="text, or setting: optimizer.learning_rate<1e-3",
+            aria_label="Filter by text or by settings",
+        ),
+        element("label", element("input", type="checkbox", id="archived"), " archived"),
+        element("button", "Compare", type="button", id="compare", disabled=True),
+        element("span", _count(entries), class_="note", id="count", role="status"),
+        class_="tools",
+    )
+    none = element(
+        "p",
+        "No runs here yet. ",
+        element("code", "daguerre train quickstart"),
+        " trains one; this page shows it as it begins.",
+        class_="summary",
+        id="none",
+        hidden=bool(entries),
+    )
+    rows = element("div", *(row(one) for one in entries), class_="runs", id="runs")
+    body = join(
+        header, element("main", tools, none, rows), element("p", class_="lost-line", role="status", hidden=True)
+    )
+    return pages.page(f"{catalog.folder.name} · Daguerre", body, "", ("live.css",), ("list.js",))
+
+
+def _count(entries: list[Entry]) -> str:
+    running = sum(one.summary is not None and one.summary.state == "running" for one in entries)
+    return f"{len(entries):,} runs, {running} training now"
+
+
+def row(entry: Entry) -> Html:
+    """A run of the list. Its cells are replaced one by one, those that say something new."""
+    found = entry.summary
+    assert found is not None
+    state = element("span", STATES.get(found.state, found.state), class_=f"state {found.state}")
+    link = element("a", found.name, href=f"run/{entry.id}/")
+    reason = element("p", found.reason, class_="note reason") if found.reason else None
+    note = element("p", found.note, class_="own-note") if found.note else None
+    cells = [
+        element("div", *_pictures(entry), class_="cell pictures"),
+        element("div", element("h2", link, " ", state), note, reason, class_="cell title"),
+        element("div", progress(found), _steps(found), class_="cell done"),
+        element("div", _number(found.loss), element("small", "loss"), class_="cell number"),
+        element("div", _number(found.speed), element("small", "samples/s"), class_="cell number"),
+        element("div", when_short(found.updated), element("small", "changed"), class_="cell number time"),
+    ]
+    box = element("input", type="checkbox", class_="pick", value=entry.id, aria_label=f"choose {found.name} to compare")
+    return element("article", box, *cells, id=f"run-{entry.id}", class_="archived" if found.archived else None)
+
+
+def _pictures(entry: Entry) -> list[Html]:
+    found = entry.summary
+    assert found is not None
+    return [
+        element("img", src=f"run/{entry.id}/image/{found.picture_step}/{i}/small", alt="", loading="lazy")
+        for i in range(found.pictures)
+    ]
+
+
+def _steps(found: summaries.Summary) -> Html:
+    of = f" of {found.total:,}" if found.total else ""
+    left = f", {format_duration(found.left_seconds)} left" if found.left_seconds is not None else ""
+    return element("small", f"{found.step:,}{of} updates{left}")
+
+
+def _number(value: float | None) -> Html:
+    return element("b", "–" if value is None else format_number(value))
+
+
+def when_short(seconds: float) -> Html:
+    """A time that the browser turns into how long ago that is."""
+    moment = summaries.iso(seconds)
+    return element("time", when(moment), datetime=moment)
+
+
+class Settings:
+    """Settings of many runs, read when they are asked for and kept while their files stay."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self._kept: dict[str, tuple[object, dict[str, object]]] = {}
+
+    def matching(self, text: str) -> list[str]:
+        """Ids of the runs that a text finds: each of its words is a part of the name, state, note or description, or
+        compares a setting, as in `optimizer.learning_rate<1e-3`; the last parts of a setting's name do."""
+        words = text.lower().split()
+        return [one.id for one in self.catalog.summed_up() if all(self._fits(one, word) for word in words)]
+
+    def _fits(self, entry: Entry, word: str) -> bool:
+        found = entry.summary
+        assert found is not None
+        if match := _CONDITION.fullmatch(word):
+            name, how, wanted = match.groups()
+            values = [
+                value
+                for path, value in self.of(entry).items()
+                if path.lower() == name or path.lower().endswith(f".{name}")
+            ]
+            return any(_compares(value, how, wanted) for value in values)
+        texts = [found.name, found.state, STATES.get(found.state, ""), found.note, entry.folder.name]
+        if any(word in text.lower() for text in texts):
+            return True
+        own = self.of(entry)
+        return any(word in str(own.get(path, "")).lower() for path in ("description", "model.family"))
+
+    def of(self, entry: Entry) -> dict[str, object]:
+        """All settings of a run, by path; {} where its config cannot be read."""
+        path = RunFolder(entry.folder).config
+        try:
+            check_file(path, self.catalog.roots, MOST_BYTES)
+            stat = path.stat()
+            mark = stat.st_mtime_ns, stat.st_size
+            if self._kept.get(entry.id, (None, {}))[0] != mark:
+                self._kept[entry.id] = mark, flat(yaml.load(path.read_bytes(), _LOADER))
+        except (OSError, ValueError, yaml.YAMLError, RecursionError):
+            return {}
+        return self._kept[entry.id][1]
+
+
+def _compares(value: object, how: str, wanted: str) -> bool:
+    """True if a setting's value stands in this relation to a text: as numbers where both are."""
+    one: float | str
+    other: float | str
+    try:
+        one, other = float(str(value)), float(wanted)
+    except ValueError:
+        one, other = shown(value).lower(), wanted
+    if how in ("=", "!="):
+        return (one == other) == (how == "=")
+    if isinstance(one, str):
+        return False
+    assert isinstance(other, float)
+    return {"<": one < other, ">": one > other, "<=": one <= other, ">=": one >= other}[how]

@@ -1,0 +1,31 @@
+"""Notes about a run, which are written on the page: another name to show, a text, and whether it is put away."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from daguerre import documents
+from daguerre.checkpoint.atomic import write_json_atomically
+from daguerre.errors import UserError
+from daguerre.serve.summaries import PAGE
+
+MOST_BYTES = 64 << 10
+
+
+class Notes(BaseModel):
+    """The content of the file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field("", max_length=200)
+    note: str = Field("", max_length=4000)
+    archived: bool = False
+
+
+def write(folder: Path, given: bytes) -> None:
+    """Writes what a page sends. UserError for something else."""
+    try:
+        found = Notes.model_validate_json(given)
+    except ValidationError as error:
+        raise UserError(f"the page sent no note: {documents.first_fault(error)}") from error
+    write_json_atomically(folder / PAGE, found.model_dump())

@@ -1,0 +1,160 @@
+"""Sample images for a browser: found by save and number, never by a name, and encoded again or sent as they are."""
+
+import io
+from collections import defaultdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from daguerre.checkpoint.run_dir import RunFolder
+from daguerre.errors import UserError
+from daguerre.report.html import SMALL_PX, Html, element
+from daguerre.report.run import Run, Sample, samples, strengths
+from daguerre.serve.bounds import MOST_BYTES, OutOfBounds, check_file, within
+
+FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
+SMALL = 256
+"""Longest side of an image in a strip."""
+_MOST_PIXELS = 100_000_000
+_ROWS = 40
+
+
+def of_save(folder: Path, step: int, number: int, roots: tuple[Path, ...]) -> Path:
+    """The file of an image of a save, by its place in the listing. UserError, OSError for one that is not there."""
+    listing = RunFolder(folder).samples_of(step) / "samples.json"
+    check_file(listing, roots, MOST_BYTES)
+    found = samples(listing.parent.parent, [], listing.parent.name)
+    return _at([one.path for one in found if one.step == step], number, roots)
+
+
+def of_strengths(folder: Path, number: int, roots: tuple[Path, ...]) -> Path:
+    """The file of an image with adapters at some strength, by its place among all of them. UserError, OSError."""
+    return _at([one.path for one in strengths(RunFolder(folder).samples, [])], number, roots)
+
+
+def _at(paths: list[Path], number: int, roots: tuple[Path, ...]) -> Path:
+    if not 0 <= number < len(paths):
+        raise UserError("there is no such image", code="missing")
+    check_file(paths[number], roots, 16 * MOST_BYTES)
+    if not within(paths[number], roots):
+        raise OutOfBounds(f"{paths[number].name} lies outside the folders that this page may show")
+    return paths[number]
+
+
+def whole(path: Path) -> tuple[bytes, str]:
+    """The bytes of an image and its type, by its content. UserError for anything else."""
+    with _opened(path) as image:
+        kind = FORMATS[str(image.format)]
+    return path.read_bytes(), kind
+
+
+def small(path: Path) -> bytes:
+    """The image as WebP, its longest side `SMALL` at most. UserError for anything else."""
+    stat = path.stat()
+    return _small(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=512)
+def _small(path: Path, changed_ns: int, size_bytes: int) -> bytes:
+    """By time and size, so that a file that changes is read again."""
+    stream = io.BytesIO()
+    with _opened(path) as opened:
+        opened.draft("RGB", (SMALL, SMALL))
+        image = opened.convert("RGB")
+    image.thumbnail((SMALL, SMALL), Image.Resampling.LANCZOS)
+    image.save(stream, "WEBP", quality=86, lossless=max(image.size) <= SMALL_PX)
+    return stream.getvalue()
+
+
+def _opened(path: Path) -> Image.Image:
+    """An image, its pixels not read yet: one that would unfold to gigabytes is refused before."""
+    try:
+        image = Image.open(path, formats=tuple(FORMATS))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise UserError(f"{path.name} cannot be read as an image", code="damaged") from error
+    if image.width * image.height > _MOST_PIXELS:
+        image.close()
+        raise UserError(f"{path.name} has {image.width} x {image.height} pixels: too many for this page")
+    return image
+
+
+Picture = tuple[str, str, Sample]
+"""Address, caption, and what is known of it."""
+
+
+def numbered(run: Run) -> dict[tuple[str, int | None], list[Picture]]:
+    """The images of each prompt and seed over saves, oldest first; prompts of the newest save first."""
+    rows: dict[tuple[str, int | None], list[Picture]] = defaultdict(list)
+    counts: dict[int, int] = defaultdict(int)
+    for sample in run.samples:
+        place = f"image/{sample.step}/{counts[sample.step]}"
+        rows[sample.prompt, sample.seed].append((place, f"update {sample.step:,}", sample))
+        counts[sample.step] += 1
+    newest = max(counts, default=0)
+    return dict(sorted(rows.items(), key=lambda row: row[1][-1][2].step != newest))
+
+
+def evolution(run: Run) -> Html | None:
+    """The strips of the report, of every save; an image opens at full size."""
+    rows = numbered(run)
+    shown = [_row(prompt, seed, images) for (prompt, seed), images in list(rows.items())[:_ROWS]]
+    more = element("p", f"{len(rows) - _ROWS} more prompts are not shown.", class_="note")
+    return element("div", *shown, more if len(rows) > _ROWS else None, class_="evolution live") if rows else None
+
+
+def by_strength(run: Run) -> Html | None:
+    """A strip for each prompt with the adapter at several strengths; None without such images."""
+    rows: dict[tuple[str, int | None], list[Picture]] = defaultdict(list)
+    for number, sample in enumerate(run.strengths):
+        caption = f"strength {sample.how['strength']:g}"
+        rows[sample.prompt, sample.seed].append((f"strength/{number}", caption, sample))
+    shown = [_row(prompt, seed, images) for (prompt, seed), images in list(rows.items())[:_ROWS]]
+    return element("div", *shown, class_="evolution live") if shown else None
+
+
+def _row(prompt: str, seed: int | None, images: list[Picture]) -> Html:
+    small_text = None if seed is None else element("small", f"seed {seed}")
+    figures = [_figure(*each, newest=i == len(images) - 1) for i, each in enumerate(images)]
+    return element(
+        "section",
+        element("p", prompt or "(empty prompt)", small_text, class_="prompt"),
+        element("div", *figures, class_="strip", role="group", aria_label=f"{prompt}: images, oldest first"),
+        class_="row",
+    )
+
+
+def _figure(place: str, caption: str, sample: Sample, newest: bool) -> Html:
+    width, height = _size(sample.path)
+    image = element(
+        "img",
+        src=f"{place}/small",
+        alt=f"{sample.prompt}, {caption}",
+        width=width,
+        height=height,
+        loading="lazy",
+        class_="pixels" if max(width, height) <= SMALL_PX else None,
+    )
+    link = element("a", image, href=place, data_caption=caption, data_how=_how(sample.how))
+    text = element("figcaption", caption if newest else caption.removeprefix("update "))
+    return element("figure", link, text, class_="newest" if newest else None)
+
+
+def _how(how: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {v}" for k, v in how.items() if k not in ("file", "prompt", "step") and v not in ("", None))
+
+
+def _size(path: Path) -> tuple[int, int]:
+    """Width and height, without which a page moves when images come; a square for what cannot be read."""
+    try:
+        stat = path.stat()
+        return _size_of(path, stat.st_mtime_ns)
+    except (OSError, UserError):
+        return SMALL, SMALL
+
+
+@lru_cache(maxsize=8192)
+def _size_of(path: Path, changed_ns: int) -> tuple[int, int]:
+    with _opened(path) as image:
+        return image.size

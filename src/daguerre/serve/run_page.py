@@ -1,0 +1,173 @@
+"""The page of one run: the report's parts, live, with curves that are drawn in the browser."""
+
+import json
+import shutil
+from pathlib import Path
+
+from daguerre.formatting import format_duration, format_size
+from daguerre.report import evaluations, facts
+from daguerre.report.html import Html, element, join
+from daguerre.report.results import results
+from daguerre.report.run import Run
+from daguerre.serve import downloads, log_tail, pages, pictures, settings_shown
+from daguerre.serve.summaries import Summary
+from daguerre.serve.watched import Parts, Watched
+
+_SECTIONS = {
+    "result": "Result",
+    "measured": "Measured by daguerre evaluate",
+    "images": "Images",
+    "strengths": "With the adapter at other strengths",
+    "curves": "Curves",
+    "skipped": "Skipped",
+    "log": "Messages",
+    "files": "Checkpoints and exports",
+}
+_FOLDS = {"numbers": "All numbers, newest values", "config": "Config", "environment": "Environment"}
+_X = {"step": "updates", "samples": "samples", "training": "hours of training", "time": "hours since the start"}
+
+
+def parts(watched: Watched, run: Run, summary: Summary | None, roots: tuple[Path, ...]) -> Parts:
+    """The parts of the page that are HTML, by name; None for what a run does not have."""
+    drawn = [one for one in evaluations.charts(run) if one is not None]
+    tables = evaluations.tables(run)
+    return {
+        "head": _head(run, summary),
+        "result": results(run),
+        "measured": join(tables, element("div", *drawn, class_="charts") if drawn else None) if tables else None,
+        "images": pictures.evolution(run),
+        "strengths": pictures.by_strength(run),
+        "skipped": facts.skipped(run),
+        "log": log_tail.tail(run.folder),
+        "files": downloads.listing(run.folder, roots),
+        "numbers": facts.last_numbers(run),
+        "config": settings_shown.config(run),
+        "environment": facts.environment(run),
+    }
+
+
+def _head(run: Run, summary: Summary | None) -> Html:
+    state = element("span", facts.STATES.get(run.state, run.state), class_=f"state {run.state}")
+    name = summary.name if summary else run.name
+    described = run.setting("description")
+    return join(
+        element("h1", name, " ", state),
+        element("p", described, class_="description") if described else None,
+        element("p", summary.note, class_="own-note") if summary and summary.note else None,
+        facts.summary(run),
+        element("p", " · ".join(filter(None, [facts.times(run), *_now(run, summary)])), class_="note"),
+        progress(summary) if summary else None,
+        *facts.notices(run),
+        facts.facts(run),
+    )
+
+
+def _now(run: Run, summary: Summary | None) -> list[str]:
+    free = shutil.disk_usage(run.folder).free
+    left = summary.left_seconds if summary else None
+    return [
+        f"{format_duration(left)} left, without saves" if left is not None else "",
+        f"{format_size(free)} free on the disk",
+    ]
+
+
+def progress(summary: Summary) -> Html | None:
+    """A bar of the updates that are done; None where their number is not known."""
+    if not summary.total:
+        return None
+    return element("progress", value=min(summary.step, summary.total), max=summary.total, aria_label="updates done")
+
+
+def render(watched: Watched, summary: Summary | None, control: bool) -> str:
+    """The whole page."""
+    held, marks = watched.parts, watched.marks()
+    name = summary.name if summary else watched.folder.name
+
+    def part(key: str, name: str = "div") -> Html:
+        return element(name, held.get(key), data_part=key, data_mark=marks.get(key, ""))
+
+    sections = (
+        element(
+            "section",
+            element("h2", title),
+            _curves() if key == "curves" else part(key),
+            id=key,
+            hidden=key != "curves" and held.get(key) is None,
+        )
+        for key, title in _SECTIONS.items()
+    )
+    folds = (
+        element("details", element("summary", title), part(key), id=key, hidden=held.get(key) is None)
+        for key, title in _FOLDS.items()
+    )
+    body = join(
+        _bar(control),
+        part("head", "header"),
+        element("p", _reading(watched), class_="note reading", hidden=watched.complete, role="status"),
+        element("main", *sections, element("section", element("h2", "Details"), *folds, id="details")),
+        element("footer", element("a", "Report as one page", href="report"), ", which needs nothing else."),
+        element("script", Html(_json({"id": watched.id, "name": name})), type="application/json", id="about"),
+        element("p", class_="lost-line", role="status", hidden=True),
+        _notes(summary) if control and summary else None,
+    )
+    return pages.page(
+        f"{name} · Daguerre", body, "../../", ("uplot.css", "photoswipe.css", "live.css"), ("run.js", "hover.js")
+    )
+
+
+def _bar(control: bool) -> Html:
+    return element(
+        "nav",
+        element("a", "All runs", href="../../"),
+        element("a", "Compare", href=""),
+        element("button", "Tell me when it ends", type="button", id="tell", hidden=True),
+        element("button", "Edit name and note", type="button", id="edit") if control else None,
+        class_="bar-top",
+    )
+
+
+def _notes(summary: Summary) -> Html:
+    """The form for what is written about a run."""
+    form = element(
+        "form",
+        element("h2", "Name and note"),
+        element("label", "Name", for_="own-name"),
+        element("input", id="own-name", name="name", value=summary.name, maxlength=200),
+        element("label", "Note", for_="own-note"),
+        element("textarea", summary.note, id="own-note", name="note", rows=5, maxlength=4000),
+        element(
+            "label", element("input", type="checkbox", name="archived", checked=summary.archived), " put away (archive)"
+        ),
+        element("p", class_="wrong", role="alert"),
+        element(
+            "div",
+            element("button", "Cancel", type="button", class_="cancel"),
+            element("button", "Save", type="submit"),
+            class_="buttons",
+        ),
+    )
+    return element("dialog", form, id="notes")
+
+
+def _reading(watched: Watched) -> str:
+    return f"Reading the metrics: {100 * watched.share_read:.0f} %"
+
+
+def _curves() -> Html:
+    options = (element("option", text, value=name) for name, text in _X.items())
+    tools = element(
+        "div",
+        element("label", "over ", element("select", *options, id="over")),
+        element("label", "smooth ", element("input", type="range", id="smooth", min=0, max=100, value=40, step=1)),
+        element("label", element("input", type="checkbox", id="log-axis"), " log axis"),
+        element("label", element("input", type="checkbox", id="outliers"), " without outliers"),
+        element("button", "Whole range", type="button", id="whole", hidden=True),
+        class_="tools",
+    )
+    none = element("p", "No numbers yet: the first come with the first logging interval.", class_="note", id="none")
+    return join(tools, element("div", class_="charts", id="charts"), none)
+
+
+def _json(document: object) -> str:
+    """JSON that cannot end the element around it."""
+    return json.dumps(document).replace("<", "\\u003c")

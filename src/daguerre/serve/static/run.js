@@ -1,0 +1,107 @@
+// The page of a run: parts are replaced where they say something new, and nothing that one looks at moves.
+import { show, tools } from "./charts.js";
+import { bind, more } from "./viewer.js";
+
+const MOST_TAILS = 300;
+const about = JSON.parse(document.querySelector("#about").textContent);
+const lost = document.querySelector(".lost-line");
+let version = "", step = -1, tails = 0, fetching = false, state = null;
+
+const places = (element) => [...element.querySelectorAll(".strip, pre, .scroll")].map((one) => [one.scrollLeft, one.scrollTop, one.scrollHeight - one.clientHeight]);
+
+const replace = async (part, mark) => {
+  const answer = await fetch(`part/${part.dataset.part}`);
+  if (!answer.ok) return;
+  const html = await answer.text(), before = places(part);
+  const opened = [...part.querySelectorAll("details")].map((one) => one.open);
+  const focused = part.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+  part.dataset.mark = answer.headers.get("x-mark") ?? mark;
+  part.innerHTML = html;
+  [...part.querySelectorAll("details")].forEach((one, i) => { one.open = opened[i] ?? one.open; });
+  [...part.querySelectorAll(".strip, pre, .scroll")].forEach((one, i) => {
+    const [left, top, room] = before[i] ?? [0, 0, 0];
+    one.scrollLeft = left;
+    // A log that was read to its end goes on to its end.
+    one.scrollTop = one.classList.contains("log") && (!before[i] || top >= room - 2) ? one.scrollHeight : top;
+  });
+  if (focused) part.querySelector(`[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+  if (part.dataset.part !== "head") part.parentElement.hidden = !html;
+  if (part.dataset.part === "images") more(part);
+};
+
+const curves = async (now) => {
+  if (fetching || (now.version === version && now.step === step)) return;
+  fetching = true;
+  try {
+    const tail = now.version === version && tails < MOST_TAILS;
+    const answer = await fetch(tail ? `curves?version=${encodeURIComponent(version)}&after=${step}` : "curves");
+    if (!answer.ok) return;
+    const found = await answer.json();
+    // The server may have begun anew since: then it sends everything.
+    found.tail = tail && found.version === version;
+    tails = found.tail ? tails + 1 : 0;
+    [version, step] = [found.version, found.step];
+    const shown = show(found);
+    document.querySelector("#none").hidden = shown.charts.length > 0;
+  } finally {
+    fetching = false;
+  }
+};
+
+const notice = (now) => {
+  const share = now.done == null || now.state !== "running" ? "" : `${Math.floor(100 * now.done)} % · `;
+  document.title = `${now.state === "running" ? share : `${now.words} · `}${now.name} · Daguerre`;
+  if (state === "running" && now.state !== "running" && "Notification" in window && Notification.permission === "granted") {
+    new Notification(`${now.name}: ${now.words}`, { body: now.reason || undefined, tag: about.id });
+  }
+  state = now.state;
+};
+
+const update = async (now) => {
+  if (now.gone) {
+    lost.textContent = `This run cannot be followed any more: ${now.gone}`;
+    lost.hidden = false;
+    return;
+  }
+  notice(now);
+  const reading = document.querySelector(".reading");
+  reading.hidden = now.read == null;
+  if (now.read != null) reading.textContent = `Reading the metrics: ${Math.floor(100 * now.read)} %`;
+  const stale = [...document.querySelectorAll("[data-part]")].filter((part) => part.dataset.part in now.parts && now.parts[part.dataset.part] !== part.dataset.mark);
+  await Promise.all([...stale.map((part) => replace(part, now.parts[part.dataset.part])), curves(now)]);
+};
+
+let last = Promise.resolve();
+const events = new EventSource("events");
+events.onmessage = (event) => { lost.hidden = true; last = last.then(() => update(JSON.parse(event.data))).catch(() => {}); };
+events.onerror = () => {
+  lost.textContent = "The server does not answer: what is shown stays as it is, and goes on when it is back.";
+  lost.hidden = false;
+};
+events.onopen = () => { lost.hidden = true; };
+
+const tell = document.querySelector("#tell");
+if ("Notification" in window && Notification.permission === "default") {
+  tell.hidden = false;
+  tell.addEventListener("click", async () => { await Notification.requestPermission(); tell.hidden = true; });
+}
+
+const compare = document.querySelector(".bar-top a:nth-child(2)");
+compare.href = `../../?pick=${about.id}`;
+
+document.querySelector("#edit")?.addEventListener("click", () => document.querySelector("#notes").showModal());
+document.querySelector("#notes form")?.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const form = event.target;
+  const answer = await fetch("note", {
+    method: "POST", headers: { "x-daguerre": "1" },
+    body: JSON.stringify({ name: form.elements.name.value, note: form.elements.note.value, archived: form.elements.archived.checked }),
+  });
+  if (answer.ok) document.querySelector("#notes").close();
+  else document.querySelector("#notes .wrong").textContent = await answer.text();
+});
+document.querySelector("#notes .cancel")?.addEventListener("click", () => document.querySelector("#notes").close());
+
+tools(40);
+bind(document);
+for (const log of document.querySelectorAll("pre.log")) log.scrollTop = log.scrollHeight;
