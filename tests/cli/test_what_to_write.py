@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from daguerre.cli import generate_options
+from daguerre.cli.options import generate_options
 from daguerre.errors import UserError
 from daguerre.evaluation.evaluate import measure
 from daguerre.evaluation.metrics import shapes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from daguerre.cli import generate_options
+from daguerre.cli.options import generate_options
 from daguerre.config import overrides
 from daguerre.errors import UserError
 from daguerre.generation import prompts

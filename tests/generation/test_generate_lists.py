@@ -21,7 +21,8 @@ from PIL import Image
 from tiny_drawings import documents, drawn, generate
 
 from daguerre.cli import generate as generate_command
-from daguerre.cli import generate_options, main
+from daguerre.cli import main
+from daguerre.cli.options import generate_options
 from daguerre.data.dataset import open_dataset
 from daguerre.data.sources import webdataset
 from daguerre.errors import UserError

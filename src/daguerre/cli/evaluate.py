@@ -41,8 +41,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from daguerre.checkpoint.signals import StopSignals
-from daguerre.cli import evaluate_options, generate_options
-from daguerre.cli.evaluate_options import Arguments, Options
+from daguerre.cli.options import evaluate_options, generate_options
+from daguerre.cli.options.evaluate_options import Arguments, Options
 from daguerre.config import options, overrides, recipe
 from daguerre.config.config import Config
 from daguerre.data.dataset import open_dataset

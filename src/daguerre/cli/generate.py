@@ -69,8 +69,8 @@ from typing import Any
 from daguerre import trees
 from daguerre.assembly.parts import Components
 from daguerre.checkpoint.signals import StopSignals
-from daguerre.cli import generate_options
-from daguerre.cli.generate_options import Arguments
+from daguerre.cli.options import generate_options
+from daguerre.cli.options.generate_options import Arguments
 from daguerre.errors import UserError
 from daguerre.evaluation.formulas import pairs
 from daguerre.formatting import counted, format_duration

@@ -24,8 +24,9 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from daguerre.cli import evaluate, evaluate_options
-from daguerre.cli.evaluate_options import Options
+from daguerre.cli import evaluate
+from daguerre.cli.options import evaluate_options
+from daguerre.cli.options.evaluate_options import Options
 from daguerre.errors import UserError
 from daguerre.evaluation import blocks, reference
 from daguerre.evaluation.evaluate import FolderEvaluation

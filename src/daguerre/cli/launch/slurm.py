@@ -40,8 +40,8 @@ from pathlib import Path
 
 from daguerre import credentials
 from daguerre.checkpoint.atomic import write_bytes_atomically
-from daguerre.cli import evaluate_options
 from daguerre.cli.launch import trainable, without_secrets
+from daguerre.cli.options import evaluate_options
 from daguerre.config import merge, options, overrides
 from daguerre.config.config import Config, Loaded
 from daguerre.config.errors import ConfigError
