@@ -33,7 +33,7 @@ def enable(net: nn.Module, others: Iterable[nn.Module], again: Callable[[], Abst
 
     def contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
         # The backward pass runs outside the forward pass's contexts: another kernel would compute attention again.
-        return nullcontext(), again()
+        return nullcontext(), _Repeated(again)
 
     networks += [network for other in others for network in _able(other)]
     # The reentrant form gives no gradient where no input needs one, as behind frozen first layers.
@@ -46,6 +46,21 @@ def enable(net: nn.Module, others: Iterable[nn.Module], again: Callable[[], Abst
             network.activation_checkpointing_enable(activation_checkpointing_kwargs=facts)
         else:
             network.gradient_checkpointing_enable(gradient_checkpointing_kwargs=facts)
+
+
+class _Repeated(AbstractContextManager[object]):
+    """A context that can be entered again: two backward passes over one graph (optimizer.in_backward=after_norm)
+    compute the activations of a block twice, and torch asks for the context once."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
+        self._make, self._entered = make, list[AbstractContextManager[object]]()
+
+    def __enter__(self) -> object:
+        self._entered.append(self._make())
+        return self._entered[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.pop().__exit__(*error)
 
 
 def _able(module: nn.Module) -> Iterator[nn.Module]:
