@@ -49,18 +49,20 @@ def update(
             state, batch, loss_fn, valid, learning_rate=learning_rate, max_grad_norm=max_grad_norm, autocast=autocast,
             idle=idle,
         )  # fmt: skip
+        finite = _finite(loss, norm)
     else:
         loss = backward(state.net, micro_batches, loss_fn, max(valid, 1), autocast, state.see, state.scaler, sharding)
         for p in idle:
             p.grad = None
         norm, factor = clip(state.parameters, max_grad_norm, state.scaler.inverse(), sharding)
         # Decided before any weight moves: by clipping, one NaN becomes a NaN in every gradient, moment and average.
-        state.move(learning_rate, _left_out(loss, norm, valid), factor)
+        finite = _finite(loss, norm)
+        state.move(learning_rate, _left_out(finite, valid), factor)
     state.meter.add_common("gradient_norm", norm)
     state.samples += valid
     state.slots += sum(len(batch.names) for batch in micro_batches) * sharding.ranks
     # An overflow by which fp16's scale finds its size is skipped like any other update, and is no fault.
-    return _finite(loss, norm) | state.scaler.moved(loss, norm)
+    return finite | state.scaler.moved(loss, norm)
 
 
 def _finite(loss: Tensor, norm: Tensor) -> Tensor:
@@ -68,9 +70,8 @@ def _finite(loss: Tensor, norm: Tensor) -> Tensor:
     return torch.isfinite(loss) & torch.isfinite(norm)
 
 
-def _left_out(loss: Tensor, norm: Tensor, valid: int) -> Tensor:
+def _left_out(finite: Tensor, valid: int) -> Tensor:
     """True where an update is left out. Without gradients it would still move weights, by decay and by moments."""
-    finite = _finite(loss, norm)
     return torch.logical_not(finite) if valid else torch.ones_like(finite)
 
 
@@ -100,13 +101,13 @@ def move_in_backward(
         if p not in idle and p.grad is not None:
             found[p] = norms([p.grad])
 
-    factor, skip = inverse, _left_out(loss, torch.zeros_like(loss), valid)
+    factor, skip = inverse, _left_out(torch.isfinite(loss), valid)
     checks = state.optimizer.in_backward == "after_norm"
     if checks:
         with spent(state.parameters, measure):
             scaled.backward(retain_graph=True)
         whole, factor = clipped(_together(found, state.parameters, loss), max_grad_norm, inverse)
-        skip = _left_out(loss, whole, valid)
+        skip = _left_out(_finite(loss, whole), valid)
     pieces = state.piecewise(learning_rate)
 
     def move(p: nn.Parameter) -> None:
