@@ -208,9 +208,12 @@ class Plugin:
         """The `Settings` of the plug-in `name`; UserError lists what exists, and what may stand in this section."""
         found = self._settings(name)
         if not issubclass(found, self.base):
-            able = [each for each in plugins.names(self.kind) if issubclass(self._settings(each), self.base)]
-            raise UserError(f"{name} cannot stand in this section: choose {', '.join(able)}", code="unknown")
+            raise UserError(f"{name} cannot stand in this section: choose {', '.join(self.able())}", code="unknown")
         return found
+
+    def able(self) -> list[str]:
+        """The plug-ins that may stand in this section."""
+        return [each for each in plugins.names(self.kind) if issubclass(self._settings(each), self.base)]
 
     def _settings(self, name: str) -> type[Settings]:
         found: type[Settings] = plugins.find(self.kind, name).Settings

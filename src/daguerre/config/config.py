@@ -19,8 +19,19 @@ from pydantic_core import PydanticCustomError
 from daguerre import trees, yaml_text
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.settings import CheckpointSettings
-from daguerre.config import checks, command, converted, dreambooth, fields, merge, overrides, recipe, short_forms
-from daguerre.config.errors import ConfigError, Problem, missing, translate
+from daguerre.config import (
+    checks,
+    command,
+    converted,
+    dreambooth,
+    fields,
+    merge,
+    outline,
+    overrides,
+    recipe,
+    short_forms,
+)
+from daguerre.config.errors import ConfigError, Problem, missing, translate, unknown
 from daguerre.config.fields import Leaf
 from daguerre.config.recipe import Layer
 from daguerre.credentials import scrub
@@ -155,24 +166,65 @@ def load(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> Loa
         return replace(loaded, notices=(*theirs.notices, *loaded.notices))
     stand_in = recipe.stand_in(name) if whole is None else None
     notices = [f"{name} is not a file here: the shipped recipe {stand_in} is used in its place"] if stand_in else []
+    found = _gathered(Config, name, given, whole, notices)
+    notices += dreambooth.notices(found.tree, found.chosen)
+    config = checked(Config, merge.finished(found.tree), found.absent, found.problems, found.source)
+    said = tuple(scrub(short_forms.short(notice, found.merged)) for notice in notices)
+    return Loaded(config, said, found.typed, found.chosen)
+
+
+def check_names(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> None:
+    """ConfigError for settings that do not exist, of the recipe and the overrides, before any plug-in is imported;
+    other mistakes are left for `load`."""
+    root = outline.of(Config)
+    if whole is None and (theirs := converted.of(root, name, given, may_lose=True)) is not None:
+        check_names(name, theirs.rest, theirs.tree)
+        return
+    found = _gathered(root, name, given, whole, [])
+    tree = merge.finished(found.tree)
+    leaves, sections = fields.leaves_and_sections(root, tree)
+    problems = list(found.problems)
+    for path, _ in trees.paths(tree):
+        above = [name for name in reversed(_ancestors(path)) if name not in sections]  # the first is no section
+        if above and above[0] not in leaves:
+            problems.append(unknown(above[0], trees.get(tree, above[0]), leaves, [*sections]))
+    _refuse(problems, tree, found.source)
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """The values of a recipe and its overrides, unchecked, and how they came to be; as in `Loaded`."""
+
+    tree: Tree
+    merged: Tree
+    """The same, with references as they are written."""
+    absent: Sequence[str]
+    problems: Sequence[Problem]
+    typed: frozenset[str]
+    chosen: frozenset[str]
+    source: str
+
+
+def _gathered(
+    root: type[Settings], name: str, given: Sequence[str], whole: Tree | None, notices: list[str]
+) -> _Gathered:
+    """The layers of a recipe laid over one another, and the overrides over them."""
     layers = _layers(name, given, whole, notices)
     tree: Tree = {} if layers[-1].is_of_a_run else {"logging": {"trackers": DEFAULT}}
     own: Tree = {}
     problems: list[Problem] = []
     for layer in layers:  # what drops out of a shipped recipe is meant
-        tree = merge.lay_over(Config, tree, layer.tree, [] if layer.is_shipped else notices, problems)
+        tree = merge.lay_over(root, tree, layer.tree, [] if layer.is_shipped else notices, problems)
         own = own if layer.is_shipped else trees.merge(own, layer.tree)
-    values, wrong = command.values(Config, tree, given, notices)
-    tree = merge.lay_over(Config, tree, values, notices, problems)
+    values, wrong = command.values(root, tree, given, notices)
+    tree = merge.lay_over(root, tree, values, notices, problems)
     source = f"{name} with {len(given)} override{'s' * (len(given) > 1)}" if given else name
     if only := short_forms.only(tree):
         tree = short_forms.with_long_references(tree, only)
     resolved, absent = yaml_text.resolve(tree, merge.kept(values), source)
     typed = frozenset(path for path, _ in trees.paths(values))
     chosen = typed | {path for path, _ in trees.paths(own)}
-    notices += dreambooth.notices(tree, chosen)
-    config = checked(Config, merge.finished(resolved), absent, problems + wrong, source)
-    return Loaded(config, tuple(scrub(short_forms.short(notice, tree)) for notice in notices), typed, chosen)
+    return _Gathered(resolved, tree, absent, problems + wrong, typed, chosen, source)
 
 
 def _layers(name: str, given: Sequence[str], whole: Tree | None, notices: list[str]) -> list[Layer]:
@@ -218,10 +270,16 @@ def checked(cls: type[Checked], tree: Tree, absent: Sequence[str], problems: Seq
         found += [p for e in error.errors(include_url=False) for p in translate(e, "", leaves, [*sections])]
         found += checks.problems(_sound(cls, tree))
     found += [missing(path, leaves) for path in absent]
-    found = [replace(p, path=short_forms.short(p.path, tree), text=short_forms.short(p.text, tree)) for p in found]
-    if found or settings is None:
-        raise ConfigError([*{problem.path: problem for problem in reversed(found)}.values()][::-1], source)
+    _refuse(found, tree, source)
+    assert settings is not None
     return settings
+
+
+def _refuse(problems: Sequence[Problem], tree: Tree, source: str) -> None:
+    """ConfigError with the first problem of each setting, in short names; nothing without any."""
+    short = [replace(p, path=short_forms.short(p.path, tree), text=short_forms.short(p.text, tree)) for p in problems]
+    if short:
+        raise ConfigError([*{problem.path: problem for problem in reversed(short)}.values()][::-1], source)
 
 
 def _sound(root: type[Settings], tree: Tree) -> dict[str, Settings]:

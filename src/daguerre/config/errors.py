@@ -10,7 +10,7 @@ from typing import Any, get_origin
 
 from pydantic_core import ErrorDetails
 
-from daguerre import credentials, plugins
+from daguerre import credentials
 from daguerre.config import fields
 from daguerre.config.fields import Leaf, allowed, summary
 from daguerre.errors import UserError
@@ -79,7 +79,7 @@ def _other_plugins(section: str, name: str, leaves: Mapping[str, Leaf]) -> str:
         field = section[len(plugged) + 1 :].partition(".")[0] or name
         inside = section in ("", plugged) or section.startswith(f"{plugged}.")
         if leaf.plugin and inside and not any(known.startswith(f"{plugged}.{field}.") for known in leaves):
-            every = plugins.names(leaf.plugin.kind)
+            every = leaf.plugin.able()
             owners += [f"{path}={n}" for n in every if field in leaf.plugin.settings_class(n).model_fields]
     return f"this setting exists only with {' or '.join(owners)}" if owners else ""
 

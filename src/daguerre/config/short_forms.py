@@ -137,6 +137,8 @@ def _trained(
     switches: Sequence[Pair], there: Mapping[str, Mapping[str, Any]], family: Any, problems: list[Problem]
 ) -> list[Pair]:
     """The list `train` of the adapter `full` for `train_unet` and the like."""
+    if not switches:
+        return []  # before the family is imported
     known = family in plugins.names("families")
     able = plugins.find("families", family).Settings.trainable() if known else ()
     full = next((name for name, own in there.items() if own["name"] == FULL), None)

@@ -1,0 +1,155 @@
+"""The settings of plug-ins by their names alone, read off the source: importing most plug-ins loads torch, which takes
+seconds, and a misspelt name is refused before that.
+
+`of(Config)` is a class like another, in which the sections of plug-ins have every setting that the plug-ins' own files
+give them, of unknown type. It finds settings and their names; values are checked by the plug-ins themselves.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, create_model
+from pydantic.fields import FieldInfo
+
+from daguerre import plugins
+from daguerre.config import fields
+from daguerre.settings import Plugin, Settings
+
+_PACKAGE = Path(plugins.__file__).parent
+_BASE = (Settings.__module__, Settings.__name__)
+_Class = tuple[str, str]
+"""A class by its module and its name."""
+
+
+@dataclass(frozen=True)
+class _Outlined(Plugin):
+    """The mark of a section whose plug-ins are not imported."""
+
+    origin: _Class = _BASE
+    """What the `Settings` of plug-ins start from that may stand in this section."""
+
+    def settings_class(self, name: Any) -> type[Settings]:
+        plugins.check(self.kind, name)
+        return _outline(self._class(name))
+
+    def able(self) -> list[str]:
+        return [name for name in plugins.names(self.kind) if self.origin in _ancestors(self._class(name))]
+
+    def _class(self, name: str) -> _Class:
+        return f"daguerre.{plugins.FOLDERS[self.kind].replace('/', '.')}.{name}", "Settings"
+
+
+@cache
+def of(root: type[Settings]) -> type[Settings]:
+    """The class with outlines in place of its sections that plug-ins define."""
+    return create_model(root.__name__, __base__=Settings, **{n: _marked(f) for n, f in root.model_fields.items()})  # type: ignore[call-overload]
+
+
+def _marked(field: FieldInfo) -> tuple[Any, Any]:
+    """A field's type and value."""
+    plugin = fields.plugin_of(field) or fields.plugin_inside(field)
+    if plugin is None:
+        return field.annotation, field
+    section: Any = Annotated[Settings, _Outlined(plugin.kind, plugin.key, Settings, plugin.default)]
+    default = ... if field.is_required() else field.default
+    return section if fields.plugin_of(field) else dict[str, section], Field(default, description=field.description)
+
+
+@cache
+def _outline(cls: _Class) -> type[Settings]:
+    """A settings class as its source describes it: sections of sections, and settings that take any value."""
+    return create_model(cls[1], __base__=Settings, __module__=cls[0], **_fields(cls))
+
+
+def _fields(cls: _Class) -> dict[str, Any]:
+    """The fields of a class and of those that it starts from, theirs first."""
+    module, node = cls[0], _names(cls[0]).classes[cls[1]]
+    found: dict[str, Any] = {}
+    for base in reversed(node.bases):
+        if isinstance(base, ast.Name) and (origin := _origin(module, base.id)) not in (None, _BASE):
+            found |= _fields(origin)
+    for line in node.body:
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+            value = ast.unparse(line.value) if line.value else None
+            if (kind := _type(module, line.annotation)) is not None:
+                found[line.target.id] = (kind, value)
+    return found
+
+
+def _type(module: str, annotation: ast.expr) -> Any:
+    """The type of a field: a section of a plug-in, one of another class, or anything; None for a ClassVar."""
+    while isinstance(annotation, ast.Name) and (alias := _alias(module, annotation.id)):
+        module, annotation = alias
+    nodes = [*ast.walk(annotation)]
+    words = [node.id for node in nodes if isinstance(node, ast.Name)]
+    if "ClassVar" in words:
+        return None
+    mark = next((node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "Plugin"), None)
+    if mark is not None:
+        values = [arg.value for arg in (*mark.args, *(k.value for k in mark.keywords)) if isinstance(arg, ast.Constant)]
+        kind, key, default = (*map(str, values), None)[:3]
+        starts = _origin(module, ast.unparse(mark.args[2])) or _BASE
+        outlined = _Outlined(str(kind), str(key), Settings, default, starts)
+        optional = "None" in ast.unparse(annotation)
+        return Annotated[Settings | None, outlined] if optional else Annotated[Settings, outlined]
+    if "dict" not in words and (section := next(filter(None, (_section(module, word) for word in words)), None)):
+        return section | None
+    return dict[str, Any] | Any  # names inside a mapping are the recipe's own
+
+
+def _section(module: str, word: str) -> type[Settings] | None:
+    """The outline of the settings class that a name stands for; None of all others."""
+    cls = _origin(module, word)
+    return _outline(cls) if cls and _BASE in _ancestors(cls) else None
+
+
+def _ancestors(cls: _Class) -> Iterator[_Class]:
+    for base in _names(cls[0]).classes[cls[1]].bases:
+        if isinstance(base, ast.Name) and (origin := _origin(cls[0], base.id)):
+            yield origin
+            yield from _ancestors(origin)
+
+
+def _origin(module: str, name: str) -> _Class | None:
+    """The class of ours that a name of a module stands for; None of what is no such class."""
+    names = _names(module)
+    if name in names.classes:
+        return module, name
+    return _origin(names.imported[name], name) if name in names.imported else None
+
+
+def _alias(module: str, name: str) -> tuple[str, ast.expr] | None:
+    """The module and the expression of a type that has a name of its own."""
+    names = _names(module)
+    if name in names.values:
+        return module, names.values[name]
+    return _alias(names.imported[name], name) if name in names.imported else None
+
+
+class _Names(NamedTuple):
+    """The names of a module of ours, by kind."""
+
+    classes: dict[str, ast.ClassDef]
+    values: dict[str, ast.expr]
+    imported: dict[str, str]
+    """The modules of ours from which it has them."""
+
+
+@cache
+def _names(module: str) -> _Names:
+    """A module's names, read from its file."""
+    path = _PACKAGE.joinpath(*module.split(".")[1:])
+    tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8"))
+    found = _Names({}, {}, {})
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            found.classes[node.name] = node
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found.values[node.targets[0].id] = node.value
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("daguerre."):
+            found.imported.update({alias.name: str(node.module) for alias in node.names if alias.asname is None})
+    return found

@@ -1,0 +1,89 @@
+"""Names of settings are checked before plug-ins are imported, with the same words."""
+
+import subprocess
+import sys
+
+import pytest
+
+from daguerre import plugins
+from daguerre.config import config as configs
+from daguerre.config import fields, outline
+from daguerre.config.errors import ConfigError
+from daguerre.settings import Plugin
+
+KINDS = {"families", "objectives", "adapters", "optimizers"}
+
+
+def marks(root: type) -> dict[str, Plugin]:
+    found = (fields.plugin_of(field) or fields.plugin_inside(field) for field in root.model_fields.values())
+    return {mark.kind: mark for mark in found if mark}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_an_outline_has_the_settings_of_the_plug_in(kind: str) -> None:
+    outlined, real = marks(outline.of(configs.Config))[kind], marks(configs.Config)[kind]
+    for name in plugins.names(kind):
+        both = [{each.path for each in fields.walk(mark.settings_class(name))} for mark in (outlined, real)]
+        assert both[0] == both[1], name
+
+
+def test_every_kind_in_a_config_is_outlined() -> None:
+    assert {*marks(configs.Config)} == KINDS
+
+
+MISSPELT = [
+    ("quickstart", ["optmizer.x=1"]),
+    ("quickstart", ["learning_rte=1"]),
+    ("quickstart", ["optimizer.lerning_rate=1"]),
+    ("quickstart", ["objective.schedul.name=cosine"]),
+    ("quickstart", ["data.pth=x"]),
+    ("quickstart_lora", ["adapter.rnk=4", "model.vea=x"]),
+    ("quickstart_lcm", ["objective.diffusion.schedul=1"]),
+    ("quickstart_controlnet", ["adapter.condition=canny", "adapter.condition.lo=4"]),
+    ("sd15", ["optimizer.d_coef=2", "adapters.full.rank=3"]),
+    ("sdxl", ["optimizer.name=lion", "optimizer.beta3=0.9"]),
+]
+
+
+@pytest.mark.parametrize(("recipe", "given"), MISSPELT)
+def test_a_misspelt_name_is_told_in_the_same_words(recipe: str, given: list[str]) -> None:
+    told = []
+    for check in (configs.check_names, configs.load):
+        with pytest.raises(ConfigError) as error:
+            check(recipe, given)
+        told.append(str(error.value))
+    assert told[0] == told[1]
+
+
+def test_a_misspelt_key_of_a_file_is_told_in_the_same_words(tmp_path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: quickstart\nrun_name: x\noptmizer: {learning_rate: 1}\nobjective: {nme: v}\n")
+    told = []
+    for check in (configs.check_names, configs.load):
+        with pytest.raises(ConfigError) as error:
+            check(str(path))
+        told.append(sorted(problem.path for problem in error.value.problems))
+    assert told[0] == told[1] == ["objective.nme", "optmizer"]
+
+
+@pytest.mark.parametrize("recipe", [*configs.recipe.shipped()])
+def test_shipped_recipes_have_no_misspelt_names(recipe: str) -> None:
+    configs.check_names(recipe, ["learning_rate=1e-5"])
+
+
+def test_settings_that_a_choice_brings_are_known_below_it() -> None:
+    configs.check_names("quickstart_controlnet", ["adapter.condition=canny", "adapter.condition.low=4"])
+    configs.check_names("quickstart", ["optimizer.name=prodigy", "optimizer.d_coef=2"])
+    configs.check_names("quickstart", ["adapter=lora", "rank=4"])
+
+
+def test_a_misspelt_name_is_refused_without_torch() -> None:
+    """`train` in a process in which torch cannot be imported."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from daguerre.cli import main; sys.exit(main.run(['train', 'sdxl', 'optmizer.x=1', 'adapter=lora', 'rnk=8']))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert "Did you mean optimizer?" in run.stderr
+    assert "rnk" in run.stderr
