@@ -157,3 +157,25 @@ def test_stages_keep_one_line_on_a_terminal_and_are_lines_elsewhere(monkeypatch)
     assert log.getvalue() == "planning: one\nplanning: two\n"
     assert "planning: one ...\r\x1b[2Kplanning: two ..." in terminal.getvalue()
     assert terminal.getvalue().endswith("\x1b[1A\x1b[2K")
+
+
+def test_a_host_without_room_writes_saves_without_a_copy(found):
+    """Where neither averages nor moments may change, and smaller batches are not enough."""
+    options = plan.Options(card="1GB", ram="1GB")
+    target = plan.prepared("quickstart", GIVEN, options)[1]
+    parts = target.parts()
+    count = static.count(target.config, parts, target.mesh)
+    peak = Formula(target, count).peak(4)
+    host = estimate.host_of(target, parts, count, peak)
+    least = count.whole + 500_000  # one sample, activations computed again
+    ram = host.memory - host.training["tensors"] + least - host.training["the copy of a save"] // 2
+    step = Step(replace(target, ram=ram), peak, "fp32", peak, (), host)
+    assert step.fits_device
+    assert not step.fits
+
+    def again(more):
+        return replace(plan.prepared("quickstart", [*GIVEN, *more], options)[1], ram=ram)
+
+    fitting = remedies.find(step, count, {"ema.enabled", "optimizer.name"}, again, lambda stage: None)
+    assert "checkpoint.background=false" in fitting.given
+    assert fitting.host.memory <= ram

@@ -1,12 +1,13 @@
 """Show how devices share a run, and the memory that each needs.
 
-usage: daguerre plan RECIPE [devices=N nodes=N card=SIZE] [key=value ...] [--all] [--json]
+usage: daguerre plan RECIPE [devices=N nodes=N card=SIZE ram=SIZE] [key=value ...] [--all] [--json]
 
 Says, without any device or weights, how devices share a recipe's model and what each needs: the mesh, the rules, which
-parameter goes where, bytes by what they are for, the peak of a step, and the largest micro-batch that fits.
+parameter goes where, bytes by what they are for, the peak of a step, and the largest micro-batch that fits; also the
+memory of the host, the disk and the hours of a run.
 
   daguerre plan sdxl
-  daguerre plan sdxl card=24GB
+  daguerre plan sdxl card=24GB ram=32GB
   daguerre plan sdxl devices=64 nodes=8 mesh.ici_fsdp_parallelism=8
   daguerre plan sdxl devices=8 mesh.ici_fsdp_parallelism=4 mesh.ici_tensor_parallelism=2 --all
 
@@ -14,6 +15,7 @@ parameter goes where, bytes by what they are for, the peak of a step, and the la
   nodes=1      nodes that they are on
   card=SIZE    memory of a device, such as 24GB (1e9 bytes) or 80GiB: what fits it; where the recipe does not, the exit
                code is 2, and the settings with which it does are looked for
+  ram=SIZE     memory of a node, such as 32GB: whether a run has room in it, and what else it takes
   --all        every parameter, in place of one line a pattern
   --json       the same for programs
 
@@ -52,6 +54,7 @@ class Options(Settings):
     devices: int = Field(1, ge=1)
     nodes: int = Field(1, ge=1)
     card: Size | None = None
+    ram: Size | None = None
 
 
 def run(arguments: list[str]) -> int:
@@ -75,6 +78,7 @@ def planned(given: overrides.Arguments, rest: Sequence[str], options: Options, l
     if "--json" in given.flags:
         axis_rules = target.config.mesh.logical_axis_rules
         document = {"recipe": given.recipe, **report.document(counted, axis_rules, every), "step": step.document()}
+        document |= {"host": step.host.document()} if step.host else {}
         document |= {"fitting": fitting.document()} if fitting else {}
         sys.stdout.write(Verbatim(f"{json.dumps(document, indent=2)}\n"))
     else:
@@ -95,7 +99,7 @@ def prepared(recipe: str, rest: Sequence[str], options: Options) -> tuple[Loaded
         loaded = configs.load(recipe, [*rest, *(f"{path}=data" for path in absent)])
     check_trains(loaded.config, recipe)
     mesh = loaded.config.mesh.resolved(options.devices, options.nodes)
-    return loaded, estimate.of(loaded.config, mesh, options.card, shared_out(loaded, mesh))
+    return loaded, estimate.of(loaded.config, mesh, options.card, shared_out(loaded, mesh), options.ram)
 
 
 def _fitting(
@@ -135,6 +139,8 @@ def _page(
         "Not split as the rules say": report.describe_problems(counted.problems, every),
         "Bytes a device": report.resident_table(counted, config.optimizer.name),
         "A step": step.lines(),
+        "The machine": step.host.lines(target.ram) if step.host else [],
+        "Time": step.host.time_lines() if step.host else [],
         "What fits": [] if step.fits else fitting.lines() if fitting else report.wrapped([remedies.NONE]),
         "Notes": report.wrapped(notes),
     }

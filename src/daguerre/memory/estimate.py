@@ -11,11 +11,12 @@ from daguerre.assembly.parts import Components, outline
 from daguerre.config.config import Config
 from daguerre.distributed.mesh import Mesh
 from daguerre.memory import peak as memory_peak
+from daguerre.memory.host import Host, forecast
 from daguerre.memory.peak import Peak, SimulatedStep
 from daguerre.memory.report import format_size, wrap
 from daguerre.memory.static import MemoryCount
 from daguerre.models.placement import frozen_modules
-from daguerre.training.performance import kernels
+from daguerre.training.performance import kernels, peak_rates
 from daguerre.training.settings import bytes_of
 
 CONTEXT_BYTES = 1_000_000_000
@@ -41,6 +42,8 @@ class Target:
     card: int | None
     """Bytes of a device, as far as they are known."""
     sizes: BatchSizes
+    ram: int | None = None
+    """Bytes of a node's memory, as far as they are known."""
 
     def parts(self) -> Components:
         """The networks without memory, with the kernels that they have there."""
@@ -78,7 +81,7 @@ class Target:
             yield "activations are counted as if tensor did not split them: a step takes less than this"
 
 
-def of(config: Config, mesh: Mesh, card: str | None, sizes: BatchSizes | None = None) -> Target:
+def of(config: Config, mesh: Mesh, card: str | None, sizes: BatchSizes | None = None, ram: str | None = None) -> Target:
     """The target of these options: GPUs, unless the recipe says cpu, or nothing says GPU and this machine has none."""
     training = config.training
     here = torch.cuda.is_available()
@@ -86,7 +89,8 @@ def of(config: Config, mesh: Mesh, card: str | None, sizes: BatchSizes | None = 
     limits = [bytes_of(text) for text in (card, training.max_device_memory) if text is not None]
     sizes = sizes or batch_sizes(config, None, mesh.batch_ranks)
     acting = config.model_copy(update={"training": training.model_copy(update=_on_gpu(config) if on_gpu else {})})
-    return Target(acting, config, mesh, on_gpu, min(limits, default=None), sizes)
+    node = None if ram is None else bytes_of(ram)
+    return Target(acting, config, mesh, on_gpu, min(limits, default=None), sizes, node)
 
 
 def _on_gpu(config: Config) -> dict[str, Any]:
@@ -111,10 +115,22 @@ class Step:
     largest: Peak | None
     ways: tuple[str, ...]
     """Settings that take less, where the recipe's own micro-batch has no room."""
+    host: Host | None = None
+    """Memory of the host, disk and hours."""
 
     @property
     def fits(self) -> bool:
-        """True if it has room, or the room is not known."""
+        """True if it has room on the device and in the host, or the room is not known."""
+        return self.fits_device and self.fits_host
+
+    @property
+    def fits_host(self) -> bool:
+        """True if it has room in the memory of a node, or that is not known."""
+        return self.host is None or self.host.fits(self.target.ram)
+
+    @property
+    def fits_device(self) -> bool:
+        """True if it has room on the device, or the room is not known."""
         return self.target.card is None or self.target.left(self.peak) >= 0
 
     def lines(self) -> list[str]:
@@ -175,7 +191,7 @@ class Step:
             "taken_bytes": target.taken(self.peak),
         }
         if target.card is not None:
-            found |= {"card_bytes": target.card, "fits": self.fits}
+            found |= {"card_bytes": target.card, "fits": self.fits_device}
             found["largest_micro_batch"] = self.largest.micro if self.largest else 0
         return found
 
@@ -195,7 +211,14 @@ def step(target: Target, parts: Components, count: MemoryCount, say: Say = lambd
     tried = target.card is not None and target.left(replace(peak, passes=0, update=0)) >= 0
     largest = memory_peak.largest_that_fits(steps, peak, target.left) if tried else None
     lacking = target.card is not None and target.left(peak) < 0
-    return Step(target, peak, parts.precision, largest, tuple(_ways(target, count, largest)) if lacking else ())
+    ways = tuple(_ways(target, count, largest)) if lacking else ()
+    return Step(target, peak, parts.precision, largest, ways, host_of(target, parts, count, peak))
+
+
+def host_of(target: Target, parts: Components, count: MemoryCount, peak: Peak) -> Host:
+    """The forecast for a node whose devices make such a step."""
+    rates = peak_rates.assumed(target.card, target.on_gpu, parts.numerics.compute)
+    return forecast(target.given, parts, count, peak, target.sizes, target.on_gpu, rates)
 
 
 def _ways(target: Target, count: MemoryCount, largest: Peak | None) -> Iterator[str]:

@@ -30,6 +30,7 @@ from daguerre.models.network import block_classes
 from daguerre.models.placement import frozen_modules
 from daguerre.training import step
 from daguerre.training.memory_tracker import Live, use_cuda_types
+from daguerre.training.performance.work import NOTHING, Watched, Work
 from daguerre.training.precision import quantized
 from daguerre.training.state import TrainState
 from daguerre.types import IMAGE, OF_IMAGES, OF_TEXTS, Batch, wait, waits
@@ -56,6 +57,10 @@ class Peak:
     """In addition, while weights are moved."""
     gathered: int
     """Whole parameters that fsdp has gathered for a moment; counted in `passes`."""
+    pass_work: Work = NOTHING
+    """What a device is given to do for a micro-batch."""
+    update_work: Work = NOTHING
+    """The same, while weights are moved."""
 
     @property
     def whole(self) -> int:
@@ -107,12 +112,12 @@ class SimulatedStep:
                 self._sends_ahead = True
             for swap in self._parts.swaps.values():
                 swap.drop()
-            if self._config.optimizer.in_backward:
-                passes, update = self._moving_passes(micro), 0
-            else:
-                passes, update = self._passes(micro), self._update()
+            with Watched() as passing:
+                passes = self._moving_passes(micro) if self._config.optimizer.in_backward else self._passes(micro)
+            with Watched() as moving:
+                update = 0 if self._config.optimizer.in_backward else self._update()
         held = self._count.whole - self._count.bytes_of("gradients")
-        return Peak(micro, held, passes + self._gathered, update, self._gathered)
+        return Peak(micro, held, passes + self._gathered, update, self._gathered, passing.work, moving.work)
 
     def _passes(self, micro: int) -> int:
         """Most bytes in addition to what is held, in the last micro-batch of an update."""

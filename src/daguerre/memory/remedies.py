@@ -1,11 +1,12 @@
-"""The settings with which a recipe has room on a card where it has none: the mildest combination, found by planning.
+"""The settings with which a recipe has room on a card and in a host where it has none, found by planning.
 
 What computes the same, or nearly, comes first; then how gradients become updates and which averages are kept; last how
-weights are stored.
+weights are stored. Of what changes equally little, the fastest comes first. `remedies` lists what is tried.
 """
 
+import math
 import shlex
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -15,6 +16,7 @@ from daguerre.errors import UserError
 from daguerre.foreign.names import lookup
 from daguerre.memory import estimate, static
 from daguerre.memory.estimate import CONTEXT_BYTES, Say, Step, Target
+from daguerre.memory.host import Host
 from daguerre.memory.peak import Peak
 from daguerre.memory.report import format_size
 from daguerre.memory.static import MemoryCount
@@ -29,6 +31,10 @@ NONE = "no combination of settings that was tried fits: use more devices (fsdp),
 """Message when nothing fits."""
 
 
+Kept = Mapping[str, float]
+"""Bytes of a device by kind (`static.KINDS`)."""
+
+
 @dataclass(frozen=True)
 class Remedy:
     """Something that takes less memory."""
@@ -40,6 +46,10 @@ class Remedy:
     """Overrides with what the recipe has already, where `given` drops that."""
     harm: int = 0
     """Rank by how much it changes what is learnt; 0: nothing, or hardly."""
+    spares: Callable[[Kept], Kept] = dict
+    """The least that is left of what is held, by kind."""
+    slower: float = 1.0
+    """Times that an update takes, about: an order in which to try, no forecast."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +62,17 @@ class Fitting:
     """Overrides in addition to those that the command gave."""
     command: tuple[str, ...] = ()
     """The whole command."""
+    host: Host | None = None
+    """What it takes of the machine; None where that is as without these settings."""
 
     def lines(self) -> list[str]:
         """Text for the terminal: predicted bytes, and the command, to be pasted."""
-        taken, left = self.target.taken(self.peak), self.target.left(self.peak)
-        return [f"{format_size(taken)} predicted, {format_size(left)} free, with", *_as_shell(self.command)]
+        said = f"{format_size(self.target.taken(self.peak))} predicted"
+        if self.target.card is not None:
+            said += f", {format_size(self.target.left(self.peak))} free"
+        if self.host is not None:
+            said += f"; {format_size(self.host.memory)} of the host, {self.host.seconds:.3g} s an update"
+        return [f"{said}, with", *_as_shell(self.command)]
 
     def document(self) -> dict[str, object]:
         return {
@@ -64,6 +80,7 @@ class Fitting:
             "overrides": list(self.given),
             "micro_batch": self.target.sizes.micro,
             "taken_bytes": self.target.taken(self.peak),
+            **({} if self.host is None else {"host": self.host.document()}),
         }
 
 
@@ -73,7 +90,7 @@ def find(
     """The mildest combination for a step without room; settings that the user `typed` stay. `again` is the target of
     the same command with more overrides. None where nothing that is tried has room."""
     sizes = step.target.sizes
-    if step.largest is not None:
+    if step.largest is not None and not step.fits_device and step.fits_host:
         micro = largest_divisor(sizes.whole // sizes.ranks, step.largest.micro)
         if micro == step.largest.micro:
             return Fitting(again([f"{_MICRO}={micro}"]), step.largest, (f"{_MICRO}={micro}",))
@@ -108,14 +125,17 @@ def _tried(
     try:
         target = again([*given, f"{_MICRO}={smallest}"])
         parts = target.parts()
-        steps = estimate.simulated_step(target, parts, static.count(target.config, parts, target.mesh), say)
+        counted = static.count(target.config, parts, target.mesh)
+        steps = estimate.simulated_step(target, parts, counted, say)
     except UserError:  # it does not go with the rest of the recipe
         return None
     for micro in (smallest, *larger):
         peak = steps.peak(micro)
-        if target.left(peak) >= 0:
-            more = (*given, f"{_MICRO}={micro}")
-            found = Fitting(again(more), peak, more)
+        more = (*given, f"{_MICRO}={micro}")
+        if target.card is None or target.left(peak) >= 0:
+            cut = again(more)
+            host = estimate.host_of(cut, parts, counted, peak)
+            found = Fitting(cut, peak, more, host=host) if host.fits(target.ram) else found
         if found is None or (micro != smallest and found.peak is peak):
             break
     return found
@@ -124,7 +144,6 @@ def _tried(
 def _likely(target: Target, count: MemoryCount, typed: Container[str]) -> list[tuple[list[Remedy], list[Remedy]]]:
     """Combinations of remedies that change what is learnt, least of all first, each with all that hardly do. Those are
     left out of which weights, gradients and moments alone have no room."""
-    assert target.card is not None
     known = [
         replace(r, given=(*r.given, *(own for own in r.repeated if own.partition("=")[0] not in typed)))
         for r in remedies(target.given, target)
@@ -132,14 +151,25 @@ def _likely(target: Target, count: MemoryCount, typed: Container[str]) -> list[t
     ]
     harmful, mild = [r for r in known if r.harm], [r for r in known if not r.harm]
     every = [list(chosen) for size in range(len(harmful) + 1) for chosen in combinations(harmful, size)]
-    room = target.card - (CONTEXT_BYTES if target.on_gpu else 0)
+    room = math.inf if target.card is None else target.card - (CONTEXT_BYTES if target.on_gpu else 0)
     likely = []
-    for chosen in sorted(every, key=lambda chosen: sum(remedy.harm for remedy in chosen)):
+    for chosen in sorted(filter(_go_together, every), key=_cost):
         whole = any(remedy.name == "moments" for remedy in chosen)  # Adafactor wants whole parameters
         beside = [remedy for remedy in mild if not (whole and remedy.name == "fsdp")]
-        if (chosen or beside) and _least(target, count, {remedy.name for remedy in (*chosen, *beside)}) <= room:
+        if (chosen or beside) and _least(count, [*chosen, *beside]) <= room:
             likely.append((chosen, beside))
     return likely[:_TRIES]
+
+
+def _cost(chosen: Sequence[Remedy]) -> tuple[int, float]:
+    """The order of a combination: by how much it changes, then by how slow it is."""
+    return sum(remedy.harm for remedy in chosen), math.prod(remedy.slower for remedy in chosen)
+
+
+def _go_together(chosen: Sequence[Remedy]) -> bool:
+    """True if no two give one setting."""
+    settings = [given.partition("=")[0] for remedy in chosen for given in remedy.given]
+    return len({*settings}) == len(settings)
 
 
 def remedies(config: Config, target: Target) -> Iterator[Remedy]:
@@ -147,32 +177,56 @@ def remedies(config: Config, target: Target) -> Iterator[Remedy]:
     training, optimizer, mesh = config.training, config.optimizer, target.mesh
     split, node = mesh.degree("fsdp") * mesh.degree("tensor") > 1, mesh.devices // mesh.nodes
     if not training.gradient_checkpointing:
-        yield Remedy("recompute", ("training.gradient_checkpointing=true",))
+        yield Remedy("recompute", ("training.gradient_checkpointing=true",), slower=1.3)
     if node > 1 and not split:
-        yield Remedy("fsdp", (f"mesh.ici_fsdp_parallelism={node}",))
+        everything = dict.fromkeys(static.KINDS, 1 / node)
+        yield Remedy("fsdp", (f"mesh.ici_fsdp_parallelism={node}",), spares=_left(**everything))
     if training.frozen_precision == "no":
         yield Remedy("frozen", ("training.frozen_precision=bf16",))
     if config.ema.enabled or config.ema.post_hoc:
         post_hoc = ("ema.post_hoc=[]",) if config.ema.post_hoc else ()
-        yield Remedy("averages", ("ema.enabled=false", *post_hoc), harm=1)
+        yield Remedy("averages", ("ema.enabled=false", *post_hoc), harm=1, spares=_left(averages=0))
     if optimizer.name not in ("adafactor", "adamw_8bit") and not split:
         rate = f"optimizer.learning_rate={optimizer.learning_rate:g}"
-        yield Remedy("moments", ("optimizer.name=adafactor",), (rate,), harm=1)
+        yield Remedy("moments", ("optimizer.name=adafactor",), (rate,), harm=1, spares=_left(moments=0))
+    extends = all(own.part != "all" for own in config.adapters.values())
+    whole = target.sizes.accumulation == mesh.devices == 1
+    if not extends and whole and not optimizer.in_backward and optimizer.name != "prodigy":
+        once = ("optimizer.in_backward=after_norm",)
+        yield Remedy("gradients", once, harm=1, spares=_left(gradients=0), slower=1.7)
+    if extends and training.base_precision == "no":
+        for form, share, harm in (("int8", 0.25, 1), ("nf4", 0.14, 2)):
+            spares = _left(weights=share, frozen=share)
+            yield Remedy(form, (f"training.base_precision={form}",), harm=harm, spares=spares, slower=1.2)
+    if extends and target.on_gpu and not training.swap_blocks:
+        spares = _left(weights=0.4, quantized=0.4)
+        yield Remedy("swap", ("training.swap_blocks=50%",), harm=1, spares=spares, slower=1.3)
     if training.weights_dtype == "float32":
-        yield Remedy("weights", ("training.weights_dtype=bfloat16",), harm=2)
+        half = _left(weights=0.5, gradients=0.5, reference=0.5)
+        yield Remedy("weights", ("training.weights_dtype=bfloat16",), harm=2, spares=half)
+    if target.ram is not None:
+        yield from _of_host(config)
 
 
-def _least(target: Target, count: MemoryCount, names: Container[str]) -> float:
+def _of_host(config: Config) -> Iterator[Remedy]:
+    """Remedies that take, or leave, memory of the host or disk: only where the host's memory is known."""
+    if config.cache.path is None and config.model.text_encoders():
+        yield Remedy("cache", ("cache.path=auto",), harm=1, spares=_left(frozen=0), slower=0.9)
+    if config.checkpoint.background:
+        yield Remedy("save", ("checkpoint.background=false",), harm=1, slower=1.01)
+
+
+def _left(**shares: float) -> Callable[[Kept], Kept]:
+    """Leaves shares of some kinds of bytes, and all of the others."""
+    return lambda kept: {kind: size * shares.get(kind, 1) for kind, size in kept.items()}
+
+
+def _least(count: MemoryCount, chosen: Sequence[Remedy]) -> float:
     """Bytes that these remedies leave of what is held, gradients among it; activations are not."""
-    kept = {kind: float(count.bytes_of(kind)) for kind in static.KINDS}
-    if "weights" in names:
-        kept |= {kind: kept[kind] / 2 for kind in ("weights", "gradients", "reference")}
-    if "moments" in names:
-        kept["moments"] = 0
-    if "averages" in names:
-        kept["averages"] = 0
-    node = target.mesh.devices // target.mesh.nodes
-    return sum(kept.values()) / (node if "fsdp" in names else 1)
+    kept: Kept = {kind: float(count.bytes_of(kind)) for kind in static.KINDS}
+    for remedy in chosen:
+        kept = remedy.spares(kept)
+    return sum(kept.values())
 
 
 def _as_shell(words: Sequence[str]) -> list[str]:

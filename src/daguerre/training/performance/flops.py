@@ -94,7 +94,7 @@ class _Counter(TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             return NotImplemented
-        formula, made_of_others = _known(func)
+        formula, made_of_others = known(func)
         if made_of_others:  # seen where there is no autograd, which takes it apart otherwise
             with self:
                 return func.decompose(*args, **kwargs)
@@ -106,7 +106,7 @@ class _Counter(TorchDispatchMode):
 
 
 @cache
-def _known(func: Any) -> tuple[Callable[..., int] | None, bool]:
+def known(func: Any) -> tuple[Callable[..., int] | None, bool]:
     """The formula of an operator, if it has one, and whether it has none and is made of other operators."""
     packet = func._overloadpacket
     formula = shape_wrapper(FORMULAS[packet]) if packet in FORMULAS else flop_registry.get(packet)

@@ -46,9 +46,48 @@ DATASHEETS: dict[str, Datasheet] = {
     "RTX A6000": Datasheet(155, 768),
     "RTX 5090": Datasheet(209.5, 1792),
     "RTX 4090": Datasheet(165.2, 1008),
+    "RTX 4080 SUPER": Datasheet(104.4, 736),
+    "RTX 4080": Datasheet(97.5, 717),
+    "RTX 4070 Ti SUPER": Datasheet(88.2, 672),
+    "RTX 4070 Ti": Datasheet(80.2, 504),
+    "RTX 4070 SUPER": Datasheet(71, 504),
+    "RTX 4070": Datasheet(58.3, 504),
+    "RTX 4060 Ti": Datasheet(44.1, 288),
+    "RTX 4060": Datasheet(30.2, 272),
     "RTX 3090": Datasheet(71, 936),
 }
 """By a part of the name that torch gives a device; the first that fits, so that longer names stand before shorter."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates that a forecast assumes."""
+
+    device: str
+    flops: float
+    """Floating-point operations of products a second."""
+    bytes: float
+    """Bytes of memory read or written a second."""
+    launch_seconds: float
+    """Of the host, for each operator."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.device}, products at {self.flops / 1e12:,.3g} TFLOP/s, memory at {self.bytes / 1e9:,.0f} GB/s, "
+            f"{self.launch_seconds * 1e6:.0f} us a launch"
+        )
+
+
+_PRODUCTS, _MEMORY = 0.6, 0.8
+"""Shares of a datasheet that a training step reaches: assumed; on an H100 products and copies have reached these."""
+_GPU_LAUNCH_SECONDS, _CPU_LAUNCH_SECONDS = 12e-6, 5e-6
+_USUAL = (
+    *((9, "RTX 4060"), (13, "RTX 4070"), (17, "RTX 4080"), (26, "RTX 4090"), (34, "RTX 5090"), (50, "L40S")),
+    *((90, "H100"), (150, "H200")),
+)
+"""A usual card by the most gigabytes of its memory."""
+_FLOAT32 = 0.5
+"""Rate of products in float32 by TF32, and of a card's own in it, to that in 16 bits: not more than this."""
 
 
 def datasheet(name: str) -> Datasheet | None:
@@ -113,3 +152,20 @@ def synchronize(device: torch.device) -> None:
     """Waits for what the device was given to do."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def assumed(card: int | None, gpu: bool, dtype: torch.dtype) -> Rates:
+    """The rates of a usual card of so many bytes, or of this machine's CPU, on which both are measured in a moment."""
+    if gpu:
+        name = next((name for size, name in _USUAL if (card or 80e9) <= size * 1e9), "B200")
+        sheet = DATASHEETS[name]
+        products = sheet.tflops * 1e12 * _PRODUCTS * (1 if dtype != torch.float32 else _FLOAT32)
+        return Rates(f"a card such as {name}", products, sheet.gb_per_second * 1e9 * _MEMORY, _GPU_LAUNCH_SECONDS)
+    device = torch.device("cpu")
+    left, right = (torch.randn(512, 512).to(dtype) for _ in range(2))
+    source = torch.zeros(16_000_000, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    product = min(_seconds(lambda: torch.mm(left, right), device, 1) for _ in range(_TRIES))
+    copy = min(_seconds(lambda: target.copy_(source), device, 1) for _ in range(_TRIES))
+    threads = f"this CPU with {torch.get_num_threads()} threads, measured for a moment"
+    return Rates(threads, 2 * 512**3 / product * _PRODUCTS, 2 * len(source) / copy * _MEMORY, _CPU_LAUNCH_SECONDS)

@@ -1,0 +1,165 @@
+"""Forecasts memory of the host, disk and hours of a run, from counts alone: nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from daguerre.assembly.batch_sizes import BatchSizes
+from daguerre.assembly.parts import Components
+from daguerre.config.config import Config
+from daguerre.data.plan.buckets import Bucket
+from daguerre.formatting import counted
+from daguerre.memory.peak import Peak, largest_bucket
+from daguerre.memory.report import format_size, wrap
+from daguerre.memory.static import MemoryCount, saved_bytes
+from daguerre.settings import Duration
+from daguerre.training.performance.peak_rates import Rates
+
+PROCESS_BYTES = 650_000_000
+"""A process with Python, torch, diffusers and transformers, before a network is there: measured on Linux with a CPU
+build of torch."""
+CUDA_BYTES = 1_500_000_000
+"""In addition with CUDA: its libraries, and what its driver maps. An estimate."""
+WORKER_BYTES = 350_000_000
+"""A loader process, which imports torch alone. Measured on Linux."""
+_READ_BYTES = 4
+"""Bytes of a number while networks are read: all are float32 until they are stored and moved as the recipe says."""
+_SAVED = ("weights", "moments", "averages")
+"""Kinds of bytes that a checkpoint holds, of what is trained."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """The share of one machine in a run, but for its devices."""
+
+    reading: Mapping[str, int]
+    """Bytes of memory by what they are for, while networks are read."""
+    training: Mapping[str, int]
+    """The same, while it trains."""
+    disk: Mapping[str, int]
+    """Bytes of a whole run, of all machines."""
+    rates: Rates
+    seconds: float
+    """Of an update."""
+    updates: int | None
+    """None where their number depends on the data."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the fuller moment."""
+        return max(sum(self.reading.values()), sum(self.training.values()))
+
+    def fits(self, ram: int | None) -> bool:
+        """True if a node of so many bytes has room, or its memory is not known."""
+        return ram is None or self.memory <= ram
+
+    @property
+    def hours(self) -> float | None:
+        """Hours of all updates; None where their number depends on the data."""
+        return None if self.updates is None else self.updates * self.seconds / 3600
+
+    def lines(self, ram: int | None) -> list[str]:
+        """Memory and disk, for a terminal."""
+        reads = sum(self.reading.values()) > sum(self.training.values())
+        parts = self.reading if reads else self.training
+        moment = "while networks are read" if reads else "while it trains"
+        lines = [f"{'memory of the host':<30}{format_size(self.memory):>12}  most {moment}"]
+        lines += [f"{f'  {name}':<30}{format_size(size):>12}" for name, size in parts.items() if size]
+        if ram is not None:
+            free = ram - self.memory
+            verdict = f"fits, {format_size(free)} free" if free >= 0 else f"DOES NOT FIT: {format_size(-free)} too much"
+            lines.append(f"{'host':<30}{format_size(ram):>12}  {verdict}")
+        lines.append(f"{'disk':<30}{format_size(sum(self.disk.values())):>12}  without data and caches")
+        return [*lines, *(f"{f'  {name}':<30}{format_size(size):>12}" for name, size in self.disk.items() if size)]
+
+    def time_lines(self) -> list[str]:
+        """Hours and what they assume, for a terminal."""
+        lines = [f"{'an update':<30}{self.seconds:>10.3g} s"]
+        if self.hours is not None:
+            lines.append(f"{f'{self.updates:,} updates':<30}{_hours(self.hours):>12}")
+        else:
+            lines.append(f"{'1,000 updates':<30}{_hours(self.seconds / 3.6):>12}")
+        said = f"computed, not measured: {self.rates}; without saves, samples, validation and waits for data"
+        return [*lines, *wrap(said)]
+
+    def document(self) -> dict[str, object]:
+        return {
+            "memory_bytes": self.memory,
+            "reading": dict(self.reading),
+            "training": dict(self.training),
+            "disk": dict(self.disk),
+            "seconds_per_update": self.seconds,
+            "updates": self.updates,
+            "hours": self.hours,
+            "assumed": str(self.rates),
+        }
+
+
+def forecast(
+    config: Config, parts: Components, count: MemoryCount, peak: Peak, sizes: BatchSizes, gpu: bool, rates: Rates
+) -> Host:
+    """The forecast for one node of a mesh, whose devices train as `peak` says. Networks need no memory."""
+    processes = count.mesh.devices // count.mesh.nodes
+    base = PROCESS_BYTES + CUDA_BYTES * gpu
+    reading = {"programs": base * processes, "networks in float32": _read(count) * processes}
+    bucket, loader = largest_bucket(config), config.loader
+    batch = peak.micro * bucket.area_px * 3 * (1 + len(parts.images))
+    training = {
+        "programs": base * processes,
+        "tensors": 0 if gpu else peak.whole * processes,
+        "networks that wait": count.on_host * processes,
+        "loader processes": loader.num_workers * (WORKER_BYTES + loader.prefetch_batches * batch) * processes,
+        "batches": (loader.prefetch_batches + 1 + gpu) * batch * processes,
+        "the copy of a save": saved_bytes(count) * config.checkpoint.background * processes,
+    }
+    work = peak.pass_work * sizes.accumulation + peak.update_work
+    updates = _updates(config.training.duration, sizes.whole)
+    disk = _disk(config, parts, count, bucket, updates)
+    return Host(reading, training, disk, rates, work.seconds(rates), updates)
+
+
+def _read(count: MemoryCount) -> int:
+    """Bytes of all networks that have memory, as they are read."""
+    return sum(each.all_numbers for each in count.held) * _READ_BYTES
+
+
+def _updates(duration: Duration, batch: int) -> int | None:
+    """Updates of a run, at most; None of one whose length is counted in epochs."""
+    length = duration.at_most or duration
+    return None if length.unit == "epochs" else length.steps(batch, None)
+
+
+def _disk(
+    config: Config, parts: Components, count: MemoryCount, bucket: Bucket, updates: int | None
+) -> Mapping[str, int]:
+    """Bytes on disk at the end of a run, and of the save before the oldest is deleted."""
+    settings, sampling = config.checkpoint, config.sampling
+    state = sum(
+        each.kinds[kind] * each.all_numbers // max(1, each.numbers)
+        for each in count.held
+        if "gradients" in each.kinds
+        for kind in _SAVED
+    )
+    saves = _times(settings.every, updates) + 1
+    kept = settings.keep + 1 + _times(settings.backup_every, updates)
+    trained = sum(each.all_numbers for each in count.held if "gradients" in each.kinds) * 4
+    networks = [p.numel() * p.element_size() for net in parts.family.components.values() for p in net.parameters()]
+    whole = any(own.whole for own in parts.attached.trainables.values())
+    pixels = (sampling.width or bucket.width_px) * (sampling.height or bucket.height_px) * 3
+    return {
+        counted(min(kept, saves), "checkpoint"): min(kept, saves) * state,
+        "export": (sum(networks) if whole else trained) * settings.export,
+        "sample images, at most": saves * sampling.num_images * pixels,
+    }
+
+
+def _times(every: Duration | None, updates: int | None) -> int:
+    """The number of times that something is done in a run, as far as that is known without data."""
+    known = every is not None and updates is not None and every.unit == "steps"
+    return updates // every.number if known and every and updates else 0
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.1f} h" if hours >= 1 else f"{ceil(hours * 60)} min"
