@@ -11,7 +11,7 @@ from typing import NamedTuple
 from daguerre import trees
 from daguerre.config import recipe
 
-CARDS_GB = (8, 12, 16, 24, 48, 80)
+CARDS_GB = (8, 12, 16, 24, 32, 48, 80)
 """Memory of the cards of the table, as they are sold: a card of 8 GB has 8 x 2^30 bytes."""
 EIGHT = 8
 """Devices of one node over which the table has the larger recipes."""
