@@ -198,6 +198,46 @@ def test_a_note_is_written_only_with_control(folder: Path) -> None:
         assert json.loads((folder / "quickstart" / "page.json").read_text())["name"] == "the first"
 
 
+def test_what_a_page_asks_a_run_gets(folder: Path) -> None:
+    run, place = RunFolder(folder / "quickstart"), served.address(folder, "quickstart")
+    headers = {"origin": served.HERE, "x-daguerre": "1"}
+    sample = {"kind": "sample", "values": {"prompts": ["a fox"], "seed": 3}}
+    with served.asked(folder) as client:
+        assert client.post(f"{place}action", content=json.dumps({"kind": "save"}), headers=headers).status_code == 403
+        assert "Save now" not in client.get(place).text
+    with served.asked(folder, control=True) as client:
+        refused = client.post(f"{place}action", content=json.dumps({"kind": "save"}), headers=headers)
+        assert refused.status_code == 404
+        assert "is not being trained now" in refused.text
+        with run.hold():
+            wrong = (
+                {"kind": "format"},
+                {"kind": "save", "values": {"seed": 1}},
+                {"kind": "sample", "values": {"x": 1}},
+            )
+            for one in wrong:
+                assert client.post(f"{place}action", content=json.dumps(one), headers=headers).status_code == 422
+            assert not run.actions.exists()
+            ident = client.post(f"{place}action", content=json.dumps(sample), headers=headers).json()["id"]
+            asked = json.loads((run.actions / f"{ident}.json").read_text())
+            assert (asked["kind"], asked["values"]) == ("sample", {"prompts": ["a fox"], "seed": 3})
+            assert client.get(f"{place}action/{ident}").json() is None
+            made = run.samples / "asked" / ident
+            made.mkdir(parents=True)
+            Image.new("RGB", (8, 8), "red").save(made / "000.png")
+            fake_run.document(made, "samples.json", [{"file": "000.png", "prompt": "a fox", "seed": 3, "step": 40}])
+            run.answers.mkdir()
+            fake_run.document(run.answers, f"{ident}.json", {"kind": "sample", "state": "done", "reason": "1 image"})
+            assert client.get(f"{place}action/{ident}").json()["reason"] == "1 image"
+            assert client.get(f"{place}action/..%2f..%2fstatus").status_code in (404, 422)
+        page = client.get(place).text
+        assert "Save now" in page
+    with served.asked(folder) as client:
+        assert "a fox" in client.get(f"{place}part/asked").text
+        assert client.get(f"{place}asked/0").content == (made / "000.png").read_bytes()
+        assert client.get(f"{place}asked/1").status_code == 404
+
+
 def test_a_report_is_made_again_from_the_data(folder: Path) -> None:
     (folder / "quickstart" / "report.html").write_text("<script>alert(1)</script>")
     with served.asked(folder) as client:

@@ -9,7 +9,7 @@ and only this machine reaches it.
   daguerre serve /data/runs --open       another folder; opens the browser
   ssh -L 8800:127.0.0.1:8800 machine     on your own machine: the page of another one
 
-  --control             name runs, write notes about them, and put them away
+  --control             ask runs to save, sample, evaluate, pause and stop; name them, note on them, put them away
   --port N              another port than 8800; 0 takes a free one
   --host ADDRESS        beyond this machine, such as 0.0.0.0: the page then asks for a token, that of the variable
                         DAGUERRE_SERVE_TOKEN, or one that is printed at the start

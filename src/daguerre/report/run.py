@@ -6,7 +6,7 @@ that the page shows.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,17 @@ def strengths(folder: Path, problems: list[str]) -> list[Sample]:
     """Images with adapters at several strengths, by strength; adds listings that cannot be read to `problems`."""
     found = [each for path in sorted(folder.glob("strengths/*/samples.json")) for each in _listed(path, 0, problems)]
     return sorted((each for each in found if _strength(each) is not None), key=lambda each: _strength(each) or 0.0)
+
+
+def asked(folder: Path, problems: list[str]) -> list[Sample]:
+    """Images that were asked for while the run trained, oldest first; adds listings that cannot be read to
+    `problems`."""
+    found = []
+    for listing in sorted(folder.glob("asked/*/samples.json")):
+        for one in _listed(listing, 0, problems):
+            step = one.how.get("step")
+            found.append(replace(one, step=step if isinstance(step, int) else 0))
+    return found
 
 
 def _strength(sample: Sample) -> float | None:

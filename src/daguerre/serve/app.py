@@ -21,7 +21,7 @@ from daguerre.errors import UserError
 from daguerre.report import page as report
 from daguerre.report.facts import STATES
 from daguerre.report.run import Run
-from daguerre.serve import compare_page, downloads, figures, list_page, notes, pages, pictures, run_page
+from daguerre.serve import compare_page, control, downloads, figures, list_page, notes, pages, pictures, run_page
 from daguerre.serve.catalog import Catalog
 from daguerre.serve.gate import LOGIN, Gate, Rules
 from daguerre.serve.static import static
@@ -104,6 +104,9 @@ def application(site: Site) -> Starlette:
         "/run/{id}/curves": _curves,
         "/run/{id}/image/{step:int}/{number:int}": _image,
         "/run/{id}/image/{step:int}/{number:int}/small": _small,
+        "/run/{id}/asked/{number:int}": _asked,
+        "/run/{id}/asked/{number:int}/small": _small_asked,
+        "/run/{id}/action/{ident}": _answer,
         "/run/{id}/strength/{number:int}": _strength,
         "/run/{id}/strength/{number:int}/small": _small_strength,
         "/run/{id}/file/{file}": _file,
@@ -115,6 +118,7 @@ def application(site: Site) -> Starlette:
         Route(LOGIN, _login_page, methods=["GET"]),
         Route(LOGIN, _login, methods=["POST"]),
         Route("/run/{id}/note", _answering(_note), methods=["POST"]),
+        Route("/run/{id}/action", _answering(_action), methods=["POST"]),
     ]
     app = Starlette(
         routes=found,
@@ -213,6 +217,18 @@ async def _small_strength(request: Request) -> Response:
     return await _sent(request, _of_strength, _webp)
 
 
+async def _asked(request: Request) -> Response:
+    return await _sent(request, _of_asked, pictures.whole)
+
+
+async def _small_asked(request: Request) -> Response:
+    return await _sent(request, _of_asked, _webp)
+
+
+def _of_asked(site: Site, given: Mapping[str, Any]) -> Any:
+    return pictures.of_asked(_folder(site, given), given["number"], site.catalog.roots)
+
+
 def _of_save(site: Site, given: Mapping[str, Any]) -> Any:
     return pictures.of_save(_folder(site, given), given["step"], given["number"], site.catalog.roots)
 
@@ -300,6 +316,17 @@ async def _note(request: Request) -> Response:
     await run_in_threadpool(notes.write, folder, given)
     await run_in_threadpool(site.catalog.refresh, request.path_params["id"])
     return JSONResponse({})
+
+
+async def _action(request: Request) -> Response:
+    folder = await run_in_threadpool(_folder, _site(request), request.path_params)
+    given = await _body(request, control.MOST_BYTES)
+    return JSONResponse({"id": await run_in_threadpool(control.ask, folder, given)})
+
+
+async def _answer(request: Request) -> Response:
+    folder = await run_in_threadpool(_folder, _site(request), request.path_params)
+    return JSONResponse(await run_in_threadpool(control.answer, folder, request.path_params["ident"]))
 
 
 async def _body(request: Request, most: int) -> bytes:

@@ -11,7 +11,7 @@ from PIL import Image
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.errors import UserError
 from daguerre.report.html import SMALL_PX, Html, element
-from daguerre.report.run import Run, Sample, samples, strengths
+from daguerre.report.run import Run, Sample, asked, samples, strengths
 from daguerre.serve.bounds import MOST_BYTES, OutOfBounds, check_file, within
 
 FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
@@ -32,6 +32,11 @@ def of_save(folder: Path, step: int, number: int, roots: tuple[Path, ...]) -> Pa
 def of_strengths(folder: Path, number: int, roots: tuple[Path, ...]) -> Path:
     """The file of an image with adapters at some strength, by its place among all of them. UserError, OSError."""
     return _at([one.path for one in strengths(RunFolder(folder).samples, [])], number, roots)
+
+
+def of_asked(folder: Path, number: int, roots: tuple[Path, ...]) -> Path:
+    """The file of an image that was asked for, by its place among all of them, oldest first. UserError, OSError."""
+    return _at([one.path for one in asked(RunFolder(folder).samples, [])], number, roots)
 
 
 def _at(paths: list[Path], number: int, roots: tuple[Path, ...]) -> Path:
@@ -112,6 +117,16 @@ def by_strength(run: Run) -> Html | None:
         rows[sample.prompt, sample.seed].append((f"strength/{number}", caption, sample))
     shown = [_row(prompt, seed, images) for (prompt, seed), images in list(rows.items())[:_ROWS]]
     return element("div", *shown, class_="evolution live") if shown else None
+
+
+def on_request(run: Run) -> Html | None:
+    """Images that were asked for while the run trained, a row for each prompt and seed, the newest first."""
+    rows: dict[tuple[str, int | None], list[Picture]] = {}
+    for number, sample in enumerate(asked(RunFolder(run.folder).samples, [])):
+        row = rows.pop((sample.prompt, sample.seed), [])
+        rows[sample.prompt, sample.seed] = [*row, (f"asked/{number}", f"update {sample.step:,}", sample)]
+    shown = [_row(prompt, seed, images) for (prompt, seed), images in reversed(rows.items())]
+    return element("div", *shown[:_ROWS], class_="evolution live") if shown else None
 
 
 def _row(prompt: str, seed: int | None, images: list[Picture]) -> Html:

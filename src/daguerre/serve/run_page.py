@@ -9,6 +9,7 @@ from daguerre.report import evaluations, facts
 from daguerre.report.html import Html, element, join
 from daguerre.report.results import results
 from daguerre.report.run import Run
+from daguerre.serve import control as buttons
 from daguerre.serve import downloads, log_tail, pages, pictures, settings_shown
 from daguerre.serve.summaries import Summary
 from daguerre.serve.watched import Parts, Watched
@@ -17,6 +18,7 @@ _SECTIONS = {
     "result": "Result",
     "measured": "Measured by daguerre evaluate",
     "images": "Images",
+    "asked": "Images on request",
     "strengths": "With the adapter at other strengths",
     "curves": "Curves",
     "skipped": "Skipped",
@@ -36,6 +38,7 @@ def parts(watched: Watched, run: Run, summary: Summary | None, roots: tuple[Path
         "result": results(run),
         "measured": join(tables, element("div", *drawn, class_="charts") if drawn else None) if tables else None,
         "images": pictures.evolution(run),
+        "asked": pictures.on_request(run),
         "strengths": pictures.by_strength(run),
         "skipped": facts.skipped(run),
         "log": log_tail.tail(run.folder),
@@ -103,6 +106,7 @@ def render(watched: Watched, summary: Summary | None, control: bool) -> str:
     body = join(
         _bar(control),
         part("head", "header"),
+        buttons.bar() if control else None,
         element("p", _reading(watched), class_="note reading", hidden=watched.complete, role="status"),
         element("main", *sections, element("section", element("h2", "Details"), *folds, id="details")),
         element("footer", element("a", "Report as one page", href="report"), ", which needs nothing else."),

@@ -96,7 +96,15 @@ class Watched:
 
     def _look_at_files(self) -> object:
         paths = RunFolder(self.folder)
-        others = (paths.data, paths.evaluation, paths.evaluations, paths.environment, paths.checkpoints, paths.log)
+        others = (
+            paths.data,
+            paths.evaluation,
+            paths.evaluations,
+            paths.environment,
+            paths.checkpoints,
+            paths.log,
+            paths.answers,
+        )
         times = [path.stat().st_mtime_ns if path.exists() else 0 for path in (*others, paths.adapter, paths.pipeline)]
         status = summaries.run_state(self.folder, {"state": "running"})
         return summaries.stamp(self.folder), times, status, self.followed.place.offset, self.problem

@@ -48,6 +48,41 @@ const curves = async (now) => {
   }
 };
 
+const control = document.querySelector("#control"), answer = document.querySelector("#answer");
+const wait = (seconds) => new Promise((done) => { setTimeout(done, 1000 * seconds); });
+
+const ask = async (kind, values) => {
+  const name = control.querySelector(`[data-action="${kind}"]`).textContent.replace(" ...", "");
+  answer.textContent = `${name}: asked; the run looks between two updates`;
+  const body = JSON.stringify(values ? { kind, values } : { kind });
+  const sent = await fetch("action", { method: "POST", headers: { "x-daguerre": "1" }, body });
+  if (!sent.ok) { answer.textContent = `${name}: ${await sent.text()}`; return; }
+  const { id } = await sent.json();
+  for (let i = 0; i < 1200; i += 1) {
+    await wait(1);
+    const found = await fetch(`action/${id}`).then((one) => (one.ok ? one.json() : null)).catch(() => null);
+    if (found) { answer.textContent = `${name}: ${found.state === "done" ? "" : "refused: "}${found.reason}`; return; }
+  }
+  answer.textContent = `${name}: the run has not answered`;
+};
+
+control?.addEventListener("click", (event) => {
+  const kind = event.target.dataset?.action;
+  if (!kind) return;
+  if (kind === "sample") document.querySelector("#sampling").showModal();
+  else if (!["stop", "release"].includes(kind) || confirm(`${event.target.title}. ${event.target.textContent} this run?`)) ask(kind);
+});
+document.querySelector("#sampling form")?.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const form = event.target.elements, values = { prompts: [form.prompt.value] };
+  for (const name of ["seed", "num_inference_steps", "guidance_scale", "strength"]) {
+    if (form[name].value !== "") values[name] = Number(form[name].value);
+  }
+  document.querySelector("#sampling").close();
+  ask("sample", values);
+});
+document.querySelector("#sampling .cancel")?.addEventListener("click", () => document.querySelector("#sampling").close());
+
 const notice = (now) => {
   const share = now.done == null || now.state !== "running" ? "" : `${Math.floor(100 * now.done)} % · `;
   document.title = `${now.state === "running" ? share : `${now.words} · `}${now.name} · Daguerre`;
@@ -55,6 +90,11 @@ const notice = (now) => {
     new Notification(`${now.name}: ${now.words}`, { body: now.reason || undefined, tag: about.id });
   }
   state = now.state;
+  if (!control) return;
+  control.hidden = state !== "running";
+  const paused = now.reason === "paused";
+  control.querySelector("[data-action=pause]").hidden = paused;
+  control.querySelector("[data-action=continue]").hidden = !paused;
 };
 
 const update = async (now) => {
