@@ -44,7 +44,6 @@ KINDS = {
     ],
     "16 bits": ["training.weights_dtype=bfloat16"],
     "dora": ["adapters.style.kind=dora"],
-    "compiled": ["training.compile=blocks"],
 }  # fmt: skip
 
 
@@ -181,7 +180,8 @@ def test_the_plan_counts_device_and_host(place):
         (["adapter.name=full"], "the weights of unet are trained, and only frozen ones wait"),
         (["training.swap_blocks=500"], r"unet has \d+ blocks: set at most"),
         (["training.swap_blocks=1%"], "and 2 are on the device at once: set at least 3"),
-        ([OFFLOAD, "training.compile=blocks"], "what compiled code keeps to the host has not been tested"),
+        (["training.compile=blocks"], "swap_blocks=5 does not work with compile=blocks"),
+        ([OFFLOAD, "training.compile=blocks"], "offload_activations does not work with compile=blocks"),
         (["devices=2", "mesh.ici_fsdp_parallelism=2"], "a mesh with fsdp or tensor has parts of each block"),
     ],
 )

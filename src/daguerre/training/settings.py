@@ -139,10 +139,11 @@ class TrainingSettings(Settings):
 
     @model_validator(mode="after")
     def _compiles_what_stays(self) -> Self:
-        if self.compile and self.offload_activations:
+        setting = "offload_activations" if self.offload_activations else f"swap_blocks={self.swap_blocks}"
+        if self.compile and (self.offload_activations or self.swap_blocks):
             raise ValueError(
-                "offload_activations does not work with compile=blocks: sending what compiled code keeps to the host "
-                "has not been tested; remove one of them"
+                f"{setting} does not work with compile=blocks: compiled blocks whose weights or activations wait in "
+                "the host's memory have not been tested; remove one of them"
             )
         return self
 
