@@ -3,10 +3,11 @@
 A job is {"recipe": NAME, "overrides": [...]}. The project's own loop trains networks of the recipe's numbers, as
 `daguerre train` would on an H100: it encodes a batch, computes the loss and its gradients, clips, moves weights,
 moments and averages; and it validates the batch. A result is of the second update, as the first one makes what later
-ones find: `kernels` (how many of each operator are launched), `waits` and `validation_waits` (what the host waits for),
-`adamw` (how many parameters are AdamW's), `one_pass` (how many of them the one-launch kernel moves) and `misplaced`
-(tensors of the optimizer that lie in memory otherwise than their parameter, as they are made and as a checkpoint gives
-them back).
+ones find: `kernels` (how many of each operator are launched), `work` (operators with their floating-point operations
+and bytes, and how often each ran, without the one-launch kernel), `samples` (of the update), `waits` and
+`validation_waits` (what the host waits for), `adamw` (how many parameters are AdamW's), `one_pass` (how many of them
+the one-launch kernel moves) and `misplaced` (tensors of the optimizer that lie in memory otherwise than their
+parameter, as they are made and as a checkpoint gives them back).
 """
 
 import json
@@ -38,6 +39,7 @@ from daguerre.kernels import attention, available  # noqa: E402
 from daguerre.training import device as devices  # noqa: E402
 from daguerre.training import loop  # noqa: E402
 from daguerre.training.optimizers import optimizer  # noqa: E402
+from daguerre.training.performance.work import Watched  # noqa: E402
 from daguerre.training.state import TrainState  # noqa: E402
 from daguerre.types import Batch, wait, waits  # noqa: E402
 
@@ -142,7 +144,8 @@ def update(recipe: str, overrides: list[str]) -> dict[str, Any]:
         next(steps)  # the first one makes what later ones find: moments, streams
         seen.forget()
         ONE_PASS.moved = 0
-        next(steps)
+        with Watched() as watched:
+            next(steps)
         kernels, waits = dict(seen.kernels), dict(seen.waits)
         wrong = misplaced(state)
         state.optimizer.load({name: t.contiguous() for name, t in state.optimizer.tensors().items()})
@@ -156,6 +159,8 @@ def update(recipe: str, overrides: list[str]) -> dict[str, Any]:
     return {
         "recipe": recipe,
         "kernels": kernels,
+        "work": [[*key, count] for key, count in watched.work.launches.items()],
+        "samples": sizes.whole,
         "waits": waits,
         "validation_waits": validation_waits,
         # Weights of 16 bits are widened a few at a time, and moved by the optimizer's own kernels.

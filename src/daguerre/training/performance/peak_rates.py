@@ -154,13 +154,17 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def of_card(name: str, dtype: torch.dtype) -> Rates:
+    """The rates that are assumed of a card in `DATASHEETS`."""
+    sheet = DATASHEETS[name]
+    products = sheet.tflops * 1e12 * _PRODUCTS * (_FLOAT32 if dtype == torch.float32 else 1)
+    return Rates(f"a card such as {name}", products, sheet.gb_per_second * 1e9 * _MEMORY, _GPU_LAUNCH_SECONDS)
+
+
 def assumed(card: int | None, gpu: bool, dtype: torch.dtype) -> Rates:
     """The rates of a usual card of so many bytes, or of this machine's CPU, on which both are measured in a moment."""
     if gpu:
-        name = next((name for size, name in _USUAL if (card or 80e9) <= size * 1e9), "B200")
-        sheet = DATASHEETS[name]
-        products = sheet.tflops * 1e12 * _PRODUCTS * (1 if dtype != torch.float32 else _FLOAT32)
-        return Rates(f"a card such as {name}", products, sheet.gb_per_second * 1e9 * _MEMORY, _GPU_LAUNCH_SECONDS)
+        return of_card(next((name for size, name in _USUAL if (card or 80e9) <= size * 1e9), "B200"), dtype)
     device = torch.device("cpu")
     left, right = (torch.randn(512, 512).to(dtype) for _ in range(2))
     source = torch.zeros(16_000_000, dtype=torch.uint8)
