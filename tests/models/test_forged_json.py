@@ -39,6 +39,21 @@ def test_a_base_with_a_forged_file_is_read_or_refused_in_words(name, form, tmp_p
     assert {"tokenizer", "text_encoder", "vae"} <= {*refused} or form == '{"a": 1}' or "model_type" in form
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("model_max_length", "x", "model_max_length must be a number"),
+        ("pad_token", None, "names no pad_token"),
+    ],
+)
+def test_a_tokenizer_with_a_value_of_another_form(key, value, said, tmp_path):
+    base, family = BASES["sd"](tmp_path / "base"), plugins.find("families", "sd")
+    path = base / "tokenizer" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {key: value}), encoding="utf-8")
+    with pytest.raises(UserError, match=said):
+        family.load(family.Settings(pretrained_model_name_or_path=str(base)), 0)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_what_the_users_cache_holds_is_made_again(form, tmp_path, monkeypatch):
     monkeypatch.setattr(user_cache, "folder", lambda: tmp_path)

@@ -286,10 +286,18 @@ def tokenizer_of(components: ComponentLoader, name: str, kind: TextNetwork) -> t
     is_t5 = b'"T5Tokenizer' in files["tokenizer_config.json"]
     owner = _T5 if is_t5 else _CLIP if isinstance(kind, T5) else kind
     try:
-        return tokenizers.stateless(owner.tokenizer(folder)), files
+        made = tokenizers.stateless(owner.tokenizer(folder))
     except documents.MISREAD as error:
         raise UserError(
             f"{folder} cannot be read as a tokenizer of {kind.called}: {error}",
             code="damaged",
             setting=f"model.{name}",
         ) from error
+    config = f"{folder}/tokenizer_config.json"
+    if not isinstance(made.model_max_length, int | float):
+        raise UserError(f"{config}: model_max_length must be a number", code="damaged", setting=f"model.{name}")
+    if made.pad_token_id is None:
+        raise UserError(
+            f"{config} names no pad_token, by which texts are filled up", code="damaged", setting=f"model.{name}"
+        )
+    return made, files
