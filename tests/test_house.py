@@ -109,6 +109,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         ),
         *("tracking", "training"),
     },
+    "captioning": {"checkpoint", "data", "evaluation"},
     "run": {
         *("adapters", "assembly", "caching", "checkpoint", "conditions", "config", "data", "distributed", "evaluation"),
         "generation",
@@ -118,7 +119,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve": {"checkpoint", "config", "report", "tracking"},
     "cli": {
         "serve",
-        *("bench", "assembly", "caching", "checkpoint", "conditions", "config", "data", "distributed"),
+        *("bench", "assembly", "caching", "captioning", "checkpoint", "conditions", "config", "data", "distributed"),
         *("evaluation", "families", "foreign", "queue"),
         *("generation", "memory", "models", "remote", "report", "run", "samplers", "storage", "tracking", "training"),
     },
@@ -134,6 +135,7 @@ LATE_IMPORTS = {
     "conditions/network.py": {
         *("huggingface_hub.errors", "safetensors", "safetensors.torch", "torch", "torch.nn.functional", "transformers"),
     },
+    "captioning/wd14.py": {"onnxruntime"},
     "conditions/faces.py": {"onnxruntime"},
     "conditions/hed.py": {"torch", "torch.nn"},
     "data/sources/huggingface.py": {"datasets"},

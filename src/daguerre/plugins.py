@@ -23,9 +23,11 @@ FOLDERS = {
     "optimizers": "training/optimizers",
     "conditions": "conditions",
     "trackers": "tracking/trackers",
+    "captioners": "captioning",
 }
 """Plug-in kinds and their folders in the package. A module is a plug-in when it defines `Settings`
-(families, objectives, adapters, sources, optimizers, conditions, metrics, trackers) or `sample` (samplers)."""
+(families, objectives, adapters, sources, optimizers, conditions, metrics, trackers, captioners) or `sample`
+(samplers)."""
 
 _MARKS = {"samplers": "def sample("}
 

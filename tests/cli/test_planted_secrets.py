@@ -255,6 +255,8 @@ COMMANDS = [
     "queue stop @ queue=q",
     "queue remove @ queue=q",
     "queue run @ queue=q",
+    "caption @ with=wd14",
+    "caption a with=wd14 path=@",
     "control @ save",
     "control a @",
     "control a sample prompt=@",

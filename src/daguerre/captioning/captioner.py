@@ -1,0 +1,83 @@
+"""The contract of captioners: a file of this folder is one when it defines
+
+    class Settings(CaptionerSettings)                                # torch-free; `name` narrowed to the file's name
+    def load(settings: Settings, device: str) -> Captioner           # UserError where its network is missing
+
+and is named in `daguerre caption FOLDER with=NAME`. Weights are of a folder of this machine or of the hub, by digest.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, ClassVar, Protocol
+
+import huggingface_hub
+from PIL import Image
+from pydantic import Field
+
+from daguerre import digests
+from daguerre.errors import UserError
+from daguerre.settings import ADDRESS, Choice
+
+
+class CaptionerSettings(Choice):
+    """Base of the `Settings` of captioners."""
+
+    published: ClassVar[str]
+    """Where its weights are published."""
+    files: ClassVar[tuple[str, ...]] = ("*.json", "*.txt", "*.safetensors")
+    """Files of the hub that are fetched."""
+    weights: ClassVar[str] = "*.safetensors"
+    """Those with the weights, which the digest is of."""
+
+    name: str
+    """Name of the captioner."""
+    path: Annotated[str | None, ADDRESS] = Field(None, min_length=1)
+    """Folder of its network, or `OWNER/NAME` of the hub. null: as it is published."""
+    digest: str | None = Field(None, pattern="^[0-9a-f]{8,64}$")
+    """SHA-256 of its weights, or the first digits: others are refused."""
+
+
+class Captioner(Protocol):
+    """A network that says what is in images."""
+
+    def captions(self, images: Sequence[Image.Image]) -> list[dict[str, str]]:
+        """Of each image, RGB or RGBA and upright, the captions by field; the first field is its usual one."""
+
+
+def folder_of(settings: CaptionerSettings) -> tuple[Path, str]:
+    """The folder of a captioner's network, fetched from the hub where it is named by `OWNER/NAME`, and the digest of
+    its weights. UserError where it cannot be had, or has others than `digest` asks for."""
+    place = settings.path or settings.published
+    folder = Path(place).expanduser()
+    if not folder.is_dir() and place.count("/") == 1 and not folder.is_absolute():
+        try:
+            folder = Path(huggingface_hub.snapshot_download(place, allow_patterns=[*settings.files]))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{place} cannot be fetched from the hub ({type(error).__name__}): give path=FOLDER with its files",
+                code="unreachable",
+                setting="path",
+            ) from error
+    weights = sorted(folder.glob(settings.weights)) if folder.is_dir() else []
+    if not weights:
+        raise UserError(
+            f"{settings.name}: {place} has no {settings.weights}: give path=FOLDER or path=OWNER/NAME, such as "
+            f"{settings.published}",
+            code="missing",
+            setting="path",
+        )
+    found = digests.sha256(weights)
+    if settings.digest is not None and not found.startswith(settings.digest):
+        raise UserError(
+            f"{place} has the weights {found}, and digest={settings.digest} asks for others", code="changed"
+        )
+    return folder, found
+
+
+def on_white(image: Image.Image) -> Image.Image:
+    """An image without transparency: what is transparent is white."""
+    if image.mode == "RGB":
+        return image
+    whole = image.convert("RGBA")
+    ground = Image.new("RGBA", whole.size, (255, 255, 255, 255))
+    return Image.alpha_composite(ground, whole).convert("RGB")

@@ -1,0 +1,73 @@
+"""Captioners that write text with a network of transformers: pictures and a prompt in, tokens out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from PIL import Image
+from pydantic import Field
+
+from daguerre import documents
+from daguerre.captioning.captioner import CaptionerSettings, folder_of, on_white
+from daguerre.errors import UserError
+from daguerre.evaluation.networks import transformers as networks
+
+
+class GenerativeSettings(CaptionerSettings):
+    """Base of the `Settings` of captioners that write text."""
+
+    max_new_tokens: int = Field(256, ge=1, le=4096)
+    """Most tokens of a caption."""
+    num_beams: int = Field(3, ge=1, le=64)
+    """Beams of the search for the likeliest caption; 1 takes the likeliest token each time. Nothing is drawn."""
+
+
+@dataclass(frozen=True, eq=False)
+class Generative:
+    """A network, what prepares its inputs, and its prompt for each field (None: no prompt)."""
+
+    settings: GenerativeSettings
+    model: Any
+    processor: Any
+    prompts: Mapping[str, str | None]
+    device: torch.device
+
+    @torch.inference_mode()
+    def captions(self, images: Sequence[Image.Image]) -> list[dict[str, str]]:
+        plain = [on_white(image) for image in images]
+        found: list[dict[str, str]] = [{} for _ in plain]
+        for field, prompt in self.prompts.items():
+            texts = {} if prompt is None else {"text": [prompt] * len(plain)}
+            inputs = self.processor(images=plain, return_tensors="pt", **texts).to(self.device)
+            tokens = self.model.generate(
+                **inputs,
+                max_new_tokens=self.settings.max_new_tokens,
+                num_beams=self.settings.num_beams,
+                do_sample=False,
+            )
+            each = self.processor.batch_decode(tokens, skip_special_tokens=True)
+            for own, text in zip(found, each, strict=True):
+                own[field] = " ".join(text.split())
+        return found
+
+
+def load(
+    settings: GenerativeSettings,
+    model_class: str,
+    kinds: tuple[str, ...],
+    prompts: Mapping[str, str | None],
+    device: str,
+) -> Generative:
+    """A captioner of a class of transformers. UserError where its folder is missing, of another kind or damaged."""
+    folder, _ = folder_of(settings)
+    model = networks.load(folder, model_class, kinds)
+    try:
+        processor = transformers.AutoProcessor.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, use_fast=False
+        )
+    except (*documents.MISREAD, ImportError) as error:
+        raise UserError(f"{folder}: its processor cannot be read: {str(error)[:300]}", code="damaged") from error
+    where = torch.device(device)
+    return Generative(settings, model.to(where), processor, prompts, where)

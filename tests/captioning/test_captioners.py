@@ -1,0 +1,228 @@
+"""Captioners: the formula of kohya's tagger, tiny networks of the real classes, and files that are gone on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny_tagger import TAGS, write
+
+from daguerre import errors, plugins
+from daguerre.captioning import wd14
+from daguerre.cli import main
+from daguerre.errors import UserError
+
+WEIGHTS = np.array([[0, 0, 1, 0, 0, 0], [0, 0, 0, 1, -1, 0], [0.1, 0.2, 0, 0, 0, 1]]) / 40
+"""1girl by blue, long_hair by green, hatsune_miku by red; the ratings by red."""
+
+
+@pytest.fixture
+def tagger(tmp_path):
+    pytest.importorskip("onnxruntime")
+    return write(tmp_path / "tagger", WEIGHTS)
+
+
+def pictures(folder: Path) -> Path:
+    folder.mkdir()
+    Image.new("RGB", (8, 8), (0, 0, 255)).save(folder / "blue.png")
+    Image.new("RGB", (8, 8), (255, 0, 0)).save(folder / "red.png")
+    return folder
+
+
+def kohyas(pixels_HWC: np.ndarray, side: int) -> np.ndarray:
+    """sd-scripts' preprocess_image for a picture that is not larger than the network's input, in numpy alone."""
+    image = pixels_HWC[:, :, ::-1]
+    size = max(image.shape[0:2])
+    assert size == side, "OpenCV's filters are not here"
+    pad_x, pad_y = size - image.shape[1], size - image.shape[0]
+    pad_l, pad_t = pad_x // 2, pad_y // 2
+    padded = np.pad(
+        image, ((pad_t, pad_y - pad_t), (pad_l, pad_x - pad_l), (0, 0)), mode="constant", constant_values=255
+    )
+    return padded.astype(np.float32)
+
+
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (8, 5), (3, 8)])
+def test_a_picture_is_prepared_as_by_kohyas_tagger(height, width):
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    found = wd14.prepared(Image.fromarray(pixels), 8)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, kohyas(pixels, 8))
+
+
+def test_larger_pictures_are_areas_and_transparency_is_white():
+    pixels = np.random.default_rng(1).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    areas = pixels.reshape(8, 2, 8, 2, 3).mean(axis=(1, 3))[:, :, ::-1]
+    np.testing.assert_allclose(wd14.prepared(Image.fromarray(pixels), 8), areas, atol=0.5)
+    clear = Image.new("RGBA", (8, 8), (10, 20, 30, 0))
+    assert (wd14.prepared(clear, 8) == 255).all()
+
+
+def test_thresholds_are_by_category_and_tags_in_the_order_of_the_file():
+    tags = [wd14.Tag(*each) for each in TAGS]
+    likely = np.array([0.2, 0.7, 0.5, 0.35, 0.3, 0.34])
+
+    def chosen(**given):
+        return wd14.chosen(wd14.Settings(**given), tags, likely)
+
+    assert chosen() == "1girl, long_hair"
+    assert chosen(character_threshold=0.3) == "1girl, long_hair, hatsune_miku"
+    assert chosen(character_threshold=0.3, characters_first=True, separator=" | ") == "hatsune_miku | 1girl | long_hair"
+    assert chosen(general_threshold=0.3, remove_underscore=True) == "1girl, long hair, o_o"
+    assert chosen(rating=True, undesired=["1girl"]) == "long_hair, sensitive"
+
+
+def test_the_tagger_reads_blue_green_red(tagger, tmp_path, capsys):
+    folder = pictures(tmp_path / "images")
+    (folder / "red.json").write_text('{"text": "a square", "rating": 5}')
+    command = [
+        "caption",
+        str(folder),
+        "with=wd14",
+        f"path={tagger}",
+        "general_threshold=0.9",
+        "character_threshold=0.9",
+    ]
+    assert main.run(command) == errors.DONE, capsys.readouterr().err
+    assert json.loads((folder / "blue.json").read_text()) == {"wd14": "1girl"}
+    assert json.loads((folder / "red.json").read_text()) == {"text": "a square", "rating": 5, "wd14": "hatsune_miku"}
+    assert "2 captions written" in capsys.readouterr().out
+
+    before = (folder / "red.json").stat().st_ino
+    assert main.run(command) == errors.DONE
+    assert "0 captions written, 2 had one" in capsys.readouterr().out
+    assert (folder / "red.json").stat().st_ino == before
+    (folder / "blue.json").unlink()  # as if it had been stopped there
+    assert main.run(command) == errors.DONE
+    assert "1 caption written, 1 had one" in capsys.readouterr().out
+    assert main.run([*command, "write=txt"]) == errors.DONE
+    assert (folder / "blue.txt").read_text() == "1girl\n"
+    assert main.run([*command, "again=true", "field=tags"]) == errors.DONE
+    assert json.loads((folder / "blue.json").read_text()) == {"wd14": "1girl", "tags": "1girl"}
+
+
+def test_what_cannot_be_read_is_named_and_left_as_it_is(tagger, tmp_path, capsys):
+    folder = pictures(tmp_path / "images")
+    (folder / "red.json").write_text("[1]")
+    assert main.run(["caption", str(folder), "with=wd14", f"path={tagger}"]) == errors.FAILED
+    assert "red.json" in capsys.readouterr().out
+    assert (folder / "red.json").read_text() == "[1]"
+    assert (folder / "blue.json").exists()
+
+
+def test_refusals(tagger, tmp_path, capsys):
+    folder = str(pictures(tmp_path / "images"))
+    for words, said in {
+        (folder,): "with=NAME is missing: choose a captioner, blip, florence2, wd14",
+        (folder, "with=wd15"): "Did you mean 'wd14'",
+        (folder, "with=wd14", "general_treshold=0.4"): "general_threshold",
+        (folder, "with=wd14", f"path={tagger}", "digest=00000000"): "asks for others",
+        (folder, "with=wd14", "path=no/such/folder"): "has no model.onnx",
+        (folder, "with=blip", f"path={tagger}"): "safetensors",
+        (folder, "with=wd14", "write=txt", "field=x"): "no effect",
+        (str(tmp_path / "none"), "with=wd14"): "does not exist",
+    }.items():
+        assert main.run(["caption", *words]) == errors.REFUSED, words
+        assert said in capsys.readouterr().err, words
+    other = write(tmp_path / "other", WEIGHTS, dims=["n", 8, 9, 3])
+    with pytest.raises(UserError, match="reads"):
+        wd14.load(wd14.Settings(path=str(other)), "cpu")
+    (tagger / "model.onnx").write_bytes(b"no network")
+    with pytest.raises(UserError, match="cannot be read as ONNX"):
+        wd14.load(wd14.Settings(path=str(tagger)), "cpu")
+
+
+def blip_folder(folder: Path) -> Path:
+    """A tiny random network of BLIP's class that says `red`, with its processor."""
+    import torch
+    import transformers
+
+    folder.mkdir()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "photo", "of", "red"]
+    own = {"hidden_size": 16, "intermediate_size": 16, "projection_dim": 8, "num_hidden_layers": 1}
+    own |= {"num_attention_heads": 2}
+    texts = {"vocab_size": len(words) + 1, "encoder_hidden_size": 16, "max_position_embeddings": 32}
+    # The first token of a caption is none of the tokenizer's, as in the published files.
+    texts |= {"bos_token_id": len(words), "pad_token_id": 0, "eos_token_id": 3, "sep_token_id": 3}
+    config = transformers.BlipConfig(
+        text_config=own | texts, vision_config=own | {"image_size": 16, "patch_size": 8}, projection_dim=8
+    )
+    torch.manual_seed(0)
+    model = transformers.BlipForConditionalGeneration(config)
+    model.text_decoder.get_output_embeddings().bias.data[words.index("red")] = 100.0
+    model.save_pretrained(folder)
+    images = transformers.BlipImageProcessorPil(size={"height": 16, "width": 16})
+    tokens = transformers.BertTokenizer(vocab={word: i for i, word in enumerate(words)})
+    transformers.BlipProcessor(images, tokens).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.long  # transformers is loaded for it; of the quick tests, the tagger writes captions
+def test_blip_writes_a_sentence(tmp_path):
+    blip = plugins.find("captioners", "blip")
+    place = str(blip_folder(tmp_path / "blip"))
+    images = [Image.new("RGB", (20, 30), (200, 10, 10)), Image.new("RGBA", (20, 30), (200, 10, 10, 0))]
+    found = blip.load(blip.Settings(path=place, max_new_tokens=3), "cpu").captions(images)
+    assert found == [{"blip": "red red red"}] * 2
+    begun = blip.load(blip.Settings(path=place, max_new_tokens=3, prompt="a photo of"), "cpu").captions(images[:1])
+    assert begun[0]["blip"].startswith("a photo of red")
+    florence2 = plugins.find("captioners", "florence2")
+    with pytest.raises(UserError, match="holds a blip"):
+        florence2.load(florence2.Settings(path=place), "cpu")
+
+
+def florence2_folder(folder: Path) -> Path:
+    """A tiny random network of Florence-2's class that says `red`, with its processor."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<s>", "<pad>", "</s>", "<unk>", "<image>", "red", "Describe", "What", "does", "the"]
+    vision = {"depths": (1, 1, 1, 1), "embed_dim": (8, 8, 8, 8), "num_heads": (1, 1, 1, 1), "num_groups": (1, 1, 1, 1)}
+    texts = {"vocab_size": len(words), "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    texts |= {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}
+    texts |= {f"{side}_ffn_dim": 16 for side in ("encoder", "decoder")}
+    texts |= {"max_position_embeddings": 64, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+    config = transformers.Florence2Config(
+        vision_config=vision | {"projection_dim": 16, "window_size": 2},
+        text_config={"model_type": "bart", "decoder_start_token_id": 2, "forced_eos_token_id": 2, **texts},
+        image_token_id=4, bos_token_id=0, pad_token_id=1, eos_token_id=2, decoder_start_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Florence2ForConditionalGeneration(config)
+    model.get_output_embeddings().weight.data[5] *= 100
+    model.save_pretrained(folder)
+    own = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    own.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokens = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=own, bos_token="<s>", pad_token="<pad>", eos_token="</s>", unk_token="<unk>",
+        extra_special_tokens={"image_token": "<image>"},
+    )  # fmt: skip
+    images = transformers.CLIPImageProcessorPil(
+        size={"height": 64, "width": 64}, crop_size={"height": 64, "width": 64}, do_center_crop=False
+    )
+    images.image_seq_length = 5
+    transformers.Florence2Processor(images, tokens).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.long
+def test_florence2_writes_a_field_for_each_task(tmp_path):
+    florence2 = plugins.find("captioners", "florence2")
+    place = str(florence2_folder(tmp_path / "florence2"))
+    settings = florence2.Settings(path=place, max_new_tokens=4, tasks=["caption", "detailed_caption"])
+    own, image = florence2.load(settings, "cpu"), Image.new("RGB", (20, 30), (200, 10, 10))
+    (found,) = own.captions([image])
+    assert [*found] == ["florence2", "florence2_detailed_caption"]
+    text = "<image>" * 5 + "<s>Describe in detail what is shown in the image.</s>"
+    tokens = own.processor.tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+    pixels = own.processor.image_processor(image, return_tensors="pt").pixel_values
+    by_hand = own.model.generate(
+        input_ids=tokens, pixel_values=pixels, max_new_tokens=4, num_beams=3, do_sample=False
+    )  # fmt: skip
+    (said,) = own.processor.batch_decode(by_hand, skip_special_tokens=True)
+    assert found["florence2_detailed_caption"] == " ".join(said.split())
+    assert said
