@@ -181,8 +181,8 @@ def test_the_plan_counts_a_share_of_the_codes_where_fsdp_splits_them(place):
 
 @pytest.mark.long
 def test_codes_that_fsdp_splits_train_as_whole_ones(place, tmp_path):
-    """Codes are gathered as they are. Products of 8 bits round otherwise where inputs differ in the last bits, and are
-    wide for few rows, so that both meshes have micro-batches of two samples."""
+    """Codes are gathered as they are. Products of 8 bits are wide for few rows, so that both meshes have micro-batches
+    of two samples; and after an update, whose sums differ in the last bits, some inputs round to the next code."""
     forms, more = ("int8", "float8", *PRODUCTS), ("optimizer.epsilon=1e-6", "training.per_device_batch_size=2")
     meshes = {"one": (1, 1, 1, 1), "fsdp2": MESHES["fsdp2"]}
     plan = [
@@ -193,7 +193,8 @@ def test_codes_that_fsdp_splits_train_as_whole_ones(place, tmp_path):
     assert all(code == 0 for run in forked_runs.together(tmp_path, plan) for code in run)
     for form in forms:
         losses = [place.numbers(f"{form}-{name}", "learning/loss") for name in meshes]
-        assert losses[1] == pytest.approx(losses[0], rel=1e-5 if form not in PRODUCTS else 1e-3), form
+        assert losses[1][0] == pytest.approx(losses[0][0], rel=1e-6), form
+        assert losses[1] == pytest.approx(losses[0], rel=1e-5 if form not in PRODUCTS else 1e-2), form
 
 
 ADAPTERS = {
