@@ -32,6 +32,7 @@ ELASTIC = {
 }
 FREE = {
     *("training.compile_cache_dir", "training.text_encoders"),
+    *("optimizer.in_backward", "training.offload_activations", "training.swap_blocks"),  # to the bit as without
     *(f"cache.{name}" for name in ("batch_size", "dtype", "images", "only", "path", "shard_mb", "texts")),
     *("allow_change", "description", "output_dir", "resume_from_checkpoint", "run_name"),
     *(f"checkpoint.{name}" for name in ("background", "backup_every", "every", "export", "keep", "max_failed_saves")),
@@ -43,6 +44,7 @@ FREE = {
             "checked_pairs",
             "checked_prompts",
             "control_dir",
+            "font",
             "mask_dir",
             "max_skipped",
             "path",

@@ -48,7 +48,7 @@ def test_products_are_convolutions_where_mkl_leaves_half_of_the_instructions(
     monkeypatch, instructions, vendor, expected
 ):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
-    monkeypatch.setattr(products.Path, "read_text", lambda path: f"vendor_id\t: {vendor}\n")
+    monkeypatch.setattr(products.system, "cpu_facts", lambda: f"vendor_id\t: {vendor}\n")
     assert products.faster.__wrapped__() == expected
 
 
