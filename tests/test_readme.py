@@ -5,6 +5,10 @@ The runs are shortened; the two make targets stand outside of these blocks.
 
 import re
 import shlex
+import signal
+import subprocess
+import sys
+import urllib.request
 import warnings
 from pathlib import Path
 
@@ -55,6 +59,18 @@ def shortened(words):
     return [verb, *rest, *(override for override in short + of_shapes if override.split("=")[0] not in given)]
 
 
+def served(words):
+    """The page of a server that runs in a process of its own."""
+    command = [sys.executable, "-m", "daguerre", *words, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            address = server.stdout.readline().rpartition(" ")[2].strip()
+            with urllib.request.urlopen(address, timeout=60) as page:
+                return page.read().decode()
+        finally:
+            server.send_signal(signal.SIGINT)
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """The working folder, with what README takes for granted in it."""
@@ -73,12 +89,15 @@ def done(place):
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(place)
         for words in commands():
-            assert main.run(shortened(words)) == errors.DONE, shlex.join(words)
+            if words[1] == "serve":  # until Ctrl-C
+                assert "quickstart" in served(words[1:])
+            else:
+                assert main.run(shortened(words)) == errors.DONE, shlex.join(words)
     return place
 
 
 def test_the_commands_run_and_leave_what_readme_says(done):
-    assert {"train", "generate", "report", "recipes", "doctor", "data"} == {words[1] for words in commands()}
+    assert {"train", "generate", "report", "serve", "recipes", "doctor", "data"} == {words[1] for words in commands()}
     assert {path.name for path in (done / "runs").iterdir()} == {"quickstart", "my_vae", "mine", "shards", "flow"}
     assert (done / "runs" / "my_vae" / "pipeline" / "vae" / "config.json").exists()
     for run in {*(done / "runs").iterdir()} - {done / "runs" / "my_vae"}:

@@ -486,7 +486,7 @@ TEXTS = {
     "adamw_for", "learning_rates", "learning_rate_factors", "weight_decay_exclude", "max_device_memory", "variants",
     "shard", "card", "control_column", "rejected_column", "preference_column", "reference_column",
     "trackers", "project", "entity", "set", "metrics", "ignore_tensors",
-    "networks",
+    "networks", "tag_group", "separator", "undesired", "swap_blocks",
 }  # fmt: skip
 
 
@@ -500,7 +500,9 @@ def test_every_setting_that_can_be_an_address_keeps_no_secret():
         cls = classes.pop()
         classes += cls.__subclasses__()
         # The options of a job refuse secrets: what is in an sbatch file must be written out. A verb keeps none.
-        passing = issubclass(cls, SlurmSettings) or cls.__module__.startswith("daguerre.cli.")
+        # Neither do files of actions and of the queue, of words whose secrets were put aside before.
+        files = ("daguerre.cli.", "daguerre.checkpoint.actions", "daguerre.queue.")
+        passing = issubclass(cls, SlurmSettings) or cls.__module__.startswith(files)
         if cls.__module__.startswith("daguerre.") and not passing:
             found |= {f"{cls.__module__}.{cls.__name__}.{name}": field for name, field in cls.model_fields.items()}
     texts = {path: field for path, field in found.items() if str in _members(field.annotation)}

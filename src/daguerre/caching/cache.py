@@ -146,7 +146,8 @@ def _why_not_texts(config: Config, family: Family) -> str | None:
     if reason := _why_not(config, family, family.text, "captions"):
         return reason
     if any(own.captions.is_endless for own in config.data.sources.values()):
-        return "each epoch has other captions (data.captions.shuffle_tags, tag_dropout or wildcards)"
+        own = "data.captions.shuffle_tags, tag_dropout, wildcards"
+        return f"each epoch has tags in another order, other tags or other words ({own})"
     return None
 
 

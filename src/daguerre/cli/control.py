@@ -1,4 +1,4 @@
-"""Ask something of a run while it trains: save, sample, evaluate, pause, stop.
+"""Ask a run that trains to save, sample, evaluate, pause or stop.
 
 usage: daguerre control RUN ACTION [key=value ...]
 
