@@ -60,7 +60,8 @@ def parts(net, compute=torch.float32):
             x0 = example.clean["image"]
             return LossTerms(nets.student(x0 + 0 * torch.rand(())).square().mean(1), torch.zeros(2))
 
-    family = SimpleNamespace(encode_each=lambda batch, targets: {"image": (x0, {})}, guidance=None)
+    encoded = {"image": (x0, {})}
+    family = SimpleNamespace(encode_each=lambda batch, targets: encoded, guidance=None, components={"net": net})
     return Components(family, Squares(), Attached(net, {}), torch.device("cpu"), Precision(compute), 0, {})
 
 
