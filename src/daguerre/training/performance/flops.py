@@ -110,7 +110,8 @@ def known(func: Any) -> tuple[Callable[..., int] | None, bool]:
     """The formula of an operator, if it has one, and whether it has none and is made of other operators."""
     packet = func._overloadpacket
     formula = shape_wrapper(FORMULAS[packet]) if packet in FORMULAS else flop_registry.get(packet)
-    composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    # Not `func.has_kernel_for_dispatch_key`, which also finds decompositions in Python, that no device runs.
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
     return formula, formula is None and composite
 
 
