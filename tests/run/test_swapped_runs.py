@@ -57,17 +57,17 @@ def config(place: Place, *more: str) -> configs.Config:
 
 
 def trained(
-    given: configs.Config, steps: int = 20
+    given: configs.Config, steps: int = 20, micro_batches: int = 2
 ) -> tuple[Components, list[float], dict[str, dict[str, torch.Tensor]]]:
-    """Parts, losses and the state after so many updates of two micro-batches each."""
+    """Parts, losses and the state after so many updates with clipped gradients."""
     parts = build(given, torch.device("cpu"), trains=True)
     state = begin(given, parts)
     state.net.train()
     batch = random_batch(parts, 2, image_shape(given))
     losses = []
     for _ in range(steps):
-        some = [device.on(parts.device, batch)] * 2
-        step.update(state, some, parts.loss, learning_rate=1e-2, max_grad_norm=1.0, autocast=parts.autocast)
+        some = [device.on(parts.device, batch)] * micro_batches
+        step.update(state, some, parts.loss, learning_rate=1e-2, max_grad_norm=0.05, autocast=parts.autocast)
         losses.append(state.meter.read()["learning/loss"])
     return parts, losses, state.tensors()
 
@@ -107,6 +107,22 @@ def test_activations_on_the_host_change_no_number(place, monkeypatch, recomputed
     peaks = {name: predicted(own) for name, own in given.items()}
     # All but weights and what is computed at the moment is elsewhere.
     assert peaks["host"] < peaks["here"]
+
+
+@pytest.mark.parametrize("kind", chosen(KINDS, lambda kind: kind == "recomputed int8 bf16"))
+def test_two_backward_passes_after_one_forward_pass_find_the_blocks(place, monkeypatch, kind):
+    """Of a run that learns the norm of its gradients first, and moves weights in the second pass."""
+    monkeypatch.setattr(offloading, "LEAST_BYTES", 0)
+    _, losses, whole = trained(config(place, *KINDS[kind]), 6, micro_batches=1)
+    for more in ([SWAP], [SWAP, OFFLOAD]):
+        given = config(place, *KINDS[kind], "optimizer.in_backward=after_norm", *more)
+        parts, found, state = trained(given, 6, micro_batches=1)
+        assert found == losses
+        for group, tensors in whole.items():
+            assert_equal(state[group], tensors)
+        (swap,) = parts.swaps.values()
+        assert 0 < swap.device.peak <= swap.largest_bytes
+        assert parts.offload is None or parts.offload.host.bytes == 0 < parts.offload.host.peak
 
 
 def predicted(given: configs.Config) -> int:
