@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import hinted
 import pytest
 
 from daguerre import plugins
@@ -75,6 +76,37 @@ def test_settings_that_a_choice_brings_are_known_below_it() -> None:
     configs.check_names("quickstart_controlnet", ["adapter.condition=canny", "adapter.condition.low=4"])
     configs.check_names("quickstart", ["optimizer.name=prodigy", "optimizer.d_coef=2"])
     configs.check_names("quickstart", ["adapter=lora", "rank=4"])
+
+
+def test_a_condition_may_be_chosen_for_an_adapter_that_has_none() -> None:
+    configs.check_names("quickstart", ["adapter.name=controlnet", "adapter.condition=canny"])
+
+
+def test_plug_ins_of_another_place_are_asked_themselves() -> None:
+    with hinted.known():
+        configs.check_names("quickstart", ["adapter.name=hinted", "adapter.condition=grey"])
+        with pytest.raises(ConfigError, match=r"Did you mean adapters\.hinted\.image"):
+            configs.check_names("quickstart", ["adapter.name=hinted", "adapter.imge=control"])
+
+
+@pytest.mark.parametrize(
+    "also",
+    [
+        "training.global_batch_size=none",
+        "training.global_batch_size=true",
+        "data.source=folder",
+        "objective.name=epsilon",
+        "lr_scheduler.warmup=1M steps",
+        "data={source: folder, path: x, mask_dir: y}",  # without a loss that reads masks: the objective's own default
+    ],
+)
+def test_a_misspelt_name_beside_another_mistake_is_told_with_it(also: str) -> None:
+    given = ["optmizer.x=1", also]
+    configs.check_names("quickstart", given)
+    with pytest.raises(ConfigError) as error:
+        configs.load("quickstart", given)
+    assert len(error.value.problems) > 1
+    assert "Did you mean optimizer?" in str(error.value)
 
 
 def test_a_misspelt_name_is_refused_without_torch() -> None:

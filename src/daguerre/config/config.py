@@ -174,8 +174,10 @@ def load(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> Loa
 
 
 def check_names(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> None:
-    """ConfigError for settings that do not exist, of the recipe and the overrides, before any plug-in is imported;
-    other mistakes are left for `load`."""
+    """ConfigError for settings that do not exist, of the recipe and the overrides, before any plug-in is imported.
+
+    Other mistakes are left for `load`, which tells all at once. So are names where another mistake is seen here, too.
+    """
     root = outline.of(Config)
     if whole is None and (theirs := converted.of(root, name, given, may_lose=True)) is not None:
         check_names(name, theirs.rest, theirs.tree)
@@ -183,12 +185,27 @@ def check_names(name: str, given: Sequence[str] = (), whole: Tree | None = None)
     found = _gathered(root, name, given, whole, [])
     tree = merge.finished(found.tree)
     leaves, sections = fields.leaves_and_sections(root, tree)
-    problems = list(found.problems)
+    problems, rest = list(found.problems), tree
     for path, _ in trees.paths(tree):
         above = [name for name in reversed(_ancestors(path)) if name not in sections]  # the first is no section
         if above and above[0] not in leaves:
             problems.append(unknown(above[0], trees.get(tree, above[0]), leaves, [*sections]))
-    _refuse(problems, tree, found.source)
+            rest = trees.without(rest, above[0])
+    if problems and not found.absent and not _kinds(rest, leaves) and _seems_sound(root, rest):
+        _refuse(problems, tree, found.source)
+
+
+def _seems_sound(root: type[Settings], tree: Tree) -> bool:
+    """True if nothing is wrong with these values, as far as that is seen in the outlines of plug-ins."""
+    try:
+        settings = root.model_validate(tree)
+    except ValidationError:
+        return False
+    found: list[Problem] = []
+    for needed, check in checks.CHECKS.items():
+        with suppress(AttributeError, TypeError, ValueError):  # it asks for what an outline lacks
+            found += check(*(getattr(settings, name) for name in needed))
+    return not found
 
 
 @dataclass(frozen=True)

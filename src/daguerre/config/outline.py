@@ -27,17 +27,23 @@ _Class = tuple[str, str]
 
 @dataclass(frozen=True)
 class _Outlined(Plugin):
-    """The mark of a section whose plug-ins are not imported."""
-
-    origin: _Class = _BASE
-    """What the `Settings` of plug-ins start from that may stand in this section."""
+    """The mark of a section whose plug-ins are not imported, but for those whose file lies elsewhere."""
 
     def settings_class(self, name: Any) -> type[Settings]:
         plugins.check(self.kind, name)
-        return _outline(self._class(name))
+        cls = self._class(name)
+        return _outline(cls) if _file(cls[0]).exists() else self._settings(name)
 
     def able(self) -> list[str]:
-        return [name for name in plugins.names(self.kind) if self.origin in _ancestors(self._class(name))]
+        base = self.base.__module__, self.base.__name__
+        return [name for name in plugins.names(self.kind) if base in self._starts(name)]
+
+    def _starts(self, name: str) -> list[_Class]:
+        """The classes that the settings of a plug-in start from."""
+        cls = self._class(name)
+        if _file(cls[0]).exists():
+            return [*_ancestors(cls)]
+        return [(each.__module__, each.__name__) for each in self._settings(name).__mro__]
 
     def _class(self, name: str) -> _Class:
         return f"daguerre.{plugins.FOLDERS[self.kind].replace('/', '.')}.{name}", "Settings"
@@ -54,7 +60,7 @@ def _marked(field: FieldInfo) -> tuple[Any, Any]:
     plugin = fields.plugin_of(field) or fields.plugin_inside(field)
     if plugin is None:
         return field.annotation, field
-    section: Any = Annotated[Settings, _Outlined(plugin.kind, plugin.key, Settings, plugin.default)]
+    section: Any = Annotated[Settings, _Outlined(plugin.kind, plugin.key, plugin.base, plugin.default)]
     default = ... if field.is_required() else field.default
     return section if fields.plugin_of(field) else dict[str, section], Field(default, description=field.description)
 
@@ -73,11 +79,24 @@ def _fields(cls: _Class) -> dict[str, Any]:
         if isinstance(base, ast.Name) and (origin := _origin(module, base.id)) not in (None, _BASE):
             found |= _fields(origin)
     for line in node.body:
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-            value = ast.unparse(line.value) if line.value else None
-            if (kind := _type(module, line.annotation)) is not None:
-                found[line.target.id] = (kind, value)
+        if not (isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)):
+            continue
+        if (kind := _type(module, line.annotation)) is not None:
+            found[line.target.id] = (kind, Field(_default(line.value), validate_default=False))
     return found
+
+
+def _default(value: ast.expr | None) -> Any:
+    """The default of a field: itself if it is written out, else its expression as a text; `...` without one."""
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":
+        named = [each.value for each in value.keywords if each.arg in ("default", "default_factory")]
+        value = next(iter([*value.args, *named]), None)
+    if value is None:
+        return ...
+    try:
+        return ast.literal_eval(value)
+    except ValueError:
+        return ast.unparse(value)
 
 
 def _type(module: str, annotation: ast.expr) -> Any:
@@ -93,7 +112,7 @@ def _type(module: str, annotation: ast.expr) -> Any:
         values = [arg.value for arg in (*mark.args, *(k.value for k in mark.keywords)) if isinstance(arg, ast.Constant)]
         kind, key, default = (*map(str, values), None)[:3]
         starts = _origin(module, ast.unparse(mark.args[2])) or _BASE
-        outlined = _Outlined(str(kind), str(key), Settings, default, starts)
+        outlined = _Outlined(str(kind), str(key), _outline(starts), default)
         optional = "None" in ast.unparse(annotation)
         return Annotated[Settings | None, outlined] if optional else Annotated[Settings, outlined]
     if "dict" not in words and (section := next(filter(None, (_section(module, word) for word in words)), None)):
@@ -142,8 +161,7 @@ class _Names(NamedTuple):
 @cache
 def _names(module: str) -> _Names:
     """A module's names, read from its file."""
-    path = _PACKAGE.joinpath(*module.split(".")[1:])
-    tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8"))
+    tree = ast.parse(_file(module).read_text(encoding="utf-8"))
     found = _Names({}, {}, {})
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
@@ -153,3 +171,9 @@ def _names(module: str) -> _Names:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("daguerre."):
             found.imported.update({alias.name: str(node.module) for alias in node.names if alias.asname is None})
     return found
+
+
+def _file(module: str) -> Path:
+    """The file of a module of ours."""
+    path = _PACKAGE.joinpath(*module.split(".")[1:])
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
