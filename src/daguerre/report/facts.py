@@ -134,7 +134,7 @@ def skipped(run: Run) -> Html:
     if nonfinite:
         rows.append(["loss or gradient not finite", "update skipped", f"{nonfinite:,.0f}", ""])
     if rows:
-        return table(["Reason", "", "Count", "Such as"], rows, "counts")
+        return table(["Reason", "", "Count", "Such as"], rows, "counts reasons")
     if not run.data and nonfinite is None:
         return element("p", "Nothing is known yet.", class_="note")
     known = [] if not run.data else ["No sample was skipped."]
