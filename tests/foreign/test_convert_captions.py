@@ -98,3 +98,24 @@ def test_samples_of_onetrainer_that_are_off_are_left_out(convert):
     values, lines = convert(ONETRAINER | {"samples": samples})
     assert (values["sampling.prompts"], values["sampling.seed"]) == (["on"], 4)
     assert lines["samples.0.prompt"] == ("notice", "this sample is switched off")
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    (KOHYA | {"shuffle_caption": False, "caption_tag_dropout_rate": 0.2, "secondary_separator": ";;;"},
+     {"shuffle_tags": False, "tag_dropout": 0.2, "keep_tags": 2, "tag_group": ";;;", "lines": "first"}),
+    (KOHYA | {"enable_wildcard": True}, {"wildcards": True, "lines": "drawn", "tag_dropout": None}),
+])  # fmt: skip
+def test_tags_and_alternatives_of_sd_scripts(convert, given, expected):
+    values, lines = convert(given)
+    assert {name: values.get(f"data.captions.{name}") for name in expected} == expected
+    assert not any(kind == "refused" and "caption" in key for key, (kind, _) in lines.items())
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("RANDOM", True), ("FULL", False)])
+def test_onetrainers_tag_dropout_is_read_where_each_tag_is_drawn(convert, mode, kept):
+    text = {"prompt_source": "sample", "tag_dropout_enable": True, "tag_dropout_mode": mode}
+    text |= {"tag_dropout_probability": 0.3, "keep_tags_count": 1, "tag_delimiter": ","}
+    values, lines = convert(ONETRAINER | {"concepts": [{"name": "cats", "path": "images/cats", "text": text}]})
+    assert values.get("data.captions.tag_dropout") == (0.3 if kept else None)
+    assert values.get("data.captions.keep_tags") == (1 if kept else None)
+    assert (lines["concepts.0.text.tag_dropout_enable"][0] == "refused") is not kept

@@ -253,21 +253,23 @@ def _folders(reading: Reading) -> list[Folder]:
     return found
 
 
-def _draws_tags(reading: Reading, prefix: str) -> bool:
+def _drops_tags(reading: Reading, prefix: str) -> bool:
     """True where each tag is drawn, with no list of special ones: the one of its ways that is here."""
-    mode, special = (reading.get(f"{prefix}.text.tag_dropout_{name}") for name in ("mode", "special_tags_mode"))
-    return mode == "RANDOM" and special in (None, "NONE")
+    names = ("enable", "mode", "special_tags_mode")
+    is_on, mode, special = (reading.get(f"{prefix}.text.tag_dropout_{name}") for name in names)
+    return is_on is True and mode == "RANDOM" and special in (None, "NONE")
 
 
 def _concepts(reading: Reading, folders: list[Folder]) -> None:
     for folder in folders:
         paths = dict(TABLES["concept"])
         paths |= TABLES["among_others"] if len(folders) > 1 else {}
-        drops = reading.get(f"{folder.key}.text.tag_dropout_enable") is True and _draws_tags(reading, folder.key)
-        if reading.get(f"{folder.key}.text.enable_tag_shuffling") is True:
-            paths |= TABLES["with_shuffling"]
+        drops = _drops_tags(reading, folder.key)
         if drops:
-            paths |= TABLES["with_shuffling"] | TABLES["with_tag_dropout"]
+            paths |= TABLES["with_tag_dropout"]
+            reading.note([f"{folder.key}.text.tag_dropout_{name}" for name in ("enable", "mode")], "in tag_dropout")
+        if drops or reading.get(f"{folder.key}.text.enable_tag_shuffling") is True:
+            paths |= TABLES["with_shuffling"]
         reading.take({name: f"{folder.place}.{path}" for name, path in paths.items()}, f"{folder.key}.")
         reading.take(TABLES["all_concepts"], f"{folder.key}.")
 
