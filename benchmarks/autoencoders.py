@@ -15,20 +15,9 @@ from PIL import Image
 
 from daguerre import plugins
 from daguerre.data.dataset import open_datasets
+from daguerre.evaluation.formulas import pairs
 
 SIDE_PX = 64
-PHOTOGRAPHS = (
-    "astronaut.png",
-    "brick.png",
-    "camera.png",
-    "chelsea.png",
-    "coffee.png",
-    "grass.png",
-    "gravel.png",
-    "hubble_deep_field.jpg",
-    "rocket.jpg",
-    "motorcycle_left.png",
-)
 
 
 def pictures(place: str, filters: str) -> dict[str, np.ndarray]:
@@ -57,9 +46,7 @@ def _middle(image: Image.Image) -> np.ndarray:
 def psnr_db(vae: AutoencoderKL, image: np.ndarray) -> float:
     x = torch.from_numpy(image.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
     again = vae.decode(vae.encode(x).latent_dist.mode()).sample.clamp(-1, 1)
-    again = ((again + 1) * 127.5).round()
-    error = ((again - (x + 1) * 127.5) ** 2).mean()
-    return float(10 * torch.log10(255**2 / error))
+    return pairs.psnr(((again[0].permute(1, 2, 0) + 1) * 127.5).round().to(torch.uint8).numpy(), image)
 
 
 def main(arguments: list[str]) -> None:

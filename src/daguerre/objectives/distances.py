@@ -23,13 +23,19 @@ def thresholds(settings: LossSettings, share_B: Tensor, sigma_B: Tensor) -> Tens
 
 
 def of(settings: LossSettings, error_BCHW: Tensor, threshold_B: Tensor | None) -> Tensor:
-    """The distance [B, C, h, w] of each element. With a threshold c pseudo-Huber (Charbonnier et al. 1994):
-    sqrt(error^2 + c^2) - c, times 2 c (`huber`: near 0 the square) or 2 (`smooth_l1`: far from 0 twice the error)."""
+    """The distance [B, C, h, w] of each element. With a threshold c pseudo-Huber, times 2 c (`huber`: near 0 the
+    square) or 2 (`smooth_l1`: far from 0 twice the error)."""
     if settings.name == "l2":
         return error_BCHW.square()
     if settings.name == "l1":
         return error_BCHW.abs()
     assert threshold_B is not None, "drawn with the levels"
     c = threshold_B.reshape(-1, *[1] * (error_BCHW.ndim - 1))
-    apart = 2 * ((error_BCHW.square() + c.square()).sqrt() - c)
+    apart = 2 * pseudo_huber(error_BCHW, c)
     return c * apart if settings.name == "huber" else apart
+
+
+def pseudo_huber(error_BCHW: Tensor, c: Tensor | float) -> Tensor:
+    """sqrt(error^2 + c^2) - c (Charbonnier et al. 1994): half a square over c near 0, the size of the error far from
+    it."""
+    return (error_BCHW.square() + c * c).sqrt() - c

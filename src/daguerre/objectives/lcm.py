@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from daguerre import keys as keyed
+from daguerre.objectives import distances
 from daguerre.objectives.algebra import Diffusion, DiffusionDraws, per_sample
 from daguerre.objectives.levels import times
 from daguerre.objectives.networks.teacher import TEACHER, Teacher, TeacherSettings
@@ -169,8 +170,8 @@ class Consistency(DiffusionWrapper):
         # reach the weights through them.
         torch.clear_autocast_cache()
         error = self.image(nets.student, x, scaled, start) - target
-        c = self.settings.distance_c
-        apart = error.square() if self.settings.distance == "l2" else (error.square() + c * c).sqrt() - c
+        is_l2 = self.settings.distance == "l2"
+        apart = error.square() if is_l2 else distances.pseudo_huber(error, self.settings.distance_c)
         return LossTerms(self.elements.mean(apart, draws.element_weight), draws.quantile)
 
     def teacher(self, nets: Nets) -> Teacher:
