@@ -16,7 +16,7 @@ def test_what_a_save_copies_is_counted(more):
     config = configs.load("quickstart", ["training.device=cpu", *TINY, *more]).config
     mesh = config.mesh.resolved(1, 1)
     target = estimate.of(config, mesh, None)
-    counted = static.saved_bytes(static.count(target.config, target.parts(), mesh))
+    counted = static.count(target.config, target.parts(), mesh).saved_bytes
     state = begin(config, build(config, trains=True))
     for p in state.parameters:
         p.grad = torch.zeros_like(p)

@@ -13,7 +13,7 @@ from daguerre.data.plan.buckets import Bucket
 from daguerre.formatting import counted
 from daguerre.memory.peak import Peak, largest_bucket
 from daguerre.memory.report import format_size, wrap
-from daguerre.memory.static import MemoryCount, saved_bytes
+from daguerre.memory.static import MemoryCount
 from daguerre.settings import Duration
 from daguerre.training.performance.peak_rates import Rates
 
@@ -26,8 +26,6 @@ WORKER_BYTES = 350_000_000
 """A loader process, which imports torch alone. Measured on Linux."""
 _READ_BYTES = 4
 """Bytes of a number while networks are read: all are float32 until they are stored and moved as the recipe says."""
-_SAVED = ("weights", "moments", "averages")
-"""Kinds of bytes that a checkpoint holds, of what is trained."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def forecast(
         "networks that wait": count.on_host * processes,
         "loader processes": loader.num_workers * (WORKER_BYTES + loader.prefetch_batches * batch) * processes,
         "batches": (loader.prefetch_batches + 1 + gpu) * batch * processes,
-        "the copy of a save": saved_bytes(count) * config.checkpoint.background * processes,
+        "the copy of a save": count.saved_bytes * config.checkpoint.background * processes,
     }
     work = peak.pass_work * sizes.accumulation + peak.update_work
     updates = _updates(config.training.duration, sizes.whole)
@@ -136,15 +134,10 @@ def _disk(
 ) -> Mapping[str, int]:
     """Bytes on disk at the end of a run, and of the save before the oldest is deleted."""
     settings, sampling = config.checkpoint, config.sampling
-    state = sum(
-        each.kinds[kind] * each.all_numbers // max(1, each.numbers)
-        for each in count.held
-        if "gradients" in each.kinds
-        for kind in _SAVED
-    )
+    state = sum(each.saved_bytes * each.all_numbers // max(1, each.numbers) for each in count.trained)
     saves = _times(settings.every, updates) + 1
     kept = settings.keep + 1 + _times(settings.backup_every, updates)
-    trained = sum(each.all_numbers for each in count.held if "gradients" in each.kinds) * 4
+    trained = sum(each.all_numbers for each in count.trained) * 4
     networks = [p.numel() * p.element_size() for net in parts.family.components.values() for p in net.parameters()]
     whole = any(own.whole for own in parts.attached.trainables.values())
     pixels = (sampling.width or bucket.width_px) * (sampling.height or bucket.height_px) * 3

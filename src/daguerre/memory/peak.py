@@ -101,7 +101,7 @@ class SimulatedStep:
             self._parts = in_training(parts, self._state)
             if parts.objective.needs.null:
                 parts.null.rows = parts.family.encode_null()  # once, before the first pass
-        self._held = {each.placed.name: each for each in count.held if "gradients" in each.kinds}
+        self._held = {each.placed.name: each for each in count.trained}
 
     def peak(self, micro: int) -> Peak:
         """The peak of a step with micro-batches of this size."""

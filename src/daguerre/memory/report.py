@@ -106,7 +106,7 @@ def describe_parameters(count: MemoryCount, every: bool) -> list[str]:
     lines = []
     sorted_groups = groups(count)
     for component, held in count.components():
-        trained = sum(each.all_numbers for each in held if "gradients" in each.kinds)
+        trained = sum(each.all_numbers for each in held if each.is_trained)
         total = sum(each.all_numbers for each in held)
         whole = all(each.numbers == each.all_numbers for each in held)
         kinds = "frozen" if not trained else "trained" if trained == total else f"{trained:,} of them trained"

@@ -31,6 +31,8 @@ from daguerre.types import waits
 
 KINDS = ("weights", "gradients", "moments", "averages", "reference", "frozen", "quantized", "buffers")
 """Kinds of bytes, in the order of a report."""
+_SAVED = ("weights", "moments", "averages")
+"""Kinds of bytes that a checkpoint holds, of what is trained."""
 _OF_HOST = "host"
 """Kind of the bytes that are in the host's memory, and count for no device."""
 _AVERAGE = 4
@@ -55,6 +57,15 @@ class ResidentTensor:
     @property
     def all_numbers(self) -> int:
         return prod(self.placed.shape)
+
+    @property
+    def is_trained(self) -> bool:
+        return "gradients" in self.kinds
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of it in a checkpoint."""
+        return sum(self.kinds[kind] for kind in _SAVED) if self.is_trained else 0
 
 
 @dataclass(frozen=True)
@@ -82,16 +93,20 @@ class MemoryCount:
         """Bytes of weights that wait in the host's memory, of each process."""
         return self.bytes_of(_OF_HOST)
 
+    @property
+    def trained(self) -> list[ResidentTensor]:
+        return [each for each in self.held if each.is_trained]
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of a checkpoint that this device writes: weights, moments and averages of what it trains. With
+        checkpoint.background a copy of them is in the host's memory while it is written, and is kept for the next
+        one."""
+        return sum(each.saved_bytes for each in self.held)
+
     def components(self) -> Iterator[tuple[str, list[ResidentTensor]]]:
         for name in dict.fromkeys(each.component for each in self.held):
             yield name, [each for each in self.held if each.component == name]
-
-
-def saved_bytes(found: MemoryCount) -> int:
-    """Bytes of a checkpoint that the fullest device writes: weights, moments and averages of what it trains. With
-    checkpoint.background a copy of them is in the host's memory while it is written, and is kept for the next one."""
-    trained = [each for each in found.held if "gradients" in each.kinds]
-    return sum(each.kinds.get(kind, 0) for each in trained for kind in ("weights", "moments", "averages"))
 
 
 def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
