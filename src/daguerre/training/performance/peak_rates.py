@@ -7,7 +7,7 @@ than data does).
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -165,6 +165,12 @@ def assumed(card: int | None, gpu: bool, dtype: torch.dtype) -> Rates:
     """The rates of a usual card of so many bytes, or of this machine's CPU, on which both are measured in a moment."""
     if gpu:
         return of_card(next((name for size, name in _USUAL if (card or 80e9) <= size * 1e9), "B200"), dtype)
+    return _of_this_cpu(dtype)
+
+
+@cache
+def _of_this_cpu(dtype: torch.dtype) -> Rates:
+    """Measured once a process, so that all forecasts of a plan assume the same."""
     device = torch.device("cpu")
     left, right = (torch.randn(512, 512).to(dtype) for _ in range(2))
     source = torch.zeros(16_000_000, dtype=torch.uint8)
