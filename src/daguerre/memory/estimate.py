@@ -67,6 +67,13 @@ class Target:
             return peak.whole
         return peak.whole + CONTEXT_BYTES + round(ROUNDING * (peak.whole - peak.held))
 
+    @property
+    def could_move_in_backward(self) -> bool:
+        """True if optimizer.in_backward would go with the recipe on this mesh, and is not set."""
+        own = self.given.optimizer
+        alone = self.sizes.accumulation == self.mesh.devices == 1
+        return alone and not own.in_backward and not own.needs_all_gradients
+
     def notices(self) -> Iterator[str]:
         """Settings that act differently on these devices, or not at all."""
         mesh, settings = self.mesh, self.given.mesh
@@ -226,10 +233,10 @@ def _ways(target: Target, count: MemoryCount, largest: Peak | None) -> Iterator[
     training, optimizer = target.given.training, target.given.optimizer
     if largest is not None:
         yield f"training.per_device_batch_size={largest.micro} computes the same updates in more micro-batches"
-    numbers = sum(each.numbers for each in count.held if "gradients" in each.kinds)
-    gradients = count.bytes_of("gradients")
-    if gradients and target.sizes.accumulation == count.mesh.devices == 1 and optimizer.name != "prodigy":
-        yield f"optimizer.in_backward=after_norm holds the largest gradient in place of {format_size(gradients)}"
+    numbers = sum(each.numbers for each in count.trained)
+    if target.could_move_in_backward:
+        gradients = format_size(count.bytes_of("gradients"))
+        yield f"optimizer.in_backward=after_norm holds the largest gradient in place of {gradients}"
     if not training.gradient_checkpointing:
         yield "training.gradient_checkpointing=true stores fewer activations"
     if not training.offload_activations:

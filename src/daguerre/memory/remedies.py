@@ -190,8 +190,7 @@ def remedies(config: Config, target: Target) -> Iterator[Remedy]:
         rate = f"optimizer.learning_rate={optimizer.learning_rate:g}"
         yield Remedy("moments", ("optimizer.name=adafactor",), (rate,), harm=1, spares=_left(moments=0))
     extends = all(own.part != "all" for own in config.adapters.values())
-    whole = target.sizes.accumulation == mesh.devices == 1
-    if not extends and whole and not optimizer.in_backward and optimizer.name != "prodigy":
+    if not extends and target.could_move_in_backward:
         once = ("optimizer.in_backward=after_norm",)
         yield Remedy("gradients", once, harm=1, spares=_left(gradients=0), slower=1.7)
     if extends and training.base_precision == "no":

@@ -169,6 +169,8 @@ class OptimizerSettings(Settings):
     """It evaluates at averaged weights of its own, which an EMA and a falling learning rate would spoil."""
     made_with: ClassVar[tuple[str, ...]] = ()
     """Settings without which the numbers of its state mean nothing: another value resets it."""
+    needs_all_gradients: ClassVar[str] = ""
+    """Why it cannot move a weight before the gradients of all are known, as `in_backward` does; "" where it can."""
     unused_when: ClassVar[tuple[Unused, ...]] = (
         Unused(("weight_decay_exclude",), lambda own: own.weight_decay == 0, "no effect while weight_decay is 0"),
     )
@@ -194,6 +196,13 @@ class OptimizerSettings(Settings):
     """Move each weight during the backward pass, as soon as its gradient is whole, and free the gradient: the largest
     one is held in place of all. `after_norm`: a backward pass before that finds the norm of all: the same updates, for
     about half as much time again; `at_once`: no more time, but no clipping. On one device, without accumulation."""
+
+    @field_validator("in_backward")
+    @classmethod
+    def _one_by_one(cls, in_backward: InBackward) -> InBackward:
+        if in_backward and cls.needs_all_gradients:
+            raise ValueError(f"{cls.needs_all_gradients}: remove it, or use another optimizer")
+        return in_backward
 
 
 class AdamSettings(OptimizerSettings):

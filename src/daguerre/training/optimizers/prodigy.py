@@ -7,13 +7,16 @@ from pydantic import Field, field_validator
 
 from daguerre.training.optimizers.groups import Parameters, decay_groups
 from daguerre.training.optimizers.optimizer import OptimizerPart, not_installed
-from daguerre.training.settings import AdamSettings, InBackward
+from daguerre.training.settings import AdamSettings
 
 
 class Settings(AdamSettings):
     """Prodigy (Mishchenko and Defazio 2023): AdamW whose learning rate follows from how far the weights have come."""
 
     made_with: ClassVar[tuple[str, ...]] = ("d0",)  # where the estimate begins, and the unit of the sums it is made of
+    needs_all_gradients: ClassVar[str] = (
+        "prodigy estimates its learning rate from the gradients of all weights before it moves one"
+    )
 
     name: Literal["prodigy"] = "prodigy"
     """Name of the optimizer."""
@@ -40,16 +43,6 @@ class Settings(AdamSettings):
                 "prodigy estimates one learning rate for all parameters: remove it, or use another optimizer"
             )
         return rates
-
-    @field_validator("in_backward")
-    @classmethod
-    def _all_at_once(cls, in_backward: InBackward) -> InBackward:
-        if in_backward:
-            raise ValueError(
-                "prodigy estimates its learning rate from the gradients of all weights before it moves one: remove it, "
-                "or use another optimizer"
-            )
-        return in_backward
 
 
 def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
