@@ -1,8 +1,9 @@
-"""Things that the threads of a process share. No torch here."""
+"""Threads that work while a block runs, and things that the threads of a process share. No torch here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
-from threading import RLock
+from threading import Event, RLock, Thread
 from typing import Any, Generic, TypeVar
 
 Made = TypeVar("Made")
@@ -23,6 +24,20 @@ class Once(Generic[Made]):
         """Forgets all results."""
         with self._lock:
             self._kept.cache_clear()
+
+
+@contextmanager
+def background(name: str, work: Callable[[Event], None]) -> Iterator[None]:
+    """Does `work` in a thread of that name while the block runs. At its end the event that `work` got is set, and the
+    thread is waited for."""
+    over = Event()
+    thread = Thread(target=work, args=(over,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def made_once(maxsize: int) -> Callable[[Callable[..., Made]], Once[Made]]:

@@ -7,14 +7,15 @@ where it was.
 
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import Literal
 
+from daguerre import threads
 from daguerre.checkpoint.atomic import make_folder
 from daguerre.checkpoint.manifest import CheckpointError
 from daguerre.checkpoint.run_dir import RunFolder, lock_holder
@@ -171,20 +172,15 @@ def holding(model: Model, root: Path, policy: Policy, every_seconds: float) -> I
             code="unsupported",
             setting="follow",
         )
-    followed, over = Followed(run, root / _WAITING), threading.Event()
+    followed = Followed(run, root / _WAITING)
     followed.hold()
 
-    def watch() -> None:
+    def watch(over: Event) -> None:
         while not over.wait(min(1.0, every_seconds)):
             followed.hold()
 
-    thread = threading.Thread(target=watch, name="follow", daemon=True)
-    thread.start()
-    try:
+    with threads.background("follow", watch):
         yield followed
-    finally:
-        over.set()
-        thread.join()
 
 
 def _link(source: Path, target: Path) -> None:

@@ -4,14 +4,15 @@ In a store `ask` creates an object, and a thread of the run brings it into the r
 taken as any other; the answer goes the way of all files of the run. The lock of the run says of whom it is asked.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
-from daguerre import documents
+from daguerre import documents, threads
 from daguerre.checkpoint import actions
 from daguerre.checkpoint.actions import EXPIRES_SECONDS, Answer, Kind
 from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically
@@ -88,17 +89,9 @@ def _is_held(run: str) -> bool:
         return lock.holder(prefix(run.rstrip("/"))) is not None
 
 
-@contextmanager
-def fetching(run: Prefix, folder: RunFolder, say: Callable[[str], None]) -> Iterator[None]:
+def fetching(run: Prefix, folder: RunFolder, say: Callable[[str], None]) -> AbstractContextManager[None]:
     """Brings what is asked into the working folder while the block runs."""
-    over = threading.Event()
-    thread = threading.Thread(target=_watch, args=(run, folder, say, over), name="run-actions", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    return threads.background("run-actions", partial(_watch, run, folder, say))
 
 
 def fetch(run: Prefix, folder: RunFolder) -> None:
@@ -112,7 +105,7 @@ def fetch(run: Prefix, folder: RunFolder) -> None:
         run.delete([one.name])
 
 
-def _watch(run: Prefix, folder: RunFolder, say: Callable[[str], None], over: threading.Event) -> None:
+def _watch(run: Prefix, folder: RunFolder, say: Callable[[str], None], over: Event) -> None:
     failing = False
     while not over.wait(POLL_SECONDS):
         try:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daguerre import documents
+from daguerre import documents, threads
 from daguerre.checkpoint.run_dir import Holder, RunFolderError, RunFolderInUse, in_use
 from daguerre.storage.bucket import Prefix, Version
 from daguerre.storage.errors import Missing, StoreError
@@ -50,14 +50,10 @@ class Lock:
     def held(self) -> Iterator[None]:
         """Keeps other runs out while the block runs. RunFolderHeld, naming who is in; StoreError."""
         self._take()
-        over = threading.Event()
-        thread = threading.Thread(target=self._keep, args=(over,), name="run-lock", daemon=True)
-        thread.start()
         try:
-            yield
+            with threads.background("run-lock", self._keep):
+                yield
         finally:
-            over.set()
-            thread.join()
             self.release()
 
     def confirm(self) -> None:

@@ -17,6 +17,7 @@ from functools import partial
 from hashlib import file_digest
 from pathlib import Path
 
+from daguerre import threads
 from daguerre.checkpoint.run_dir import EXPORTS, RunFolder, RunFolderError
 from daguerre.errors import UserError
 from daguerre.remote import export
@@ -61,16 +62,12 @@ class Mirror:
     @contextmanager
     def sending(self) -> Iterator[None]:
         """Sends changes while the block runs, and the last ones at its end: RunFolderError if they cannot be."""
-        over = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(over,), name="run-mirror", daemon=True)
-        thread.start()
         done = False
         try:
-            yield
-            done = True
+            with threads.background("run-mirror", self._watch):
+                yield
+                done = True
         finally:
-            over.set()
-            thread.join()
             with nullcontext() if done else suppress(RunFolderError):  # the first error is the one to show
                 self._finish()
 
