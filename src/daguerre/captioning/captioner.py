@@ -14,8 +14,8 @@ import huggingface_hub
 from PIL import Image
 from pydantic import Field
 
-from daguerre import digests
 from daguerre.errors import UserError
+from daguerre.evaluation.networks.place import check_digest, digest_of
 from daguerre.settings import ADDRESS, Choice
 
 
@@ -44,9 +44,9 @@ class Captioner(Protocol):
         """Of each image, RGB or RGBA and upright, the captions by field; the first field is its usual one."""
 
 
-def folder_of(settings: CaptionerSettings) -> tuple[Path, str]:
-    """The folder of a captioner's network, fetched from the hub where it is named by `OWNER/NAME`, and the digest of
-    its weights. UserError where it cannot be had, or has others than `digest` asks for."""
+def folder_of(settings: CaptionerSettings) -> Path:
+    """The folder of a captioner's network, fetched from the hub where it is named by `OWNER/NAME`. UserError where it
+    cannot be had, or has other weights than `digest` asks for."""
     place = settings.path or settings.published
     folder = Path(place).expanduser()
     if not folder.is_dir() and place.count("/") == 1 and not folder.is_absolute():
@@ -66,12 +66,9 @@ def folder_of(settings: CaptionerSettings) -> tuple[Path, str]:
             code="missing",
             setting="path",
         )
-    found = digests.sha256(weights)
-    if settings.digest is not None and not found.startswith(settings.digest):
-        raise UserError(
-            f"{place} has the weights {found}, and digest={settings.digest} asks for others", code="changed"
-        )
-    return folder, found
+    if settings.digest is not None:  # gigabytes, of which nobody else asks for the digest
+        check_digest(place, digest_of(weights), settings.digest)
+    return folder
 
 
 def on_white(image: Image.Image) -> Image.Image:

@@ -61,7 +61,7 @@ def load(
     device: str,
 ) -> Generative:
     """A captioner of a class of transformers. UserError where its folder is missing, of another kind or damaged."""
-    folder, _ = folder_of(settings)
+    folder = folder_of(settings)
     model = networks.load(folder, model_class, kinds)
     try:
         processor = transformers.AutoProcessor.from_pretrained(

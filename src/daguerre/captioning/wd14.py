@@ -108,7 +108,7 @@ def chosen(settings: Settings, tags: Sequence[Tag], probabilities_T: np.ndarray)
 
 def load(settings: Settings, device: str) -> Tagger:
     """The tagger on the CPU, or on a GPU where onnxruntime has one. UserError where it cannot be used."""
-    folder, _ = folder_of(settings)
+    folder = folder_of(settings)
     try:
         import onnxruntime
     except ImportError as error:

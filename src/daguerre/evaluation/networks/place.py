@@ -3,6 +3,7 @@
 Nothing is downloaded: without weights the refusal says which file is needed and how to get it.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -29,11 +30,14 @@ class NetworkPlace(Settings):
 
     def checked(self, found: str) -> str:
         """The digest of the weights that are there. UserError if others are asked for."""
-        if self.digest is not None and not found.startswith(self.digest):
-            raise UserError(
-                f"{self.path} has the weights {found}, and digest={self.digest} asks for others", code="changed"
-            )
+        check_digest(self.path, found, self.digest)
         return found
+
+
+def check_digest(place: str, found: str, wanted: str | None) -> None:
+    """UserError where a place has the weights `found`, and others are asked for, by a digest or its first digits."""
+    if wanted is not None and not found.startswith(wanted):
+        raise UserError(f"{place} has the weights {found}, and digest={wanted} asks for others", code="changed")
 
 
 def short(digest: str) -> str:
@@ -81,4 +85,9 @@ def digest_of_files(folder: Path) -> str:
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise UserError(f"{folder} has no safetensors file: no other weights are read", code="missing")
+    return digest_of(paths)
+
+
+def digest_of(paths: Sequence[Path]) -> str:
+    """SHA-256 of files, one after the other, hex; that of a single one is remembered."""
     return sha256(paths[0]) if len(paths) == 1 else digests.sha256(paths)
