@@ -24,7 +24,6 @@ docs/data-tools.md says more.
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from pydantic import Field
 
 from daguerre import errors, plugins, trees
@@ -34,6 +33,7 @@ from daguerre.data import skipped
 from daguerre.errors import UserError
 from daguerre.formatting import counted
 from daguerre.settings import Settings
+from daguerre.training.device import choose_device
 from daguerre.trees import Tree
 
 
@@ -57,21 +57,19 @@ def run(arguments: list[str]) -> int:
     words = options.split(arguments)
     if len(words.bare) != 1:
         raise UserError("`daguerre caption` takes one folder of pictures and with=NAME", code="missing")
-    given = dict(overrides.pair(each) for each in words.overrides)
-    if len(given) < len(words.overrides):
+    wanted, others = options.own_options(words.overrides, Options)
+    given = dict(overrides.pair(each) for each in others)
+    if len(given) < len(others):
         raise UserError("an option is given twice", code="conflict")
     if "with" not in given:
         known = ", ".join(plugins.names("captioners"))
         raise UserError(f"with=NAME is missing: choose a captioner, {known}", code="missing", setting="with")
-    captioner = plugins.find("captioners", given["with"])
-    own = {key: text for key, text in given.items() if key in Options.model_fields}
-    rest = {key: text for key, text in given.items() if key not in own and key != "with"}
-    wanted = _checked(Options, own)
-    settings = _checked(captioner.Settings, rest)
+    captioner = plugins.find("captioners", given.pop("with"))
+    settings = _checked(captioner.Settings, given)
     name = wanted.field or settings.name
     if wanted.write == "txt" and wanted.field is not None:
         raise UserError("field has no effect with write=txt: remove it", code="unused", setting="field")
-    device = wanted.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = wanted.device or choose_device("auto").type
     place = Path(words.bare[0]).expanduser()
     counts = of_folder.caption(
         place, lambda: captioner.load(settings, device), name, wanted.write, wanted.again, wanted.batch_size, _tell
