@@ -131,13 +131,13 @@ def test_a_training_that_hangs_at_its_end_is_ended(queue, monkeypatch):
 
 def test_a_training_goes_on_without_its_runner_and_its_keeper(queue):
     ident, own = put(queue, "a", "waits"), runner(queue)
-    until(own, lambda: "training" in queue._document(ident, "begun") and ran(queue) == ["a"])
-    os.kill(queue._document(ident, "begun")["keeper"], signal.SIGKILL)
+    until(own, lambda: "training" in queue.document(ident, "begun") and ran(queue) == ["a"])
+    os.kill(queue.document(ident, "begun")["keeper"], signal.SIGKILL)
     later = runner(queue)
     later.step()
     later.step()
     assert state(queue, ident) == "running"
-    os.kill(queue._document(ident, "begun")["training"], signal.SIGKILL)
+    os.kill(queue.document(ident, "begun")["training"], signal.SIGKILL)
     until(later, lambda: state(queue, ident) == "interrupted")
     assert ran(queue) == ["a"]
 

@@ -128,8 +128,9 @@ class Queue:
         entry = self.read(ident)
         if entry is None:
             return None
-        state, why = self._state(ident, entry)
-        status = self.status(entry)
+        # In this order: once no process of the entry lives, its status is the last one.
+        is_locked, status = self.is_locked(ident), self.status(entry)
+        state, why = self._state(ident, entry, is_locked, status)
         return Listed(ident, entry, state, why, status, self.path / f"{ident}.log")
 
     def get(self, ident: str) -> Listed:
@@ -175,7 +176,7 @@ class Queue:
             found = self.get(ident)
             if found.state in ("waiting", "running", "finished"):
                 raise UserError(f"{found.ident} is {found.state}: there is nothing to resume", code="unused")
-            begun = self._document(found.ident, "begun").get("attempt") == found.entry.attempt
+            begun = self.document(found.ident, "begun").get("attempt") == found.entry.attempt
             self._change(found.ident, hold=False, stops=0, attempt=found.entry.attempt + begun)
 
     def stop(self, ident: str) -> str:
@@ -226,6 +227,13 @@ class Queue:
         except (OSError, ValueError, ValidationError):
             return None
 
+    def document(self, ident: str, kind: str) -> dict[str, Any]:
+        """ID.KIND.json, which processes of the entry have left; {} without it, and for a damaged one."""
+        try:
+            return documents.read_object(self.path / f"{ident}.{kind}.json")
+        except (OSError, ValueError):
+            return {}
+
     def status(self, entry: Entry) -> dict[str, Any]:
         """The status of the run, of which a far one works in a folder of this machine."""
         return RunFolder(Path(entry.works_in)).read_status() or {}
@@ -242,13 +250,12 @@ class Queue:
         finally:
             os.close(descriptor)
 
-    def _state(self, ident: str, entry: Entry) -> tuple[State, str]:
-        if self.is_locked(ident):
-            return "running", "asked to stop" if entry.stops else str(self.status(entry).get("reason") or "")
-        begun, ended = self._document(ident, "begun"), self._document(ident, "ended")
+    def _state(self, ident: str, entry: Entry, is_locked: bool, status: dict[str, Any]) -> tuple[State, str]:
+        if is_locked:
+            return "running", "asked to stop" if entry.stops else str(status.get("reason") or "")
+        begun, ended = self.document(ident, "begun"), self.document(ident, "ended")
         if begun.get("attempt") != entry.attempt:
             return ("paused", "") if entry.hold else ("waiting", "")
-        status = self.status(entry)
         own = status.get("pid") == begun.get("training")
         code = ended.get("code") if ended.get("attempt") == entry.attempt else None
         if code == errors.DONE or (code is None and own and status.get("state") == "finished"):
@@ -265,17 +272,11 @@ class Queue:
 
     def _signal(self, found: Listed, number: signal.Signals) -> None:
         """To the training; a SIGKILL to all of its processes."""
-        begun = self._document(found.ident, "begun")
+        begun = self.document(found.ident, "begun")
         if "training" not in begun and (holder := lock_holder(Path(found.entry.works_in))):
             begun["training"] = holder.pid  # its keeper was killed before it could write it
         for name in ("training", "keeper") if number == signal.SIGKILL else ("training",):
             processes.send(begun.get(name), begun.get(f"{name}_started"), number)
-
-    def _document(self, ident: str, kind: str) -> dict[str, Any]:
-        try:
-            return documents.read_object(self.path / f"{ident}.{kind}.json")
-        except (OSError, ValueError):
-            return {}
 
     def _change(self, ident: str, **values: Any) -> None:
         entry = self.read(ident)

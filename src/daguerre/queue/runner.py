@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daguerre import documents, system
+from daguerre import system
 from daguerre.checkpoint.atomic import locked, make_folder, write_json_atomically
 from daguerre.errors import Held
 from daguerre.queue import processes
@@ -80,19 +80,13 @@ class Runner:
 
     def _held(self, each: Listed) -> set[str]:
         """Devices of an entry that has processes; those without their training are ended."""
-        begun = self._read(each.ident, "begun")
+        begun = self.queue.document(each.ident, "begun")
         started = [(begun.get(name), begun.get(f"{name}_started")) for name in ("training", "keeper")]
         there = begun.get("attempt") == each.entry.attempt and begun.get("training")
         if there and not any(processes.lives(*one) for one in started):
             self.queue.kill(each)
-        given = self._read(each.ident, "devices").get("devices")
+        given = self.queue.document(each.ident, "devices").get("devices")
         return {str(device) for device in given} if isinstance(given, list) else set(self.devices)
-
-    def _read(self, ident: str, kind: str) -> dict[str, object]:
-        try:
-            return documents.read_object(self.queue.path / f"{ident}.{kind}.json")
-        except (OSError, ValueError):
-            return {}
 
     def _start(self, each: Listed, devices: Sequence[str]) -> None:
         """Begins the present attempt of an entry, unless a process of it lives."""
