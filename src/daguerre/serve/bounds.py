@@ -16,8 +16,6 @@ MOST_BYTES = 32 << 20
 """Of a file that is read as a whole."""
 _LARGE = ("checkpoints", *EXPORTS, "generated", "profile")
 """Folders of a run of which no file is read for a page."""
-_GROWING = ("metrics.jsonl", "skipped.jsonl", "log.txt")
-"""Files that are read in parts."""
 
 
 class OutOfBounds(UserError):
@@ -49,14 +47,14 @@ def check_run(folder: Path, roots: Sequence[Path]) -> None:
         raise OutOfBounds(f"{folder.name} is a link to a place outside the folders that this page may show")
     waiting = [folder]
     while waiting:
-        with os.scandir(waiting.pop()) as entries:
+        place = waiting.pop()
+        with os.scandir(place) as entries:
             for entry in entries:
-                path = Path(entry.path)
-                if path.parent == folder and entry.name in _LARGE:
+                if place == folder and entry.name in _LARGE:
                     continue
-                if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
-                    check_file(path, roots)
                 if entry.is_dir(follow_symlinks=False):
-                    waiting.append(path)
-                elif entry.name not in _GROWING and entry.name.endswith((".json", ".yaml")):
-                    check_file(path, roots, MOST_BYTES)
+                    waiting.append(Path(entry.path))
+                    continue
+                is_whole = entry.name.endswith((".json", ".yaml"))  # other files are read in parts
+                if is_whole or not entry.is_file(follow_symlinks=False):
+                    check_file(Path(entry.path), roots, MOST_BYTES if is_whole else None)
