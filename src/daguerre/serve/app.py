@@ -181,7 +181,7 @@ async def _part(request: Request) -> Response:
     watched, name = await _watched(request), request.path_params["name"]
     if name not in watched.parts:
         raise UserError("the page has no such part", code="missing")
-    return HTMLResponse(watched.parts[name] or "", headers={"x-mark": watched.marks()[name]})
+    return HTMLResponse(watched.parts[name] or "", headers={"x-mark": watched.marks[name]})
 
 
 async def _curves(request: Request) -> Response:
@@ -442,5 +442,5 @@ def _standing(site: Site, watched: Watched) -> dict[str, Any]:
         "version": watched.version,
         "step": watched.followed.curves.step,
         "read": round(watched.share_read, 2) if not watched.complete else None,
-        "parts": watched.marks(),
+        "parts": watched.marks,
     }

@@ -83,7 +83,7 @@ def progress(summary: Summary) -> Html | None:
 
 def render(watched: Watched, summary: Summary | None, control: bool) -> str:
     """The whole page."""
-    held, marks = watched.parts, watched.marks()
+    held, marks = watched.parts, watched.marks
     name = summary.name if summary else watched.folder.name
 
     def part(key: str, name: str = "div") -> Html:

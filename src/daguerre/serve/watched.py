@@ -42,13 +42,16 @@ class Watched:
     run: Run | None = None
     """As it was read last; None before."""
     parts: Parts = field(default_factory=dict)
+    marks: dict[str, str] = field(default_factory=dict)
+    """Equal marks mean equal parts."""
     problem: str = ""
     """Why its metrics cannot be read."""
     complete: bool = False
     """True if the metrics were read as far as they went."""
+    looking: asyncio.Task[None] | None = None
+    """The last look, which may go on."""
     _stamp: object = None
     _next: float = 0.0
-    _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def version(self) -> str:
@@ -60,26 +63,20 @@ class Watched:
         """Of the metrics file."""
         return self.followed.place.offset / self.followed.size_bytes if self.followed.size_bytes else 1.0
 
-    def marks(self) -> dict[str, str]:
-        """Equal marks mean equal parts."""
-        return {name: sha256((part or "").encode()).hexdigest()[:12] for name, part in self.parts.items()}
-
-    async def look(self, catalog: Catalog, make: Callable[[Run], Parts]) -> None:
-        """Reads what is new, no more often than is worth it. UserError for a run that must not be shown."""
-        async with self._busy:
-            if (began := time.monotonic()) < self._next:
-                return
-            folder = await run_in_threadpool(catalog.at, self.id)
-            if folder is None:
-                raise UserError("this run is no longer in the folder", code="missing")
-            await self._read_metrics()
-            stamp = await run_in_threadpool(self._look_at_files)
-            if stamp != self._stamp:
-                self.run = await run_in_threadpool(self._read_run)
-                self.parts = await run_in_threadpool(make, self.run)
-                self._stamp = stamp
-            took = time.monotonic() - began
-            self._next = began + took + max(_LEAST_SECONDS, took / _SHARE)
+    async def look(self, make: Callable[["Watched", Run], Parts]) -> None:
+        """Reads what is new, no more often than is worth it; one look at a time. UserError for a run that cannot be
+        read."""
+        if (began := time.monotonic()) < self._next:
+            return
+        await self._read_metrics()
+        stamp = await run_in_threadpool(self._look_at_files)
+        if stamp != self._stamp:
+            self.run = await run_in_threadpool(self._read_run)
+            self.parts = await run_in_threadpool(make, self, self.run)
+            self.marks = {name: sha256((part or "").encode()).hexdigest()[:12] for name, part in self.parts.items()}
+            self._stamp = stamp
+        took = time.monotonic() - began
+        self._next = began + took + max(_LEAST_SECONDS, took / _SHARE)
 
     async def _read_metrics(self) -> None:
         """In steps, between which others get their answers."""
@@ -122,19 +119,19 @@ class Watching:
     def __init__(self, catalog: Catalog, make: Callable[[Watched, Run], Parts]) -> None:
         self.catalog, self.make = catalog, make
         self._runs: OrderedDict[str, Watched] = OrderedDict()
-        self._reading: dict[str, asyncio.Task[None]] = {}
 
     async def look(self, id: str, patience: float = 0.0) -> Watched:
-        """A run as it is now, or, after some seconds of patience, as far as it is read. UserError for no run."""
+        """A run as it is now, or, after some seconds of patience, as far as it is read. UserError for no run, and for
+        one that must not be shown."""
         if await run_in_threadpool(self.catalog.at, id) is None:
             raise UserError("there is no such run: it may have been moved", code="missing")
         run = self._watched(id)
-        task = self._reading.get(id)
+        task = run.looking
         if task is None or task.done():
-            task = self._reading[id] = asyncio.create_task(run.look(self.catalog, lambda read: self.make(run, read)))
+            task = run.looking = asyncio.create_task(run.look(self.make))
         await asyncio.wait([task], timeout=None if run.complete else patience)
-        if task.done() and (error := task.exception()) is not None:
-            raise error
+        if task.done():
+            task.result()  # its error
         return run
 
     def _watched(self, id: str) -> Watched:
