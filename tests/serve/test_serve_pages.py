@@ -19,6 +19,7 @@ from PIL import Image
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.cli import main
 from daguerre.serve import figures
+from daguerre.serve.catalog import News
 from daguerre.tracking.sinks import MetricsFile, read_metrics, truncate_after
 
 
@@ -248,20 +249,30 @@ def test_a_report_is_made_again_from_the_data(folder: Path) -> None:
 
 
 def test_a_run_that_begins_is_in_the_list_and_one_that_is_gone_is_not(folder: Path) -> None:
-    whole = served.site(folder)
-    assert len(whole.catalog.scan()) == 2
-    assert whole.catalog.scan() == set()
+    catalog = served.site(folder).catalog
+    news = News(catalog)
+
+    def scanned(everything: bool = True) -> set[str]:
+        catalog.scan(everything)
+        return {*news.take()}
+
+    assert len(scanned()) == 2
+    assert scanned() == set()
     fake_run.write_run(folder / "new", steps=10, saves=0)
-    assert whole.catalog.scan() == {run_id(folder, "new")}
+    assert scanned() == {run_id(folder, "new")}
     file = MetricsFile(folder / "new" / "metrics" / "metrics.jsonl")
     file.write(20, 640, {"learning/loss": 1.0})
     file.close()
-    assert whole.catalog.scan() == {run_id(folder, "new")}
+    assert scanned() == {run_id(folder, "new")}
     with RunFolder(folder / "sub" / "slow").hold():
-        assert whole.catalog.scan() == {run_id(folder, "sub/slow")}, "its lock alone has changed"
-    assert whole.catalog.scan(everything=False) == {run_id(folder, "sub/slow")}
+        assert scanned() == {run_id(folder, "sub/slow")}, "its lock alone has changed"
+    assert scanned(everything=False) == {run_id(folder, "sub/slow")}
+    fake_run.document(folder / "new", "page.json", {"name": "mine"})
+    catalog.refresh(run_id(folder, "new"))  # as its own page does
+    assert scanned() == {run_id(folder, "new")}
     (folder / "new").rename(folder.parent / "gone")
-    assert whole.catalog.scan() == {run_id(folder, "new")}
+    assert scanned() == {run_id(folder, "new")}
+    assert catalog.entries.get(run_id(folder, "new")) is None
 
 
 def test_events_tell_of_what_changes(folder: Path) -> None:

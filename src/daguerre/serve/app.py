@@ -22,7 +22,7 @@ from daguerre.report import page as report
 from daguerre.report.facts import STATES
 from daguerre.report.run import Run
 from daguerre.serve import compare_page, control, downloads, figures, list_page, notes, pages, pictures, run_page
-from daguerre.serve.catalog import Catalog
+from daguerre.serve.catalog import Catalog, News
 from daguerre.serve.gate import LOGIN, Gate, Rules
 from daguerre.serve.static import static
 from daguerre.serve.summaries import Summary
@@ -55,12 +55,8 @@ class Site:
     streams: int = 0
     watching: Watching = field(init=False)
     settings: list_page.Settings = field(init=False)
-    _scanned: float = -1e9
-    _listed: int = 0
     _scanning: asyncio.Lock = field(default_factory=asyncio.Lock)
     _next_scan: tuple[float, float] = (0.0, 0.0)
-    changes: list[set[str]] = field(default_factory=list)
-    """Ids that each scan found changed."""
 
     def __post_init__(self) -> None:
         self.watching = Watching(self.catalog, self._parts)
@@ -81,7 +77,7 @@ class Site:
             if now < any_:
                 return
             everything = now >= every
-            self.changes.append(await run_in_threadpool(self.catalog.scan, everything))
+            await run_in_threadpool(self.catalog.scan, everything)
             after = asyncio.get_running_loop().time()
             rest = (after - now) / _LIST_SHARE
             self._next_scan = (
@@ -388,17 +384,15 @@ async def _list_events(request: Request) -> Response:
     site = _site(request)
 
     async def events() -> AsyncIterator[str]:
-        seen, quiet = len(site.changes), 0
+        news, quiet = News(site.catalog), 0
         yield ": open\n\n"
         while not site.stopping():
             await asyncio.sleep(_TICK_SECONDS)
             await site.scan()
-            changed = set().union(*site.changes[seen:])
-            seen, quiet = len(site.changes), quiet + 1
-            if changed:
+            quiet += 1
+            if changed := news.take():
                 quiet = 0
-                rows = {id: site.catalog.entries.get(id) for id in changed}
-                yield _event({id: list_page.row(one) if one and one.summary else None for id, one in rows.items()})
+                yield _event({id: list_page.row(entry) if entry else None for id, entry in changed.items()})
             elif quiet % _QUIET_TICKS == 0:
                 yield ": quiet\n\n"
 

@@ -39,18 +39,15 @@ class Catalog:
     _asked: float = -_AGAIN_SECONDS
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def scan(self, everything: bool = True) -> set[str]:
-        """Looks at all runs, or at those that run; returns the ids of those of which the list says something new."""
+    def scan(self, everything: bool = True) -> None:
+        """Looks at all runs, or at those that run."""
         with self._lock:
-            before = {one.id: one.summary for one in self.entries.values()}
             if everything:
                 found = {identity(path, self.folder): path for path in self._folders()}
                 self.entries = {id: self.entries.get(id) or Entry(id, path) for id, path in found.items()}
             for entry in self.entries.values():
                 if everything or (entry.summary is not None and entry.summary.state == "running"):
                     self._look(entry)
-            now = {one.id: one.summary for one in self.entries.values()}
-            return {id for id in before.keys() | now.keys() if before.get(id) != now.get(id)}
 
     def refresh(self, id: str) -> None:
         """Looks at one run."""
@@ -113,6 +110,21 @@ class Catalog:
                 ]
         except OSError:
             return []
+
+
+class News:
+    """News of the list for one reader, who has it as it is now."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self._known: dict[str, Summary | None] = {}
+        self.take()
+
+    def take(self) -> dict[str, Entry | None]:
+        """Runs of which the list says something new, by id, None for those that are gone; they are known then."""
+        entries = {id: entry for id, entry in self.catalog.entries.items() if entry.summary is not None}
+        before, self._known = self._known, {id: entry.summary for id, entry in entries.items()}
+        return {id: entries.get(id) for id in before | entries if before.get(id) != self._known.get(id)}
 
 
 def identity(folder: Path, above: Path) -> str:
