@@ -5,8 +5,9 @@ Addresses hold ids and numbers, no paths. All of them are relative to the page t
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -88,7 +89,7 @@ class Site:
 
 def application(site: Site) -> Starlette:
     """The application of a site."""
-    routes = {
+    routes: dict[str, Answer] = {
         "/": _list,
         "/events": _list_events,
         "/match": _match,
@@ -98,16 +99,13 @@ def application(site: Site) -> Starlette:
         "/run/{id}/events": _run_events,
         "/run/{id}/part/{name}": _part,
         "/run/{id}/curves": _curves,
-        "/run/{id}/image/{step:int}/{number:int}": _image,
-        "/run/{id}/image/{step:int}/{number:int}/small": _small,
-        "/run/{id}/asked/{number:int}": _asked,
-        "/run/{id}/asked/{number:int}/small": _small_asked,
         "/run/{id}/action/{ident}": _answer,
-        "/run/{id}/strength/{number:int}": _strength,
-        "/run/{id}/strength/{number:int}/small": _small_strength,
         "/run/{id}/file/{file}": _file,
         "/run/{id}/report": _report,
     }
+    for place, find in _PICTURES.items():
+        routes[f"/run/{{id}}/{place}"] = _sending(find, pictures.whole)
+        routes[f"/run/{{id}}/{place}/small"] = _sending(find, pictures.small)
     found = [Route(path, _answering(answer), methods=["GET"]) for path, answer in routes.items()]
     found += [
         Route("/static/{name}", static),
@@ -197,59 +195,33 @@ def _after(request: Request, watched: Watched) -> float | None:
     return after if request.query_params.get("version") == watched.version else None
 
 
-async def _image(request: Request) -> Response:
-    return await _sent(request, _of_save, pictures.whole)
+_PICTURES: dict[str, Callable[..., Path]] = {
+    "image/{step:int}/{number:int}": pictures.of_save,
+    "asked/{number:int}": pictures.of_asked,
+    "strength/{number:int}": pictures.of_strengths,
+}
+"""What finds the file of a picture, by the address below the run's."""
 
 
-async def _small(request: Request) -> Response:
-    return await _sent(request, _of_save, _webp)
+def _sending(find: Callable[..., Path], made: Callable[[Path], tuple[bytes, str]]) -> Answer:
+    """Sends pictures that `find` finds by the numbers in their address."""
+
+    async def sent(request: Request) -> Response:
+        numbers = {name: number for name, number in request.path_params.items() if name != "id"}
+
+        def work() -> tuple[bytes, str]:
+            return made(find(_folder(request), _site(request).catalog.roots, **numbers))
+
+        data, kind = await run_in_threadpool(work)
+        # An image of a save may be written again by a run that went back: asked for anew after a while.
+        return Response(data, media_type=kind, headers={"cache-control": "private, max-age=300"})
+
+    return sent
 
 
-async def _strength(request: Request) -> Response:
-    return await _sent(request, _of_strength, pictures.whole)
-
-
-async def _small_strength(request: Request) -> Response:
-    return await _sent(request, _of_strength, _webp)
-
-
-async def _asked(request: Request) -> Response:
-    return await _sent(request, _of_asked, pictures.whole)
-
-
-async def _small_asked(request: Request) -> Response:
-    return await _sent(request, _of_asked, _webp)
-
-
-def _of_asked(site: Site, given: Mapping[str, Any]) -> Any:
-    return pictures.of_asked(_folder(site, given), given["number"], site.catalog.roots)
-
-
-def _of_save(site: Site, given: Mapping[str, Any]) -> Any:
-    return pictures.of_save(_folder(site, given), given["step"], given["number"], site.catalog.roots)
-
-
-def _of_strength(site: Site, given: Mapping[str, Any]) -> Any:
-    return pictures.of_strengths(_folder(site, given), given["number"], site.catalog.roots)
-
-
-def _webp(path: Any) -> tuple[bytes, str]:
-    return pictures.small(path), "image/webp"
-
-
-async def _sent(
-    request: Request, find: Callable[[Site, Mapping[str, Any]], Any], made: Callable[[Any], tuple[bytes, str]]
-) -> Response:
-    def work() -> tuple[bytes, str]:
-        return made(find(_site(request), request.path_params))
-
-    data, kind = await run_in_threadpool(work)
-    # An image of a save may be written again by a run that went back: asked for anew after a while.
-    return Response(data, media_type=kind, headers={"cache-control": "private, max-age=300"})
-
-
-def _folder(site: Site, given: Mapping[str, Any]) -> Any:
-    folder = site.catalog.at(given["id"])
+def _folder(request: Request) -> Path:
+    """The folder of the run that is asked for. UserError for no run, and for one that must not be shown."""
+    folder = _site(request).catalog.at(request.path_params["id"])
     if folder is None:
         raise UserError("there is no such run", code="missing")
     return folder
@@ -259,7 +231,7 @@ async def _file(request: Request) -> Response:
     site = _site(request)
 
     def find() -> downloads.Item:
-        folder = _folder(site, request.path_params)
+        folder = _folder(request)
         for one in downloads.items(folder, site.catalog.roots):
             if one.id == request.path_params["file"]:
                 return one
@@ -307,7 +279,7 @@ async def _compare_numbers(request: Request) -> Response:
 
 async def _note(request: Request) -> Response:
     site = _site(request)
-    folder = await run_in_threadpool(_folder, site, request.path_params)
+    folder = await run_in_threadpool(_folder, request)
     given = await _body(request, notes.MOST_BYTES)
     await run_in_threadpool(notes.write, folder, given)
     await run_in_threadpool(site.catalog.refresh, request.path_params["id"])
@@ -315,13 +287,13 @@ async def _note(request: Request) -> Response:
 
 
 async def _action(request: Request) -> Response:
-    folder = await run_in_threadpool(_folder, _site(request), request.path_params)
+    folder = await run_in_threadpool(_folder, request)
     given = await _body(request, control.MOST_BYTES)
     return JSONResponse({"id": await run_in_threadpool(control.ask, folder, given)})
 
 
 async def _answer(request: Request) -> Response:
-    folder = await run_in_threadpool(_folder, _site(request), request.path_params)
+    folder = await run_in_threadpool(_folder, request)
     return JSONResponse(await run_in_threadpool(control.answer, folder, request.path_params["ident"]))
 
 

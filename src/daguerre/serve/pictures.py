@@ -21,7 +21,7 @@ _MOST_PIXELS = 100_000_000
 _ROWS = 40
 
 
-def of_save(folder: Path, step: int, number: int, roots: tuple[Path, ...]) -> Path:
+def of_save(folder: Path, roots: tuple[Path, ...], step: int, number: int) -> Path:
     """The file of an image of a save, by its place in the listing. UserError, OSError for one that is not there."""
     listing = RunFolder(folder).samples_of(step) / "samples.json"
     check_file(listing, roots, MOST_BYTES)
@@ -29,12 +29,12 @@ def of_save(folder: Path, step: int, number: int, roots: tuple[Path, ...]) -> Pa
     return _at([one.path for one in found if one.step == step], number, roots)
 
 
-def of_strengths(folder: Path, number: int, roots: tuple[Path, ...]) -> Path:
+def of_strengths(folder: Path, roots: tuple[Path, ...], number: int) -> Path:
     """The file of an image with adapters at some strength, by its place among all of them. UserError, OSError."""
     return _at([one.path for one in strengths(RunFolder(folder).samples, [])], number, roots)
 
 
-def of_asked(folder: Path, number: int, roots: tuple[Path, ...]) -> Path:
+def of_asked(folder: Path, roots: tuple[Path, ...], number: int) -> Path:
     """The file of an image that was asked for, by its place among all of them, oldest first. UserError, OSError."""
     return _at([one.path for one in asked(RunFolder(folder).samples, [])], number, roots)
 
@@ -55,10 +55,10 @@ def whole(path: Path) -> tuple[bytes, str]:
     return path.read_bytes(), kind
 
 
-def small(path: Path) -> bytes:
-    """The image as WebP, its longest side `SMALL` at most. UserError for anything else."""
+def small(path: Path) -> tuple[bytes, str]:
+    """The image as WebP, its longest side `SMALL` at most, and its type. UserError for anything else."""
     stat = path.stat()
-    return _small(path, stat.st_mtime_ns, stat.st_size)
+    return _small(path, stat.st_mtime_ns, stat.st_size), FORMATS["WEBP"]
 
 
 @lru_cache(maxsize=512)
