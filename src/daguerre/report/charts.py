@@ -1,7 +1,7 @@
 """Curves of a run, from the names in its metrics. Drawn by report/svg.py here, and by the page of a live run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from daguerre.report.html import Html
 from daguerre.report.run import Run
@@ -95,7 +95,7 @@ def definitions(run: Run) -> list[Chart]:
 
 def _with_numbers(run: Run, one: Chart) -> Chart:
     lines = [line for line in one.lines if line.metric in run.curves.curves]
-    return Chart(one.title, one.unit, lines, one.log, one.zero, one.factor)
+    return replace(one, lines=lines)
 
 
 def _says_something(run: Run, one: Chart) -> bool:

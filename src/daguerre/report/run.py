@@ -18,7 +18,7 @@ from daguerre.errors import UserError
 from daguerre.tracking.curves import Curves
 from daguerre.tracking.followed import read_curves
 
-_SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """That of libyaml reads a recipe nine times as fast."""
 
 
@@ -85,7 +85,7 @@ def read_run(folder: Path, curves: Curves | None = None) -> Run:
     problems: list[str] = []
     status = _document(paths.status, problems)
     config_text = _try(paths.config, lambda path: path.read_text(encoding="utf-8"), problems) or ""
-    config = _try(paths.config, lambda path: yaml.load(path.read_text(encoding="utf-8"), _SAFE_LOADER), problems)
+    config = _try(paths.config, lambda path: yaml.load(path.read_text(encoding="utf-8"), SAFE_LOADER), problems)
     return Run(
         folder=folder,
         state=_state(folder, status),

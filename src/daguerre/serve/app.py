@@ -135,8 +135,8 @@ def _answering(answer: Answer) -> Answer:
         except FileNotFoundError:
             status, text = 404, "this is no longer there"
         if request.headers.get("sec-fetch-mode") == "navigate":
-            up = "../" * request.url.path.strip("/").count("/") + "../" * request.url.path.endswith("/")
-            return HTMLResponse(pages.message("not shown", "This cannot be shown", text, up), status)
+            said = pages.message("not shown", "This cannot be shown", text, pages.up(request.url.path))
+            return HTMLResponse(said, status)
         return PlainTextResponse(f"{text}\n", status)
 
     return answered

@@ -15,6 +15,8 @@ from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from daguerre.serve.pages import up
+
 LOGIN = "/login"
 CHANGE = "x-daguerre"
 """Header of a change. Forms of other sites cannot send one, and their scripts are not let through."""
@@ -107,9 +109,8 @@ class Gate:
         if rules.token and path not in _OPEN:
             cookie = cookie_parser(headers.get("cookie", "")).get(rules.cookie_name(scope), "")
             if not hmac.compare_digest(cookie.encode(), rules.pass_.encode()):
-                up = "../" * path.strip("/").count("/") + "../" * (path != "/" and path.endswith("/"))
                 is_page = headers.get("sec-fetch-mode", "navigate") == "navigate" and method == "GET"
-                return RedirectResponse(f"{up}login", 303) if is_page else _no(401, "Log in first.")
+                return RedirectResponse(f"{up(path)}login", 303) if is_page else _no(401, "Log in first.")
         if method in ("GET", "HEAD"):
             return None
         if not self._is_own(headers.get("origin", ""), host):

@@ -9,6 +9,7 @@ from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.formatting import format_duration, format_size
 from daguerre.report.facts import STATES
 from daguerre.report.html import Html, element, join, when
+from daguerre.report.run import SAFE_LOADER
 from daguerre.report.svg import format_number
 from daguerre.serve import pages, summaries
 from daguerre.serve.bounds import MOST_BYTES, check_file
@@ -16,7 +17,6 @@ from daguerre.serve.catalog import Catalog, Entry
 from daguerre.serve.run_page import progress
 from daguerre.serve.settings_shown import flat, shown
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _CONDITION = re.compile(r"([\w.]+)(>=|<=|!=|=|>|<)(.*)")
 
 
@@ -148,7 +148,7 @@ class Settings:
             stat = path.stat()
             mark = stat.st_mtime_ns, stat.st_size
             if self._kept.get(entry.id, (None, {}))[0] != mark:
-                self._kept[entry.id] = mark, flat(yaml.load(path.read_bytes(), _LOADER))
+                self._kept[entry.id] = mark, flat(yaml.load(path.read_bytes(), SAFE_LOADER))
         except (OSError, ValueError, yaml.YAMLError, RecursionError):
             return {}
         return self._kept[entry.id][1]

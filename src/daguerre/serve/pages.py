@@ -26,6 +26,11 @@ def page(title: str, body: Html, up: str = "", styles: tuple[str, ...] = (), scr
     )
 
 
+def up(path: str) -> str:
+    """The way from the address of a page to that of the list."""
+    return "../" * (path.count("/") - 1)
+
+
 def message(kicker: str, title: str, text: str, up: str = "") -> str:
     """A page that says one thing."""
     body = join(
