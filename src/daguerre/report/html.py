@@ -7,6 +7,7 @@ script but ours. Knows nothing of runs.
 import base64
 import hashlib
 import io
+import json
 from datetime import UTC, datetime
 from html import escape
 from importlib.metadata import version
@@ -55,6 +56,12 @@ def join(*children: object) -> Html:
 def _escaped(value: object) -> str:
     """As HTML; what is no text is written as an escape, so that every page can be written."""
     return escape(printable(str(value)))
+
+
+def json_script(document: object, **attributes: object) -> Html:
+    """A `<script>` that holds JSON, which cannot end the element around it."""
+    text = json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
+    return element("script", Html(text), type="application/json", **attributes)
 
 
 def table(head: list[str], rows: list[list[object]], class_: str = "") -> Html:

@@ -3,12 +3,11 @@
 Knows nothing of runs and data sets: a chart is a title, a unit, and series of points or counts between edges.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from daguerre.report.html import Html, element, join
+from daguerre.report.html import Html, element, join, json_script
 
 WIDTH, HEIGHT = 480, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 470, 18, 222
@@ -258,7 +257,7 @@ def _line(series: Series, x_scale: Scale, y_scale: Scale) -> Html:
 
 
 def _numbers(series: Sequence[Series], x_scale: Scale, over: str) -> Html:
-    """JSON for the hover script, in which `<` cannot end the element; points in the order of their xs."""
+    """JSON for the hover script; points in the order of their xs."""
     points = [sorted(zip(one.xs, one.ys, strict=True)) for one in series]
     document = {
         "x": [x_scale.low, x_scale.high, _LEFT, _RIGHT],
@@ -269,8 +268,7 @@ def _numbers(series: Sequence[Series], x_scale: Scale, over: str) -> Html:
             for s, each in zip(series, points, strict=True)
         ],
     }
-    text = json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
-    return join(element("div", class_="tip"), element("script", Html(text), type="application/json"))
+    return join(element("div", class_="tip"), json_script(document))
 
 
 def _bar(one: Histogram, i: int, left_out: int, x_scale: Scale, y_scale: Scale) -> Html | None:

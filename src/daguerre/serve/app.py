@@ -253,7 +253,7 @@ async def _report(request: Request) -> Response:
     return HTMLResponse(text, headers={"content-security-policy": _REPORT_POLICY})
 
 
-async def _chosen(request: Request) -> tuple[list[str], list[tuple[str, Run]]]:
+async def _chosen(request: Request) -> list[compare_page.Chosen]:
     site = _site(request)
     ids = list(dict.fromkeys(request.query_params.getlist("run")))[: compare_page.MOST]
     if not ids:
@@ -263,18 +263,17 @@ async def _chosen(request: Request) -> tuple[list[str], list[tuple[str, Run]]]:
         watched = await site.watching.look(id, 600.0)
         summary = site.summary(id)
         if watched.run is not None:
-            found.append((summary.name if summary else watched.run.name, watched.run))
-    return ids, found
+            name = summary.name if summary else watched.run.name
+            found.append(compare_page.Chosen(id, name, watched.run))
+    return found
 
 
 async def _compare(request: Request) -> Response:
-    ids, runs = await _chosen(request)
-    return HTMLResponse(await run_in_threadpool(compare_page.render, ids, runs))
+    return HTMLResponse(await run_in_threadpool(compare_page.render, await _chosen(request)))
 
 
 async def _compare_numbers(request: Request) -> Response:
-    _, runs = await _chosen(request)
-    return JSONResponse(await run_in_threadpool(compare_page.document, runs))
+    return JSONResponse(await run_in_threadpool(compare_page.document, await _chosen(request)))
 
 
 async def _note(request: Request) -> Response:

@@ -1,12 +1,11 @@
 """Several runs next to each other: their curves in one chart each, what their configs have otherwise, their images."""
 
-import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from daguerre.report.html import Html, element, join
+from daguerre.report.html import Html, element, join, json_script
 from daguerre.report.run import Run
 from daguerre.serve import figures, pages, pictures, settings_shown
 
@@ -23,30 +22,37 @@ _SHOWN = {
 """Charts by metric: title, unit, and whether they may be logarithmic."""
 
 
-def document(runs: Sequence[tuple[str, Run]]) -> dict[str, Any]:
-    """Charts and numbers of named runs, as the curves of one run are (`figures.document`); metrics and clocks stand
-    under `RUN NUMBER:`."""
-    evaluations = sorted({name for _, run in runs for name in run.curves.names("evaluation/")})
-    found: list[dict[str, Any]] = []
+class Chosen(NamedTuple):
+    """A run of the comparison."""
+
+    id: str
+    name: str
+    run: Run
+
+
+def document(runs: Sequence[Chosen]) -> dict[str, Any]:
+    """Charts and numbers of runs, as the curves of one run are (`figures.document`); metrics and clocks stand under
+    `RUN NUMBER:`."""
+    drawn = [{line.metric for chart in figures.charts(one.run) for line in chart.lines} for one in runs]
+    evaluations = sorted({name for one in runs for name in one.run.curves.names("evaluation/")})
+    charts: list[dict[str, Any]] = []
     metrics: dict[str, Any] = {}
-    clocks: list[dict[str, Any]] = []
-    for number, (_, run) in enumerate(runs):
-        own = figures.document(run, "")
-        metrics |= {f"{number}:{metric}": points for metric, points in own["metrics"].items()}
-        clocks.append(own["clock"])
     for metric in [*_SHOWN, *evaluations]:
         title, unit, log = _SHOWN.get(metric, (metric.removeprefix("evaluation/"), "", False))
-        lines = [
-            _line(number, name, metric)
-            for number, (name, run) in enumerate(runs)
-            if metric in run.curves.curves and f"{number}:{metric}" in metrics
-        ]
-        if lines:
+        holders = [number for number, names in enumerate(drawn) if metric in names]
+        if holders:
+            lines = [_line(number, runs[number].name, metric) for number in holders]
             factor = 2.0**-30 if metric.startswith("memory/") else 1.0
-            chart = {"title": title, "unit": unit, "lines": lines, "log": log, "zero": not log, "factor": factor}
-            found.append(chart)
-    return {"version": "", "step": max(run.curves.step for _, run in runs), "charts": found, "metrics": metrics,
-            "clocks": clocks}  # fmt: skip
+            charts.append({"title": title, "unit": unit, "lines": lines, "log": log, "zero": not log, "factor": factor})
+            curves = {number: runs[number].run.curves.curves[metric] for number in holders}
+            metrics |= {f"{number}:{metric}": figures.numbers(curve) for number, curve in curves.items()}
+    return {
+        "version": "",
+        "step": max((one.run.curves.step for one in runs), default=0),
+        "charts": charts,
+        "metrics": metrics,
+        "clocks": [figures.clock(one.run.curves) for one in runs],
+    }
 
 
 def _line(number: int, name: str, metric: str) -> dict[str, Any]:
@@ -56,17 +62,16 @@ def _line(number: int, name: str, metric: str) -> dict[str, Any]:
     return {**own, "dots": few, "smoothed": smoothed, "raw": False}
 
 
-def render(ids: Sequence[str], runs: Sequence[tuple[str, Run]]) -> str:
+def render(runs: Sequence[Chosen]) -> str:
     """The page."""
-    named = dict(zip(ids, runs, strict=True))
     heads = (
-        element("li", element("i", style=f"background:{_COLORS[i]}"), element("a", name, href=f"run/{id}/"))
-        for i, (id, (name, _)) in enumerate(named.items())
+        element("li", element("i", style=f"background:{_COLORS[i]}"), element("a", one.name, href=f"run/{one.id}/"))
+        for i, one in enumerate(runs)
     )
     header = element(
         "header",
         element("p", "Daguerre · comparison of runs", class_="kicker"),
-        element("h1", " and ".join(name for name, _ in runs) if len(runs) == 2 else f"{len(runs)} runs"),
+        element("h1", " and ".join(one.name for one in runs) if len(runs) == 2 else f"{len(runs)} runs"),
         element("ul", *heads, class_="chosen"),
     )
     body = join(
@@ -74,55 +79,50 @@ def render(ids: Sequence[str], runs: Sequence[tuple[str, Run]]) -> str:
         header,
         element(
             "main",
-            element("section", element("h2", "Images"), _images(ids, runs)),
-            element("section", element("h2", "Curves"), _tools(), element("div", class_="charts", id="charts")),
+            element("section", element("h2", "Images"), _images(runs)),
+            element(
+                "section", element("h2", "Curves"), figures.tools(60), element("div", class_="charts", id="charts")
+            ),
             element(
                 "section",
                 element("h2", "Settings that differ"),
-                settings_shown.differences({f"{name}": run.config for name, run in _distinct(runs)}),
+                settings_shown.differences(_configs(runs)),
             ),
         ),
     )
     return pages.page("Comparison · Daguerre", body, "", ("uplot.css", "photoswipe.css", "live.css"), ("compare.js",))
 
 
-def _distinct(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Run]]:
-    """The runs under names that no two of them share."""
-    names = [name for name, _ in runs]
-    return [(f"{name} ({i + 1})" if names.count(name) > 1 else name, run) for i, (name, run) in enumerate(runs)]
+def _configs(runs: Sequence[Chosen]) -> dict[str, dict[str, Any]]:
+    """The configs of the runs, under names that no two of them share."""
+    names = [one.name for one in runs]
+    return {
+        f"{one.name} ({i + 1})" if names.count(one.name) > 1 else one.name: one.run.config for i, one in enumerate(runs)
+    }
 
 
-def _tools() -> Html:
-    return element(
-        "div",
-        element("label", "smooth ", element("input", type="range", id="smooth", min=0, max=100, value=60, step=1)),
-        element("label", element("input", type="checkbox", id="log-axis"), " log axis"),
-        element("label", element("input", type="checkbox", id="outliers"), " without outliers"),
-        element("button", "Whole range", type="button", id="whole", hidden=True),
-        class_="tools",
-    )
-
-
-def _images(ids: Sequence[str], runs: Sequence[tuple[str, Run]]) -> Html:
+def _images(runs: Sequence[Chosen]) -> Html:
     """A place for an image of each run, the prompts that they have, and a slider over updates."""
     by_prompt: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for id, (_, run) in zip(ids, runs, strict=True):
-        for (prompt, seed), images in pictures.numbered(run).items():
+    for one in runs:
+        for (prompt, seed), images in pictures.numbered(one.run).items():
             of = by_prompt.setdefault(f"{prompt or '(empty prompt)'} · seed {seed}", {})
-            of[id] = [{"step": sample.step, "src": f"run/{id}/{place}"} for place, _, sample in images]
+            of[one.id] = [{"step": sample.step, "src": f"run/{one.id}/{place}"} for place, _, sample in images]
     if not by_prompt:
         return element("p", "None of them has images.", class_="note")
     shared = sorted(by_prompt, key=lambda prompt: -len(by_prompt[prompt]))
-    steps = np.unique([one["step"] for of in by_prompt.values() for images in of.values() for one in images])
-    data = json.dumps({"prompts": {prompt: by_prompt[prompt] for prompt in shared}, "steps": steps.tolist()})
+    steps = np.unique([image["step"] for of in by_prompt.values() for images in of.values() for image in images])
+    data = {"prompts": {prompt: by_prompt[prompt] for prompt in shared}, "steps": steps.tolist()}
     boxes = (
-        element("figure", element("div", class_="frame"), element("figcaption", name), data_run=id)
-        for id, (name, _) in zip(ids, runs, strict=True)
+        element("figure", element("div", class_="frame"), element("figcaption", one.name), data_run=one.id)
+        for one in runs
     )
     return join(
         element(
             "div",
-            element("label", "Prompt ", element("select", *(element("option", one) for one in shared), id="prompt")),
+            element(
+                "label", "Prompt ", element("select", *(element("option", prompt) for prompt in shared), id="prompt")
+            ),
             element(
                 "label",
                 "Update ",
@@ -132,5 +132,5 @@ def _images(ids: Sequence[str], runs: Sequence[tuple[str, Run]]) -> Html:
             class_="tools",
         ),
         element("div", *boxes, class_="side-by-side", id="images"),
-        element("script", Html(data.replace("<", "\\u003c")), type="application/json", id="image-data"),
+        json_script(data, id="image-data"),
     )

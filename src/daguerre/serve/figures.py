@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from daguerre.report.charts import MAIN, Chart, Line, definitions
+from daguerre.report.html import Html, element
 from daguerre.report.run import Run
 from daguerre.tracking.curves import CLOCK, SAMPLES, TRAINED, Curve, Curves
 
@@ -36,8 +37,21 @@ def document(run: Run, version: str, after: float | None = None) -> dict[str, An
         "step": run.curves.step,
         "charts": [asdict(one) for one in found],
         "clock": clock(run.curves, after),
-        "metrics": {name: _metric(run.curves.curves[name], after) for name in sorted(names)},
+        "metrics": {name: numbers(run.curves.curves[name], after) for name in sorted(names)},
     }
+
+
+def tools(smooth: int, *first: Html) -> Html:
+    """The tools above charts, for charts.js: `first`, then those of all pages. The slider begins at `smooth` of 100."""
+    return element(
+        "div",
+        *first,
+        element("label", "smooth ", element("input", type="range", id="smooth", min=0, max=100, value=smooth, step=1)),
+        element("label", element("input", type="checkbox", id="log-axis"), " log axis"),
+        element("label", element("input", type="checkbox", id="outliers"), " without outliers"),
+        element("button", "Whole range", type="button", id="whole", hidden=True),
+        class_="tools",
+    )
 
 
 def clock(curves: Curves, after: float | None = None) -> dict[str, list[float]]:
@@ -52,7 +66,7 @@ def clock(curves: Curves, after: float | None = None) -> dict[str, list[float]]:
     return found
 
 
-def _metric(curve: Curve, after: float | None) -> dict[str, list[float]]:
+def numbers(curve: Curve, after: float | None = None) -> dict[str, list[float]]:
     """`x` and `y`, and where these are means, `raw_x` and `raw_y` with the extremes."""
     found = dict(zip(("x", "y"), _points(*curve.series(), after), strict=True))
     if curve.width > 1:

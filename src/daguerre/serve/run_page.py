@@ -1,16 +1,15 @@
 """The page of one run: the report's parts, live, with curves that are drawn in the browser."""
 
-import json
 import shutil
 from pathlib import Path
 
 from daguerre.formatting import format_duration, format_size
 from daguerre.report import evaluations, facts
-from daguerre.report.html import Html, element, join
+from daguerre.report.html import Html, element, join, json_script
 from daguerre.report.results import results
 from daguerre.report.run import Run
 from daguerre.serve import control as buttons
-from daguerre.serve import downloads, log_tail, pages, pictures, settings_shown
+from daguerre.serve import downloads, figures, log_tail, pages, pictures, settings_shown
 from daguerre.serve.summaries import Summary
 from daguerre.serve.watched import Parts, Watched
 
@@ -110,7 +109,7 @@ def render(watched: Watched, summary: Summary | None, control: bool) -> str:
         element("p", _reading(watched), class_="note reading", hidden=watched.complete, role="status"),
         element("main", *sections, element("section", element("h2", "Details"), *folds, id="details")),
         element("footer", element("a", "Report as one page", href="report"), ", which needs nothing else."),
-        element("script", Html(_json({"id": watched.id, "name": name})), type="application/json", id="about"),
+        json_script({"id": watched.id, "name": name}, id="about"),
         element("p", class_="lost-line", role="status", hidden=True),
         _notes(summary) if control and summary else None,
     )
@@ -159,19 +158,6 @@ def _reading(watched: Watched) -> str:
 
 def _curves() -> Html:
     options = (element("option", text, value=name) for name, text in _X.items())
-    tools = element(
-        "div",
-        element("label", "over ", element("select", *options, id="over")),
-        element("label", "smooth ", element("input", type="range", id="smooth", min=0, max=100, value=40, step=1)),
-        element("label", element("input", type="checkbox", id="log-axis"), " log axis"),
-        element("label", element("input", type="checkbox", id="outliers"), " without outliers"),
-        element("button", "Whole range", type="button", id="whole", hidden=True),
-        class_="tools",
-    )
+    tools = figures.tools(40, element("label", "over ", element("select", *options, id="over")))
     none = element("p", "No numbers yet: the first come with the first logging interval.", class_="note", id="none")
     return join(tools, element("div", class_="charts", id="charts"), none)
-
-
-def _json(document: object) -> str:
-    """JSON that cannot end the element around it."""
-    return json.dumps(document).replace("<", "\\u003c")

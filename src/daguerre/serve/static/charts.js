@@ -2,7 +2,7 @@
 const STEP = "step";
 const LOG_RATIO = 8;
 const figures = new Map();
-const state = { over: STEP, smooth: 40, log: true, outliers: false, range: null };
+const state = { over: STEP, smooth: 0, log: true, outliers: false, range: null };
 let numbers = null;
 
 const css = (text, element = document.documentElement) => {
@@ -182,9 +182,7 @@ const build = (figure, chart) => {
   if (state.range) figure.plot.setScale("x", { min: state.range[0], max: state.range[1] });
 };
 
-const data = (figure) => figure.lines.length
-  ? uPlot.join(figure.lines.map((line) => merged(line)))
-  : [[], []];
+const data = (figure) => uPlot.join(figure.lines.map(merged));
 
 /** uPlot wants rising x: of equal ones the last counts, but for what is least and most of one bucket. */
 const merged = (line) => {
@@ -276,12 +274,12 @@ const remember = () => {
 };
 
 /** Binds the tools above the charts. */
-export const tools = (smooth) => {
-  state.smooth = smooth;
+export const tools = () => {
+  const [over, slider, log, outliers] = ["#over", "#smooth", "#log-axis", "#outliers"].map((id) => document.querySelector(id));
+  state.smooth = Number(slider.defaultValue);
   try {
     Object.assign(state, JSON.parse(localStorage.getItem("daguerre-curves") ?? "{}"));
   } catch { /* nothing was kept */ }
-  const [over, slider, log, outliers] = ["#over", "#smooth", "#log-axis", "#outliers"].map((id) => document.querySelector(id));
   if (over) over.value = state.over; else state.over = STEP;
   slider.value = state.smooth;
   log.checked = state.log;

@@ -6,7 +6,7 @@ const fetchNumbers = async () => {
   if (answer.ok) show(await answer.json());
 };
 
-tools(60);
+tools();
 fetchNumbers();
 setInterval(() => { if (!document.hidden) fetchNumbers(); }, 15000);
 

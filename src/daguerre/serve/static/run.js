@@ -142,6 +142,6 @@ document.querySelector("#notes form")?.addEventListener("submit", async (event) 
 });
 document.querySelector("#notes .cancel")?.addEventListener("click", () => document.querySelector("#notes").close());
 
-tools(40);
+tools();
 bind(document);
 for (const log of document.querySelectorAll("pre.log")) log.scrollTop = log.scrollHeight;
