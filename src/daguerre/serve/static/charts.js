@@ -113,7 +113,7 @@ const options = (figure, chart) => {
     width: Math.max(200, figure.place.clientWidth),
     height: 210,
     legend: { show: false },
-    padding: [10, 8, 0, 0],
+    padding: [10, 18, 0, 0],
     cursor: {
       sync: { key: "curves" },
       drag: { x: true, y: false, setScale: true },
