@@ -6,14 +6,11 @@ import re
 
 import pytest
 import torch
-from adapter_runs import Place, assert_equal
+from adapter_runs import Place, assert_equal, updated
 
 from daguerre import errors
-from daguerre.assembly.parts import begin, build
-from daguerre.bench.inputs import image_shape, random_batch
+from daguerre.assembly.parts import build
 from daguerre.cli import main
-from daguerre.config import config as configs
-from daguerre.training import device, step
 from daguerre.training.precision.float8 import Float8Linear
 
 RECIPE = """
@@ -37,16 +34,9 @@ def place(tmp_path_factory):
 
 def losses(place: Place, *more: str) -> tuple[list[float], torch.nn.Module]:
     """Of twelve updates on one batch; and the net."""
-    given = configs.load(str(place.recipe), place.given("training.device=cpu", "ema.enabled=false", *more)).config
+    given = place.config("ema.enabled=false", *more)
     parts = build(given, torch.device("cpu"), trains=True)
-    state = begin(given, parts)
-    state.net.train()
-    one = device.on(parts.device, random_batch(parts, 4, image_shape(given)))
-    found = []
-    for _ in range(12):
-        step.update(state, [one], parts.loss, learning_rate=1e-3, max_grad_norm=1.0, autocast=parts.autocast)
-        found.append(state.meter.read()["learning/loss"])
-    return found, parts.net
+    return updated(given, parts, 12)[1], parts.net
 
 
 @pytest.mark.parametrize("scaling", ["rowwise", pytest.param("tensorwise", marks=pytest.mark.long)])

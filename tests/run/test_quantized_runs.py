@@ -8,20 +8,18 @@ import re
 import forked_runs
 import pytest
 import torch
-from adapter_runs import MESHES, Place, assert_equal
+from adapter_runs import MESHES, Place, assert_equal, updated
 from quick_cases import chosen
 from safetensors import safe_open
 
 from daguerre import errors
-from daguerre.assembly.parts import Components, begin, build, outline
-from daguerre.bench.inputs import image_shape, random_batch
+from daguerre.assembly.parts import build, outline
 from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.distributed.parallelize import blocks
 from daguerre.memory import static
 from daguerre.memory.peak import SimulatedStep
 from daguerre.models.lora_files.addition import KOHYA_FILE
-from daguerre.training import device, step
 from daguerre.training.precision import quantized
 
 RECIPE = """
@@ -47,10 +45,6 @@ def place(tmp_path_factory):
     made = Place(tmp_path_factory.mktemp("quantized"), "sd", RECIPE)
     assert made.train("whole") == errors.DONE
     return made
-
-
-def config(place: Place, *more: str) -> configs.Config:
-    return configs.load(str(place.recipe), place.given("training.device=cpu", *more)).config
 
 
 @pytest.mark.long
@@ -96,26 +90,14 @@ def test_another_form_is_another_run(place, capsys):
 def test_the_loss_falls_and_the_base_stands_still(place, form):
     if form == "nf4":
         pytest.importorskip("bitsandbytes")
-    given = config(place, f"training.base_precision={form}", "optimizer.learning_rate=3e-2", "ema.enabled=false")
+    given = place.config(f"training.base_precision={form}", "optimizer.learning_rate=3e-2", "ema.enabled=false")
     parts = build(given, torch.device("cpu"))
     before = {name: value.clone() for name, value in parts.net.state_dict().items() if name not in parts.attached.names}
     assert any(name.endswith(".codes") for name in before)
-    losses = trained(given, parts, 30)
+    _, losses = updated(given, parts, 30)
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
     after = parts.net.state_dict()
     assert all(torch.equal(value.view(torch.uint8), after[name].view(torch.uint8)) for name, value in before.items())
-
-
-def trained(given: configs.Config, parts: Components, steps: int) -> list[float]:
-    """Losses of so many updates on one batch."""
-    state = begin(given, parts)
-    state.net.train()
-    one = device.on(parts.device, random_batch(parts, 4, image_shape(given)))
-    losses = []
-    for _ in range(steps):
-        step.update(state, [one], parts.loss, learning_rate=3e-2, max_grad_norm=1.0, autocast=parts.autocast)
-        losses.append(state.meter.read()["learning/loss"])
-    return losses
 
 
 def outlined(given: configs.Config) -> list[tuple[str, tuple[int, ...]]]:
@@ -129,9 +111,9 @@ def outlined(given: configs.Config) -> list[tuple[str, tuple[int, ...]]]:
 @pytest.mark.parametrize("form", chosen((*quantized.Form.__args__, *PRODUCTS), lambda form: form == "int8_products"))
 def test_the_plan_counts_what_is_held(place, form):
     """nf4 needs no library to be planned."""
-    given = config(place, f"training.base_precision={form}")
+    given = place.config(f"training.base_precision={form}")
     counted = static.count(given, outline(given), given.mesh.resolved(1, 1))
-    plain = config(place, "training.base_precision=no")
+    plain = place.config("training.base_precision=no")
     whole = static.count(plain, outline(plain), plain.mesh.resolved(1, 1))
     layers = [each for each in counted.held if "quantized" in each.kinds]
     assert len(layers) == 60
@@ -161,7 +143,7 @@ def test_what_it_does_not_go_with_is_refused(place, more, why, capsys):
 
 
 def test_the_plan_counts_a_share_of_the_codes_where_fsdp_splits_them(place):
-    given = config(place, "training.base_precision=int8_products")
+    given = place.config("training.base_precision=int8_products")
     one, two = (
         static.count(given, outline(given), given.mesh.model_copy(update={"ici_fsdp_parallelism": n}).resolved(n, 1))
         for n in (1, 2)
@@ -207,12 +189,12 @@ ADAPTERS = {
 
 @pytest.mark.parametrize("adapter", chosen(ADAPTERS, lambda adapter: adapter == "dora"))
 def test_every_adapter_that_adds_something_trains_over_it(place, adapter):
-    given = config(place, *ADAPTERS[adapter], "ema.enabled=false")
+    given = place.config(*ADAPTERS[adapter], "optimizer.learning_rate=3e-2", "ema.enabled=false")
     parts = build(given, torch.device("cpu"))
     counts = {name: len([*quantized.layers(network)]) for name, network in parts.family.components.items()}
     assert counts == {"unet": 48, "vae": 0, "text_encoder": 12}
     before = {name: p.detach().clone() for name, p in parts.net.named_parameters() if p.requires_grad}
-    trained(given, parts, 2)
+    updated(given, parts, 2)
     after = dict(parts.net.named_parameters())
     assert any(not torch.equal(value, after[name]) for name, value in before.items())
     assert all(value.dtype == torch.float32 for value in before.values())

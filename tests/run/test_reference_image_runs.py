@@ -12,7 +12,6 @@ from adapter_runs import Place, assert_equal
 
 from daguerre.assembly import parts as building
 from daguerre.assembly.parts import Components
-from daguerre.config import config as configs
 from daguerre.data.dataset import open_dataset
 from daguerre.data.loading.loader import Loading
 from daguerre.data.settings import LoaderSettings
@@ -43,7 +42,7 @@ def place(tmp_path, monkeypatch) -> Place:
 
 @pytest.fixture
 def built(place) -> tuple[Components, Loading]:
-    config = configs.load(str(place.recipe), place.given("training.device=cpu", f"output_dir={place.folder}")).config
+    config = place.config(f"output_dir={place.folder}")
     parts = building.build(config)
     dataset = open_dataset(config.data, "train", parts.images)
     assert dataset.count == 11

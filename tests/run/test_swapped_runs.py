@@ -7,17 +7,15 @@ import re
 import forked_runs
 import pytest
 import torch
-from adapter_runs import MESHES, Place, assert_equal
+from adapter_runs import MESHES, Place, assert_equal, updated
 from quick_cases import chosen
 
 from daguerre import errors
 from daguerre.assembly import swapped
-from daguerre.assembly.parts import Components, begin, build, outline
-from daguerre.bench.inputs import image_shape, random_batch
+from daguerre.assembly.parts import Components, build, outline
 from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.memory import peak, static
-from daguerre.training import device, step
 from daguerre.training.performance import offloading
 from daguerre.types import waits
 
@@ -52,31 +50,20 @@ def place(tmp_path_factory):
     return Place(tmp_path_factory.mktemp("swapped"), "sd", RECIPE)
 
 
-def config(place: Place, *more: str) -> configs.Config:
-    return configs.load(str(place.recipe), place.given("training.device=cpu", *more)).config
-
-
 def trained(
     given: configs.Config, steps: int = 20, micro_batches: int = 2
 ) -> tuple[Components, list[float], dict[str, dict[str, torch.Tensor]]]:
     """Parts, losses and the state after so many updates with clipped gradients."""
     parts = build(given, torch.device("cpu"), trains=True)
-    state = begin(given, parts)
-    state.net.train()
-    batch = random_batch(parts, 2, image_shape(given))
-    losses = []
-    for _ in range(steps):
-        some = [device.on(parts.device, batch)] * micro_batches
-        step.update(state, some, parts.loss, learning_rate=1e-2, max_grad_norm=0.05, autocast=parts.autocast)
-        losses.append(state.meter.read()["learning/loss"])
+    state, losses = updated(given, parts, steps, samples=2, micro_batches=micro_batches, max_grad_norm=0.05)
     return parts, losses, state.tensors()
 
 
 @pytest.mark.parametrize("kind", chosen(KINDS, lambda kind: kind == "recomputed int8 bf16"))
 def test_losses_weights_and_moments_are_equal_and_two_blocks_are_there(place, kind):
     """At any time there is memory for two blocks on the device: also what is kept for the backward pass is none."""
-    _, losses, whole = trained(config(place, *KINDS[kind]))
-    parts, found, state = trained(config(place, *KINDS[kind], SWAP))
+    _, losses, whole = trained(place.config(*KINDS[kind]))
+    parts, found, state = trained(place.config(*KINDS[kind], SWAP))
     assert found == losses
     assert state.keys() == whole.keys()
     for group, tensors in whole.items():
@@ -95,15 +82,15 @@ def test_losses_weights_and_moments_are_equal_and_two_blocks_are_there(place, ki
 def test_activations_on_the_host_change_no_number(place, monkeypatch, recomputed):
     monkeypatch.setattr(offloading, "LEAST_BYTES", 0)  # those of a tiny network are small
     again = [f"training.gradient_checkpointing={str(recomputed).lower()}", "ema.enabled=false"]
-    _, losses, whole = trained(config(place, *again))
-    parts, found, state = trained(config(place, *again, "training.offload_activations=true", SWAP))
+    _, losses, whole = trained(place.config(*again))
+    parts, found, state = trained(place.config(*again, "training.offload_activations=true", SWAP))
     assert found == losses
     for group, tensors in whole.items():
         assert_equal(state[group], tensors)
     assert parts.offload is not None
     assert parts.offload.host.peak > 0
     assert parts.offload.host.bytes == 0, "what was kept of a pass is gone behind it"
-    given = {name: config(place, *again, *more) for name, more in (("here", []), ("host", [OFFLOAD]))}
+    given = {name: place.config(*again, *more) for name, more in (("here", []), ("host", [OFFLOAD]))}
     peaks = {name: predicted(own) for name, own in given.items()}
     # All but weights and what is computed at the moment is elsewhere.
     assert peaks["host"] < peaks["here"]
@@ -113,9 +100,9 @@ def test_activations_on_the_host_change_no_number(place, monkeypatch, recomputed
 def test_two_backward_passes_after_one_forward_pass_find_the_blocks(place, monkeypatch, kind):
     """Of a run that learns the norm of its gradients first, and moves weights in the second pass."""
     monkeypatch.setattr(offloading, "LEAST_BYTES", 0)
-    _, losses, whole = trained(config(place, *KINDS[kind]), 6, micro_batches=1)
+    _, losses, whole = trained(place.config(*KINDS[kind]), 6, micro_batches=1)
     for more in ([SWAP], [SWAP, OFFLOAD]):
-        given = config(place, *KINDS[kind], "optimizer.in_backward=after_norm", *more)
+        given = place.config(*KINDS[kind], "optimizer.in_backward=after_norm", *more)
         parts, found, state = trained(given, 6, micro_batches=1)
         assert found == losses
         for group, tensors in whole.items():
@@ -170,23 +157,23 @@ def test_two_processes_learn_what_they_learn_without(place):
 
 def test_the_plan_counts_device_and_host(place):
     """What waits is on no device; the two blocks that compute are among what a step makes."""
-    mesh = config(place).mesh.resolved(1, 1)
+    mesh = place.config().mesh.resolved(1, 1)
     found = {}
     for name, more in (("plain", []), ("swapped", [SWAP])):
-        given = config(place, *more)
+        given = place.config(*more)
         parts = outline(given)
         count = static.count(given, parts, mesh)
         steps = peak.SimulatedStep(given, parts, count, accumulates=False, on_gpu=False)
         found[name] = parts, count, [steps.peak(1), steps.peak(1)]
     parts, count, (first, again) = found["swapped"]
     _, whole, (before, _) = found["plain"]
-    (swap,) = build(config(place, SWAP), torch.device("cpu"), trains=True).swaps.values()
+    (swap,) = build(place.config(SWAP), torch.device("cpu"), trains=True).swaps.values()
     assert count.on_host == swap.held_bytes
     assert count.whole == whole.whole - swap.held_bytes
     assert first == again
     assert before.passes < first.passes <= before.passes + swap.largest_bytes
     assert [line for line in count.notices if "wait in the host's memory" in line] == swapped.notices(
-        config(place, SWAP), parts.swaps
+        place.config(SWAP), parts.swaps
     )
 
 

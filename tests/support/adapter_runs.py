@@ -20,9 +20,14 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from daguerre import errors
+from daguerre.assembly.parts import Components, begin
+from daguerre.bench.inputs import image_shape, random_batch
 from daguerre.checkpoint.store import Store
 from daguerre.cli import main
+from daguerre.config import config as configs
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE
+from daguerre.training import device, step
+from daguerre.training.state import TrainState
 
 MESHES = {"fsdp2": (2, 1, 2, 1), "data2": (2, 2, 1, 1), "tensor2": (2, 1, 1, 2), "fsdp2-tensor2": (4, 1, 2, 2)}
 """Processes, and degrees of the axes data, fsdp and tensor."""
@@ -54,6 +59,10 @@ class Place:
     def given(self, *more: str) -> list[str]:
         """The command's settings."""
         return [*self.base, f"data.path={self.folder / 'images'}", *more]
+
+    def config(self, *more: str) -> configs.Config:
+        """Of updates that a test makes itself, on the CPU."""
+        return configs.load(str(self.recipe), self.given("training.device=cpu", *more)).config
 
     def command(self, name: str, *more: str) -> list[str]:
         """The command of a run of this name."""
@@ -128,6 +137,29 @@ class Place:
     def exported(self, name: str) -> dict[str, torch.Tensor]:
         """The file of a LoRA that diffusers would read."""
         return load_file(self.folder / name / "adapter" / DIFFUSERS_FILE)
+
+
+def updated(
+    given: configs.Config,
+    parts: Components,
+    updates: int,
+    *,
+    samples: int = 4,
+    micro_batches: int = 1,
+    max_grad_norm: float = 1.0,
+) -> tuple[TrainState, list[float]]:
+    """The state after so many updates on one random batch, at the recipe's learning rate, and their losses."""
+    state = begin(given, parts)
+    state.net.train()
+    some = [device.on(parts.device, random_batch(parts, samples, image_shape(given)))] * micro_batches
+    losses = []
+    for _ in range(updates):
+        step.update(
+            state, some, parts.loss, learning_rate=given.optimizer.learning_rate, max_grad_norm=max_grad_norm,
+            autocast=parts.autocast,
+        )  # fmt: skip
+        losses.append(state.meter.read()["learning/loss"])
+    return state, losses
 
 
 def tensors_of_files(folder: Path) -> dict[str, torch.Tensor]:
