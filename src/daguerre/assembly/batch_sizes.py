@@ -102,8 +102,7 @@ def held(loaded: Loaded) -> frozenset[str]:
 
 def _check_split(config: Config, mesh: Mesh) -> None:
     """UserError for a setting that does not go with weights that the mesh splits."""
-    training, cuts = config.training, mesh.degree("tensor") > 1
-    splits, in_backward = cuts or mesh.degree("fsdp") > 1, config.optimizer.in_backward
+    training, in_backward, cuts = config.training, config.optimizer.in_backward, mesh.degree("tensor") > 1
     alone = "train with data parallelism alone (mesh.ici_fsdp_parallelism=1 mesh.ici_tensor_parallelism=1)"
     refused = {
         "training.base_precision": cuts and training.base_precision != "no" and (
@@ -115,12 +114,12 @@ def _check_split(config: Config, mesh: Mesh) -> None:
             f"={training.float8}: scales are those of whole rows or matrices, and the mesh's tensor axis cuts these: "
             "split over fsdp (mesh.ici_tensor_parallelism=1), or set training.float8=no"
         ),
-        "training.swap_blocks": splits and training.swap_blocks and (
+        "training.swap_blocks": mesh.splits and training.swap_blocks and (
             f"={training.swap_blocks}: blocks that wait in the host's memory are whole on each device, and a mesh with "
             "fsdp or tensor has parts of each block on every device: remove the setting, as fsdp saves more, or "
             f"{alone}"
         ),
-        "training.offload_activations": splits and training.offload_activations and (
+        "training.offload_activations": mesh.splits and training.offload_activations and (
             " does not work on a mesh with fsdp or tensor, whose gathered weights would be taken for activations: "
             f"remove it, or {alone}"
         ),
@@ -139,7 +138,7 @@ def shared_out(loaded: Loaded, mesh: Mesh, recorded: int | None = None) -> Batch
     config = loaded.config
     _check_split(config, mesh)
     whole = [role for role, own in config.objective.networks.items() if not own.splits]
-    if whole and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
+    if whole and mesh.splits:
         raise UserError(
             f"the networks of this loss ({', '.join(whole)}) are called outside the one that is "
             "trained, and are not split over the mesh's fsdp and tensor axes: train with data parallelism alone "

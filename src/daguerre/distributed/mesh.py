@@ -54,6 +54,11 @@ class Mesh:
         """Into how many parts a global batch is cut: the devices of one tensor group read the same."""
         return self.degree("data") * self.degree("fsdp")
 
+    @property
+    def splits(self) -> bool:
+        """True if fsdp or tensor splits parameters over several devices."""
+        return self.degree("fsdp") * self.degree("tensor") > 1
+
     def ranks(self) -> np.ndarray:
         """[data, fsdp, tensor] int64: the global rank that stands at each place.
 

@@ -77,10 +77,9 @@ class Target:
     def notices(self) -> Iterator[str]:
         """Settings that act differently on these devices, or not at all."""
         mesh, settings = self.mesh, self.given.mesh
-        split = mesh.degree("fsdp") * mesh.degree("tensor") > 1
-        if not split and "shard_frozen" in settings.model_fields_set:
+        if not mesh.splits and "shard_frozen" in settings.model_fields_set:
             yield "mesh.shard_frozen has no effect: neither fsdp nor tensor has more than one device"
-        if not split and "logical_axis_rules" in settings.model_fields_set:
+        if not mesh.splits and "logical_axis_rules" in settings.model_fields_set:
             yield "mesh.logical_axis_rules split no parameter: neither fsdp nor tensor has more than one device"
         if self.given.training.compile:
             yield "training.compile: activations of compiled blocks are counted as if they were not compiled"

@@ -175,10 +175,10 @@ def _go_together(chosen: Sequence[Remedy]) -> bool:
 def remedies(config: Config, target: Target) -> Iterator[Remedy]:
     """Remedies that the recipe does not use yet."""
     training, optimizer, mesh = config.training, config.optimizer, target.mesh
-    split, node = mesh.degree("fsdp") * mesh.degree("tensor") > 1, mesh.devices // mesh.nodes
+    node = mesh.devices // mesh.nodes
     if not training.gradient_checkpointing:
         yield Remedy("recompute", ("training.gradient_checkpointing=true",), slower=1.3)
-    if node > 1 and not split:
+    if node > 1 and not mesh.splits:
         everything = dict.fromkeys(static.KINDS, 1 / node)
         yield Remedy("fsdp", (f"mesh.ici_fsdp_parallelism={node}",), spares=_left(**everything))
     if training.frozen_precision == "no":
@@ -186,7 +186,7 @@ def remedies(config: Config, target: Target) -> Iterator[Remedy]:
     if config.ema.enabled or config.ema.post_hoc:
         post_hoc = ("ema.post_hoc=[]",) if config.ema.post_hoc else ()
         yield Remedy("averages", ("ema.enabled=false", *post_hoc), harm=1, spares=_left(averages=0))
-    if optimizer.name not in ("adafactor", "adamw_8bit") and not split:
+    if optimizer.name not in ("adafactor", "adamw_8bit") and not mesh.splits:
         rate = f"optimizer.learning_rate={optimizer.learning_rate:g}"
         yield Remedy("moments", ("optimizer.name=adafactor",), (rate,), harm=1, spares=_left(moments=0))
     extends = all(own.part != "all" for own in config.adapters.values())

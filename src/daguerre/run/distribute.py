@@ -75,7 +75,7 @@ def shard_networks(config: Config, parts: Components, processes: Processes, mesh
     for name, network in still.items():
         # A network that ranks call unequally often must not gather: the others would wait for ever.
         is_split = config.mesh.shard_frozen and name not in parts.family.uneven
-        if is_split and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
+        if is_split and mesh.splits:
             own_places = placement(network, axis_rules, mesh)
             problems += [(f"{name}.{parameter}", why) for parameter, why in own_places.problems]
             unknown += [] if network.facts.axes else [name]
