@@ -39,9 +39,7 @@ def shown(value: Any) -> str:
 def from_recipe(run: Run) -> tuple[str, dict[str, tuple[Any, Any]]]:
     """The name of the shipped recipe that a run was started from, and what the run has otherwise: the recipe's value
     and the run's. Recipes of other files are not opened: the name of one comes from the run folder."""
-    command = run.environment.get("command")
-    words = [str(word) for word in command] if isinstance(command, list) else []
-    name = next((word for word in words[1:] if word in recipe.shipped()), "")
+    name = next((word for word in _command(run)[1:] if word in recipe.shipped()), "")
     if not name:
         return "", {}
     try:
@@ -52,6 +50,11 @@ def from_recipe(run: Run) -> tuple[str, dict[str, tuple[Any, Any]]]:
     return name, {path: (value, own[path]) for path, value in theirs.items() if path in own and own[path] != value}
 
 
+def _command(run: Run) -> list[str]:
+    command = run.environment.get("command")
+    return [str(word) for word in command] if isinstance(command, list) else []
+
+
 def config(run: Run) -> Html | None:
     """The config of a run, below what it has otherwise than its recipe and what its command gave."""
     if not run.config_text:
@@ -60,8 +63,7 @@ def config(run: Run) -> Html | None:
     rows: list[list[object]] = [
         [element("code", path), shown(theirs), shown(own)] for path, (theirs, own) in differences.items()
     ]
-    command = run.environment.get("command")
-    given = [str(word) for word in command if "=" in str(word)] if isinstance(command, list) else []
+    given = [word for word in _command(run) if "=" in word]
     return join(
         element("p", "Given by the command: ", *(join(element("code", word), " ") for word in given))
         if given
