@@ -200,9 +200,8 @@ class TestWhatCannotBe:
         text = self.refused(capsys, given, "training.per_device_batch_size=1")
         assert "norms over the batch, such as vqgan.down_blocks.3.1, are trained from random weights" in text
         parts = built.outline(configs.load(given, []).config)
-        couples = couples_samples(parts.objective, parts.net)
         with pytest.raises(UserError, match="cannot be split over 2 devices"):
-            check_uncut_batches(configs.load(given, []).config, couples, BatchSizes(4, 2, 2))
+            check_uncut_batches(configs.load(given, []).config, BatchSizes(4, 2, 2), parts.objective, parts.net)
         save_file(PaellaVQModel(**VQGAN).state_dict(), tmp_path / "a.safetensors")
         kept = built.load(configs.load(recipe(tmp_path, "stage_a", vqgan=str(tmp_path / "a.safetensors")), []).config)
         assert not couples_samples(parts.objective, kept[1].net)

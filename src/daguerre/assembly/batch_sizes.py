@@ -36,9 +36,9 @@ def needs_whole_batch(config: Config, objective: Objective, net: nn.Module | Non
     return couples_samples(objective, net)
 
 
-def check_uncut_batches(config: Config, why: str, sizes: BatchSizes) -> None:
-    """UserError where not one image has room in a micro-batch, or where what needs the global batch, by reason of
-    `why`, would see only a part of it."""
+def check_uncut_batches(config: Config, sizes: BatchSizes, objective: Objective, net: nn.Module | None = None) -> None:
+    """UserError where not one image has room in a micro-batch, or where what needs the global batch would see only a
+    part of it."""
     area_px = max(bucket.area_px for bucket in buckets(config.data))
     if area_px > (config.loader.max_pixels or math.inf):
         raise UserError(
@@ -47,6 +47,7 @@ def check_uncut_batches(config: Config, why: str, sizes: BatchSizes) -> None:
             code="conflict",
             setting="loader.max_pixels",
         )
+    why = needs_whole_batch(config, objective, net)
     if why and sizes.whole * area_px > (config.loader.max_pixels or math.inf):
         raise UserError(
             f"{why}, so the global batch of {sizes.whole} cannot be split, but it has {sizes.whole * area_px:,} "
@@ -148,7 +149,7 @@ def shared_out(loaded: Loaded, mesh: Mesh, recorded: int | None = None) -> Batch
         )
     sizes = batch_sizes(config, recorded, mesh.batch_ranks, held(loaded))
     objective = plugins.find("objectives", config.objective.name).build(config.objective)
-    check_uncut_batches(config, needs_whole_batch(config, objective), sizes)
+    check_uncut_batches(config, sizes, objective)
     return sizes
 
 

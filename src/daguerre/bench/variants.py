@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from daguerre.assembly.batch_sizes import BatchSizes, batch_sizes, check_uncut_batches, needs_whole_batch
+from daguerre.assembly.batch_sizes import BatchSizes, batch_sizes, check_uncut_batches
 from daguerre.assembly.parts import Components, begin, build, outline
 from daguerre.assembly.roles import in_training
 from daguerre.bench import inputs as bench_inputs
@@ -80,7 +80,7 @@ class Update(Variant):
         self.config = config
         self.parts = built(config, random_weights=bool(self.notice), trains=True)
         sizes = batch_sizes(config)
-        check_uncut_batches(config, needs_whole_batch(config, self.parts.objective, self.parts.net), sizes)
+        check_uncut_batches(config, sizes, self.parts.objective, self.parts.net)
         self.samples, self.compute = sizes.whole, self.parts.numerics.compute
         self.flops_per_sample = step_flops(config, self.parts)
         self._inputs = self._prepared(options, sizes)

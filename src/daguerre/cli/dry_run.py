@@ -4,7 +4,7 @@ It refuses what `train` refuses, as far as weights, other processes and object s
 """
 
 from daguerre.assembly import assistant, float8_layers, quantized_base
-from daguerre.assembly.batch_sizes import batch_sizes, check_uncut_batches, held, needs_whole_batch
+from daguerre.assembly.batch_sizes import batch_sizes, check_uncut_batches, held
 from daguerre.assembly.parts import outline
 from daguerre.config.config import Loaded
 from daguerre.data.dataset import open_dataset
@@ -30,7 +30,7 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
     trackers.check(config.logging)
     known = start.global_batch_size
     sizes = batch_sizes(config) if known is None else batch_sizes(config, known, held=held(loaded))
-    check_uncut_batches(config, needs_whole_batch(config, parts.objective, parts.net), sizes)
+    check_uncut_batches(config, sizes, parts.objective, parts.net)
     if start.checkpoint is None:
         class_images.check_prediction(config, parts)
     data = class_images.planned(config) if start.checkpoint is None else []

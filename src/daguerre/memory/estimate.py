@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from daguerre.assembly.batch_sizes import BatchSizes, batch_sizes, check_uncut_batches, needs_whole_batch
+from daguerre.assembly.batch_sizes import BatchSizes, batch_sizes, check_uncut_batches
 from daguerre.assembly.parts import Components, outline
 from daguerre.config.config import Config
 from daguerre.distributed.mesh import Mesh
@@ -48,7 +48,7 @@ class Target:
     def parts(self) -> Components:
         """The networks without memory, with the kernels that they have there."""
         parts = outline(self.config)
-        check_uncut_batches(self.config, needs_whole_batch(self.config, parts.objective, parts.net), self.sizes)
+        check_uncut_batches(self.config, self.sizes, parts.objective, parts.net)
         if self.on_gpu:
             training = self.given.training
             fused = training.kernels in ("auto", "triton")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from daguerre import faults, ranks
 from daguerre.assembly import assistant, base_digests, float8_layers, left_out, offloaded, quantized_base, swapped
-from daguerre.assembly.batch_sizes import BatchSizes, check_uncut_batches, needs_whole_batch, shared_out
+from daguerre.assembly.batch_sizes import BatchSizes, check_uncut_batches, shared_out
 from daguerre.assembly.parts import Components, begin, build, load
 from daguerre.assembly.roles import in_training
 from daguerre.checkpoint.async_save import FailedSaves, Outcome, Saver
@@ -254,7 +254,7 @@ def _model(config: Config, origin: _Origin, processes: Processes, stop: StopSign
     if point.checkpoint is not None:
         base_digests.check_same_base(point.documents.get("base"), base, point.checkpoint.name)
     parts = build(config, processes.device, networks=networks, trains=True)
-    check_uncut_batches(config, needs_whole_batch(config, parts.objective, parts.net), origin.sizes)
+    check_uncut_batches(config, origin.sizes, parts.objective, parts.net)
     samples.check(config, parts)
     notices = _of_networks(config, parts)
     # Here, before the data are opened, class images are generated: they are among the data.
