@@ -6,16 +6,20 @@ import json
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import tiny_runs
 
 from daguerre import errors
 from daguerre.checkpoint import actions
+from daguerre.checkpoint.async_save import Saver
+from daguerre.checkpoint.manifest import CheckpointError
 from daguerre.checkpoint.run_dir import Holder, RunFolder
 from daguerre.cli import main
 from daguerre.errors import UserError
 from daguerre.remote import actions as asking
+from daguerre.run import results
 from daguerre.training import step
 
 FEW = ["checkpoint.every=null", "checkpoint.export=false", "sampling.num_images=1"]
@@ -138,6 +142,36 @@ REFUSED = [
     ("sample", {"strength": 0.5}, "nothing that this run trains"),
     ("change", {"height": 7}, "height"),
 ]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("seen", [True, False])
+def test_ranks_agree_on_whether_a_save_is_missing(tmp_path, monkeypatch, fails, seen):
+    """A save that all ranks make is never left out by one that has not seen yet that the last one failed."""
+
+    class Store:
+        def plan(self, name, groups, documents, files):
+            return SimpleNamespace(name=name, local={}, local_bytes=0)
+
+        def commit(self, planned, local):
+            if fails:
+                raise CheckpointError("no room")
+            return tmp_path / planned.name
+
+        def purge(self, keep):
+            return []
+
+    made: list[int] = []
+    saver = Saver(Store())
+    run = SimpleNamespace(state=SimpleNamespace(step=3), saver=saver, saved=lambda outcomes: None)
+    saver.save(results.checkpoint_name(run), {}, {})
+    saver.wait()
+    if seen:
+        saver.settle()
+    monkeypatch.setattr(results, "save", lambda run: made.append(run.state.step))
+    results.save_if_missing(run)
+    saver.finish()
+    assert made == ([3] if fails else [])
 
 
 def test_what_cannot_be_done_is_refused_in_words(tmp_path, monkeypatch, undisturbed):

@@ -22,7 +22,7 @@ from daguerre.generation import generate
 from daguerre.memory import advice
 from daguerre.models import encoders
 from daguerre.ranks import RanksGone
-from daguerre.run import results, resume, samples
+from daguerre.run import results, samples
 from daguerre.run.setup import Run
 from daguerre.training.oom import OutOfMemory
 from daguerre.training.state import evaluating
@@ -76,8 +76,8 @@ class Control:
         return signal
 
     def obey(self, run: Run, signal: Signals | None) -> tuple[Run, Signals | None]:
-        """Does what was asked, and returns at the end of a pause: the run as it goes on, and the signal to stop, if
-        there is one by now; the state is saved then."""
+        """Does what was asked, shows what became of a save that has ended, and returns at the end of a pause: the run
+        as it goes on, and the signal to stop, if there is one by now; the state is saved then."""
         run = self._do_all(run)
         if not self.paused or signal is not None:
             return run, signal
@@ -87,8 +87,8 @@ class Control:
                 time.sleep(_PAUSE_SECONDS)
                 signal = self.signalled()
                 run = self._do_all(run)
-        if signal is not None and run.saver.latest != results.checkpoint_name(run):
-            results.save(run)
+        if signal is not None:
+            results.save_if_missing(run)
         return run, signal
 
     def outcome(self, signal: Signals) -> str:
@@ -124,8 +124,7 @@ class Control:
             self._reason = _OUTCOMES[kind]
             return run
         if kind == "save":
-            if run.saver.latest != results.checkpoint_name(run):
-                results.save(run)
+            results.save_if_missing(run)
             self._saving.append((asked, results.checkpoint_name(run)))
             return run
         act: Mapping[str, Callable[[Run, Asked], Done]] = {
@@ -225,8 +224,7 @@ def change(run: Run, asked: Asked) -> Done:
     if config == run.config:
         raise UserError("the settings of sampling are these already", code="unused")
     run = replace(run, config=config)
-    if run.processes.leads:
-        resume.record_recipe(run.config, run.folder, run.sizes)
+    run.record_recipe()
     return run, f"{', '.join(asked.action.values)} changed after {_updates(run)}", ""
 
 

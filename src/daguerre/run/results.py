@@ -83,6 +83,15 @@ def save(run: Run) -> None:
     publish(run)
 
 
+def save_if_missing(run: Run) -> None:
+    """Saves, unless the newest save is of the present state and did not fail."""
+    name = checkpoint_name(run)
+    if run.saver.latest == name:
+        run.saved(run.saver.settle())  # in flight, only some ranks may have seen that it has failed
+    if run.saver.latest != name:
+        save(run)
+
+
 def publish_if_missing(run: Run) -> None:
     """After a restart: publishes a state that was killed right after its save."""
 

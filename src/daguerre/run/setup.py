@@ -93,6 +93,11 @@ class Run:
         except OSError:
             return {}
 
+    def record_recipe(self) -> None:
+        """Writes the recipe that the run has gone on with, on rank 0."""
+        if self.processes.leads:
+            resume.record_recipe(self.config, self.folder, self.sizes)
+
     def status(self, state: State, reason: str = "") -> None:
         """Writes status.json, on rank 0. RunFolderError if the folder is gone."""
         now, total = self.state, self.every.total

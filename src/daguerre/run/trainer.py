@@ -52,12 +52,12 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
         control = stack.enter_context(Control(storage.inbox() if processes.leads else None, stop, processes))
         signal, begun = None, run.state.step
         if begun >= run.every.total:
-            record_recipe(run)
+            run.record_recipe()
         with run.enough_memory():
             for update in updates:
                 # After the first update, so that a change that does not work leaves the recipe of before.
                 if update.step == begun + 1:
-                    record_recipe(run)
+                    run.record_recipe()
                 # Asked once, of all ranks: a signal while `after` works waits for the next update.
                 signal = control.signalled()
                 after(run, update, signal is not None)
@@ -76,12 +76,6 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
             # Launchers end the others soon after the first one that leaves. Over the group: the place where the ranks
             # met may be gone with the launcher.
             return max(processes.agreement.gather(code))
-
-
-def record_recipe(run: Run) -> None:
-    """Writes the recipe that the run has gone on with."""
-    if run.processes.leads:
-        resume.record_recipe(run.config, run.folder, run.sizes)
 
 
 def check_mesh(loaded: Loaded, storage: RunStorage, own: World) -> None:
@@ -134,8 +128,6 @@ def after(run: Run, update: loop.Update, stopping: bool) -> None:
         results.validate(run)
     if stopping or last or (run.every.checkpoint is not None and run.every.checkpoint(update.step)):
         results.save(run)
-    elif run.saver.finished():
-        run.saved(run.saver.settle())
 
 
 def hardware_numbers(run: Run, step_seconds: float) -> dict[str, float]:
