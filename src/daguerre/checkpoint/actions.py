@@ -139,17 +139,19 @@ def withdraw(run: RunFolder, ident: str) -> bool:
 
 def answer(run: RunFolder, ident: str) -> Answer | None:
     """The answer to an action; None while it is not there. UserError for a file that is no answer."""
+    path = run.answers / f"{checked_id(ident)}.json"
     try:
-        return answered(documents.read_object(run.answers / f"{checked_id(ident)}.json"))
+        return answered(ident, lambda: documents.read_object(path))
     except FileNotFoundError:
         return None
+
+
+def answered(ident: str, read: Callable[[], Any]) -> Answer:
+    """The answer of the JSON document that is read. UserError for one that is no answer."""
+    try:
+        return Answer.model_validate(read())
     except ValueError as error:
         raise UserError(f"the answer to {ident} cannot be read: {error}", code="damaged") from error
-
-
-def answered(document: Any) -> Answer:
-    """The answer of a JSON document. ValueError."""
-    return Answer.model_validate(document)
 
 
 def is_asked(name: str) -> bool:

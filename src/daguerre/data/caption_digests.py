@@ -32,37 +32,39 @@ class CaptionDigests:
     @cached_property
     def whole(self) -> str:
         """One digest of all, in hex; empty where no caption can change without its sample."""
-        if not len(self._each):
-            return ""
-        return blake2b(self._each.astype("<u8").tobytes(), digest_size=_HEX // 2).hexdigest()
+        each = self._each
+        return blake2b(each.astype("<u8").tobytes(), digest_size=_HEX // 2).hexdigest() if len(each) else ""
+
+    @property
+    def _each(self) -> np.ndarray:
+        """[n] uint64 of the chosen samples, source after source."""
+        return np.concatenate([np.empty(0, np.uint64), *(digests for _, _, digests in self._sources)])
 
     @cached_property
-    def _each(self) -> np.ndarray:
-        """[n] uint64 of the chosen samples of the sources in which captions can change, in their order."""
-        found = [np.empty(0, np.uint64)]
+    def _sources(self) -> list[tuple[CaptionedSource, np.ndarray, np.ndarray]]:
+        """The sources in which captions can change, each with the numbers of its chosen samples and their digests."""
+        found = []
         for member, chosen in zip(self.dataset.members, self.dataset.selections, strict=True):
             if chosen is None or not isinstance(member.source, CaptionedSource):
                 continue
             if (digests := member.source.caption_digests()) is not None:
-                found.append(digests[chosen.numbers])
-        return np.concatenate(found)
+                found.append((member.source, chosen.numbers, digests[chosen.numbers]))
+        return found
 
     def names(self, numbers: Sequence[int]) -> list[str]:
         """Names of samples by their place among the digests."""
         names, start = [], 0
-        for member, chosen in zip(self.dataset.members, self.dataset.selections, strict=True):
-            if chosen is None or not isinstance(member.source, CaptionedSource):
-                continue
-            if member.source.caption_digests() is not None:
-                here = [number - start for number in numbers if start <= number < start + len(chosen.numbers)]
-                names += [member.source.name(int(chosen.numbers[number])) for number in here]
-                start += len(chosen.numbers)
+        for source, chosen, _ in self._sources:
+            here = [number - start for number in numbers if start <= number < start + len(chosen)]
+            names += [source.name(int(chosen[number])) for number in here]
+            start += len(chosen)
         return names
 
     def save(self, path: Path) -> None:
         """Keeps the digests, one by one, to name what has changed later."""
-        if 0 < len(self._each) <= MOST_NAMED:
-            write_atomically(path, [self.whole.encode(), self._each.astype("<u8").tobytes()])
+        each = self._each
+        if 0 < len(each) <= MOST_NAMED:
+            write_atomically(path, [self.whole.encode(), each.astype("<u8").tobytes()])
 
     def changed(self, path: Path, whole: str) -> list[int] | None:
         """The places of the captions that are others than those with the digest `whole`, which were saved; None where
@@ -71,6 +73,7 @@ class CaptionDigests:
             data = path.read_bytes()
         except OSError:
             return None
-        if data[:_HEX].decode("ascii", "replace") != whole or len(data) != _HEX + 8 * len(self._each):
+        each = self._each
+        if data[:_HEX].decode("ascii", "replace") != whole or len(data) != _HEX + 8 * len(each):
             return None
-        return np.flatnonzero(np.frombuffer(data, "<u8", offset=_HEX) != self._each).tolist()
+        return np.flatnonzero(np.frombuffer(data, "<u8", offset=_HEX) != each).tolist()

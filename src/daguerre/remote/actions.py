@@ -48,10 +48,7 @@ def answer(run: str, ident: str) -> Answer | None:
             data, _ = prefix(run.rstrip("/")).read(f"answers/{actions.checked_id(ident)}.json")
     except Missing:
         return None
-    try:
-        return actions.answered(documents.parse(data))
-    except ValueError as error:
-        raise UserError(f"the answer to {ident} cannot be read: {error}", code="damaged") from error
+    return actions.answered(ident, lambda: documents.parse(data))
 
 
 def withdraw(run: str, ident: str) -> bool:
