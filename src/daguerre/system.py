@@ -1,4 +1,4 @@
-"""Calls that not every system has, in one place: locks of files, cores, and the memory of this process.
+"""Calls that not every system has, in one place: locks of files, cores, processes, and the memory of this one.
 
 They are POSIX's, and run on Linux and macOS. On Windows locks of this kind do not exist: run under WSL.
 """
@@ -7,6 +7,7 @@ import ctypes
 import os
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 try:
     import fcntl
@@ -16,6 +17,8 @@ except ImportError:  # pragma: no cover - Windows
     raise SystemExit(2) from None
 
 _CPU_FACTS = Path("/proc/cpuinfo")
+ENDED = ("Z", "X")
+"""States of a process that has ended, and whose exit code nobody has asked for."""
 _NO_LONGER_NEEDED = 4
 """MADV_DONTNEED on Linux, where `mappings` finds some."""
 
@@ -53,6 +56,33 @@ def cores() -> int:
 def cpu_facts() -> str:
     """The kernel's description of the processor; empty where it gives none."""
     return _CPU_FACTS.read_text(errors="replace") if _CPU_FACTS.exists() else ""
+
+
+class Process(NamedTuple):
+    """A process as the kernel has it. Another one that gets its number later has another start."""
+
+    state: str
+    """The kernel's letter for what it does; `T` is stopped."""
+    started: str
+    """The moment of its start, in ticks since the machine's."""
+
+
+def process(pid: int) -> Process | None:
+    """A process of this machine, by Linux's /proc; None for one that is gone, and on other systems."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        fields = text.rpartition(")")[2].split()  # behind the name, which may hold anything
+        return Process(fields[0], fields[19])
+    except (OSError, IndexError):
+        return None
+
+
+def boot() -> str:
+    """The kernel's name for this start of the machine; empty where it gives none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def peak_resident_bytes() -> int:

@@ -3,19 +3,18 @@
 import os
 import signal
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
+
+from daguerre import system
 
 
 def started(pid: int) -> str:
     """The boot and the moment at which a process was started; empty for one that is gone, or where Linux's /proc is
     not."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return "" if fields[0] in ("Z", "X") else f"{boot} {fields[19]}"
-    except (OSError, IndexError):
+    found, boot = system.process(pid), system.boot()
+    if found is None or found.state in system.ENDED or not boot:
         return ""
+    return f"{boot} {found.started}"
 
 
 def lives(pid: Any, when: Any) -> bool:

@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from daguerre import documents, threads
+from daguerre import documents, system, threads
 from daguerre.checkpoint.run_dir import Holder, RunFolderError, RunFolderInUse, in_use
 from daguerre.storage.bucket import Prefix, Version
 from daguerre.storage.errors import Missing, StoreError
@@ -213,11 +212,12 @@ def _document(data: bytes) -> dict[str, Any]:
 
 def _process(pid: int) -> dict[str, str]:
     """Identity of a process on Linux: kernel, process namespace, start. Empty elsewhere."""
+    found, boot = system.process(pid), system.boot()
+    if found is None or not boot:
+        return {}
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return {"boot": boot, "namespace": os.readlink("/proc/self/ns/pid"), "started": fields[19], "state": fields[0]}
-    except (OSError, IndexError):
+        return {"boot": boot, "namespace": os.readlink("/proc/self/ns/pid"), **found._asdict()}
+    except OSError:
         return {}
 
 
@@ -233,8 +233,8 @@ def _is_dead(holder: dict[str, Any]) -> bool:
         return True
     except PermissionError:  # somebody else's
         return False
-    there = _process(pid)
-    return bool(there) and (there["started"] != holder.get("started") or there["state"] in ("Z", "X"))
+    there = system.process(pid)
+    return there is not None and (there.started != holder.get("started") or there.state in system.ENDED)
 
 
 def _is_requeued() -> bool:

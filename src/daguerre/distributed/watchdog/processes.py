@@ -11,7 +11,8 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+
+from daguerre import system
 
 DUMP_SIGNAL = signal.SIGRTMIN + 9
 """Makes a process write its stacks, whatever its interpreter does (`StacksFile`)."""
@@ -37,9 +38,10 @@ class Peer:
     def state(self) -> str:
         """The system's letter for what it does (`T` is stopped); empty once it has ended, or where it is out of
         sight."""
-        fields = _stat(self.pid) if self.home == _home() else []
-        alive = len(fields) > 19 and int(fields[19]) == self.born and fields[0] not in "ZX"
-        return fields[0] if alive else ""
+        found = system.process(self.pid) if self.home == _home() else None
+        if found is None or int(found.started) != self.born or found.state in system.ENDED:
+            return ""
+        return found.state
 
     def send(self, number: int) -> None:
         """Sends a signal, if it lives on this node."""
@@ -49,7 +51,9 @@ class Peer:
 
 
 def myself(rank: int) -> Peer:
-    return Peer(rank, os.getpid(), int(_stat(os.getpid())[19]), _home(), socket.gethostname())
+    own = system.process(os.getpid())
+    assert own is not None
+    return Peer(rank, os.getpid(), int(own.started), _home(), socket.gethostname())
 
 
 def end(peers: Collection[Peer], seconds: float, stacks: bool) -> None:
@@ -68,15 +72,5 @@ def end(peers: Collection[Peer], seconds: float, stacks: bool) -> None:
         peer.send(signal.SIGKILL)
 
 
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the name (which may hold anything)."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return []
-    return text.rpartition(")")[2].split()
-
-
 def _home() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    return f"{system.boot()}/{os.stat('/proc/self/ns/pid').st_ino}"
