@@ -156,8 +156,8 @@ def answered(ident: str, read: Callable[[], Any]) -> Answer:
 
 def is_asked(name: str) -> bool:
     """True of the name of a file that asks."""
-    ident, dot, ending = name.partition(".")
-    return dot + ending == _ASKED and bool(_ID.fullmatch(ident))
+    ident, ending = os.path.splitext(name)
+    return ending == _ASKED and bool(_ID.fullmatch(ident))
 
 
 def checked_id(ident: str) -> str:
@@ -194,7 +194,7 @@ class Inbox:
         except OSError as error:
             return self._tell_once(error)
         try:
-            names = sorted(name for name in os.listdir(folder) if self._is_new(*name.split(".", 1)))
+            names = sorted(name for name in os.listdir(folder) if self._is_new(name))
             claimed = [found for name in names[:_MOST_WAITING] if (found := self._claim(folder, name)) is not None]
         except OSError as error:
             return self._tell_once(error)
@@ -213,15 +213,16 @@ class Inbox:
         for asked in self.take():
             self.answer(asked, False, reason)
 
-    def _is_new(self, ident: str, ending: str = "") -> bool:
+    def _is_new(self, name: str) -> bool:
         """True of a file that asks; temporary ones of writers begin with a dot, which is no ID."""
-        return f".{ending}" in (_ASKED, _TAKEN) and bool(_ID.fullmatch(ident)) and ident not in self._seen
+        ident, ending = os.path.splitext(name)
+        return ending in (_ASKED, _TAKEN) and bool(_ID.fullmatch(ident)) and ident not in self._seen
 
     def _claim(self, folder: int, name: str) -> Asked | None:
-        ident, _, ending = name.partition(".")
+        ident, ending = os.path.splitext(name)
         self._seen.add(ident)
         try:
-            if f".{ending}" == _TAKEN:  # this start has claimed none of them: an earlier one has, and ended
+            if ending == _TAKEN:  # this start has claimed none of them: an earlier one has, and ended
                 raise UserError("the run ended before this was done; ask again")
             os.rename(name, ident + _TAKEN, src_dir_fd=folder, dst_dir_fd=folder)
             return Asked(ident, self._action(folder, ident + _TAKEN))

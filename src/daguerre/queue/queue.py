@@ -120,7 +120,7 @@ class Queue:
 
     def entries(self) -> list[Listed]:
         """All entries in their order, with their states."""
-        found = [self.find(path.name.removesuffix(".json")) for path in self.path.glob("????????.json")]
+        found = map(self.find, self._idents())
         return sorted((each for each in found if each is not None), key=lambda each: (each.entry.order, each.ident))
 
     def find(self, ident: str) -> Listed | None:
@@ -135,7 +135,7 @@ class Queue:
 
     def get(self, ident: str) -> Listed:
         """An entry by its ID, or the beginning of it. UserError for another ID."""
-        known = [path.name.removesuffix(".json") for path in sorted(self.path.glob("????????.json"))]
+        known = self._idents()
         meant = [each for each in known if ident and each.startswith(ident)]
         found = self.find(meant[0]) if len(meant) == 1 else None
         if found is None:
@@ -249,6 +249,9 @@ class Queue:
             return not system.try_lock(descriptor, shared=True)
         finally:
             os.close(descriptor)
+
+    def _idents(self) -> list[str]:
+        return sorted(path.stem for path in self.path.glob("????????.json"))
 
     def _state(self, ident: str, entry: Entry, is_locked: bool, status: dict[str, Any]) -> tuple[State, str]:
         if is_locked:
