@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
-from daguerre.training.precision import eight_bits, float8, quantized
+from daguerre.training.precision import float8, quantized
 from daguerre.training.settings import TrainingSettings, bytes_of
 from daguerre.types import Batch, waits
 
@@ -35,8 +35,7 @@ def prepare(settings: TrainingSettings, device: torch.device) -> None:
     """Sets the precision of float32 products and the limit of memory. UserError for a limit above the device's, and for
     products of few bits whose library is not here, or which the device has not."""
     quantized.check(settings.base_precision, device)
-    if settings.float8 != "no":
-        eight_bits.check(f"{float8.SETTING}={settings.float8}", is_float8=True, device=device)
+    float8.check(settings.float8, device)
     torch.set_float32_matmul_precision(settings.matmul_precision)
     if device.type == "cuda":
         # torch wants a number here: `cuda` alone is the GPU that this process uses.

@@ -20,6 +20,12 @@ Scaling = Literal["tensorwise", "rowwise"]
 SETTING = "training.float8"
 
 
+def check(chosen: str, device: torch.device) -> None:
+    """UserError where a value of training.float8 needs what this device has not."""
+    if chosen != "no":
+        eight_bits.check(f"{SETTING}={chosen}", is_float8=True, device=device)
+
+
 class Float8Linear(nn.Linear):
     """nn.Linear whose products are of float8, but those of a few rows."""
 
