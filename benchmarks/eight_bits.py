@@ -31,8 +31,7 @@ def block(form: str) -> nn.Module:
     if form != "bf16":
         for name, layer in [*made.named_modules()]:
             if isinstance(layer, nn.Linear):
-                above, _, last = name.rpartition(".")
-                setattr(made.get_submodule(above), last, quantized.quantized(layer, form))
+                made.set_submodule(name, quantized.quantized(layer, form))
     return made
 
 

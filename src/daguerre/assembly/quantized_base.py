@@ -45,9 +45,8 @@ def quantize(
                 setting=SETTING,
             )
         for name, layer in still.items():
-            owner, _, last = name.rpartition(".")
             few_bits = quantized.quantized(layer, chosen, device)
-            setattr(network.module.get_submodule(owner), last, few_bits)
+            network.module.set_submodule(name, few_bits)
             if id(layer) in held_back and device is not None:
                 few_bits.to("cpu")
 
