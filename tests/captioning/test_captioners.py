@@ -123,6 +123,8 @@ def test_refusals(tagger, tmp_path, capsys):
         (folder, "with=wd14", "path=no/such/folder"): "has no model.onnx",
         (folder, "with=blip", f"path={tagger}"): "safetensors",
         (folder, "with=wd14", "write=txt", "field=x"): "no effect",
+        (folder, "with=blip", f"path={tagger}", "device=gpu"): "torch cannot use it here",
+        (folder, "with=blip", f"path={tagger}", "device=cuda:4096"): "torch cannot use it here",
         (str(tmp_path / "none"), "with=wd14"): "does not exist",
     }.items():
         assert main.run(["caption", *words]) == errors.REFUSED, words

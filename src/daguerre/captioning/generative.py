@@ -60,7 +60,17 @@ def load(
     prompts: Mapping[str, str | None],
     device: str,
 ) -> Generative:
-    """A captioner of a class of transformers. UserError where its folder is missing, of another kind or damaged."""
+    """A captioner of a class of transformers. UserError where its folder is missing, of another kind or damaged, or
+    where torch cannot use the device."""
+    try:
+        where = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # a word that is no device, or one that this build does not know
+        raise UserError(
+            f"device={device}: torch cannot use it here: choose cpu, or leave device out (`daguerre doctor` shows what "
+            "is there)",
+            code="resources",
+            setting="device",
+        ) from error
     folder = folder_of(settings)
     model = networks.load(folder, model_class, kinds)
     try:
@@ -69,5 +79,4 @@ def load(
         )
     except (*documents.MISREAD, ImportError) as error:
         raise UserError(f"{folder}: its processor cannot be read: {str(error)[:300]}", code="damaged") from error
-    where = torch.device(device)
     return Generative(settings, model.to(where), processor, prompts, where)

@@ -49,7 +49,7 @@ class Options(Settings):
     batch_size: int = Field(8, ge=1)
     """Pictures at once."""
     device: str | None = None
-    """cuda, cpu or mps. null: the best there is."""
+    """cuda, cpu or mps. null: the first GPU, else the CPU."""
 
 
 def run(arguments: list[str]) -> int:
