@@ -15,7 +15,7 @@ import pytest
 import served
 from PIL import Image
 
-from daguerre.serve import app, patience, pictures
+from daguerre.serve import app, patience, pictures, site
 from daguerre.serve.bounds import OutOfBounds, check_run
 from daguerre.serve.gate import Rules
 from daguerre.tracking.sinks import MetricsFile
@@ -287,7 +287,7 @@ def test_the_token_opens_it_and_no_script_sees_the_cookie(folder: Path, monkeypa
 
 
 def test_a_flood_of_streams_leaves_the_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "MOST_STREAMS", 0)
+    monkeypatch.setattr(site, "MOST_STREAMS", 0)
     with served.asked(folder) as client:
         assert client.get("/events").status_code == 503
         assert client.get(f"{served.address(folder, 'good')}events").status_code == 503

@@ -11,9 +11,10 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from daguerre.serve import server
-from daguerre.serve.app import Site, application
+from daguerre.serve.app import application
 from daguerre.serve.catalog import Catalog, identity
 from daguerre.serve.gate import Rules
+from daguerre.serve.site import Site
 
 HERE = "http://127.0.0.1:8800"
 

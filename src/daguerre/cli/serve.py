@@ -30,9 +30,9 @@ from pathlib import Path
 
 from daguerre.errors import UserError
 from daguerre.serve import server
-from daguerre.serve.app import Site
 from daguerre.serve.catalog import Catalog
 from daguerre.serve.gate import Rules
+from daguerre.serve.site import Site
 from daguerre.storage.address import is_remote
 
 TOKEN = "DAGUERRE_SERVE_TOKEN"

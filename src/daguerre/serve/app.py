@@ -4,9 +4,7 @@ Addresses hold ids and numbers, no paths. All of them are relative to the page t
 """
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,70 +19,31 @@ from starlette.routing import Route
 from daguerre.errors import UserError
 from daguerre.report import page as report
 from daguerre.report.facts import STATES
-from daguerre.report.run import Run
 from daguerre.serve import compare_page, control, downloads, figures, list_page, notes, pages, pictures, run_page
-from daguerre.serve.catalog import Catalog, News
-from daguerre.serve.gate import LOGIN, Gate, Rules
+from daguerre.serve.catalog import News
+from daguerre.serve.gate import LOGIN, Gate
+from daguerre.serve.site import (
+    QUIET_TICKS,
+    TICK_SECONDS,
+    Answer,
+    Site,
+    answering,
+    body_of,
+    event,
+    folder_of,
+    site_of,
+    stream,
+)
 from daguerre.serve.static import static
-from daguerre.serve.summaries import Summary
-from daguerre.serve.watched import Parts, Watched, Watching
+from daguerre.serve.watched import Watched
 
-MOST_STREAMS = 32
-"""Open streams of events; the other connections are left for answers."""
 MOST_LOGIN_BYTES = 4096
 _PATIENCE_SECONDS = 0.7
 """A page waits so long for metrics that are not read yet; then it comes without, and they follow."""
-_TICK_SECONDS = 1.0
-_QUIET_TICKS = 15
-_LIST_SECONDS, _FULL_SECONDS, _LIST_SHARE = 2.0, 10.0, 0.01
 
 _REPORT_POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; sandbox allow-scripts"
 )
-
-Answer = Callable[[Request], Awaitable[Response]]
-
-
-@dataclass
-class Site:
-    """State of the server: the runs, who looks at them, and when they were looked at."""
-
-    catalog: Catalog
-    rules: Rules
-    stopping: Callable[[], bool] = lambda: False
-    """True when the server is about to end: streams end then."""
-    streams: int = 0
-    watching: Watching = field(init=False)
-    settings: list_page.Settings = field(init=False)
-    _scanning: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _next_scan: tuple[float, float] = (0.0, 0.0)
-
-    def __post_init__(self) -> None:
-        self.watching = Watching(self.catalog, self._parts)
-        self.settings = list_page.Settings(self.catalog)
-
-    def summary(self, id: str) -> Summary | None:
-        entry = self.catalog.entries.get(id)
-        return entry.summary if entry else None
-
-    def _parts(self, watched: Watched, run: Run) -> Parts:
-        self.catalog.refresh(watched.id)
-        return run_page.parts(watched, run, self.summary(watched.id), self.catalog.roots)
-
-    async def scan(self) -> None:
-        """Looks for what is new in the list, all runs or those that run, each no more often than is worth it."""
-        async with self._scanning:
-            now, (any_, every) = asyncio.get_running_loop().time(), self._next_scan
-            if now < any_:
-                return
-            everything = now >= every
-            await run_in_threadpool(self.catalog.scan, everything)
-            after = asyncio.get_running_loop().time()
-            rest = (after - now) / _LIST_SHARE
-            self._next_scan = (
-                after + max(_LIST_SECONDS, 0.0 if everything else rest),
-                after + max(_FULL_SECONDS, rest) if everything else every,
-            )
 
 
 def application(site: Site) -> Starlette:
@@ -106,13 +65,13 @@ def application(site: Site) -> Starlette:
     for place, find in _PICTURES.items():
         routes[f"/run/{{id}}/{place}"] = _sending(find, pictures.whole)
         routes[f"/run/{{id}}/{place}/small"] = _sending(find, pictures.small)
-    found = [Route(path, _answering(answer), methods=["GET"]) for path, answer in routes.items()]
+    found = [Route(path, answering(answer), methods=["GET"]) for path, answer in routes.items()]
     found += [
         Route("/static/{name}", static),
         Route(LOGIN, _login_page, methods=["GET"]),
         Route(LOGIN, _login, methods=["POST"]),
-        Route("/run/{id}/note", _answering(_note), methods=["POST"]),
-        Route("/run/{id}/action", _answering(_action), methods=["POST"]),
+        Route("/run/{id}/note", answering(_note), methods=["POST"]),
+        Route("/run/{id}/action", answering(_action), methods=["POST"]),
     ]
     app = Starlette(
         routes=found,
@@ -123,51 +82,27 @@ def application(site: Site) -> Starlette:
     return app
 
 
-def _answering(answer: Answer) -> Answer:
-    """The same, with refusals as answers."""
-
-    async def answered(request: Request) -> Response:
-        try:
-            return await answer(request)
-        except UserError as error:
-            status = {"missing": 404, "in_use": 409}.get(error.code, 422)
-            text = str(error)
-        except FileNotFoundError:
-            status, text = 404, "this is no longer there"
-        if request.headers.get("sec-fetch-mode") == "navigate":
-            said = pages.message("not shown", "This cannot be shown", text, pages.up(request.url.path))
-            return HTMLResponse(said, status)
-        return PlainTextResponse(f"{text}\n", status)
-
-    return answered
-
-
 async def _nothing(request: Request, error: Exception) -> Response:
     return PlainTextResponse("There is nothing at this address.\n", 404)
 
 
-def _site(request: Request) -> Site:
-    site: Site = request.app.state.site
-    return site
-
-
 async def _watched(request: Request, patience: float = _PATIENCE_SECONDS) -> Watched:
-    return await _site(request).watching.look(request.path_params["id"], patience)
+    return await site_of(request).watching.look(request.path_params["id"], patience)
 
 
 async def _list(request: Request) -> Response:
-    site = _site(request)
+    site = site_of(request)
     await site.scan()
     return HTMLResponse(await run_in_threadpool(list_page.render, site.catalog))
 
 
 async def _match(request: Request) -> Response:
     text = request.query_params.get("q", "")[:500]
-    return JSONResponse({"ids": await run_in_threadpool(_site(request).settings.matching, text)})
+    return JSONResponse({"ids": await run_in_threadpool(site_of(request).settings.matching, text)})
 
 
 async def _run(request: Request) -> Response:
-    site, watched = _site(request), await _watched(request)
+    site, watched = site_of(request), await _watched(request)
     return HTMLResponse(run_page.render(watched, site.summary(watched.id), site.rules.control))
 
 
@@ -210,7 +145,7 @@ def _sending(find: Callable[..., Path], made: Callable[[Path], tuple[bytes, str]
         numbers = {name: number for name, number in request.path_params.items() if name != "id"}
 
         def work() -> tuple[bytes, str]:
-            return made(find(_folder(request), _site(request).catalog.roots, **numbers))
+            return made(find(folder_of(request), site_of(request).catalog.roots, **numbers))
 
         data, kind = await run_in_threadpool(work)
         # An image of a save may be written again by a run that went back: asked for anew after a while.
@@ -219,19 +154,11 @@ def _sending(find: Callable[..., Path], made: Callable[[Path], tuple[bytes, str]
     return sent
 
 
-def _folder(request: Request) -> Path:
-    """The folder of the run that is asked for. UserError for no run, and for one that must not be shown."""
-    folder = _site(request).catalog.at(request.path_params["id"])
-    if folder is None:
-        raise UserError("there is no such run", code="missing")
-    return folder
-
-
 async def _file(request: Request) -> Response:
-    site = _site(request)
+    site = site_of(request)
 
     def find() -> downloads.Item:
-        folder = _folder(request)
+        folder = folder_of(request)
         for one in downloads.items(folder, site.catalog.roots):
             if one.id == request.path_params["file"]:
                 return one
@@ -254,7 +181,7 @@ async def _report(request: Request) -> Response:
 
 
 async def _chosen(request: Request) -> list[compare_page.Chosen]:
-    site = _site(request)
+    site = site_of(request)
     ids = list(dict.fromkeys(request.query_params.getlist("run")))[: compare_page.MOST]
     if not ids:
         raise UserError("choose the runs to compare in the list", code="missing")
@@ -277,33 +204,23 @@ async def _compare_numbers(request: Request) -> Response:
 
 
 async def _note(request: Request) -> Response:
-    site = _site(request)
-    folder = await run_in_threadpool(_folder, request)
-    given = await _body(request, notes.MOST_BYTES)
+    site = site_of(request)
+    folder = await run_in_threadpool(folder_of, request)
+    given = await body_of(request, notes.MOST_BYTES)
     await run_in_threadpool(notes.write, folder, given)
     await run_in_threadpool(site.catalog.refresh, request.path_params["id"])
     return JSONResponse({})
 
 
 async def _action(request: Request) -> Response:
-    folder = await run_in_threadpool(_folder, request)
-    given = await _body(request, control.MOST_BYTES)
+    folder = await run_in_threadpool(folder_of, request)
+    given = await body_of(request, control.MOST_BYTES)
     return JSONResponse({"id": await run_in_threadpool(control.ask, folder, given)})
 
 
 async def _answer(request: Request) -> Response:
-    folder = await run_in_threadpool(_folder, request)
+    folder = await run_in_threadpool(folder_of, request)
     return JSONResponse(await run_in_threadpool(control.answer, folder, request.path_params["ident"]))
-
-
-async def _body(request: Request, most: int) -> bytes:
-    """The body of a request, if it is no longer than it may be. UserError."""
-    found = b""
-    async for chunk in request.stream():
-        found += chunk
-        if len(found) > most:
-            raise UserError(f"more than {most:,} bytes were sent")
-    return found
 
 
 async def _login_page(request: Request) -> Response:
@@ -311,9 +228,9 @@ async def _login_page(request: Request) -> Response:
 
 
 async def _login(request: Request) -> Response:
-    rules = _site(request).rules
+    rules = site_of(request).rules
     try:
-        body = await _body(request, MOST_LOGIN_BYTES)
+        body = await body_of(request, MOST_LOGIN_BYTES)
     except UserError as error:
         return PlainTextResponse(f"{error}\n", 413, headers={"connection": "close"})
     given = pages.form_value(body, "token")
@@ -332,46 +249,27 @@ async def _login(request: Request) -> Response:
     return response
 
 
-def _event(document: object) -> str:
-    return f"data: {json.dumps(document)}\n\n"
-
-
-def _stream(site: Site, events: AsyncIterator[str]) -> Response:
-    if site.streams >= MOST_STREAMS:
-        return PlainTextResponse("Too many pages are open.\n", 503)
-
-    async def counted() -> AsyncIterator[str]:
-        site.streams += 1
-        try:
-            async for event in events:
-                yield event
-        finally:
-            site.streams -= 1
-
-    return StreamingResponse(counted(), media_type="text/event-stream")
-
-
 async def _list_events(request: Request) -> Response:
-    site = _site(request)
+    site = site_of(request)
 
     async def events() -> AsyncIterator[str]:
         news, quiet = News(site.catalog), 0
         yield ": open\n\n"
         while not site.stopping():
-            await asyncio.sleep(_TICK_SECONDS)
+            await asyncio.sleep(TICK_SECONDS)
             await site.scan()
             quiet += 1
             if changed := news.take():
                 quiet = 0
-                yield _event({id: list_page.row(entry) if entry else None for id, entry in changed.items()})
-            elif quiet % _QUIET_TICKS == 0:
+                yield event({id: list_page.row(entry) if entry else None for id, entry in changed.items()})
+            elif quiet % QUIET_TICKS == 0:
                 yield ": quiet\n\n"
 
-    return _stream(site, events())
+    return stream(site, events())
 
 
 async def _run_events(request: Request) -> Response:
-    site, id = _site(request), request.path_params["id"]
+    site, id = site_of(request), request.path_params["id"]
     await _watched(request)
 
     async def events() -> AsyncIterator[str]:
@@ -380,18 +278,18 @@ async def _run_events(request: Request) -> Response:
             try:
                 watched = await site.watching.look(id)
             except UserError as error:
-                yield _event({"gone": str(error)})
+                yield event({"gone": str(error)})
                 return
             now = _standing(site, watched)
             quiet = 0 if now != last else quiet + 1
             if now != last:
-                yield _event(now)
-            elif quiet % _QUIET_TICKS == 0:
+                yield event(now)
+            elif quiet % QUIET_TICKS == 0:
                 yield ": quiet\n\n"
             last = now
-            await asyncio.sleep(_TICK_SECONDS)
+            await asyncio.sleep(TICK_SECONDS)
 
-    return _stream(site, events())
+    return stream(site, events())
 
 
 def _standing(site: Site, watched: Watched) -> dict[str, Any]:

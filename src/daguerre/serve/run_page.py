@@ -1,15 +1,17 @@
 """The page of one run: the report's parts, live, with curves that are drawn in the browser."""
 
+import os
 import shutil
 from pathlib import Path
 
+from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.formatting import format_duration, format_size
 from daguerre.report import evaluations, facts
 from daguerre.report.html import Html, element, join, json_script
 from daguerre.report.results import results
 from daguerre.report.run import Run
 from daguerre.serve import control as buttons
-from daguerre.serve import downloads, figures, log_tail, pages, pictures, settings_shown
+from daguerre.serve import downloads, figures, pages, pictures, settings_shown
 from daguerre.serve.summaries import Summary
 from daguerre.serve.watched import Parts, Watched
 
@@ -25,6 +27,7 @@ _SECTIONS = {
     "files": "Checkpoints and exports",
 }
 _FOLDS = {"numbers": "All numbers, newest values", "config": "Config", "environment": "Environment"}
+_LOG_BYTES = 24 << 10
 _X = {"step": "updates", "samples": "samples", "training": "hours of training", "time": "hours since the start"}
 
 
@@ -40,7 +43,7 @@ def parts(watched: Watched, run: Run, summary: Summary | None, roots: tuple[Path
         "asked": pictures.on_request(run),
         "strengths": pictures.by_strength(run),
         "skipped": facts.skipped(run),
-        "log": log_tail.tail(run.folder),
+        "log": _log(run.folder),
         "files": downloads.listing(run.folder, roots),
         "numbers": facts.last_numbers(run),
         "config": settings_shown.config(run),
@@ -71,6 +74,21 @@ def _now(run: Run, summary: Summary | None) -> list[str]:
         f"{format_duration(left)} left, without saves" if left is not None else "",
         f"{format_size(free)} free on the disk",
     ]
+
+
+def _log(folder: Path) -> Html | None:
+    """The last lines of what a run has said; None of a run without a log."""
+    try:
+        with RunFolder(folder).log.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = os.pread(file.fileno(), _LOG_BYTES, max(0, size - _LOG_BYTES))
+    except OSError:
+        return None
+    text = data.decode("utf-8", "replace")
+    if size > _LOG_BYTES:
+        text = text.partition("\n")[2]
+    shown = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text).rstrip()
+    return element("pre", shown, class_="log", tabindex=0, role="log") if shown else None
 
 
 def progress(summary: Summary) -> Html | None:

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import uvicorn
 
 from daguerre.errors import UserError
-from daguerre.serve.app import Site, application
+from daguerre.serve.app import application
 from daguerre.serve.patience import PatientProtocol
+from daguerre.serve.site import Site
 
 
 @contextmanager
