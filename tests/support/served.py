@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
+from daguerre.queue.queue import Queue
 from daguerre.serve import server
 from daguerre.serve.app import application
 from daguerre.serve.catalog import Catalog, identity
@@ -21,7 +22,13 @@ HERE = "http://127.0.0.1:8800"
 
 def site(folder: Path, *roots: Path, **rules: Any) -> Site:
     whole = folder.resolve()
-    return Site(Catalog(whole, (whole, *(root.resolve() for root in roots))), Rules(**rules))
+    catalog = Catalog(whole, (whole, *(root.resolve() for root in roots)))
+    return Site(catalog, Rules(**rules), queue_of(folder))
+
+
+def queue_of(folder: Path) -> Queue:
+    """The queue of a page over a folder: beside it."""
+    return Queue(folder.resolve().with_name(f"{folder.name}-queue"))
 
 
 @contextmanager

@@ -9,12 +9,14 @@ and only this machine reaches it.
   daguerre serve /data/runs --open       another folder; opens the browser
   ssh -L 8800:127.0.0.1:8800 machine     on your own machine: the page of another one
 
-  --control             ask runs to save, sample, evaluate, pause and stop; name them, note on them, put them away
+  --control             start runs and put them into the queue, whose runs this page starts one after the other; ask
+                        runs to save, sample, evaluate, pause and stop; name them, note on them, put them away
   --port N              another port than 8800; 0 takes a free one
   --host ADDRESS        beyond this machine, such as 0.0.0.0: the page then asks for a token, that of the variable
                         DAGUERRE_SERVE_TOKEN, or one that is printed at the start
   --allow-host NAME     a name by which the page is called, such as that of a proxy; repeatable
   --root DIR            a folder to which links in FOLDER may lead; repeatable
+  --queue DIR           another queue than ~/.local/state/daguerre/queue (daguerre queue --help)
   --cert FILE --key FILE    serve by TLS
 
 docs/serve.md has more.
@@ -25,19 +27,23 @@ import os
 import secrets
 import webbrowser
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from daguerre.errors import UserError
+from daguerre.queue.queue import Queue, usual_folder
+from daguerre.queue.runner import Runner, devices_of_this_machine
 from daguerre.serve import server
 from daguerre.serve.catalog import Catalog
 from daguerre.serve.gate import Rules
 from daguerre.serve.site import Site
 from daguerre.storage.address import is_remote
+from daguerre.threads import background
 
 TOKEN = "DAGUERRE_SERVE_TOKEN"
 _LEAST_TOKEN = 16
-_VALUES = ("--port", "--host", "--allow-host", "--root", "--cert", "--key")
+_VALUES = ("--port", "--host", "--allow-host", "--root", "--queue", "--cert", "--key")
 _SWITCHES = ("--control", "--open")
 
 
@@ -83,7 +89,8 @@ def run(arguments: list[str]) -> int:
         raise UserError(f"{TOKEN} has {len(token)} characters: give it {_LEAST_TOKEN} or more, that nobody can guess")
     names = frozenset(name.lower() for name in given.values.get("--allow-host", []))
     rules = Rules(names, token, "--control" in given.switches, secure=bool(cert))
-    site = Site(Catalog(folder, roots), rules)
+    queue = Queue(Path(given.value("--queue", str(usual_folder()))).expanduser().absolute())
+    site = Site(Catalog(folder, roots), rules, queue)
     with server.listening(host, _port(given)) as (socket, port):
         address = f"http{'s' * bool(cert)}://{f'[{host}]' if ':' in host else host}:{port}/"
         print(f"runs in {folder}: {address}")
@@ -92,7 +99,12 @@ def run(arguments: list[str]) -> int:
         print("Ctrl-C ends the page, and no run.", flush=True)
         if "--open" in given.switches:
             webbrowser.open(address)
-        server.serve(site, socket, cert, key)
+        with (
+            background("queue", Runner(queue, devices_of_this_machine()).keep_running)
+            if rules.control
+            else nullcontext()
+        ):
+            server.serve(site, socket, cert, key)
     return 0
 
 

@@ -38,6 +38,8 @@ State = Literal["waiting", "paused", "running", "finished", "stopped", "failed",
 """paused: waits until it is resumed; stopped: saved and ended on request; interrupted: killed, or the machine went
 down."""
 OPEN: tuple[State, ...] = ("waiting", "paused", "running")
+RUNNER = ".runner"
+"""The file that the process which starts entries holds."""
 _STOPPED = {errors.INTERRUPTED, errors.PREEMPTED, errors.TERMINATED}
 
 
@@ -240,15 +242,12 @@ class Queue:
 
     def is_locked(self, ident: str) -> bool:
         """True while a process of the entry lives."""
-        try:
-            descriptor = os.open(self.path / f"{ident}.lock", os.O_RDONLY)
-        except FileNotFoundError:
-            return False
-        try:
-            # Shared, so that whoever looks does not keep others from looking.
-            return not system.try_lock(descriptor, shared=True)
-        finally:
-            os.close(descriptor)
+        return _is_locked(self.path / f"{ident}.lock")
+
+    @property
+    def is_run(self) -> bool:
+        """True while a process starts entries."""
+        return _is_locked(self.path / RUNNER)
 
     def _idents(self) -> list[str]:
         return sorted(path.stem for path in self.path.glob("????????.json"))
@@ -295,6 +294,18 @@ class Queue:
         make_folder(self.path)
         with locked(self.path / ".edits"):
             yield
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        # Shared, so that whoever looks does not keep others from looking.
+        return not system.try_lock(descriptor, shared=True)
+    finally:
+        os.close(descriptor)
 
 
 def usual_folder() -> Path:

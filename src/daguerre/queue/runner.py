@@ -17,10 +17,12 @@ from daguerre import system
 from daguerre.checkpoint.atomic import locked, make_folder, write_json_atomically
 from daguerre.errors import Held
 from daguerre.queue import processes
-from daguerre.queue.queue import Listed, Queue
+from daguerre.queue.queue import RUNNER, Listed, Queue
 
 LOOK_SECONDS = 1.0
 """Between two looks."""
+AGAIN_SECONDS = 5.0
+"""After which one that could not start entries tries it again."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The variable that says which devices a process sees."""
 
@@ -48,11 +50,21 @@ class Runner:
                     return
                 over.wait(LOOK_SECONDS)
 
+    def keep_running(self, over: threading.Event) -> None:
+        """Starts entries until `over` is set, whenever no other process does; for a thread that must not end before."""
+        while not over.is_set():
+            try:
+                self.run(over)
+            except (Held, OSError) as error:
+                if not isinstance(error, Held):  # such as a full disk: it may pass
+                    self.say(f"daguerre: the queue: {error}")
+                over.wait(AGAIN_SECONDS)
+
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Within the context no other process starts entries of this queue. Held if one does."""
         make_folder(self.queue.path)
-        with locked(self.queue.path / ".runner", wait=False) as free:
+        with locked(self.queue.path / RUNNER, wait=False) as free:
             if not free:
                 raise Held(f"another process runs the queue in {self.queue.path}")
             yield

@@ -22,6 +22,7 @@ from daguerre.report.facts import STATES
 from daguerre.serve import compare_page, control, downloads, figures, list_page, notes, pages, pictures, run_page
 from daguerre.serve.catalog import News
 from daguerre.serve.gate import LOGIN, Gate
+from daguerre.serve.queueing import addresses
 from daguerre.serve.site import (
     QUIET_TICKS,
     TICK_SECONDS,
@@ -74,7 +75,7 @@ def application(site: Site) -> Starlette:
         Route("/run/{id}/action", answering(_action), methods=["POST"]),
     ]
     app = Starlette(
-        routes=found,
+        routes=[*found, *addresses.routes()],
         middleware=[Middleware(Gate, rules=site.rules), Middleware(GZipMiddleware, minimum_size=2000)],
         exception_handlers={404: _nothing},
     )

@@ -24,6 +24,7 @@ def render(catalog: Catalog) -> str:
     """The page."""
     entries = catalog.summed_up()
     free = shutil.disk_usage(catalog.folder).free
+    nav = element("nav", element("a", "Queue", href="queue/"), class_="bar-top")
     header = element(
         "header",
         element("p", "Daguerre · runs", class_="kicker"),
@@ -55,7 +56,7 @@ def render(catalog: Catalog) -> str:
     )
     rows = element("div", *(row(one) for one in entries), class_="runs", id="runs")
     body = join(
-        header, element("main", tools, none, rows), element("p", class_="lost-line", role="status", hidden=True)
+        nav, header, element("main", tools, none, rows), element("p", class_="lost-line", role="status", hidden=True)
     )
     return pages.page(f"{catalog.folder.name} · Daguerre", body, "", ("live.css",), ("list.js",))
 

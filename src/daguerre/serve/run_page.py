@@ -76,26 +76,33 @@ def _now(run: Run, summary: Summary | None) -> list[str]:
     ]
 
 
-def _log(folder: Path) -> Html | None:
-    """The last lines of what a run has said; None of a run without a log."""
-    try:
-        with RunFolder(folder).log.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            data = os.pread(file.fileno(), _LOG_BYTES, max(0, size - _LOG_BYTES))
-    except OSError:
-        return None
+def tail(path: Path) -> str:
+    """The last lines of a file that people read, without signs that are not printed. OSError."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        data = os.pread(file.fileno(), _LOG_BYTES, max(0, size - _LOG_BYTES))
     text = data.decode("utf-8", "replace")
     if size > _LOG_BYTES:
         text = text.partition("\n")[2]
-    shown = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text).rstrip()
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text).rstrip()
+
+
+def _log(folder: Path) -> Html | None:
+    try:
+        shown = tail(RunFolder(folder).log)
+    except OSError:
+        return None
     return element("pre", shown, class_="log", tabindex=0, role="log") if shown else None
 
 
 def progress(summary: Summary) -> Html | None:
     """A bar of the updates that are done; None where their number is not known."""
-    if not summary.total:
-        return None
-    return element("progress", value=min(summary.step, summary.total), max=summary.total, aria_label="updates done")
+    return progress_bar(summary.step, summary.total) if summary.total else None
+
+
+def progress_bar(step: int, total: int) -> Html:
+    """A bar of the updates that are done."""
+    return element("progress", value=min(step, total), max=total, aria_label="updates done")
 
 
 def render(watched: Watched, summary: Summary | None, control: bool) -> str:

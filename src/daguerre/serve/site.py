@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
 from daguerre.errors import UserError
+from daguerre.queue.queue import Queue
 from daguerre.report.run import Run
 from daguerre.serve import list_page, pages, run_page
 from daguerre.serve.catalog import Catalog
@@ -35,6 +36,8 @@ class Site:
 
     catalog: Catalog
     rules: Rules
+    queue: Queue
+    """The queue of this machine that is shown, and with `rules.control` changed."""
     stopping: Callable[[], bool] = lambda: False
     """True when the server is about to end: streams end then."""
     streams: int = 0
@@ -92,7 +95,7 @@ def answering(answer: Answer) -> Answer:
         try:
             return await answer(request)
         except UserError as error:
-            status = {"missing": 404, "in_use": 409}.get(error.code, 422)
+            status = {"missing": 404, "unknown": 404, "in_use": 409}.get(error.code, 422)
             text = str(error)
         except FileNotFoundError:
             status, text = 404, "this is no longer there"

@@ -1,0 +1,74 @@
+// The queue: rows that say something new are replaced, in their order; what has the focus keeps it.
+const main = document.querySelector("main"), answer = document.querySelector("#answer");
+const lost = document.querySelector(".lost-line"), pauseAll = document.querySelector("#pause-all");
+const lists = ["running", "waiting", "ended"].map((name) => document.querySelector(`#${name}`));
+const row = (id) => document.querySelector(`#entry-${id}`);
+const idOf = (element) => element.id.slice(6);
+
+const ask = async (message) => {
+  for (const button of document.querySelectorAll("button")) button.disabled = true;
+  try {
+    const sent = await fetch("change", { method: "POST", headers: { "x-daguerre": "1" }, body: JSON.stringify(message) });
+    answer.textContent = sent.ok ? (await sent.json()).said : await sent.text();
+  } catch {
+    answer.textContent = "The server does not answer: nothing was changed.";
+  }
+  for (const button of document.querySelectorAll("button")) button.disabled = false;
+};
+
+const moved = (id, up) => {
+  const order = [...document.querySelector("#waiting").children].map(idOf), at = order.indexOf(id);
+  if (up) return at > 0 ? order[at - 1] : null;
+  if (at === order.length - 1) return null;
+  return order[at + 2] ?? "last";
+};
+
+main.addEventListener("click", async (event) => {
+  const kind = event.target.dataset?.do;
+  if (!kind) return;
+  const button = event.target, entry = button.closest("article"), id = idOf(entry);
+  if (kind === "up" || kind === "down") {
+    const where = moved(id, kind === "up");
+    if (where) await ask({ kind: "move", id, where });
+  } else if (!["stop", "kill", "remove"].includes(kind) || confirm(`${button.title}. ${button.textContent} this run?`)) {
+    await ask({ kind: kind === "kill" ? "stop" : kind, id });
+  }
+  row(id)?.querySelector(`[data-do="${kind}"]`)?.focus({ preventScroll: true });
+});
+pauseAll?.addEventListener("click", () => ask({ kind: pauseAll.getAttribute("aria-pressed") === "true" ? "resume_all" : "pause_all" }));
+
+const show = (now) => {
+  const active = document.activeElement, held = active?.dataset?.do && { id: idOf(active.closest("article")), kind: active.dataset.do };
+  for (const [id, html] of Object.entries(now.rows)) {
+    const holder = document.createElement("template");
+    holder.innerHTML = html;
+    const fresh = holder.content.firstElementChild, old = row(id);
+    if (!old) lists[0].append(fresh);
+    else if (old.outerHTML !== fresh.outerHTML) old.replaceWith(fresh);
+  }
+  const known = new Set(Object.values(now.lists).flat());
+  for (const one of document.querySelectorAll(".queue > article")) if (!known.has(idOf(one))) one.remove();
+  for (const list of lists) {
+    now.lists[list.id].forEach((id, i) => {
+      const one = row(id);
+      if (list.children[i] !== one) list.insertBefore(one, list.children[i] ?? null);
+    });
+    list.parentElement.hidden = !list.children.length;
+  }
+  if (held && !document.activeElement?.dataset?.do) row(held.id)?.querySelector(`[data-do="${held.kind}"]`)?.focus({ preventScroll: true });
+  document.querySelector("#none").hidden = known.size > 0;
+  document.querySelector("#said").textContent = now.said;
+  if (pauseAll) {
+    pauseAll.setAttribute("aria-pressed", String(now.paused));
+    pauseAll.textContent = now.paused ? "Go on with the queue" : "Pause the queue";
+  }
+  document.title = `${now.lists.running.length} training, ${now.lists.waiting.length} waiting · Queue · Daguerre`;
+};
+
+const events = new EventSource("events");
+events.onmessage = (event) => { lost.hidden = true; show(JSON.parse(event.data)); };
+events.onerror = () => {
+  lost.textContent = "The server does not answer: what is shown stays as it is, and goes on when it is back.";
+  lost.hidden = false;
+};
+events.onopen = () => { lost.hidden = true; };
