@@ -399,6 +399,12 @@ ONETRAINER = [
     ({"concepts.0.balancing_strategy": "SAMPLES", "concepts.0.balancing": 20}, {"data.repeats": 4}, set()),
     ({"generalized_offset_noise": True, "timestep_shift": 3.0}, {}, {"generalized_offset_noise", "timestep_shift"}),
     ({"learning_rate_scheduler": "REX"}, {}, {"learning_rate_scheduler"}),
+    (
+        {"learning_rate_scheduler": "COSINE_WITH_HARD_RESTARTS", "learning_rate_cycles": 3.0},
+        {"lr_scheduler.name": "cosine_with_restarts", "lr_scheduler.num_cycles": 3},
+        set(),
+    ),
+    ({"learning_rate_scheduler": "COSINE_WITH_RESTARTS"}, {}, {"learning_rate_scheduler"}),
     ({"training_method": "LORA", "lora_weight_dtype": "BFLOAT_16"}, {}, {"lora_weight_dtype"}),
     ({"training_method": "LORA", "lora_model_name": "l.safetensors"}, {"init_from": "l.safetensors"}, set()),
     ({"training_method": "LORA", "lora_decompose": True}, {"adapters.lora.kind": "dora"}, {"lora_decompose"}),

@@ -44,7 +44,7 @@ def rates(config):
 
 
 LONGER = "training.duration=70 steps"
-FALLING = ["linear", "cosine", "polynomial", "warmup_stable_decay"]
+FALLING = ["linear", "cosine", "cosine_with_restarts", "polynomial", "warmup_stable_decay"]
 
 
 @pytest.mark.parametrize("name", FALLING)

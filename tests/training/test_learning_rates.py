@@ -46,6 +46,14 @@ def test_polynomial_equals_diffusers_with_its_final_rate(power, warmup):
     assert ours(settings, warmup) == pytest.approx(rates, abs=1e-12)
 
 
+@pytest.mark.parametrize("cycles", [1, 3, 4])
+@pytest.mark.parametrize("warmup", [0, 7])
+def test_restarts_equal_diffusers(cycles, warmup):
+    rates = theirs(lambda o: get_scheduler("cosine_with_restarts", o, None, warmup, STEPS, num_cycles=cycles))
+    settings = LRSchedulerSettings(name="cosine_with_restarts", num_cycles=cycles)
+    assert ours(settings, warmup) == pytest.approx(rates, abs=1e-12)
+
+
 @pytest.mark.parametrize("shape", ["linear", "cosine", "sqrt"])
 @pytest.mark.parametrize("final", [0.0, 0.1])
 def test_warmup_stable_decay_equals_transformers(shape, final):
@@ -70,7 +78,7 @@ def test_warmup_stable_decay_closed_form():
     assert squeezed == [1, 0], "a decay that does not fit begins after the warm-up"
 
 
-@pytest.mark.parametrize("name", ["linear", "cosine", "polynomial", "warmup_stable_decay"])
+@pytest.mark.parametrize("name", ["linear", "cosine", "cosine_with_restarts", "polynomial", "warmup_stable_decay"])
 def test_falls_end_at_the_final_share_and_stay_there(name):
     settings = LRSchedulerSettings(name=name, final=0.25)
     assert [schedules.factor(settings, step, 3, STEPS, 6) for step in (STEPS, STEPS + 5)] == pytest.approx([0.25] * 2)
@@ -81,6 +89,7 @@ def test_falls_end_at_the_final_share_and_stay_there(name):
     [
         ("constant", "final", 0.1),
         ("cosine", "power", 2.0),
+        ("cosine", "num_cycles", 2),
         ("linear", "decay", "5 steps"),
         ("polynomial", "decay_shape", "cosine"),
     ],

@@ -118,8 +118,9 @@ def settled(config: Config, start: StartPoint, sizes: BatchSizes, pace: Pace) ->
     training = config.training.model_copy(update={"duration": Duration(known["duration"])})
     before = config.model_copy(update={"training": training, "lr_scheduler": settings})
     old, new = (loop_config(one, sizes, pace) for one in (before, config))
-    # In the warm-up, or before a late decay, both have gone the same way: there is nothing to choose.
-    same = old.share_at(done - 1) == new.share_at(done - 1)
+    # In the warm-up, or before a late decay, both have gone the same way: there is nothing to choose. Two updates are
+    # compared, as schedules that restart can meet in one.
+    same = all(old.share_at(step) == new.share_at(step) for step in (max(done - 2, 0), done - 1))
     if same or new.total_steps == old.total_steps or new.total_steps <= done:
         return config, []
     choice = config.lr_scheduler.on_new_duration

@@ -36,7 +36,7 @@ def factor(
         if settings.name == "warmup_stable_decay":
             begin = max(warmup_steps, ends - decay_steps)
         progress = min(1.0, max(0.0, _share(fall, begin, step, ends)))
-        return settings.final + (1.0 - settings.final) * _remaining(settings, progress)
+        return settings.final + (1.0 - settings.final) * _remaining(settings, progress, settings.num_cycles)
     if begun.name == "hold":
         return begun.share
     progress = min(1.0, _share(fall, begun.start, step, ends))
@@ -56,11 +56,12 @@ def under_way(settings: LRSchedulerSettings, step: int, total_steps: int) -> tup
     return begun[-1] if begun else None, ends[len(begun)]
 
 
-def _remaining(settings: LRSchedulerSettings, progress: float) -> float:
-    """The rest of a fall from 1 to 0 after a share of it."""
+def _remaining(settings: LRSchedulerSettings, progress: float, cycles: int = 1) -> float:
+    """The rest of a fall from 1 to 0 after a share of it; of several such falls, if it restarts."""
     shape = settings.decay_shape if settings.name == "warmup_stable_decay" else settings.name
-    if shape == "cosine":
-        return 0.5 * (1.0 + math.cos(math.pi * progress))
+    if shape in ("cosine", "cosine_with_restarts"):
+        within = cycles * progress % 1.0 if progress < 1.0 else 1.0
+        return 0.5 * (1.0 + math.cos(math.pi * within))
     if shape == "sqrt":
         return 1.0 - math.sqrt(progress)
     return float((1.0 - progress) ** settings.power) if shape == "polynomial" else 1.0 - progress

@@ -238,7 +238,7 @@ class Stage(Settings):
     """Share of the peak learning rate at which it begins."""
 
 
-_FALLING = ("linear", "cosine", "polynomial", "warmup_stable_decay")
+_FALLING = ("linear", "cosine", "cosine_with_restarts", "polynomial", "warmup_stable_decay")
 
 
 class LRSchedulerSettings(Choice):
@@ -249,18 +249,24 @@ class LRSchedulerSettings(Choice):
     )
     acts_with: ClassVar[dict[str, tuple[str, ...]]] = {
         **dict.fromkeys(("final", "on_new_duration", "restart_from", "stages"), _FALLING),
+        "num_cycles": ("cosine_with_restarts",),
         "power": ("polynomial",),
         "decay": ("warmup_stable_decay",),
         "decay_shape": ("warmup_stable_decay",),
     }
 
-    name: Literal["constant", "linear", "cosine", "polynomial", "warmup_stable_decay"] = "constant"
-    """After warm-up: stay at the peak, or fall until the run's end along a line, half a cosine or a power of the time
-    left; warmup_stable_decay stays at the peak and falls in the last updates only."""
+    name: Literal["constant", "linear", "cosine", "cosine_with_restarts", "polynomial", "warmup_stable_decay"] = (
+        "constant"
+    )
+    """After warm-up: stay at the peak, or fall until the run's end along a line, half a cosine, several of them one
+    after the other, each from the peak, or a power of the time left; warmup_stable_decay stays at the peak and falls
+    in the last updates only."""
     warmup: Duration = Duration("0 steps")
     """Linear rise from zero to the peak learning rate."""
     final: float = Field(0.0, ge=0, le=1)
     """Share of the peak learning rate that is left at the run's end."""
+    num_cycles: int = Field(1, ge=1)
+    """cosine_with_restarts: falls from the peak, of one length each."""
     power: float = Field(1.0, gt=0)
     """polynomial: exponent of the share of the fall that is still to come."""
     decay: Duration | None = None

@@ -5,6 +5,7 @@ Each takes the name, its text, a `Look` and the arguments of its row in names.ya
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -62,6 +63,14 @@ def warmup_share(key: str, text: str, look: Look) -> Meaning:
         "this is a share of the run: set training.duration in steps or samples, or set lr_scheduler.warmup",
         setting="training.duration",
     )
+
+
+def cycles(key: str, text: str, look: Look) -> Meaning:
+    """`lr_num_cycles`: falls of a schedule that restarts; diffusers' scripts have it for all and read it for one."""
+    schedule = look("lr_scheduler.name") or "constant"
+    if schedule != "cosine_with_restarts":
+        return idle(key, f"lr_scheduler={schedule} does not restart")
+    return one("lr_scheduler.num_cycles", str(int(float(text))) if re.fullmatch(r"\d+\.0*", text) else text)
 
 
 def train_batch(key: str, text: str, look: Look) -> Meaning:

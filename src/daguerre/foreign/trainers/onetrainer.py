@@ -10,6 +10,7 @@ from daguerre.foreign.reader import REQUIRED, Reading, Tables
 
 TRAINER = "OneTrainer"
 TABLES = Tables("onetrainer")
+_RESTARTS = "COSINE_WITH_HARD_RESTARTS"
 LAYERS = {
     "^(?=.*attention)(?!.*refiner).*,^(?=.*feed_forward)(?!.*refiner).*": [
         "transformer.layers.*.attention.*",
@@ -333,8 +334,10 @@ def _learning(reading: Reading) -> None:
         why = "batches there, updates here" if parts > 1 else ""
         reading.carry("learning_rate_warmup_steps", "lr_scheduler.warmup", f"{int(warmup / parts)} steps", why)
     reading.refuse("learning_rate_warmup_steps", "a share of the run: give lr_scheduler.warmup")
-    if reading.get("learning_rate_scheduler") in ("LINEAR", "COSINE"):
+    if reading.get("learning_rate_scheduler") in ("LINEAR", "COSINE", _RESTARTS):
         reading.carry("learning_rate_min_factor", "lr_scheduler.final")
+    if reading.get("learning_rate_scheduler") == _RESTARTS:
+        reading.alias("learning_rate_cycles", "lr_num_cycles")
     name = str(reading.get("optimizer.optimizer", "ADAMW"))
     ours = OPTIMIZERS.get(name.lower().replace("_", ""))
     if ours is not None:

@@ -377,6 +377,10 @@ def _learning(reading: Reading) -> None:
         reading.alias("lr_scheduler", value="constant_with_warmup")  # as there
     if str(reading.get("lr_scheduler")) == "polynomial":
         _polynomial(reading)
+    if str(reading.get("lr_scheduler")) == "cosine_with_restarts":
+        reading.refuse(
+            "lr_scheduler", "each fall is as long as lr_warmup_steps there: give lr_scheduler.name and num_cycles"
+        )
     if str(reading.get("grad_clip_method", "value")) == "value":
         reading.refuse(
             "max_grad_norm", "gradients are clipped by value there: give training.max_grad_norm for their norm"
