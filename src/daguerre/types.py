@@ -20,6 +20,8 @@ Image = TypeVar("Image")
 
 IMAGE, MASK = "image", "mask"
 """Names of images of a sample: the one that is trained on, and the weights of its pixels."""
+ALPHA = "alpha"
+"""Name of the image that is trained on where its alpha channel alone is read, as its features are cached."""
 IMAGE_PROMPT = "image_prompt"
 """Name of an image that says what is generated, as its caption does."""
 CONTROLS = ("control", "control_2", "control_3", "control_4")

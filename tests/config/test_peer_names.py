@@ -190,7 +190,7 @@ REFUSED = {
     "hub_model_id=me/x": ("`daguerre publish RUN OWNER/NAME`",),
     "push_to_hub=true": ("`daguerre publish RUN OWNER/NAME`",),
     "color_aug=true": ("is not supported yet",),
-    "alpha_mask=true": ("is not supported yet",),
+    "alpha_mask=true": ("data.alpha_mask", "objective.mask={}"),
     "weighted_captions=true": ("is not supported yet",),
 }
 

@@ -79,6 +79,52 @@ def test_an_image_that_is_resized_by_another_filter_lies_under_its_mask_all_the_
         assert (aside > apart + 0.05).all()  # two pixels to the side would show
 
 
+def of_alpha(place, masks):
+    """A folder of images with transparent parts, and the settings that read them as masks."""
+    for number in range(4):
+        size = masked.SIZES[number]
+        alpha = Image.fromarray(masks(number, *size))
+        image = Image.fromarray(masked.image(number, *size))
+        image.putalpha(alpha)
+        image.save(place / f"{number:02}.png")
+        (place / f"{number:02}.txt").write_text(f"image {number}")
+    return {"source": "folder", "path": str(place), "alpha_mask": True, "alpha_colour": "#000000"}
+
+
+@pytest.mark.parametrize("shape", ["square", "buckets"])
+def test_the_alpha_channel_is_the_mask_and_is_cut_as_its_image(tmp_path, shape):
+    own = of_alpha(tmp_path, masked.mask)
+    Image.fromarray(masked.image(9, 32, 32)).save(tmp_path / "99.png")
+    (tmp_path / "99.txt").write_text("opaque")
+    dataset = opened(own, crop="random", random_flip=True, **SHAPES[shape])
+    dataset.check_present(MASKS)
+    for batch in batches(dataset)[0]:
+        for name, mask, pixels in zip(batch.names, batch.images[MASK][:, 0], batch.pixels_BCHW, strict=True):
+            if "99" in name:
+                assert mask.min() == 255  # it counts as a whole
+            else:
+                assert torch.equal(mask, pixels[0])  # over black, red is the mask
+
+
+def test_a_mask_of_its_own_goes_before_the_alpha_channel(tmp_path):
+    own = of_alpha(tmp_path, lambda number, height, width: np.full((height, width), 128, np.uint8))
+    Image.fromarray(np.zeros(masked.SIZES[0], np.uint8)).save(tmp_path / "00.mask.png")
+    found = {
+        name: mask.unique().tolist()
+        for batch in batches(opened(own))[0]
+        for name, mask in zip(batch.names, batch.images[MASK], strict=True)
+    }
+    assert [levels for name, levels in sorted(found.items())] == [[0], [128], [128], [128]]
+
+
+def test_pictures_without_transparency_are_refused_as_masks(tmp_path):
+    own = {"source": "folder", "path": str(masked.folder(tmp_path / "a", count=2)), "alpha_mask": True}
+    for path in (tmp_path / "a").glob("*.mask.png"):
+        path.unlink()
+    with pytest.raises(UserError, match="no sample has a mask"):
+        opened(own).check_present(MASKS)
+
+
 @pytest.mark.long
 def test_workers_give_the_same_masks(tmp_path):
     dataset = opened(masked.webdataset(tmp_path), random_flip=True, crop="random")

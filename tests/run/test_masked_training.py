@@ -100,6 +100,30 @@ def test_white_masks_teach_the_same_weights_to_the_bit_and_black_ones_a_share_of
     assert losses[0] == pytest.approx(0.25 * losses[1], rel=2e-2)  # validation counts by the masks, too
 
 
+def test_an_alpha_channel_teaches_what_a_mask_does_also_from_a_cache(tmp_path):
+    runs = Runs(tmp_path, "sd", steps=2)
+    runs.recipe.write_text(RECIPE.replace("weighting: {name: adaptive, adaptive_buckets: 12}", ""))
+    mask_all(tmp_path / "images", noise)
+    for path in (tmp_path / "images").glob("*.mask.png"):
+        place = path.with_name(path.name.replace(".mask", ""))
+        with Image.open(path) as mask, Image.open(place) as image:
+            image.putalpha(mask)
+            image.save(place)
+    alpha, cached = ("data.alpha_mask=true",), ("cache.path=auto", "cache.texts=false")
+    for name, own in {"mask": (), "alpha": alpha, "cached": (*alpha, *cached)}.items():
+        frozen = "model.train_text_encoder=false"
+        words = runs.on(name, (1, 1, 1, 1), MASKED[0], "data.random_flip=true", frozen, *own)["arguments"]
+        assert main.run(words) == errors.DONE
+        for path in (tmp_path / "images").glob("*.mask.png"):
+            path.unlink()
+    expected = runs.tensors("mask", "model")
+    for name in ("alpha", "cached"):
+        found = runs.tensors(name, "model")
+        assert found.keys() == expected.keys()
+        apart = max(float((found[key] - expected[key]).abs().max()) for key in found)
+        assert apart <= (1e-5 if name == "cached" else 0)  # a cache encodes in other batches; an update is 1e-4
+
+
 def refused(capsys, folder: Path, *overrides: str) -> str:
     assert train(folder, *overrides) == errors.REFUSED
     return capsys.readouterr().err

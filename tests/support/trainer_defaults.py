@@ -27,6 +27,7 @@ _ALIKE = {
         "data.random_flip",
         "data.formats",
         "data.alpha_colour",
+        "data.alpha_mask",
         "data.filters",
         "data.loss_weight",
         "data.repeats",
@@ -43,7 +44,10 @@ _ALIKE = {
     "training.float8",
     *("optimizer.name", "optimizer.scale_lr", "optimizer.learning_rates", "optimizer.beta1", "optimizer.beta2"),
     *("optimizer.learning_rate_factors", "objective.schedule.terminal"),
-    *(f"lr_scheduler.{name}" for name in ("name", "warmup", "final", "num_cycles", "power", "decay", "decay_shape", "stages")),
+    *(
+        f"lr_scheduler.{name}"
+        for name in ("name", "warmup", "final", "num_cycles", "power", "decay", "decay_shape", "stages")
+    ),
     *(f"ema.{name}" for name in ("path", "ramp_steps", "every_steps", "start_steps", "post_hoc")),
 }
 """Of all of them: a fine-tune of the whole UNet on squares, with AdamW at a rate that stays."""

@@ -76,6 +76,7 @@ def _masks(data: DataSettings, objective: ObjectiveSettings) -> list[Problem]:
         for field in ("mask_dir", "mask_column")
         if getattr(own, field, None) is not None
     ]
+    given += [("data.alpha_mask", True)] if data.alpha_mask else []
     text = "has no effect without objective.mask: remove it, or set objective.mask={} (docs/objectives.md)"
     return [Problem(path, text, value) for path, value in given]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -19,6 +20,7 @@ from daguerre.conditions import condition as conditions
 from daguerre.conditions.condition import NO_IMAGES, Images
 from daguerre.data import skipped
 from daguerre.data.images import kinds
+from daguerre.data.images.headers import Undecodable, is_transparent
 from daguerre.data.index.cache import DAMAGED
 from daguerre.data.index.index import Index
 from daguerre.data.plan import buckets as bucketing
@@ -31,7 +33,7 @@ from daguerre.data.settings import SharedSettings, SourceSettings
 from daguerre.data.skipped import SkipReport
 from daguerre.data.source import RemoteSource, Source, Split
 from daguerre.errors import UserError
-from daguerre.types import REFERENCES, Record
+from daguerre.types import ALPHA, IMAGE, MASK, REFERENCES, Record
 
 
 class Member(NamedTuple):
@@ -226,7 +228,9 @@ class Dataset:
         shares = []
         for member, chosen in zip(self.members, self.selections, strict=True):
             index = member.source.index
-            if index is None or index.images is None or chosen is None:
+            if name == MASK and member.settings.alpha_mask:
+                shares.append(_share_with_alpha(member, chosen))
+            elif index is None or index.images is None or chosen is None:
                 first = 0 if chosen is None else int(chosen.numbers[0])
                 shares.append(float(name in member.source.record(first).images))
             elif name in index.images:
@@ -271,6 +275,24 @@ def open_dataset(
 ) -> Dataset:
     """Opens the sources and chooses the samples of a split. UserError where there is nothing to train on."""
     return open_datasets(settings, [split], images, columns)[0]
+
+
+_LOOKED_AT = 1000
+"""Images that are opened to see whether any has an alpha channel."""
+
+
+def _share_with_alpha(member: Member, chosen: Selection | None) -> float:
+    """1 if an image may have an alpha channel or a mask, for no index knows which; 0 if none has."""
+    numbers = [0] if chosen is None else chosen.numbers.tolist()
+    if len(numbers) > _LOOKED_AT:
+        return 1.0
+    for number in numbers:
+        with suppress(Undecodable):
+            images = member.source.record(number).images
+            image = images.get(IMAGE, images.get(ALPHA, b""))
+            if MASK in images or is_transparent(image, member.settings.formats):
+                return 1.0
+    return 0.0
 
 
 def open_datasets(

@@ -205,6 +205,8 @@ class SharedSettings(Settings):
     """Kinds of image files that are decoded, known by their first bytes; all others are left out and counted."""
     alpha_colour: Colour = "#ffffff"
     """What lies under transparent pixels, as #rrggbb."""
+    alpha_mask: bool = Field(False, exclude_if=lambda asked: not asked)
+    """Whether the alpha channel of an image is its mask, where it has no mask of its own. For `objective.mask`."""
     max_skipped: float = Field(0.01, ge=0, le=1, json_schema_extra=FREE)
     """Share of samples that cannot be used above which a run is refused, or stops (once 10 were found): a sign that the
     data, not an image, is broken."""

@@ -23,7 +23,7 @@ from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import SharedSettings
 from daguerre.data.skipped import SkipReport
 from daguerre.data.source import Source
-from daguerre.types import IMAGE, OF_TEXTS, REFERENCES, Record
+from daguerre.types import ALPHA, IMAGE, MASK, OF_TEXTS, REFERENCES, Record
 
 if TYPE_CHECKING:
     from daguerre.data.images.decode import Frame  # imports torch, which a source does without
@@ -180,6 +180,8 @@ class CachedSource:
         if self.reads and self.inner is not None:
             held = self.inner.record(number).images
             images = {name: held[name] for name in self.reads if name in held}
+            if self.settings.alpha_mask and MASK in self.reads:
+                images[ALPHA] = held[IMAGE]
         sizes = {name: one[1:] for name, one in fact.pictures.items() if name == IMAGE or name in self.further}
         metadata = {name: self._columns[_number(name)][number].as_py() for name in self.columns}
         return Record(self.name(number), images, fact.texts, metadata, sizes, self.features_of(fact))

@@ -21,11 +21,19 @@ from daguerre import keys
 from daguerre.conditions import condition as conditions
 from daguerre.conditions.condition import NO_IMAGES, ConditionSettings, Images
 from daguerre.data.images import kinds, saliency
-from daguerre.data.images.headers import BROKEN, PIXEL_LIMIT, Undecodable, opened, orientation, upright_size
+from daguerre.data.images.headers import (
+    BROKEN,
+    PIXEL_LIMIT,
+    Undecodable,
+    is_transparent,
+    opened,
+    orientation,
+    upright_size,
+)
 from daguerre.data.images.kinds import KINDS
 from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import SharedSettings
-from daguerre.types import IMAGE, References
+from daguerre.types import ALPHA, IMAGE, MASK, References
 
 _TORCH_FILTERS = frozenset({"bilinear", "bicubic"})  # the ones torch has with antialias for uint8: 6-9 times as fast
 _PILLOW_FILTERS: Mapping[str, Image.Resampling] = MappingProxyType(
@@ -183,12 +191,21 @@ def cut(
                 frames[name], found[name] = _scene(images[name], settings, bucket, seed, key)
         elif name in sizes:
             frames[name] = frame(sizes[name], settings, bucket, seed, key)
-        elif name in images:
-            pixels_HWC = beside(name, images[name], frames[IMAGE].size, settings, bucket)
+        elif (image := _held(images, name, settings)) is not None:
+            pixels_HWC = beside(name, image, frames[IMAGE].size, settings, bucket)
             found[name] = _decided(frames[IMAGE].apply(pixels_HWC, kind.interpolation))
         elif kind.absent is None:
             raise Undecodable(kinds.lacking(name, needed=True))
     return frames, found
+
+
+def _held(images: Mapping[str, bytes | np.ndarray], name: str, settings: SharedSettings) -> bytes | np.ndarray | None:
+    """A further image of the record; its mask may be the alpha channel, as [H, W, 3]. `Undecodable`."""
+    if name == MASK and name not in images and settings.alpha_mask:
+        image = images.get(IMAGE, images.get(ALPHA))
+        if image is not None and is_transparent(image, settings.formats):
+            return np.repeat(sized(image, settings, None, alpha=True)[0][:, :, 3:], 3, axis=2)
+    return images.get(name)
 
 
 def upright_px(image: bytes | np.ndarray, formats: Sequence[str]) -> tuple[int, int]:

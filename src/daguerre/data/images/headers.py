@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
+import numpy as np
 from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
@@ -71,6 +72,11 @@ def upright_size(file: BinaryIO, formats: Sequence[str]) -> tuple[int, int]:
     image = opened(file, formats)
     turned = orientation(image, to_the_end=image.format == "PNG" and _has_late_notes(file)) >= 5
     return (image.width, image.height) if turned else (image.height, image.width)
+
+
+def is_transparent(image: bytes | np.ndarray, formats: Sequence[str]) -> bool:
+    """True of a file whose header says that pixels can be transparent. Raises as `opened`."""
+    return isinstance(image, bytes) and opened(io.BytesIO(image), formats).has_transparency_data
 
 
 def orientation(image: Image.Image, to_the_end: bool = True) -> int:

@@ -123,6 +123,8 @@ def _conditions(reading: Reading) -> str:
     for key in places:
         if not peers.asks(reading.get(key)):
             reading.notice(key, "no folder is given")
+    if any(reading.get(key) is True for key in reading.keys("*alpha_mask")):
+        reading.assume({"objective.mask.outside_weight": 0})
     masked = reading.get("masked_loss") is True
     if not masked and reading.keys("*conditioning_data_dir") and peers.asks(reading.get("network_module")):
         raise peers.not_there("a network beside control images (conditioning_data_dir without masked_loss)", TRAINER)
