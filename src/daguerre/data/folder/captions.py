@@ -76,6 +76,8 @@ class Words:
     """Files that are no images."""
     listed: Mapping[str, dict[str, Any]]
     """{path: line} of metadata.jsonl, without the key of the image."""
+    lines: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """{path: (metadata.jsonl, number of its line)}."""
     classes: Mapping[str, str] = field(default_factory=dict)
     """{folder name: text}."""
 
@@ -83,10 +85,12 @@ class Words:
     def of(cls, folder: Path, rules: Rules, images: Sequence[str], others: set[str], counts: skipped.Counts) -> Words:
         """Reads metadata.jsonl. UserError where folder names do not fit the classes' names."""
         listed: dict[str, dict[str, Any]] = {}
+        lines: dict[str, tuple[str, int]] = {}
         for path in sorted(path for path in others if os.path.basename(path) == METADATA):
-            _read_metadata(folder, path, rules, set(images), counts, listed)
+            _read_metadata(folder, path, rules, set(images), counts, listed, lines)
         names = {parent(path) for path in images} - {""} if rules.classes else set()
-        return cls(folder, rules, others, listed, _of_folders(sorted(names), rules.classes) if rules.classes else {})
+        classes = _of_folders(sorted(names), rules.classes) if rules.classes else {}
+        return cls(folder, rules, others, listed, lines, classes)
 
     def stamp(self, path: str, beside: Mapping[str, str]) -> int:
         """Stands for the image's file, the images `beside` it and all that is said of it, by sizes and times of
@@ -121,6 +125,23 @@ class Words:
             raise NoCaption("image without a caption")
         metadata = {name: value for name, value in about.items() if name != CAPTION}
         return texts, mended(metadata)
+
+    def place(self, path: str) -> tuple[str, int, str]:
+        """The file that has the caption of an image (the text of its first field in use), the number of the line there,
+        0 outside of metadata.jsonl, and the key, "" in a file that is a text. Of one without a caption: the file that
+        would have it, NAME.txt or NAME.json."""
+        wanted = next(iter(self.rules.fields), CAPTION)
+        stem, line = os.path.splitext(path)[0], self.listed.get(path)
+        beside = next(iter(self.texts_of(path)), None) if wanted == CAPTION else None
+        if beside and not (line and alternatives.of_value(CAPTION, line.get(CAPTION))):
+            return beside, 0, ""
+        json_file = next(iter(self._near(path, (".json",))), "")
+        about = self._beside(json_file) if line is None else line
+        file, number = (json_file or f"{stem}.json", 0) if line is None else self.lines[path]
+        for name in (wanted, *CAPTION_NAMES) if wanted == CAPTION else (wanted,):
+            if alternatives.of_value(name, about.get(name)):
+                return file, number, name
+        return (f"{stem}{self.rules.text_files[0]}", 0, "") if wanted == CAPTION else (file, number, wanted)
 
     def _from_files(self, texts: dict[str, str], beside: str | None, is_listed: bool) -> dict[str, str]:
         if is_listed and CAPTION in texts:
@@ -235,8 +256,10 @@ def _read_metadata(
     images: set[str],
     counts: skipped.Counts,
     listed: dict[str, dict[str, Any]],
+    lines: dict[str, tuple[str, int]],
 ) -> None:
-    """Adds {path: line} of the lines of a metadata.jsonl that name an image; paths start at the file's folder."""
+    """Adds {path: line} of the lines of a metadata.jsonl that name an image, and where they are; paths start at the
+    file's folder."""
     wanted = rules.fields if rules.captions_from == "files" else ()
     composed = {_composed(path): path for path in images if not path.isascii()}
     for number, raw in enumerate((folder / file).read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines(), 1):
@@ -256,7 +279,7 @@ def _read_metadata(
         elif path in listed:
             skipped.add(counts, "duplicate: image named twice in metadata.jsonl", f"{where}: {path}", damage=False)
         else:
-            listed[path] = line
+            listed[path], lines[path] = line, (file, number)
 
 
 def _composed(path: str) -> str:

@@ -73,6 +73,10 @@ class Found:
     samples: tuple[Sample | int, ...]
     """Samples; for one that is as it was before, its number there."""
     skipped: SkipReport
+    left_out: Mapping[str, str]
+    """{path: reason} of the images that are no samples."""
+    words: Words
+    """Of all images."""
 
 
 def scan(folder: Path, rules: Rules, known: Mapping[str, tuple[int, int]]) -> Found:
@@ -80,6 +84,16 @@ def scan(folder: Path, rules: Rules, known: Mapping[str, tuple[int, int]]) -> Fo
 
     UserError without any, with what was found instead.
     """
+    found = look(folder, rules, known)
+    if not found.samples:
+        raise UserError(
+            _nothing(folder, [*found.left_out], found.words, found.skipped), code="empty", setting="data.path"
+        )
+    return found
+
+
+def look(folder: Path, rules: Rules, known: Mapping[str, tuple[int, int]]) -> Found:
+    """`scan`, also of a folder without a sample. UserError for one that is not there."""
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
         text = f"data.path: {str(folder)!r} {what} (seen from {os.getcwd()!r}).\n{LAYOUT}"
@@ -92,12 +106,11 @@ def scan(folder: Path, rules: Rules, known: Mapping[str, tuple[int, int]]) -> Fo
     images = [path for path in found if path not in beside.files]
     others = set(paths) - set(found)
     words = Words.of(folder, rules, images, others, counts)
-    looked = ((path, beside.of(path)) for path in _told(images))
-    samples = tuple(s for path, own in looked if (s := _sample(folder, path, own, words, known, counts)) is not None)
+    looked = {path: _sample(folder, path, beside.of(path), words, known, counts) for path in _told(images)}
     _count_unused(words, images, suffixes, counts)
-    if not samples:
-        raise UserError(_nothing(folder, images, words, counts), code="empty", setting="data.path")
-    return Found(samples, counts)
+    samples = tuple(each for each in looked.values() if not isinstance(each, str))
+    left_out = {path: each for path, each in looked.items() if isinstance(each, str)}
+    return Found(samples, counts, left_out, words)
 
 
 def sample_id(path: str) -> int:
@@ -177,8 +190,8 @@ def _sample(
     words: Words,
     known: Mapping[str, tuple[int, int]],
     counts: skipped.Counts,
-) -> Sample | int | None:
-    """The sample of one image file, or None after counting why it cannot be used."""
+) -> Sample | int | str:
+    """The sample of one image file, or the reason why it cannot be used, which is counted."""
     try:
         stamp = words.stamp(path, beside)
         if path in known and known[path][0] == stamp:
@@ -189,14 +202,15 @@ def _sample(
             kinds.check(name, (folder / image).read_bytes(), (height, width), words.rules.formats)
         texts, metadata = words.said(path)
     except Undecodable as error:
-        skipped.add(counts, str(error), printable(path))
+        reason, at, damage = str(error), path, True
     except NoCaption as error:
-        skipped.add(counts, str(error), printable(error.file or path), damage=error.damage)
+        reason, at, damage = str(error), error.file or path, error.damage
     except PermissionError as error:
-        skipped.add(counts, "file that may not be read", printable(os.path.relpath(error.filename, folder)))
+        reason, at, damage = "file that may not be read", os.path.relpath(error.filename, folder), True
     else:
         return Sample(path, height, width, stamp, texts, metadata, beside)
-    return None
+    skipped.add(counts, reason, printable(at), damage=damage)
+    return reason
 
 
 def _count_unused(words: Words, images: Sequence[str], suffixes: tuple[str, ...], counts: skipped.Counts) -> None:
@@ -225,7 +239,7 @@ def _spoken(formats: Sequence[str], last: str) -> str:
     return f"{', '.join(names[:-1])} {last} {names[-1]}" if names[1:] else names[0]
 
 
-def _nothing(folder: Path, images: Sequence[str], words: Words, counts: skipped.Counts) -> str:
+def _nothing(folder: Path, images: Sequence[str], words: Words, counts: SkipReport) -> str:
     rules = words.rules
     found = f"\nFound instead:\n{skipped.table(counts)}" if counts else ""
     if not images:

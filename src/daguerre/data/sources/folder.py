@@ -183,13 +183,19 @@ def open_source(settings: Settings, split: Split) -> FolderSource:
         )
     named = None if settings.idx_to_prompt is None else class_labels.opened(settings.idx_to_prompt)
     folders = _folders(settings)
+    index_path, found = folder_index.indexed(folder, rules(settings, named, folders), cache_of(settings).folder)
+    return FolderSource(folder, index_path, found, folders)
+
+
+def rules(
+    settings: Settings, classes: class_labels.Classes | None = None, folders: tuple[tuple[str, str], ...] = ()
+) -> Rules:
+    """The rules by which a folder is read; `classes` and `folders` are what the settings name outside of it."""
     given = settings.caption_extension
-    rules = Rules(
-        settings.formats, settings.captions_from, fields=settings.captions.used, classes=named,
+    return Rules(
+        settings.formats, settings.captions_from, fields=settings.captions.used, classes=classes,
         recursive=settings.recursive, text_files=TEXT_FILES if given is None else (given.lower(),), folders=folders,
     )  # fmt: skip
-    index_path, found = folder_index.indexed(folder, rules, cache_of(settings).folder)
-    return FolderSource(folder, index_path, found, folders)
 
 
 def _folders(settings: Settings) -> tuple[tuple[str, str], ...]:
