@@ -116,7 +116,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("memory", "models", "objectives", "remote", "report", "samplers", "storage", "tracking", "training"),
     },
     "bench": {"assembly", "config", "data", "families", "models", "objectives", "run", "training"},
-    "serve": {"checkpoint", "config", "queue", "report", "tracking"},
+    "serve": {"checkpoint", "config", "data", "queue", "report", "tracking"},
     "cli": {
         "serve",
         *("bench", "assembly", "caching", "captioning", "checkpoint", "conditions", "config", "data", "distributed"),

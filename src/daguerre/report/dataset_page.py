@@ -97,24 +97,29 @@ def _part(part: Part, several: bool) -> Html:
     found = [
         ("Examples", _examples(part.examples)),
         ("Sizes, shapes and captions", element("div", *figures, class_="charts") if figures else None),
-        ("Buckets", _buckets(part)),
+        ("Buckets", buckets(part.buckets, part.unused_buckets)),
         ("Filters", _filters(part)),
-        ("Left out", _left_out(part)),
+        ("Left out", left_out(part.left_out)),
         ("Metadata", _metadata(part)),
     ]
     level = "h3" if several else "h2"
     sections = (element("section", element(level, title), inner) for title, inner in found if inner is not None)
-    facts = (
-        element("div", element("dt", fact.name), element("dd", fact.value, fact.note and element("small", fact.note)))
-        for fact in part.facts
-    )
     return join(
         *head,
         element("p", part.summary, class_="summary"),
         *(element("p", note, class_="note") for note in part.notes),
-        element("dl", *facts, class_="facts"),
+        facts(part.facts),
         *sections,
     )
+
+
+def facts(figures: Sequence[Fact]) -> Html:
+    """Key figures, large."""
+    cells = (
+        element("div", element("dt", fact.name), element("dd", fact.value, fact.note and element("small", fact.note)))
+        for fact in figures
+    )
+    return element("dl", *cells, class_="facts")
 
 
 def _examples(examples: Sequence[Example]) -> Html | None:
@@ -136,19 +141,20 @@ def _example(example: Example) -> Html:
     return element("figure", element("div", image, frame, class_="cut"), caption, style=style)
 
 
-def _buckets(part: Part) -> Html | None:
-    if not part.buckets:
+def buckets(used: Sequence[BucketRow], unused: Sequence[str]) -> Html | None:
+    """The bucket plan; None without a bucket in use."""
+    if not used:
         return None
-    most = max(row.samples for row in part.buckets)
-    shown = sorted(part.buckets, key=lambda row: -row.samples)[:MANY_BUCKETS]
+    most = max(row.samples for row in used)
+    shown = sorted(used, key=lambda row: -row.samples)[:MANY_BUCKETS]
     largest = max(max(row.width_px, row.height_px) for row in shown)
-    usable = sum(row.samples for row in part.buckets)
-    rows = [_bucket(row, usable, most, largest) for row in part.buckets if row in shown]
+    usable = sum(row.samples for row in used)
+    rows = [_bucket(row, usable, most, largest) for row in used if row in shown]
     notes = []
-    if len(shown) < len(part.buckets):
-        notes.append(f"The {MANY_BUCKETS} fullest of {len(part.buckets)} buckets in use.")
-    if part.unused_buckets:
-        listed = ", ".join(part.unused_buckets[:12]) + (", ..." if len(part.unused_buckets) > 12 else "")
+    if len(shown) < len(used):
+        notes.append(f"The {MANY_BUCKETS} fullest of {len(used)} buckets in use.")
+    if unused:
+        listed = ", ".join(unused[:12]) + (", ..." if len(unused) > 12 else "")
         notes.append(f"Without images: {listed}.")
     notes.append("Cropped: mean share of an image's pixels that are cropped away.")
     head = ["", "Width x height", "Images", "", "Cropped", "Enlarged"]
@@ -181,11 +187,12 @@ def _filters(part: Part) -> Html | None:
     return table(["Condition", "Passed by", "With those above", ""], rows, "filters")
 
 
-def _left_out(part: Part) -> Html:
-    if not part.left_out:
+def left_out(report: Mapping[str, Mapping[str, Any]]) -> Html:
+    """Counts of samples that are left out, or worth a note, by reason."""
+    if not report:
         return element("p", "Nothing.", class_="note")
     rows: list[list[object]] = []
-    for reason, entry in part.left_out.items():
+    for reason, entry in report.items():
         treated = "trained on all the same" if entry.get("kept") else "left out"
         examples = join(*(element("code", example) for example in entry["examples"][:5]))
         rows.append([reason, treated, f"{entry['count']:,}", examples])

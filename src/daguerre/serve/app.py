@@ -21,8 +21,9 @@ from daguerre.report import page as report
 from daguerre.report.facts import STATES
 from daguerre.serve import compare_page, control, downloads, figures, list_page, notes, pages, pictures, run_page
 from daguerre.serve.catalog import News
+from daguerre.serve.dataset import addresses as of_pictures
 from daguerre.serve.gate import LOGIN, Gate
-from daguerre.serve.queueing import addresses
+from daguerre.serve.queueing import addresses as of_queue
 from daguerre.serve.site import (
     QUIET_TICKS,
     TICK_SECONDS,
@@ -75,11 +76,11 @@ def application(site: Site) -> Starlette:
         Route("/run/{id}/action", answering(_action), methods=["POST"]),
     ]
     app = Starlette(
-        routes=[*found, *addresses.routes()],
+        routes=[*found, *of_queue.routes(), *of_pictures.routes()],
         middleware=[Middleware(Gate, rules=site.rules), Middleware(GZipMiddleware, minimum_size=2000)],
         exception_handlers={404: _nothing},
     )
-    app.state.site = site
+    app.state.site, app.state.desk = site, of_pictures.desk_of(site)
     return app
 
 

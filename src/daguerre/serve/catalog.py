@@ -91,7 +91,7 @@ class Catalog:
         waiting = [(self.folder, _DEPTH)]
         while waiting:
             folder, depth = waiting.pop()
-            if _is_run(folder):
+            if is_run(folder):
                 found.append(folder)
             elif depth:
                 waiting += [(path, depth - 1) for path in self._below(folder)]
@@ -106,7 +106,7 @@ class Catalog:
                     if not entry.name.startswith(".")
                     and entry.is_dir()
                     # A link is followed to a run, not to a folder of runs, where it might lead round.
-                    and (not entry.is_symlink() or (_is_run(Path(entry.path)) and within(Path(entry.path), self.roots)))
+                    and (not entry.is_symlink() or (is_run(Path(entry.path)) and within(Path(entry.path), self.roots)))
                 ]
         except OSError:
             return []
@@ -132,7 +132,7 @@ def identity(folder: Path, above: Path) -> str:
     return sha256(os.fsencode(os.path.relpath(folder, above))).hexdigest()[:12]
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
     paths = RunFolder(folder)
     return paths.config.is_file() or paths.metrics.is_file()
 

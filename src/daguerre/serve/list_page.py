@@ -24,7 +24,8 @@ def render(catalog: Catalog) -> str:
     """The page."""
     entries = catalog.summed_up()
     free = shutil.disk_usage(catalog.folder).free
-    nav = element("nav", element("a", "Queue", href="queue/"), class_="bar-top")
+    links = (element("a", text, href=place) for place, text in (("queue/", "Queue"), ("data/", "Pictures")))
+    nav = element("nav", *links, class_="bar-top")
     header = element(
         "header",
         element("p", "Daguerre · runs", class_="kicker"),

@@ -1,14 +1,16 @@
 """Sample images for a browser: found by save and number, never by a name, and encoded again or sent as they are."""
 
 import io
+import threading
 from collections import defaultdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from daguerre.checkpoint.run_dir import RunFolder
+from daguerre.data.images import headers
 from daguerre.errors import UserError
 from daguerre.report.html import SMALL_PX, Html, element
 from daguerre.report.run import Run, Sample, asked, samples, strengths
@@ -17,8 +19,11 @@ from daguerre.serve.bounds import MOST_BYTES, OutOfBounds, check_file, within
 FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
 SMALL = 256
 """Longest side of an image in a strip."""
+MOST_PICTURE_BYTES = 16 * MOST_BYTES
 _MOST_PIXELS = 100_000_000
 _ROWS = 40
+DECODING = threading.Semaphore(2)
+"""At a time: a large picture takes hundreds of megabytes while it is decoded."""
 
 
 def of_save(folder: Path, roots: tuple[Path, ...], step: int, number: int) -> Path:
@@ -42,7 +47,7 @@ def of_asked(folder: Path, roots: tuple[Path, ...], number: int) -> Path:
 def _at(paths: list[Path], number: int, roots: tuple[Path, ...]) -> Path:
     if not 0 <= number < len(paths):
         raise UserError("there is no such image", code="missing")
-    check_file(paths[number], roots, 16 * MOST_BYTES)
+    check_file(paths[number], roots, MOST_PICTURE_BYTES)
     if not within(paths[number], roots):
         raise OutOfBounds(f"{paths[number].name} lies outside the folders that this page may show")
     return paths[number]
@@ -65,9 +70,12 @@ def small(path: Path) -> tuple[bytes, str]:
 def _small(path: Path, changed_ns: int, size_bytes: int) -> bytes:
     """By time and size, so that a file that changes is read again."""
     stream = io.BytesIO()
-    with _opened(path) as opened:
+    with DECODING, _opened(path) as opened:
         opened.draft("RGB", (SMALL, SMALL))
-        image = opened.convert("RGB")
+        try:
+            image = ImageOps.exif_transpose(opened).convert("RGB")
+        except headers.BROKEN as error:
+            raise UserError(f"{path.name} is damaged: it cannot be decoded", code="damaged") from error
     image.thumbnail((SMALL, SMALL), Image.Resampling.LANCZOS)
     image.save(stream, "WEBP", quality=86, lossless=max(image.size) <= SMALL_PX)
     return stream.getvalue()

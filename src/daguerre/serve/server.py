@@ -32,8 +32,9 @@ def listening(host: str, port: int) -> Iterator[tuple[socket.socket, int]]:
 
 def serve(site: Site, at: socket.socket, cert: str = "", key: str = "", ended: threading.Event | None = None) -> None:
     """Serves until a signal asks to end, or `ended` is set."""
+    app = application(site)
     config = uvicorn.Config(
-        application(site),
+        app,
         http=PatientProtocol,
         ws="none",
         lifespan="off",
@@ -45,7 +46,10 @@ def serve(site: Site, at: socket.socket, cert: str = "", key: str = "", ended: t
         ssl_certfile=cert or None,
         ssl_keyfile=key or None,
     )
-    asyncio.run(_Server(config, site, ended or threading.Event()).serve(sockets=[at]))
+    try:
+        asyncio.run(_Server(config, site, ended or threading.Event()).serve(sockets=[at]))
+    finally:
+        app.state.desk.commands.end()
 
 
 class _Server(uvicorn.Server):

@@ -12,7 +12,7 @@ _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=ut
 
 FILES = {
     path.name: path.read_bytes()
-    for path in (*sorted(_HERE.iterdir()), _REPORT / "style.css", _REPORT / "hover.js")
+    for path in (*sorted(_HERE.iterdir()), _REPORT / "style.css", _REPORT / "data.css", _REPORT / "hover.js")
     if path.suffix in _TYPES
 }
 # The login page is shown without a token, and so loads nothing that is not.

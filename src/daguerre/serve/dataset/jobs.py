@@ -1,0 +1,174 @@
+"""Commands that the page runs for a folder, in processes of their own, as they need torch: a recipe of the pictures
+(`daguerre init`), and captions by a network (`daguerre caption`)."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from daguerre import documents, errors, plugins
+from daguerre.config import recipe
+from daguerre.errors import UserError
+from daguerre.serve.dataset.folders import Place
+from daguerre.serve.dataset.uploads import safe_name
+
+MOST_BYTES = 4096
+_TAIL_BYTES = 16 << 10
+_MOST = 2
+"""Commands at a time."""
+_DONE = re.compile(r"^([\d,]+) of ([\d,]+)$", re.MULTILINE)
+
+
+def captioners() -> tuple[str, ...]:
+    """The networks that write captions, by name."""
+    return plugins.names("captioners")
+
+
+def bases() -> list[str]:
+    """The shipped recipes of a LoRA."""
+    return sorted(name for name in recipe.shipped() if name.endswith("_lora"))
+
+
+class Recipe(BaseModel):
+    """A recipe of the pictures."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["init"]
+    name: str = Field(min_length=1, max_length=200)
+    """Of the file, without its ending."""
+    base: str = ""
+
+
+class Captions(BaseModel):
+    """Captions for the pictures that have none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["caption"]
+    by: str
+
+
+class Stop(BaseModel):
+    """The end of what runs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["stop"]
+
+
+class Wanted(BaseModel):
+    """Message of a page."""
+
+    wanted: Annotated[Recipe | Captions | Stop, Field(discriminator="kind")]
+
+
+@dataclass
+class Job:
+    """A command that was started."""
+
+    kind: str
+    process: subprocess.Popen[bytes]
+    said: IO[bytes]
+    made: Path | None = None
+    """The file that it writes."""
+    text: str = ""
+    """The end of what it has said, once it has ended."""
+
+    def state(self) -> dict[str, Any]:
+        """The state, as the page shows it."""
+        code = self.process.poll()
+        text = self._tail()
+        steps = _DONE.findall(text)
+        share = [int(each.replace(",", "")) for each in steps[-1]] if steps else None
+        document = {
+            "kind": self.kind,
+            "running": code is None,
+            "done": code == errors.DONE,
+            "share": share,
+            "text": text,
+        }
+        if code == errors.DONE and self.made is not None and self.made.is_file():
+            document |= {"file": str(self.made), "recipe": self.made.read_text(encoding="utf-8", errors="replace")}
+        return document
+
+    def _tail(self) -> str:
+        if self.said.closed:
+            return self.text
+        ended = self.process.poll() is not None
+        size = os.fstat(self.said.fileno()).st_size
+        data = os.pread(self.said.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+        text = data.decode("utf-8", "replace").replace("\r", "\n").strip()
+        if ended:
+            self.said.close()
+            self.text = text
+        return text
+
+
+@dataclass
+class Jobs:
+    """The last command of each folder. Threads may call it."""
+
+    home: Path
+    """Folder in which recipes are written."""
+    _of: dict[str, Job] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def state(self, place: Place) -> dict[str, Any] | None:
+        """None for a folder without a command."""
+        with self._lock:
+            job = self._of.get(place.id)
+            return None if job is None else job.state()
+
+    def ask(self, place: Place, given: bytes) -> dict[str, Any]:
+        """Starts or stops what a page asks for. UserError for something else, and while another one runs."""
+        try:
+            wanted = Wanted.model_validate({"wanted": documents.parse(given)}).wanted
+        except (ValidationError, ValueError) as error:
+            raise UserError("the page asked for no command") from error
+        with self._lock:
+            before = self._of.get(place.id)
+            if isinstance(wanted, Stop):
+                if before is not None and before.process.poll() is None:
+                    before.process.terminate()
+                return {}
+            if before is not None and before.process.poll() is None:
+                raise UserError("a command works on this folder already: wait for it, or stop it", code="in_use")
+            if sum(job.process.poll() is None for job in self._of.values()) >= _MOST:
+                raise UserError(f"{_MOST} commands run already: wait for one of them", code="in_use")
+            self._of[place.id] = self._started(place, wanted)
+        return {}
+
+    def _started(self, place: Place, wanted: Recipe | Captions) -> Job:
+        made = None
+        if isinstance(wanted, Captions):
+            if wanted.by not in captioners():
+                raise UserError(
+                    f"there is no captioner {wanted.by}: there are {', '.join(captioners())}", code="unknown"
+                )
+            words = ["caption", str(place.path), f"with={wanted.by}", "write=txt"]
+        else:
+            made = self.home / f"{safe_name(wanted.name).removesuffix('.yaml')}.yaml"
+            words = ["init", str(place.path), "-o", str(made)]
+            if wanted.base and wanted.base not in bases():
+                raise UserError(f"there is no recipe {wanted.base}: there are {', '.join(bases())}", code="unknown")
+            words += [f"base={wanted.base}"] if wanted.base else []
+        said = tempfile.TemporaryFile()  # noqa: SIM115 closed when it is read to its end
+        command = [sys.executable, "-m", "daguerre", *words]
+        process = subprocess.Popen(
+            command, cwd=self.home, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
+        )
+        return Job(wanted.kind, process, said, made)
+
+    def end(self) -> None:
+        """Stops what still runs: captions go on with the next start."""
+        for job in self._of.values():
+            if job.process.poll() is None:
+                job.process.terminate()
