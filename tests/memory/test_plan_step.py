@@ -48,6 +48,14 @@ def test_a_step_is_counted_with_as_many_reference_images_as_a_sample_may_have():
     assert two > 1.2 * one
 
 
+def test_reference_images_of_a_folder_are_counted_as_large_as_a_picture_may_be(tmp_path):
+    """They are not resized to the bucket: a folder for 64 px may hold pictures of the family's 1 megapixel."""
+    own = ["data.sources.pairs.source=folder", f"data.sources.pairs.path={tmp_path}", "training.device=cpu"]
+    drawn, read = (predicted(configs.load("quickstart_edit", given).config) for given in (own[2:], own))
+    assert (str(drawn.reference), str(read.reference)) == ("64x64", "1024x1024")
+    assert read.passes > 10 * drawn.passes
+
+
 FOLDER = [*(each for each in TINY if "checked" not in each), "data.source=folder", "data.path=x"]
 
 

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from daguerre.assembly.parts import Components, begin, build
 from daguerre.config.config import Config
-from daguerre.data.loading.collate import absent
+from daguerre.data.loading.collate import absent, largest_reference
 from daguerre.data.plan.buckets import buckets
 from daguerre.training import step
 from daguerre.types import IMAGE, Batch
@@ -26,7 +26,9 @@ def batch(config: Config, parts: Components, samples: int) -> Batch:
     bucket = max(buckets(config.data), key=lambda each: each.area_px)
     keys = np.zeros((samples, 3), dtype=np.int64)
     pixels = torch.zeros(samples, 3, bucket.height_px, bucket.width_px, dtype=torch.uint8)
-    images = {IMAGE: pixels} | absent(parts.images, samples, bucket)
+    images = {IMAGE: pixels} | absent(
+        parts.images, samples, bucket, largest_reference(parts.images, config.data, bucket)
+    )
     names = ["an image of something " * 25] * samples
     sizes = np.full((samples, 6), bucket.height_px, dtype=np.int32)
     made = Batch(keys, images, names, torch.ones(samples), names, sizes)

@@ -150,7 +150,9 @@ class Step:
         where = "a GPU" if self.target.on_gpu else "a CPU"
         again = ", activations recomputed" if training.gradient_checkpointing else ""
         cut = f"{sizes.ranks} x {sizes.accumulation} x {sizes.micro} (devices x micro-batches x samples)"
-        size = f"{bucket.width_px}x{bucket.height_px} px"
+        size = f"{bucket} px"
+        if self.peak.reference is not None:
+            size += f" with references of at most {self.peak.reference} px"
         return f"global batch {sizes.whole} = {cut}, images of at most {size}, {self.precision} on {where}{again}"
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:

@@ -20,7 +20,7 @@ from daguerre.assembly.parts import Components, begin
 from daguerre.assembly.roles import in_training
 from daguerre.caching import cache
 from daguerre.config.config import Config
-from daguerre.data.loading.collate import absent
+from daguerre.data.loading.collate import absent, largest_reference
 from daguerre.data.plan.buckets import Bucket, buckets
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.parallelize import blocks
@@ -61,6 +61,8 @@ class Peak:
     """What a device is given to do for a micro-batch."""
     update_work: Work = NOTHING
     """The same, while weights are moved."""
+    reference: Bucket | None = None
+    """The size that each reference image was counted in."""
 
     @property
     def whole(self) -> int:
@@ -117,7 +119,8 @@ class SimulatedStep:
             with Watched() as moving:
                 update = 0 if self._config.optimizer.in_backward else self._update()
         held = self._count.whole - self._count.bytes_of("gradients")
-        return Peak(micro, held, passes + self._gathered, update, self._gathered, passing.work, moving.work)
+        reference = largest_reference(self._parts.images, self._config.data, largest_bucket(self._config))
+        return Peak(micro, held, passes + self._gathered, update, self._gathered, passing.work, moving.work, reference)
 
     def _passes(self, micro: int) -> int:
         """Most bytes in addition to what is held, in the last micro-batch of an update."""
@@ -252,7 +255,9 @@ def _sample(config: Config, parts: Components) -> Batch:
     pixels = torch.empty((1, 3, bucket.height_px, bucket.width_px), dtype=torch.uint8)
     texts = ["" if getattr(config.model, "long_prompts", False) else _CAPTION]
     keys, sizes = np.zeros((1, 3), np.int64), np.array([[0, 0, 0, 0, bucket.height_px, bucket.width_px]], np.int32)
-    one = Batch(keys, {IMAGE: pixels} | absent(parts.images, 1, bucket, most=True), texts, torch.ones(1), texts, sizes)
+    largest = largest_reference(parts.images, config.data, bucket)
+    images = {IMAGE: pixels} | absent(parts.images, 1, bucket, largest)
+    one = Batch(keys, images, texts, torch.ones(1), texts, sizes)
     one = replace(one, columns={name: torch.zeros(1) for name in parts.columns})
     return replace(one, draws=parts.draws(one))
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isqrt
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
@@ -24,6 +25,7 @@ from daguerre.data.images.headers import Undecodable
 from daguerre.data.images.kinds import KINDS
 from daguerre.data.plan.buckets import Bucket
 from daguerre.data.plan.selection import no_number
+from daguerre.data.settings import DataSettings
 from daguerre.data.skipped import Failure
 from daguerre.data.source import FeatureSource, MendingSource
 from daguerre.errors import UserError
@@ -71,15 +73,26 @@ class Sample(NamedTuple):
     numbers: Mapping[str, float]
 
 
-def absent(images: Images, size: int, bucket: Bucket, most: bool = False) -> dict[str, Tensor]:
+def absent(images: Images, size: int, bucket: Bucket, largest: Bucket | None = None) -> dict[str, Tensor]:
     """The images by name of samples that have none, [B, C, H, W] uint8 each; of reference images the least number that
-    the family reads, but one at least, or the `most`, about as large as the bucket."""
+    the family reads, but one at least, about as large as the bucket; or the most, each of the `largest` picture."""
     scenes = [name for name in images if name not in REFERENCES]
     found = {name: _empty(size, bucket, KINDS[name].channels, KINDS[name].absent or 0) for name in scenes}
     rule = conditions.references(images)
     if rule is None:
         return found
-    return found | _blank(rule, rule.most if most else max(1, rule.least), size, bucket)
+    return found | _blank(rule, rule.most if largest else max(1, rule.least), size, largest or bucket)
+
+
+def largest_reference(images: Images, data: DataSettings, bucket: Bucket) -> Bucket | None:
+    """The largest picture that may be a reference image of a sample of this bucket; None where none is read.
+    References keep the size of their pictures, up to the most that the family takes; sources that draw their own draw
+    them as large as the image."""
+    rule = conditions.references(images)
+    if rule is None or all(REFERENCES[0] in own.made for own in data.sources.values()):
+        return bucket if rule else None
+    side = isqrt(rule.of(rule.most).max_px)
+    return Bucket(side, side)
 
 
 def _blank(rule: References, count: int, size: int, bucket: Bucket) -> dict[str, Tensor]:
