@@ -30,6 +30,8 @@ class Desk:
     folders: Folders = field(init=False)
     shelf: Shelf = field(init=False)
     commands: jobs.Jobs = field(init=False)
+    uploads: int = 0
+    """Files that are being received."""
 
     def __post_init__(self) -> None:
         self.folders, self.shelf = Folders(self.roots), Shelf(self.roots)
@@ -119,7 +121,7 @@ async def _caption(request: Request) -> Response:
         picture = listing.picture(request.path_params["picture"])
         beside = [*picture.images]
         try:
-            found = captions.found(listing, picture, desk.roots)
+            found = captions.found(listing, picture)
         except UserError as error:
             return {"text": picture.caption, "refused": str(error), "beside": beside}
         return {"text": found.text, "refused": "", "beside": beside}
@@ -167,9 +169,17 @@ async def _new(request: Request) -> Response:
 
 async def _upload(request: Request) -> Response:
     place = await run_in_threadpool(_place, request)
-    uploads.check_room(place, request.headers.get("content-length"))
-    data = await uploads.received(request.stream())
-    return JSONResponse(await uploads.keep(place, request.query_params.get("name", ""), data))
+    desk = _desk(request)
+    if desk.uploads >= uploads.MOST_AT_ONCE:
+        raise UserError("other files are being sent: send this one again when they are there", code="in_use")
+    desk.uploads += 1
+    try:
+        uploads.check_room(place, request.headers.get("content-length"))
+        data = await uploads.received(request.stream())
+        kept = await run_in_threadpool(uploads.keep, place, request.query_params.get("name", ""), data)
+    finally:
+        desk.uploads -= 1
+    return JSONResponse(kept)
 
 
 async def _edit(request: Request) -> Response:
@@ -180,9 +190,7 @@ async def _move(request: Request) -> Response:
     return await _changing(request, moves.MOST_BYTES, moves.move)
 
 
-async def _changing(
-    request: Request, most: int, change: Callable[[Listing, bytes, tuple[Path, ...]], dict[str, Any]]
-) -> Response:
+async def _changing(request: Request, most: int, change: Callable[[Listing, bytes], dict[str, Any]]) -> Response:
     """Changes a folder, one at a time among all pages, and names the runs that read it and may go on."""
     place = await run_in_threadpool(_place, request)
     way, _ = await _way(request, place)
@@ -190,7 +198,7 @@ async def _changing(
 
     def work() -> dict[str, Any]:
         with locked(place.path):
-            return change(desk.shelf.listing(place, way), given, desk.roots)
+            return change(desk.shelf.listing(place, way), given)
 
     found = await run_in_threadpool(work)
     runs = [each.name for each in await _readers(request, place) if each.may_go_on]

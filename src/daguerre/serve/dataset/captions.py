@@ -3,16 +3,15 @@ metadata.jsonl. Every change is noted before it is made, so that it can be undon
 
 import json
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from daguerre import documents
-from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically, write_json_atomically
+from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically
 from daguerre.data.folder.captions import TEXT_BYTES, NoCaption
 from daguerre.errors import UserError
 from daguerre.formatting import counted
@@ -20,7 +19,7 @@ from daguerre.serve.bounds import MOST_BYTES as MOST_WHOLE
 from daguerre.serve.bounds import check_file, within
 from daguerre.serve.dataset.listing import HIDDEN, Listing, Picture
 from daguerre.serve.dataset.moves import put_in_trash
-from daguerre.unicode import is_text, printable
+from daguerre.unicode import NO_TEXT, is_text, printable
 
 MOST_BYTES = 2 << 20
 _JOURNAL = "undo.json"
@@ -102,6 +101,26 @@ class Wanted(BaseModel):
     wanted: Annotated[One | Many | Undo, Field(discriminator="kind")]
 
 
+class Noted(_Message):
+    """A caption that was changed."""
+
+    id: str
+    before: str
+    after: str
+    made: bool
+    """True if its file was made for it."""
+
+
+class Entry(_Message):
+    """A change that can be undone."""
+
+    title: str
+    changes: list[Noted]
+
+
+_ENTRIES = TypeAdapter(list[Entry])
+
+
 @dataclass(frozen=True)
 class Text:
     """A caption where it is written."""
@@ -124,7 +143,7 @@ class Change:
     after: str
 
 
-def edit(listing: Listing, given: bytes, roots: tuple[Path, ...]) -> dict[str, Any]:
+def edit(listing: Listing, given: bytes) -> dict[str, Any]:
     """Does what a page asks; what it says of it. UserError for something else. Nobody else changes the folder."""
     try:
         wanted = Wanted.model_validate({"wanted": documents.parse(given)}).wanted
@@ -132,11 +151,11 @@ def edit(listing: Listing, given: bytes, roots: tuple[Path, ...]) -> dict[str, A
         fault = documents.first_fault(error) if isinstance(error, ValidationError) else str(error)
         raise UserError(f"the page sent no change of captions: {fault}") from error
     if isinstance(wanted, Undo):
-        return _undo(listing, roots)
-    return _one(listing, wanted, roots) if isinstance(wanted, One) else _many(listing, wanted, roots)
+        return _undo(listing)
+    return _one(listing, wanted) if isinstance(wanted, One) else _many(listing, wanted)
 
 
-def found(listing: Listing, picture: Picture, roots: tuple[Path, ...]) -> Text:
+def found(listing: Listing, picture: Picture) -> Text:
     """The caption of a picture where it is written. UserError where a page cannot write it."""
     words = listing.found.words
     if picture.away:
@@ -150,8 +169,8 @@ def found(listing: Listing, picture: Picture, roots: tuple[Path, ...]) -> Text:
     except NoCaption as error:
         raise UserError(f"{printable(error.file)}: {error}", code="damaged") from error
     path = (listing.place.path / name).resolve()
-    if not within(path, roots):
-        raise UserError(f"{printable(name)} leads out of the folders that this page may change")
+    if not within(path, (listing.place.path.resolve(),)):
+        raise UserError(f"{printable(name)} is a link out of this folder: change the text where it leads to")
     return Text(path, line, key, _read(path, printable(name), line, key))
 
 
@@ -168,6 +187,8 @@ def _read(path: Path, name: str, line: int, key: str) -> str:
         raise UserError(f"{name} cannot be read ({error}): mend it by hand", code="damaged") from error
     if not isinstance(value, str):
         raise UserError(f"{name} has several captions of this picture: change them there")
+    if not is_text(value):
+        raise UserError(f"{name}: {NO_TEXT}: mend it by hand", code="damaged")
     return value.strip()
 
 
@@ -175,9 +196,9 @@ def _lines(data: bytes) -> list[bytes]:
     return data.splitlines(keepends=True)
 
 
-def _one(listing: Listing, wanted: One, roots: tuple[Path, ...]) -> dict[str, Any]:
+def _one(listing: Listing, wanted: One) -> dict[str, Any]:
     picture = listing.picture(wanted.id)
-    at, text = found(listing, picture, roots), wanted.text.replace("\r\n", "\n").strip()
+    at, text = found(listing, picture), wanted.text.replace("\r\n", "\n").strip()
     if at.text != wanted.was.replace("\r\n", "\n").strip():
         raise UserError(f"the caption has changed since this page was loaded; it is now: {at.text}", code="conflict")
     _check(text)
@@ -193,14 +214,14 @@ def _check(text: str) -> None:
         raise UserError("the caption holds characters that are no text")
 
 
-def _many(listing: Listing, wanted: Many, roots: tuple[Path, ...]) -> dict[str, Any]:
+def _many(listing: Listing, wanted: Many) -> dict[str, Any]:
     chosen = listing.pictures if wanted.ids is None else [listing.picture(id) for id in dict.fromkeys(wanted.ids)]
     changes, kept, refused = list[Change](), 0, dict[str, int]()
     for picture in chosen:
         if picture.away:
             continue
         try:
-            at = found(listing, picture, roots)
+            at = found(listing, picture)
         except UserError as error:
             refused[str(error)] = refused.get(str(error), 0) + 1
             continue
@@ -224,11 +245,10 @@ def _many(listing: Listing, wanted: Many, roots: tuple[Path, ...]) -> dict[str, 
 def _write(listing: Listing, title: str, changes: Sequence[Change]) -> None:
     """Notes what is about to change, then changes it."""
     noted = [
-        {"id": each.picture.id, "before": each.at.text, "after": each.after, "made": not each.at.file.exists()}
+        Noted(id=each.picture.id, before=each.at.text, after=each.after, made=not each.at.file.exists())
         for each in changes
     ]
-    every = [*_journal(listing), {"title": title, "time": time.time(), "changes": noted}]
-    _save(listing, every[-_MOST_UNDONE:])
+    _save(listing, [*_journal(listing), Entry(title=title, changes=noted)][-_MOST_UNDONE:])
     _apply(changes)
 
 
@@ -259,49 +279,42 @@ def _json(document: dict[str, Any], indent: int | None = None) -> bytes:
 def last(listing: Listing) -> str:
     """The change that would be undone, in words; "" for nothing."""
     every = _journal(listing)
-    return str(every[-1]["title"]) if every else ""
+    return every[-1].title if every else ""
 
 
-def _undo(listing: Listing, roots: tuple[Path, ...]) -> dict[str, Any]:
+def _undo(listing: Listing) -> dict[str, Any]:
     """Gives the captions of the last change the texts that they had; those that were changed since stay."""
     every = _journal(listing)
     if not every:
         raise UserError("there is nothing to undo", code="missing")
     changes, made, stayed = list[Change](), list[Path](), list[str]()
-    for noted in every[-1]["changes"]:
-        picture = listing.by_id.get(noted["id"])
-        at = found(listing, picture, roots) if picture and not picture.away else None
-        if picture is None or at is None or at.text != noted["after"]:
-            if at is None or at.text != noted["before"]:  # else a kill came before it
-                stayed.append(printable(picture.path) if picture else noted["id"])
-        elif noted["made"] and not at.line and not at.key:
+    for noted in every[-1].changes:
+        picture = listing.by_id.get(noted.id)
+        at = found(listing, picture) if picture and not picture.away else None
+        if picture is None or at is None or at.text != noted.after:
+            if at is None or at.text != noted.before:  # else a kill came before it
+                stayed.append(printable(picture.path) if picture else noted.id)
+        elif noted.made and not at.line and not at.key:
             made.append(at.file)
         else:
-            changes.append(Change(picture, at, noted["before"]))
+            changes.append(Change(picture, at, noted.before))
     _apply(changes)
     for path in made:
         put_in_trash(path)
     _save(listing, every[:-1])
-    return {"changed": len(changes) + len(made), "stayed": stayed[:_SHOWN], "title": every[-1]["title"]}
+    return {"changed": len(changes) + len(made), "stayed": stayed[:_SHOWN], "title": every[-1].title}
 
 
-def _journal(listing: Listing) -> list[dict[str, Any]]:
+def _journal(listing: Listing) -> list[Entry]:
     path = listing.place.path / HIDDEN / _JOURNAL
     try:
         check_file(path, (listing.place.path.resolve(),), MOST_WHOLE)
-        every = documents.parse(path.read_bytes())
+        return _ENTRIES.validate_json(path.read_bytes())
     except (OSError, ValueError):
         return []
-    return [each for each in every if _is_entry(each)] if isinstance(every, list) else []
 
 
-def _is_entry(each: Any) -> bool:
-    changes = each.get("changes") if isinstance(each, dict) else None
-    keys = {"id", "before", "after", "made"}
-    return isinstance(changes, list) and all(isinstance(one, dict) and keys <= one.keys() for one in changes)
-
-
-def _save(listing: Listing, every: list[dict[str, Any]]) -> None:
+def _save(listing: Listing, every: list[Entry]) -> None:
     folder = listing.place.path / HIDDEN
     make_folder(folder)
-    write_json_atomically(folder / _JOURNAL, every)
+    write_bytes_atomically(folder / _JOURNAL, _ENTRIES.dump_json(every))

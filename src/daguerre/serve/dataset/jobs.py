@@ -47,6 +47,14 @@ class Recipe(BaseModel):
     base: str = ""
 
 
+class Plan(BaseModel):
+    """The memory that the recipe which was made takes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["plan"]
+
+
 class Captions(BaseModel):
     """Captions for the pictures that have none."""
 
@@ -67,7 +75,7 @@ class Stop(BaseModel):
 class Wanted(BaseModel):
     """Message of a page."""
 
-    wanted: Annotated[Recipe | Captions | Stop, Field(discriminator="kind")]
+    wanted: Annotated[Recipe | Plan | Captions | Stop, Field(discriminator="kind")]
 
 
 @dataclass
@@ -143,10 +151,10 @@ class Jobs:
                 raise UserError("a command works on this folder already: wait for it, or stop it", code="in_use")
             if sum(job.process.poll() is None for job in self._of.values()) >= _MOST:
                 raise UserError(f"{_MOST} commands run already: wait for one of them", code="in_use")
-            self._of[place.id] = self._started(place, wanted)
+            self._of[place.id] = self._started(place, wanted, before)
         return {}
 
-    def _started(self, place: Place, wanted: Recipe | Captions) -> Job:
+    def _started(self, place: Place, wanted: Recipe | Plan | Captions, before: Job | None) -> Job:
         made = None
         if isinstance(wanted, Captions):
             if wanted.by not in captioners():
@@ -154,6 +162,11 @@ class Jobs:
                     f"there is no captioner {wanted.by}: there are {', '.join(captioners())}", code="unknown"
                 )
             words = ["caption", str(place.path), f"with={wanted.by}", "write=txt"]
+        elif isinstance(wanted, Plan):
+            made = before.made if before else None
+            if made is None or not made.is_file():
+                raise UserError("make a recipe first", code="missing")
+            words = ["plan", str(made)]
         else:
             made = self.home / f"{safe_name(wanted.name).removesuffix('.yaml')}.yaml"
             words = ["init", str(place.path), "-o", str(made)]

@@ -178,8 +178,8 @@ class Shelf:
                 inside = os.path.relpath(entry.path, place.path)
                 digest.update(os.fsencode(f"{inside} {found.st_size} {found.st_mtime_ns} {found.st_ino}\n"))
                 parts = Path(inside).parts
-                if HIDDEN in parts and folder == str(place.path) and is_picture(entry.name):
-                    away.append(_put_away(inside, parts[parts.index(HIDDEN) + 1]))
+                if folder == str(place.path) and parts[-3:-2] == (HIDDEN,) and parts[-2] in AWAY:
+                    away += [_put_away(inside, parts[-2])] if is_picture(entry.name) else []
         return digest.intdigest(), sorted(away, key=lambda one: (one.away, one.path))
 
 
@@ -233,7 +233,7 @@ def _looked(place: Place, rules: Rules, before: Listing | None, signature: int, 
 
 
 def _put_away(inside: str, kind: str) -> Picture:
-    return Picture(_id(inside), inside, 0, 0, "", {}, AWAY.get(kind, ""), kind)
+    return Picture(_id(inside), inside, 0, 0, "", {}, AWAY[kind], kind)
 
 
 def _id(path: str) -> str:

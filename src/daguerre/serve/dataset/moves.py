@@ -29,7 +29,7 @@ class Wanted(BaseModel):
     to: Literal["left_out", "trash", "back"]
 
 
-def move(listing: Listing, given: bytes, roots: tuple[Path, ...]) -> dict[str, Any]:
+def move(listing: Listing, given: bytes) -> dict[str, Any]:
     """Moves the pictures that a page names. UserError for something else, and for a name that is taken."""
     try:
         wanted = Wanted.model_validate_json(given)

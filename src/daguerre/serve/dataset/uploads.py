@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.concurrency import run_in_threadpool
 
 from daguerre import documents
 from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically
@@ -27,6 +26,8 @@ from daguerre.serve.pictures import DECODING
 
 MOST_BYTES = 64 << 20
 """Of one file."""
+MOST_AT_ONCE = 4
+"""Files that are received at a time: each is held in memory."""
 MOST_FILES = 10_000
 """In one folder."""
 LEAST_FREE_BYTES = 1 << 30
@@ -101,12 +102,9 @@ def _too_large() -> UserError:
     return UserError(f"files of up to {format_size(MOST_BYTES)} are taken here: copy larger ones into the folder")
 
 
-async def keep(place: Place, name: str, data: bytes) -> dict[str, Any]:
+def keep(place: Place, given: str, data: bytes) -> dict[str, Any]:
     """Keeps a file in a folder if it is a picture or a caption; its name there. UserError."""
-    return await run_in_threadpool(_keep, place, safe_name(name), data)
-
-
-def _keep(place: Place, name: str, data: bytes) -> dict[str, Any]:
+    name = safe_name(given)
     stem, suffix = os.path.splitext(name)
     if suffix.lower() in _ARCHIVES or data[:4] == b"PK\x03\x04":
         raise UserError(f"{name} is an archive: unpack it, and drop the pictures")

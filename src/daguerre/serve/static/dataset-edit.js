@@ -136,6 +136,7 @@ const watch = async () => {
       text.textContent = found.text || "starting …";
       if (end) text.scrollTop = text.scrollHeight;
       $("#job-file").textContent = found.file ? `Written to ${found.file}` : found.running || found.done ? "" : "It has ended with an error.";
+      $("#job-plan").hidden = !found.file || found.kind === "plan";
       $("#job-recipe").hidden = !found.recipe;
       $("#job-recipe").textContent = found.recipe ?? "";
       if (was?.running && !found.running) await refresh();
@@ -167,5 +168,6 @@ $("#recipe").addEventListener("submit", (event) => {
   const of = event.target.elements;
   start({ kind: "init", name: of.name.value, base: of.base.value });
 });
+$("#job-plan").addEventListener("click", () => start({ kind: "plan" }));
 $("#job-stop").addEventListener("click", () => send("job", { kind: "stop" }).catch(() => {}));
 watch();
