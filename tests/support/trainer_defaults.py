@@ -43,7 +43,7 @@ _ALIKE = {
     *("training.global_batch_size", "training.weights_dtype", "training.base_precision", "training.matmul_precision"),
     "training.float8",
     *("optimizer.name", "optimizer.scale_lr", "optimizer.learning_rates", "optimizer.beta1", "optimizer.beta2"),
-    *("optimizer.learning_rate_factors", "objective.schedule.terminal"),
+    *("optimizer.learning_rate_factors", "optimizer.weight_decays", "objective.schedule.terminal"),
     *(
         f"lr_scheduler.{name}"
         for name in ("name", "warmup", "final", "num_cycles", "power", "decay", "decay_shape", "stages")

@@ -66,6 +66,18 @@ def test_groups_still_say_what_decays_and_a_checkpoint_goes_on(toy, name):
         assert torch.equal(value, weights(second)[key]), key
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_named_parameter_has_its_own_decay(toy, name):
+    state = toy.state(0, name, weight_decay=0.5, weight_decays={"out.*": 0.1}, learning_rates={"*.weight": 0.001})
+    groups = [group for part in state.optimizer.parts for group in part.optimizer.param_groups]
+    decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    assert {key: decays[id(p)] for key, p in state.net.named_parameters()} == {
+        "inner.weight": 0.5, "inner.bias": 0.0, "out.weight": 0.1, "out.bias": 0.0,
+    }  # fmt: skip
+    with pytest.raises(UserError, match=r"optimizer.weight_decays: 'ouch.\*' matches no trained parameter"):
+        toy.state(0, name, weight_decays={"ouch.*": 0.1})
+
+
 def test_groups_without_patterns_are_numbered_as_they_always_were(toy):
     """So that checkpoints of before still load."""
     state = toy.state()

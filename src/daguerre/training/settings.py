@@ -172,7 +172,11 @@ class OptimizerSettings(Settings):
     needs_all_gradients: ClassVar[str] = ""
     """Why it cannot move a weight before the gradients of all are known, as `in_backward` does; "" where it can."""
     unused_when: ClassVar[tuple[Unused, ...]] = (
-        Unused(("weight_decay_exclude",), lambda own: own.weight_decay == 0, "no effect while weight_decay is 0"),
+        Unused(
+            ("weight_decay_exclude",),
+            lambda own: own.weight_decay == 0 and not any(own.weight_decays.values()),
+            "no effect while weight_decay is 0",
+        ),
     )
 
     name: str
@@ -189,6 +193,9 @@ class OptimizerSettings(Settings):
     may match one pattern only."""
     weight_decay: float = Field(0.01, ge=0)
     """Decoupled weight decay, applied to matrices and convolution kernels, not to biases and norms."""
+    weight_decays: dict[str, Annotated[float, Field(ge=0)]] = Field({})
+    """Weight decays of parameters by patterns of their names, in place of weight_decay: {"text_encoder.*": 0.1}. Those
+    that weight_decay_exclude spares stay without. A parameter may match one pattern only."""
     weight_decay_exclude: list[str] | None = None
     """Parameters without weight decay, by patterns of their names such as `*norm*` or `*.bias`; null for all of fewer
     than two dims (biases and norms)."""

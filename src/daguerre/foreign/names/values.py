@@ -37,6 +37,9 @@ OPTIMIZERS = {
     "adamwschedulefree": "schedule_free",
     "schedulefreeadamw": "schedule_free",
     "muon": "muon",
+    "came": "came",
+    "soap": "soap",
+    "stableadamw": "stable_adamw",
 }
 """Optimizers of other trainers, their names in small letters without `_` and `-`, and ours."""
 NOTHING_ASKED = ("none", "null", "")
@@ -383,7 +386,8 @@ def optimizer(key: str, text: str) -> Meaning:
     """An optimizer's name; a group {...} is our own section."""
     if text.lstrip().startswith("{"):
         return one("optimizer", text)
-    plain = text.lower().replace("_", "").replace("-", "")
+    # kohya's scripts import others by a module's name, such as pytorch_optimizer.CAME.
+    plain = text.rpartition(".")[2].lower().replace("_", "").replace("-", "")
     if text in plugins.names("optimizers"):
         return one("optimizer.name", text)
     if plain in OPTIMIZERS:
@@ -396,6 +400,7 @@ def optimizer(key: str, text: str) -> Meaning:
 _OPTIMIZER_ARGS = {
     **{name: f"optimizer.{name}" for name in ("weight_decay", "beta3", "d0", "d_coef", "growth_rate")},
     **{name: f"optimizer.{name}" for name in ("use_bias_correction", "safeguard_warmup", "decay_rate")},
+    **{name: f"optimizer.{name}" for name in ("clip_threshold", "precondition_frequency", "max_precondition_dim")},
     "eps": "optimizer.epsilon",
 }
 _OPTIMIZER_OFF = {"relative_step": "false", "scale_parameter": "false", "warmup_init": "false", "decouple": "true"}
@@ -409,7 +414,10 @@ def optimizer_args(key: str, text: str) -> Meaning:
         name, _, value = (part.strip() for part in pair.partition("="))
         if name == "betas":
             betas = (beta.strip(" ()") for beta in value.split(","))
-            found += zip(("optimizer.beta1", "optimizer.beta2"), betas, strict=False)
+            found += zip(("optimizer.beta1", "optimizer.beta2", "optimizer.beta3"), betas, strict=False)
+        elif name == "eps" and "," in value:
+            sizes = (size.strip(" ()") for size in value.split(","))
+            found += zip(("optimizer.epsilon", "optimizer.residual_epsilon"), sizes, strict=False)
         elif name in _OPTIMIZER_ARGS:
             found.append((_OPTIMIZER_ARGS[name], value))
         elif value.lower() != _OPTIMIZER_OFF.get(name):

@@ -19,7 +19,7 @@ _SHOWN = 5
 
 
 def decay_groups(settings: OptimizerSettings, trained: Parameters) -> list[dict[str, Any]]:
-    """Groups of a torch optimizer: for each learning rate the parameters that decay, then those that do not.
+    """Groups of a torch optimizer: for each learning rate and decay the parameters that decay, then those that do not.
 
     In addition to what torch knows, a group has `share`, its part of the learning rate of an update, and `pattern`,
     those in `learning_rates` and `learning_rate_factors` that it comes from ("" for none). Weights of 16 bits make
@@ -32,12 +32,14 @@ def decay_groups(settings: OptimizerSettings, trained: Parameters) -> list[dict[
     else:
         spared = {name for name in trained if any(fnmatchcase(name, pattern) for pattern in patterns)}
     groups = []
-    for (pattern, names), (factor, scaled) in product(_matching(rates, trained), _matching(factors, trained)):
+    matching = (_matching(each, trained) for each in (rates, factors, settings.weight_decays))
+    for (pattern, names), (factor, scaled), (decayed, decaying) in product(*matching):
         rate = rates.get(pattern, settings.learning_rate) * factors.get(factor, 1)
         label = " ".join(each for each in (pattern, factor) if each)
+        here = names & scaled & decaying
         for decay, some in (
-            (settings.weight_decay, names & scaled - spared),
-            (0.0, names & scaled & spared),
+            (settings.weight_decays.get(decayed, settings.weight_decay), here - spared),
+            (0.0, here & spared),
         ):
             facts = {"lr": rate, "weight_decay": decay, "share": rate / settings.learning_rate, "pattern": label}
             chosen = [p for name, p in trained.items() if name in some]
@@ -53,9 +55,9 @@ def _matching(patterns: Iterable[str], trained: Parameters) -> list[tuple[str, s
 
 
 def check_rates(settings: OptimizerSettings, trained: Parameters) -> None:
-    """UserError for a pattern of `learning_rates` or `learning_rate_factors` that matches nothing, and for a parameter
-    that several match."""
-    for field in ("learning_rates", "learning_rate_factors"):
+    """UserError for a pattern of `learning_rates`, `learning_rate_factors` or `weight_decays` that matches nothing, and
+    for a parameter that several match."""
+    for field in ("learning_rates", "learning_rate_factors", "weight_decays"):
         patterns, setting = list(getattr(settings, field)), f"optimizer.{field}"
         check(patterns, trained, setting)
         for name in trained:
