@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,14 @@ def _whole(digits: str) -> int:
     if len(digits) > _MOST_DIGITS:
         raise ValueError(f"it has a number of {len(digits):,} digits")
     return int(digits)
+
+
+class Bare(AbstractContextManager[None]):
+    """Turns an Exception of no class of its own into a ValueError: tokenizers, a library in Rust, raises them."""
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is Exception:
+            raise ValueError(str(error)) from error
 
 
 def first_fault(error: ValidationError) -> str:

@@ -174,6 +174,9 @@ def test_blip_writes_a_sentence(tmp_path):
     florence2 = plugins.find("captioners", "florence2")
     with pytest.raises(UserError, match="holds a blip"):
         florence2.load(florence2.Settings(path=place), "cpu")
+    (tmp_path / "blip" / "tokenizer.json").write_text('{"model": {"type": "X"}}')
+    with pytest.raises(UserError, match="its processor cannot be read"):
+        blip.load(blip.Settings(path=place), "cpu")
 
 
 def florence2_folder(folder: Path) -> Path:

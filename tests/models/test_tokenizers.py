@@ -1,18 +1,24 @@
 """Texts as ids: those of transformers' own padding and truncation, and the same for any number of threads."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tiny_texts
 import torch
 from quick_cases import quick_first
-from transformers import T5Tokenizer
+from transformers import AutoTokenizer, T5Tokenizer
 
+from daguerre import documents
 from daguerre.families import clip
 from daguerre.models.parts.text import tokenizers
+from daguerre.models.parts.text.clip import CLIP
 from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.models.parts.text.encoder import TextEncoder
+from daguerre.models.parts.text.language_model import LanguageModel
+from daguerre.models.parts.text.t5 import T5
 from daguerre.models.reading import Reading
 
 WORDS = [
@@ -77,6 +83,12 @@ def test_a_trained_encoder_reads_no_more_padding_than_the_longest_text_needs():
         assert torch.equal(own.tokens(texts)["ids"], expected)
 
 
+def test_a_learnt_word_of_any_letters_is_one_token():
+    words = ["red", "Ünïcödé", "照片", "круг"]
+    ids = tokenizers.read(tokenizers.learn(words, 20), words)
+    assert [len(each) for each in ids] == [1] * 4
+
+
 @pytest.mark.parametrize(("long", "count"), quick_first([(False, 1500), *((long, 5000) for long in (False, True))]))
 def test_two_threads_read_as_one_does(long, count):
     """The loader's thread reads captions for training while another reads prompts, and asks which are cut."""
@@ -95,3 +107,104 @@ def test_two_threads_read_as_one_does(long, count):
         assert found[0].keys() == expected[0].keys()
         assert all(torch.equal(found[0][name], expected[0][name]) for name in expected[0])
         assert found[1] == expected[1]
+
+
+KINDS = {
+    "clip": (CLIP(), lambda: tokenizers.learn(WORDS, 20)),
+    "t5": (T5(), t5),
+    "qwen": (LanguageModel(), tiny_texts.qwen_tokenizer),
+    "gemma": (LanguageModel(), tiny_texts.gemma_tokenizer),
+}
+
+
+def put(place, value):
+    """Changes a value of tokenizer.json: `place` is its key, and those above it."""
+
+    def change(whole):
+        for key in place[:-1]:
+            whole = whole[key]
+        whole[place[-1]] = value
+
+    return change
+
+
+def without_prefix(whole):
+    """Each rule about the space before a text as its opposite."""
+    for key, value in whole.items() if isinstance(whole, dict) else enumerate(whole):
+        if key in ("add_prefix_space", "prepend_scheme"):
+            whole[key] = "never" if key == "prepend_scheme" else not value
+        elif isinstance(value, dict | list):
+            without_prefix(value)
+
+
+CHANGES = {
+    "as it is": lambda whole: None,
+    "other prefix": without_prefix,
+    "other end of a text": put(("post_processor",), None),
+    "no merges": put(("model", "merges"), []),
+    "merges left out": lambda whole: whole["model"].pop("merges", None),
+    "cut merges": lambda whole: whole["model"].update(merges=whole["model"].get("merges", [])[::2]),
+    "no normalizer": put(("normalizer",), None),
+    "other normalizer": put(("normalizer",), {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}),
+    "no pre_tokenizer": put(("pre_tokenizer",), None),
+    "other pre_tokenizer": put(("pre_tokenizer",), {"type": "Whitespace"}),
+    "unknown pre_tokenizer": put(("pre_tokenizer",), {"type": "X"}),
+    "unknown model": put(("model", "type"), "X"),
+    "words alone": put(("model",), {"type": "WordLevel", "vocab": {"a": 0, "?": 1}, "unk_token": "?"}),
+    "no words": put(("model", "vocab"), 3),
+    "merges that are none": put(("model", "merges"), [1, 2]),
+    "added tokens that are none": put(("added_tokens",), 7),
+    "post_processor that is none": put(("post_processor",), {"type": "X"}),
+    "truncation that is none": put(("truncation",), 4),
+}
+SAME = {"as it is", "other end of a text"}
+READ = {  # what does not matter to the kind
+    "clip": {*SAME, "other normalizer"},
+    "t5": {*SAME, "no merges", "merges left out", "cut merges", "merges that are none", "no normalizer"},
+    "qwen": {*SAME, "no normalizer"},
+    "gemma": {*SAME, "no merges", "cut merges", "other prefix", "no pre_tokenizer"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_those_of_the_authors_files_or_the_tokenizer_is_refused(kind, tmp_path):
+    """transformers reads many of these, by rules of the class, and silently."""
+    network, make = KINDS[kind]
+    make().save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = path.read_text(encoding="utf-8")
+    texts, read = ["", "an image of  two Cats, 7 dogs", *captions(20)], set()
+    for name, change in CHANGES.items():
+        whole = json.loads(content)
+        change(whole)
+        path.write_text(json.dumps(whole), encoding="utf-8")
+        try:
+            found = tokenizers.opened(network.tokenizer, tmp_path)
+            if tokenizers.other_ids(found, path.read_bytes()):
+                continue
+        except documents.MISREAD:
+            continue
+        read.add(name)
+        theirs = AutoTokenizer.from_pretrained(tmp_path)
+        assert tokenizers.read(found, texts) == theirs(texts, add_special_tokens=False).input_ids, name
+        assert tokenizers.ends(found) == tokenizers.ends(theirs), name
+    assert read == READ[kind]
+
+
+@pytest.mark.parametrize("kind", ["clip", "qwen"])
+def test_a_vocabulary_without_the_file_of_its_pairs(kind, tmp_path):
+    network, make = KINDS[kind]
+    own = make()
+    model = json.loads(own.backend_tokenizer.to_str())["model"]
+    own.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    with pytest.raises(documents.MISREAD):
+        tokenizers.opened(network.tokenizer, tmp_path)
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    assert "lacks pairs" in tokenizers.other_ids(tokenizers.opened(network.tokenizer, tmp_path), None)
+    pairs = "\n".join(" ".join(pair) for pair in model["merges"])
+    (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{pairs}\n")
+    whole = tokenizers.opened(network.tokenizer, tmp_path)
+    assert tokenizers.other_ids(whole, None) is None
+    assert tokenizers.read(whole, captions(20)) == tokenizers.read(own, captions(20))

@@ -74,9 +74,10 @@ def load(
     folder = folder_of(settings)
     model = networks.load(folder, model_class, kinds)
     try:
-        processor = transformers.AutoProcessor.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, use_fast=False
-        )
+        with documents.Bare():
+            processor = transformers.AutoProcessor.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, use_fast=False
+            )
     except (*documents.MISREAD, ImportError) as error:
         raise UserError(f"{folder}: its processor cannot be read: {str(error)[:300]}", code="damaged") from error
     return Generative(settings, model.to(where), processor, prompts, where)

@@ -173,6 +173,7 @@ def load(settings: Settings, seed: int) -> Family:
     conditioner = _conditioner(components, decided)
     check_fits("text_conditioner", conditioner, decided)
     _check_window(conditioner, words, settings.max_sequence_length)
+    text_encoder.check_ids("t5_tokenizer", words, files)
     decided = {
         "in_channels": autoencoder.channels,
         "out_channels": autoencoder.channels,

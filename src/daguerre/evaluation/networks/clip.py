@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,8 +11,11 @@ import torch
 from PIL import Image
 from transformers import CLIPTokenizer
 
+from daguerre import documents
+from daguerre.errors import UserError
 from daguerre.evaluation.networks import transformers
 from daguerre.evaluation.networks.place import NetworkPlace, digest_of_files, folder_of, short
+from daguerre.models.parts.text import tokenizers
 
 PUBLISHED = "openai/clip-vit-large-patch14 (CLIP score) or openai/clip-vit-large-patch14-336 (CMMD)"
 _MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
@@ -67,8 +71,20 @@ def load(place: NetworkPlace, device: torch.device, crop: Crop) -> Network:
     digest = place.checked(digest_of_files(folder))
     model = transformers.load(folder, "CLIPModel", ("clip",))
     mean, std = transformers.processor(folder, _MEAN, _STD)
-    text_tokens = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
+    text_tokens = _tokenizer(folder)
     return Network(model.to(device), text_tokens, Path(place.path).name, digest, crop, mean, std, device)
+
+
+def _tokenizer(folder: Path) -> Any:
+    own = folder / "tokenizer.json"
+    try:
+        made = tokenizers.opened(partial(CLIPTokenizer.from_pretrained, local_files_only=True), folder)
+        problem = tokenizers.other_ids(made, own.read_bytes() if own.is_file() else None)
+    except documents.MISREAD as error:
+        problem = f"cannot be read: {str(error)[:300]}"
+    if problem:
+        raise UserError(f"the tokenizer of {folder} {problem}", code="damaged")
+    return made
 
 
 def cropped(pixels_HWC: np.ndarray, side: int, crop: Crop) -> np.ndarray:

@@ -219,7 +219,14 @@ def load(components: ComponentLoader, encoder: str, tokenizer: str, reading: Rea
         raise UserError(f"{setting} {said} {odd[0]}, but the encoder has {found.layers} layers", setting=setting)
     if words is not None and (problem := kind.problem(words, network.config, reading)):
         raise UserError(f"the tokenizer of model.{encoder} {problem}", code="conflict")
+    check_ids(tokenizer, words, files)
     return found
+
+
+def check_ids(name: str, tokenizer: Any, files: Mapping[str, bytes]) -> None:
+    """UserError for the tokenizer `name` (None: it is not there) if captions get other ids than its author's."""
+    if tokenizer is not None and (problem := tokenizers.other_ids(tokenizer, files.get("tokenizer.json"))):
+        raise UserError(f"model.{name} {problem}", code="damaged", setting=f"model.{name}")
 
 
 def check_kind(encoder: TextEncoder, model_type: str, called: str) -> None:
@@ -286,10 +293,10 @@ def tokenizer_of(components: ComponentLoader, name: str, kind: TextNetwork) -> t
     is_t5 = b'"T5Tokenizer' in files["tokenizer_config.json"]
     owner = _T5 if is_t5 else _CLIP if isinstance(kind, T5) else kind
     try:
-        made = tokenizers.stateless(owner.tokenizer(folder))
+        made = tokenizers.opened(owner.tokenizer, folder)
     except documents.MISREAD as error:
         raise UserError(
-            f"{folder} cannot be read as a tokenizer of {kind.called}: {error}",
+            f"{folder} cannot be read as a tokenizer of {kind.called}: {' '.join(str(error).split())[:300]}",
             code="damaged",
             setting=f"model.{name}",
         ) from error

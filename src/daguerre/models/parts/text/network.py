@@ -66,7 +66,7 @@ class TextNetwork(ABC):
 
     @abstractmethod
     def tokenizer(self, folder: Path) -> Any:
-        """The tokenizer of a folder. OSError or ValueError where it cannot be read."""
+        """The tokenizer of a folder, for `tokenizers.opened`."""
 
     @abstractmethod
     def problem(self, tokenizer: Any, config: Any, reading: Reading) -> str | None:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -24,12 +25,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 import torch
-from tokenizers import pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import BPE
 from torch import Tensor
 from transformers import CLIPTokenizer
+
+from daguerre import documents
 
 WORD_END = "</w>"
 START, END = "<|startoftext|>", "<|endoftext|>"
@@ -37,6 +42,17 @@ CLIP_TOKENS = 49408
 _CLIP_WINDOW = 77
 _CLIP_MERGES = Path(__file__).parents[3] / "assets" / "clip_merges.txt.gz"
 Merges = Sequence[tuple[str, str]]
+_PLAIN = (
+    "a photo of two Cats, 3 dogs & a bird's nest (oil painting)",
+    "Café at night: neon-lit streets, 35mm.\nA red circle on a white table",
+    "красный круг, 赤い円",
+)
+"""Captions that every program splits as the tokenizer's own file says."""
+_MARK = re.compile(r"<.*>|\[.*\]", re.DOTALL)
+"""Words of a vocabulary that stand for something else than their letters; no pairs make them."""
+_MOST_WORDS, _UNMADE_SHARE = 2000, 0.05
+"""Most words that are tried, and the share of them that published tokenizers stay far below: other pairs of their
+letters are joined first."""
 
 
 def learn(words: Sequence[str], max_tokens: int) -> Any:
@@ -61,6 +77,50 @@ class Tokens(NamedTuple):
     """int64: tokens of the text in each window; a window that only pads the batch has -1."""
     ragged: bool = False
     """Whether texts of several lengths are filled up to the longest."""
+
+
+def opened(load: Callable[[Path], Any], folder: Path) -> Any:
+    """The tokenizer of a folder, which no call changes. What `documents.MISREAD` lists, where it cannot be read."""
+    with documents.Bare():
+        return stateless(load(folder))
+
+
+def other_ids(tokenizer: Any, own: bytes | None) -> str | None:
+    """The problem of a tokenizer that gives captions other ids than its author's, behind "the tokenizer of ...".
+
+    transformers takes words and pairs out of `own` (tokenizer.json, None: it is not there), and how a text is split
+    from the class, silently; without pairs it spells every word in letters.
+    """
+    backend = tokenizer.backend_tokenizer
+    try:
+        with documents.Bare():
+            if words := _unmade(backend):
+                return (
+                    f"lacks pairs (merges) that make its words: {words[0]!r} is spelled in pieces. Take the whole "
+                    "tokenizer.json, or merges.txt with vocab.json, of the model's author"
+                )
+            written = backend if own is None else Tokenizer.from_str(own.decode("utf-8"))
+            ids = [[each.encode(text, add_special_tokens=False).ids for text in _PLAIN] for each in (backend, written)]
+    except documents.MISREAD as error:
+        return f"cannot be read: {error}"
+    if ids[0] == ids[1]:
+        return None
+    return (
+        f"has rules in tokenizer.json (normalizer, pre_tokenizer, prefix space) by which captions get other ids than "
+        f"by {type(tokenizer).__name__}, with which programs read it: take all of its files from the model's author"
+    )
+
+
+def _unmade(backend: Tokenizer) -> list[str]:
+    """Words of a vocabulary that its pairs do not make, where they are too many."""
+    if not isinstance(backend.model, BPE):
+        return []
+    end = backend.model.end_of_word_suffix or ""
+    plain = (word for word in backend.get_vocab(with_added_tokens=False) if word.endswith(end))
+    words = [word for word in plain if len(word.removesuffix(end)) > 1 and not _MARK.fullmatch(word)]
+    tried = words[:: -(-len(words) // _MOST_WORDS) or 1]
+    lost = [word for word in tried if len(backend.model.tokenize(word.removesuffix(end))) != 1]
+    return lost if len(lost) > _UNMADE_SHARE * len(tried) else []
 
 
 def stateless(tokenizer: Any) -> Any:
@@ -217,7 +277,10 @@ def _learnt_merges(words: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs in the order in which they are joined, until each word is one token: the most frequent first, of equals the
     first in the alphabet. The order is the tokens' ids, and a library that breaks ties by its hashes gives others to
     each process: a run that goes on would read with the wrong rows of its embeddings."""
-    spelled = [[*word[:-1], word[-1] + WORD_END] for text in words for word in text.lower().split()]
+    # Letters outside of ASCII are several symbols: one for each of their bytes.
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
+    split = [word for text in words for word in normalize("NFC", text).lower().split()]
+    spelled = [[*word[:-1], word[-1] + WORD_END] for ((word, _),) in map(as_bytes, split)]
     merges = []
     while counts := Counter(pair for word in spelled for pair in pairwise(word)):
         joined = min(counts, key=lambda pair: (-counts[pair], pair))
