@@ -80,7 +80,9 @@ def test_a_denoiser_that_is_frozen_beside_new_tokens_is_stored_as_the_net_is(rec
         networks = built.family.components
         assert {p.dtype for p in networks["unet"].parameters()} == {torch.bfloat16}
         assert {p.dtype for p in networks["vae"].parameters()} == {torch.float32}
-    assert {p.dtype for p in parts.build(config).family.components["unet"].parameters()} == {torch.float32}
+    drawn = parts.build(config).family.components
+    assert {p.dtype for p in drawn["unet"].parameters()} == {torch.bfloat16}, "images are generated beside the same"
+    assert {p.dtype for p in drawn["vae"].parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("precision", ["bf16", "no"])

@@ -9,6 +9,7 @@ from tiny_runs import TINY
 
 from daguerre import errors
 from daguerre.cli import main, plan
+from daguerre.cli.options.plan_options import Options
 from daguerre.memory import estimate, static
 
 WIDER = ["model.unet.block_out_channels=[192,256,384]", "training.duration=4 steps", "lr_scheduler.warmup=1 steps"]
@@ -22,7 +23,7 @@ MEASURED = (
 
 
 def planned(recipe, given, **options):
-    target = plan.prepared(recipe, given, plan.Options(**options))[1]
+    target = plan.prepared(recipe, given, Options(**options))[1]
     parts = target.parts()
     count = static.count(target.config, parts, target.mesh)
     return estimate.step(target, parts, count), count

@@ -10,6 +10,7 @@ import pytest
 from tiny_runs import TINY
 
 from daguerre.cli import plan
+from daguerre.cli.options.plan_options import Options
 from daguerre.config import config as configs
 from daguerre.memory import estimate, remedies, static
 from daguerre.memory.estimate import Step
@@ -40,7 +41,7 @@ def lacking(card: str) -> tuple[Step, static.MemoryCount]:
 
 
 def target_of(more, card: str):
-    return plan.prepared("quickstart", [*GIVEN, *more], plan.Options(card=card))[1]
+    return plan.prepared("quickstart", [*GIVEN, *more], Options(card=card))[1]
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_a_smaller_micro_batch_is_enough(found, monkeypatch):
 
 
 def test_several_devices_split_what_they_hold_but_not_for_adafactor():
-    options = plan.Options(devices=4, card="10MB")
+    options = Options(devices=4, card="10MB")
     given = [word for word in GIVEN if word not in ("training.device=cpu", "training.per_device_batch_size=4")]
     target = plan.prepared("quickstart", given, options)[1]
     count = static.count(target.config, target.parts(), target.mesh)
@@ -161,7 +162,7 @@ def test_stages_keep_one_line_on_a_terminal_and_are_lines_elsewhere(monkeypatch)
 
 def test_a_host_without_room_writes_saves_without_a_copy(found):
     """Where neither averages nor moments may change, and smaller batches are not enough."""
-    options = plan.Options(card="1GB", ram="1GB")
+    options = Options(card="1GB", ram="1GB")
     target = plan.prepared("quickstart", GIVEN, options)[1]
     parts = target.parts()
     count = static.count(target.config, parts, target.mesh)

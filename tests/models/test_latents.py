@@ -46,7 +46,7 @@ def encoded(made: VAE) -> torch.Tensor:
 
 def decoded(made: VAE, x0: torch.Tensor) -> np.ndarray:
     with torch.no_grad():
-        return made.decode(tiny_models.latents(x0)).astype(int)
+        return made.decode(tiny_models.latents(x0)).numpy().astype(int)
 
 
 def latents() -> torch.Tensor:

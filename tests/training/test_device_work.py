@@ -47,8 +47,8 @@ def test_a_backward_pass_has_twice_the_products_and_counts_add_up():
 
 def test_an_operator_takes_what_its_products_or_its_bytes_take_and_the_host_its_launches():
     work = Work({("mm", 1000, 10): 2, ("add", 0, 400): 1})
-    assert work.seconds(Rates("x", 100.0, 100.0, 0.0)) == 2 * 10 + 4
-    assert work.seconds(Rates("x", 1e9, 1e9, 2.0)) == 6.0
+    assert work.seconds(Rates("x", 100.0, 100.0, 0.0, 100.0)) == 2 * 10 + 4
+    assert work.seconds(Rates("x", 1e9, 1e9, 2.0, 1e9)) == 6.0
 
 
 @pytest.mark.parametrize(("card", "name"), [(8_000_000_000, "RTX 4060"), (24 << 30, "RTX 4090"), (None, "H100")])

@@ -186,11 +186,13 @@ def build(
     init_device: torch.device | None = None,
     networks: tuple[Family, Attached] | None = None,
     trains: bool = False,
+    float32: Collection[str] = (),
 ) -> Components:
     """Loads the family and attaches the adapters, unless `networks` have come from `load`; builds the objective, and
     moves the networks to the device of the run: by default the one that the recipe names. Networks without weights draw
-    theirs on the CPU, or on `init_device`. The net that `trains`, and a denoiser that is frozen, have weights of
-    training.weights_dtype before they are moved, as the device may have no room for them in float32."""
+    theirs on the CPU, or on `init_device`. The net, whether it `trains` or not, and a denoiser that is frozen have
+    weights of training.weights_dtype before they are moved, as the device may have no room for them in float32; those
+    of the net that are named in `float32` keep theirs."""
     device = device or devices.choose_device(config.training.device)
     devices.prepare(config.training, device)
     if networks is None:
@@ -205,8 +207,8 @@ def build(
     offloaded.begin(config, family, device, encoders.absent(family))
     if trains:
         _refuse_distilled(config, family)
-        dtypes.choose(config.training, device).store(attached.net, _float32(family, attached))
-        _narrow_denoiser(config, family, device)
+    _store(config, family, attached, device, float32)
+    if trains:
         assistant.attach(family, dtypes.choose(config.training, device).compute)
     swapped.mark(waiting, family)
     encoders.moved(attached.net, device)
@@ -226,17 +228,24 @@ def begin(
     return state
 
 
-def outline(config: Config) -> Components:
+def outline(
+    config: Config, networks: tuple[Family, Attached] | None = None, float32: Collection[str] = ()
+) -> Components:
     """The same parts without memory and without weights: networks on the meta device, of their numbers alone. Nothing
-    is set for the process."""
+    is set for the process. `networks` that have come from `load` there are trained no more: their types are those that
+    `build` gives them, too, where a training state decides otherwise."""
     device = devices.choose_device(config.training.device)
     with torch.device("meta"):
-        family, attached = load(config)
-        _refuse_distilled(config, family)
+        family, attached = networks or load(config)
+        if networks is None:
+            _refuse_distilled(config, family)
         quantized_base.quantize(config.training.base_precision, family, left_out.components(config))
         _narrow_readers(config, family)
-        offloaded.begin(config, family, device, left_out.components(config))
-        _narrow_denoiser(config, family, device)
+        offloaded.begin(config, family, device, left_out.components(config) if networks is None else ())
+        if networks is None:
+            _narrow_denoiser(config, family, device)
+        else:
+            _store(config, family, attached, device, float32)
         assistant.attach(family, dtypes.choose(config.training, device).compute)
         waiting = swapped.chosen(config, family)
         swapped.mark(waiting, family)
@@ -275,6 +284,12 @@ def _refuse_distilled(config: Config, family: Family) -> None:
             code="unsupported",
             setting="model.pretrained_model_name_or_path",
         )
+
+
+def _store(config: Config, family: Family, attached: Attached, device: torch.device, float32: Collection[str]) -> None:
+    """Stores the net, and denoisers outside of it, in the recipe's type; what is named in `float32` keeps its own."""
+    dtypes.choose(config.training, device).store(attached.net, _float32(family, attached).union(float32))
+    _narrow_denoiser(config, family, device)
 
 
 def _narrow_denoiser(config: Config, family: Family, device: torch.device) -> None:

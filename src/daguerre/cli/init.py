@@ -36,6 +36,7 @@ from daguerre.cli import plan
 from daguerre.cli.data import figures, samples
 from daguerre.cli.data.opened import Opened
 from daguerre.cli.data.samples import Lost
+from daguerre.cli.options import plan_options
 from daguerre.config import annotated, cards, recipe
 from daguerre.config import config as configs
 from daguerre.config import options as config_options
@@ -254,7 +255,7 @@ def _needs(base: str, given: Sequence[str]) -> list[str]:
     """The memory that an update takes."""
     with Stages() as stages:
         stages.say("computing the memory of an update")
-        target = plan.prepared(base, given, plan.Options())[1]
+        target = plan.prepared(base, given, plan_options.Options())[1]
         parts = target.parts()
         step = estimate.step(target, parts, static.count(target.config, parts, target.mesh), stages.say)
     where = "a GPU" if target.on_gpu else "this machine's memory"

@@ -1,6 +1,6 @@
 """Show how devices share a run, and the memory that each needs.
 
-usage: daguerre plan RECIPE [devices=N nodes=N card=SIZE ram=SIZE] [key=value ...] [--all] [--json]
+usage: daguerre plan RECIPE [devices=N nodes=N card=SIZE ram=SIZE] [key=value ...] [--generate] [--all] [--json]
 
 Says, without any device or weights, how devices share a recipe's model and what each needs: the mesh, the rules, which
 parameter goes where, bytes by what they are for, the peak of a step, and the largest micro-batch that fits; also the
@@ -10,12 +10,15 @@ memory of the host, the disk and the hours of a run.
   daguerre plan sdxl card=24GB ram=32GB
   daguerre plan sdxl devices=64 nodes=8 mesh.ici_fsdp_parallelism=8
   daguerre plan sdxl devices=8 mesh.ici_fsdp_parallelism=4 mesh.ici_tensor_parallelism=2 --all
+  daguerre plan sdxl_lora card=8GB --generate batch_size=4 height=1216
 
   devices=1    devices in all
   nodes=1      nodes that they are on
   card=SIZE    memory of a device, such as 24GB (1e9 bytes) or 80GiB: what fits it; where the recipe does not, the exit
                code is 2, and the settings with which it does are looked for
   ram=SIZE     memory of a node, such as 32GB: whether a run has room in it, and what else it takes
+  --generate   the same for images: with the run of this recipe (which need not be there yet) or folder, with its
+               pretrained networks (base=true), or with a pipeline; settings as for `daguerre generate`
   --all        every parameter, in place of one line a pattern
   --json       the same for programs
 
@@ -28,9 +31,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pydantic import Field
-
 from daguerre.assembly.batch_sizes import shared_out
+from daguerre.cli.options import plan_images
+from daguerre.cli.options.plan_options import Options
 from daguerre.cli.train import check_trains
 from daguerre.config import config as configs
 from daguerre.config import options as config_options
@@ -43,24 +46,15 @@ from daguerre.memory import estimate, remedies, report, static
 from daguerre.memory.estimate import Say, Step, Target
 from daguerre.memory.remedies import Fitting
 from daguerre.memory.static import MemoryCount
-from daguerre.settings import Settings
 from daguerre.tracking.progress import Stages
-from daguerre.training.settings import Size
-
-
-class Options(Settings):
-    """Options of `plan` other than the recipe's settings."""
-
-    devices: int = Field(1, ge=1)
-    nodes: int = Field(1, ge=1)
-    card: Size | None = None
-    ram: Size | None = None
 
 
 def run(arguments: list[str]) -> int:
     """Exit code 0; 2 for what has no room. UserError or ConfigError for what cannot be."""
-    given = overrides.split(arguments, flags=("--all", "--json"))
+    given = overrides.split(arguments, flags=("--all", "--generate", "--json"))
     options, rest = config_options.own_options(given.overrides, Options)
+    if "--generate" in given.flags:
+        return plan_images.run(given, rest, options)
     loaded, target = prepared(given.recipe, rest, options)
     return planned(given, rest, options, loaded, target)
 

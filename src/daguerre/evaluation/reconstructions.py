@@ -75,4 +75,4 @@ def _decoded(parts: Components, batch: Batch) -> Iterator[tuple[np.ndarray, np.n
     x0_BCHW = example.clean[IMAGE]
     with parts.autocast():
         again = parts.net(x0_BCHW, x0_BCHW.new_zeros(len(x0_BCHW)), example.cond[IMAGE]).images_BCHW
-    return zip(levels(x0_BCHW), levels(again.float()), strict=True)
+    return zip(*(levels(each).cpu().numpy() for each in (x0_BCHW, again.float())), strict=True)

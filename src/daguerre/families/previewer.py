@@ -124,7 +124,7 @@ class Images:
     def latents(self, moments: Moments, random_inputs: Mapping[str, Tensor]) -> Tensor:
         return moments["mean"]
 
-    def decode(self, latents: Latents) -> np.ndarray:
+    def decode(self, latents: Latents) -> Tensor:
         return pixel_codec.levels(latents.x0_BCHW)
 
 

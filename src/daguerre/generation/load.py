@@ -6,16 +6,17 @@ None stands in for another in silence: the command asks for one, or a notice say
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from daguerre import trees
 from daguerre.assembly import base_digests, roles
-from daguerre.assembly.parts import Components, build
+from daguerre.assembly.parts import Components, build, outline
 from daguerre.assembly.parts import load as load_networks
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.checkpoint.store import Checkpoint, Found, Store
@@ -85,9 +86,10 @@ class Loading:
     """Of a run: the same with all networks of its loss, as it validates; None for other models."""
 
 
-def find(target: str, place: Sequence[str], base: bool, given: Sequence[str] = ()) -> Model:
+def find(target: str, place: Sequence[str], base: bool, given: Sequence[str] = (), planned: bool = False) -> Model:
     """The model that the command's bare word means. UserError without one. Of the overrides that are `given`, it
-    reads how a single file is to be opened."""
+    reads how a single file is to be opened. Where it is only `planned`, a recipe whose run is not there yet stands for
+    that run."""
     if not target:
         known = ", ".join(recipe.shipped())
         raise UserError(
@@ -97,7 +99,7 @@ def find(target: str, place: Sequence[str], base: bool, given: Sequence[str] = (
     if folder.is_file() and folder.suffix in SINGLE_FILES:
         return _of_file(target, folder, place, _opening(given))
     if not folder.is_dir() or target in recipe.shipped():
-        return _of_recipe(target, place, base)
+        return _of_recipe(target, place, base, planned)
     _check_unplaced(target, place, "folder")
     if (folder / "config.yaml").is_file():
         return _base(target, str(folder), folder) if base else _of_run(target, RunFolder(folder))
@@ -116,11 +118,11 @@ def _check_unplaced(target: str, place: Sequence[str], kind: str) -> None:
         raise UserError(f"{target} is a {kind}: {' '.join(place)} would have no effect, remove it", code="unused")
 
 
-def _of_recipe(target: str, place: Sequence[str], base: bool) -> Model:
+def _of_recipe(target: str, place: Sequence[str], base: bool, planned: bool) -> Model:
     try:
         output_dir, run_name = configs.peek(target, place)
     except ConfigError:
-        if not base:
+        if not (base or planned):
             raise
         output_dir, run_name = configs.peek(target, [*place, f"run_name={Path(target).stem}"])
     if address.is_remote(output_dir) and base:  # images are written to this machine
@@ -129,7 +131,8 @@ def _of_recipe(target: str, place: Sequence[str], base: bool) -> Model:
     if folder.config.is_file() and not base:
         return _of_run(target, folder)
     # A recipe whose run takes no updates is there for generating with the networks as they are.
-    if not base and not _trains_nothing(target):
+    trains = not base and not _trains_nothing(target)
+    if trains and not planned:
         raise UserError(
             f"there is no run in {folder.path}: train one with `daguerre train {target}`, give the folder of another "
             "run, or set base=true to generate with the pretrained networks",
@@ -139,7 +142,8 @@ def _of_recipe(target: str, place: Sequence[str], base: bool) -> Model:
     sources = trees.get(_tree(target), "data.sources") or {}
     unset = [name for name, own in sources.items() if isinstance(own, dict) and own.get("path") == "???"]
     defaults += [f"data.sources.{name}.path=none" for name in unset]  # they are for training, and nothing reads them
-    return _base(target, target, Path(output_dir) / run_name, tuple(defaults))
+    found = _base(target, target, Path(output_dir) / run_name, tuple(defaults))
+    return replace(found, kind="run", trained=found.config(()).config) if trains else found
 
 
 def _trains_nothing(target: str) -> bool:
@@ -253,14 +257,12 @@ def choose(model: Model, config: Config, weights: str | None) -> Loading:
         description = f"the pretrained networks of {', '.join([base, *places])} without training"
         if model.kind == "pipeline":
             description = f"the pipeline {model.name}"
-        # Nothing was trained: an adapter that has learnt nothing would only ask for its control images or tokens.
-        generates_only = config.training.duration.number == 0
-        learnt = {name: own for name, own in config.adapters.items() if own.learnt and generates_only}
+        own = _untrained(config)
         provenance |= _of_few_bits(config)
-        if learnt:
-            provenance["adapters"] = {name: own.model_dump(mode="json") for name, own in learnt.items()}
-            description += f", with {', '.join(learnt)}"
-        return Loading(description, provenance, partial(_build, config.model_copy(update={"adapters": learnt})))
+        if own.adapters:
+            provenance["adapters"] = {name: each.model_dump(mode="json") for name, each in own.adapters.items()}
+            description += f", with {', '.join(own.adapters)}"
+        return Loading(description, provenance, partial(_build, own))
     return of_checkpoint(newest(model.run, config.resume_from_checkpoint), model.run, config, weights)
 
 
@@ -319,6 +321,27 @@ def _build(config: Config) -> Components:
     parts = build(own, networks=networks)
     parts.net.eval()
     return parts
+
+
+def outlined(model: Model, config: Config, raw: bool = False) -> tuple[Config, Components]:
+    """The config that acts where images are generated, and the parts without memory and weights, with which the trained
+    weights (`raw`) or their averages are used."""
+    own = _in_use(config if model.trained else _untrained(config), config.objective.in_use())
+    with torch.device("meta"):
+        networks = load_networks(own)
+    _freeze(networks[0])
+    averaged = config.ema.enabled and model.trained is not None and not raw
+    parts = outline(own, networks, float32=networks[1].names if averaged else ())
+    parts.net.eval()
+    return own, parts
+
+
+def _untrained(config: Config) -> Config:
+    """The config with the adapters that act where nothing was trained: another, which has learnt nothing, would only
+    ask for its control images or tokens."""
+    generates_only = config.training.duration.number == 0
+    learnt = {name: own for name, own in config.adapters.items() if own.learnt and generates_only}
+    return config.model_copy(update={"adapters": learnt})
 
 
 def _take(net: nn.Module, names: frozenset[str], checkpoint: Checkpoint, averages: Mapping[str, Tensor]) -> None:
@@ -390,14 +413,12 @@ def load(config: Config, checkpoint: Checkpoint, raw: bool = False, for_loss: bo
         # Before they change their type and place: of a network that was trained whole, too, they may have few bits.
         _take(networks[1].net, networks[1].names, checkpoint, averages)
         _freeze(networks[0])
-    # Weights that a loss compares with are stored as in training, so that they are the same to the bit.
-    parts = build(own, networks=networks, trains=for_loss)
+    # Weights are stored as in training, so that they are the same to the bit. Averages are float32 whatever type that
+    # is, in a run's validation, too.
+    parts = build(own, networks=networks, trains=for_loss, float32=averages.keys())
     parts.net.eval()
     if for_loss:
         parts = roles.of_checkpoint(parts, config, recorded or {}, checkpoint.name)
-        for name, p in parts.net.named_parameters():
-            if name in averages:  # they are float32 whatever type the weights are stored in, in a run's validation, too
-                p.data = p.data.float()
         _take(parts.net, parts.attached.names, checkpoint, averages)
     with named(checkpoint.name):
         parts.objective.learnt.load_state(checkpoint.tensors.get("objective", {}))

@@ -49,6 +49,10 @@ class Target:
         """The networks without memory, with the kernels that they have there."""
         parts = outline(self.config)
         check_uncut_batches(self.config, self.sizes, parts.objective, parts.net)
+        return self.laid_out(parts)
+
+    def laid_out(self, parts: Components) -> Components:
+        """The parts, whose networks lie in memory as they do there."""
         if self.on_gpu:
             training = self.given.training
             fused = training.kernels in ("auto", "triton")

@@ -24,7 +24,7 @@ CUDA_BYTES = 1_500_000_000
 """In addition with CUDA: its libraries, and what its driver maps. An estimate."""
 WORKER_BYTES = 350_000_000
 """A loader process, which imports torch alone. Measured on Linux."""
-_READ_BYTES = 4
+READ_BYTES = 4
 """Bytes of a number while networks are read: all are float32 until they are stored and moved as the recipe says."""
 
 
@@ -35,7 +35,7 @@ class Host:
     reading: Mapping[str, int]
     """Bytes of memory by what they are for, while networks are read."""
     training: Mapping[str, int]
-    """The same, while it trains."""
+    """The same, once they are there."""
     disk: Mapping[str, int]
     """Bytes of a whole run, of all machines."""
     rates: Rates
@@ -43,6 +43,8 @@ class Host:
     """Of an update."""
     updates: int | None
     """None where their number depends on the data."""
+    doing: str = "while it trains"
+    """What is done when networks are there, in words."""
 
     @property
     def memory(self) -> int:
@@ -62,13 +64,15 @@ class Host:
         """Memory and disk, for a terminal."""
         reads = sum(self.reading.values()) > sum(self.training.values())
         parts = self.reading if reads else self.training
-        moment = "while networks are read" if reads else "while it trains"
+        moment = "while networks are read" if reads else self.doing
         lines = [f"{'memory of the host':<30}{format_size(self.memory):>12}  most {moment}"]
         lines += [f"{f'  {name}':<30}{format_size(size):>12}" for name, size in parts.items() if size]
         if ram is not None:
             free = ram - self.memory
             verdict = f"fits, {format_size(free)} free" if free >= 0 else f"DOES NOT FIT: {format_size(-free)} too much"
             lines.append(f"{'host':<30}{format_size(ram):>12}  {verdict}")
+        if not self.disk:
+            return lines
         lines.append(f"{'disk':<30}{format_size(sum(self.disk.values())):>12}  without data and caches")
         return [*lines, *(f"{f'  {name}':<30}{format_size(size):>12}" for name, size in self.disk.items() if size)]
 
@@ -120,7 +124,7 @@ def forecast(
 
 def _read(count: MemoryCount) -> int:
     """Bytes of all networks that have memory, as they are read."""
-    return sum(each.all_numbers for each in count.held) * _READ_BYTES
+    return sum(each.all_numbers for each in count.held) * READ_BYTES
 
 
 def _updates(duration: Duration, batch: int) -> int | None:

@@ -37,7 +37,7 @@ from daguerre.types import IMAGE, OF_IMAGES, OF_TEXTS, Batch, wait, waits
 
 _STAND_IN = "adamw"
 """For an optimizer whose updates cannot be computed without memory."""
-_CAPTION = "an image of something " * 25
+CAPTION = "an image of something " * 25
 """Longer than encoders read, unless they read in windows: then captions are counted as of one window."""
 _MOST = 4096
 """Larger micro-batches are not looked for."""
@@ -97,7 +97,7 @@ class SimulatedStep:
             for module in (parts.net, *frozen_modules(parts.net, parts.networks).values()):
                 use_cuda_types(module)
         with self._mode, self._live:
-            _fill(parts)
+            without_memory(parts)
             self._given = _from_cache(config, parts, self._given)
             self._state = _begun(config, parts)
             self._parts = in_training(parts, self._state)
@@ -253,7 +253,7 @@ def _sample(config: Config, parts: Components) -> Batch:
     """One sample of the largest bucket, with as many reference images as one may have; only shapes matter."""
     bucket = largest_bucket(config)
     pixels = torch.empty((1, 3, bucket.height_px, bucket.width_px), dtype=torch.uint8)
-    texts = ["" if getattr(config.model, "long_prompts", False) else _CAPTION]
+    texts = ["" if getattr(config.model, "long_prompts", False) else CAPTION]
     keys, sizes = np.zeros((1, 3), np.int64), np.array([[0, 0, 0, 0, bucket.height_px, bucket.width_px]], np.int32)
     largest = largest_reference(parts.images, config.data, bucket)
     images = {IMAGE: pixels} | absent(parts.images, 1, bucket, largest)
@@ -275,8 +275,8 @@ def _from_cache(config: Config, parts: Components, given: Batch) -> Batch:
     return replace(given, images=images, features=features)
 
 
-def _fill(parts: Components) -> None:
-    """Replaces parameters and buffers by fake tensors on the CPU."""
+def without_memory(parts: Components) -> None:
+    """Replaces parameters and buffers by fake tensors on the CPU, within a mode that makes such."""
     networks = [*parts.family.components.values(), parts.net]
     modules = {id(module): module for network in networks for module in network.modules()}
     made: dict[int, tuple[Tensor, Tensor]] = {}

@@ -78,8 +78,9 @@ class ImageCodec(Protocol):
     def latents(self, moments: Moments, random_inputs: Mapping[str, Tensor]) -> Tensor:
         """Clean samples [B, C, h, w] float32, as the objective noises them, of what `encode` gave."""
 
-    def decode(self, latents: Latents) -> np.ndarray:
-        """Images [B, H, W, 3] uint8 of clean samples. Image i depends on its own row, prompt and seed alone."""
+    def decode(self, latents: Latents) -> Tensor:
+        """Images [B, H, W, 3] uint8 of clean samples, on their device. Image i depends on its own row, prompt and seed
+        alone."""
 
 
 class Enlarging(ImageCodec, Protocol):
@@ -457,7 +458,7 @@ class Family:
         """Images [B, H, W, 3] uint8 of clean samples."""
         # In float32, whatever the caller's autocast: SDXL's autoencoder overflows in float16.
         with torch.autocast(latents.x0_BCHW.device.type, enabled=False):
-            return self.generated.decode(latents)
+            return self.generated.decode(latents).cpu().numpy()
 
     def export(self, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
         """Writes what the networks' usual library opens, with the current weights, in place of `folder`; returns

@@ -31,7 +31,7 @@ class PixelCodec:
     def latents(self, moments: Moments, random_inputs: Mapping[str, Tensor]) -> Tensor:
         return moments["mean"]
 
-    def decode(self, latents: Latents) -> np.ndarray:
+    def decode(self, latents: Latents) -> Tensor:
         return levels(latents.x0_BCHW)
 
 
@@ -47,8 +47,8 @@ def channels(numbers: Sequence[float], like: Tensor) -> Tensor:
     return torch.stack([like.new_full((1, 1), number) for number in numbers])
 
 
-def levels(pixels_BCHW: Tensor) -> np.ndarray:
+def levels(pixels_BCHW: Tensor) -> Tensor:
     """Images [B, H, W, 3] uint8 of pixels in [-1, 1], rounded as diffusers' VaeImageProcessor does."""
     levels_BCHW = ((pixels_BCHW / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
     # Contiguous: encoders of image files take rows that follow one another.
-    return levels_BCHW.permute(0, 2, 3, 1).contiguous().cpu().numpy()
+    return levels_BCHW.permute(0, 2, 3, 1).contiguous()

@@ -31,6 +31,7 @@ MAY_CHANGE = (
     "sampling.",
     "training.device",
     "training.mixed_precision",
+    "training.weights_dtype",
     "training.frozen_precision",
     "training.base_precision",
     "training.swap_blocks",
@@ -132,8 +133,9 @@ class Arguments:
     notices: tuple[str, ...]
 
 
-def read(arguments: Sequence[str]) -> Arguments:
-    """Reads the command line. UserError or ConfigError if it cannot be used."""
+def read(arguments: Sequence[str], planned: bool = False) -> Arguments:
+    """Reads the command line; where it is only `planned`, the run of a recipe need not be there. UserError or
+    ConfigError if it cannot be used."""
     notices: list[str] = []
     given = _of_examples(overrides.split(arguments, short={"-o": "--out"}), notices)
     options, rest = config_options.own_options(given.overrides, Options)
@@ -144,7 +146,7 @@ def read(arguments: Sequence[str]) -> Arguments:
         of_place = [(path, value) for path, value in of_place if path in PLACE]
         place += [f"{path}={value}" for path, value in of_place]
         pairs += [] if of_place else [(key, text)]
-    model = load.find(given.recipe, place, options.base, rest)
+    model = load.find(given.recipe, place, options.base, rest, planned)
     plain = model.trained or model.config(()).config
     changes = changes_of(model, plain, pairs, notices)
     set_now = {change.partition("=")[0] for change in changes}
@@ -225,9 +227,10 @@ def changes_of(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], no
 
 def _allowed(model: Model, plain: Config) -> tuple[str, ...]:
     """Beginnings of the settings that the command may change."""
-    if model.trained is None:
-        used = plain.adapters if plain.training.duration.number == 0 else {}
+    if model.run is None:
+        used = plain.adapters if plain.training.duration.number == 0 or model.trained else {}
         return *MAY_CHANGE, *_OF_BASE, *(f"adapters.{name}." for name in used)
+    assert model.trained is not None
     return *MAY_CHANGE, *_PLACES, *(f"model.{name}" for name in model.trained.model.decoding)
 
 
@@ -235,6 +238,8 @@ def check_changes(model: Model, plain: Config, config: Config) -> None:
     """UserError for settings that are fixed by the run, or have no effect on images."""
     allowed = _allowed(model, plain)
     idle = f"model.{ASSISTANT}"  # it acts where a loss is computed
+    if config.training.weights_dtype != plain.training.weights_dtype:
+        allowed = *allowed, "training.stochastic_rounding"  # has an effect with 16 bits alone, so that it comes or goes
     changes = configs.diff(plain, config)
     paths = [each.path for each in changes if not each.path.startswith(allowed) or each.path == idle]
     if not paths:

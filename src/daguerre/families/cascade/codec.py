@@ -34,9 +34,9 @@ def compressed(effnet: Any, pixels_BCHW: Tensor) -> Tensor:
     return effnet((pixels_BCHW - mean) / std)
 
 
-def levels(pixels_BCHW: Tensor) -> np.ndarray:
+def levels(pixels_BCHW: Tensor) -> Tensor:
     """Images [B, H, W, 3] uint8 of RGB in [0, 1]."""
-    return (pixels_BCHW.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().cpu().numpy()
+    return (pixels_BCHW.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
 def resized(pixels_BCHW: Tensor, height: int, width: int) -> Tensor:
@@ -117,7 +117,7 @@ class Compressed:
     def latents(self, moments: Moments, random_inputs: Mapping[str, Tensor]) -> Tensor:
         return moments["mean"].contiguous()
 
-    def decode(self, latents: Latents) -> np.ndarray:
+    def decode(self, latents: Latents) -> Tensor:
         height, width = (int(self.effnet.stride) * cells for cells in latents.x0_BCHW.shape[2:])
         return levels(self.decoder(latents, latents.size_px or (height, width)))
 
@@ -159,7 +159,7 @@ class Generated:
     def latents(self, moments: Moments, random_inputs: Mapping[str, Tensor]) -> Tensor:
         return moments["mean"]
 
-    def decode(self, latents: Latents) -> np.ndarray:
+    def decode(self, latents: Latents) -> Tensor:
         sides = (round(cells * self.resolution_multiple / STEP_PX) * STEP_PX for cells in latents.x0_BCHW.shape[2:])
         height, width = latents.size_px or sides
         return levels(self.trained_on.decoder(latents, (height, width)))
@@ -191,7 +191,7 @@ class StageA:
     def latents(self, moments: Moments, random_inputs: Mapping[str, Tensor]) -> Tensor:
         return (moments["mean"] / self.net.config.scale_factor).contiguous()
 
-    def decode(self, latents: Latents) -> np.ndarray:
+    def decode(self, latents: Latents) -> Tensor:
         return levels(pixels(self.net, latents.x0_BCHW))
 
 

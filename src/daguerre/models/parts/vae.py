@@ -89,7 +89,7 @@ class VAE:
         # As rows of a cache lie: kernels are chosen by strides, and round differently.
         return (self._scaling * z_BCHW).contiguous()
 
-    def decode(self, latents: Latents) -> np.ndarray:
+    def decode(self, latents: Latents) -> Tensor:
         z_BCHW = latents.x0_BCHW.float() / self._scaling
         if self.has_statistics:
             z_BCHW = z_BCHW * self.net.channel_std + self.net.channel_mean

@@ -70,17 +70,21 @@ class Rates:
     """Bytes of memory read or written a second."""
     launch_seconds: float
     """Of the host, for each operator."""
+    link: float
+    """Bytes a second between the memory of the host and that of the device."""
 
     def __str__(self) -> str:
         return (
             f"{self.device}, products at {self.flops / 1e12:,.3g} TFLOP/s, memory at {self.bytes / 1e9:,.0f} GB/s, "
-            f"{self.launch_seconds * 1e6:.0f} us a launch"
+            f"{self.link / 1e9:,.0f} GB/s from the host, {self.launch_seconds * 1e6:.0f} us a launch"
         )
 
 
 _PRODUCTS, _MEMORY = 0.6, 0.8
 """Shares of a datasheet that a training step reaches: assumed; on an H100 products and copies have reached these."""
 _GPU_LAUNCH_SECONDS, _CPU_LAUNCH_SECONDS = 12e-6, 5e-6
+_LINK = 25e9
+"""Bytes a second from pinned memory over PCIe 4.0 with 16 lanes: assumed of every card."""
 _USUAL = (
     *((9, "RTX 4060"), (13, "RTX 4070"), (17, "RTX 4080"), (26, "RTX 4090"), (34, "RTX 5090"), (50, "L40S")),
     *((90, "H100"), (150, "H200")),
@@ -158,7 +162,7 @@ def of_card(name: str, dtype: torch.dtype) -> Rates:
     """The rates that are assumed of a card in `DATASHEETS`."""
     sheet = DATASHEETS[name]
     products = sheet.tflops * 1e12 * _PRODUCTS * (_FLOAT32 if dtype == torch.float32 else 1)
-    return Rates(f"a card such as {name}", products, sheet.gb_per_second * 1e9 * _MEMORY, _GPU_LAUNCH_SECONDS)
+    return Rates(f"a card such as {name}", products, sheet.gb_per_second * 1e9 * _MEMORY, _GPU_LAUNCH_SECONDS, _LINK)
 
 
 def assumed(card: int | None, gpu: bool, dtype: torch.dtype) -> Rates:
@@ -178,4 +182,5 @@ def _of_this_cpu(dtype: torch.dtype) -> Rates:
     product = min(_seconds(lambda: torch.mm(left, right), device, 1) for _ in range(_TRIES))
     copy = min(_seconds(lambda: target.copy_(source), device, 1) for _ in range(_TRIES))
     threads = f"this CPU with {torch.get_num_threads()} threads, measured for a moment"
-    return Rates(threads, 2 * 512**3 / product * _PRODUCTS, 2 * len(source) / copy * _MEMORY, _CPU_LAUNCH_SECONDS)
+    memory = 2 * len(source) / copy * _MEMORY
+    return Rates(threads, 2 * 512**3 / product * _PRODUCTS, memory, _CPU_LAUNCH_SECONDS, memory / 2)

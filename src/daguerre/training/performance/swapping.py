@@ -102,6 +102,8 @@ class Swap:
         """Their tensors that are marked (`types.wait`) are put into memory of the host of their own, pinned for a GPU;
         `network` is called for each pass."""
         self.host, self.device = Pool(), Pool()
+        self.sent_bytes = 0
+        """Bytes of all that has been copied to the device."""
         self._where = device
         self._blocks = [_Block(module) for module in blocks]
         self._here: dict[int, _Copies] = {}
@@ -191,6 +193,7 @@ class Swap:
         offsets, size = _layout(tensors)
         memory = torch.empty(size, dtype=torch.uint8, device=self._where)
         self.device.note(memory)
+        self.sent_bytes += size
         made = [_view(memory, offset, tensor) for offset, tensor in zip(offsets, tensors, strict=True)]
         arrived = None
         if self._stream is None:
