@@ -88,6 +88,25 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(path.read_text(encoding="utf-8")), f"{page}: {target}"
 
 
+def test_pages_that_messages_name_are_there_with_their_entry():
+    named = {
+        place
+        for path in (ROOT / "src").rglob("*.py")
+        for place in re.findall(r"docs/([a-z-]+\.md)(?:#([\w-]+))?", path.read_text(encoding="utf-8"))
+    }
+    assert not [place for place in named if place[0] not in TEXTS]
+    assert not [(page, entry) for page, entry in named if entry and entry not in anchors(TEXTS[page])]
+    entries = {entry for page, entry in named if page == "trouble.md"}
+    assert entries >= {
+        "nan",
+        "grey-images",
+        "out-of-memory",
+        "the-trigger-word",
+        "cut-captions",
+        "no-effect-in-comfyui",
+    }
+
+
 def test_the_site_has_every_page():
     listed = re.findall(r"^([a-z-]+)$", TEXTS["index.md"], re.MULTILINE)
     assert sorted(f"{name}.md" for name in listed) == sorted(TEXTS.keys() - {"README.md", "index.md"})

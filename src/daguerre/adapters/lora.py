@@ -225,7 +225,8 @@ class LoRA(Trainable):
         missing, count = in_none(phrases, captions)
         return [
             f"the trigger_phrase {phrase!r} is in none of the first {count} captions, so it calls up nothing "
-            "of what is learnt: write it into them, or set data.captions.prefix or data.captions.text"
+            "of what is learnt: write it into them, or set data.captions.prefix or data.captions.text "
+            "(docs/trouble.md#the-trigger-word)"
             for phrase in missing
         ]
 

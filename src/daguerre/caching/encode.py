@@ -92,7 +92,9 @@ def _rows(
     """Rows of tensors [B, ...], each of a sample of these names; those in `narrow` are kept in `dtype`."""
     kept = {}
     for name, tensor in tensors.items():
-        _check_finite(tensor, names, f"gives {name} that is not finite: the encoder's weights are damaged")
+        _check_finite(
+            tensor, names, f"gives {name} that is not finite: the encoder's weights are damaged (docs/trouble.md#nan)"
+        )
         if tensor.is_floating_point() and name in narrow and tensor.dtype != dtype:
             tensor = tensor.to(dtype)
             what = f"gives {name} with values above float16's limit: set cache.dtype=float32, or bfloat16 for captions"

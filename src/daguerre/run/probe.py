@@ -205,7 +205,7 @@ def _judged(config: Config, found: Fits | None) -> str:
         f"the weights predict {best.kind}, and this recipe trains {own.kind}: by {found.images} images, the error of a "
         f"denoised image is {best.error:.3g} as {best.kind} and {own.error:.3g} as {own.kind}, where 1 is that of a "
         f"denoiser which only scales; the loss is {best.loss:.3g} as {best.kind}, and would begin at {own.loss:.3g}. "
-        f"Set {best.settings.replace('objective', place)} (docs/sdxl-descendants.md), or model.probe=false to teach "
+        f"Set {best.settings.replace('objective', place)} (docs/trouble.md#grey-images), or model.probe=false to teach "
         "them another objective",
         code="conflict",
         setting=f"{place}.name",

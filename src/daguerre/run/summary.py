@@ -127,7 +127,7 @@ def describe_data(
     if found:
         lines.append(f"found in the data:\n{skipped.table(found)}")
     if held_out.size == 0 and validates:
-        lines.append("nothing is held out, so there is no validation loss")
+        lines.append("nothing is held out, so there is no validation loss (docs/trouble.md#the-loss-does-not-fall)")
     if dataset.measured is None and generates:
         lines.append("generated images of this data set cannot be scored, so the run ends without a table of results")
     return lines
@@ -147,7 +147,7 @@ def describe_cut_captions(family: Family, dataset: Dataset) -> list[str]:
     way = "Shorten them" + (", or read them in several windows (model.long_prompts=true)" if in_windows else "")
     return [
         f"{len(cut):,} of the first {len(captions):,} captions are not read to their end, such as one that is "
-        f"{cut[first]}: {captions[first][:_LETTERS]!r} ... {way}"
+        f"{cut[first]}: {captions[first][:_LETTERS]!r} ... {way} (docs/trouble.md#cut-captions)"
     ]
 
 

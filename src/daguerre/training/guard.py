@@ -59,7 +59,7 @@ class Guard:
                 f"a gradient of update {step} was NaN or infinite when a part of the weights had moved already "
                 "(optimizer.in_backward=at_once), so the run was stopped, and nothing of that was saved. Go on from "
                 "the last checkpoint with optimizer.in_backward=after_norm, which looks at all gradients first and "
-                "leaves such updates out"
+                "leaves such updates out (docs/trouble.md#nan)"
             )
         flags = torch.stack([finite for _, finite, *_ in self._unread]).tolist() if self._unread else []
         for finite, (step, _, names, seen) in zip(flags, self._unread, strict=True):
@@ -90,7 +90,8 @@ class Guard:
         raise NonFiniteError(
             f"the loss or a gradient was NaN or infinite in {limit} updates in a row, so the run was stopped; its "
             "weights are those before these updates. Samples of these updates:\n" + "\n".join(lines) + "\n"
-            "Try a lower optimizer.learning_rate or training.mixed_precision=no, and look at these samples."
+            "Try a lower optimizer.learning_rate or training.mixed_precision=no, and look at these samples "
+            "(docs/trouble.md#nan)."
         )
 
 

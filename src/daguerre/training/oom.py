@@ -45,7 +45,9 @@ def explained(what: str, advice: Callable[[], str]) -> Iterator[None]:
         # The first line has the sizes, the others torch's own advice.
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         text = text if len(text) < 300 else text[:300] + " ..."
-        raise OutOfMemory(f"out of memory while {what}: {text}\n{advice()}") from None
+        raise OutOfMemory(
+            f"out of memory while {what}: {text}\n{advice()}\ndocs/trouble.md#out-of-memory has them in order."
+        ) from None
 
 
 def free() -> None:

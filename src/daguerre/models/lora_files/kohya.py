@@ -46,7 +46,8 @@ def notices(networks: Mapping[str, nn.Module], additions: Mapping[str, list[Addi
             found.append(
                 "this file is for ComfyUI and kohya's scripts. Give diffusers the one with diffusers' names: with "
                 f"kohya's it would find no {'layer' if len(lost) == len(layers) else which} of "
-                f"{type(network).__name__}, and go on without, with a warning alone"
+                f"{type(network).__name__}, and go on without, with a warning alone "
+                "(docs/trouble.md#no-effect-in-comfyui)"
             )
     return found
 
