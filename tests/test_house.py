@@ -37,6 +37,7 @@ LEAVES = {
     "faults",
     "formatting",
     "keys",
+    "outside",
     "plugins",
     "ranks",
     "regular",

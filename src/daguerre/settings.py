@@ -194,6 +194,16 @@ class Duration(str):
 
 
 @dataclass(frozen=True)
+class Named:
+    """Annotation of a setting that is the name of a plug-in without settings of its own."""
+
+    kind: str
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(schema) | {"enum": list(plugins.names(self.kind))}
+
+
+@dataclass(frozen=True)
 class Plugin:
     """Annotation of a section that one of a folder's plug-ins validates; `key` is the field that names it."""
 

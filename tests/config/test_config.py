@@ -486,7 +486,7 @@ TEXTS = {
     "adamw_for", "learning_rates", "learning_rate_factors", "weight_decays", "weight_decay_exclude",
     "max_device_memory", "variants",
     "shard", "card", "control_column", "rejected_column", "preference_column", "reference_column",
-    "trackers", "project", "entity", "set", "metrics", "ignore_tensors",
+    "trackers", "project", "entity", "plugins", "set", "metrics", "ignore_tensors",
     "networks", "tag_group", "separator", "undesired", "swap_blocks",
 }  # fmt: skip
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -81,10 +80,9 @@ def attach(settings: Settings, model: Any, seed: int) -> Hinted:
 
 @contextmanager
 def known() -> Iterator[None]:
-    """Within the context the adapter is one of the package's."""
-    find, names = plugins.find, plugins.names
-    module = SimpleNamespace(Settings=Settings, attach=attach)
+    """Within the context the adapter is one of an installed package's."""
+    here = Path(__file__)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plugins, "names", lambda kind: (*names(kind), *(["hinted"] if kind == "adapters" else [])))
-        patch.setattr(plugins, "find", lambda kind, n: module if (kind, n) == ("adapters", "hinted") else find(kind, n))
+        there = {"hinted": plugins.Outside(__name__, here, here, "hints", "1.0")}
+        patch.setattr(plugins, "outside", lambda kind: there if kind == "adapters" else {})
         yield

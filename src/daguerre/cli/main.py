@@ -26,6 +26,7 @@ from daguerre.formatting import Verbatim, columns, fitted
 from daguerre.regular import is_odd
 
 FOLDER = Path(__file__).parent
+_PLUGINS = "DAGUERRE_PLUGINS"  # plugins.VARIABLE, without its imports
 _PAGE_COLUMNS = 121
 """Columns of a terminal that asks for no other lines than those of a file."""
 USUAL_ORDER = ("train", "generate", "report", "serve", "recipes", "init", "data", "doctor")
@@ -132,7 +133,7 @@ def _fitting(stream: TextIO) -> TextIO:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    arguments = [credentials.word(word) for word in arguments]
+    arguments = _with_plugins([credentials.word(word) for word in arguments])
     first, *rest = arguments or ["--help"]
     if first in ("-h", "--help", "help"):
         return _print(_verb([*rest, "--help"])[0].help if rest else _overview())
@@ -141,6 +142,28 @@ def _dispatch(arguments: list[str]) -> int:
     verb, rest = _verb(arguments)
     _refuse_pipes(rest)
     return _print(verb.help) if verb.is_group or _asks_for_help(rest) else verb.run(rest)
+
+
+def _with_plugins(words: list[str]) -> list[str]:
+    """The words after `--plugins DIR`, which stand before the verb alone: no list of settings that others wrote, such
+    as an entry of the queue, can name code. The folders are for this process and for all that it starts."""
+    given: list[str] = []
+    while words and words[0].partition("=")[0] == "--plugins":
+        first, *words = words
+        folder = first.partition("=")[2] if "=" in first else "".join(words[:1])
+        words = words if "=" in first else words[1:]
+        if not folder:
+            raise UserError("--plugins DIR names a folder of plug-ins (docs/plugins.md)", code="missing")
+        given.append(str(Path(folder).expanduser().absolute()))
+    if any(word.partition("=")[0] == "--plugins" for word in words):
+        raise UserError("--plugins stands before the verb: daguerre --plugins DIR VERB ...", code="unknown")
+    earlier = [folder for folder in os.environ.get(_PLUGINS, "").split(os.pathsep) if folder]
+    if given or earlier:
+        from daguerre import plugins  # most commands have none
+
+        os.environ[_PLUGINS] = os.pathsep.join(dict.fromkeys([*given, *earlier]))
+        plugins.check_folders()
+    return words
 
 
 def _refuse_pipes(words: list[str]) -> None:

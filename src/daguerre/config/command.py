@@ -105,6 +105,6 @@ def _of_no_plugin(root: type[Settings], tree: Tree, path: str) -> bool:
     """True if a path lies in a section that names a plug-in which does not exist."""
     for section, plugin in fields.plugin_sections(root, tree).items():
         name = trees.get(tree, f"{section}.{plugin.key}")
-        if path.startswith(f"{section}.") and name is not trees.ABSENT and name not in plugins.names(plugin.kind):
+        if path.startswith(f"{section}.") and name is not trees.ABSENT and not plugins.exists(plugin.kind, name):
             return True
     return False

@@ -27,6 +27,7 @@ from daguerre.config import (
     fields,
     merge,
     outline,
+    outside,
     overrides,
     recipe,
     short_forms,
@@ -119,6 +120,9 @@ class Config(Settings):
     """How the devices of a run share the work."""
     distributed: DistributedSettings = DistributedSettings()
     """How the processes of a run meet and watch one another."""
+    plugins: outside.Record = Field({})
+    """Written by a run: package, version and digest of each plug-in from outside of the package. It names no code that
+    is loaded; a run is not continued with another digest."""
 
     @field_validator("run_name")
     @classmethod
@@ -153,6 +157,8 @@ class Loaded:
     """Paths of the settings that the command line gives."""
     chosen: frozenset[str] = frozenset()
     """Of those that the command line or a file of the user's own gives: all but what shipped recipes say."""
+    recorded: outside.Record | None = None
+    """`plugins` as the recipe has them; those of `config` are the ones that are used here."""
 
 
 def load(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> Loaded:
@@ -168,9 +174,12 @@ def load(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> Loa
     notices = [f"{name} is not a file here: the shipped recipe {stand_in} is used in its place"] if stand_in else []
     found = _gathered(Config, name, given, whole, notices)
     notices += dreambooth.notices(found.tree, found.chosen)
-    config = checked(Config, merge.finished(found.tree), found.absent, found.problems, found.source)
+    problems = [*found.problems, *outside.problems(found.tree, found.typed)]
+    config = checked(Config, merge.finished(found.tree), found.absent, problems, found.source)
+    here = outside.used(config)
+    notices += outside.differences(config.plugins, here)
     said = tuple(scrub(short_forms.short(notice, found.merged)) for notice in notices)
-    return Loaded(config, said, found.typed, found.chosen)
+    return Loaded(config.model_copy(update={"plugins": here}), said, found.typed, found.chosen, config.plugins)
 
 
 def check_names(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> None:

@@ -91,7 +91,7 @@ def _asked_by(tree: Tree, given: Sequence[str]) -> str | None:
 def _denoises_from_scratch(tree: Tree) -> bool:
     """True if the recipe's denoiser starts from random weights."""
     family = trees.get(tree, "model.family")
-    if family not in plugins.names("families"):
+    if not plugins.exists("families", family):
         return False
     names = plugins.find("families", family).Settings.networks("denoiser")
     return any(isinstance(trees.get(tree, f"model.{name}"), dict | None) for name in names)

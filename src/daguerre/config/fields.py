@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from daguerre import plugins
 from daguerre.data.filters.filter import Filters
-from daguerre.settings import Duration, Plugin, Settings
+from daguerre.settings import Duration, Named, Plugin, Settings
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,11 @@ def plugin_of(field: FieldInfo) -> Plugin | None:
     return None
 
 
+def named_kind(field: FieldInfo) -> str | None:
+    """The kind of plug-ins of which a setting is a bare name."""
+    return next((mark.kind for mark in field.metadata if isinstance(mark, Named)), None)
+
+
 def plugin_inside(field: FieldInfo) -> Plugin | None:
     """The mark of a mapping's values, if they are sections of plug-ins."""
     mappings = [a for a in alternatives(field.annotation) if get_origin(a) is dict]
@@ -105,7 +110,7 @@ def inside(field: FieldInfo, given: Any) -> dict[str, type[Settings]]:
 
 def _chosen(plugin: Plugin, values: Mapping[str, Any]) -> type[Settings]:
     name = values.get(plugin.key, plugin.default)
-    return plugin.settings_class(name) if name in plugins.names(plugin.kind) else plugin.base
+    return plugin.settings_class(name) if plugins.exists(plugin.kind, name) else plugin.base
 
 
 class _Shape(NamedTuple):
@@ -228,9 +233,8 @@ def allowed(leaf: Leaf) -> str:
     """The values that a setting accepts, in words."""
     if plugin := leaf.plugin or plugin_of(leaf.field):
         return ", ".join(plugins.names(plugin.kind)) + (" or null" if leaf.plugin is None else "")
-    extra = leaf.field.json_schema_extra
-    if isinstance(extra, dict) and isinstance(extra.get("enum"), list):
-        return ", ".join(map(str, extra["enum"]))  # type: ignore[arg-type]
+    if named := named_kind(leaf.field):
+        return ", ".join(plugins.names(named))
     words = " or ".join(_in_words(a) for a in alternatives(leaf.field.annotation))
     limits = _limits(leaf.field.metadata)
     bounds = [getattr(m, name) for m in leaf.field.metadata for cls, name, _ in _BOUNDS if isinstance(m, cls)]

@@ -128,7 +128,7 @@ def _without_old_plugins(root: type[Settings], base: Tree, over: Tree, notices: 
         if not (isinstance(old, dict) and isinstance(new, dict)):
             continue
         before, after = old.get(plugin.key, plugin.default), new.get(plugin.key)
-        if before == after or not all(name in plugins.names(plugin.kind) for name in (before, after)):
+        if before == after or not all(plugins.exists(plugin.kind, name) for name in (before, after)):
             continue
         kept = _shared(plugin, old, str(before), str(after))
         dropped = [name for name in old if name not in kept and name != plugin.key]

@@ -7,6 +7,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -109,12 +110,17 @@ def own_options(given: Sequence[str], options_class: type[Options]) -> tuple[Opt
 
 def _refuse_misspelt(given: Sequence[str], options_class: type[Settings]) -> None:
     """UserError for a key that is nearly an option, and that is no setting of any source either."""
-    settings = {path.rpartition(".")[2] for name in plugins.names("sources") for path in _leaves(name)}
     for override in given:
         key = overrides.pair(override)[0]
         near = difflib.get_close_matches(key, options_class.model_fields, n=1, cutoff=0.75)
-        if near and "." not in key and key not in settings:
+        if near and "." not in key and key not in _of_sources():
             raise UserError(f"there is no option {key}; did you mean {near[0]}?", code="unknown")
+
+
+@cache
+def _of_sources() -> frozenset[str]:
+    """The names of all settings of all sources."""
+    return frozenset(path.rpartition(".")[2] for name in plugins.names("sources") for path in _leaves(name))
 
 
 def _leaves(source: str) -> Mapping[str, fields.Leaf]:

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from importlib.util import resolve_name
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, create_model
@@ -19,7 +19,6 @@ from daguerre import plugins
 from daguerre.config import fields
 from daguerre.settings import Plugin, Settings
 
-_PACKAGE = Path(plugins.__file__).parent
 _BASE = (Settings.__module__, Settings.__name__)
 _Class = tuple[str, str]
 """A class by its module and its name."""
@@ -27,12 +26,12 @@ _Class = tuple[str, str]
 
 @dataclass(frozen=True)
 class _Outlined(Plugin):
-    """The mark of a section whose plug-ins are not imported, but for those whose file lies elsewhere."""
+    """The mark of a section whose plug-ins are not imported, but for those from outside that are not read whole."""
 
     def settings_class(self, name: Any) -> type[Settings]:
         plugins.check(self.kind, name)
         cls = self._class(name)
-        return _outline(cls) if _file(cls[0]).exists() else self._settings(name)
+        return _outline(cls) if _is_read_whole(cls) else self._settings(name)
 
     def able(self) -> list[str]:
         base = self.base.__module__, self.base.__name__
@@ -41,12 +40,13 @@ class _Outlined(Plugin):
     def _starts(self, name: str) -> list[_Class]:
         """The classes that the settings of a plug-in start from."""
         cls = self._class(name)
-        if _file(cls[0]).exists():
+        if _is_read_whole(cls):
             return [*_ancestors(cls)]
         return [(each.__module__, each.__name__) for each in self._settings(name).__mro__]
 
     def _class(self, name: str) -> _Class:
-        return f"daguerre.{plugins.FOLDERS[self.kind].replace('/', '.')}.{name}", "Settings"
+        cls = plugins.module(self.kind, name), "Settings"
+        return _origin(*cls) or cls
 
 
 @cache
@@ -73,7 +73,7 @@ def _outline(cls: _Class) -> type[Settings]:
 
 def _fields(cls: _Class) -> dict[str, Any]:
     """The fields of a class and of those that it starts from, theirs first."""
-    module, node = cls[0], _names(cls[0]).classes[cls[1]]
+    module, node = cls[0], _node(cls)
     found: dict[str, Any] = {}
     for base in reversed(node.bases):
         if isinstance(base, ast.Name) and (origin := _origin(module, base.id)) not in (None, _BASE):
@@ -126,8 +126,22 @@ def _section(module: str, word: str) -> type[Settings] | None:
     return _outline(cls) if cls and _BASE in _ancestors(cls) else None
 
 
+@cache
+def _is_read_whole(cls: _Class) -> bool:
+    """False for a class with a base that is not found in files of ours or of the plug-in's own folder or package."""
+    if _origin(*cls) != cls:
+        return False
+    origins = [_origin(cls[0], base.id) if isinstance(base, ast.Name) else None for base in _node(cls).bases]
+    return all(origin is not None and (origin == _BASE or _is_read_whole(origin)) for origin in origins)
+
+
+def _node(cls: _Class) -> ast.ClassDef:
+    """The lines of a class."""
+    return _names(cls[0]).classes[cls[1]]
+
+
 def _ancestors(cls: _Class) -> Iterator[_Class]:
-    for base in _names(cls[0]).classes[cls[1]].bases:
+    for base in _node(cls).bases:
         if isinstance(base, ast.Name) and (origin := _origin(cls[0], base.id)):
             yield origin
             yield from _ancestors(origin)
@@ -155,25 +169,24 @@ class _Names(NamedTuple):
     classes: dict[str, ast.ClassDef]
     values: dict[str, ast.expr]
     imported: dict[str, str]
-    """The modules of ours from which it has them."""
+    """The modules, of ours or of the same folder or package, from which it has them."""
 
 
 @cache
 def _names(module: str) -> _Names:
     """A module's names, read from its file."""
-    tree = ast.parse(_file(module).read_text(encoding="utf-8"))
+    if (file := plugins.file_of(module)) is None:  # of an extension in another language
+        return _Names({}, {}, {})
+    tree, package = ast.parse(file.read_text(encoding="utf-8")), module.rpartition(".")[0]
+    package = module if file.name == "__init__.py" else package
     found = _Names({}, {}, {})
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             found.classes[node.name] = node
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             found.values[node.targets[0].id] = node.value
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("daguerre."):
-            found.imported.update({alias.name: str(node.module) for alias in node.names if alias.asname is None})
+        elif isinstance(node, ast.ImportFrom):
+            source = resolve_name("." * node.level + (node.module or ""), package)
+            if source.startswith(("daguerre.", f"{module.partition('.')[0]}.")):
+                found.imported.update({alias.name: source for alias in node.names if alias.asname is None})
     return found
-
-
-def _file(module: str) -> Path:
-    """The file of a module of ours."""
-    path = _PACKAGE.joinpath(*module.split(".")[1:])
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

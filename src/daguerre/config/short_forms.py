@@ -113,7 +113,7 @@ def _of_adapters(given: Sequence[Pair], tree: Tree, problems: list[Problem]) -> 
 
     for label, _, kind in (pair for pair in given if pair[1] == "adapter.name"):
         same = of_kind(kind)
-        target = same[0] if len(same) == 1 else kind if kind in plugins.names("adapters") else "adapter"
+        target = same[0] if len(same) == 1 else kind if plugins.exists("adapters", kind) else "adapter"
         choose(label, target, kind, [name for name in there if name != target])
     words = [pair for pair in given if pair[1] in {f"adapter.{name}" for name in _OF_TOKENS}]
     if words and not of_kind(TOKENS):
@@ -139,7 +139,7 @@ def _trained(
     """The list `train` of the adapter `full` for `train_unet` and the like."""
     if not switches:
         return []  # before the family is imported
-    known = family in plugins.names("families")
+    known = plugins.exists("families", family)
     able = plugins.find("families", family).Settings.trainable() if known else ()
     full = next((name for name, own in there.items() if own["name"] == FULL), None)
     given = there.get(full or "", {}).get("train")
@@ -257,7 +257,7 @@ def named(over: Tree, base: Tree) -> Tree:
         for name, own in given.items() if isinstance(given, dict) else ():
             whole = f"{mapping}.{name}"
             is_new = isinstance(own, dict) and key not in own and trees.get(base, f"{whole}.{key}") is trees.ABSENT
-            if is_new and name in plugins.names(mapping.rpartition(".")[2]):
+            if is_new and plugins.exists(mapping.rpartition(".")[2], name):
                 over = trees.merge(over, trees.nested(f"{whole}.{key}", name))
     return over
 

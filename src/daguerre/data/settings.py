@@ -315,7 +315,7 @@ class DataSettings(SharedSettings):
                 raise ValueError(f"{name}: {', '.join(shared)} is the same for all sources: set it in data itself")
         kinds = {str(own.get("source")) for own in written.values()}
         if "resolution" not in given and len(kinds) == 1:
-            known = kinds <= {*plugins.names("sources")}
+            known = all(plugins.exists("sources", kind) for kind in kinds)
             settings = plugins.find("sources", kinds.pop()).Settings if known else cls
             return given | {"resolution": settings.model_fields["resolution"].default}
         asked = {"resolution": given.get("resolution", cls.model_fields["resolution"].default)}

@@ -52,7 +52,7 @@ def converted(trainer: str, tree: Tree, source: str) -> Reading:
 def _without_decay(reading: Reading) -> None:
     """Takes away what is spared by a weight decay of 0, which is refused as a setting without effect."""
     name = str(reading.values.get("optimizer.name", "adamw"))
-    fields = plugins.find("optimizers", name).Settings.model_fields if name in plugins.names("optimizers") else {}
+    fields = plugins.find("optimizers", name).Settings.model_fields if plugins.exists("optimizers", name) else {}
     usual = fields["weight_decay"].default if "weight_decay" in fields else None
     if str(reading.values.get("optimizer.weight_decay", usual)) in ("0", "0.0"):
         for values in (reading.values, reading.assumed):

@@ -24,6 +24,7 @@ from daguerre.checkpoint.shard_reader import opened
 from daguerre.checkpoint.sharded import ShardedStore
 from daguerre.checkpoint.store import Found, Store
 from daguerre.config import config as configs
+from daguerre.config import outside
 from daguerre.config.config import Change, Config, Loaded
 from daguerre.data.caption_digests import CaptionDigests
 from daguerre.data.loading.loader import Loading
@@ -168,7 +169,8 @@ def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
             code="conflict",
             setting="run_name",
         )
-    old = configs.load(str(folder.path)).config
+    loaded = configs.load(str(folder.path))
+    old = loaded.config.model_copy(update={"plugins": loaded.recorded or {}})
     known = lengths.recorded(old)
     # Compared with the run's own lengths: a data set that grew is no other recipe.
     allowed = check_same_recipe(old, lengths.fixed(config, known, None, 1)[0], folder)
@@ -192,6 +194,7 @@ def check_same_recipe(old: Config, new: Config, folder: RunFolder) -> list[Chang
     changes = [change for change in configs.diff(old, new) if change.resume == "identity"]
     # Left out, these are the recorded ones.
     changes = [change for change in changes if change.new or change.path not in _RECORDED]
+    changes = [change for change in changes if not change.path.startswith("plugins.") or _other_code(change, new)]
     moved = _moved(new, changes)
     # A base in another place needs no permission: its digest decides later.
     named_ones = [change for change in changes if change in moved or _within(change, new.allow_change)]
@@ -223,6 +226,13 @@ def _moved(new: Config, changes: list[Change]) -> list[Change]:
         for change in changes
         if change.path in paths and all(isinstance(each, str | None) for each in (change.old, change.new))
     ]
+
+
+def _other_code(change: Change, config: Config) -> bool:
+    """True if a plug-in by which the run learns has other code; whether it may be another plug-in, its name says."""
+    _, kind, name, what = change.path.split(".")
+    learns = (kind, name) in outside.what_is_learnt(config)
+    return learns and what == "digest" and None not in (change.old, change.new)
 
 
 def _within(change: Change, names: Collection[str]) -> bool:

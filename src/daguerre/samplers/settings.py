@@ -6,7 +6,6 @@ import ast
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -14,7 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from daguerre import plugins
 from daguerre.documents import first_fault
 from daguerre.errors import UserError
-from daguerre.settings import ADDRESS, FREE, Settings, Unused
+from daguerre.settings import ADDRESS, FREE, Named, Settings, Unused
 
 SCHEDULERS = {
     "DDIMScheduler": "ddim",
@@ -36,7 +35,9 @@ def keywords(sampler: str) -> tuple[str, ...]:
 
     Read from the file's syntax tree, so that settings are checked without importing torch.
     """
-    tree = ast.parse((Path(__file__).parent / f"{sampler}.py").read_text(encoding="utf-8"))
+    file = plugins.file_of(plugins.module("samplers", sampler))
+    assert file is not None
+    tree = ast.parse(file.read_text(encoding="utf-8"))
     defs = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "sample")
     return tuple(argument.arg for argument in next(defs).args.kwonlyargs)
 
@@ -56,7 +57,7 @@ def empirical_shift(area_px: float, num_steps: int) -> float:
 class SamplingSettings(Settings):
     """Sampling. Nothing here changes what is learnt."""
 
-    sampler: str = Field("ddim", json_schema_extra=FREE | {"enum": list(plugins.names("samplers"))})
+    sampler: Annotated[str, Named("samplers")] = Field("ddim", json_schema_extra=FREE)
     """Name of the sampler: a file in samplers."""
     num_inference_steps: int = Field(30, ge=1, json_schema_extra=FREE)
     """Steps of the sampler; Heun calls the network twice a step."""

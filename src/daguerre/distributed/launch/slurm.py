@@ -15,6 +15,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from daguerre import plugins
 from daguerre.credentials import is_cut, scrub
 from daguerre.distributed.launch.environment import FIRST_PORT, PORTS
 from daguerre.errors import PREEMPTED, UserError
@@ -252,7 +253,9 @@ def _command(own: SlurmSettings, recipe: str, overrides: Sequence[str], own_work
     srun = ["srun", "--kill-on-bad-exit=0", f"--wait={own.kill_wait}", '--cpus-per-task="$SLURM_CPUS_PER_TASK"']
     srun += [f"--cpu-bind={own.cpu_bind}"] if own.cpu_bind else []
     srun += [f"--accel-bind={own.accel_bind}"] if own.accel_bind else []
-    words = [" ".join(srun), f"{shlex.quote(own.python)} -u -m daguerre {own.verb} {shlex.quote(recipe)}"]
+    given = [f"--plugins={shlex.quote(str(folder))}" for folder in plugins.folders()]
+    program = [shlex.quote(own.python), "-u -m daguerre", *given, own.verb, shlex.quote(recipe)]
+    words = [" ".join(srun), " ".join(program)]
     words += map(shlex.quote, overrides)
     words += ['loader.num_workers="$SLURM_CPUS_PER_TASK"'] if own_workers and own.verb == "train" else []
     return [*words, *own.overrides()]

@@ -318,7 +318,7 @@ def data_set(key: str, text: str) -> Meaning:
     """MaxDiffusion's `dataset_name`: a data set of the hub, or a path; the name of a source here is that source."""
     if not text:
         raise UserError("it is empty: give the name of a data set on the hub, or a path")
-    if text in plugins.names("sources"):
+    if plugins.exists("sources", text):
         return one("data.source", text)
     if Path(text).expanduser().exists():
         return placed(key, text)
@@ -388,7 +388,7 @@ def optimizer(key: str, text: str) -> Meaning:
         return one("optimizer", text)
     # kohya's scripts import others by a module's name, such as pytorch_optimizer.CAME.
     plain = text.rpartition(".")[2].lower().replace("_", "").replace("-", "")
-    if text in plugins.names("optimizers"):
+    if plugins.exists("optimizers", text):
         return one("optimizer.name", text)
     if plain in OPTIMIZERS:
         return one("optimizer.name", OPTIMIZERS[plain])
@@ -481,11 +481,11 @@ def sampler(text: str) -> str:
     """A sampler's name here, for one of A1111, ComfyUI, kohya's trainer or diffusers; another text stays as it is."""
     name = text.strip().lower().replace("++", "pp").replace(" ", "_").removeprefix("k_")
     known = SAMPLERS.get(name, name)
-    return known if known in plugins.names("samplers") else text
+    return known if plugins.exists("samplers", known) else text
 
 
 def named_sampler(key: str, text: str) -> Meaning:
     """A sampler's name in kohya's scripts, or diffusers' class."""
-    if sampler(text) in plugins.names("samplers"):
+    if plugins.exists("samplers", sampler(text)):
         return one("sampling.sampler", sampler(text))
     raise UserError(f"{key}={text} is not available; there are {', '.join(plugins.names('samplers'))}")

@@ -260,7 +260,7 @@ def _training(reading: Reading) -> None:
     _prompts(reading)
     if isinstance(reading.get(f"{ROOT}sample.neg"), str):
         reading.carry(f"{ROOT}sample.neg", "sampling.negative_prompt")
-    if reading.get(f"{ROOT}sample.sampler") in plugins.names("samplers"):
+    if plugins.exists("samplers", reading.get(f"{ROOT}sample.sampler")):
         reading.carry(f"{ROOT}sample.sampler", "sampling.sampler")
 
 

@@ -54,6 +54,11 @@ class BetaSchedulers(Schedulers):
         levels, notices = _visited(objective, sampling)
         chosen = _chosen(levels, sampling)
         chosen = replace(chosen, notices=[*chosen.notices, *notices])
+        if (named := objective.settings.name) not in PREDICTIONS and levels.schedule.settings.name != "edm":
+            chosen = chosen.differing(
+                f"diffusers has no scheduler for the objective {named}: images of the pipeline are wrong; use "
+                "`daguerre generate`"
+            )
         clock, told = objective.noise_conditioning.clock, objective.noise_conditioning.name
         if type(clock) is type(objective.schedule):
             return chosen
@@ -199,7 +204,7 @@ def _solver(sampling: SamplingSettings) -> dict[str, Any]:
 
 def _common(objective: Diffusion, sampling: SamplingSettings) -> dict[str, Any]:
     return {
-        "prediction_type": PREDICTIONS[objective.settings.name],
+        "prediction_type": PREDICTIONS.get(objective.settings.name, "epsilon"),
         "timestep_spacing": "trailing" if sampling.levels else sampling.timestep_spacing,
         "steps_offset": 1,  # Stable Diffusion's, in leading spacing; the pipeline warns of anything else
     }
