@@ -145,7 +145,7 @@ def file_of(module: str) -> Path | None:
 
 
 def folders() -> tuple[Path, ...]:
-    """The folders of plug-ins that the command line or the environment names. UserError for a folder that is not there."""
+    """The folders of plug-ins that the command line or the environment names. UserError for one that is not there."""
     return _checked(os.environ.get(VARIABLE, ""))
 
 

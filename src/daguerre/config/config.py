@@ -120,7 +120,7 @@ class Config(Settings):
     """How the devices of a run share the work."""
     distributed: DistributedSettings = DistributedSettings()
     """How the processes of a run meet and watch one another."""
-    plugins: outside.Record = Field({})
+    plugins: outside.Record = Field({}, json_schema_extra=FREE)
     """Written by a run: package, version and digest of each plug-in from outside of the package. It names no code that
     is loaded; a run is not continued with another digest."""
 

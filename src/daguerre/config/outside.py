@@ -27,9 +27,14 @@ def used(config: Settings) -> Record:
     return found
 
 
-def what_is_learnt(config: Settings) -> frozenset[tuple[str, str]]:
-    """The plug-ins, as (kind, name), by which other weights are learnt: those whose name is an identity setting."""
-    return frozenset((kind, name) for kind, name, resume in _named(config) if resume == "identity")
+def other_code(recorded: Record, config: Settings) -> Iterator[tuple[tuple[str, str], str, str]]:
+    """Kind and name of each plug-in that decides what is learnt and has other code than that of the record, with both
+    digests. Whether it may be another plug-in, its name's own setting says."""
+    here = used(config)
+    for kind, name in dict.fromkeys((kind, name) for kind, name, resume in _named(config) if resume == "identity"):
+        before, now = (each.get(kind, {}).get(name, {}).get("digest") for each in (recorded, here))
+        if before and now and before != now:
+            yield (kind, name), before, now
 
 
 def _named(config: Settings) -> Iterator[tuple[str, str, str]]:

@@ -194,7 +194,10 @@ def check_same_recipe(old: Config, new: Config, folder: RunFolder) -> list[Chang
     changes = [change for change in configs.diff(old, new) if change.resume == "identity"]
     # Left out, these are the recorded ones.
     changes = [change for change in changes if change.new or change.path not in _RECORDED]
-    changes = [change for change in changes if not change.path.startswith("plugins.") or _other_code(change, new)]
+    changes += [
+        Change(f"plugins.{kind}.{name}.digest", before, now, "identity")
+        for (kind, name), before, now in outside.other_code(old.plugins, new)
+    ]
     moved = _moved(new, changes)
     # A base in another place needs no permission: its digest decides later.
     named_ones = [change for change in changes if change in moved or _within(change, new.allow_change)]
@@ -226,13 +229,6 @@ def _moved(new: Config, changes: list[Change]) -> list[Change]:
         for change in changes
         if change.path in paths and all(isinstance(each, str | None) for each in (change.old, change.new))
     ]
-
-
-def _other_code(change: Change, config: Config) -> bool:
-    """True if a plug-in by which the run learns has other code; whether it may be another plug-in, its name says."""
-    _, kind, name, what = change.path.split(".")
-    learns = (kind, name) in outside.what_is_learnt(config)
-    return learns and what == "digest" and None not in (change.old, change.new)
 
 
 def _within(change: Change, names: Collection[str]) -> bool:

@@ -1,0 +1,1 @@
+"""An objective and a condition for Daguerre."""
