@@ -16,7 +16,16 @@ from daguerre import keys, plugins
 from daguerre.adapters.adapter import Attached, attach
 from daguerre.adapters.lora_parts.forward import cast_together
 from daguerre.adapters.settings import AdapterSettings
-from daguerre.assembly import assistant, float8_layers, left_out, loss_networks, offloaded, quantized_base, swapped
+from daguerre.assembly import (
+    assistant,
+    caption_words,
+    float8_layers,
+    left_out,
+    loss_networks,
+    offloaded,
+    quantized_base,
+    swapped,
+)
 from daguerre.assembly.null_caption import NullCaption
 from daguerre.conditions import condition as conditions
 from daguerre.conditions.condition import Images
@@ -255,6 +264,7 @@ def outline(
 def load(config: Config, leave_out: Collection[str] = ()) -> tuple[Family, Attached]:
     """The networks of a recipe, on the CPU, with its adapters. Components to `leave_out` take no memory until something
     needs them (models/encoders.py)."""
+    config = caption_words.fixed(config)
     with encoders.leaving_out(leave_out):
         family: Family = plugins.find("families", config.model.family).load(config.model, config.seed)
         reached = [name for own in config.adapters.values() for name in own.reaches(family.trainable)]

@@ -3,7 +3,9 @@
 It refuses what `train` refuses, as far as weights, other processes and object stores are not needed to know.
 """
 
-from daguerre.assembly import assistant, float8_layers, quantized_base
+from dataclasses import replace
+
+from daguerre.assembly import assistant, caption_words, float8_layers, quantized_base
 from daguerre.assembly.batch_sizes import batch_sizes, check_uncut_batches, held
 from daguerre.assembly.parts import outline
 from daguerre.config.config import Loaded
@@ -20,8 +22,8 @@ from daguerre.training.optimizers import optimizer
 
 def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
     """Prints the description, with all settings if `full`; returns the exit code."""
-    config = loaded.config
-    start = resume.foresee_start(loaded, storage)
+    config = caption_words.fixed(loaded.config)
+    start = resume.foresee_start(replace(loaded, config=config), storage)
     parts = outline(config)
     device.prepare(config.training, parts.device)  # for its UserErrors
     trained = {name: p for name, p in parts.net.named_parameters() if p.requires_grad}

@@ -6,12 +6,12 @@ models/parts/text/encoder.py. Shape letters: B samples, C channels, H and W heig
 
 import copy
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -20,6 +20,7 @@ from torch.nn.functional import normalize
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from daguerre.checkpoint.export import replaced
+from daguerre.errors import UserError
 from daguerre.models.family import Family
 from daguerre.models.network import named
 from daguerre.models.parts.facts import CLIP_TEXT
@@ -35,6 +36,8 @@ from daguerre.types import Cond
 
 _LARGEST_SCALE = math.log(100.0)  # CLIP, section 2.5: larger ones made training unstable
 _POOLED_PX = 4
+_MOST_WORDS = 20_000
+"""Words that `captions` may list: each has a row of the embeddings, and more would be most of the encoder."""
 
 
 class Settings(FamilySettings):
@@ -42,8 +45,9 @@ class Settings(FamilySettings):
 
     family: Literal["clip"] = "clip"
     """Name of the family."""
-    words: list[str] = Field(min_length=1)
-    """Words that become one token each; all other text is spelled in pieces of them, at worst letter by letter."""
+    words: Annotated[list[str], Field(min_length=1)] | Literal["captions"]
+    """Words that become one token each; all other text is spelled in pieces of them, at worst letter by letter.
+    captions: those of the captions that are trained on, listed when a run is first started."""
     max_tokens: int = Field(77, ge=4)
     """Tokens of a text, start and end included: longer ones are truncated."""
     text_encoder: dict[str, Any]
@@ -58,6 +62,20 @@ class Settings(FamilySettings):
         "image_encoder": ComponentSpec("image_encoder"),
         "tokenizer": ComponentSpec("tokenizer"),
     }
+
+    def of_captions(self, texts: Callable[[], Iterable[str]]) -> Self:
+        if self.words != "captions":
+            return self
+        words = tokenizers.words(texts())
+        if not 0 < len(words) <= _MOST_WORDS:
+            raise UserError(
+                f"model.words=captions: the captions of these data have {len(words):,} different words, and 1 to "
+                f"{_MOST_WORDS:,} can be taken: list the most important ones (model.words='[a, red, ...]'), of which "
+                "all others are spelled",
+                code="unsupported",
+                setting="model.words",
+            )
+        return self.model_copy(update={"words": words})
 
 
 class TextImage(nn.Module):
@@ -136,6 +154,7 @@ def _export(
 
 def load(settings: Settings, seed: int) -> Family:
     """Encoders of these numbers with weights from `seed`. UserError if transformers cannot build them."""
+    assert settings.words != "captions", "assembly/of_captions.py has listed them"
     tokenizer = tokenizers.learn(settings.words, settings.max_tokens)
 
     def build() -> nn.Module:

@@ -1,7 +1,7 @@
 """Settings that families share. No torch here."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
@@ -123,6 +123,10 @@ class FamilySettings(Settings):
         """Source of each network by component: `base`, another place, numbers or None. {} for families whose networks
         always start from random weights."""
         return {}
+
+    def of_captions(self, texts: Callable[[], Iterable[str]]) -> Self:
+        """The settings with what they leave to the captions of the data, whose `texts` are read only for that."""
+        return self
 
     def teacher(self, place: str, *more: str) -> Self:
         """The settings of a teacher whose denoiser, and `more` components, come from a place; all else is as here. What

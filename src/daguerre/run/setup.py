@@ -8,7 +8,16 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from daguerre import faults, ranks
-from daguerre.assembly import assistant, base_digests, float8_layers, left_out, offloaded, quantized_base, swapped
+from daguerre.assembly import (
+    assistant,
+    base_digests,
+    caption_words,
+    float8_layers,
+    left_out,
+    offloaded,
+    quantized_base,
+    swapped,
+)
 from daguerre.assembly.batch_sizes import BatchSizes, check_uncut_batches, shared_out
 from daguerre.assembly.parts import Components, begin, build, load
 from daguerre.assembly.roles import in_training
@@ -201,6 +210,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     # 4. the lengths: an epoch is counted in the samples that were chosen;
     # 5. a first batch: data that cannot be planned or read is refused while the folder is as it was;
     # 6. the record, and only then what goes on writing: metrics, saves, the reason of a failure.
+    loaded = replace(loaded, config=caption_words.fixed(loaded.config))
     config, leads = loaded.config, processes.leads
     processes.agreement.run_on_rank0(lambda: trackers.check(config.logging))
     origin = _origin(loaded, storage, processes)

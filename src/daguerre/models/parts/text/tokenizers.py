@@ -16,16 +16,16 @@ import gzip
 import json
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, NamedTuple
-from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -273,19 +273,55 @@ def _clip_merges() -> list[tuple[str, str]]:
     return [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
 
 
+def words(texts: Iterable[str]) -> list[str]:
+    """The words of texts as these tokenizers split them, in small letters, each once and in the alphabet's order; a
+    number's digits and punctuation are words, too."""
+    return sorted({word for text in texts for _, word in _split(text)})
+
+
+@cache
+def _splitter() -> Any:
+    return _tokenizer([], _CLIP_WINDOW, END).backend_tokenizer
+
+
+def _split(text: str) -> list[tuple[str, str]]:
+    """The pieces of a text in which tokens are joined, each as the symbols of its bytes and as it reads."""
+    plain = _splitter().normalizer.normalize_str(text)
+    return [(piece, plain[start:end]) for piece, (start, end) in _splitter().pre_tokenizer.pre_tokenize_str(plain)]
+
+
 def _learnt_merges(words: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs in the order in which they are joined, until each word is one token: the most frequent first, of equals the
     first in the alphabet. The order is the tokens' ids, and a library that breaks ties by its hashes gives others to
     each process: a run that goes on would read with the wrong rows of its embeddings."""
-    # Letters outside of ASCII are several symbols: one for each of their bytes.
-    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
-    split = [word for text in words for word in normalize("NFC", text).lower().split()]
-    spelled = [[*word[:-1], word[-1] + WORD_END] for ((word, _),) in map(as_bytes, split)]
+    spelled = [[*piece[:-1], piece[-1] + WORD_END] for text in words for piece, _ in _split(text)]
+    counts = Counter(pair for word in spelled for pair in pairwise(word))
+    holders: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for i, word in enumerate(spelled):
+        for pair in pairwise(word):
+            holders[pair].add(i)
+    waiting = [(-count, pair) for pair, count in counts.items()]
+    heapify(waiting)
     merges = []
-    while counts := Counter(pair for word in spelled for pair in pairwise(word)):
-        joined = min(counts, key=lambda pair: (-counts[pair], pair))
+    while waiting:
+        count, joined = heappop(waiting)
+        if counts[joined] != -count:
+            continue  # a count of before
         merges.append(joined)
-        spelled = [_joined(word, joined) for word in spelled]
+        changed = set()
+        # Only the words that hold the pair are counted again: twenty thousand words would take hours otherwise.
+        for i in list(holders[joined]):
+            after = _joined(spelled[i], joined)
+            for pairs, step in ((pairwise(spelled[i]), -1), (pairwise(after), 1)):
+                for pair in pairs:
+                    counts[pair] += step
+                    changed.add(pair)
+                    if step > 0:
+                        holders[pair].add(i)
+            spelled[i] = after
+        for pair in changed:
+            if counts[pair] > 0:
+                heappush(waiting, (-counts[pair], pair))
     return merges
 
 
