@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import served
 import tiny_runs
 from PIL import Image
 
@@ -43,6 +44,9 @@ def test_losses_are_shown_minus_the_mean_at_their_noise(monkeypatch, tmp_path):
     rows = [*csv.reader(table.read_text().splitlines())]
     assert rows[0][:3] == ["name", "score", "raw_0.2"]
     assert rows[1] == ["dog", "0.75", "1", "-1", "2", "0", "2", "0", "-1", "2", "a dog"]
+    many = {**found, "pictures": [*found["pictures"]] * 1000}
+    (_, document) = ledger.write(tmp_path / "many", many)
+    assert json.loads(document.read_text())["pictures"] == [*many["pictures"][:100], *many["pictures"][-100:]]
     assert any("+0.7500  dog" in line for line in ledger.lines(found))
 
 
@@ -62,6 +66,10 @@ def test_the_report_shows_both_ends_and_bears_what_is_damaged(monkeypatch, tmp_p
     assert "Loss ledger" in text
     assert "step 120" in text
     assert text.index("a dog") < text.index("a cat")
+    assert "mean of all 3 " in text
+    with served.asked(tmp_path.parent) as client:  # the live page, too
+        text = client.get(served.address(tmp_path.parent, tmp_path.name)).text
+    assert text.index("Loss ledger") < text.index("a dog") < text.index("a cat")
 
 
 @pytest.mark.long

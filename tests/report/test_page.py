@@ -203,6 +203,7 @@ def test_non_finite_numbers_draw_nothing(tmp_path: Path) -> None:
         ("saved", False, "Saved, not finished"),
         ("running", False, "Interrupted"),
         ("running", True, "Training now"),
+        ("saved", True, "Training now"),  # by a process that holds the folder no more
     ],
 )
 def test_states(folder: Path, state: str, held: bool, said: str) -> None:
@@ -216,6 +217,13 @@ def test_states(folder: Path, state: str, held: bool, said: str) -> None:
     assert ("5 updates in a row were not finite" in words) is (state == "failed")
     assert ("to continue from the last save" in words) is (said == "Interrupted")
     assert "500 of 3,000" in words
+
+
+def test_what_a_process_says_last_counts_while_it_still_holds_the_folder(folder: Path) -> None:
+    """It makes the report before it ends."""
+    with RunFolder(folder).hold() as held:
+        held.write_status("finished", step=500, samples=4000, total_steps=500)
+        assert "quickstart Finished" in sound(folder).words()
 
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import served
 from PIL import Image
 
 from daguerre.serve import app, patience, pictures, site
-from daguerre.serve.bounds import OutOfBounds, check_run
 from daguerre.serve.gate import Rules
 from daguerre.tracking.sinks import MetricsFile
 
@@ -121,13 +120,20 @@ def test_a_pipe_is_not_waited_for(folder: Path, name: str) -> None:
         assert client.get(served.address(folder, "good")).status_code in (404, 422)
 
 
-def test_a_file_that_is_too_large_is_not_read(folder: Path) -> None:
-    with (folder / "good" / "status.json").open("wb") as file:
+LARGE = ("config.yaml", "status.json", "data.json", "evaluation.json", "environment.json", "evaluations/a/result.json")
+LARGE += ("evaluations/ledger-1/ledger.json", "samples/step-00000001/samples.json", "page.json")
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_file_that_is_too_large_takes_its_own_part_away(folder: Path, name: str) -> None:
+    path = folder / "good" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(OutOfBounds, match="more than such a file ever has"):
-        check_run(folder / "good", (folder,))
     with served.asked(folder) as client:
         assert client.get("/").status_code == 200
+        text = client.get(served.address(folder, "good")).text
+    assert (f"{path.name} has 1,099,511,627,776 bytes, more than such a file ever has" in text) == (name != "page.json")
 
 
 def test_texts_that_unfold_for_ever_cost_nothing(folder: Path) -> None:

@@ -23,6 +23,8 @@ from daguerre.evaluation import losses
 QUANTILES = (0.2, 0.4, 0.6, 0.8)
 """Of the objective's law of times; 0 is the clean end."""
 NAME = "ledger.json"
+_ENDS = 100
+"""Pictures of each end that the document has; the table has all."""
 
 
 def measured(
@@ -48,11 +50,12 @@ def measured(
         | {weights: own[i].tolist() for weights, own in rows.items()}
         for i in order.tolist()
     ]
-    return {"step": step, "by": by, "quantiles": [*QUANTILES], "means": means, "pictures": pictures}
+    about = {"step": step, "by": by, "quantiles": [*QUANTILES], "means": means, "count": len(pictures)}
+    return about | {"pictures": pictures}
 
 
 def write(folder: Path, ledger: Mapping[str, Any]) -> list[Path]:
-    """The ledger as ledger.json, and as ledger.csv with a line for each picture."""
+    """The ledger as ledger.csv with a line for each picture, and as ledger.json with the pictures at both ends."""
     make_folder(folder)
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
@@ -63,7 +66,9 @@ def write(folder: Path, ledger: Mapping[str, Any]) -> list[Path]:
         table.writerow([one["name"], f"{one['score']:.6g}", *numbers, one["caption"]])
     paths = [folder / "ledger.csv", folder / NAME]
     write_bytes_atomically(paths[0], text.getvalue().encode(errors="backslashreplace"))
-    write_json_atomically(paths[1], ledger)  # last: it says that both are there
+    pictures = ledger["pictures"]
+    ends = pictures if len(pictures) <= 2 * _ENDS else [*pictures[:_ENDS], *pictures[-_ENDS:]]
+    write_json_atomically(paths[1], {**ledger, "pictures": ends})  # last: it says that both are there
     return paths
 
 

@@ -13,13 +13,15 @@ from typing import Any
 import yaml
 
 from daguerre import documents
-from daguerre.checkpoint.run_dir import RunFolder, lock_holder
+from daguerre.checkpoint.run_dir import Holder, RunFolder, RunFolderError, lock_holder
 from daguerre.errors import UserError
 from daguerre.tracking.curves import Curves
 from daguerre.tracking.followed import read_curves
 
 SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """That of libyaml reads a recipe nine times as fast."""
+MOST_BYTES = 32 << 20
+"""Of a file that is read as a whole."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Run:
     evaluation: dict[str, Any]
     evaluations: list[dict[str, Any]]
     """Results of `daguerre evaluate`, oldest step first."""
+    ledger: dict[str, Any]
+    """The newest loss ledger; {} without one."""
     samples: list[Sample]
     """Oldest step first."""
     strengths: list[Sample]
@@ -88,7 +92,7 @@ def read_run(folder: Path, curves: Curves | None = None) -> Run:
     config = _try(paths.config, lambda path: yaml.load(path.read_text(encoding="utf-8"), SAFE_LOADER), problems)
     return Run(
         folder=folder,
-        state=_state(folder, status),
+        state=run_state(folder, status),
         status=status,
         config=config if isinstance(config, dict) else {},
         config_text=config_text,
@@ -97,21 +101,45 @@ def read_run(folder: Path, curves: Curves | None = None) -> Run:
         data=_document(paths.data, problems),
         evaluation=_document(paths.evaluation, problems),
         evaluations=evaluations(paths.evaluations, problems),
+        ledger=ledger(paths.evaluations, problems),
         samples=samples(paths.samples, problems),
         strengths=strengths(paths.samples, problems),
         problems=list(dict.fromkeys(problems)),
     )
 
 
-def _state(folder: Path, status: dict[str, Any]) -> str:
-    state = str(status.get("state", "unknown"))
-    return "interrupted" if state == "running" and lock_holder(folder) is None else state
+def holder(folder: Path) -> Holder | None:
+    """The process that works in a run folder; None also where no lock can be read."""
+    try:
+        return lock_holder(folder)
+    except (OSError, RunFolderError):
+        return None
+
+
+def run_state(folder: Path, status: Mapping[str, Any]) -> str:
+    """The state of a run, by its lock: a status that says `running` is of a killed run if nobody holds the folder, and
+    one of a process before the one that holds it now says nothing any more."""
+    state, now = str(status.get("state", "unknown")), holder(folder)
+    if now is None:
+        return "interrupted" if state == "running" else state
+    own = (status.get("pid"), status.get("host")) == (now.pid, now.host) and str(status.get("updated")) >= now.since
+    return state if own else "running"
 
 
 def evaluations(folder: Path, problems: list[str]) -> list[dict[str, Any]]:
     """The results of `daguerre evaluate`, oldest step first; adds those that cannot be read to `problems`."""
     found = [_document(path, problems) for path in sorted(folder.glob("*/result.json"))]
     return sorted(filter(None, found), key=_evaluated_step)
+
+
+def ledger(folder: Path, problems: list[str]) -> dict[str, Any]:
+    """The newest loss ledger of `daguerre evaluate`, {} without one; adds those that cannot be read to `problems`."""
+    found = [_document(path, problems) for path in sorted(folder.glob("ledger-*/ledger.json"))]
+    for one in found:
+        listed = one.get("pictures")
+        one["pictures"] = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    whole = [one for one in found if isinstance(one.get("step"), int) and one["pictures"]]
+    return max(whole, key=lambda one: int(one["step"]), default={})
 
 
 def _evaluated_step(document: dict[str, Any]) -> tuple[int, float]:
@@ -183,7 +211,10 @@ def _try(path: Path, read: Callable[[Path], Any], problems: list[str]) -> Any:
     if not path.exists():
         return None
     try:
+        if path.suffix != ".jsonl" and (size := path.stat().st_size) > MOST_BYTES:
+            problems.append(f"{path.name} has {size:,} bytes, more than such a file ever has: it is left out")
+            return None
         return read(path)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         problems.append(f"{path.name}: cannot be read: {error}")
         return None

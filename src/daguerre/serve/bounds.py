@@ -1,5 +1,7 @@
 """Bounds of what the page may read: nothing outside the roots, no pipe, no file too large to be what it claims to be.
 
+A file that is too large is left out where it is read (`report.run`), so that the rest of its run is shown.
+
 A run folder may come from a stranger. Its links may lead out of it, its files may be pipes, and its texts may be made
 to be expanded for ever.
 """
@@ -12,8 +14,6 @@ from pathlib import Path
 from daguerre.checkpoint.run_dir import EXPORTS
 from daguerre.errors import UserError
 
-MOST_BYTES = 32 << 20
-"""Of a file that is read as a whole."""
 _LARGE = ("checkpoints", *EXPORTS, "generated", "profile")
 """Folders of a run of which no file is read for a page."""
 
@@ -55,6 +55,5 @@ def check_run(folder: Path, roots: Sequence[Path]) -> None:
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(Path(entry.path))
                     continue
-                is_whole = entry.name.endswith((".json", ".yaml"))  # other files are read in parts
-                if is_whole or not entry.is_file(follow_symlinks=False):
-                    check_file(Path(entry.path), roots, MOST_BYTES if is_whole else None)
+                if not entry.is_file(follow_symlinks=False):
+                    check_file(Path(entry.path), roots)

@@ -24,7 +24,7 @@ class Entry:
 
     id: str
     folder: Path
-    stamp: summaries.Stamp = ()
+    stamp: summaries.Stamp | None = None
     summary: Summary | None = None
 
 
@@ -79,12 +79,8 @@ class Catalog:
 
     def _look(self, entry: Entry) -> None:
         now = summaries.stamp(entry.folder)
-        if now != entry.stamp or entry.summary is None:
+        if now != entry.stamp:
             entry.summary, entry.stamp = summaries.summary(entry.folder, self.roots), now
-            return
-        status = {"state": "running" if entry.summary.state in ("running", "interrupted") else entry.summary.state}
-        if summaries.run_state(entry.folder, status) != entry.summary.state:
-            entry.summary = summaries.summary(entry.folder, self.roots)
 
     def _folders(self) -> list[Path]:
         found: list[Path] = []

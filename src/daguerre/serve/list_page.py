@@ -9,10 +9,10 @@ from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.formatting import format_duration, format_size
 from daguerre.report.facts import STATES
 from daguerre.report.html import Html, element, join, when
-from daguerre.report.run import SAFE_LOADER
+from daguerre.report.run import MOST_BYTES, SAFE_LOADER
 from daguerre.report.svg import format_number
 from daguerre.serve import pages, summaries
-from daguerre.serve.bounds import MOST_BYTES, check_file
+from daguerre.serve.bounds import check_file
 from daguerre.serve.catalog import Catalog, Entry
 from daguerre.serve.run_page import progress
 from daguerre.serve.settings_shown import flat, shown

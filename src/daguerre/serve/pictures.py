@@ -13,8 +13,8 @@ from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.data.images import headers
 from daguerre.errors import UserError
 from daguerre.report.html import SMALL_PX, Html, element
-from daguerre.report.run import Run, Sample, asked, samples, strengths
-from daguerre.serve.bounds import MOST_BYTES, OutOfBounds, check_file, within
+from daguerre.report.run import MOST_BYTES, Run, Sample, asked, samples, strengths
+from daguerre.serve.bounds import OutOfBounds, check_file, within
 
 FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
 SMALL = 256

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from daguerre import documents
-from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, lock_holder
+from daguerre.checkpoint.run_dir import Holder, RunFolder
 from daguerre.errors import UserError
-from daguerre.serve.bounds import MOST_BYTES, check_file
+from daguerre.report.run import MOST_BYTES, holder, run_state
+from daguerre.serve.bounds import check_file
 from daguerre.tracking.running_mean import RunningMean
 from daguerre.tracking.sinks import parse_line
 
@@ -19,7 +20,7 @@ PAGE = "page.json"
 _TAIL_BYTES = 12 << 10
 _PICTURES = 3
 
-Stamp = tuple[tuple[int, int, int], ...]
+Stamp = tuple[Holder | None, tuple[tuple[int, int, int], ...]]
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def summary(folder: Path, roots: tuple[Path, ...]) -> Summary:
         loss=RunningMean(line.get("learning/loss", math.nan) for line in lines).value,
         speed=_latest(lines, "perf/samples_per_second"),
         left_seconds=max(0, (total or 0) - step) * (seconds or 0.0) if runs else None,
-        updated=max((time / 1e9 for _, time, _ in stamp(folder)), default=0.0),
+        updated=max(time / 1e9 for _, time, _ in stamp(folder)[1]),
         picture_step=picture_step,
         pictures=pictures,
         note=str(page.get("note") or ""),
@@ -78,20 +79,8 @@ def summary(folder: Path, roots: tuple[Path, ...]) -> Summary:
     )
 
 
-def run_state(folder: Path, status: dict[str, Any]) -> str:
-    """The state of a run, by its lock: a status that says `running` is of a killed run if nobody holds the folder."""
-    try:
-        holder = lock_holder(folder)
-    except (OSError, RunFolderError):
-        holder = None
-    state = str(status.get("state", "unknown"))
-    if holder is not None:
-        return "running"
-    return "interrupted" if state == "running" else state
-
-
 def stamp(folder: Path) -> Stamp:
-    """Equal stamps mean that a summary says the same, but for the lock."""
+    """Equal stamps mean that a summary says the same."""
     paths = RunFolder(folder)
     found = []
     for path in (paths.status, paths.metrics, paths.config, paths.samples, folder / PAGE):
@@ -101,7 +90,7 @@ def stamp(folder: Path) -> Stamp:
             found.append((0, 0, 0))
         else:
             found.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
-    return tuple(found)
+    return holder(folder), tuple(found)
 
 
 def iso(seconds: float) -> str:

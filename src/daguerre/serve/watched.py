@@ -103,8 +103,8 @@ class Watched:
             paths.answers,
         )
         times = [path.stat().st_mtime_ns if path.exists() else 0 for path in (*others, paths.adapter, paths.pipeline)]
-        status = summaries.run_state(self.folder, {"state": "running"})
-        return summaries.stamp(self.folder), times, status, self.followed.place.offset, self.problem
+        times += [path.stat().st_mtime_ns for path in sorted(paths.evaluations.glob("*/"))]
+        return summaries.stamp(self.folder), times, self.followed.place.offset, self.problem
 
     def _read_run(self) -> Run:
         run = read_run(self.folder, self.followed.curves)

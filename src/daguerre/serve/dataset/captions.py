@@ -15,7 +15,7 @@ from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically
 from daguerre.data.folder.captions import TEXT_BYTES, NoCaption
 from daguerre.errors import UserError
 from daguerre.formatting import counted
-from daguerre.serve.bounds import MOST_BYTES as MOST_WHOLE
+from daguerre.report.run import MOST_BYTES as MOST_WHOLE
 from daguerre.serve.bounds import check_file, within
 from daguerre.serve.dataset.listing import HIDDEN, Listing, Picture
 from daguerre.serve.dataset.moves import put_in_trash

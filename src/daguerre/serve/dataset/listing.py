@@ -21,7 +21,8 @@ from daguerre.data.plan import buckets as bucketing
 from daguerre.data.plan.buckets import TOO_SMALL, Bucket
 from daguerre.data.tools import statistics
 from daguerre.errors import UserError
-from daguerre.serve.bounds import MOST_BYTES, OutOfBounds, check_file, within
+from daguerre.report.run import MOST_BYTES
+from daguerre.serve.bounds import OutOfBounds, check_file, within
 from daguerre.serve.dataset.folders import Place
 from daguerre.serve.dataset.reading import Reading
 from daguerre.unicode import printable

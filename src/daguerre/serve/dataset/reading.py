@@ -16,8 +16,8 @@ from daguerre.data.settings import BucketSettings
 from daguerre.data.sources import folder as folder_source
 from daguerre.data.sources.folder import Settings
 from daguerre.errors import UserError
-from daguerre.report.run import SAFE_LOADER
-from daguerre.serve.bounds import MOST_BYTES, check_file, within
+from daguerre.report.run import MOST_BYTES, SAFE_LOADER
+from daguerre.serve.bounds import check_file, within
 from daguerre.serve.catalog import Catalog, Entry
 from daguerre.serve.dataset.folders import Place
 
