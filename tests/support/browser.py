@@ -62,8 +62,8 @@ class Page:
         path.write_bytes(base64.b64decode(found["data"]))
 
     def key(self, name: str) -> None:
-        codes = {"ArrowLeft": 37, "ArrowRight": 39, "Escape": 27, "Enter": 13, "Tab": 9}
-        text = {"text": "\r"} if name == "Enter" else {}
+        codes = {"ArrowLeft": 37, "ArrowRight": 39, "Escape": 27, "Enter": 13, "Tab": 9, " ": 32}
+        text = {"text": {"Enter": "\r", " ": " "}[name]} if name in ("Enter", " ") else {}
         for kind in ("keyDown", "keyUp"):
             key = {"key": name, "code": name, "windowsVirtualKeyCode": codes[name]}
             self.send("Input.dispatchKeyEvent", type=kind, **key, **(text if kind == "keyDown" else {}))

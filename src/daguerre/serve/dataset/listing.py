@@ -176,11 +176,11 @@ class Shelf:
             for entry in _entries(folder):
                 check_entry(entry, self.roots)
                 found = entry.stat()
-                inside = os.path.relpath(entry.path, place.path)
-                digest.update(os.fsencode(f"{inside} {found.st_size} {found.st_mtime_ns} {found.st_ino}\n"))
-                parts = Path(inside).parts
-                if folder == str(place.path) and parts[-3:-2] == (HIDDEN,) and parts[-2] in AWAY:
-                    away += [_put_away(inside, parts[-2])] if is_picture(entry.name) else []
+                digest.update(os.fsencode(f"{entry.path} {found.st_size} {found.st_mtime_ns} {found.st_ino}\n"))
+                if f"/{HIDDEN}/" in entry.path and folder == str(place.path) and is_picture(entry.name):
+                    inside = Path(entry.path).relative_to(folder)
+                    if inside.parts[-3:-2] == (HIDDEN,) and inside.parts[-2] in AWAY:
+                        away.append(_put_away(str(inside), inside.parts[-2]))
         return digest.intdigest(), sorted(away, key=lambda one: (one.away, one.path))
 
 

@@ -54,6 +54,7 @@ export const refresh = async (page = state.page) => {
   const focus = document.activeElement?.closest?.("article")?.id, kind = document.activeElement?.className;
   $("#facts").innerHTML = found.facts;
   for (const one of document.querySelectorAll("#facts details")) one.open = open.has(one.id);
+  for (const one of document.querySelectorAll("#facts .scroll")) one.tabIndex = 0; // else no key scrolls it
   cards.innerHTML = found.cards;
   for (const one of cards.querySelectorAll(".pick")) one.checked = chosen.has(one.value);
   if (focus) cards.querySelector(`#${focus} .${kind}`)?.focus({ preventScroll: true });
@@ -96,17 +97,23 @@ const open = async (card) => {
   $("#v-beside").replaceChildren();
   $("#viewer .wrong").textContent = "";
   $("#v-said").textContent = "";
+  // Nothing can be written before the caption is there.
+  const box = $("#v-text"), save = $("#viewer [type=submit]");
+  Object.assign(current, { id, text: "" });
+  box.value = "";
+  box.readOnly = true;
+  if (save) save.disabled = true;
   const all = opened(), place = all.indexOf(card);
   $("#v-before").disabled = place <= 0;
   $("#v-after").disabled = place >= all.length - 1;
   if (!viewer.open) viewer.showModal();
   const answer = await fetch(`caption/${id}?${query()}`);
   if (!answer.ok) { $("#viewer .wrong").textContent = await answer.text(); return; }
-  const found = await answer.json(), box = $("#v-text");
-  Object.assign(current, { id, text: found.text });
+  const found = await answer.json();
+  if (current.id !== id) return; // another one was opened since
+  current.text = found.text;
   box.value = found.text;
   box.readOnly = !about.control || found.refused !== "";
-  const save = $("#viewer [type=submit]");
   if (save) save.disabled = box.readOnly;
   if (about.control) $("#viewer .wrong").textContent = found.refused;
   $("#v-beside").replaceChildren(...found.beside.map((name, i) => {
