@@ -10,12 +10,13 @@ and only this machine reaches it.
   ssh -L 8800:127.0.0.1:8800 machine     on your own machine: the page of another one
 
   --control             start runs and put them into the queue, whose runs this page starts one after the other; ask
-                        runs to save, sample, evaluate, pause and stop; name them, note on them, put them away
+                        runs to save, sample, evaluate, pause and stop; name them, note on them, put them away; change
+                        captions, leave pictures out, send some
   --port N              another port than 8800; 0 takes a free one
   --host ADDRESS        beyond this machine, such as 0.0.0.0: the page then asks for a token, that of the variable
                         DAGUERRE_SERVE_TOKEN, or one that is printed at the start
   --allow-host NAME     a name by which the page is called, such as that of a proxy; repeatable
-  --root DIR            a folder to which links in FOLDER may lead; repeatable
+  --root DIR            a further folder: its pictures are shown, and links in FOLDER may lead there; repeatable
   --queue DIR           another queue than ~/.local/state/daguerre/queue (daguerre queue --help)
   --cert FILE --key FILE    serve by TLS
 

@@ -242,7 +242,8 @@ def _figures(listing: Listing, plan: Any, there: Sequence[Picture]) -> Iterator[
         yield Fact("Buckets", f"{len(plan.used):,}", f"of {len(plan.used) + len(plan.unused):,} have pictures")
     for name in kinds.KINDS:
         if count := sum(name in one.images for one in there):
-            yield Fact(f"With a {kinds.KINDS[name].word}", f"{count:,}", name)
+            word = kinds.KINDS[name].word
+            yield Fact(f"With a {word}", f"{count:,}", name if name != word else "")
 
 
 def _card(listing: Listing, one: Picture, shape: Shape | str | None) -> Html:
