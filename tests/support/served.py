@@ -27,7 +27,7 @@ def site(folder: Path, *roots: Path, **rules: Any) -> Site:
 
 
 def queue_of(folder: Path) -> Queue:
-    """The queue of a page over a folder: beside it."""
+    """The queue of a page over a folder: next to it."""
     return Queue(folder.resolve().with_name(f"{folder.name}-queue"))
 
 

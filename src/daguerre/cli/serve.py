@@ -16,7 +16,8 @@ and only this machine reaches it.
   --host ADDRESS        beyond this machine, such as 0.0.0.0: the page then asks for a token, that of the variable
                         DAGUERRE_SERVE_TOKEN, or one that is printed at the start
   --allow-host NAME     a name by which the page is called, such as that of a proxy; repeatable
-  --root DIR            a further folder: its pictures are shown, and links in FOLDER may lead there; repeatable
+  --root DIR            a further folder: its pictures are shown, links in FOLDER may lead there, and runs that are started
+                        on the page may read there; also the address of a store, for such runs; repeatable
   --queue DIR           another queue than ~/.local/state/daguerre/queue (daguerre queue --help)
   --cert FILE --key FILE    serve by TLS
 
@@ -83,7 +84,8 @@ def run(arguments: list[str]) -> int:
         raise UserError(
             f"there is no folder {given.folder}: give the folder that holds your runs, such as runs", code="missing"
         )
-    roots = (folder, *(_root(text) for text in given.values.get("--root", [])))
+    listed = given.values.get("--root", [])
+    roots = (folder, *(_root(text) for text in listed if not is_remote(text)))
     host, (cert, key) = given.value("--host", "127.0.0.1"), _tls(given)
     token = "" if is_loopback(host) else os.environ.get(TOKEN, "") or secrets.token_urlsafe(24)
     if token and len(token) < _LEAST_TOKEN:
@@ -91,7 +93,8 @@ def run(arguments: list[str]) -> int:
     names = frozenset(name.lower() for name in given.values.get("--allow-host", []))
     rules = Rules(names, token, "--control" in given.switches, secure=bool(cert))
     queue = Queue(Path(given.value("--queue", str(usual_folder()))).expanduser().absolute())
-    site = Site(Catalog(folder, roots), rules, queue)
+    bounds = (*map(str, roots), *filter(is_remote, listed))
+    site = Site(Catalog(folder, roots), rules, queue, bounds)
     with server.listening(host, _port(given)) as (socket, port):
         address = f"http{'s' * bool(cert)}://{f'[{host}]' if ':' in host else host}:{port}/"
         print(f"runs in {folder}: {address}")

@@ -30,6 +30,7 @@ from daguerre.config import (
     outside,
     overrides,
     recipe,
+    roots,
     short_forms,
 )
 from daguerre.config.errors import ConfigError, Problem, missing, translate, unknown
@@ -176,10 +177,20 @@ def load(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> Loa
     notices += dreambooth.notices(found.tree, found.chosen)
     problems = [*found.problems, *outside.problems(found.tree, found.typed)]
     config = checked(Config, merge.finished(found.tree), found.absent, problems, found.source)
+    _refuse(roots.problems(config), found.tree, found.source)
     here = outside.used(config)
     notices += outside.differences(config.plugins, here)
     said = tuple(scrub(short_forms.short(notice, found.merged)) for notice in notices)
     return Loaded(config.model_copy(update={"plugins": here}), said, found.typed, found.chosen, config.plugins)
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A recipe with overrides, before any plug-in says what it may hold."""
+
+    tree: Tree
+    problems: tuple[Problem, ...]
+    """Mistakes that are seen by now."""
 
 
 def check_names(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> None:
@@ -193,6 +204,11 @@ def check_names(name: str, given: Sequence[str] = (), whole: Tree | None = None)
         return
     found = _gathered(root, name, given, whole, [])
     tree = merge.finished(found.tree)
+    _refuse(_misnamed(root, found, tree), tree, found.source)
+
+
+def _misnamed(root: type[Settings], found: "_Gathered", tree: Tree) -> list[Problem]:
+    """Problems with names, and with what the command line says; none where another mistake is seen, too."""
     leaves, sections = fields.leaves_and_sections(root, tree)
     problems, rest = list(found.problems), tree
     for path, _ in trees.paths(tree):
@@ -200,8 +216,18 @@ def check_names(name: str, given: Sequence[str] = (), whole: Tree | None = None)
         if above and above[0] not in leaves:
             problems.append(unknown(above[0], trees.get(tree, above[0]), leaves, [*sections]))
             rest = trees.without(rest, above[0])
-    if problems and not found.absent and not _kinds(rest, leaves) and _seems_sound(root, rest):
-        _refuse(problems, tree, found.source)
+    if found.absent or _kinds(rest, leaves) or not _seems_sound(root, rest):
+        return []
+    return problems
+
+
+def sketch(name: str, given: Sequence[str], whole: Tree | None = None) -> Sketch:
+    """The values of a recipe with overrides as they would be checked, found without any plug-in. UserError where the
+    recipe cannot be read at all."""
+    root = outline.of(Config)
+    found = _gathered(root, name, given, whole, [])
+    tree = merge.finished(found.tree)
+    return Sketch(tree, tuple(_short(_misnamed(root, found, tree) or found.problems, tree)))
 
 
 def _seems_sound(root: type[Settings], tree: Tree) -> bool:
@@ -303,9 +329,14 @@ def checked(cls: type[Checked], tree: Tree, absent: Sequence[str], problems: Seq
 
 def _refuse(problems: Sequence[Problem], tree: Tree, source: str) -> None:
     """ConfigError with the first problem of each setting, in short names; nothing without any."""
+    if short := _short(problems, tree):
+        raise ConfigError(short, source)
+
+
+def _short(problems: Sequence[Problem], tree: Tree) -> list[Problem]:
+    """The first problem of each setting, in short names."""
     short = [replace(p, path=short_forms.short(p.path, tree), text=short_forms.short(p.text, tree)) for p in problems]
-    if short:
-        raise ConfigError([*{problem.path: problem for problem in reversed(short)}.values()][::-1], source)
+    return [*{problem.path: problem for problem in reversed(short)}.values()][::-1]
 
 
 def _sound(root: type[Settings], tree: Tree) -> dict[str, Settings]:

@@ -11,6 +11,7 @@ from mimetypes import guess_type
 from pathlib import Path
 
 from daguerre import yaml_text
+from daguerre.config import roots
 from daguerre.errors import UserError
 from daguerre.foreign import signs
 from daguerre.remote import local_copy
@@ -58,6 +59,7 @@ def locate(recipe: str, beside: Path | None = None) -> Path:
     if recipe in there:
         return there[recipe]
     if address.is_remote(recipe):
+        roots.check_recipe(recipe)
         return local_copy.located(recipe) / "config.yaml"
     path = (beside.parent if beside else Path()) / Path(recipe).expanduser()
     if path.is_dir():
@@ -71,8 +73,10 @@ def locate(recipe: str, beside: Path | None = None) -> Path:
                 f"{recipe} is a folder without a config.yaml, so it is neither a run folder nor a recipe",
                 code="missing",
             )
+        roots.check_recipe(path / "config.yaml")
         return path / "config.yaml"
     if path.is_file():
+        roots.check_recipe(path)
         return path
     if name := stand_in(recipe):
         return there[name]

@@ -40,6 +40,9 @@ def json_schema() -> dict[str, Any]:
     references, document = models_json_schema(every, ref_template="#/$defs/{model}")  # type: ignore[arg-type]
     definitions = document["$defs"]
     whole = definitions.pop(_name(references[Config, "validation"]))
+    for cls in classes:  # what stands in the section around them
+        for name in cls.around:
+            definitions[_name(references[cls, "validation"])]["properties"].pop(name, None)
     for base, group in chosen.items():
         names = {"enum": list(plugins.names(inside[base].kind))}
         definitions[base.__name__] = {"anyOf": [names, *(references[cls, "validation"] for cls in group)]}
@@ -47,8 +50,9 @@ def json_schema() -> dict[str, Any]:
         alternatives = [references[cls, "validation"] for cls in group]
         definitions.pop(kinds[section].base.__name__, None)
         if section not in named:
-            about = Config.model_fields[section].description
-            whole["properties"][section] = {"description": about, "anyOf": alternatives}
+            about, usual = Config.model_fields[section].description, kinds[section].default
+            default = {"default": {kinds[section].key: usual}} if usual else {}
+            whole["properties"][section] = {"description": about, "anyOf": alternatives, **default}
             continue
         above, _, mapping = named[section].rpartition(".")
         owner = definitions[_name(whole["properties"][above])] if above else whole

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.queue import processes
-from daguerre.queue.queue import Entry, Queue
+from daguerre.queue.queue import Entry, Queue, bound
 
 END_SECONDS = 20.0
 """A training that has written its end lives no longer than this."""
@@ -34,8 +34,9 @@ def keep(queue: Queue, ident: str, attempt: int, program: list[str], lock: int) 
     # Before the training is there: whatever happens from here on, nobody starts this attempt again.
     write_json_atomically(queue.path / f"{ident}.begun.json", begun)
     command = [*program, *arguments(entry)]
+    environment = {**os.environ, **bound(entry.roots)}
     training = subprocess.Popen(command, cwd=entry.folder, stdin=subprocess.DEVNULL, start_new_session=True,
-                                pass_fds=(lock,))  # fmt: skip
+                                pass_fds=(lock,), env=environment)  # fmt: skip
     own = {"training": training.pid, "training_started": processes.started(training.pid)}
     write_json_atomically(queue.path / f"{ident}.begun.json", {**begun, **own})
     code = _wait(entry, queue, training)

@@ -14,6 +14,7 @@ An attempt that has not begun is begun by whichever runner comes next; one that 
 person resumes the entry, which is another attempt. So a runner may be killed at any moment.
 """
 
+import json
 import os
 import secrets
 import signal
@@ -32,7 +33,7 @@ from daguerre.checkpoint.atomic import locked, make_folder, write_json_atomicall
 from daguerre.checkpoint.run_dir import RunFolder, lock_holder
 from daguerre.errors import UserError
 from daguerre.queue import processes
-from daguerre.settings import Settings
+from daguerre.settings import ROOTS, Settings
 
 State = Literal["waiting", "paused", "running", "finished", "stopped", "failed", "interrupted"]
 """paused: waits until it is resumed; stopped: saved and ended on request; interrupted: killed, or the machine went
@@ -56,6 +57,8 @@ class Entry(Settings):
     """The folder of this machine in which the run works: the same, or that of a run in a store."""
     devices: int = Field(1, ge=1)
     """Devices that it trains on together."""
+    roots: list[str] = Field([])
+    """Folders and addresses below which it reads and writes; anywhere without any."""
     order: float = Field(allow_inf_nan=False)
     """Its place: the lowest goes first."""
     added: float = Field(allow_inf_nan=False)
@@ -94,7 +97,15 @@ class Queue:
 
     path: Path
 
-    def add(self, words: Sequence[str], place: str, works_in: Path, folder: Path, devices: int = 1) -> str:
+    def add(
+        self,
+        words: Sequence[str],
+        place: str,
+        works_in: Path,
+        folder: Path,
+        devices: int = 1,
+        roots: Sequence[str] = (),
+    ) -> str:
         """Adds a training behind all others; its ID. `place` and `works_in` are as config/place.py finds them for the
         words. UserError if one that has not ended works in the same place."""
         with self._edited():
@@ -114,6 +125,7 @@ class Queue:
                 place=place,
                 works_in=str(works_in),
                 devices=devices,
+                roots=list(roots),
                 order=order,
                 added=time.time(),
             )
@@ -294,6 +306,11 @@ class Queue:
         make_folder(self.path)
         with locked(self.path / ".edits"):
             yield
+
+
+def bound(roots: Sequence[str]) -> dict[str, str]:
+    """The environment of a process whose recipe reads and writes below folders alone; nothing without any."""
+    return {ROOTS: json.dumps(list(roots))} if roots else {}
 
 
 def _is_locked(path: Path) -> bool:

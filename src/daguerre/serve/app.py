@@ -95,7 +95,7 @@ async def _watched(request: Request, patience: float = _PATIENCE_SECONDS) -> Wat
 async def _list(request: Request) -> Response:
     site = site_of(request)
     await site.scan()
-    return HTMLResponse(await run_in_threadpool(list_page.render, site.catalog))
+    return HTMLResponse(await run_in_threadpool(list_page.render, site.catalog, site.rules.control))
 
 
 async def _match(request: Request) -> Response:

@@ -20,11 +20,12 @@ from daguerre.serve.settings_shown import flat, shown
 _CONDITION = re.compile(r"([\w.]+)(>=|<=|!=|=|>|<)(.*)")
 
 
-def render(catalog: Catalog) -> str:
-    """The page."""
+def render(catalog: Catalog, control: bool = False) -> str:
+    """The page; with `control` runs are started there."""
     entries = catalog.summed_up()
     free = shutil.disk_usage(catalog.folder).free
-    links = (element("a", text, href=place) for place, text in (("queue/", "Queue"), ("data/", "Pictures")))
+    places = {"queue/": "Queue", "queue/new": "New run" * control, "data/": "Pictures"}
+    links = (element("a", text, href=place) for place, text in places.items() if text)
     nav = element("nav", *links, class_="bar-top")
     header = element(
         "header",
@@ -51,6 +52,7 @@ def render(catalog: Catalog) -> str:
         "No runs here yet. ",
         element("code", "daguerre train quickstart"),
         " trains one; this page shows it as it begins.",
+        join(" ", element("a", "Start one here", href="queue/new"), ".") if control else None,
         class_="summary",
         id="none",
         hidden=bool(entries),

@@ -29,6 +29,7 @@ _SECTIONS = {
     "files": "Checkpoints and exports",
 }
 _FOLDS = {"numbers": "All numbers, newest values", "config": "Config", "environment": "Environment"}
+_AGAIN = {"run": "Copy", "on": "Train on"}
 _LOG_BYTES = 24 << 10
 _X = {"step": "updates", "samples": "samples", "training": "hours of training", "time": "hours since the start"}
 
@@ -131,7 +132,7 @@ def render(watched: Watched, summary: Summary | None, control: bool) -> str:
         for key, title in _FOLDS.items()
     )
     body = join(
-        _bar(control),
+        _bar(watched.id, control),
         part("head", "header"),
         buttons.bar() if control else None,
         element("p", _reading(watched), class_="note reading", hidden=watched.complete, role="status"),
@@ -146,11 +147,13 @@ def render(watched: Watched, summary: Summary | None, control: bool) -> str:
     )
 
 
-def _bar(control: bool) -> Html:
+def _bar(id: str, control: bool) -> Html:
     return element(
         "nav",
         element("a", "All runs", href="../../"),
-        element("a", "Compare", href=""),
+        element("a", "Queue", href="../../queue/"),
+        element("a", "Compare", href="", id="compare"),
+        *(element("a", text, href=f"../../queue/new?{how}={id}") for how, text in _AGAIN.items() if control),
         element("button", "Tell me when it ends", type="button", id="tell", hidden=True),
         element("button", "Edit name and note", type="button", id="edit") if control else None,
         class_="bar-top",

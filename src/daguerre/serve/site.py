@@ -16,6 +16,7 @@ from daguerre.report.run import Run
 from daguerre.serve import list_page, pages, run_page
 from daguerre.serve.catalog import Catalog
 from daguerre.serve.gate import Rules
+from daguerre.serve.queueing.schema import Schema
 from daguerre.serve.summaries import Summary
 from daguerre.serve.watched import Parts, Watched, Watching
 
@@ -38,15 +39,21 @@ class Site:
     rules: Rules
     queue: Queue
     """The queue of this machine that is shown, and with `rules.control` changed."""
+    bounds: tuple[str, ...] = ()
+    """Folders and addresses below which a run reads that this page queues; its own folder without any."""
     stopping: Callable[[], bool] = lambda: False
     """True when the server is about to end: streams end then."""
     streams: int = 0
+    schema: Schema = field(default_factory=Schema)
+    checking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a draft is checked: one at a time."""
     watching: Watching = field(init=False)
     settings: list_page.Settings = field(init=False)
     _scanning: asyncio.Lock = field(default_factory=asyncio.Lock)
     _next_scan: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
+        self.bounds = self.bounds or tuple(map(str, self.catalog.roots))
         self.watching = Watching(self.catalog, self._parts)
         self.settings = list_page.Settings(self.catalog)
 

@@ -8,7 +8,7 @@ N GPUs together (`daguerre launch local`).
 
 from pathlib import Path
 
-from daguerre import credentials, errors
+from daguerre import errors
 from daguerre.cli.queue import opened
 from daguerre.config import overrides, place
 from daguerre.errors import UserError
@@ -22,14 +22,10 @@ def run(arguments: list[str]) -> int:
     devices = [word.partition("=")[2] for word in words if word not in given]
     if len(devices) > 1 or not all(text.isdecimal() and int(text) for text in devices):
         raise UserError("devices=N: give one whole number from 1")
-    if any(credentials.CUT in word or credentials.scrub(word) != word for word in given):
-        raise UserError(
-            "an entry of the queue is a file, and no secret is written into one: give addresses without a password or "
-            "signature, and credentials where the store's own tools keep them (docs/stores.md)"
-        )
     found = overrides.split(given)
-    (where, works_in), here = place.of(found.recipe, found.overrides), Path.cwd()
+    here = Path.cwd()
     check(given, here)
+    where, works_in = place.of(found.recipe, found.overrides)
     ident = queue.add(given, where, works_in, here, int(devices[0]) if devices else 1)
     print(f"{ident}: {where}")
     return errors.DONE

@@ -126,7 +126,7 @@ if ("Notification" in window && Notification.permission === "default") {
   tell.addEventListener("click", async () => { await Notification.requestPermission(); tell.hidden = true; });
 }
 
-const compare = document.querySelector(".bar-top a:nth-child(2)");
+const compare = document.querySelector("#compare");
 compare.href = `../../?pick=${about.id}`;
 
 document.querySelector("#edit")?.addEventListener("click", () => document.querySelector("#notes").showModal());
