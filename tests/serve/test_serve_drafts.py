@@ -70,7 +70,7 @@ def test_the_form_has_every_setting_with_its_documentation_and_the_recipes_own_f
     tree = {**config.sketch("quickstart", []).tree, "adapters": {"full": {"name": "full"}}}
     leaves = fields.leaves(config.Config, tree)
     whole = {path for path in leaves if not any(other.startswith(f"{path}.") for other in leaves)}
-    assert set(shown) == {path.replace("sources.images.", "") for path in whole} - {"output_dir"}
+    assert set(shown) == {path.replace("sources.images.", "") for path in whole} - {"output_dir", "plugins"}
 
 
 def test_a_choice_changes_the_settings_and_the_yaml_says_the_same(client: TestClient) -> None:

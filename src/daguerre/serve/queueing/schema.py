@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import daguerre
-from daguerre import documents, user_cache
+from daguerre import documents, plugins, user_cache
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 from daguerre.errors import UserError
 
 Node = Mapping[str, Any]
 _PACKAGE = Path(daguerre.__file__).parent
-_HIDDEN = ("extends", "output_dir")
-"""Settings that the page gives itself."""
+_HIDDEN = ("extends", "output_dir", "plugins")
+"""Settings that the page or the run gives itself."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,8 @@ def _place() -> Path:
     """The file in which the schema of this code is kept."""
     files = sorted(_PACKAGE.rglob("*.py"))
     stamps = [(str(path.relative_to(_PACKAGE)), path.stat().st_mtime_ns, path.stat().st_size) for path in files]
-    mark = sha256(json.dumps([daguerre.__version__, sys.version, stamps]).encode()).hexdigest()[:16]
+    outside = [plugins.digest(each) for kind in plugins.FOLDERS for each in plugins.outside(kind).values()]
+    mark = sha256(json.dumps([daguerre.__version__, sys.version, stamps, outside]).encode()).hexdigest()[:16]
     return user_cache.folder() / "schema" / f"{mark}.json"
 
 
