@@ -17,7 +17,7 @@ from daguerre.config import config as configs
 from daguerre.config import place, recipe, short_forms
 from daguerre.config.errors import Problem
 from daguerre.errors import UserError
-from daguerre.serve.bounds import MOST_BYTES as MOST_CONFIG_BYTES
+from daguerre.report.run import MOST_BYTES as MOST_CONFIG_BYTES
 from daguerre.serve.bounds import check_file
 from daguerre.serve.queueing.schema import Setting
 from daguerre.serve.settings_shown import flat
