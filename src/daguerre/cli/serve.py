@@ -16,8 +16,8 @@ and only this machine reaches it.
   --host ADDRESS        beyond this machine, such as 0.0.0.0: the page then asks for a token, that of the variable
                         DAGUERRE_SERVE_TOKEN, or one that is printed at the start
   --allow-host NAME     a name by which the page is called, such as that of a proxy; repeatable
-  --root DIR            a further folder: its pictures are shown, links in FOLDER may lead there, and runs that are started
-                        on the page may read there; also the address of a store, for such runs; repeatable
+  --root DIR            a further folder: its pictures are shown, links in FOLDER may lead there, and runs that are
+                        started on the page may read there; also the address of a store, for such runs; repeatable
   --queue DIR           another queue than ~/.local/state/daguerre/queue (daguerre queue --help)
   --cert FILE --key FILE    serve by TLS
 
