@@ -129,7 +129,10 @@ def test_a_caption_in_a_field_of_json_is_written_there(folder: Path) -> None:
         change = {"kind": "caption", "id": page.ids()["e.webp"], "was": "a fish", "text": "a shark"}
         sent = page.client.post(f"{page.address}edit", params={"as": id}, content=json.dumps(change), headers=OWN)
         assert sent.status_code == 200, sent.text
-    assert json.loads((folder / "e.json").read_text()) == {"blip": "a shark", "score": 1}
+        assert json.loads((folder / "e.json").read_text()) == {"blip": "a shark", "score": 1}
+        undone = page.post("edit", {"kind": "undo"}).json()
+        assert (undone["changed"], undone["stayed"]) == (1, []), "however the folder is read by now"
+    assert json.loads((folder / "e.json").read_text()) == {"blip": "a fish", "score": 1}
     assert not (folder / "e.txt").exists()
 
 
@@ -171,7 +174,7 @@ def test_many_captions_change_at_once_and_back(folder: Path) -> None:
         assert "Undo" in page.get("").text
         assert page.cards()["undo"] == "2 captions"
         undone = page.post("edit", {"kind": "undo"}).json()
-        assert (undone["changed"], undone["stayed"]) == (1, ["a.png"])
+        assert (undone["changed"], undone["stayed"]) == (1, ["a.txt"])
         (folder / "a.txt").write_text("a cat, \\1 meadow\n")
         assert page.post("edit", {"kind": "undo"}).json()["changed"] == 3
         assert trained(folder) == before
@@ -205,12 +208,15 @@ def test_a_kill_between_two_files_can_be_undone(folder: Path, monkeypatch: pytes
 
 def test_what_is_left_out_is_not_trained_on_and_comes_back(folder: Path) -> None:
     (folder / "b.control.png").write_bytes(photos.image())
+    (folder / "b").mkdir()
+    (folder / "b" / "other.png").write_bytes(photos.image())
+    (folder / "b" / "other.txt").write_text("another")
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with photos.shown(folder, control=True) as page:
         ids = page.ids()
         some = [ids["b.png"], ids["d.jpg"], ids["more/c.png"]]
         assert page.post("move", {"ids": some, "to": "left_out"}).json()["moved"] == 3
-        assert {*trained(folder)} == {"a.png"}
+        assert {*trained(folder)} == {"a.png", "b/other.png"}
         assert scan.scan(folder, RULES, {}).skipped.keys() <= {
             "image without a caption", "broken image", scan.LEFTOVER, scan.LONE_TEXT
         }  # fmt: skip

@@ -21,11 +21,14 @@ import pytest
 import served
 from photos import OWN, Shown
 
+from daguerre.data.folder import scan
 from daguerre.serve import patience
 from daguerre.serve.dataset import uploads
 from daguerre.serve.dataset.folders import identity
 
 SECRET = "the content of a file outside"
+CHANGED = {"id": f"{scan.sample_id('a.png'):016x}", "file": "a.txt", "key": "", "before": "x", "after": SECRET}
+CHANGED |= {"made": True}
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;</textarea>"
 
 
@@ -296,9 +299,11 @@ def test_a_forged_metadata_file_says_nothing(folder: Path, lines: list[object]) 
     [
         "[" * 100_000,
         json.dumps({"changes": 1}),
-        json.dumps([{"title": "x", "changes": [{"id": "../../outside", "before": "x", "after": "y", "made": True}]}]),
-        json.dumps([{"title": HOSTILE, "changes": [{"id": 3, "before": [], "after": None, "made": 1}]}]),
-        json.dumps([{"changes": [{"id": {}, "before": "", "after": "", "made": 1}]}]),
+        json.dumps([{"title": "x", "changes": [CHANGED | {"id": "../../outside"}]}]),
+        json.dumps([{"title": "x", "changes": [CHANGED | {"file": "../../outside/secret.txt"}]}]),
+        json.dumps([{"title": "x", "changes": [CHANGED | {"file": "a.png", "after": ""}]}]),
+        json.dumps([{"title": HOSTILE, "changes": [CHANGED | {"before": [], "after": None}]}]),
+        json.dumps([{"changes": [CHANGED | {"id": {}}]}]),
     ],
 )
 def test_a_forged_journal_undoes_nothing(folder: Path, journal: str) -> None:

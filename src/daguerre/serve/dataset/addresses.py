@@ -197,8 +197,11 @@ async def _changing(request: Request, most: int, change: Callable[[Listing, byte
     given, desk = await body_of(request, most), _desk(request)
 
     def work() -> dict[str, Any]:
-        with locked(place.path):
-            return change(desk.shelf.listing(place, way), given)
+        try:
+            with locked(place.path):
+                return change(desk.shelf.listing(place, way), given)
+        except PermissionError as error:
+            raise UserError(f"{place.path.name} cannot be changed: {error.strerror}") from error
 
     found = await run_in_threadpool(work)
     runs = [each.name for each in await _readers(request, place) if each.may_go_on]

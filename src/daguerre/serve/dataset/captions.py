@@ -2,6 +2,7 @@
 metadata.jsonl. Every change is noted before it is made, so that it can be undone, also after a kill."""
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from daguerre import documents
 from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically
-from daguerre.data.folder.captions import TEXT_BYTES, NoCaption
+from daguerre.data.folder.captions import METADATA, TEXT_BYTES, TEXT_FILES, NoCaption
 from daguerre.errors import UserError
 from daguerre.formatting import counted
 from daguerre.report.run import MOST_BYTES as MOST_WHOLE
@@ -105,6 +106,9 @@ class Noted(_Message):
     """A caption that was changed."""
 
     id: str
+    file: str
+    """Inside the folder."""
+    key: str
     before: str
     after: str
     made: bool
@@ -168,6 +172,10 @@ def found(listing: Listing, picture: Picture) -> Text:
         name, line, key = words.place(picture.path)
     except NoCaption as error:
         raise UserError(f"{printable(error.file)}: {error}", code="damaged") from error
+    return _text(listing, name, line, key)
+
+
+def _text(listing: Listing, name: str, line: int, key: str) -> Text:
     path = (listing.place.path / name).resolve()
     if not within(path, (listing.place.path.resolve(),)):
         raise UserError(f"{printable(name)} is a link out of this folder: change the text where it leads to")
@@ -244,8 +252,16 @@ def _many(listing: Listing, wanted: Many) -> dict[str, Any]:
 
 def _write(listing: Listing, title: str, changes: Sequence[Change]) -> None:
     """Notes what is about to change, then changes it."""
+    home = listing.place.path.resolve()
     noted = [
-        Noted(id=each.picture.id, before=each.at.text, after=each.after, made=not each.at.file.exists())
+        Noted(
+            id=each.picture.id,
+            file=str(each.at.file.relative_to(home)),
+            key=each.at.key,
+            before=each.at.text,
+            after=each.after,
+            made=not each.at.file.exists(),
+        )
         for each in changes
     ]
     _save(listing, [*_journal(listing), Entry(title=title, changes=noted)][-_MOST_UNDONE:])
@@ -289,20 +305,34 @@ def _undo(listing: Listing) -> dict[str, Any]:
         raise UserError("there is nothing to undo", code="missing")
     changes, made, stayed = list[Change](), list[Path](), list[str]()
     for noted in every[-1].changes:
-        picture = listing.by_id.get(noted.id)
-        at = found(listing, picture) if picture and not picture.away else None
-        if picture is None or at is None or at.text != noted.after:
-            if at is None or at.text != noted.before:  # else a kill came before it
-                stayed.append(printable(picture.path) if picture else noted.id)
-        elif noted.made and not at.line and not at.key:
+        picture, at = listing.by_id.get(noted.id), _noted_text(listing, noted)
+        if picture is None or at is None or at.text not in (noted.before, noted.after):
+            stayed.append(printable(noted.file))
+        elif at.text == noted.after and noted.made:
             made.append(at.file)
-        else:
+        elif at.text == noted.after:  # else a kill came before it
             changes.append(Change(picture, at, noted.before))
     _apply(changes)
     for path in made:
         put_in_trash(path)
     _save(listing, every[:-1])
     return {"changed": len(changes) + len(made), "stayed": stayed[:_SHOWN], "title": every[-1].title}
+
+
+def _noted_text(listing: Listing, noted: Noted) -> Text | None:
+    """A caption that was changed, as it is written now; None where it is not to be found."""
+    picture, (_, ending) = listing.by_id.get(noted.id), os.path.splitext(noted.file)
+    rules = listing.found.words.rules
+    if picture is None or picture.away or ending.lower() not in (*TEXT_FILES, *rules.text_files, ".json", ".jsonl"):
+        return None
+    file, line = listing.found.words.lines.get(picture.path, ("", 0))
+    is_line = os.path.basename(noted.file) == METADATA
+    if is_line and file != noted.file:
+        return None
+    try:
+        return _text(listing, noted.file, line if is_line else 0, noted.key)
+    except UserError:
+        return None
 
 
 def _journal(listing: Listing) -> list[Entry]:

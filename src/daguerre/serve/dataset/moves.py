@@ -83,7 +83,7 @@ def _belonging(path: Path) -> list[str]:
     for name in sorted(os.listdir(path.parent)):
         own, _ = os.path.splitext(name)
         owner = kinds.owner(own)
-        if name == path.name or name.startswith("."):
+        if name == path.name or name.startswith(".") or not path.with_name(name).is_file():
             continue
         if (owner is not None and owner[0] == stem) or (own in (stem, path.name) and not is_picture(name)):
             found.append(name)

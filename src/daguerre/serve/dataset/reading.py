@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,15 @@ def _data(folder: Path, roots: tuple[Path, ...]) -> dict[str, Any]:
     path = RunFolder(folder).config
     try:
         check_file(path, roots, MOST_BYTES)
-        tree = yaml.load(path.read_bytes(), SAFE_LOADER)
+        stat = path.stat()
+        return _section(path, stat.st_mtime_ns, stat.st_size)
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return {}
+
+
+@lru_cache(maxsize=4096)
+def _section(path: Path, changed_ns: int, size_bytes: int) -> dict[str, Any]:
+    """By time and size, so that a file that changes is read again."""
+    tree = yaml.load(path.read_bytes(), SAFE_LOADER)
     data = tree.get("data") if isinstance(tree, dict) else None
     return data if isinstance(data, dict) else {}

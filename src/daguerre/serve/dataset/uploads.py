@@ -119,7 +119,10 @@ def keep(place: Place, given: str, data: bytes) -> dict[str, Any]:
         if path.exists() and path.read_bytes() == data:
             return {"name": free, "known": True}
         if not os.path.lexists(path):
-            write_bytes_atomically(path, data)
+            try:
+                write_bytes_atomically(path, data)
+            except PermissionError as error:
+                raise UserError(f"{place.path.name} cannot be written to: {error.strerror}") from error
             return {"name": free, "known": False}
         if suffix.lower() in TEXT_FILES:
             break

@@ -64,7 +64,8 @@ const wanted = (try_only) => {
   const picked = chosen().filter((one) => !one.closest("article").dataset.away).map((one) => one.value);
   const how = kind === "replace" ? { kind, find: of.find.value, by: of.by.value, any_case: of.any_case.checked }
     : kind === "remove" ? { kind, tag: of.tag.value } : { kind, tag: of.tag.value, to: of.to.value };
-  return { kind: "many", ids: picked.length ? picked : state.ids, change: how, try_only };
+  const all = !$("#filter").value.trim() && $("#show").value === "all";
+  return { kind: "many", ids: picked.length ? picked : all ? null : state.ids, change: how, try_only };
 };
 
 const arrangeForm = () => {
@@ -114,7 +115,7 @@ form.addEventListener("submit", async (event) => {
 many.querySelector(".cancel").addEventListener("click", () => many.close());
 $("#change").addEventListener("click", () => {
   const { ids } = wanted(true), picked = chosen().length > 0;
-  $("#of-which").textContent = `${ids.length.toLocaleString("en")} pictures: ${picked ? "those that are chosen" : "all that the filter shows, on all pages"}`;
+  $("#of-which").textContent = `${(ids ?? state.ids).length.toLocaleString("en")} pictures: ${picked ? "those that are chosen" : "all that the filter shows, on all pages"}`;
   arrangeForm();
   many.showModal();
   attempt();
