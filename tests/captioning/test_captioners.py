@@ -171,12 +171,19 @@ def test_blip_writes_a_sentence(tmp_path):
     assert found == [{"blip": "red red red"}] * 2
     begun = blip.load(blip.Settings(path=place, max_new_tokens=3, prompt="a photo of"), "cpu").captions(images[:1])
     assert begun[0]["blip"].startswith("a photo of red")
+    for prompt, most in {None: 32, "a photo of": 29}.items():  # of 32 positions
+        settings = blip.Settings(path=place, max_new_tokens=most, prompt=prompt)
+        assert blip.load(settings, "cpu").captions(images[:1])[0]["blip"].split()[-most:] == ["red"] * most
+        with pytest.raises(UserError, match=f"at most {most} "):
+            blip.load(settings.model_copy(update={"max_new_tokens": most + 1}), "cpu")
+    with pytest.raises(UserError, match="shorten it"):
+        blip.load(blip.Settings(path=place, max_new_tokens=1, prompt="a photo of " * 12), "cpu")
     florence2 = plugins.find("captioners", "florence2")
     with pytest.raises(UserError, match="holds a blip"):
         florence2.load(florence2.Settings(path=place), "cpu")
     (tmp_path / "blip" / "tokenizer.json").write_text('{"model": {"type": "X"}}')
     with pytest.raises(UserError, match="its processor cannot be read"):
-        blip.load(blip.Settings(path=place), "cpu")
+        blip.load(blip.Settings(path=place, max_new_tokens=3), "cpu")
 
 
 def florence2_folder(folder: Path) -> Path:
@@ -219,6 +226,10 @@ def test_florence2_writes_a_field_for_each_task(tmp_path):
     florence2 = plugins.find("captioners", "florence2")
     place = str(florence2_folder(tmp_path / "florence2"))
     settings = florence2.Settings(path=place, max_new_tokens=4, tasks=["caption", "detailed_caption"])
+    with pytest.raises(UserError, match="64 tokens, so at most 64"):
+        florence2.load(settings.model_copy(update={"max_new_tokens": 65}), "cpu")
+    most = florence2.load(settings.model_copy(update={"max_new_tokens": 64}), "cpu")
+    assert len(most.captions([Image.new("RGB", (20, 30))])[0]["florence2"].split()) > 60
     own, image = florence2.load(settings, "cpu"), Image.new("RGB", (20, 30), (200, 10, 10))
     (found,) = own.captions([image])
     assert [*found] == ["florence2", "florence2_detailed_caption"]

@@ -80,4 +80,28 @@ def load(
             )
     except (*documents.MISREAD, ImportError) as error:
         raise UserError(f"{folder}: its processor cannot be read: {str(error)[:300]}", code="damaged") from error
-    return Generative(settings, model.to(where), processor, prompts, where)
+    made = Generative(settings, model.to(where), processor, prompts, where)
+    _check_room(made)
+    return made
+
+
+def _check_room(made: Generative) -> None:
+    """UserError for more tokens than the network has positions for."""
+    config, count = made.model.config, made.settings.max_new_tokens
+    positions = config.text_config.max_position_embeddings
+    # A caption follows its prompt without the end, or begins by itself; nothing is read behind its last token.
+    written = [] if config.is_encoder_decoder else [text for text in made.prompts.values() if text is not None]
+    image = Image.new("RGB", (32, 32))
+    before = (
+        max(
+            [2, *(made.processor(images=image, text=text, return_tensors="pt").input_ids.shape[-1] for text in written)]
+        )
+        - 1
+    )
+    if count > (most := positions - before + 1):
+        way = f"so at most {most} behind this prompt" if most > 0 else f"and the prompt has {before}: shorten it"
+        raise UserError(
+            f"max_new_tokens={count} is more than this network writes: it reads {positions} tokens, {way}",
+            code="conflict",
+            setting="max_new_tokens",
+        )
