@@ -48,6 +48,7 @@ LEAVES = {
     "types",
     "unicode",
     "user_cache",
+    "webhook",
     "yaml_text",
 }
 MAY_IMPORT: dict[str, set[str]] = {

@@ -11,7 +11,9 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from daguerre import webhook
 from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.queue import processes
 from daguerre.queue.queue import Entry, Queue, bound
@@ -35,6 +37,7 @@ def keep(queue: Queue, ident: str, attempt: int, program: list[str], lock: int) 
     write_json_atomically(queue.path / f"{ident}.begun.json", begun)
     command = [*program, *arguments(entry)]
     environment = {**os.environ, **bound(entry.roots)}
+    environment.pop(webhook.VARIABLE, None)  # its end is told here, also that of one that is killed
     training = subprocess.Popen(command, cwd=entry.folder, stdin=subprocess.DEVNULL, start_new_session=True,
                                 pass_fds=(lock,), env=environment)  # fmt: skip
     own = {"training": training.pid, "training_started": processes.started(training.pid)}
@@ -43,6 +46,12 @@ def keep(queue: Queue, ident: str, attempt: int, program: list[str], lock: int) 
     with suppress(ProcessLookupError, PermissionError):  # workers that have outlived it
         os.killpg(training.pid, signal.SIGKILL)
     write_json_atomically(queue.path / f"{ident}.ended.json", {"attempt": attempt, "code": code, "ended": time.time()})
+    entry = queue.read(ident) or entry
+    status = queue.status(entry)
+    state, why = queue.outcome(ident, entry, status)
+    known: dict[str, Any] = status if status.get("pid") == training.pid else {}
+    if said := webhook.tell(Path(entry.place), state, why, known.get("step"), known.get("total_steps")):
+        print(f"daguerre: {said}", file=sys.stderr, flush=True)
     return 0
 
 

@@ -267,6 +267,10 @@ class Queue:
     def _state(self, ident: str, entry: Entry, is_locked: bool, status: dict[str, Any]) -> tuple[State, str]:
         if is_locked:
             return "running", "asked to stop" if entry.stops else str(status.get("reason") or "")
+        return self.outcome(ident, entry, status)
+
+    def outcome(self, ident: str, entry: Entry, status: dict[str, Any]) -> tuple[State, str]:
+        """State and reason of an entry that has no process."""
         begun, ended = self.document(ident, "begun"), self.document(ident, "ended")
         if begun.get("attempt") != entry.attempt:
             return ("paused", "") if entry.hold else ("waiting", "")

@@ -1,5 +1,6 @@
 """Multi-device runs: shards the networks over the mesh; runs an action on rank 0 and shares its result or error."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 
+from daguerre import webhook
 from daguerre.adapters.adapter import Attached
 from daguerre.assembly import assistant, base_digests
 from daguerre.assembly.parts import Components, load
@@ -42,6 +44,8 @@ def process_group(config: Config, storage: RunStorage, stop: StopSignals) -> Ite
         counts = {name: known.get(name, 0) for name in ("step", "samples", "total_steps")}
         storage.folder.write_status("failed", reason=failure.text, **counts)
         storage.abandon()
+        if why := webhook.tell(storage.folder.path, "failed", failure.text, counts["step"], counts["total_steps"]):
+            print(f"daguerre: {why}", file=sys.stderr, flush=True)
 
     kind = devices.choose_device(config.training.device).type
     world = environment.read()

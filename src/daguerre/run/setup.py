@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from daguerre import faults, ranks
+from daguerre import faults, ranks, webhook
 from daguerre.assembly import (
     assistant,
     base_digests,
@@ -113,6 +113,8 @@ class Run:
         if self.processes.leads:
             self.folder.check_not_moved()
             self.folder.write_status(state, step=now.step, samples=now.samples, total_steps=total, reason=reason)
+            if state != "running" and (why := webhook.tell(self.folder.path, state, reason, now.step, total)):
+                self.say([why])
 
     def page(self) -> None:
         """Writes the report, on rank 0."""

@@ -4,19 +4,22 @@ Order of a save: the numbers of the step, the checkpoint, then sample images, ex
 between makes on restart what is missing.
 """
 
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from signal import Signals
+from typing import Any
 
 import torch
 
-from daguerre import system
+from daguerre import system, webhook
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.config.config import Loaded
 from daguerre.distributed.launch import environment
 from daguerre.distributed.launch.environment import World
 from daguerre.errors import ReportedElsewhere, UserError
-from daguerre.formatting import counted
+from daguerre.formatting import counted, first_line
 from daguerre.generation import generate
 from daguerre.remote import local_copy
 from daguerre.run import results, resume
@@ -38,6 +41,8 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
         processes = stack.enter_context(process_group(config, storage, stop))
         # Before anything is read: what a run finds in its folder must not change while it starts.
         processes.agreement.run_on_rank0(lambda: stack.enter_context(storage.hold()))
+        if processes.world.size == 1:  # of several processes the watchdog tells it
+            stack.push(partial(tell_failure, storage))
         run = start(loaded, storage, stack, stop, processes)
         stack.callback(run.saver.wait)  # an error does not cut off a save, nor let go of the folder before it has ended
         if run.state.step >= run.every.total and processes.agreement.run_on_rank0(lambda: was_finished(run)):
@@ -76,6 +81,15 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
             # Launchers end the others soon after the first one that leaves. Over the group: the place where the ranks
             # met may be gone with the launcher.
             return max(processes.agreement.gather(code))
+
+
+def tell_failure(storage: RunStorage, kind: Any, error: BaseException | None, trace: Any) -> None:
+    """Tells the user's webhook of an error that ends a run; for `ExitStack.push`."""
+    if error is not None:
+        status = storage.folder.read_status() or {}
+        reason = first_line(error) or type(error).__name__
+        if why := webhook.tell(storage.folder.path, "failed", reason, status.get("step"), status.get("total_steps")):
+            print(f"daguerre: {why}", file=sys.stderr, flush=True)
 
 
 def check_mesh(loaded: Loaded, storage: RunStorage, own: World) -> None:
