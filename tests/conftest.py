@@ -15,6 +15,7 @@ import pytest
 
 from daguerre import credentials
 
+pytest.register_assert_rewrite("daguerre.contracts")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if find_spec("triton"):  # decides when it is first imported whether its own functions are interpreted (tests/kernels)

@@ -13,7 +13,8 @@ from huggingface_hub import constants
 from tiny_models import write_sd
 
 from daguerre import errors
-from daguerre.cli import fetch, fetch_files, main
+from daguerre.cli import fetch, main
+from daguerre.cli.parts import fetch_files
 from daguerre.errors import UserError
 from daguerre.models.weights import resolve
 

@@ -256,6 +256,8 @@ COMMANDS = [
     "queue remove @ queue=q",
     "queue run @ queue=q",
     "caption @ with=wd14",
+    "check @",
+    "--plugins @ recipes",
     "caption a with=wd14 path=@",
     "control @ save",
     "control a @",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,8 @@ import tiny_networks
 
 from daguerre import plugins
 from daguerre.conditions import blur, canny, grey, inpaint, lineart, outpaint, palette, scribble, sobel, threshold, tile
-from daguerre.conditions.condition import ConditionSettings, computed, drawing
+from daguerre.conditions.condition import ConditionSettings, computed
+from daguerre.contracts.conditions import ConditionContract, draw
 from daguerre.errors import UserError
 
 NAMES = plugins.names("conditions")
@@ -23,8 +23,6 @@ NEEDED: dict[str, dict[str, object]] = {}
 """Settings of conditions that do not work without, by name: networks, written by the fixture."""
 LIGHT = [name for name in NAMES if name not in ("depth", "faces", "hed", "pose")]
 """Those that import no library for networks."""
-RANDOM = {"faces", "inpaint", "outpaint", "qr"}
-SIZES = [(64, 64), (37, 53), (1, 1), (1, 40), (70, 3), (130, 96)]
 OUTSIDE = Path(__file__).parent / "outside.npz"
 DIGEST = "fafb26f36239ea14312c0286a93f23fe39538fe1038f247e356b531f2a478b2a"
 
@@ -42,38 +40,13 @@ def settings(name: str) -> ConditionSettings:
     return plugins.find("conditions", name).Settings(**NEEDED.get(name, {}))
 
 
-def draw(seed: int = 3, image: str = "control", key=(5, 1, 0)):
-    return drawing(seed, image, key)
-
-
 @pytest.mark.parametrize("name", NAMES)
-class TestCondition:
-    def test_settings_are_named_after_the_file_and_documented(self, name):
-        module = plugins.find("conditions", name)
-        assert issubclass(module.Settings, ConditionSettings)
-        assert module.Settings.model_fields["name"].default == name
-        assert [field for field, info in module.Settings.model_fields.items() if not info.description] == []
-        assert list(inspect.signature(module.apply).parameters) == ["settings", "pixels_HWC", "draw"]
+class TestCondition(ConditionContract):
+    """The contract, over all files of conditions/."""
 
-    @pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
-    def test_it_is_a_pure_function_of_image_and_draw(self, name, size):
-        pixels = scenes.scene(*size)
-        before = pixels.copy()
-        pixels.setflags(write=False)
-        made = computed(settings(name), pixels, draw())
-        assert (made.dtype, made.shape) == (np.uint8, (*size, 4))
-        assert {*np.unique(made[:, :, 3])} <= {0, 255}
-        assert not made[made[:, :, 3] == 0].any()  # nothing is told of what is unknown
-        assert np.array_equal(pixels, before)
-        assert np.array_equal(computed(settings(name), pixels, draw()), made)
-        assert not np.shares_memory(made, pixels)
-
-    def test_chance_comes_from_the_key_alone(self, name):
-        pixels = scenes.scene(64, 64)
-        first = computed(settings(name), pixels, draw())
-        others = [draw(seed=4), draw(image="control_2"), draw(key=(6, 1, 0)), draw(key=(5, 2, 0)), draw(key=(5, 1, 1))]
-        same = [np.array_equal(first, computed(settings(name), pixels, other)) for other in others]
-        assert same == [name not in RANDOM] * len(others)
+    @pytest.fixture
+    def given(self, name: str) -> dict[str, object]:
+        return NEEDED.get(name, {})
 
 
 DIGESTS = """

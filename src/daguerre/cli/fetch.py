@@ -36,9 +36,9 @@ from huggingface_hub import errors as hub
 
 from daguerre import digests, documents
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
-from daguerre.cli import fetch_files
 from daguerre.cli.convert import options as given
-from daguerre.cli.fetch_files import Choice
+from daguerre.cli.parts import fetch_files
+from daguerre.cli.parts.fetch_files import Choice
 from daguerre.errors import UserError
 from daguerre.families.pretrained import catalogue, single_files
 from daguerre.formatting import first_line, format_size

@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> int:
             raise ReportedElsewhere(error) from None
         raise
     # Late, for the reason above.
-    from daguerre.cli import dry_run as dry
+    from daguerre.cli.parts import dry_run as dry
     from daguerre.run import cached, trainer
 
     of_run = storage.of(loaded.config.output_dir, loaded.config.run_name)

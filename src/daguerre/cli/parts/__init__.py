@@ -1,0 +1,1 @@
+"""Parts of verbs that are no verbs themselves."""
