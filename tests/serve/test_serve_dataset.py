@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urljoin
 
 import fake_run
 import photos
@@ -21,6 +22,7 @@ from daguerre.errors import UserError
 from daguerre.serve.dataset import uploads
 from daguerre.serve.dataset.captions import Tag
 
+RECIPE = "# A LoRA of the images in x, from the recipe sdxl_lora; written by\n#   `daguerre init`.\nrun_name: x\n"
 RULES = Rules(("jpeg", "png", "webp"))
 
 
@@ -283,7 +285,7 @@ def test_pictures_are_sent_into_a_new_folder(folder: Path) -> None:
 
 
 def test_a_recipe_is_made_of_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "import sys; open(sys.argv[4], 'x').write('run_name: x'); print(sys.argv[1:]); print('2 of 5')"
+    program = f"import sys; open(sys.argv[4], 'x').write({RECIPE!r}); print(sys.argv[1:]); print('2 of 5')"
     real = subprocess.Popen
 
     def instead(command: list[str], **more: object) -> subprocess.Popen[bytes]:
@@ -297,7 +299,10 @@ def test_a_recipe_is_made_of_a_folder(folder: Path, monkeypatch: pytest.MonkeyPa
         while (state := page.get("job").json())["running"]:
             assert time.monotonic() < end
             time.sleep(0.05)
-        assert (state["done"], state["recipe"], state["share"]) == (True, "run_name: x", [2, 5])
+        assert (state["done"], state["recipe"], state["share"]) == (True, RECIPE, [2, 5])
+        form = page.client.get(urljoin(page.address, state["start"]))
+        assert form.status_code == 200
+        assert str(folder) in form.text
         assert (
             str(["init", str(folder), "-o", str(folder.parent / "runs" / "mine.yaml"), "base=sdxl_lora"])
             in state["text"]

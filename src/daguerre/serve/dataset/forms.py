@@ -198,6 +198,8 @@ def _job() -> Html:
             element("span", id="job-file"),
             " ",
             element("button", "Plan its memory", type="button", id="job-plan", hidden=True),
+            " ",
+            element("a", "Start a run on these pictures", href="../../queue/new", id="job-start", hidden=True),
             class_="note",
         ),
         element("pre", id="job-recipe", tabindex=0, hidden=True, role="region", aria_label="the recipe"),

@@ -10,6 +10,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
+from urllib.parse import urlencode
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,6 +24,7 @@ MOST_BYTES = 4096
 _TAIL_BYTES = 16 << 10
 _MOST = 2
 """Commands at a time."""
+_BASE = re.compile(r", from the recipe (\w+); written by `daguerre init`")
 _DONE = re.compile(r"^([\d,]+) of ([\d,]+)$", re.MULTILINE)
 
 
@@ -83,6 +85,7 @@ class Job:
     """A command that was started."""
 
     kind: str
+    folder: Path
     process: subprocess.Popen[bytes]
     said: IO[bytes]
     made: Path | None = None
@@ -104,8 +107,18 @@ class Job:
             "text": text,
         }
         if code == errors.DONE and self.made is not None and self.made.is_file():
-            document |= {"file": str(self.made), "recipe": self.made.read_text(encoding="utf-8", errors="replace")}
+            document |= self._recipe(self.made)
         return document
+
+    def _recipe(self, made: Path) -> dict[str, str]:
+        """The recipe that was made, and the address of a new run by its base on the same pictures."""
+        text = made.read_text(encoding="utf-8", errors="replace")
+        base = _BASE.search(text.replace("\n#   ", " "))  # long lines of the head are wrapped
+        if base is None:
+            return {"file": str(made), "recipe": text}
+        own = {"data.source": "folder", "data.path": str(self.folder), "run_name": made.stem}
+        given = [("recipe", base[1]), *(("set", f"{name}={value}") for name, value in own.items())]
+        return {"file": str(made), "recipe": text, "start": f"../../queue/new?{urlencode(given)}"}
 
     def _tail(self) -> str:
         if self.said.closed:
@@ -178,7 +191,7 @@ class Jobs:
         process = subprocess.Popen(
             command, cwd=self.home, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
         )
-        return Job(wanted.kind, process, said, made)
+        return Job(wanted.kind, place.path, process, said, made)
 
     def end(self) -> None:
         """Stops what still runs: captions go on with the next start."""

@@ -138,6 +138,8 @@ const watch = async () => {
       if (end) text.scrollTop = text.scrollHeight;
       $("#job-file").textContent = found.file ? `Written to ${found.file}` : found.running || found.done ? "" : "It has ended with an error.";
       $("#job-plan").hidden = !found.file || found.kind === "plan";
+      $("#job-start").hidden = !found.start;
+      if (found.start) $("#job-start").href = found.start;
       $("#job-recipe").hidden = !found.recipe;
       $("#job-recipe").textContent = found.recipe ?? "";
       if (was?.running && !found.running) await refresh();
