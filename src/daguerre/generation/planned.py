@@ -43,17 +43,48 @@ _STAGES = ("prompts are read", "the sampler steps", "images are decoded")
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A part of a batch that was computed."""
+
+    bytes: int
+    """Most bytes in addition to what is held."""
+    work: Work
+    sent: int
+    """Bytes of blocks that were copied to the device meanwhile."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """The fullest moment of a batch of images, and what generating it takes of the machine."""
 
     target: Target
     held: Mapping[str, int]
     """Bytes on the device that stay, by component."""
-    made: Mapping[str, int]
-    """Most bytes in addition, by what is done."""
-    host: Host
+    stages: Sequence[Stage]
+    """Parts of the batch in their order; the sampler takes `_STEPS` steps at most."""
+    repeats: float
+    """Times that the sampler takes so many."""
+    awaited: int
+    """Bytes of text encoders that are copied to the device before they compute."""
+    machine: Host
+    """Memory of the host."""
+    compute: torch.dtype
     images: str
     """The images, in words."""
+
+    @property
+    def made(self) -> dict[str, int]:
+        """Most bytes in addition to what is held, by what is done."""
+        return dict(zip(_STAGES, (stage.bytes for stage in self.stages), strict=True))
+
+    @property
+    def host(self) -> Host:
+        """The share of the host, and the seconds of the batch."""
+        rates = peak_rates.assumed(self.target.card, self.target.on_gpu, self.compute)
+        # Blocks are copied while others compute.
+        reads, steps, decodes = (max(each.work.seconds(rates), each.sent / rates.link) for each in self.stages)
+        seconds = self.awaited / rates.link + reads + steps * self.repeats + decodes
+        return replace(self.machine, rates=rates, seconds=seconds)
 
     @property
     def peak(self) -> Peak:
@@ -119,21 +150,18 @@ def batch(target: Target, config: Config, parts: Components, say: Callable[[str]
     few = sampling if isinstance(sampling.timestep_spacing, list) else _of_few_steps(sampling)
     say(f"computing {counted(sampling.batch_size, 'image')} with {counted(few.num_inference_steps, 'step')}")
     stages = _stages(parts, config, few, target.on_gpu)
-    made = dict(zip(_STAGES, (each.bytes for each in stages), strict=True))
-    rates = peak_rates.assumed(target.card, target.on_gpu, parts.numerics.compute)
-    reads, steps, decodes = (max(each.work.seconds(rates), each.sent / rates.link) for each in stages)
-    # Encoders are copied before they compute, blocks while others do.
-    copies = sum(map(encoders.held_bytes, filter(encoders.waiting, parts.family.components.values()))) / rates.link
-    seconds = copies + reads + steps * sampling.num_inference_steps / few.num_inference_steps + decodes
     programs = PROCESS_BYTES + CUDA_BYTES * target.on_gpu
     trained = _of_checkpoint(config, parts)
     reading = {"programs": programs, "networks in float32": numbers * READ_BYTES, "checkpoint": trained}
     working = {
         "programs": programs,
-        "tensors": 0 if target.on_gpu else sum(held.values()) + max(made.values()),
+        "tensors": 0 if target.on_gpu else sum(held.values()) + max(each.bytes for each in stages),
         "networks that wait": waiting,
     }
-    machine = Host(reading, working, {}, rates, seconds, None, doing="while images are generated")
+    rates = peak_rates.assumed(target.card, target.on_gpu, parts.numerics.compute)
+    machine = Host(reading, working, {}, rates, 0.0, None, doing="while images are generated")
+    repeats = sampling.num_inference_steps / few.num_inference_steps
+    awaited = sum(map(encoders.held_bytes, filter(encoders.waiting, parts.family.components.values())))
     height, width = generate.image_size(config, "sample")
     images = (
         f"{counted(sampling.batch_size, 'image')} of {height}x{width} px (height x width) at once, "
@@ -141,7 +169,7 @@ def batch(target: Target, config: Config, parts: Components, say: Callable[[str]
         f"{parts.family.guidance.described(sampling.guidance_scale)}, {parts.precision} on "
         f"{'a GPU' if target.on_gpu else 'a CPU'}"
     )
-    return Batch(target, held, made, machine, images)
+    return Batch(target, held, stages, repeats, awaited, machine, parts.numerics.compute, images)
 
 
 def _numbers(network: nn.Module) -> int:
@@ -202,23 +230,12 @@ class _Blank:
         return torch.zeros(tuple(made.shape), dtype=made.dtype)
 
 
-@dataclass(frozen=True)
-class _Stage:
-    """A part of a batch that was computed."""
-
-    bytes: int
-    """Most bytes in addition to what is held."""
-    work: Work
-    sent: int
-    """Bytes of blocks that were copied to the device meanwhile."""
-
-
-def _stages(parts: Components, config: Config, sampling: SamplingSettings, on_gpu: bool) -> list[_Stage]:
+def _stages(parts: Components, config: Config, sampling: SamplingSettings, on_gpu: bool) -> list[Stage]:
     """Reading prompts, the steps of the sampler, and decoding, of one batch without memory."""
     if on_gpu:
         for module in (parts.net, *parts.family.components.values()):
             use_cuda_types(module)
-    request, live, found = _request(config, parts), Live(), list[_Stage]()
+    request, live, found = _request(config, parts), Live(), list[Stage]()
     with FakeTensorMode(allow_non_fake_inputs=True), live:
         without_memory(parts)
     base, watched = live.now, Watched()
@@ -229,7 +246,7 @@ def _stages(parts: Components, config: Config, sampling: SamplingSettings, on_gp
         if len(found) == stage:
             done, sent = _added(found), sum(swap.sent_bytes for swap in parts.swaps.values())
             work = Work(Counter(watched.work.launches) - Counter(done.work.launches))
-            found.append(_Stage(live.peak - base, work, sent - done.sent))
+            found.append(Stage(live.peak - base, work, sent - done.sent))
             live.reset()
 
     place = "images" if parts.family.output is None else "output"
@@ -245,8 +262,8 @@ def _stages(parts: Components, config: Config, sampling: SamplingSettings, on_gp
     return found
 
 
-def _added(stages: Sequence[_Stage]) -> _Stage:
-    return _Stage(0, sum((each.work for each in stages), NOTHING), sum(each.sent for each in stages))
+def _added(stages: Sequence[Stage]) -> Stage:
+    return Stage(0, sum((each.work for each in stages), NOTHING), sum(each.sent for each in stages))
 
 
 def _request(config: Config, parts: Components) -> ImageRequest:

@@ -14,6 +14,7 @@ from daguerre.formatting import counted
 from daguerre.memory.peak import Peak, largest_bucket
 from daguerre.memory.report import format_size, wrap
 from daguerre.memory.static import MemoryCount
+from daguerre.models import encoders
 from daguerre.settings import Duration
 from daguerre.training.performance.peak_rates import Rates
 
@@ -119,7 +120,11 @@ def forecast(
     work = peak.pass_work * sizes.accumulation + peak.update_work
     updates = _updates(config.training.duration, sizes.whole)
     disk = _disk(config, parts, count, bucket, updates)
-    return Host(reading, training, disk, rates, work.seconds(rates), updates)
+    # Encoders that wait are copied before they compute, blocks while others do.
+    readers = sum(map(encoders.held_bytes, filter(encoders.waiting, parts.family.components.values())))
+    seconds = max(work.seconds(rates), peak.sent * sizes.accumulation / rates.link)
+    seconds += readers * sizes.accumulation / rates.link
+    return Host(reading, training, disk, rates, seconds, updates)
 
 
 def _read(count: MemoryCount) -> int:

@@ -63,6 +63,8 @@ class Peak:
     """The same, while weights are moved."""
     reference: Bucket | None = None
     """The size that each reference image was counted in."""
+    sent: int = 0
+    """Bytes of blocks that wait which are copied to the device for a micro-batch, while others compute."""
 
     @property
     def whole(self) -> int:
@@ -114,13 +116,22 @@ class SimulatedStep:
                 self._sends_ahead = True
             for swap in self._parts.swaps.values():
                 swap.drop()
+            before = self._sent
             with Watched() as passing:
                 passes = self._moving_passes(micro) if self._config.optimizer.in_backward else self._passes(micro)
             with Watched() as moving:
                 update = 0 if self._config.optimizer.in_backward else self._update()
         held = self._count.whole - self._count.bytes_of("gradients")
         reference = largest_reference(self._parts.images, self._config.data, largest_bucket(self._config))
-        return Peak(micro, held, passes + self._gathered, update, self._gathered, passing.work, moving.work, reference)
+        return Peak(
+            micro, held, passes + self._gathered, update, self._gathered, passing.work, moving.work, reference,
+            self._sent - before,
+        )  # fmt: skip
+
+    @property
+    def _sent(self) -> int:
+        """Bytes of blocks that were copied to the device until now."""
+        return sum(swap.sent_bytes for swap in self._parts.swaps.values())
 
     def _passes(self, micro: int) -> int:
         """Most bytes in addition to what is held, in the last micro-batch of an update."""
