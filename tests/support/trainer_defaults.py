@@ -41,7 +41,7 @@ _ALIKE = {
     *(f"objective.loss.{name}" for name in ("name", "huber_c", "huber_schedule", "huber_scale")),
     *("data.shuffle", "data.lanes", "data.lane_samples", "data.idx_to_prompt"),
     *("training.global_batch_size", "training.weights_dtype", "training.base_precision", "training.matmul_precision"),
-    "training.float8",
+    *("training.float8", "model.loras"),
     *("optimizer.name", "optimizer.scale_lr", "optimizer.learning_rates", "optimizer.beta1", "optimizer.beta2"),
     *("optimizer.learning_rate_factors", "optimizer.weight_decays", "objective.schedule.terminal"),
     *(

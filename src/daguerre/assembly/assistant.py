@@ -89,7 +89,7 @@ def opened(config: Config, family: Family) -> Network | None:
     place = getattr(config.model, ASSISTANT, None)
     if place is None:
         return None
-    file = contents.find(_located(place))
+    file = contents.find(located(place, _SETTING))
     with torch.device("cpu"):  # its numbers are few, and its digest is asked for
         found = read.read(file, family.components)
     (denoiser,) = config.model.networks("denoiser")
@@ -100,15 +100,17 @@ def opened(config: Config, family: Family) -> Network | None:
     return Network(module.to("meta") if resolve.without_weights() else module, ASSISTANT)
 
 
-def _located(place: str) -> Path:
-    """The file, or the folder that holds one. A repository of the hub alone means the file that diffusers writes."""
+def located(place: str, setting: str) -> Path:
+    """The file that a setting names, or the folder that holds one.
+
+    A repository of the hub alone means the file that diffusers writes."""
     if Path(place).expanduser().exists():
         return Path(place).expanduser()
     name = f"{place}/{DIFFUSERS_FILE}" if place.count("/") == 1 and resolve.is_hub_id(place) else place
     try:
         return resolve.file(name, resolve.Options())
     except UserError as error:
-        raise type(error)(f"{_SETTING}: {error}", code=error.code, setting=_SETTING) from error
+        raise type(error)(f"{setting}: {error}", code=error.code, setting=setting) from error
 
 
 def _check(file: Path, component: str, denoiser: str, addition: Addition, family: Family) -> None:

@@ -18,6 +18,7 @@ from daguerre.adapters.lora_parts.forward import cast_together
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.assembly import (
     assistant,
+    base_loras,
     caption_words,
     float8_layers,
     left_out,
@@ -267,6 +268,7 @@ def load(config: Config, leave_out: Collection[str] = ()) -> tuple[Family, Attac
     config = caption_words.fixed(config)
     with encoders.leaving_out(leave_out):
         family: Family = plugins.find("families", config.model.family).load(config.model, config.seed)
+        base_loras.merge(config.model, family)
         reached = [name for own in config.adapters.values() for name in own.reaches(family.trainable)]
         family = family.training(reached) if family.trainable else family
         helping = assistant.opened(config, family)

@@ -198,6 +198,15 @@ class ScaledSettings(LatentSettings):
         return self
 
 
+class BaseLoRA(Settings):
+    """A LoRA that belongs to the base of a run."""
+
+    path: Annotated[str, ADDRESS]
+    """A file of any program, a run's folder, OWNER/NAME/FILE.safetensors of the hub, or OWNER/NAME."""
+    strength: float = Field(1.0, allow_inf_nan=False)
+    """What it adds is multiplied by this; below 0 it is taken away."""
+
+
 class PretrainedSettings(FamilySettings):
     """Settings of families whose networks are those of a diffusers pipeline; each component is a field of its family.
 
@@ -219,6 +228,9 @@ class PretrainedSettings(FamilySettings):
     ignore_tensors: list[str] = Field([], json_schema_extra=FREE)
     """Patterns of tensors' names (`*` and `?`) that are left out of files of weights. What belongs to weights in a way
     that is not known here, or marks how they are used, is refused unless it is named here."""
+    loras: list[BaseLoRA] = Field([], exclude_if=lambda loras: not loras)
+    """LoRAs that are added to the weights of the denoiser before training: [{path: style.safetensors, strength: 0.8}].
+    What is trained is for the base with them."""
     scheduler: Annotated[str | None, ADDRESS] = Field(BASE, json_schema_extra=FREE)
     """Place of the scheduler's config that the pretrained network was trained with: where the objective differs, a line
     says so. null: no comparison."""

@@ -13,7 +13,7 @@ from typing import Any
 from daguerre import trees, yaml_text
 from daguerre.errors import UserError
 from daguerre.foreign.names.tables import CONVERTED
-from daguerre.foreign.names.values import Meaning, number, one
+from daguerre.foreign.names.values import NOTHING_ASKED, Meaning, listed, number, one
 from daguerre.objectives.settings import TimestepBiasSettings
 from daguerre.settings import Duration
 from daguerre.storage import address
@@ -71,6 +71,20 @@ def cycles(key: str, text: str, look: Look) -> Meaning:
     if schedule != "cosine_with_restarts":
         return idle(key, f"lr_scheduler={schedule} does not restart")
     return one("lr_scheduler.num_cycles", str(int(float(text))) if re.fullmatch(r"\d+\.0*", text) else text)
+
+
+def base_loras(key: str, text: str, look: Look) -> Meaning:
+    """`base_weights` with `base_weights_multiplier`: LoRAs of the base, and their strengths, 1 where none is given."""
+    if key != "base_weights":
+        return Meaning() if look("base_weights") else idle(key, "no base_weights are given")
+    if text.lower() in NOTHING_ASKED:
+        return Meaning()
+    strengths = [number("base_weights_multiplier", each) for each in listed(look("base_weights_multiplier") or "")]
+    found = [
+        {"path": path} | ({"strength": strengths[place]} if place < len(strengths) else {})
+        for place, path in enumerate(listed(text))
+    ]
+    return one("model.loras", json.dumps(found))
 
 
 def train_batch(key: str, text: str, look: Look) -> Meaning:
