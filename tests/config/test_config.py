@@ -487,7 +487,7 @@ TEXTS = {
     "max_device_memory", "variants",
     "shard", "card", "control_column", "rejected_column", "preference_column", "reference_column",
     "trackers", "project", "entity", "plugins", "set", "metrics", "ignore_tensors",
-    "networks", "tag_group", "separator", "undesired", "swap_blocks",
+    "networks", "caption", "tag_group", "separator", "undesired", "swap_blocks",
 }  # fmt: skip
 
 

@@ -24,12 +24,12 @@ class NullCaption:
     rows: Cond | None = None
     """[1, ...] by name, on the family's device; None: not made yet. Those of a cache are put here."""
 
-    def beside(self, family: Family, cond: Cond) -> tuple[Cond, Cond]:
-        """Both sides, as the function `beside` gives them. Several devices call it together, as they may share a text
-        encoder."""
+    def beside(self, family: Family, cond: Cond, text: str = "") -> tuple[Cond, Cond]:
+        """Both sides, as the function `beside` gives them; with a text in place of the empty caption. Several devices
+        call it together, as they may share a text encoder."""
         # At the first use: with a cache the rows come from there, and no encoder is ever loaded.
         if self.rows is None:
-            self.rows = family.encode_null()
+            self.rows = family.encode_null(text)
         return beside(cond, self.rows)
 
 

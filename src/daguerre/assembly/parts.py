@@ -125,7 +125,9 @@ class Components:
                 of_image = batch if name == IMAGE else batch.of(name)
                 clean[name], conditions[name] = x0, self.attached.condition(of_image.adapter_inputs, cond)
                 if self.objective.needs.null:
-                    conditions[name], null[name] = self.null.beside(self.family, conditions[name])
+                    conditions[name], null[name] = self.null.beside(
+                        self.family, conditions[name], self.objective.needs.null_caption
+                    )
         return Example(clean, conditions, self.objective.drawn.of(batch.draws), batch.columns, null)
 
     def losses_at(self, batch: Batch, quantiles: Iterable[float]) -> Iterator[LossTerms]:

@@ -104,7 +104,8 @@ class SimulatedStep:
             self._state = _begun(config, parts)
             self._parts = in_training(parts, self._state)
             if parts.objective.needs.null:
-                parts.null.rows = parts.family.encode_null()  # once, before the first pass
+                text = parts.objective.needs.null_caption
+                parts.null.rows = parts.family.encode_null(text)  # once, before the first pass
         self._held = {each.placed.name: each for each in count.trained}
 
     def peak(self, micro: int) -> Peak:

@@ -390,10 +390,10 @@ class Family:
         return tokens if self.trained_readers else self.text.features(tokens)
 
     @torch.no_grad()
-    def encode_null(self) -> Cond:
-        """Conditioning [1, ...] of the empty caption, by the names that captions have in that of a batch."""
+    def encode_null(self, text: str = "") -> Cond:
+        """Conditioning [1, ...] of the empty caption, or of a text, by the names that captions have in a batch's."""
         with torch.autocast(self.device.type, enabled=False):
-            return self._of_tokens(self._tokens([""], ()))
+            return self._of_tokens(self._tokens([text], ()))
 
     @torch.no_grad()
     def encode_images(self, pixels_BCHW: Tensor, seeds: Sequence[int]) -> Tensor:

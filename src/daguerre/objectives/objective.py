@@ -135,6 +135,8 @@ class Needs(NamedTuple):
     """`REFERENCE`, `AVERAGE`, or both: the student with other weights."""
     null: bool = False
     """The conditioning of the empty caption: `Example.null`."""
+    null_caption: str = ""
+    """A caption that takes the place of the empty one there."""
     scales: tuple[float, ...] = ()
     """Guidance scales, in the notation of the family, that bound those by which a teacher guides, or the reference in
     its place: where it cannot, they are refused."""

@@ -53,7 +53,7 @@ def filled(config: Config, parts: Components, dataset: Dataset, held_out: Datase
     filling = _filling(opened, config, parts, dataset, processes)
     found = _fill(filling, cache.wanted(config, dataset, held_out), processes)
     if parts.objective.needs.null and (texts := opened.rows("texts")) is not None:
-        parts.null.rows = _null_caption(texts, parts.family)
+        parts.null.rows = _null_caption(texts, parts.family, parts.objective.needs.null_caption)
     mender = mend.Mender(filling, processes.watch.doing)
     halves = " and ".join(opened.halves)
     about = {"cache": {"place": opened.name, **{name: half.folder for name, half in opened.halves.items()}}}
@@ -61,14 +61,14 @@ def filled(config: Config, parts: Components, dataset: Dataset, held_out: Datase
     return Cached(lambda data: found.of(data, parts.images, mender, parts.columns), notices, about, found.encoded)
 
 
-def _null_caption(texts: Rows, family: Family) -> Cond:
+def _null_caption(texts: Rows, family: Family, text: str) -> Cond:
     """The conditioning [1, ...] of the empty caption, of which every cache has a row: the encoders stay out of memory,
-    unless that row is damaged."""
+    unless that row is damaged, or another text takes its place."""
     try:
-        row = {OF_TEXTS + name: array for name, array in texts.read(text_key("")).items()}
+        row = {OF_TEXTS + name: array for name, array in texts.read(text_key(text)).items()}
     except Lost:
         with encoders.present(family):
-            return family.encode_null()
+            return family.encode_null(text)
     tensors = {name: tensor_of(array).to(family.device) for name, array in stacked([row], row).items()}
     return cached(tensors, OF_TEXTS)
 
