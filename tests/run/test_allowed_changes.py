@@ -73,6 +73,35 @@ def test_another_loss_is_not_proposed_where_checkpoints_do_not_know_its_networks
         check_same_recipe(before, after, RunFolder(tmp_path))
 
 
+LORA = "adapters.lora={name: lora, rank: 4}"
+
+
+@pytest.mark.parametrize(
+    ("new", "goes_on"),
+    [
+        ("adapters.lora={name: lora, rank: 8}", False),
+        ("adapters.lora={name: lora, rank: 4, kind: dora}", False),
+        ("adapters.lora={name: lora, rank: 4, targets: [to_q]}", False),
+        ("adapters.lora={name: full}", False),
+        ("adapters.lora={name: lora, rank: 4, alpha: 2}", True),
+        ("adapters.lora={name: lora, rank: 4, dropout: 0.1}", True),
+    ],
+)
+def test_other_weights_to_train_are_not_proposed(new, goes_on, tmp_path):
+    before, after = (
+        config.load("quickstart_lora", ["training.global_batch_size=2", own]).config for own in (LORA, new)
+    )
+    with pytest.raises(UserError) as refusal:
+        check_same_recipe(before, after, RunFolder(tmp_path))
+    assert ("allow_change='[" in str(refusal.value)) is goes_on
+    after = after.model_copy(update={"allow_change": ["adapters"]})
+    if goes_on:
+        assert check_same_recipe(before, after, RunFolder(tmp_path))
+        return
+    with pytest.raises(UserError, match="checkpoints have the weights of adapters"):
+        check_same_recipe(before, after, RunFolder(tmp_path))
+
+
 @pytest.mark.long  # six starts; of the quick tests, data/test_loader.py
 def test_other_data_and_a_crash_before_they_are_in_a_checkpoint(tmp_path, monkeypatch, capsys):
     for name, count in (("few", 3), ("more", 5)):

@@ -60,6 +60,10 @@ def test_an_edited_caption_is_refused_by_name_and_allowed_from_an_update_on(tmp_
     found, (notice,) = resume.restore_captions(after, start(after, recorded), allowing("data.captions"), run)
     assert found == [*recorded, {"from_step": 5, "digest": after.whole}]
     assert "from update 5 on: 3.png, 5.png" in notice
+    for _ in range(2):  # a start that was killed before it saved
+        after.save(run.captions)
+        with pytest.raises(UserError, match=r"have changed .*: 3\.png, 5\.png\."):
+            resume.restore_captions(after, start(after, recorded), allowing(), run)
 
     (folder / "3.txt").write_text("picture 3")
     (folder / "5.txt").write_text("picture 5")

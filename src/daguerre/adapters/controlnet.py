@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 class Settings(AdapterSettings):
     """Trains a ControlNet for a frozen denoiser."""
 
+    of_weights = frozenset({"init", "size", "blocks", "bottleneck", "reads"})
+
     name: Literal["controlnet"] = "controlnet"
     """Name of the adapter."""
     controlnet_model_name_or_path: Annotated[str | None, ADDRESS] = None

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class Settings(AdapterSettings):
     """Trains all weights of components."""
 
+    of_weights = frozenset({"train"})
+
     name: Literal["full"] = "full"
     """Name of the adapter."""
     train: list[str] | None = None

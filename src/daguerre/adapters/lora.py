@@ -79,6 +79,7 @@ class Settings(AdapterSettings):
     """Trains small additions to linear layers and convolutions."""
 
     part: ClassVar[Part] = "layers"
+    of_weights = frozenset({"kind", "rank", "ranks", "rank_pattern", "targets", "init", "lora_fa"})
 
     name: Literal["lora"] = "lora"
     """Name of the adapter."""

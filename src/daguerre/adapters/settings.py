@@ -19,6 +19,9 @@ class AdapterSettings(Settings):
     name: str
     """Name of the adapter: a file in adapters."""
 
+    of_weights: ClassVar[frozenset[str]] = frozenset()
+    """Settings that decide which weights are trained, or what these start as: a run cannot go on with others."""
+
     separate: ClassVar[bool] = False
     """True of an adapter that trains a network of its own, in addition to the model's: it may reach none of these."""
 

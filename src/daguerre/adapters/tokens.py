@@ -65,6 +65,9 @@ class Settings(AdapterSettings):
     """Trains embeddings of new tokens, and of tokens of the vocabulary."""
 
     part: ClassVar[Part] = "embeddings"
+    of_weights = frozenset(
+        {"placeholder_token", "initializer_token", "num_vectors", "tokens", "existing", "text_encoders"}
+    )
 
     name: Literal["tokens"] = "tokens"
     """Name of the adapter."""

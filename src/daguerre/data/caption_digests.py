@@ -6,6 +6,7 @@ change while all samples stay. Elsewhere an id follows from the bytes around it,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,19 +62,32 @@ class CaptionDigests:
         return names
 
     def save(self, path: Path) -> None:
-        """Keeps the digests, one by one, to name what has changed later."""
+        """Keeps the digests, one by one, to name what has changed later, and those from before: a run that is killed
+        before it saves goes on from a checkpoint that knows these."""
         each = self._each
-        if 0 < len(each) <= MOST_NAMED:
-            write_atomically(path, [self.whole.encode(), each.astype("<u8").tobytes()])
+        if not 0 < len(each) <= MOST_NAMED:
+            return
+        if (known := _saved(path)) and known[0] != self.whole:
+            os.replace(path, _before(path))
+        write_atomically(path, [self.whole.encode(), each.astype("<u8").tobytes()])
 
     def changed(self, path: Path, whole: str) -> list[int] | None:
         """The places of the captions that are others than those with the digest `whole`, which were saved; None where
         these are not known, one by one."""
-        try:
-            data = path.read_bytes()
-        except OSError:
-            return None
-        each = self._each
-        if data[:_HEX].decode("ascii", "replace") != whole or len(data) != _HEX + 8 * len(each):
-            return None
-        return np.flatnonzero(np.frombuffer(data, "<u8", offset=_HEX) != each).tolist()
+        for known in filter(None, map(_saved, (path, _before(path)))):
+            if known[0] == whole and len(known[1]) == len(self._each):
+                return np.flatnonzero(known[1] != self._each).tolist()
+        return None
+
+
+def _before(path: Path) -> Path:
+    return path.with_name(f"{path.name}.before")
+
+
+def _saved(path: Path) -> tuple[str, np.ndarray] | None:
+    """The digest of all and [n] uint64 of each, as saved; None for a file that is not there, or damaged."""
+    try:
+        data = path.read_bytes()
+        return data[:_HEX].decode("ascii"), np.frombuffer(data, "<u8", offset=_HEX)
+    except (OSError, ValueError):
+        return None

@@ -201,7 +201,9 @@ def check_same_recipe(old: Config, new: Config, folder: RunFolder) -> list[Chang
     moved = _moved(new, changes)
     # A base in another place needs no permission: its digest decides later.
     named_ones = [change for change in changes if change in moved or _within(change, new.allow_change)]
-    never = {change.path: why for change in changes if (why := _never(change) or _other_networks(change, old, new))}
+    never = {
+        change.path: why for change in changes if (why := _never(change, old) or _other_networks(change, old, new))
+    }
     allowed = [change for change in named_ones if change.path not in never]
     changes = [change for change in changes if change not in allowed]
     if not changes:
@@ -235,12 +237,15 @@ def _within(change: Change, names: Collection[str]) -> bool:
     return any(change.path == name or change.path.startswith(f"{name}.") for name in names)
 
 
-def _never(change: Change) -> str:
+def _never(change: Change, old: Config) -> str:
     """The reason for which a run cannot go on with another value at all; "" for most settings."""
     if change.path in ("init_from", "ema.path"):
         return f"{change.path} says what a run starts from, and this one has started"
     if change.path == "ema.post_hoc" and change.new and not {*change.new} <= {*(change.old or [])}:
         return "an average of ema.post_hoc is over the whole run, so none can begin midway (widths may be left out)"
+    section, name, setting, *_ = [*change.path.split("."), "", ""]
+    if section == "adapters" and (name not in old.adapters or setting in {"name", *old.adapters[name].of_weights}):
+        return f"checkpoints have the weights of {section}.{name} as the run was begun with it"
     return ""
 
 
