@@ -141,7 +141,9 @@ def test_a_run_goes_on_with_another_value_of_elastic_and_free_settings_alone(rec
             new = put(old, path, [0.05])
         with pytest.raises(UserError, match=rf"a run with other settings:\n(.*\n)*  {path}: ") as refusal:
             check_same_recipe(old, new, RunFolder(Path("run")))
-        if path in ("init_from", "ema.path", "ema.post_hoc"):
+        section, name, setting, *_ = [*path.split("."), "", ""]
+        of_weights = section == "adapters" and setting in {"name", *old.adapters[name].of_weights}
+        if of_weights or path in ("init_from", "ema.path", "ema.post_hoc"):
             assert "It cannot be continued so: " in str(refusal.value)
             assert "allow_change" not in str(refusal.value)
             with pytest.raises(UserError, match="It cannot be continued so: "):
