@@ -257,6 +257,7 @@ COMMANDS = [
     "queue run @ queue=q",
     "caption @ with=wd14",
     "check @",
+    "completion @",
     "--plugins @ recipes",
     "caption a with=wd14 path=@",
     "control @ save",

@@ -1,6 +1,6 @@
 """Check a plug-in against the contract of its kind.
 
-usage: daguerre [--plugins DIR] check NAME [key=value ...]
+usage: daguerre check NAME [key=value ...]
 
 Runs the tests that Daguerre's own plug-ins of the kind must pass, with pytest. NAME is a plug-in's name, or
 KIND.NAME where several kinds have one. key=value are settings that it does not work without.

@@ -1,0 +1,86 @@
+"""`daguerre completion`: what real shells complete with its scripts; the command itself imports nothing heavy."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from daguerre import errors, plugins
+from daguerre.cli import main
+from daguerre.config import config as configs
+from daguerre.config import fields
+
+
+@pytest.fixture
+def script(tmp_path, capsys):
+    def written(shell: str):
+        if shutil.which(shell) is None:
+            pytest.skip(f"{shell} is not installed here")
+        assert main.run(["completion", shell]) == errors.DONE
+        path = tmp_path / f"script.{shell}"
+        path.write_text(capsys.readouterr().out)
+        return path
+
+    return written
+
+
+def said(*command: str) -> list[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split()
+
+
+CASES = [
+    (["tr"], {"train"}),
+    (["data", "st"], {"stats"}),
+    (["train", "quickstart_l"], {"quickstart_lcm", "quickstart_lora"}),
+    (["train", "x", "training.dur"], {"training.duration="}),
+    (["train", "x", "objective.name=d"], {"dpo"}),
+]
+
+
+@pytest.mark.parametrize(("words", "wanted"), CASES)
+def test_bash(words, wanted, script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    split = [part for word in words for part in (word.replace("=", " = ").split() or [word])]  # as bash takes words
+    line = f"COMP_WORDS=(daguerre {' '.join(split)}) COMP_CWORD={len(split)}; _daguerre; echo ${{COMPREPLY[@]}}"
+    assert {*said("bash", "-c", f"source {script('bash')}; {line}")} == wanted
+
+
+@pytest.mark.parametrize(("words", "wanted"), CASES)
+def test_fish(words, wanted, script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = {*said("fish", "-c", f"source {script('fish')}; complete -C 'daguerre {' '.join(words)}'")}
+    assert {word.rpartition("name=")[2] for word in found} == wanted
+
+
+@pytest.mark.parametrize(("words", "wanted"), CASES)
+def test_zsh(words, wanted, script):
+    """Without its line editor: all that the function would offer, which zsh then matches."""
+    stand_ins = "compdef(){}; _files(){}; compset(){}; compadd(){ print -r -- $@ }"
+    line = f"words=(daguerre {' '.join(words)}) CURRENT={len(words) + 1}; _daguerre"
+    assert wanted <= {*said("zsh", "-fc", f"{stand_ins}; source {script('zsh')}; {line}")}
+
+
+def test_keys_are_settings_and_all_of_fixed_sections_are_there(script, capsys):
+    leaves = fields.leaves(configs.Config, configs.load("quickstart").config.model_dump(mode="json"))
+    assert main.run(["completion", "bash"]) == errors.DONE
+    text = capsys.readouterr().out
+    for section in ("training", "ema", "checkpoint", "sampling", "validation"):
+        inner = [path for path in leaves if path.startswith(f"{section}.") and path.count(".") == 1]
+        assert inner
+        assert [path for path in inner if f"{path}=" not in text] == []
+    assert [name for name in plugins.names("optimizers") if name not in text] == []
+
+
+def test_it_imports_neither_torch_nor_pydantic():
+    code = (
+        "import sys; from daguerre.cli import main; main.run(['completion', 'bash'])\n"
+        "sys.exit(', '.join({'torch', 'pydantic', 'numpy'} & sys.modules.keys()) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_another_shell_is_refused(capsys):
+    assert main.run(["completion", "tcsh"]) == errors.REFUSED
+    assert "bash|zsh|fish" in capsys.readouterr().err
