@@ -45,6 +45,28 @@ def test_the_table_is_what_plan_says(name, micro, peak, taken, largest, capsys):
     assert step["largest_micro_batch"] == int(largest)
 
 
+SMALL = re.findall(
+    r"^\| `(\w+)` \| (\d+) GB \| `?([^|`]*)`? \| ([\d.]+) GB \| ([\d.]+) GB \| ([\d.]+) s \|", DOCS, re.MULTILINE
+)
+
+
+def test_the_tables_of_small_cards_have_rows_that_fit():
+    assert len(SMALL) >= 7
+    assert all(float(taken) * 1e9 <= int(card) << 30 for _, card, _, taken, _, _ in SMALL)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "card", "given", "taken", "of_host", "seconds"), SMALL)
+def test_small_cards_have_what_the_tables_say(name, card, given, taken, of_host, seconds, capsys):
+    images = [] if name.endswith("_lora") else ["--generate", "base=true"]
+    assert main.run(["plan", name, f"card={card}GiB", *given.split(), *images, "--json"]) == errors.DONE
+    found = json.loads(capsys.readouterr().out)
+    count, host = (found if images else found["step"])["taken_bytes"], found["host"]
+    assert count / 1e9 == pytest.approx(float(taken), abs=0.06)
+    assert host["memory_bytes"] / 1e9 == pytest.approx(float(of_host), abs=0.06)
+    assert host["seconds_per_update"] == pytest.approx(float(seconds), rel=0.02)
+
+
 NAMES = [name for name in recipe.shipped() if base(name) and tree(name)["training"]["duration"] != "0 steps"]
 README = dict(
     re.findall(
