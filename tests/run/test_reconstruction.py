@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from daguerre.assembly.parts import build, load
 from daguerre.config import config as configs
@@ -55,6 +55,25 @@ def test_photos_behind_the_quickstarts_autoencoder_are_told(photos):
     assert "daguerre train quickstart_vae" in line
     assert "model.vae=runs/my_vae/pipeline" in line
     assert "longer" in line
+    assert "model.vae=autoencoder" in line
+
+
+def test_the_small_autoencoder_for_any_pictures_says_its_quality(tmp_path):
+    """Emoji-like drawings that it was never trained on; the number is in the lines of the start."""
+    for i in range(6):
+        picture = Image.new("RGB", (128, 128), (250, 240, 220))
+        draw = ImageDraw.Draw(picture)
+        draw.ellipse((20 + i, 30, 100, 110 - 3 * i), fill=(30 * i, 90, 160), outline=(20, 20, 20), width=3)
+        draw.polygon([(10, 120), (64, 60 + 5 * i), (118, 120)], fill=(120, 200 - 20 * i, 60))
+        picture.save(tmp_path / f"{i}.png")
+        (tmp_path / f"{i}.txt").write_text(f"drawing {i}")
+    own = ["data.source=folder", f"data.path={tmp_path}", "data.held_out_fraction=0"]
+    quality = {}
+    for given in ([], ["model.vae=autoencoder"]):
+        (line,) = reconstruction.notices(*parts_and_data(*own, *given))
+        quality[*given] = float(line.partition("PSNR of ")[2].partition(" dB")[0])
+    assert "Take one" not in line
+    assert quality["model.vae=autoencoder",] > quality[()] + 6
 
 
 def test_an_adapter_is_not_sent_to_another_autoencoder(photos):

@@ -19,6 +19,7 @@ from typing import Any
 import datasets
 import numpy as np
 import tiny_networks
+from emoji_fonts import colour_font
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from shards import write as write_tar
@@ -145,6 +146,9 @@ class Twins:
             changes |= self._data(said) | self._model(said["model"])
         elif said["data"].get("path") == "???":
             changes |= self._data(said) | self._autoencoder(said)
+        else:
+            for setting, own in sources(said["data"]).items():
+                changes |= self._source(setting, own, False) if own.get("source") == "folder" else {}
         return [f"{path}={value}" for path, value in changes.items()]
 
     def pipeline(self, kind: str) -> Path:
@@ -165,9 +169,16 @@ class Twins:
             if own.get("source") == "shapes":
                 changes[f"{setting}.checked_prompts"] = 2
                 changes |= {f"{setting}.kept_prompts": 2} if "kept_prompts" in own else {}
+            if own.get("source") == "emoji":
+                changes[f"{setting}.font"] = self._font()
+                changes |= {f"{setting}.checked_prompts": 2} if said["model"]["family"] in ("sd", "dit") else {}
             if "generate" in own:
                 changes[f"{setting}.generate.count"] = 3
         return changes
+
+    def _font(self) -> Path:
+        path = self.folder / "few.ttf"
+        return path if path.exists() else colour_font(path)
 
     def conditions(self, said: trees.Tree) -> dict[str, Any]:
         """Tiny networks for conditions that ask for some."""

@@ -34,6 +34,7 @@ GPU_FILES = ("/proc/driver/nvidia/version", "/dev/kfd")
 """Files of a GPU driver (NVIDIA, AMD): they show a GPU even to a torch that cannot use it."""
 CHOOSE_BUILD = "choose a build on the install page of PyTorch's website, which shows the URL of its index"
 SHIPPED = {
+    "autoencoder": ("vae/config.json",),
     "quickstart": ("vae/config.json", "text_encoder/config.json", "tokenizer"),
     "quickstart_cascade": tuple(f"{part}/config.json" for part in ("vqgan", "effnet", "previewer", "decoder")),
 }

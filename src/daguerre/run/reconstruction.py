@@ -24,13 +24,16 @@ from daguerre.types import Latents, Prompt
 POOR_DB = 20.0
 """PSNR below which a message says so. Stable Diffusion's autoencoder has 23 to 27 dB on photos of 256 px and more (its
 model card; ours on the quickstart's images 37); photos behind the quickstart's have 12 to 16."""
+_SMALL = "autoencoder"
+"""The one that ships for any pictures (recipes/autoencoder.yaml)."""
 _IMAGES, _PIXELS = 8, 1 << 21
 """Images that are looked at, and their pixels in all: some seconds on a CPU."""
 
 
 def notices(config: Config, parts: Components, dataset: Dataset, encoded: int = 0) -> list[str]:
-    """A line where the frozen autoencoder makes images of the data again poorly; [] for families without one, for a
-    cache alone, which has no images, and where the autoencoder was left out of memory and has `encoded` nothing."""
+    """A line where the frozen autoencoder makes images of the data again poorly, or is not the base's own; [] for
+    families without one, for a cache alone, which has no images, and where the autoencoder was left out of memory and
+    has `encoded` nothing."""
     name = _autoencoder(parts.family, dataset)
     if name is None or (name in encoders.absent(parts.family) and not encoded):
         return []
@@ -38,22 +41,22 @@ def notices(config: Config, parts: Components, dataset: Dataset, encoded: int = 
     with encoders.present(parts.family, parts.device, [name]):
         psnrs_db = list(_psnr_db(parts, dataset))
     mean_db = sum(psnrs_db) / len(psnrs_db) if psnrs_db else POOR_DB
-    if mean_db >= POOR_DB:
-        return []
     place = config.model.places.get(name)
     shown = getattr(config.model, "pretrained_model_name_or_path", place) if place == BASE else place
+    found = f"the autoencoder ({shown}) makes images of this data set again with a PSNR of {mean_db:.1f} dB"
+    if mean_db >= POOR_DB:
+        # A base's own was made with it; one that was chosen is worth its number.
+        return [f"{found} ({len(psnrs_db)} looked at)"] if psnrs_db and place != BASE else []
     if config.model.denoises_anew and any(adapter.name == "full" for adapter in config.adapters.values()):
+        small = "" if shown == _SMALL else f"model.{name}={_SMALL}, a small one for any pictures that ships; "
         way_out = (
-            "Train one on these images first, such as `daguerre train quickstart_vae run_name=my_vae` with the same "
-            f"data.* (or train that one longer), then train with model.{name}=runs/my_vae/pipeline; or take the "
-            "autoencoder of a model that knows such images"
+            f"Take one that knows such images: {small}that of another model; or one that was trained on these "
+            "(`daguerre train quickstart_vae run_name=my_vae` with the same data.*, or longer, then "
+            f"model.{name}=runs/my_vae/pipeline)"
         )
     else:  # another one would have latents that these weights do not know
         way_out = "The base model was trained on the latents of this autoencoder: take a base that knows such images"
-    return [
-        f"the autoencoder ({shown}) makes images of this data set again with a PSNR of {mean_db:.1f} dB only "
-        f"({len(psnrs_db)} looked at; 25 is usual): what it loses cannot be learnt. {way_out}"
-    ]
+    return [f"{found} only ({len(psnrs_db)} looked at; 25 is usual): what it loses cannot be learnt. {way_out}"]
 
 
 def foreseen(family: Family, dataset: Dataset) -> list[str]:

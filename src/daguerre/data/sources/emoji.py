@@ -75,6 +75,9 @@ class Settings(SourceSettings):
     Color Emoji or Segoe UI Emoji, where the system keeps it."""
     tones: bool = True
     """Whether hands and people are drawn in the five skin tones, too."""
+    checked_prompts: int = Field(72, ge=0, json_schema_extra=FREE)
+    """Emoji of those that were trained on, and as many held-out ones at most, that are generated at the end of a run
+    and compared with the font's. 0: nothing is checked."""
 
     @field_validator("resolution", mode="before")
     @classmethod
@@ -132,7 +135,10 @@ class EmojiSource:
     held: bytes
     """A bit for each emoji of the table: whether the font draws it."""
     found: SkipReport
-    metric: str | None = None
+
+    @property
+    def metric(self) -> str | None:
+        return "emoji" if self.settings.checked_prompts else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
