@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urljoin
 
 import fake_run
@@ -19,7 +20,7 @@ from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.data.folder import scan
 from daguerre.data.folder.captions import Rules
 from daguerre.errors import UserError
-from daguerre.serve.dataset import uploads
+from daguerre.serve.dataset import jobs, uploads
 from daguerre.serve.dataset.captions import Tag
 
 RECIPE = "# A LoRA of the images in x, from the recipe sdxl_lora; written by\n#   `daguerre init`.\nrun_name: x\n"
@@ -286,12 +287,13 @@ def test_pictures_are_sent_into_a_new_folder(folder: Path) -> None:
 
 def test_a_recipe_is_made_of_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = f"import sys; open(sys.argv[4], 'x').write({RECIPE!r}); print(sys.argv[1:]); print('2 of 5')"
-    real = subprocess.Popen
 
     def instead(command: list[str], **more: object) -> subprocess.Popen[bytes]:
-        return real([sys.executable, "-c", program, *command[3:]], **more)
+        return subprocess.Popen([sys.executable, "-c", program, *command[3:]], **more)
 
-    monkeypatch.setattr("daguerre.serve.dataset.jobs.subprocess.Popen", instead)
+    # For this module alone: other pages start commands, too.
+    named = {name: getattr(subprocess, name) for name in ("DEVNULL", "STDOUT")}
+    monkeypatch.setattr(jobs, "subprocess", SimpleNamespace(Popen=instead, **named))
     with photos.shown(folder, control=True) as page:
         assert page.get("job").json() is None
         assert page.post("job", {"kind": "init", "name": "../mine", "base": "sdxl_lora"}).status_code == 200
