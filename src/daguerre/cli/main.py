@@ -162,7 +162,11 @@ def _with_plugins(words: list[str]) -> list[str]:
         from daguerre import plugins  # most commands have none
 
         os.environ[_PLUGINS] = os.pathsep.join(dict.fromkeys([*given, *earlier]))
-        plugins.check_folders()
+        try:
+            plugins.check_folders()
+        except UserError:
+            os.environ[_PLUGINS] = os.pathsep.join(earlier)  # for who goes on in this process
+            raise
     return words
 
 
