@@ -115,9 +115,10 @@ def _type(module: str, annotation: ast.expr) -> Any:
         outlined = _Outlined(str(kind), str(key), _outline(starts), default)
         optional = "None" in ast.unparse(annotation)
         return Annotated[Settings | None, outlined] if optional else Annotated[Settings, outlined]
-    if "dict" not in words and (section := next(filter(None, (_section(module, word) for word in words)), None)):
+    several = {"dict", "list"} & {*words}
+    if not several and (section := next(filter(None, (_section(module, word) for word in words)), None)):
         return section | None
-    return dict[str, Any] | Any  # names inside a mapping are the recipe's own
+    return dict[str, Any] | Any  # names inside a mapping are the recipe's own; a list is given as a whole
 
 
 def _section(module: str, word: str) -> type[Settings] | None:
