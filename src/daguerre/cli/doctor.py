@@ -35,6 +35,7 @@ GPU_FILES = ("/proc/driver/nvidia/version", "/dev/kfd")
 CHOOSE_BUILD = "choose a build on the install page of PyTorch's website, which shows the URL of its index"
 SHIPPED = {
     "autoencoder": ("vae/config.json",),
+    "emoji": ("text_encoder/config.json", "tokenizer"),
     "quickstart": ("vae/config.json", "text_encoder/config.json", "tokenizer"),
     "quickstart_cascade": tuple(f"{part}/config.json" for part in ("vqgan", "effnet", "previewer", "decoder")),
 }
