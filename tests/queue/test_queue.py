@@ -117,6 +117,15 @@ def test_a_second_stop_kills(queue):
     assert queue.find(ident).why == "killed"
 
 
+def test_a_stop_that_comes_before_the_training_is_there_is_kept(queue, monkeypatch):
+    ident = put(queue, "a", "waits")
+    monkeypatch.setattr(keeper, "_LOOK_SECONDS", 0.05)
+    queue._change(ident, stops=1)  # as `stop` does while the lock is held, and nobody is there to be signalled
+    with (queue.path / f"{ident}.lock").open("w") as lock:
+        assert keeper.keep(queue, ident, 1, list(FAKE), lock.fileno()) == 0
+    assert state(queue, ident) == "stopped"
+
+
 def test_a_training_that_hangs_at_its_end_is_ended(queue, monkeypatch):
     ident = put(queue, "a", "hangs")
     monkeypatch.setattr(keeper, "END_SECONDS", 0.5)

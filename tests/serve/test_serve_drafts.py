@@ -142,6 +142,22 @@ def test_a_run_is_copied_and_goes_on(client: TestClient, folder: Path) -> None:
     assert "copy it" in sent.text
 
 
+def test_a_recipe_that_lies_beside_the_runs_is_trained(client: TestClient, folder: Path) -> None:
+    (folder / "foxes.yaml").write_text("extends: sdxl_lora\ndata:\n  source: folder\n  path: photos\n")
+    assert '<option value="foxes.yaml" selected>' in client.get("/queue/new?recipe=foxes.yaml").text
+    found = draft(client, recipe="foxes.yaml", yaml="run_name: a")
+    assert found["command"] == f"daguerre train {folder / 'foxes.yaml'} run_name=a output_dir={folder}"
+    assert 'value="photos"' in rows(found)["data.path"]
+    assert 'value="32"' in rows(found)["adapters.lora.rank"]
+    for above in ("/etc/passwd", "../one", "[x]"):
+        (folder / "foxes.yaml").write_text(f"extends: {above}\n")
+        sent = client.post("/queue/draft", content=json.dumps({"recipe": "foxes.yaml"}), headers=CHANGE)
+        assert (sent.status_code, "root:" in sent.text) == (422, False)
+    (folder / "linked.yaml").symlink_to("/etc/passwd")
+    sent = client.post("/queue/draft", content=json.dumps({"recipe": "linked.yaml"}), headers=CHANGE)
+    assert sent.status_code == 422
+
+
 def test_a_config_of_a_stranger_is_data(client: TestClient, folder: Path) -> None:
     path, id = folder / "one" / "config.yaml", run_of(folder)
     hostile = "<img src=x onerror=alert(1)>"

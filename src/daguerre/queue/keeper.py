@@ -42,6 +42,9 @@ def keep(queue: Queue, ident: str, attempt: int, program: list[str], lock: int) 
                                 pass_fds=(lock,), env=environment)  # fmt: skip
     own = {"training": training.pid, "training_started": processes.started(training.pid)}
     write_json_atomically(queue.path / f"{ident}.begun.json", {**begun, **own})
+    now = queue.read(ident) or entry
+    if now.hold or now.stops:  # asked for before anybody could know whom to signal
+        training.terminate()
     code = _wait(entry, queue, training)
     with suppress(ProcessLookupError, PermissionError):  # workers that have outlived it
         os.killpg(training.pid, signal.SIGKILL)

@@ -85,7 +85,7 @@ async def _new(request: Request) -> Response:
         if not id:
             name = asked.get("recipe", "quickstart")
             choice = {"recipe": name, "run": "", "goes_on": False, "name": name, "yaml": drafts.as_yaml(given)}
-            return form.render(choice, "New run")
+            return form.render(choice, "New run", drafts.own_recipes(site.catalog.folder))
         folder = site.catalog.at(id)
         if folder is None:
             raise UserError("there is no such run: it may have been moved", code="missing")
@@ -93,7 +93,7 @@ async def _new(request: Request) -> Response:
         name = summary.name if summary else folder.name
         given.update({} if goes_on else {"run_name": form.free_name(folder)})
         choice = {"recipe": "", "run": id, "goes_on": goes_on, "name": name, "yaml": drafts.as_yaml(given)}
-        return form.render(choice, f"Train on: {name}" if goes_on else f"Copy of {name}")
+        return form.render(choice, f"Train on: {name}" if goes_on else f"Copy of {name}", ())
 
     return HTMLResponse(await run_in_threadpool(work))
 

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ class Draft(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     recipe: str = Field("", max_length=200)
-    """Name of a shipped recipe; empty with `run`."""
+    """Name of a shipped recipe, or of a file in the folder of the page; empty with `run`."""
     run: str = Field("", max_length=64)
     """Id of a run whose recipe is taken; empty with `recipe`."""
     goes_on: bool = False
@@ -72,7 +72,7 @@ def read(given: bytes) -> Draft:
         raise UserError(f"the page sent no draft of a run: {documents.first_fault(error)}") from error
 
 
-def overrides(text: str) -> dict[str, Any]:
+def overrides(text: str, may_extend: bool = False) -> dict[str, Any]:
     """Overrides by dotted path of a YAML text. UserError for what is no YAML, or no mapping, or means anything else."""
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
@@ -83,7 +83,7 @@ def overrides(text: str) -> dict[str, Any]:
     if len(found) > _MOST:
         raise UserError(f"{len(found):,} settings are given, more than {_MOST:,}")
     for path in found:
-        if not _KEY.fullmatch(path) or path in _OWN:
+        if not _KEY.fullmatch(path) or (path in _OWN and not (may_extend and path == "extends")):
             raise UserError(f"{path!r} is no setting that can be given here")
     return found
 
@@ -122,28 +122,52 @@ def changed(found: Mapping[str, Any], change: Mapping[str, str], settings: Mappi
     return result
 
 
-def base_of(site: Site, draft: Draft) -> tuple[str, trees.Tree | None]:
-    """The recipe's word on a command line, and the values of a run's config, which nothing else may read here; None of
-    a shipped recipe. UserError for another."""
-    if not draft.run:
-        if draft.recipe not in recipe.shipped():
-            raise UserError(f"there is no recipe {draft.recipe!r}: choose one of the list", code="missing")
-        return draft.recipe, None
-    folder = site.catalog.at(draft.run)
-    if folder is None:
+@dataclass(frozen=True)
+class Base:
+    """Where a draft begins."""
+
+    word: str
+    """The recipe on a command line."""
+    name: str
+    """The shipped recipe that is read here; `whole` is in its place where there is one."""
+    given: list[str] = field(default_factory=list)
+    """What a file gives over it."""
+    whole: trees.Tree | None = None
+
+
+def own_recipes(folder: Path) -> dict[str, Path]:
+    """Recipes as files in the folder of the page, by their names."""
+    return {path.name: path for path in sorted(folder.glob("*.yaml")) if path.is_file()}
+
+
+def base_of(site: Site, draft: Draft) -> Base:
+    """The recipe or run of a draft. Nothing is read here but shipped recipes, and files of recipes and runs by
+    `overrides`. UserError for another."""
+    folder = site.catalog.at(draft.run) if draft.run else None
+    files = own_recipes(site.catalog.folder)
+    if draft.run and folder is None:
         raise UserError("there is no such run: it may have been moved", code="missing")
-    path = RunFolder(folder).config
+    if folder is None and draft.recipe in recipe.shipped():
+        return Base(draft.recipe, draft.recipe)
+    if folder is None and draft.recipe not in files:
+        raise UserError(f"there is no recipe {draft.recipe!r}: choose one of the list", code="missing")
+    path = files[draft.recipe] if folder is None else RunFolder(folder).config
     check_file(path, site.catalog.roots, MOST_CONFIG_BYTES)
+    found = overrides(path.read_text(encoding="utf-8"), may_extend=folder is None)
+    word, above = str(folder or path), as_text(found.pop("extends", ""))
+    if above:
+        if above not in recipe.shipped():
+            raise UserError(f"{path.name} extends {above!r}, and here only shipped recipes can be extended")
+        return Base(word, above, [f"{key}={as_text(value)}" for key, value in found.items()])
     tree: trees.Tree = {}
-    for key, value in overrides(path.read_text(encoding="utf-8")).items():
+    for key, value in found.items():
         tree = trees.merge(tree, trees.nested(key, value))
-    return str(folder), tree
+    return Base(word, word, whole=tree)
 
 
 def mean(site: Site, draft: Draft, found: dict[str, Any]) -> Meant:
     """The training that a draft with these overrides means. UserError for one that cannot be."""
-    word, whole = base_of(site, draft)
-    own = dict(found)
+    base, own = base_of(site, draft), dict(found)
     if draft.goes_on and not draft.run:
         raise UserError("only a run goes on")
     if draft.goes_on and (named := [name for name in ("run_name", "output_dir") if name in own]):
@@ -153,9 +177,10 @@ def mean(site: Site, draft: Draft, found: dict[str, Any]) -> Meant:
     given = [f"{path}={as_text(value)}" for path, value in own.items()]
     if any("\0" in text for text in given):
         raise UserError("a value has a zero byte")
-    base = _shipped(word) if whole is None else configs.sketch(word, [], whole).tree
-    sketch = configs.sketch(word, given, whole)
-    return Meant(draft.devices, [word, *given], found, sketch.tree, base, sketch.problems)
+    shipped = base.whole is None and not base.given
+    before = _shipped(base.name) if shipped else configs.sketch(base.name, base.given, base.whole).tree
+    sketch = configs.sketch(base.name, [*base.given, *given], base.whole)
+    return Meant(draft.devices, [base.word, *given], found, sketch.tree, before, sketch.problems)
 
 
 @lru_cache(maxsize=32)

@@ -1,7 +1,7 @@
 """The form of a new run: the settings of a recipe with their documentation, the overrides as YAML next to it."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ _LONG = 60
 """Signs of a value beyond which its box has several lines."""
 
 
-def render(choice: Mapping[str, Any], title: str) -> str:
-    """The page; `choice` is where the draft begins: recipe or run, and its YAML."""
-    names = recipe.shipped()
+def render(choice: Mapping[str, Any], title: str, files: Collection[str]) -> str:
+    """The page; `choice` is where the draft begins: recipe or run, and its YAML; `files` are recipes of the folder."""
+    names = (*files, *recipe.shipped())
     options = (element("option", name, value=name, selected=name == choice["recipe"]) for name in names)
     start = (
         element("p", join(*_start(choice, title)), class_="summary")
