@@ -124,7 +124,7 @@ def changed(found: Mapping[str, Any], change: Mapping[str, str], settings: Mappi
 
 @dataclass(frozen=True)
 class Base:
-    """Where a draft begins."""
+    """The recipe or run that a draft begins with."""
 
     word: str
     """The recipe on a command line."""
