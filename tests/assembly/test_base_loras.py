@@ -84,7 +84,13 @@ def test_the_denoiser_is_the_base_with_the_sum_of_its_loras(recipe, tmp_path, ca
     assert main.run(["train", str(recipe), given, "training.duration=1 steps"]) == errors.DONE
     assert main.run(["train", str(tmp_path / "run"), "training.duration=2 steps"]) == errors.DONE
     capsys.readouterr()
-    other = ["train", str(tmp_path / "run"), "training.duration=3 steps", "model.loras=[]", "allow_change=model.loras"]
+    other = [
+        "train",
+        str(tmp_path / "run"),
+        "training.duration=3 steps",
+        "model.loras=[]",
+        "allow_change=[model.loras]",
+    ]
     assert main.run(other) == errors.REFUSED
     assert "was trained on another transformer" in capsys.readouterr().err
 
