@@ -21,6 +21,7 @@ from daguerre.errors import UserError
 NAMES = plugins.names("conditions")
 NEEDED: dict[str, dict[str, object]] = {}
 """Settings of conditions that do not work without, by name: networks, written by the fixture."""
+RANDOM = {"faces", "inpaint", "outpaint", "qr"}
 LIGHT = [name for name in NAMES if name not in ("depth", "faces", "hed", "pose")]
 """Those that import no library for networks."""
 OUTSIDE = Path(__file__).parent / "outside.npz"
@@ -47,6 +48,10 @@ class TestCondition(ConditionContract):
     @pytest.fixture
     def given(self, name: str) -> dict[str, object]:
         return NEEDED.get(name, {})
+
+    def test_the_random_ones_draw_and_no_others(self, name: str) -> None:
+        first, other = (computed(settings(name), scenes.scene(64, 64), draw(seed)) for seed in (3, 4))
+        assert np.array_equal(first, other) == (name not in RANDOM)
 
 
 DIGESTS = """

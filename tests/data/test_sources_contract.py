@@ -134,6 +134,7 @@ class TestSource(SourceContract):
             found = {
                 record.texts["text"]: record.images.get(IMAGE) or record.features.digests[IMAGE] for record in records
             }
+            assert all(record.sizes == {IMAGE: (40, 48)} for record in records if record.features is not None)
             kept = bytes if records[0].features is None else image_digest
             assert found == dict(zip(given["text"], map(kept, given["image"]), strict=True))
 
