@@ -134,6 +134,7 @@ LATE_IMPORTS = {
     # file: what it imports inside a function, with the reason beside the import
     "cli/main.py": None,
     "cli/check.py": {"daguerre.contracts"},
+    "faults.py": {"platform", "tempfile", "traceback"},
     "plugins.py": None,
     "cli/train.py": {"daguerre.cli.parts", "daguerre.run"},
     "conditions/network.py": {

@@ -4,12 +4,9 @@ Errors that a user can cause and fix are `UserError`s and never get here.
 """
 
 import os
-import platform
 import sys
-import tempfile
 import threading
 import time
-import traceback
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -52,6 +49,8 @@ def recorded(error: BaseException, folder: Path) -> Path | None:
     known = getattr(error, _FILE, None)
     if known is not None:
         return Path(known)
+    import tempfile  # with its imports a fifth of the time of a command that does little
+
     name = f"daguerre-fault-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     for place in (folder, Path(tempfile.gettempdir())):
         with suppress(OSError):
@@ -64,6 +63,9 @@ def recorded(error: BaseException, folder: Path) -> Path | None:
 
 def _text(error: BaseException) -> str:
     """Versions, the command and the traceback, without values of variables."""
+    import platform  # as tempfile above
+    import traceback
+
     command = " ".join(map(scrub, sys.argv))
     about = f"daguerre {__version__}, Python {platform.python_version()}, {platform.platform()}\n{command}\n\n"
     return about + scrub("".join(traceback.format_exception(error)))

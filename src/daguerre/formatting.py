@@ -1,5 +1,6 @@
 """Numbers, values and errors as people read them: sizes, durations, counts, shares."""
 
+import io
 import json
 import re
 import shutil
@@ -11,6 +12,8 @@ from typing import Any
 from daguerre.credentials import scrub
 
 PERCENT = "\N{NO-BREAK SPACE}%"
+_PAGE_COLUMNS = 121
+"""Columns of a terminal that asks for no other lines than those of a file."""
 
 
 def format_size(size_bytes: float) -> str:
@@ -70,6 +73,15 @@ class Verbatim(str):
     """Text of a file, which a terminal gets as it is: `sys.stdout.write(Verbatim(text))`."""
 
     __slots__ = ()
+
+
+class Terminal(io.TextIOWrapper):
+    """A stream to a terminal, which would break a long line within a word: here lines end between words."""
+
+    def write(self, text: str, /) -> int:
+        """Writes a text; one that moves the cursor, or that is a file's, as it is."""
+        as_it_is = "\x1b" in text or "\r" in text or isinstance(text, Verbatim)
+        return super().write(text if as_it_is else fitted(text, columns(_PAGE_COLUMNS) - 1))
 
 
 def columns(usual: int) -> int:

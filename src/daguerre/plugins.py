@@ -6,13 +6,12 @@ the entry points `daguerre.KIND` of installed packages, and the files KIND/NAME.
 names a plug-in, and never says where its code is.
 """
 
-import ast
-import difflib
 import os
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache, lru_cache
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -90,6 +89,8 @@ def exists(kind: str, name: Any) -> bool:
 def check(kind: str, name: str) -> None:
     """UserError if there is no plug-in `name`: lists what exists and the nearest name. Nothing is imported."""
     if not exists(kind, name):
+        import difflib  # for a wrong name alone
+
         near = difflib.get_close_matches(str(name), names(kind), n=1)
         hint = f". Did you mean {near[0]!r}? There are" if near else "; there are"
         raise UserError(f"there is no {name!r} in {kind}{hint}: {', '.join(names(kind))}", code="unknown")
@@ -133,6 +134,8 @@ def file_of(module: str) -> Path | None:
     elif top == "daguerre":
         places = [str(_PACKAGE)]
     else:
+        from importlib.util import find_spec  # for plug-ins of installed packages alone
+
         spec = find_spec(top)
         places = [*(spec.submodule_search_locations or ())] if spec else []
         if spec and spec.origin and not parts:
@@ -157,6 +160,8 @@ def _checked(given: str) -> tuple[Path, ...]:
             raise UserError(f"{folder}: a folder of plug-ins (--plugins, {VARIABLE}) is not there", code="missing")
         for inner in sorted(each for each in folder.glob("[!_.]*") if each.name not in FOLDERS):
             if inner.suffix == ".py" or (inner.is_dir() and any(inner.glob("*.py"))):
+                import difflib  # for a wrong name alone
+
                 near = difflib.get_close_matches(inner.stem, FOLDERS, n=1)
                 hint = f"did you mean {near[0]}/? " if near else ""
                 raise UserError(
@@ -199,7 +204,9 @@ def _of_folders(kind: str, given: tuple[Path, ...]) -> Iterator[tuple[str, Outsi
 
 
 def _installed(kind: str) -> Iterator[tuple[str, Outside]]:
-    from importlib.metadata import entry_points  # takes as long as the rest of this module together
+    if not _may_be_installed(tuple(sys.path)):
+        return
+    from importlib.metadata import entry_points  # takes longer than all that a short command does
 
     for point in entry_points(group=f"daguerre.{kind}"):
         package, version = (point.dist.name, point.dist.version) if point.dist else (None, None)
@@ -213,6 +220,20 @@ def _installed(kind: str) -> Iterator[tuple[str, Outside]]:
         top = file_of(point.module.partition(".")[0])
         root = top.parent if top and top.name == "__init__.py" else path
         yield point.name, Outside(point.module, path, root, package, version)
+
+
+@lru_cache(maxsize=1)
+def _may_be_installed(places: tuple[str, ...]) -> bool:
+    """False where no package in these places has an entry point of ours; True where that is not known, as of an
+    archive."""
+    for place in map(Path, places):
+        if place.is_file():
+            return True
+        for path in place.glob("*-info/entry_points.txt"):
+            with suppress(OSError):
+                if b"[daguerre." in path.read_bytes():
+                    return True
+    return False
 
 
 def digest(plugin: Outside) -> str:
@@ -233,6 +254,8 @@ def digest(plugin: Outside) -> str:
 
 def _imported(path: Path) -> Iterator[str]:
     """The words of a file's imports."""
+    import ast  # as in `digest`
+
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from (getattr(node, "module", None) or "").split(".")

@@ -1,5 +1,6 @@
-"""`daguerre completion`: what real shells complete with its scripts; the command itself imports nothing heavy."""
+"""`daguerre completion`: what real shells complete with its scripts; it and helps import nothing slow."""
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 
 from daguerre import errors, plugins
-from daguerre.cli import main
+from daguerre.cli import completion, main
 from daguerre.config import config as configs
 from daguerre.config import fields
 
@@ -65,6 +66,9 @@ def test_keys_are_settings_and_all_of_fixed_sections_are_there(script, capsys):
     leaves = fields.leaves(configs.Config, configs.load("quickstart").config.model_dump(mode="json"))
     assert main.run(["completion", "bash"]) == errors.DONE
     text = capsys.readouterr().out
+    sections = {path[: path.rfind(".")] for path in leaves if "." in path}
+    named = {key for key, _ in completion._named()}
+    assert [key for key in completion._keys() if key not in {*leaves, *sections, *named}] == []
     for section in ("training", "ema", "checkpoint", "sampling", "validation"):
         inner = [path for path in leaves if path.startswith(f"{section}.") and path.count(".") == 1]
         assert inner
@@ -72,13 +76,37 @@ def test_keys_are_settings_and_all_of_fixed_sections_are_there(script, capsys):
     assert [name for name in plugins.names("optimizers") if name not in text] == []
 
 
-def test_it_imports_neither_torch_nor_pydantic():
+@pytest.mark.parametrize("words", [["completion", "bash"], ["--version"], ["--help"], ["train", "--help"]])
+def test_quick_commands_import_nothing_slow(words):
+    """Torch and pydantic take seconds; each of the others as long as all the rest of such a command together."""
+    slow = {
+        "torch",
+        "pydantic",
+        "numpy",
+        "omegaconf",
+        "rich",
+        "yaml",
+        "importlib.metadata",
+        "inspect",
+        "ast",
+        "tempfile",
+        "json",
+    }
     code = (
-        "import sys; from daguerre.cli import main; main.run(['completion', 'bash'])\n"
-        "sys.exit(', '.join({'torch', 'pydantic', 'numpy'} & sys.modules.keys()) or 0)"
+        f"import sys; from daguerre.cli import main; main.run({words})\n"
+        f"sys.exit(', '.join({slow} & sys.modules.keys()) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_helps_are_the_docstrings():
+    groups = ["", *(name for name, verb in main.verbs().items() if verb.is_group)]
+    for verb in (verb for group in groups for verb in main.verbs(group).values()):
+        docstring = ast.get_docstring(ast.parse(verb.path.read_text(encoding="utf-8")))
+        summary, _, text = docstring.partition("\n\n")
+        assert verb.summary == summary.removesuffix(".")
+        assert verb.is_group or verb.help == text
 
 
 def test_another_shell_is_refused(capsys):

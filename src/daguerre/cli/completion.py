@@ -10,7 +10,7 @@ again after an update, or after you have installed plug-ins.
   daguerre completion fish > ~/.config/fish/completions/daguerre.fish
 """
 
-import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -141,14 +141,8 @@ def _fields(module: str, name: str) -> Iterator[tuple[str, tuple[str, str] | Non
     """The fields of a settings class; of those that are sections of a fixed class, that class by module and name."""
     file = plugins.file_of(module)
     assert file is not None
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    origin = {
-        alias.name: node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
-    node = next(each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name)
-    for line in node.body:
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-            kind = line.annotation
-            if "ClassVar" not in ast.unparse(kind):
-                section = isinstance(kind, ast.Name) and origin.get(kind.id, "").endswith(".settings")
-                yield line.target.id, (origin[kind.id], kind.id) if section and isinstance(kind, ast.Name) else None
+    text = file.read_text(encoding="utf-8")
+    body = text.partition(f"\nclass {name}(")[2].partition("\n\n\n")[0]
+    for field, kind in re.findall(r"^    (\w+): (?!ClassVar)(\S.*?)(?: = .*)?$", body, re.MULTILINE):
+        origin = re.search(rf"^from (\S+\.settings) import (?:\([^)]*|.*)\b{re.escape(kind)}\b", text, re.MULTILINE)
+        yield field, (origin[1], kind) if origin else None

@@ -2,11 +2,10 @@
 
 A file whose docstring is a help (one line, then `usage: daguerre VERB ...`) and that has `run(arguments) -> int` is a
 verb; `data/__init__.py` is the group `data`, and `data/pack.py` in this folder the verb `data pack`. The docstring is
-read from the file without importing it, so that every help is printed at once. Exit codes are in `errors`.
+read from the file without importing it, and what few commands need is imported by them, so that every help is printed
+at once. Exit codes are in `errors`.
 """
 
-import ast
-import difflib
 import errno
 import io
 import os
@@ -14,7 +13,6 @@ import re
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -22,31 +20,19 @@ from typing import TextIO
 
 from daguerre import __version__, credentials, errors, faults
 from daguerre.errors import UserError
-from daguerre.formatting import Verbatim, columns, fitted
 from daguerre.regular import is_odd
 
 FOLDER = Path(__file__).parent
 _PLUGINS = "DAGUERRE_PLUGINS"  # plugins.VARIABLE, without its imports
-_PAGE_COLUMNS = 121
-"""Columns of a terminal that asks for no other lines than those of a file."""
 USUAL_ORDER = ("train", "generate", "report", "serve", "recipes", "init", "data", "doctor")
 
 
-class Terminal(io.TextIOWrapper):
-    """A stream to a terminal, which would break a long line within a word: here lines end between words."""
-
-    def write(self, text: str, /) -> int:
-        """Writes a text; one that moves the cursor, or that is a file's, as it is."""
-        as_it_is = "\x1b" in text or "\r" in text or isinstance(text, Verbatim)
-        return super().write(text if as_it_is else fitted(text, columns(_PAGE_COLUMNS) - 1))
-
-
-@dataclass(frozen=True)
 class Verb:
     """One command."""
 
-    path: Path
-    """Its file."""
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        """Its file."""
 
     @property
     def is_group(self) -> bool:
@@ -63,13 +49,13 @@ class Verb:
         """The rest of its docstring; of a group with its verbs behind the line of usage."""
         usage, _, text = self._parts[1].partition("\n\n")
         listed = [_listed(verbs(self.path.parent.name))] if self.is_group else []
-        return "\n\n".join([usage, *listed, text])
+        return "\n\n".join([usage, *listed, *([text] if text else [])])
 
     @cached_property
     def _parts(self) -> tuple[str, str]:
-        """The first line and the rest of its docstring, read from the file's syntax tree; nothing is imported."""
-        summary, _, text = (ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or "").partition("\n\n")
-        return summary, text
+        """The first line of its docstring, and the rest."""
+        summary, _, text = _docstring(self.path).partition("\n\n")
+        return summary, text.rstrip()
 
     def run(self, arguments: list[str]) -> int:
         """Runs the verb; returns its exit code."""
@@ -85,10 +71,15 @@ def verbs(above: str = "") -> dict[str, Verb]:
     found = {
         path.parent.name if path.name == "__init__.py" else path.stem: Verb(path)
         for path in sorted(files)
-        if "\n\nusage: daguerre " in (*path.read_text(encoding="utf-8").split('"""'), "")[1]
+        if "\n\nusage: daguerre " in _docstring(path)
     }
     order = [*(name for name in USUAL_ORDER if name in found), *sorted(found.keys() - {*USUAL_ORDER})]
     return {name: found[name] for name in order}
+
+
+def _docstring(path: Path) -> str:
+    """The text at the top of a file, empty without one. Backslashes are the only escapes in it."""
+    return (*path.read_text(encoding="utf-8").split('"""', 2), "")[1].replace(r"\\", "\\")
 
 
 def main() -> None:
@@ -129,6 +120,8 @@ def _fitting(stream: TextIO) -> TextIO:
     """A stream whose lines fit its terminal, if it is one."""
     if not isinstance(stream, io.TextIOWrapper) or not stream.isatty():
         return stream
+    from daguerre.formatting import Terminal  # neither a pipe nor a script needs it
+
     return Terminal(stream.buffer, stream.encoding, stream.errors, line_buffering=True)
 
 
@@ -193,6 +186,8 @@ def _verb(words: list[str], group: str = "") -> tuple[Verb, list[str]]:
     name, *rest = words
     found, command = verbs(group), f"daguerre {group}".strip()
     if name not in found:
+        import difflib  # for a wrong word alone
+
         near = difflib.get_close_matches(name, found, n=1)
         meant = f". Did you mean `{command} {near[0]}`? There are" if near else "; there are"
         hint = "" if near else f". The verb comes first: {command} VERB ..."

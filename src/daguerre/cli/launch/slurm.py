@@ -8,7 +8,7 @@ option below is a setting of the recipe and goes to `daguerre train`. The recipe
   daguerre launch slurm sdxl nodes=16 time=96:00:00 output_dir=/shared/runs run_name=first
   daguerre launch slurm my.yaml nodes=2 gpus_per_node=4 partition=long account=lab mesh.ici_fsdp_parallelism=4 --submit
 
-  daguerre launch slurm runs/first verb=evaluate gpus_per_node=1 --follow metrics=[fid] networks.inception=PATH \
+  daguerre launch slurm runs/first verb=evaluate gpus_per_node=1 --follow metrics=[fid] networks.inception=PATH \\
       reference=reference.safetensors
 
   verb=evaluate                measures a run, with the options of `daguerre evaluate` (docs/evaluate.md)
