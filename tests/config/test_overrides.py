@@ -244,6 +244,14 @@ def test_maxdiffusions_timestep_bias_means_the_same_here():
     assert config.load("quickstart", ["timestep_bias.strategy=none"]).config.objective.timestep_bias.name == "none"
 
 
+def test_the_path_of_images_for_a_source_without_one_says_which_sources_have_it():
+    with pytest.raises(
+        config.ConfigError, match=r"(?s)data\.path = \S+\s+this .* only with data\.source=.*folder"
+    ) as error:
+        config.load("quickstart", ["data.path=my_images"])
+    assert "sd15_dreambooth" not in str(error.value)
+
+
 @pytest.mark.parametrize("override", ["timestep_bias_strategy=later", "snr_gamma=5", "objective.times.std=2"])
 def test_a_noise_level_of_an_objective_that_has_none_says_which_have(override):
     with pytest.raises(config.ConfigError, match=r"this setting exists only with objective\.name=edm or .*v"):

@@ -75,7 +75,7 @@ def _set(root: type[Settings], found: Tree, tree: Tree, pair: Pair, notices: lis
         optional = [name for name, leaf in leaves.items() if fields.plugin_of(leaf.field)]
         if above := next((name for name in optional if path.startswith(f"{name}.")), ""):
             return [Problem(key, f"{above} is null: choose one, {above}={fields.allowed(leaves[above])}", given)]
-        return [_with_recipes(unknown(key, given, leaves, [*sections]), path)]
+        return [_with_recipes(replace(unknown(path, given, leaves, [*sections]), path=key), path)]
     target, inside = meant
     section = sections.get(target)
     whole = isinstance(given, dict) or (isinstance(given, str) and given.lstrip().startswith("{"))
@@ -95,7 +95,7 @@ def _set(root: type[Settings], found: Tree, tree: Tree, pair: Pair, notices: lis
 
 def _with_recipes(problem: Problem, path: str) -> Problem:
     """Names of DreamBooth's sets mean something on recipes that have both."""
-    if not path.startswith("data.sources."):
+    if not path.startswith(("data.sources.instance.", "data.sources.class.")):
         return problem
     recipes = [name for name in recipe.shipped() if name.endswith("dreambooth")]
     return replace(problem, text=f"{problem.text}; the sets `instance` and `class` are in {' and '.join(recipes)}")

@@ -79,8 +79,8 @@ def _other_plugins(section: str, name: str, leaves: Mapping[str, Leaf]) -> str:
         field = section[len(plugged) + 1 :].partition(".")[0] or name
         inside = section in ("", plugged) or section.startswith(f"{plugged}.")
         if leaf.plugin and inside and not any(known.startswith(f"{plugged}.{field}.") for known in leaves):
-            every = leaf.plugin.able()
-            owners += [f"{path}={n}" for n in every if field in leaf.plugin.settings_class(n).model_fields]
+            able = [n for n in leaf.plugin.able() if field in leaf.plugin.settings_class(n).model_fields]
+            owners += [f"{path}={' or '.join(able)}"] if able else []
     return f"this setting exists only with {' or '.join(owners)}" if owners else ""
 
 

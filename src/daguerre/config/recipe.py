@@ -53,9 +53,9 @@ def locate(recipe: str, beside: Path | None = None) -> Path:
     another trainer that is not there is the shipped recipe that stands for it.
     """
     there = shipped()
-    known = ", ".join(there) or "none"
     if not recipe:
-        raise UserError(f"no recipe given. Pass a shipped one ({known}), a YAML file or a run folder", code="missing")
+        known = "the name of a shipped one (`daguerre recipes` lists them)"
+        raise UserError(f"no recipe given. Pass {known}, a YAML file or a run folder", code="missing")
     if recipe in there:
         return there[recipe]
     if address.is_remote(recipe):
@@ -86,8 +86,12 @@ def locate(recipe: str, beside: Path | None = None) -> Path:
         hub = f". If it is a model of the hub: `daguerre fetch {recipe}` first" if not path.parent.exists() else ""
         raise UserError(f"{recipe}: no such run folder or recipe file ({path.absolute()}){hub}", code="missing")
     near = difflib.get_close_matches(recipe, there, n=1)
-    hint = f"Did you mean {near[0]}? `daguerre recipes` lists all." if near else f"The shipped recipes are {known}."
-    raise UserError(f"there is no recipe {recipe!r}: no such file or run folder. {hint}", code="unknown")
+    hint = f"Did you mean {near[0]}? " if near else ""
+    raise UserError(
+        f"there is no recipe {recipe!r}: no such file or run folder in {path.parent.absolute()}. "
+        f"{hint}`daguerre recipes` lists all.",
+        code="unknown",
+    )
 
 
 def stand_in(recipe: str) -> str | None:
