@@ -52,6 +52,14 @@ class Unused(NamedTuple):
     why: str
 
 
+class WithoutEffect(ValueError):
+    """Fields of a group are given that have no effect; `fields` says why of each, and what to do."""
+
+    def __init__(self, fields: dict[str, str]) -> None:
+        super().__init__("; ".join(f"{name}: {text}" for name, text in fields.items()))
+        self.fields = fields
+
+
 class Settings(BaseModel):
     """A frozen group of settings in which an unknown key is an error, and so is a key that has no effect."""
 
@@ -71,17 +79,9 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_unused(self) -> Self:
-        given: dict[tuple[str, str], list[str]] = {}
-        for name, why in self.unused().items():
-            if name in self.model_fields_set:
-                given.setdefault((why, self.way_to_use(name)), []).append(name)
+        given = {name: why for name, why in self.unused().items() if name in self.model_fields_set}
         if given:
-            raise ValueError(
-                "; ".join(
-                    f"{', '.join(names)}: {why}: remove {'it' if len(names) == 1 else 'them'}{way_to_use}"
-                    for (why, way_to_use), names in given.items()
-                )
-            )
+            raise WithoutEffect({name: f"{why}: remove it{self.way_to_use(name)}" for name, why in given.items()})
         return self
 
     @model_serializer(mode="wrap")

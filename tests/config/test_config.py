@@ -98,15 +98,15 @@ def test_another_plugin_drops_the_old_ones_keys_and_keeps_the_shared_ones(base):
 
 def test_what_the_user_gives_beside_a_new_plugin_is_never_dropped(base):
     found = problems(base, "objective.name=flow", "objective.schedule.zero_terminal_snr=true")
-    assert "zero_terminal_snr" in found["objective.schedule"]
+    assert "no effect" in found["objective.schedule.zero_terminal_snr"]
 
 
 def test_a_switch_drops_what_it_leaves_idle_only_from_below(base):
     loaded = configs.load(str(base), ["ema.enabled=false", "objective.weighting.name=none"])
     assert not loaded.config.ema.enabled
     assert {"ema.decay", "objective.weighting.snr_gamma"} <= {w for n in loaded.notices for w in n.split()}
-    assert "no effect" in problems(base, "ema.enabled=false", "ema.decay=0.5")["ema"]
-    assert "no effect" in problems(base, "validation.every=null", "validation.num_levels=3")["validation"]
+    assert "no effect" in problems(base, "ema.enabled=false", "ema.decay=0.5")["ema.decay"]
+    assert "no effect" in problems(base, "validation.every=null", "validation.num_levels=3")["validation.num_levels"]
 
 
 FOLDER = "data: {source: folder, path: x, crop: random, buckets: {aspects: auto, step: 8}, resolution: 64}"
@@ -148,8 +148,8 @@ def test_settings_that_others_leave_without_effect_drop_out_only_from_below(base
 
 def test_what_had_no_effect_where_it_was_given_is_refused_there(base):
     idle = beside(base, "extends: base.yaml\ndata: {source: folder, path: x, buckets: {step: 8}}")
-    assert "step: no effect" in problems(idle)["data.buckets"]
-    assert "step: no effect" in problems(idle, "data.buckets.upscale=false")["data.buckets"]
+    assert "no effect" in problems(idle)["data.buckets.step"]
+    assert "no effect" in problems(idle, "data.buckets.upscale=false")["data.buckets.step"]
     assert load(idle, "data.buckets.aspects=auto").data.buckets.step == 8
 
 
@@ -182,7 +182,7 @@ ema: {enabled: false, decay: 0.9}
     assert "group of settings" in found["optimizer"]
     assert found["sampling.num_inference_steps"] == "allowed: a whole number from 1"
     assert "list" in found["sampling.prompts"]
-    assert "no effect" in found["ema"]
+    assert "no effect" in found["ema.decay"]
     assert "Did you mean loader.num_workers?" in found["loader.num_worker"]
     assert "checkpoint.every" in found["every"]
     assert found["data.crop"] == "allowed: center, random, smart"
@@ -199,6 +199,22 @@ def test_a_key_of_another_plugin_names_it(base):
     found = problems(base, "objective.sigma_data=1", "sigma_data=1")
     assert "exists only with objective.name=edm" in found["objective.sigma_data"]
     assert "exists only with objective.name=edm" in found["sigma_data"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("epochs=10", "training.duration"),
+        ("max_steps=10", "training.duration"),
+        ("base_model=x", "model.pretrained_model_name_or_path"),
+        ("trigger_word=sks", "data.captions.prefix"),
+        ("block_lr=1e-5", "optimizer.learning_rates"),
+        ("cache.only=true", "or set cache.path=auto"),
+    ],
+)
+def test_what_people_try_first_is_answered_with_the_setting(base, typed, meant):
+    name = typed.partition("=")[0]
+    assert meant in problems(base, typed)[name]
 
 
 def test_of_a_plugin_that_does_not_exist_only_the_name_is_reported(base):

@@ -233,7 +233,7 @@ def test_portion_beside_range_is_one_notice(mark):
     assert loaded.config.objective.timestep_bias.name == "range"
     assert len(loaded.notices) == 1
     assert f"timestep_bias{mark}portion has no effect with objective.timestep_bias.name=range" in loaded.notices[0]
-    with pytest.raises(config.ConfigError, match="portion: no effect with 'range'"):
+    with pytest.raises(config.ConfigError, match=r"objective\.timestep_bias\.portion = \S+\n +no effect with 'range'"):
         config.load("quickstart", [*overrides.split(BIAS).overrides, "objective.timestep_bias.portion=0.25"])
 
 

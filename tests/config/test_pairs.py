@@ -24,7 +24,7 @@ REFUSED = [
     ("sd15", ["objective.times.name=log_normal"], "'log_normal' draws sigma, from 0 to infinity"),
     ("sd15", [*BIAS, "timestep_bias.end=1500"], "end is 1500: there are 1000 steps"),
     ("sdxl_edm", [*BIAS, "timestep_bias.begin=500", "timestep_bias.end=200"], "begin must be below end"),
-    ("sd15", ["objective.timestep_bias.multiplier=2"], "multiplier: no effect with 'none'"),
+    ("sd15", ["objective.timestep_bias.multiplier=2"], "no effect with 'none'"),
     ("quickstart_vae", ["objective.timestep_bias.name=later"], "this setting exists only with objective.name=edm or"),
     # objective and sampling
     (

@@ -75,7 +75,8 @@ def _set(root: type[Settings], found: Tree, tree: Tree, pair: Pair, notices: lis
         optional = [name for name, leaf in leaves.items() if fields.plugin_of(leaf.field)]
         if above := next((name for name in optional if path.startswith(f"{name}.")), ""):
             return [Problem(key, f"{above} is null: choose one, {above}={fields.allowed(leaves[above])}", given)]
-        return [_with_recipes(replace(unknown(path, given, leaves, [*sections]), path=key), path)]
+        sought = path if path.startswith("data.sources.") else key  # other sources may have it: data.path
+        return [_with_recipes(replace(unknown(sought, given, leaves, [*sections]), path=key), path)]
     target, inside = meant
     section = sections.get(target)
     whole = isinstance(given, dict) or (isinstance(given, str) and given.lstrip().startswith("{"))

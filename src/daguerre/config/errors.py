@@ -16,6 +16,7 @@ from daguerre.config.fields import Leaf, allowed, summary
 from daguerre.errors import UserError
 from daguerre.foreign.names import lookup
 from daguerre.formatting import shown
+from daguerre.settings import WithoutEffect
 
 NOTHING = object()
 """Stands for "nothing was given" in a problem."""
@@ -136,6 +137,10 @@ def translate(error: ErrorDetails, prefix: str, leaves: Mapping[str, Leaf], sect
     if "problems" in context:
         return list(context["problems"])
     kind, given = error["type"], error["input"]
+    if isinstance(unused := context.get("error"), WithoutEffect):
+        values = given if isinstance(given, Mapping) else {}
+        ways = unused.fields.items()
+        return [Problem(f"{path}.{name}".lstrip("."), text, values.get(name, NOTHING)) for name, text in ways]
     if kind == "missing":
         within = [known for known, leaf in leaves.items() if known.startswith(f"{path}.") and leaf.required]
         return [missing(known, leaves) for known in within or [path]]

@@ -16,6 +16,9 @@ class CacheSettings(Settings):
         Unused(("images", "texts", "dtype", "batch_size", "shard_mb", "only"), lambda own: own.path is None, _NO_CACHE),
     )
 
+    def way_to_use(self, field: str) -> str:
+        return ", or set cache.path=auto"
+
     path: Annotated[str | None, ADDRESS] = Field(None, min_length=1, json_schema_extra=FREE)
     """Folder of the cache, also under s3:// or gs://; `auto` is one in `data.cache_dir`. Default: nothing is cached."""
     images: bool | None = Field(None, json_schema_extra=FREE)
