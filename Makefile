@@ -7,7 +7,7 @@ BIN := .venv/bin
 # One thread a process: tests run in two processes beside each other. Compiled modules are kept, as tests start many.
 TEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: quickstart test test-long check clean docs exchange-table
+.PHONY: quickstart test test-long check types clean docs package sbom exchange-table
 .DELETE_ON_ERROR:
 
 quickstart: .venv/installed
@@ -24,6 +24,20 @@ check: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# What the types say on every Python that pyproject.toml allows; `check` asks the oldest alone.
+types: .venv/installed-dev
+	for version in 3.11 3.12 3.13; do $(BIN)/mypy --python-version $$version || exit 1; done
+
+# sdist and wheel in dist/, with the tests of what they hold and of the wheel in an empty folder. Needs no network.
+package: .venv/installed-dev
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(TEST) tests/package
+
+# What is installed with Daguerre and vendored in it, with licences, as CycloneDX JSON.
+sbom: .venv/installed-dev
+	$(BIN)/python tools/sbom.py dist/daguerre.cdx.json
 
 # The pages of docs/ as one site, build/docs/index.html.
 docs: .venv/installed-dev
@@ -42,4 +56,4 @@ exchange-table: .venv/installed-dev
 	$(PYTHON) tools/make_venv.py --dev
 
 clean:
-	rm -rf .venv build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
