@@ -6,6 +6,15 @@ another, moments in another order than their weights) are seen here, without tim
 
 kernels.json has the launches of each recipe's update, as record.py finds them; one that has to launch more gets the
 number of its failure.
+
+Trained weights of 16 bits (`sd15_8gb` is such a recipe) have launches that those of 32 bits have not, and need them:
+* A cast for each gradient of a LayerNorm's weight and bias (24 for its 12 norms): the kernel sums in float32, and
+  autograd takes a gradient in the weight's type alone. Of weights of 32 bits the sum is the gradient.
+* A copy for each two biases that are added together (13: 8 in the vector of the time, 5 in the short cut of a residual
+  block): both have one tensor as their gradient, and autograd copies it where two weights would share it. Of weights
+  of 32 bits each of the two is cast, and so is a tensor of its own. The copies stand for passes over whole images.
+Without our kernels (`kernels=plain`) an update of that recipe has no such copy and 440 casts more: 7,711 launches, not
+7,094.
 """
 
 import hashlib

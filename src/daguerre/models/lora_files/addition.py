@@ -45,6 +45,8 @@ class Addition:
     """The product of the factors is multiplied by it."""
     tensor: Literal["weight", "bias"] = "weight"
     """What of the layer it is added to. Norms and biases have `DIFF` alone."""
+    rows: tuple[int, int] | None = None
+    """First row and end of what is this layer's of a LoKr that is for a whole fused projection; None: all rows."""
     origin: str = field(default="", compare=False)
     """The file that it is from, for messages."""
 
@@ -66,7 +68,7 @@ class Addition:
 
     def agrees(self, other: Addition) -> bool:
         """Compares: True if both have the same factors, the strength counted in one of them, to float32's rounding."""
-        if (self.name, self.factors.keys()) != (other.name, other.factors.keys()):
+        if (self.name, self.rows, self.factors.keys()) != (other.name, other.rows, other.factors.keys()):
             return False
         if {DOWN, UP} == self.factors.keys() and self.rank != other.rank:
             # Of a part of a fused projection, which a file has in the rank of all parts together.
@@ -122,7 +124,8 @@ class Addition:
             two = torch.einsum("rshw,ro,si->oihw", t["lokr_t2"], t["lokr_w2_a"], t["lokr_w2_b"])
         else:
             two = t["lokr_w2"] if "lokr_w2" in t else t["lokr_w2_a"] @ t["lokr_w2_b"].flatten(1)
-        return torch.kron(one.reshape(*one.shape, *(1 for _ in two.shape[2:])), two.contiguous())
+        product = torch.kron(one.reshape(*one.shape, *(1 for _ in two.shape[2:])), two.contiguous())
+        return product if self.rows is None else product[slice(*self.rows)]
 
 
 def _half(t: Mapping[str, Tensor], number: str) -> Tensor:

@@ -1,5 +1,6 @@
 """Additions to the parts of a fused projection, such as query, key and value, as one addition to the whole of it."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ _OF_BLOCKS = ("lokr_w1", "lokr_w1_a")
 """Factors with a row for each block of the layer's outputs."""
 _SHARED = (DOWN, ALPHA, "hada_w1_b", "hada_w2_b")
 """Factors that all outputs have in common."""
+LOKR = "lokr_"
+"""The start of the names of a LoKr's factors, of which no part is one of the outputs' rows: their product is cut."""
 
 
 def parts(path: Path, name: str, factor: str, value: Tensor, rows: Sequence[int]) -> Sequence[Tensor]:
@@ -28,14 +31,14 @@ def parts(path: Path, name: str, factor: str, value: Tensor, rows: Sequence[int]
     Raises:
         UserError: for a factor that cannot be cut, or has another number of rows.
     """
-    if factor in _SHARED:
+    if factor in _SHARED or factor.startswith(LOKR):
         return [value] * len(rows)
     count = len(value) if value.ndim else 0
     by_rows = factor in BY_ROWS or (factor == COLUMNS and count == sum(rows))
     if not by_rows:
         raise UserError(
-            f"{path}: {name} is {factor} of a projection that is {len(rows)} layers here, and a LoKr or a DoRA over "
-            "inputs cannot be cut in parts: write the file again as a LoRA",
+            f"{path}: {name} is {factor} of a projection that is {len(rows)} layers here, and a DoRA over inputs "
+            "cannot be cut in parts: write the file again as a LoRA",
             code="unsupported",
         )
     if count != sum(rows):
@@ -93,12 +96,33 @@ def joined(
             yield replace(first, layer=layers[0], factors={DIFF: torch.cat(values)}, scale=1.0)
         elif kinds == {frozenset({DOWN, UP})}:
             yield _product(layers, rows, found)
+        elif (whole := _whole(layers, rows, found)) is not None:
+            yield whole
         else:
             raise UserError(
                 f"kohya's layout has {', '.join(layers)} as one projection, for which only LoRAs and whole differences "
                 "have a form: write format=diffusers or format=peft",
                 code="unsupported",
             )
+
+
+def cuts(rows: Sequence[int]) -> list[tuple[int, int]]:
+    """First row and end of each part of a fused projection, of the outputs of each."""
+    ends = [*itertools.accumulate(rows)]
+    return [*zip([0, *ends], ends, strict=False)]
+
+
+def _whole(layers: Sequence[str], rows: Sequence[int], found: Mapping[str, Addition]) -> Addition | None:
+    """The LoKr for all of a fused projection that its parts were read from; None where they are not of one."""
+    parts = [found.get(layer) for layer in layers]
+    first = parts[0]
+    if first is None or [each and each.rows for each in parts] != cuts(rows):
+        return None
+    same = all(
+        each and each.scale == first.scale and all(torch.equal(v, first.factors[n]) for n, v in each.factors.items())
+        for each in parts
+    )
+    return replace(first, rows=None) if same else None
 
 
 def _product(layers: Sequence[str], rows: Sequence[int], found: Mapping[str, Addition]) -> Addition:

@@ -14,6 +14,7 @@ from torch import nn
 from daguerre.errors import UserError
 from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DIFF, DOWN, MAGNITUDE, MIDDLE, UP
 from daguerre.models.network import facts_of
+from daguerre.models.parts.text.names import of_others
 from daguerre.models.weights.original_names import Spelling
 
 
@@ -100,11 +101,12 @@ def layers(networks: Mapping[str, nn.Module]) -> dict[str, Place]:
 def _spelt(component: str, networks: Mapping[str, nn.Module], own: list[str]) -> Iterator[Spelling]:
     names = facts_of(networks[component]).names
     if names is None:
-        yield from ((f"{component}.{layer}", (layer,), False) for layer in own)
+        yield from of_others(component, own)
     else:
         yield from names.spellings(component, networks, own)
 
 
 def _has_weight(module: nn.Module) -> bool:
-    """True of linear layers, convolutions and norms: what files of this kind change."""
-    return isinstance(module, nn.Linear | nn.Conv2d | nn.LayerNorm | nn.GroupNorm) and module.weight is not None
+    """True of linear layers, convolutions and norms of any class: what files of this kind change."""
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, nn.Parameter) and (isinstance(module, nn.Linear | nn.Conv2d) or weight.ndim == 1)

@@ -7,7 +7,7 @@ wrong: a layer that the model does not have, a factor that is missing or of anot
 import difflib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from daguerre.models.network import facts_of
 _BIASES = (BIAS, BIAS_OF_UP)
 _Layer = tuple[str, str]
 """(component, layer)"""
+Cut = tuple[tuple[int, int], int]
+"""First row and end of a layer in a fused projection, and the rows of all of that."""
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 """Numbers of 8 bits, for which torch has no arithmetic."""
 _NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -50,18 +52,23 @@ def read(path: Path, networks: Mapping[str, nn.Module], *, tokens_apart: bool = 
         kept = {name: value for name, value in contents.tensors.items() if not name.startswith("bundle_emb.")}
         contents = contents._replace(tensors=kept)
     check_is_lora(place, contents.tensors)
-    modules = _modules(place, contents, networks)
+    modules, cut = _modules(place, contents, networks)
     scales = {component: Scales(place, component, contents.numbers) for component in networks}
     found: dict[str, list[Addition]] = {}
-    for (component, layer), factors in modules.items():
-        for addition in _additions(place, component, layer, factors, scales[component], networks[component]):
+    for where, factors in modules.items():
+        component = where[0]
+        own = networks[component].get_submodule(where[1])
+        for addition in _additions(place, where, factors, scales[component], own, cut.get(where)):
             found.setdefault(component, []).append(addition)
     return {component: found[component] for component in networks if component in found}
 
 
-def _modules(path: Path, contents: Contents, networks: Mapping[str, nn.Module]) -> dict[_Layer, dict[str, Tensor]]:
-    """The factors of each layer. UserError for a layer that is unknown, or there twice."""
-    layers = names.layers(networks)
+def _modules(
+    path: Path, contents: Contents, networks: Mapping[str, nn.Module]
+) -> tuple[dict[_Layer, dict[str, Tensor]], dict[_Layer, Cut]]:
+    """The factors of each layer, and where those of a part of a fused projection lie in it. UserError for a layer that
+    is unknown, or there twice."""
+    layers, cut = names.layers(networks), dict[_Layer, Cut]()
     found: dict[_Layer, dict[str, Tensor]] = {}
     spelt: dict[tuple[_Layer, str], str] = {}
     unknown = set[str]()
@@ -74,13 +81,23 @@ def _modules(path: Path, contents: Contents, networks: Mapping[str, nn.Module]) 
             if (other := spelt.setdefault((layer, factor), name)) != name:
                 raise UserError(f"{path} has {'.'.join(layer)} twice: {other} and {name}", code="conflict")
             found.setdefault(layer, {})[factor] = part
+        if factor.startswith(fusing.LOKR) and len(place.layers) > 1:
+            rows = _rows(place, networks)
+            own = [(place.component, layer) for layer in place.layers]
+            cut |= {layer: (each, sum(rows)) for layer, each in zip(own, fusing.cuts(rows), strict=True)}
     if unknown:
         if not found:  # one layer alone may be missing of what is this model's
             check_model(path, contents.tensors)
         raise UserError(_lost(path, sorted(unknown), layers, contents.metadata), code="unknown")
     if not found:
         raise UserError(f"{path} has no additions in it", code="empty")
-    return found
+    return found, cut
+
+
+def _rows(place: Place, networks: Mapping[str, nn.Module]) -> list[int]:
+    """Outputs of each layer of a fused projection."""
+    network = networks[place.component]
+    return [len(network.get_submodule(layer).weight) for layer in place.layers]  # type: ignore[arg-type]
 
 
 def _parts(
@@ -89,8 +106,7 @@ def _parts(
     """A file's factor by the layers of the model: several where the file has one for a fused projection."""
     network = networks[place.component]
     if len(place.layers) > 1:
-        rows = [len(network.get_submodule(layer).weight) for layer in place.layers]  # type: ignore[arg-type]
-        values = fusing.parts(path, name, factor, value, rows)
+        values = fusing.parts(path, name, factor, value, _rows(place, networks))
     else:
         own = facts_of(network).names
         turned = place.is_original and own is not None and place.layers[0] in own.swapped
@@ -121,7 +137,8 @@ def _checked(path: Path, name: str, factor: str, value: Tensor) -> Tensor:
     elif value.dtype not in _NUMBERS and not whole:
         kind = str(value.dtype).removeprefix("torch.")
         raise UserError(f"{path}: {name} is {kind}, and not a real number of floating point", code="unsupported")
-    if not torch.isfinite(value).all():
+    # ai-toolkit's LoKr of two whole matrices, whose alpha says nothing, has 1e10 for it: infinite in float16.
+    if not (~value.isnan() if of_alpha else value.isfinite()).all():
         raise UserError(f"{path}: {name} has NaN or infinity in it", code="damaged")
     if of_alpha and (value.numel() != 1 or float(value) == 0):
         given = (
@@ -152,13 +169,13 @@ def _nearest(name: str, layers: Iterable[str]) -> list[str]:
 
 
 def _additions(
-    path: Path, component: str, layer: str, factors: dict[str, Tensor], scales: Scales, network: nn.Module
+    path: Path, place: _Layer, factors: dict[str, Tensor], scales: Scales, module: nn.Module, cut: Cut | None
 ) -> Iterator[Addition]:
     """Those to the weight and the bias of one layer, with the scale that the file gives them: alpha / rank, of files
     without alpha 1."""
     alpha = factors.pop(ALPHA, None)
     biases = {name: factors.pop(name) for name in _BIASES if name in factors}
-    where, weight = f"{component}.{layer}", network.get_submodule(layer).weight
+    (component, layer), where, weight = place, ".".join(place), module.weight
     assert isinstance(weight, Tensor)
     scale = 1.0
     if factors or not biases:
@@ -166,7 +183,10 @@ def _additions(
             lengths = factors.pop(COLUMNS)
             factors[_axis(path, where, lengths)] = lengths
         _check_whole(path, where, factors)
-        _check_shape(path, where, factors, weight)
+        rows, count = cut or (None, len(weight))
+        # The lengths of DoRA have been cut where the projection's were counted.
+        whole = {name: value for name, value in factors.items() if cut is None or name != MAGNITUDE}
+        _check_shape(path, where, whole, (count, *weight.shape[1:]))
         factors = {name: _plain(name, value, weight) for name, value in factors.items()}
         rank = Addition(layer, factors, 1.0).rank
         if DIFF not in factors:  # of a sum all programs leave an alpha out
@@ -174,17 +194,17 @@ def _additions(
                 float(alpha) / rank if alpha is not None and rank else 1.0
             )  # LyCORIS: of two whole matrices it is 1
             scale = scales.of(layer, rank) if alpha is None else of_alpha
-        yield _finite(path, component, Addition(layer, factors, scale, origin=str(path)), weight.shape)
+        yield _finite(path, component, Addition(layer, factors, scale, rows=rows, origin=str(path)), weight.shape)
     for name, value in biases.items():
-        bias = getattr(network.get_submodule(layer), "bias", None)
+        bias = getattr(module, "bias", None)
         if bias is None or (name == BIAS_OF_UP and MAGNITUDE in factors):
             why = "which that layer does not have here" if bias is None else "which DoRA has no place for"
             raise UserError(f"{path} changes the bias of {where}, {why}", code="unsupported")
-        _check_shape(path, f"{where}.bias", {DIFF: value}, bias)
+        _check_shape(path, f"{where}.bias", {DIFF: value}, bias.shape)
         if name == BIAS_OF_UP and not factors:
             raise UserError(f"{path}: {where} has only a bias ({name}): parts are missing", code="damaged")
         own = scale if name == BIAS_OF_UP else 1.0
-        yield _finite(path, component, Addition(layer, {DIFF: value}, own, "bias", str(path)), bias.shape)
+        yield _finite(path, component, Addition(layer, {DIFF: value}, own, "bias", origin=str(path)), bias.shape)
 
 
 def _plain(factor: str, value: Tensor, weight: Tensor) -> Tensor:
@@ -224,11 +244,11 @@ def _axis(path: Path, where: str, lengths: Tensor) -> str:
     return found[0]
 
 
-def _check_shape(path: Path, where: str, factors: Mapping[str, Tensor], weight: Tensor) -> None:
-    if said := shapes.misfit(factors, weight.shape):
+def _check_shape(path: Path, where: str, factors: Mapping[str, Tensor], weight: Sequence[int]) -> None:
+    if said := shapes.misfit(factors, weight):
         given = {name: tuple(value.shape) for name, value in factors.items()}
         raise UserError(
-            f"{path} was made for another model: {where} is {tuple(weight.shape)} here, and the file has {given} for "
+            f"{path} was made for another model: {where} is {tuple(weight)} here, and the file has {given} for "
             f"it: {said}",
             code="unsupported",
         )

@@ -79,6 +79,7 @@ FLUX = NameTable(
     },
     swapped=_SWAPPED,
     scales=_SCALES,
+    omi={"img_in": "img_in.proj"},
 )
 FLUX2 = NameTable(
     {

@@ -113,6 +113,8 @@ class NameTable(FileNames):
     """Originals among these that are a vector, row by row."""
     marks: Mapping[str, str] = field(default_factory=dict)
     """Originals by which a file tells whether its network has a part, and the switch of it in the config."""
+    omi: Mapping[str, str] = field(default_factory=dict)
+    """Names of layers in OMI, the layout of OneTrainer's LoRAs until 2026, where they are not the originals."""
     others: bool = False
     """Whether layers that the table does not have, and parameters outside of layers, have the same name in both."""
 
@@ -172,8 +174,13 @@ class NameTable(FileNames):
         """Names of layers in files of LoRAs (models/network.py, Names)."""
         for layer in layers:
             yield from spelled(layer, (layer,), (f"{component}.", *PREFIXES), (*FLAT, f"lora_{component}_"))
+        behind = f"{component}."
         for original, parts in self._layers(layers).items():
-            yield from spelled(original, parts, PREFIXES, FLAT, is_original=True)
+            yield from spelled(original, parts, (*PREFIXES, behind), FLAT, is_original=True)
+            if len(parts) > 1:  # the parts of a fused projection in OMI, by their numbers
+                yield from ((f"{behind}{original}.{i}", (part,), True) for i, part in enumerate(parts))
+            if (other := self.omi.get(original)) is not None:
+                yield f"{behind}{other}", parts, True
 
     def kohya(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> dict[str, Layers]:
         """The names of sd-scripts, which are those of the original layout."""

@@ -52,6 +52,8 @@ class ClipNames:
         ]
         flattened = ["lora_te_", "lora_te1_", "lora_prior_te_"] if alone else [f"lora_te{number + 1}_"]
         dotted += [""] if alone else []
+        # Beside a transformer ai-toolkit has these starts and dots behind them.
+        dotted += [f"{start[:-1]}." for start in flattened]
         flattened += ["lora_te_wrapped_transformer_"] if alone else []
         for layer in layers:
             for name in {*spellings(layer)}:
@@ -68,15 +70,24 @@ class ClipNames:
 
 @dataclass(frozen=True)
 class T5Names:
-    """Names of T5, which is the third encoder for every program, whichever others a model has."""
+    """Names of T5, which is the third encoder for every program but OneTrainer, whichever others a model has."""
 
     text_encoders: str = "te"
     swapped: frozenset[str] = frozenset()
 
     def spellings(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> Iterator[Spelling]:
+        dotted = (f"{component}.", "t5.", "t5xxl.transformer.", "text_encoders.t5xxl.transformer.")
+        flattened = {"lora_te3_", f"lora_te{_place(component, networks)[0] + 1}_"}
         for layer in layers:
-            dotted = (f"{component}.", "t5xxl.transformer.", "text_encoders.t5xxl.transformer.")
-            yield from spelled(layer, (layer,), dotted, ("lora_te3_",))
+            yield from spelled(layer, (layer,), dotted, flattened)
 
     def kohya(self, component: str, networks: Mapping[str, nn.Module], layers: Sequence[str]) -> dict[str, Layers]:
         return {f"lora_te3_{flat(layer)}": (layer,) for layer in layers}
+
+
+def of_others(component: str, layers: Sequence[str]) -> Iterator[Spelling]:
+    """Names of layers of a network whose class has none of its own: of language models, OneTrainer's as well."""
+    is_text = _TEXT_ENCODER.fullmatch(component) is not None
+    dotted = [f"{component}.", *(["text_encoders.qwen25_7b.transformer."] if is_text else [])]
+    for layer in layers:
+        yield from spelled(layer, (layer,), dotted, ["lora_te_"] if is_text else [])
