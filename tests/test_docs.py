@@ -90,6 +90,17 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(path.read_text(encoding="utf-8")), f"{page}: {target}"
 
 
+@pytest.mark.parametrize("page", TEXTS)
+def test_rows_of_a_table_have_the_cells_of_its_head(page):
+    """A row with a bar that is not escaped, or behind an empty line, is drawn as text or loses its end."""
+    text = re.sub(r"^```.*?^```$", "", TEXTS[page], flags=re.MULTILINE | re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        head, *rows = table.splitlines()
+        assert rows and re.fullmatch(r"[|\- :]+", rows[0]), f"{page}: no head above {head}"
+        for row in rows:
+            assert len(re.findall(r"(?<!\\)\|", row)) == len(re.findall(r"(?<!\\)\|", head)), f"{page}: {row}"
+
+
 def test_pages_that_messages_name_are_there_with_their_entry():
     named = {
         place
