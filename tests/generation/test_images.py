@@ -426,8 +426,11 @@ def test_names_of_other_programs(run, photos, image, mask, strength):
         photos / "masks" / "a.png",
         f"--{strength}",
         "0.5",
+        "--steps",
+        "3",
     ]
-    job = generate_command.prepare([str(each) for each in (run, "prompt=red", *given, *SMALL)])
+    job = generate_command.prepare([str(each) for each in (run, "prompt=red", *SMALL, *given)])
+    assert job.arguments.config.sampling.num_inference_steps == 3
     (one,) = job.requests
     assert one.strength == 0.5
     assert one.images == {

@@ -46,8 +46,8 @@ _PLACES = ("model.pretrained_model_name_or_path", "model.revision", "model.varia
 """The place of a run's base, which may have moved: its weights are compared with those that the run recorded."""
 _OF_BASE = ("model.", "objective.")
 _BATCH = "training.per_device_batch_size"
-EXAMPLES = {"prompt_file": "prompts_file", "out_dir": "out"}
-"""Flags of open-diffusion's generate_examples.py that are options here."""
+EXAMPLES = {"prompt_file": "prompts_file", "out_dir": "out", "steps": "num_inference_steps"}
+"""Flags of open-diffusion's generate_examples.py, and kohya's gen_img.py, that are options here."""
 INPUTS = {
     **dict.fromkeys(("init_image", "image_path", "img"), "image"),
     **dict.fromkeys(("mask_image", "mask_path"), "mask"),
