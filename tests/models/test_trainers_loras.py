@@ -153,6 +153,18 @@ def test_a_sum_to_a_norm_of_means_of_squares_is_read(name, models, tmp_path):
     check(tmp_path / "x.safetensors", models[QWEN], "transformer", [name], drawn(len(before)))
 
 
+def test_a_lora_of_a_second_text_encoder_is_converted(tmp_path):
+    """T5's beside FLUX, in OneTrainer's name for it; kohya's scripts count it as the third."""
+    base, name = tiny_families.settings(FLUX, tmp_path)["pretrained_model_name_or_path"], T5.replace(".", "_")
+    out, tensors = tmp_path / "out.safetensors", {}
+    for factor, value in (("lora_down", drawn(2, 32)), ("lora_up", drawn(32, 2))):
+        tensors[f"lora_te2_{name}.{factor}.weight"] = value
+    save_file(tensors, tmp_path / "x.safetensors")
+    given = [f"base={base}", f"out={out}", "format=kohya"]
+    assert main.run(["convert", "lora", str(tmp_path / "x.safetensors"), *given]) == errors.DONE
+    assert {each.partition(".")[0] for each in load_file(out)} == {f"lora_te3_{name}"}
+
+
 def test_a_lokr_of_a_fused_projection_is_converted_and_merged(tmp_path):
     base, file = tiny_families.settings(KLEIN, tmp_path)["pretrained_model_name_or_path"], tmp_path / "x.safetensors"
     tensors, added = lokr(FUSED, torch.bfloat16, 192, 64)

@@ -72,7 +72,11 @@ def _outline(name: str, config: Mapping[str, Any]) -> nn.Module | None:
         with torch.device("meta"):
             return None if kind is None else kind.from_config(dict(config))
     of_clip = str(config.get("model_type", "clip")).startswith("clip")
-    return configs.outline(name, config) if of_clip or "_class_name" in config else None
+    if of_clip or "_class_name" in config:
+        return configs.outline(name, config)
+    other: Any = class_of(str((config.get("architectures") or [""])[0]))
+    with torch.device("meta"):
+        return None if other is None else other(other.config_class(**config))
 
 
 @cache
@@ -100,7 +104,7 @@ def fitting_tokens(path: Path, base: Path | None, name: str | None) -> tuple[Net
         readers = [
             TextEncoder(component, network, AbsentTokenizer(0), {})
             for component, network in made.items()
-            if component.startswith("text_encoder")
+            if component.startswith("text_encoder") and type(network) in configs.KINDS.values()  # CLIP's alone
         ]
         files = {file.name for file in path.glob(f"{token_files.LEARNED}*.safetensors")} if path.is_dir() else set()
         if files and len(files) != len(readers):

@@ -101,7 +101,8 @@ def joined(
         else:
             raise UserError(
                 f"kohya's layout has {', '.join(layers)} as one projection, for which only LoRAs and whole differences "
-                "have a form: write format=diffusers or format=peft",
+                "have a form: write format=diffusers or format=peft, or make a LoRA of it first by `daguerre convert "
+                "resize` (of a LoKr there is no other way)",
                 code="unsupported",
             )
 
