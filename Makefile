@@ -32,7 +32,7 @@ types: .venv/installed-dev
 # sdist and wheel in dist/, with the tests of what they hold and of the wheel in an empty folder. Needs no network.
 package: .venv/installed-dev
 	rm -rf dist
-	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/python -m build --quiet --no-isolation --outdir dist
 	$(TEST) tests/package
 
 # What is installed with Daguerre and vendored in it, with licences, as CycloneDX JSON.
