@@ -259,6 +259,11 @@ TOGETHER = [
         {"conv[12]": 2, "*samplers.*.conv": 2},
     ),
     (["network_dim=8", "loraplus_lr_ratio=16"], "optimizer.learning_rate_factors", {"*.lora_B.*": 16.0}),
+    (
+        ["base_weights=a.safetensors", "base_weights_multiplier=0.5"],
+        "model.loras",
+        [{"path": "a.safetensors", "strength": 0.5}],
+    ),
 ]
 
 

@@ -35,6 +35,7 @@ FREE = {
     *("optimizer.in_backward", "training.offload_activations", "training.swap_blocks"),  # to the bit as without
     *(f"cache.{name}" for name in ("batch_size", "dtype", "images", "only", "path", "shard_mb", "texts")),
     *("allow_change", "description", "output_dir", "resume_from_checkpoint", "run_name"),
+    "plugins",  # their digests are compared apart: tests/config/test_outside_plugins.py
     *(f"checkpoint.{name}" for name in ("background", "backup_every", "every", "export", "keep", "max_failed_saves")),
     *(
         f"data.{name}"
