@@ -1,9 +1,9 @@
 """Check the installation: packages, devices, what is missing.
 
-usage: daguerre doctor
+usage: daguerre doctor [--json]
 
 Lists versions, devices, memory and disk, and checks the shipped recipes and networks. For everything that is missing
-or too old it prints the command that fixes it, and exits with 1.
+or too old it prints the command that fixes it, and exits with 1. --json prints the same for programs (docs/json.md).
 """
 
 import os
@@ -22,6 +22,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from daguerre import __version__, errors, system
+from daguerre.cli.parts import output
 from daguerre.config import recipe
 from daguerre.errors import UserError, install
 from daguerre.formatting import beside
@@ -52,6 +53,8 @@ EXTRAS = {
 """Packages that only some settings need, and those settings."""
 
 Mark = Literal["ok", "--", "!!"]
+_STATUS = {"ok": "ok", "--": "note", "!!": "broken"}
+"""Marks for programs."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,16 @@ class Finding:
     fix: str = ""
     """The command or the step that mends it."""
 
+    def part(self, group: str) -> output.Finding:
+        """For programs."""
+        found = {"group": group, "status": _STATUS[self.mark], "what": self.what, "text": self.text}
+        return output.Finding.model_validate(found | ({"fix": self.fix} if self.fix else {}))
+
 
 def run(arguments: list[str]) -> int:
     """Exit code 0, or 1 if something has to be mended."""
-    if arguments:
-        raise UserError(f"`daguerre doctor` takes no arguments; you gave {' '.join(arguments)}", code="unused")
+    if arguments not in ([], [output.FLAG]):
+        raise UserError(f"`daguerre doctor` takes --json alone; you gave {' '.join(arguments)}", code="unused")
     torch = import_module("torch") if find_spec("torch") else None
     groups = {
         "Software": [*_python(), *_packages(), *_extras()],
@@ -77,21 +85,25 @@ def run(arguments: list[str]) -> int:
         "Shipped with Daguerre": [*_recipes(), *_assets(PACKAGE / "assets")],
     }
     findings = [finding for group in groups.values() for finding in group]
+    code = errors.FAILED if any(finding.mark == "!!" for finding in findings) else errors.DONE
+    if arguments:
+        every = [(title, finding) for title, group in groups.items() for finding in group]
+        output.write(output.Findings(findings=[finding.part(title) for title, finding in every]))
+        return code
     width = max(len(finding.what) for finding in findings)
     for title, group in groups.items():
         labels = ((f"  {finding.mark}  {finding.what:<{width}}  ", finding.text) for finding in group)
         lines = [line for label, text in labels for line in beside(label, text, sys.stdout.isatty())]
         print("\n".join([title, *lines, ""]))
-    return _conclude(findings)
+    _conclude(findings)
+    return code
 
 
-def _conclude(findings: list[Finding]) -> int:
+def _conclude(findings: list[Finding]) -> None:
     fixes = [finding for finding in findings if finding.fix]
     for finding in fixes:
         print(f"{finding.what}: {finding.text}\n  -> {finding.fix}")
-    broken = any(finding.mark == "!!" for finding in findings)
     print("" if fixes else "Nothing is missing. A first run: daguerre train quickstart")
-    return errors.FAILED if broken else errors.DONE
 
 
 def _python() -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 usage: daguerre evaluate RUN|PIPELINE|FOLDER [key=value ...]
        daguerre evaluate RUN --follow [follow=all] [key=value ...]
        daguerre evaluate A B
+       either with --json: prints the numbers for programs (docs/json.md), and all else on standard error
 
 Generates images of a list of prompts, measures them, and writes the numbers with the protocol that they belong to into
 RUN/evaluations. Of a folder, its images are measured. The same command again goes on where it was stopped, and measures
@@ -37,12 +38,13 @@ what was not measured before. Nothing is downloaded: say where the weights of th
 docs/evaluate.md says more.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.cli.options import evaluate_options, generate_options
 from daguerre.cli.options.evaluate_options import Arguments, Options
+from daguerre.cli.parts import output
 from daguerre.config import options, overrides, recipe
 from daguerre.config.config import Config
 from daguerre.data.dataset import open_dataset
@@ -59,6 +61,7 @@ from daguerre.models.weights import index
 from daguerre.remote import local_copy
 from daguerre.run import trackers
 
+Keep = Callable[[output.Evaluation], None]
 _OF_FOLDERS = ("against", "crop_px", "sample_seed")
 _OF_MODELS = ("base", "guidance_scales", "keep_images", "prompts_file", "weights")
 
@@ -70,30 +73,42 @@ def run(arguments: list[str]) -> int:
         asked.refuse({*Options.model_fields} - {"out"}, "a comparison of results that are there")
         if asked.rest:
             raise UserError(f"{asked.rest[0]} has no effect on a comparison: remove it", code="conflict")
-        return compare.run(*asked.words, out=asked.options.out)
+        with output.for_people(asked.json):
+            compared = compare.run(*asked.words, out=asked.options.out)
+        if asked.json:
+            output.write(_comparison(compared))
+        return 0
     if len(asked.words) != 1:
         raise UserError("give one run, pipeline or folder of images; or two runs to compare", code="missing")
     if asked.options.follow is None:
         asked.refuse(["every_seconds", "patience_seconds"], "an evaluation without --follow")
+    if asked.json and (asked.options.follow is not None or asked.options.ledger):
+        what = (
+            "ledger, which writes ledger.json" if asked.options.ledger else "--follow, which goes on: read result.json"
+        )
+        raise UserError(f"--json has no effect on {what} in the folder of its evaluation", code="conflict")
     part = jobs.task_shard(asked.options.shard)
     jobs.use_own_gpu(part)
-    with StopSignals() as stop:
+    found: list[output.Evaluation] = []
+    with output.for_people(asked.json), StopSignals() as stop:
         try:
-            code = _evaluate(asked, part, lambda: stop.requested)
+            code = _evaluate(asked, part, lambda: stop.requested, found.append)
         except generate.Stopped:
             assert stop.signal is not None
             print(f"stopped by {stop.signal.name}: finished blocks are kept; the same command continues from there")
-            return stop.exit_code
+            code = stop.exit_code
+    if asked.json:
+        output.write(output.Evaluations(evaluations=found))
     return code
 
 
-def _evaluate(asked: Arguments, part: TaskShard, stop: Callable[[], bool]) -> int:
+def _evaluate(asked: Arguments, part: TaskShard, stop: Callable[[], bool], keep: Keep) -> int:
     (word,) = asked.words
     if asked.options.follow is not None:
         follow.wait_for_run(word, asked.options.patience_seconds, asked.options.every_seconds, stop)
     folder = local_copy.located(word)
     if folder.is_dir() and not (folder / "config.yaml").is_file() and index.find(folder) is None:
-        return _of_folder(asked, word, part)
+        return _of_folder(asked, word, part, keep)
     asked.refuse(_OF_FOLDERS, "a model, whose images are generated for prompts")
     model = load.find(word, [], asked.options.base, asked.rest)
     root = Path(asked.options.out).expanduser() if asked.options.out else _root(model)
@@ -111,6 +126,8 @@ def _evaluate(asked: Arguments, part: TaskShard, stop: Callable[[], bool]) -> in
             if len(several) > 1:
                 print(f"guidance {one.config.sampling.guidance_scale:g}")
             show(found, one.folder.path)
+            scale = one.config.sampling.guidance_scale
+            keep(_evaluation(found, one.folder.path, {"guidance_scale": scale} if len(several) > 1 else {}))
             follow.refresh_page(one)
     if model.run is not None and model.trained is not None and local_copy.origin(model.run.path) is None:
         trackers.send_late(model.trained, model.run, print)
@@ -165,7 +182,7 @@ def _config(model: Model, given: Sequence[str]) -> Config:
     return loaded.config
 
 
-def _of_folder(asked: Arguments, word: str, part: TaskShard) -> int:
+def _of_folder(asked: Arguments, word: str, part: TaskShard, keep: Keep) -> int:
     asked.refuse(_OF_MODELS, "a folder of images, which are measured as they are")
     settings, options_ = _settings(asked), asked.options
     if not settings.metrics:
@@ -175,7 +192,8 @@ def _of_folder(asked: Arguments, word: str, part: TaskShard) -> int:
     against = source_images([settings.against], (), settings, False, None) if settings.against else None
     root = Path(options_.out).expanduser() if options_.out else results.OF_FOLDERS
     one = FolderEvaluation(word, images, settings, root, part=part, against=against)
-    show(one.run(), one.folder.path)
+    show(found := one.run(), one.folder.path)
+    keep(_evaluation(found, one.folder.path, {}))
     return 0
 
 
@@ -197,6 +215,25 @@ def source_images(
     read = options.from_recipe(words[0], given) if is_recipe else options.from_paths(words, [*plain, *given])
     dataset = open_dataset(read[0].data, "held_out" if is_recipe and split != "train" else "train")
     return SourceImages(dataset, settings.num_images, settings.crop_px, settings.sample_seed)
+
+
+def _evaluation(found: dict[str, Result] | None, folder: Path, more: Mapping[str, float]) -> output.Evaluation:
+    """An evaluation, for programs."""
+    tables = {name: result.document() for name, result in (found or {}).items()}
+    return output.Evaluation.model_validate(
+        {"folder": str(folder), "complete": found is not None, "tables": tables, **more}
+    )
+
+
+def _comparison(compared: compare.Comparison) -> output.Comparison:
+    """A comparison, for programs."""
+    tables = {}
+    for name, differences in compared.tables.items():
+        warning = differences[0].warning
+        rows = [output.ComparedRow.model_validate(each.document()) for each in differences]
+        tables[name] = output.ComparedTable(rows=rows, **({"warning": warning} if warning else {}))
+    a, b = str(compared.a.folder), str(compared.b.folder)
+    return output.Comparison(a=a, b=b, images=compared.a.images, tables=tables, not_compared=compared.left)
 
 
 def show(found: dict[str, Result] | None, folder: Path) -> None:

@@ -60,7 +60,14 @@ class Verb:
     def run(self, arguments: list[str]) -> int:
         """Runs the verb; returns its exit code."""
         module = ".".join(self.path.relative_to(FOLDER).with_suffix("").parts).removesuffix(".__init__")
-        code = import_module(f"daguerre.cli.{module}").run(arguments)
+        try:
+            code = import_module(f"daguerre.cli.{module}").run(arguments)
+        except UserError as error:
+            if "--json" in arguments:
+                from daguerre.cli.parts import output  # imports pydantic
+
+                output.write_refusal(module.replace(".", " "), error)
+            raise
         assert isinstance(code, int), f"{module} returned {code!r}"
         return code
 

@@ -20,20 +20,19 @@ memory of the host, the disk and the hours of a run.
   --generate   the same for images: with the run of this recipe (which need not be there yet) or folder, with its
                pretrained networks (base=true), or with a pipeline; settings as for `daguerre generate`
   --all        every parameter, in place of one line a pattern
-  --json       the same for programs
+  --json       the same for programs (docs/json.md)
 
 Settings of the recipe are overridden as for `daguerre train`. docs/plan.md says what is counted, and what is not.
 """
 
-import json
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 from daguerre.assembly.batch_sizes import shared_out
 from daguerre.cli.options import plan_images
 from daguerre.cli.options.plan_options import Options
+from daguerre.cli.parts import output
 from daguerre.cli.train import check_trains
 from daguerre.config import config as configs
 from daguerre.config import options as config_options
@@ -41,7 +40,7 @@ from daguerre.config import overrides
 from daguerre.config.config import Loaded
 from daguerre.config.errors import NOTHING, ConfigError
 from daguerre.errors import DONE, REFUSED
-from daguerre.formatting import Verbatim, titled
+from daguerre.formatting import titled
 from daguerre.memory import estimate, remedies, report, static
 from daguerre.memory.estimate import Say, Step, Target
 from daguerre.memory.remedies import Fitting
@@ -51,7 +50,7 @@ from daguerre.tracking.progress import Stages
 
 def run(arguments: list[str]) -> int:
     """Exit code 0; 2 for what has no room. UserError or ConfigError for what cannot be."""
-    given = overrides.split(arguments, flags=("--all", "--generate", "--json"))
+    given = overrides.split(arguments, flags=("--all", "--generate", output.FLAG))
     options, rest = config_options.own_options(given.overrides, Options)
     if "--generate" in given.flags:
         return plan_images.run(given, rest, options)
@@ -69,12 +68,12 @@ def planned(given: overrides.Arguments, rest: Sequence[str], options: Options, l
         step = estimate.step(target, parts, counted, stages.say)
         fitting = None if step.fits else _fitting(given.recipe, rest, options, step, counted, loaded.typed, stages.say)
     every = "--all" in given.flags
-    if "--json" in given.flags:
+    if output.FLAG in given.flags:
         axis_rules = target.config.mesh.logical_axis_rules
         document = {"recipe": given.recipe, **report.document(counted, axis_rules, every), "step": step.document()}
         document |= {"host": step.host.document()} if step.host else {}
         document |= {"fitting": fitting.document()} if fitting else {}
-        sys.stdout.write(Verbatim(f"{json.dumps(document, indent=2)}\n"))
+        output.write(output.Plan.model_validate(document))
     else:
         notes = [*loaded.notices, *target.sizes.notices, *target.notices()]
         print("\n".join(_page(target, counted, step, fitting, notes, every)))

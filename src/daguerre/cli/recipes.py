@@ -1,10 +1,11 @@
 """List the shipped recipes, print one, or an annotated template.
 
-usage: daguerre recipes [NAME | --cards | --schema | --template [section=plug-in ...]]
+usage: daguerre recipes [NAME] [--json] | [--cards | --schema | --template [section=plug-in ...]]
 
   daguerre recipes                      the shipped recipes and what each is for
   daguerre recipes quickstart           print one, to read it or to start from it:
   daguerre recipes quickstart > my.yaml
+  daguerre recipes --json               the list for programs (docs/json.md); with NAME all settings of one
   daguerre recipes --cards              which recipe trains on which card, as a table (docs/recipes.md)
   daguerre recipes --template           an annotated recipe with every setting and its default
   daguerre recipes --template objective=flow data=shapes
@@ -20,6 +21,7 @@ import sys
 from pathlib import Path
 
 from daguerre import plugins
+from daguerre.cli.parts import output
 from daguerre.config import cards, fields, overrides, recipe, schema
 from daguerre.config.config import Config
 from daguerre.errors import UserError
@@ -31,14 +33,21 @@ PREFERRED = {"families": "sd", "objectives": "v", "adapters": "full", "sources":
 
 def run(arguments: list[str]) -> int:
     """Exit code 0; UserError for a recipe or plug-in that does not exist."""
-    given = overrides.split(arguments, flags=("--cards", "--schema", "--template"))
-    if len(given.flags) + bool(given.recipe) > 1:
+    given = overrides.split(arguments, flags=("--cards", "--schema", "--template", output.FLAG))
+    others = given.flags - {output.FLAG}
+    if len(others) + bool(given.recipe) > 1:
         raise UserError("give one of NAME, --cards, --schema and --template at a time", code="conflict")
+    if others and output.FLAG in given.flags:
+        raise UserError(
+            f"--json prints recipes, with the cards of each: it has no effect on {min(others)}", code="conflict"
+        )
     if given.overrides and "--template" not in given.flags:
         raise UserError(
             f"only --template takes {given.overrides[0]}: a recipe is printed as its file has it", code="unused"
         )
-    if "--cards" in given.flags:
+    if output.FLAG in given.flags:
+        output.write(output.Recipes(recipes=_parts(given.recipe)))
+    elif "--cards" in given.flags:
         sys.stdout.write(Verbatim(f"{cards.table()}\n"))
     elif "--schema" in given.flags:
         sys.stdout.write(Verbatim(f"{json.dumps(schema.json_schema(), indent=2, ensure_ascii=False)}\n"))
@@ -64,6 +73,20 @@ def _choices(given: tuple[str, ...]) -> dict[str, str]:
     usual = {section: PREFERRED[plugin.kind] for section, plugin in sections.items()}
     existing = {section: plugins.names(plugin.kind) for section, plugin in sections.items()}
     return {s: asked.get(s, usual[s] if usual[s] in existing[s] else existing[s][0]) for s in sections}
+
+
+def _parts(name: str) -> list[output.Recipe]:
+    """The recipe of this name, or all shipped ones, for programs."""
+    found: dict[str, Path] = {name: recipe.locate(name)} if name else recipe.shipped()
+    return [
+        output.Recipe(
+            name=each,
+            description=" ".join(header(path)),
+            cards=[output.Card(**card._asdict()) for card in cards.options(path)],
+            **({"settings": recipe.tree(name)} if name else {}),
+        )
+        for each, path in found.items()
+    ]
 
 
 def _list() -> None:

@@ -65,6 +65,8 @@ def run(arguments: list[str]) -> int:
     given = [word for word in arguments if not word.startswith(("resize=", "split="))]
     own = dict(word.split("=", 1) for word in arguments if word.startswith(("resize=", "split=")))
     asked = evaluate_options.read(given)
+    if asked.json:
+        raise UserError("--json is of `daguerre evaluate`: a reference is a file", code="unused")
     asked.refuse({*Options.model_fields} - _ACTING, "the statistics of a data set")
     if not asked.options.out or not asked.words:
         raise UserError("give the data, and out=FILE for the statistics", code="missing", setting="out")

@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from glob import escape
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
@@ -81,6 +81,13 @@ class Difference:
     warning: str = ""
     """Why the numbers may mislead, if they may."""
 
+    def document(self) -> dict[str, Any]:
+        """For programs."""
+        row = self.row
+        found = {"name": row.name, "a": row.value, "b": self.other, "share": row.share, "better": row.better}
+        found |= dict(zip(("low", "high"), self.interval or (), strict=False))
+        return found | {"verdict": self.shown().verdict}
+
     def shown(self) -> Compared:
         """For people."""
         factor, unit, digits = (100.0, " %", 4) if self.row.share else (1.0, "", 6)
@@ -98,10 +105,21 @@ class Difference:
         return Compared(self.row.name, first, second, difference, verdict, low, high)
 
 
-def run(first: str, second: str, out: str | None = None) -> int:
+class Comparison(NamedTuple):
+    """Two evaluations and their differences."""
+
+    a: Evaluation
+    b: Evaluation
+    tables: dict[str, list[Difference]]
+    left: list[str]
+    """Tables that both have, measured in two ways."""
+
+
+def run(first: str, second: str, out: str | None = None) -> Comparison:
     """Prints the comparison of two runs, or of two folders of results, and writes it as a page if `out` names one.
     UserError where they cannot be compared."""
     a, b = _chosen(_found(first), _found(second), (first, second))
+    every: dict[str, list[Difference]] = {}
     what = f"{a.images:,} images each"
     note = "in brackets: 95 % intervals of the difference, by leaving out samples"
     print(f"A: {a.folder}\nB: {b.folder}\n{what}; {note}")
@@ -110,6 +128,7 @@ def run(first: str, second: str, out: str | None = None) -> int:
     for found in differences(a, b):
         if found.table not in tables:
             print(found.table)
+        every.setdefault(found.table, []).append(found)
         one = found.shown()
         tables.setdefault(found.table, []).append(one)
         print(f"  {one.name:22}A {one.first}, B {one.second}, B - A {one.difference}: {one.verdict}")
@@ -125,7 +144,7 @@ def run(first: str, second: str, out: str | None = None) -> int:
         page = comparison.render(names, what, tables, warnings, note)
         write_bytes_atomically(Path(out).expanduser(), page.encode())
         print(f"page: {out}")
-    return 0
+    return Comparison(a, b, every, left)
 
 
 def differences(a: Evaluation, b: Evaluation) -> Iterator[Difference]:

@@ -31,6 +31,8 @@ def plan(words: Sequence[str], folder: Path, roots: Sequence[str], options: Sequ
     """The document of `daguerre plan RECIPE ... --json`, of what has no room, too. UserError with its refusal."""
     text = _said(["plan", *words, *options, "--json"], folder, roots, (errors.DONE, errors.REFUSED))
     found: dict[str, Any] = json.loads(text)
+    if "error" in found:
+        raise UserError(found["error"]["message"], code=found["error"]["code"], setting=found["error"].get("setting"))
     return found
 
 

@@ -67,7 +67,7 @@ class Options(SlurmSettings):
 
 def run(arguments: list[str]) -> int:
     """Writes the file; with --submit the exit code of sbatch."""
-    given = overrides.split(arguments, flags=("--submit", *evaluate_options.FLAGS))
+    given = overrides.split(arguments, flags=("--submit", evaluate_options.FOLLOW))
     own, rest = options.own_options(given.overrides, Options)
     recipe, name = whole(given.recipe), f"{Path(given.recipe).name}-evaluate"
     if own.verb == "train":
@@ -76,7 +76,7 @@ def run(arguments: list[str]) -> int:
             print(notice)
         name = loaded.config.run_name
     else:
-        if given.flags & {*evaluate_options.FLAGS} and not any(one.startswith("follow=") for one in rest):
+        if evaluate_options.FOLLOW in given.flags and not any(one.startswith("follow=") for one in rest):
             rest = [*rest, "follow=newest"]
         check_evaluation(given.recipe, rest, own)
         recipe = recipe if "://" in recipe else str(Path(recipe).expanduser().resolve())

@@ -20,7 +20,7 @@ from daguerre.settings import ADDRESS
 from daguerre.trees import Tree
 
 _MAPPINGS = ("metrics", "networks")
-FLAGS = ("--follow",)
+FOLLOW, JSON = FLAGS = ("--follow", "--json")
 
 
 class Options(EvaluationSettings):
@@ -53,6 +53,8 @@ class Arguments:
     """Other settings: of sampling, of the model, of the data."""
     given: frozenset[str]
     """Options that the command line names."""
+    json: bool
+    """True if a document is asked for."""
 
     def refuse(self, names: Collection[str], what: str) -> None:
         """UserError for one of these options, if it was given: it has no effect on `what`."""
@@ -62,7 +64,7 @@ class Arguments:
 
 def read(arguments: Sequence[str]) -> Arguments:
     """Sorts the arguments. UserError or ConfigError for what cannot be used."""
-    follows = any(word in FLAGS for word in arguments)
+    follows, as_json = FOLLOW in arguments, JSON in arguments
     found = options.split([word for word in arguments if word not in FLAGS])
     tree: Tree = {}
     rest: list[str] = []
@@ -82,7 +84,8 @@ def read(arguments: Sequence[str]) -> Arguments:
         tree = trees.merge({"follow": "newest"}, tree)
     given = {overrides.pair(override)[0].partition(".")[0] for override in found.overrides}
     given = (given & {*Options.model_fields}) | ({"follow"} if follows else set())
-    return Arguments(found.bare, configs.checked(Options, tree, [], [], "the command"), tuple(rest), frozenset(given))
+    checked = configs.checked(Options, tree, [], [], "the command")
+    return Arguments(found.bare, checked, tuple(rest), frozenset(given), as_json)
 
 
 def protocol(name: str) -> tuple[Tree, list[str]]:

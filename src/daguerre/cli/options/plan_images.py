@@ -1,14 +1,13 @@
 """`daguerre plan --generate`: the memory and time of images."""
 
-import json
-import sys
 from collections.abc import Sequence
 
 from daguerre.cli.options import generate_options
 from daguerre.cli.options.plan_options import Options
+from daguerre.cli.parts import output
 from daguerre.config import overrides
 from daguerre.errors import DONE, REFUSED, UserError
-from daguerre.formatting import Verbatim, titled
+from daguerre.formatting import titled
 from daguerre.generation import load, planned
 from daguerre.memory import estimate, report
 from daguerre.tracking.progress import Stages
@@ -42,9 +41,9 @@ def run(given: overrides.Arguments, rest: Sequence[str], options: Options) -> in
         target = estimate.of(asked.config, asked.config.mesh.resolved(1, 1), options.card, None, options.ram)
         own, parts = load.outlined(asked.model, target.config, asked.options.weights == "raw")
         batch = planned.batch(target, own, parts, stages.say)
-    if "--json" in given.flags:
+    if output.FLAG in given.flags:
         document = {"recipe": given.recipe, **batch.document()}
-        sys.stdout.write(Verbatim(f"{json.dumps(document, indent=2)}\n"))
+        output.write(output.ImagesPlan.model_validate(document))
     else:
         sections = {**batch.sections(), "Notes": report.wrapped(asked.notices)}
         print("\n".join([f"{given.recipe}: images by {_by(asked)}", *titled(sections)]))
