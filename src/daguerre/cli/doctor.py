@@ -76,7 +76,9 @@ class Finding:
 def run(arguments: list[str]) -> int:
     """Exit code 0, or 1 if something has to be mended."""
     if arguments not in ([], [output.FLAG]):
-        raise UserError(f"`daguerre doctor` takes --json alone; you gave {' '.join(arguments)}", code="unused")
+        raise UserError(
+            f"`daguerre doctor` takes no arguments but --json; you gave {' '.join(arguments)}", code="unused"
+        )
     torch = import_module("torch") if find_spec("torch") else None
     groups = {
         "Software": [*_python(), *_packages(), *_extras()],
@@ -85,25 +87,28 @@ def run(arguments: list[str]) -> int:
         "Shipped with Daguerre": [*_recipes(), *_assets(PACKAGE / "assets")],
     }
     findings = [finding for group in groups.values() for finding in group]
-    code = errors.FAILED if any(finding.mark == "!!" for finding in findings) else errors.DONE
     if arguments:
         every = [(title, finding) for title, group in groups.items() for finding in group]
         output.write(output.Findings(findings=[finding.part(title) for title, finding in every]))
-        return code
+        return _code(findings)
     width = max(len(finding.what) for finding in findings)
     for title, group in groups.items():
         labels = ((f"  {finding.mark}  {finding.what:<{width}}  ", finding.text) for finding in group)
         lines = [line for label, text in labels for line in beside(label, text, sys.stdout.isatty())]
         print("\n".join([title, *lines, ""]))
-    _conclude(findings)
-    return code
+    return _conclude(findings)
 
 
-def _conclude(findings: list[Finding]) -> None:
+def _code(findings: list[Finding]) -> int:
+    return errors.FAILED if any(finding.mark == "!!" for finding in findings) else errors.DONE
+
+
+def _conclude(findings: list[Finding]) -> int:
     fixes = [finding for finding in findings if finding.fix]
     for finding in fixes:
         print(f"{finding.what}: {finding.text}\n  -> {finding.fix}")
     print("" if fixes else "Nothing is missing. A first run: daguerre train quickstart")
+    return _code(findings)
 
 
 def _python() -> Iterator[Finding]:
