@@ -470,7 +470,8 @@ def test_what_the_documentation_says_is_accepted():
     for name in prompts.KNOWN:
         assert f"`{name}`" in said
         assert name in generate_command.__doc__
-    keys = set(re.findall(r"(?<![\w.-])(\w+)=", said + generate_command.__doc__))
+    own = "\n".join(line for line in said.splitlines() if not line.startswith("daguerre plan "))
+    keys = set(re.findall(r"(?<![\w.-])(\w+)=", own + generate_command.__doc__))
     known = {*generate_options.Options.model_fields, *generate_options.SAMPLING, *generate_options.PLACE}
     assert keys - known <= {"key", "resume_from_checkpoint", "pretrained_model_name_or_path", "lora_config"}
     assert known - set(re.findall(r"\w+", generate_command.__doc__)) <= {"prompts_file"}

@@ -121,7 +121,7 @@ def test_the_sections_in_the_documentation_are_accepted():
     page = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8")
     blocks = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)]
     made = [settings(block["objective"].pop("name"), **block["objective"]) for block in blocks]
-    assert [one.name for one in made] == ["v", "flow", "eps", "eps", "edm", "dpo", "lcm"]
+    assert [one.name for one in made] == ["v", "flow", "eps", "output_preservation", "eps", "edm", "dpo", "lcm"]
     (scaled,) = (block["model"] for block in blocks if "model" in block)
     model = plugins.find("families", scaled["family"]).Settings
     model.model_validate(scaled | {"pretrained_model_name_or_path": "quickstart"})

@@ -177,7 +177,7 @@ def test_the_schedule_is_a_function_of_what_is_recorded(tmp_path):
 
 
 def test_settings_that_mean_nothing_are_refused():
-    with pytest.raises(configs.ConfigError, match="restart_from: it is for hold and decay"):
+    with pytest.raises(configs.ConfigError, match=r"restart_from = 0\.1\n +it is for hold and decay"):
         load("lr_scheduler.restart_from=0.1")
     with pytest.raises(configs.ConfigError, match=r"on_new_duration"):
         load("lr_scheduler.name=constant", "lr_scheduler.on_new_duration=hold")

@@ -57,7 +57,9 @@ def test_in_an_update_the_largest_micro_batch_is_named_and_goes_on_from_the_chec
     advice = "training.per_device_batch_size=2 training.gradient_accumulation_steps=2"
     assert f"The largest micro-batch that fits is 2 (it was 4): {advice}" in said
     assert "Other ways: training.gradient_checkpointing=true stores fewer activations" in said
-    assert said.rstrip().endswith("The last checkpoint is step-00000003.")
+    assert said.rstrip().endswith(
+        "The last checkpoint is step-00000003.\ndocs/trouble.md#out-of-memory lists more ways."
+    )
     assert status(run)["state"] == "failed"
     assert status(run)["reason"].startswith("OutOfMemory: out of memory while training")
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000003"]
@@ -74,7 +76,7 @@ def test_before_the_first_update_it_is_told_too(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "Not even a micro-batch of one sample fits." in said
     assert "a smaller data.resolution" in said
-    assert said.rstrip().endswith("No checkpoint was saved yet.")
+    assert said.rstrip().endswith("No checkpoint was saved yet.\ndocs/trouble.md#out-of-memory lists more ways.")
     assert status(tmp_path / "tiny")["state"] == "failed"
 
 

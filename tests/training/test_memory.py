@@ -35,7 +35,7 @@ def test_errors_that_mean_it_become_a_users_error_with_advice(error, means_it):
     assert (caught.value is error) is not means_it
     if means_it:
         assert str(caught.value).startswith("out of memory while drawing: ")
-        assert str(caught.value).endswith("\ndraw less")
+        assert str(caught.value).endswith("\ndraw less\ndocs/trouble.md#out-of-memory lists more ways.")
         assert caught.value.exit_code == errors.FAILED
 
 

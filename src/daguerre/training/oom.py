@@ -46,7 +46,7 @@ def explained(what: str, advice: Callable[[], str]) -> Iterator[None]:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         text = text if len(text) < 300 else text[:300] + " ..."
         raise OutOfMemory(
-            f"out of memory while {what}: {text}\n{advice()}\ndocs/trouble.md#out-of-memory has them in order."
+            f"out of memory while {what}: {text}\n{advice()}\ndocs/trouble.md#out-of-memory lists more ways."
         ) from None
 
 

@@ -108,5 +108,7 @@ def _spelt(component: str, networks: Mapping[str, nn.Module], own: list[str]) ->
 
 def _has_weight(module: nn.Module) -> bool:
     """True of linear layers, convolutions and norms of any class: what files of this kind change."""
+    if isinstance(module, nn.Linear | nn.Conv2d):  # of few bits, too, whose weight is no parameter but made when read
+        return True
     weight = getattr(module, "weight", None)
-    return isinstance(weight, nn.Parameter) and (isinstance(module, nn.Linear | nn.Conv2d) or weight.ndim == 1)
+    return isinstance(weight, nn.Parameter) and weight.ndim == 1

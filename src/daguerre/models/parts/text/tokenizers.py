@@ -100,6 +100,9 @@ def other_ids(tokenizer: Any, own: bytes | None) -> str | None:
                     "tokenizer.json, or merges.txt with vocab.json, of the model's author"
                 )
             written = backend if own is None else Tokenizer.from_str(own.decode("utf-8"))
+            # Files often hold the padding and truncation of the last call before they were saved.
+            written.no_padding()
+            written.no_truncation()
             ids = [[each.encode(text, add_special_tokens=False).ids for text in _PLAIN] for each in (backend, written)]
     except documents.MISREAD as error:
         return f"cannot be read: {error}"
