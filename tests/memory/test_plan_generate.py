@@ -2,6 +2,7 @@
 
 import json
 
+import family_recipes
 import numpy as np
 import pytest
 import torch
@@ -125,3 +126,15 @@ def test_noise_levels_stay_numbers_where_networks_have_none():
         levels = torch.linspace(1, 0, 3, dtype=torch.float64)
         assert levels.tolist() == [1, 0.5, 0]
         assert type(levels.float() @ weight) is type(weight) is not torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "qwen_image" else pytest.param(name, marks=pytest.mark.long) for name in family_recipes.NAMES],
+)
+def test_images_of_every_family_are_planned(name, tmp_path, capsys):
+    assert (
+        main.run(["plan", str(family_recipes.write(name, tmp_path)), "--generate", "base=true", "--json"])
+        == errors.DONE
+    )
+    assert json.loads(capsys.readouterr().out)["taken_bytes"] > 0

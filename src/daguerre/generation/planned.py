@@ -207,7 +207,9 @@ class _Mixed(FakeTensorMode):
         self, func: Any, types: Any, args: Sequence[object] = (), kwargs: Mapping[str, object] = _NONE
     ) -> Any:
         name = func._overloadpacket.__name__
-        without = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs)))
+        leaves = tree_leaves((args, kwargs))
+        # Qwen-Image's table of places is no buffer, and stays on the meta device.
+        without = any(isinstance(leaf, FakeTensor) or (isinstance(leaf, Tensor) and leaf.is_meta) for leaf in leaves)
         if without or name.startswith(("empty", "new_empty")):
             return super().__torch_dispatch__(func, types, args, kwargs)
         return func(*args, **kwargs)
