@@ -78,12 +78,13 @@ def names(kind: str) -> tuple[str, ...]:
 
 def is_own(kind: str, name: Any) -> bool:
     """True if a plug-in is a file of the package."""
-    return name in _own(kind)
+    return isinstance(name, str) and name in _own(kind)
 
 
 def exists(kind: str, name: Any) -> bool:
-    """True if there is a plug-in of this name. Installed packages are looked through only for one that is not ours."""
-    return name in _own(kind) or name in outside(kind)
+    """True if there is a plug-in of this name, which a recipe may give in another form. Installed packages are looked
+    through only for one that is not ours."""
+    return isinstance(name, str) and (name in _own(kind) or name in outside(kind))
 
 
 def check(kind: str, name: str) -> None:
