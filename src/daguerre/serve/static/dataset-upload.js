@@ -1,4 +1,6 @@
 // Files that are dropped or chosen: one PUT each, one after the other; into a new folder or the one that is shown.
+import { post } from "./post.js";
+
 const $ = (selector) => document.querySelector(selector);
 const drop = $("#drop"), input = $("#files"), form = $("#new"), bar = $("#sent"), text = $("#sent-text"), refused = $("#refused");
 const MOST = 5000;
@@ -22,8 +24,7 @@ const refuse = (line) => {
 
 const folder = async () => {
   if (!form) return "";
-  const body = JSON.stringify({ root: Number(form.elements.root.value), name: form.elements.name.value.trim() });
-  const answer = await fetch("new", { method: "POST", headers: { "x-daguerre": "1" }, body });
+  const answer = await post("new", { root: Number(form.elements.root.value), name: form.elements.name.value.trim() });
   if (!answer.ok) throw new Error((await answer.text()).trim());
   return `${(await answer.json()).id}/`;
 };

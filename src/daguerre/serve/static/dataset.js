@@ -1,4 +1,6 @@
 // The page of a folder of pictures: cards come from the server, a page of them at a time; one opens with its caption.
+import { post } from "./post.js";
+
 export const about = JSON.parse(document.querySelector("#about").textContent);
 export const state = { ids: [], page: 0, pages: 1 };
 export const $ = (selector) => document.querySelector(selector);
@@ -15,7 +17,7 @@ export const query = (more = {}) => {
 };
 
 export const send = async (address, body) => {
-  const answer = await fetch(`${address}?${query()}`, { method: "POST", headers: { "x-daguerre": "1" }, body: JSON.stringify(body) });
+  const answer = await post(`${address}?${query()}`, body);
   if (!answer.ok) throw new Error((await answer.text()).trim());
   return answer.json();
 };

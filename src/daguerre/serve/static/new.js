@@ -1,4 +1,6 @@
 // A new run: the form and the YAML say the same; what is wrong stands beside its setting.
+import { post } from "./post.js";
+
 const about = JSON.parse(document.querySelector("#about").textContent);
 const settings = document.querySelector("#settings"), yaml = document.querySelector("#yaml"), wrong = document.querySelector("#wrong");
 const recipe = document.querySelector("#recipe"), search = document.querySelector("#search"), found = document.querySelector("#found");
@@ -12,7 +14,6 @@ const message = (change = {}) => ({
   recipe: about.run ? "" : recipe.value, run: about.run, goes_on: about.goes_on, yaml: yaml.value, change,
   devices: devices ? Number(devices.value) : 1,
 });
-const post = (name, body) => fetch(name, { method: "POST", headers: { "x-daguerre": "1" }, body: JSON.stringify(body) });
 
 const rowOf = (path) => settings.querySelector(`[data-path="${CSS.escape(path)}"]`);
 

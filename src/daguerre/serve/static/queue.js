@@ -1,4 +1,6 @@
 // The queue: rows that say something new are replaced, in their order; what has the focus keeps it.
+import { post } from "./post.js";
+
 const main = document.querySelector("main"), answer = document.querySelector("#answer");
 const lost = document.querySelector(".lost-line"), pauseAll = document.querySelector("#pause-all");
 const lists = ["running", "waiting", "ended"].map((name) => document.querySelector(`#${name}`));
@@ -8,7 +10,7 @@ const idOf = (element) => element.id.slice(6);
 const ask = async (message) => {
   for (const button of document.querySelectorAll("button")) button.disabled = true;
   try {
-    const sent = await fetch("change", { method: "POST", headers: { "x-daguerre": "1" }, body: JSON.stringify(message) });
+    const sent = await post("change", message);
     answer.textContent = sent.ok ? (await sent.json()).said : await sent.text();
   } catch {
     answer.textContent = "The server does not answer: nothing was changed.";

@@ -1,5 +1,6 @@
 // The page of a run: parts are replaced where they say something new, and nothing that one looks at moves.
 import { show, tools } from "./charts.js";
+import { post } from "./post.js";
 import { bind, more } from "./viewer.js";
 
 const MOST_TAILS = 300;
@@ -54,8 +55,7 @@ const wait = (seconds) => new Promise((done) => { setTimeout(done, 1000 * second
 const ask = async (kind, values) => {
   const name = control.querySelector(`[data-action="${kind}"]`).textContent.replace(" ...", "");
   answer.textContent = `${name}: asked; the run looks between two updates`;
-  const body = JSON.stringify(values ? { kind, values } : { kind });
-  const sent = await fetch("action", { method: "POST", headers: { "x-daguerre": "1" }, body });
+  const sent = await post("action", values ? { kind, values } : { kind });
   if (!sent.ok) { answer.textContent = `${name}: ${await sent.text()}`; return; }
   const { id } = await sent.json();
   for (let i = 0; i < 1200; i += 1) {
@@ -133,9 +133,8 @@ document.querySelector("#edit")?.addEventListener("click", () => document.queryS
 document.querySelector("#notes form")?.addEventListener("submit", async (event) => {
   event.preventDefault();
   const form = event.target;
-  const answer = await fetch("note", {
-    method: "POST", headers: { "x-daguerre": "1" },
-    body: JSON.stringify({ name: form.elements.name.value, note: form.elements.note.value, archived: form.elements.archived.checked }),
+  const answer = await post("note", {
+    name: form.elements.name.value, note: form.elements.note.value, archived: form.elements.archived.checked,
   });
   if (answer.ok) document.querySelector("#notes").close();
   else document.querySelector("#notes .wrong").textContent = await answer.text();
