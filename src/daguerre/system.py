@@ -53,6 +53,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def memory_bytes() -> int:
+    """The memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def cpu_facts() -> str:
     """The kernel's description of the processor; empty where it gives none."""
     return _CPU_FACTS.read_text(errors="replace") if _CPU_FACTS.exists() else ""

@@ -27,7 +27,7 @@ def environment() -> dict[str, Any]:
         "packages": _packages(),
         "code": _code(),
         "cpu": _cpu(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": system.memory_bytes(),
         "gpus": _gpus(),
         "cuda": torch.version.cuda,
     }

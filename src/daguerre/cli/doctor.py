@@ -170,7 +170,7 @@ def _devices(torch: ModuleType | None) -> Iterator[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory_bytes = system.memory_bytes()
     little = memory_bytes < LITTLE_MEMORY_GB * 1e9
     advice = f"; the quickstart wants {LITTLE_MEMORY_GB:g} GB" if little else ""
     yield Finding("--" if little else "ok", "memory", _gb(memory_bytes) + advice)

@@ -1,11 +1,11 @@
 """Answers of `daguerre train --dry-run` and `daguerre plan` as a page shows them."""
 
-import os
 import re
 import shutil
 import subprocess
 from typing import Any
 
+from daguerre import system
 from daguerre.config.errors import Problem
 from daguerre.errors import UserError
 from daguerre.formatting import format_duration, format_size
@@ -30,7 +30,7 @@ def problems(text: str) -> list[Problem]:
 
 def machine() -> list[str]:
     """Options of `plan` that say what this machine has: the memory of the host, and of its GPU if there is one."""
-    found = [f"ram={os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // 1_000_000}MB"]
+    found = [f"ram={system.memory_bytes() // 1_000_000}MB"]
     if program := shutil.which("nvidia-smi"):
         asked = [program, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
         try:
