@@ -2,13 +2,17 @@
 
 import json
 import re
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from daguerre.errors import UserError
 from daguerre.regular import check_regular
+
+Made = TypeVar("Made")
 
 MISREAD = (OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
 """What libraries raise that take the files of a network for what they should be, and find JSON of another form."""
@@ -46,6 +50,16 @@ def first_fault(error: ValidationError) -> str:
     """The first entry of a document that has another form than it should, and what is wrong with it."""
     found = error.errors()[0]
     return ": ".join([*filter(None, [".".join(map(str, found["loc"]))]), found["msg"].lower()])
+
+
+def sent(read: Callable[[bytes], Made], given: bytes, fault: str) -> Made:
+    """The message that `read` makes of what a page sent. UserError with `fault`, and the first entry that has another
+    form, for something else."""
+    try:
+        return read(given)
+    except ValueError as error:
+        why = first_fault(error) if isinstance(error, ValidationError) else str(error)
+        raise UserError(f"{fault}: {why}") from error
 
 
 def check_counts(config: Any, name: str = "") -> None:

@@ -6,7 +6,7 @@ What each does, and how it is answered, is in checkpoint/actions.py.
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from daguerre import documents
 from daguerre.checkpoint import actions
@@ -50,10 +50,7 @@ class Wanted(BaseModel):
 
 def ask(folder: Path, given: bytes) -> str:
     """Asks the run of a folder; the id of the action. UserError for a run that does not train, or for no action."""
-    try:
-        found = Wanted.model_validate_json(given)
-    except ValidationError as error:
-        raise UserError(f"the page sent no action: {documents.first_fault(error)}") from error
+    found = documents.sent(Wanted.model_validate_json, given, "the page sent no action")
     values = found.values.model_dump(exclude_none=True) if found.values else {}
     if values and found.kind != "sample":
         raise UserError(f"{found.kind} takes no settings", code="unused")

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from daguerre import documents
 from daguerre.checkpoint.atomic import write_json_atomically
-from daguerre.errors import UserError
 from daguerre.serve.summaries import PAGE
 
 MOST_BYTES = 64 << 10
@@ -24,8 +23,5 @@ class Notes(BaseModel):
 
 def write(folder: Path, given: bytes) -> None:
     """Writes what a page sends. UserError for something else."""
-    try:
-        found = Notes.model_validate_json(given)
-    except ValidationError as error:
-        raise UserError(f"the page sent no note: {documents.first_fault(error)}") from error
+    found = documents.sent(Notes.model_validate_json, given, "the page sent no note")
     write_json_atomically(folder / PAGE, found.model_dump())

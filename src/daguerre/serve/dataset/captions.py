@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from daguerre import documents
 from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically
@@ -147,13 +147,13 @@ class Change:
     after: str
 
 
+def _wanted(given: bytes) -> One | Many | Undo:
+    return Wanted.model_validate({"wanted": documents.parse(given)}).wanted
+
+
 def edit(listing: Listing, given: bytes) -> dict[str, Any]:
     """Does what a page asks; what it says of it. UserError for something else. Nobody else changes the folder."""
-    try:
-        wanted = Wanted.model_validate({"wanted": documents.parse(given)}).wanted
-    except (ValidationError, ValueError) as error:
-        fault = documents.first_fault(error) if isinstance(error, ValidationError) else str(error)
-        raise UserError(f"the page sent no change of captions: {fault}") from error
+    wanted = documents.sent(_wanted, given, "the page sent no change of captions")
     if isinstance(wanted, Undo):
         return _undo(listing)
     return _one(listing, wanted) if isinstance(wanted, One) else _many(listing, wanted)

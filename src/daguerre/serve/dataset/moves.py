@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from daguerre import documents
 from daguerre.checkpoint.atomic import make_folder, sync_folder, write_bytes_atomically
@@ -31,10 +31,7 @@ class Wanted(BaseModel):
 
 def move(listing: Listing, given: bytes) -> dict[str, Any]:
     """Moves the pictures that a page names. UserError for something else, and for a name that is taken."""
-    try:
-        wanted = Wanted.model_validate_json(given)
-    except ValidationError as error:
-        raise UserError(f"the page named no pictures: {documents.first_fault(error)}") from error
+    wanted = documents.sent(Wanted.model_validate_json, given, "the page named no pictures")
     chosen = [listing.picture(id) for id in dict.fromkeys(wanted.ids)]
     chosen = [each for each in chosen if each.away != ("" if wanted.to == "back" else wanted.to)]
     for each in chosen:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from daguerre import documents
 from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically
@@ -49,11 +49,9 @@ class New(BaseModel):
 
 def new_folder(folders: Folders, given: bytes) -> Place:
     """Makes the folder that a page asks for. UserError for a name that is taken, or none."""
+    wanted = documents.sent(New.model_validate_json, given, "the page sent no name of a folder")
     try:
-        wanted = New.model_validate_json(given)
         root = folders.roots[wanted.root]
-    except ValidationError as error:
-        raise UserError(f"the page sent no name of a folder: {documents.first_fault(error)}") from error
     except IndexError:
         raise UserError("there is no such root") from None
     name = safe_name(wanted.name)

@@ -2,10 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from daguerre import documents
-from daguerre.errors import UserError
 from daguerre.queue.queue import Queue
 
 MOST_BYTES = 4096
@@ -46,10 +45,7 @@ _MESSAGE: TypeAdapter[Move | OfEntry | OfQueue] = TypeAdapter(
 
 def make(queue: Queue, given: bytes) -> str:
     """Makes the change of a message; what happens now, in words. UserError for a change that cannot be made."""
-    try:
-        found = _MESSAGE.validate_json(given)
-    except ValidationError as error:
-        raise UserError(f"the page sent no change of the queue: {documents.first_fault(error)}") from error
+    found = documents.sent(_MESSAGE.validate_json, given, "the page sent no change of the queue")
     match found:
         case Move():
             queue.move(found.id, found.where)

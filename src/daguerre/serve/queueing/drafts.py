@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from daguerre import documents, trees, yaml_text
 from daguerre.checkpoint.run_dir import RunFolder
@@ -66,10 +66,7 @@ class Meant:
 
 def read(given: bytes) -> Draft:
     """The message. UserError for something else."""
-    try:
-        return Draft.model_validate_json(given)
-    except ValidationError as error:
-        raise UserError(f"the page sent no draft of a run: {documents.first_fault(error)}") from error
+    return documents.sent(Draft.model_validate_json, given, "the page sent no draft of a run")
 
 
 def overrides(text: str, may_extend: bool = False) -> dict[str, Any]:
