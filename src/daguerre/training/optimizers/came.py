@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from daguerre.training.optimizers.groups import Parameters, decay_groups
+from daguerre.training.optimizers.groups import ByGroup, Parameters, decay_groups
 from daguerre.training.optimizers.optimizer import OptimizerPart
 from daguerre.training.settings import AdamSettings
 
@@ -46,22 +46,19 @@ def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
     return 4 * (count + 2 * (math.prod(shape[:-1]) + math.prod(shape[:-2]) * shape[-1]))
 
 
-class CAME(torch.optim.Optimizer):
+class CAME(ByGroup):
     """Algorithm 2 of the paper, as its authors' code has it: one-dim tensors keep a whole second moment."""
 
     def __init__(self, params: list[dict[str, Any]], settings: Settings) -> None:
         super().__init__(params, {"lr": 0.0, "weight_decay": 0.0})
         self._own = settings
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # the loop has no closures
-        """Moves all parameters that have a gradient."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._move(p, p.grad, self.state[p], group)
+    def _move(self, moved: list[nn.Parameter], group: dict[str, Any]) -> None:
+        for p in moved:
+            assert p.grad is not None
+            self._move_one(p, p.grad, self.state[p], group)
 
-    def _move(self, p: nn.Parameter, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
+    def _move_one(self, p: nn.Parameter, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
         own, factored = self._own, p.ndim >= 2
         if not state:
             state["exp_avg"] = torch.zeros_like(p)

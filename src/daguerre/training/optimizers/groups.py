@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
+import torch
 from torch import nn
 
 from daguerre.errors import UserError
@@ -46,6 +47,23 @@ def decay_groups(settings: OptimizerSettings, trained: Parameters) -> list[dict[
             # A group is what is widened at once: pieces bound the float32 memory of an update.
             groups += [{"params": piece, **facts} for piece in stochastic_rounding.pieces(chosen)]
     return groups
+
+
+class ByGroup(torch.optim.Optimizer):
+    """An optimizer that moves those of a group that have a gradient together."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # the loop has no closures
+        """Moves all parameters that have a gradient. A group that has `step` counts its updates there."""
+        for group in self.param_groups:
+            if "step" in group:
+                group["step"] += 1
+            if moved := [p for p in group["params"] if p.grad is not None]:
+                self._move(moved, group)
+
+    def _move(self, moved: list[nn.Parameter], group: dict[str, Any]) -> None:
+        """Moves parameters of a group, each with a gradient."""
+        raise NotImplementedError
 
 
 def _matching(patterns: Iterable[str], trained: Parameters) -> list[tuple[str, set[str]]]:

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from daguerre.training.optimizers.groups import Parameters, decay_groups
+from daguerre.training.optimizers.groups import ByGroup, Parameters, decay_groups
 from daguerre.training.optimizers.optimizer import OptimizerPart
 from daguerre.training.settings import OptimizerSettings
 
@@ -38,7 +38,7 @@ def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
     return 4 * math.prod(shape)
 
 
-class Lion(torch.optim.Optimizer):
+class Lion(ByGroup):
     """Algorithm 2 of the paper over all tensors at once; `found_inf` (on the device) leaves weights and momentum."""
 
     found_inf: Tensor
@@ -46,23 +46,16 @@ class Lion(torch.optim.Optimizer):
     def __init__(self, params: list[dict[str, Any]], betas: tuple[float, float]) -> None:
         super().__init__(params, {"lr": 0.0, "betas": betas, "weight_decay": 0.0})
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # the loop has no closures
-        """Moves all parameters that have a gradient."""
-        for group in self.param_groups:
-            moved = [p for p in group["params"] if p.grad is not None]
-            for p in moved:
-                if not self.state[p]:
-                    self.state[p]["momentum"] = torch.zeros_like(p)
-            if moved:
-                self._move(moved, [p.grad for p in moved if p.grad is not None], group)
-
-    def _move(self, moved: list[nn.Parameter], gradients: list[Tensor], group: dict[str, Any]) -> None:
+    def _move(self, moved: list[nn.Parameter], group: dict[str, Any]) -> None:
+        for p in moved:
+            if not self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(p)
         beta1, beta2 = group["betas"]
         momenta = [self.state[p]["momentum"] for p in moved]
+        given = [p.grad for p in moved if p.grad is not None]
         # Where the update is left out, the momentum stands for the gradient: interpolation then changes nothing.
         skip = self.found_inf > 0
-        gradients = [torch.where(skip, m, g) for m, g in zip(momenta, gradients, strict=True)]
+        gradients = [torch.where(skip, m, g) for m, g in zip(momenta, given, strict=True)]
         steps = torch._foreach_lerp(momenta, gradients, 1.0 - beta1)
         torch._foreach_sign_(steps)
         torch._foreach_add_(steps, list(moved), alpha=group["weight_decay"])

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from daguerre.training.optimizers.groups import Parameters, decay_groups
+from daguerre.training.optimizers.groups import ByGroup, Parameters, decay_groups
 from daguerre.training.optimizers.optimizer import OptimizerPart
 from daguerre.training.settings import AdamSettings
 
@@ -52,23 +52,19 @@ def _sides(shape: tuple[int, ...], longest: int) -> Iterator[int]:
     return (side for side, length in enumerate(shape) if len(shape) > 1 and length <= longest)
 
 
-class SOAP(torch.optim.Optimizer):
+class SOAP(ByGroup):
     """Algorithm 3 of the paper, as its authors' code has it: the first gradient makes the directions alone."""
 
     def __init__(self, params: list[dict[str, Any]], settings: Settings) -> None:
         super().__init__(params, {"lr": 0.0, "weight_decay": 0.0, "step": 0})
         self._own = settings
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # the loop has no closures
-        """Moves all parameters that have a gradient."""
-        for group in self.param_groups:
-            group["step"] += 1
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._move(p, p.grad, self.state[p], group)
+    def _move(self, moved: list[nn.Parameter], group: dict[str, Any]) -> None:
+        for p in moved:
+            assert p.grad is not None
+            self._move_one(p, p.grad, self.state[p], group)
 
-    def _move(self, p: nn.Parameter, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
+    def _move_one(self, p: nn.Parameter, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
         own, number = self._own, group["step"] - 1
         sides = list(_sides(p.shape, own.max_precondition_dim))
         if not state:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from daguerre.training.optimizers.groups import Parameters, decay_groups
+from daguerre.training.optimizers.groups import ByGroup, Parameters, decay_groups
 from daguerre.training.optimizers.optimizer import OptimizerPart
 from daguerre.training.settings import AdamSettings
 
@@ -32,27 +32,18 @@ def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
     return 8 * math.prod(shape)
 
 
-class StableAdamW(torch.optim.Optimizer):
+class StableAdamW(ByGroup):
     """Algorithm 2 of the paper, over all tensors of a group at once."""
 
     def __init__(self, params: list[dict[str, Any]], settings: Settings) -> None:
         super().__init__(params, {"lr": 0.0, "weight_decay": 0.0, "step": 0})
         self._own = settings
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # the loop has no closures
-        """Moves all parameters that have a gradient."""
-        for group in self.param_groups:
-            group["step"] += 1
-            moved = [p for p in group["params"] if p.grad is not None]
-            for p in moved:
-                if not self.state[p]:
-                    self.state[p] |= {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
-            if moved:
-                self._move(moved, group)
-
     def _move(self, moved: list[Any], group: dict[str, Any]) -> None:
         own, number = self._own, group["step"]
+        for p in moved:
+            if not self.state[p]:
+                self.state[p] |= {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
         # The bias correction of Adam lies in the decays themselves.
         beta1, beta2 = (beta * (1 - beta ** (number - 1)) / (1 - beta**number) for beta in (own.beta1, own.beta2))
         gradients = [p.grad for p in moved]
