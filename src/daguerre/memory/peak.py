@@ -89,7 +89,8 @@ class SimulatedStep:
         self._accumulates, self._say = accumulates, say
         self._sends_ahead = False
         self._mode, self._live = FakeTensorMode(allow_non_fake_inputs=True), Live()
-        self._given = _sample(config, parts)
+        self._reference = largest_reference(parts.images, config.data, largest_bucket(config))
+        self._given = _sample(config, parts, self._reference)
         self._gathered = gathered_bytes(parts, count, config.mesh.shard_frozen)
         units = blocks(parts.net, block_classes(parts.networks.values()))
         inside = {id(p) for unit in units for p in unit.parameters()}
@@ -123,9 +124,8 @@ class SimulatedStep:
             with Watched() as moving:
                 update = 0 if self._config.optimizer.in_backward else self._update()
         held = self._count.whole - self._count.bytes_of("gradients")
-        reference = largest_reference(self._parts.images, self._config.data, largest_bucket(self._config))
         return Peak(
-            micro, held, passes + self._gathered, update, self._gathered, passing.work, moving.work, reference,
+            micro, held, passes + self._gathered, update, self._gathered, passing.work, moving.work, self._reference,
             self._sent - before,
         )  # fmt: skip
 
@@ -261,14 +261,14 @@ def images_at_once(config: Config, micro: int) -> int:
     return micro if limit is None else max(1, min(micro, limit // largest_bucket(config).area_px))
 
 
-def _sample(config: Config, parts: Components) -> Batch:
-    """One sample of the largest bucket, with as many reference images as one may have; only shapes matter."""
+def _sample(config: Config, parts: Components, reference: Bucket | None) -> Batch:
+    """One sample of the largest bucket, with as many reference images of this size as one may have; only shapes
+    matter."""
     bucket = largest_bucket(config)
     pixels = torch.empty((1, 3, bucket.height_px, bucket.width_px), dtype=torch.uint8)
     texts = ["" if getattr(config.model, "long_prompts", False) else CAPTION]
     keys, sizes = np.zeros((1, 3), np.int64), np.array([[0, 0, 0, 0, bucket.height_px, bucket.width_px]], np.int32)
-    largest = largest_reference(parts.images, config.data, bucket)
-    images = {IMAGE: pixels} | absent(parts.images, 1, bucket, largest)
+    images = {IMAGE: pixels} | absent(parts.images, 1, bucket, reference)
     one = Batch(keys, images, texts, torch.ones(1), texts, sizes)
     one = replace(one, columns={name: torch.zeros(1) for name in parts.columns})
     return replace(one, draws=parts.draws(one))
