@@ -13,7 +13,7 @@ killed.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from daguerre.data.settings import SourceSettings
 from daguerre.errors import UserError
 from daguerre.evaluation.formulas.frechet import Moments
 from daguerre.settings import Settings
+
+Source = TypeVar("Source", bound=SourceSettings)
 
 
 class Draw(Protocol):
@@ -141,3 +143,11 @@ class DrawnInputs:
             "--follow` measures them while it trains",
             code="unsupported",
         )
+
+
+def source_of(inputs: Inputs, kind: type[Source], metric: str) -> Source:
+    """The settings of the source that a metric is made for. UserError, which begins with what the `metric` does, for a
+    model that is trained on another."""
+    if not isinstance(inputs.source, kind):
+        raise UserError(f"{metric}, and this model is not trained on it: remove the metric", code="unused")
+    return inputs.source

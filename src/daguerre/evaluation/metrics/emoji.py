@@ -14,8 +14,7 @@ from PIL import Image, ImageColor
 from daguerre.data.dataset import open_datasets
 from daguerre.data.sources.emoji import Emoji, EmojiSource
 from daguerre.data.sources.emoji import Settings as SourceSettings
-from daguerre.errors import UserError
-from daguerre.evaluation.metric import FeatureNetwork, Inputs, MetricSettings
+from daguerre.evaluation.metric import FeatureNetwork, Inputs, MetricSettings, source_of
 from daguerre.evaluation.result import Result, Row
 
 SIDE_PX = 16
@@ -95,13 +94,7 @@ def right_colours(
 def evaluate(settings: Settings, inputs: Inputs) -> dict[str, Result]:
     """Draws known emoji, evenly over all that were trained on, and held-out ones, and compares them with all real
     ones. UserError for another source."""
-    source = inputs.source
-    if not isinstance(source, SourceSettings):
-        raise UserError(
-            "metric emoji compares with pictures of the source `emoji`, and this model is not trained on it: remove "
-            "the metric",
-            code="unused",
-        )
+    source = source_of(inputs, SourceSettings, "metric emoji compares with pictures of the source `emoji`")
     known, held_out = trained_on(source), trained_on(source, "held_out")
     real = {**known, **held_out}
     asked = [_evenly([*each], source.checked_prompts) for each in (known, held_out)]

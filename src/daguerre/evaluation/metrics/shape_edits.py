@@ -11,8 +11,7 @@ import numpy as np
 
 from daguerre.data.sources.shape_edits import EDITED, Edit, open_source, pair
 from daguerre.data.sources.shape_edits import Settings as SourceSettings
-from daguerre.errors import UserError
-from daguerre.evaluation.metric import Inputs, MetricSettings
+from daguerre.evaluation.metric import Inputs, MetricSettings, source_of
 from daguerre.evaluation.metrics.shapes import ATTRIBUTES, check
 from daguerre.evaluation.result import Result, Row
 
@@ -47,13 +46,7 @@ def shares(asked: Sequence[Edit], images: Sequence[np.ndarray]) -> dict[str, flo
 
 def evaluate(settings: Settings, inputs: Inputs) -> dict[str, Result]:
     """Generates the second image of held-out pairs, of the first one and the instruction, and reads it."""
-    source = inputs.source
-    if not isinstance(source, SourceSettings):
-        raise UserError(
-            "metric shape_edits reads images of the source `shape_edits`, and this model is not trained on it: remove "
-            "the metric",
-            code="unused",
-        )
+    source = source_of(inputs, SourceSettings, "metric shape_edits reads images of the source `shape_edits`")
     held_out = open_source(source, "held_out")
     pairs = [pair("held_out", held_out.sample_id(number)) for number in range(source.checked_pairs)]
     texts = [source.captions.text or one.text for one in pairs]

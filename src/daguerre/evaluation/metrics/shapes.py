@@ -23,8 +23,7 @@ from daguerre.data.sources.shapes import (
     prompts,
 )
 from daguerre.data.sources.shapes import Settings as SourceSettings
-from daguerre.errors import UserError
-from daguerre.evaluation.metric import Draw, Inputs, MetricSettings, Redraw
+from daguerre.evaluation.metric import Draw, Inputs, MetricSettings, Redraw, source_of
 from daguerre.evaluation.result import Result, Row
 
 NONE = "none"
@@ -117,12 +116,7 @@ def evaluate(settings: Settings, inputs: Inputs) -> dict[str, Result]:
     """Generates prompts of combinations that training never saw, and reads the images. Where a new shape is learnt,
     `kept` has the quickstart's own prompts, in its measure. A model that reads control images gets those of held-out
     images, and `outline` is the mean overlap with their shapes."""
-    source = inputs.source
-    if not isinstance(source, SourceSettings):
-        raise UserError(
-            "metric shapes reads images of the source `shapes`, and this model is not trained on it: remove the metric",
-            code="unused",
-        )
+    source = source_of(inputs, SourceSettings, "metric shapes reads images of the source `shapes`")
     new = tuple(shape for shape in source.shapes if shape not in QUICKSTART_SHAPES)
     named = (*QUICKSTART_SHAPES, *new)
     if inputs.redraw is not None:
