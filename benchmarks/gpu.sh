@@ -25,7 +25,7 @@ MOST_SECONDS=570  # of a round: budgets of its parts are less, the rest is for s
 
 WHEELS="diffusers omegaconf antlr4-python3-runtime pydantic pydantic_core annotated-types typing-inspection simplejpeg
 obstore braceexpand boto3 botocore s3transfer jmespath importlib_metadata zipp pillow
-python-dateutil six"
+python-dateutil six peft"
 
 pack() {
     rm -rf wheels && mkdir wheels
@@ -57,8 +57,8 @@ BEGAN=$SECONDS
 CHILD= IN=
 : >"$OUT/gpu.log"
 
-# A network of transformers by name: it imports the rest only when it is asked for.
-there() { "$PYTHON" -c "import torch, numpy, diffusers, omegaconf, pydantic, simplejpeg, obstore; from transformers import CLIPTextModel"; }
+# What `bench` imports, and a network of transformers by name: it imports the rest only when it is asked for.
+there() { "$PYTHON" -c "import daguerre.cli.bench; from transformers import CLIPTextModel"; }
 if ! there 2>/dev/null; then
     ls wheels/*.whl >/dev/null 2>&1 || { there; echo "and there is no wheels/ to take it from: run benchmarks/gpu.sh pack (torch it does not pack)"; exit 2; }
     "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$OWN/site" wheels/*.whl || exit 2
