@@ -36,6 +36,7 @@ LEAVES = {
     "errors",
     "faults",
     "formatting",
+    "fresh",
     "keys",
     "outside",
     "plugins",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from daguerre import system
+from daguerre.fresh import hidden
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def write_atomically(path: Path, chunks: Iterable[Any]) -> None:
 
     One writer at a time; what a killed one left behind (`.NAME.tmp`) is overwritten.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = hidden(path, ".tmp")
     temporary.unlink(missing_ok=True)
     try:
         write_durably(temporary, chunks)

@@ -6,6 +6,7 @@ nothing of what is in the folder.
 
 import ctypes
 import errno
+import glob
 import os
 import re
 import secrets
@@ -17,6 +18,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from daguerre.checkpoint.atomic import make_folder, sync_folder
+from daguerre.fresh import hidden, naming
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -30,15 +32,16 @@ def replaced(folder: Path) -> Iterator[Path]:
     If the block raises, or the process dies in it, the old content stays. One process writes at a time: what a
     killed one left behind is cleared here. OSError if the disk refuses, safetensors' own error among them.
     """
-    fresh = folder.with_name(f".{folder.name}.new-{secrets.token_hex(4)}")
-    aside = folder.with_name(f".{folder.name}.old")
+    fresh = hidden(folder, f".new-{secrets.token_hex(4)}")
+    aside = hidden(folder, ".old")
     make_folder(folder.parent)
     _clear_remains(folder, aside)
     fresh.mkdir()
     try:
-        yield fresh
-        _settle(fresh)
-        _swap(fresh, folder, aside)
+        with naming(folder):
+            yield fresh
+            _settle(fresh)
+            _swap(fresh, folder, aside)
     except SafetensorError as error:  # it has the system's error as text: "... (os error 28) ..."
         if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
             raise
@@ -50,7 +53,7 @@ def replaced(folder: Path) -> Iterator[Path]:
 def _clear_remains(folder: Path, aside: Path) -> None:
     if aside.exists() and not folder.exists():
         os.rename(aside, folder)
-    for remains in [aside, *folder.parent.glob(f".{folder.name}.new-*")]:
+    for remains in [aside, *folder.parent.glob(f"{glob.escape(hidden(folder, '.new-').name)}*")]:
         shutil.rmtree(remains, ignore_errors=True)
 
 

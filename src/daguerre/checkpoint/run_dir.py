@@ -6,7 +6,6 @@ are `store.py`'s.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
@@ -21,6 +20,7 @@ from typing import Any, Literal
 from daguerre import documents, system
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 from daguerre.errors import HELD, UserError
+from daguerre.fresh import FULL
 
 State = Literal["running", "saved", "finished", "failed"]
 
@@ -244,7 +244,7 @@ def _now() -> str:
 
 
 def _unwritable(path: Path, error: OSError) -> str:
-    if error.errno == errno.ENOSPC:
+    if error.errno in FULL:
         return f"cannot write to {path}: {error.strerror}. Free some space or choose another output_dir"
     return f"cannot write to {path}: {error.strerror}. Choose an output_dir that you may write to"
 

@@ -6,7 +6,6 @@ read from the file without importing it, and what few commands need is imported 
 at once. Exit codes are in `errors`.
 """
 
-import errno
 import io
 import os
 import re
@@ -20,6 +19,7 @@ from typing import TextIO
 
 from daguerre import __version__, credentials, errors, faults
 from daguerre.errors import UserError
+from daguerre.fresh import FULL
 from daguerre.regular import is_odd
 
 FOLDER = Path(__file__).parent
@@ -215,10 +215,11 @@ def _report_os_error(error: OSError) -> int:
     ):  # of an object store: the text is ours, says where and what to do, and holds no secrets
         print(f"daguerre: {error}", file=sys.stderr)
         return errors.FAILED
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if error.strerror is None or (error.filename is None and not full):
+    full = error.errno in FULL
+    name = (error.filename2 if full else None) or error.filename  # of a copy the second, which could not be written
+    if error.strerror is None or (name is None and not full):
         raise error
-    where = "" if error.filename is None else f": {error.filename}"
+    where = "" if name is None else f": {name}"
     advice = ". Free some space and run the same command again" if full else ""
     print(f"daguerre: {error.strerror}{where}{advice}", file=sys.stderr)
     return errors.FAILED

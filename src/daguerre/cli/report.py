@@ -13,6 +13,7 @@ each save too; this rewrites it, of a run in progress as well.
 import webbrowser
 
 from daguerre.errors import UserError
+from daguerre.fresh import FULL
 from daguerre.remote import local_copy
 from daguerre.report import page
 from daguerre.storage.errors import StoreError
@@ -31,9 +32,11 @@ def run(arguments: list[str]) -> int:
     except StoreError as error:
         print(f"the page was written only on this machine: {error.explanation}")
     except OSError as error:
+        way_out = "Make the folder writable, or copy it to a folder that is"
+        if error.errno in FULL:
+            way_out = "Free some space and run the same command again"
         raise UserError(
-            f"cannot write the report of {folders[0]}: {error.strerror}. Make the folder writable, or copy it to a "
-            "folder that is",
+            f"cannot write the report of {folders[0]}: {error.strerror}. {way_out}",
             code="failed",
         ) from error
     print(path)

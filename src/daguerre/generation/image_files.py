@@ -56,6 +56,12 @@ class Encoding:
         Image.fromarray(pixels_HWC).save(buffer, self.format, **options)
         return buffer.getvalue()
 
+    def write(self, path: Path, pixels_HWC: np.ndarray) -> bytes:
+        """Writes an image as a file, whole or not at all; what was written. OSError."""
+        content = self(pixels_HWC)
+        write_bytes_atomically(path, content)
+        return content
+
     @property
     def used_quality(self) -> int | None:
         """The quality that holds; None for PNG, which keeps every pixel as it is."""
@@ -94,8 +100,7 @@ class Files:
         path = self.image(image.request)
         if path.parent != self.folder:
             make_folder(path.parent)
-        content = self.encoding(image.pixels_HWC)
-        write_bytes_atomically(path, content)
+        content = self.encoding.write(path, image.pixels_HWC)
         sizes = {"bytes": len(content), "xxh3_128": _digest(content)}
         document = {"file": path.name, **image_document(metadata, image), **sizes}
         write_bytes_atomically(path.with_name(f"{path.stem}.json"), to_json(document))

@@ -12,6 +12,7 @@ from typing import Any
 from daguerre import __version__, documents, system
 from daguerre.checkpoint.atomic import make_folder, sync_folder, to_json
 from daguerre.errors import Held, UserError
+from daguerre.fresh import naming
 from daguerre.generation.jobs import TaskShard
 
 NAME = "request.json"
@@ -63,14 +64,17 @@ class Folder:
         """Creates the folder and records the request in it. Of several processes at once, one does."""
         make_folder(self.path)
         temporary = self.path / f".{NAME}.{os.getpid()}.tmp"
-        temporary.write_bytes(to_json({"made_by": f"daguerre {__version__}", "asked": dict(parameters)}))
         try:
-            os.link(temporary, self.path / NAME)
-        except FileExistsError:
-            pass
-        except OSError:  # a file system without links
-            temporary.replace(self.path / NAME)
-        temporary.unlink(missing_ok=True)
+            with naming(self.path / NAME):
+                temporary.write_bytes(to_json({"made_by": f"daguerre {__version__}", "asked": dict(parameters)}))
+            try:
+                os.link(temporary, self.path / NAME)
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without links
+                temporary.replace(self.path / NAME)
+        finally:
+            temporary.unlink(missing_ok=True)
         sync_folder(self.path)
         self.continues(parameters)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from daguerre import documents
 from daguerre.assembly.parts import Components
@@ -18,6 +17,7 @@ from daguerre.errors import UserError
 from daguerre.generation import generate, prompt_syntax
 from daguerre.generation import prompts as generation_prompts
 from daguerre.generation.generate import GeneratedImage, ImageRequest
+from daguerre.generation.image_files import Encoding
 from daguerre.generation.prompts import Prompts, Row
 from daguerre.generation.requests import RequestList
 from daguerre.models.family import Family
@@ -25,6 +25,7 @@ from daguerre.run import known_words
 from daguerre.samplers.guidance import CLASSIFIER_FREE
 from daguerre.types import CONTROLS, IMAGE, REFERENCES, SEEN, Batch
 
+_PNG = Encoding()
 LISTING = "samples.json"
 CONTROL_FILES = "control_files"
 """In the listing: the files of an image's control and reference images, and of the one that it was made again of, by
@@ -157,9 +158,9 @@ def write(
         }
         try:
             make_folder(folder)
-            Image.fromarray(image.pixels_HWC).save(path)
+            _PNG.write(path, image.pixels_HWC)
             for name, file in controls.items():
-                Image.fromarray(one.prompt.images[name]).save(folder / file)
+                _PNG.write(folder / file, one.prompt.images[name])
             show(image)
         except OSError as error:
             refused = error

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
 from daguerre.errors import UserError
+from daguerre.fresh import FULL
 from daguerre.queue.queue import Queue
 from daguerre.report.run import Run
 from daguerre.serve import list_page, pages, run_page
@@ -106,6 +107,10 @@ def answering(answer: Answer) -> Answer:
             text = str(error)
         except FileNotFoundError:
             status, text = 404, "this is no longer there"
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            status, text = 507, f"{error.strerror}. Free some space and try again"
         if request.headers.get("sec-fetch-mode") == "navigate":
             said = pages.message("not shown", "This cannot be shown", text, pages.up(request.url.path))
             return HTMLResponse(said, status)

@@ -20,6 +20,7 @@ import xxhash
 from obstore.store import GCSStore, S3Store
 
 from daguerre.errors import UserError
+from daguerre.fresh import hidden, naming
 from daguerre.storage.clients import Store
 from daguerre.storage.download import fetch_into
 from daguerre.storage.errors import BadName, Mismatch, Missing, NoRanges, StoreError, Transient
@@ -95,10 +96,11 @@ def fetch(location: Location, to: Path, digest: str | None = None, *, keep_other
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """A temporary file that replaces `path` at the end of the block."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    beside = hidden(path, f".{secrets.token_hex(4)}.part")
     try:
-        yield beside
-        os.replace(beside, path)
+        with naming(path):
+            yield beside
+            os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
 

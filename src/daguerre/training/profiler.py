@@ -64,7 +64,12 @@ def files(folder: Path, first: int, last: int, rank: int) -> tuple[Path, Path]:
 def save(found: Profile, trace: Path, table: Path) -> None:
     """Writes the trace in Chrome's format, and the operators that took most of the time as text. OSError."""
     trace.parent.mkdir(parents=True, exist_ok=True)
-    found.export_chrome_trace(str(trace))
     by = "self_device_time_total" if ProfilerActivity.CUDA in found.activities else "self_cpu_time_total"
     text = found.key_averages().table(sort_by=by, row_limit=_ROWS, max_name_column_width=80)
-    table.write_text(f"{text}\n", encoding="utf-8")
+    try:
+        found.export_chrome_trace(str(trace))
+        table.write_text(f"{text}\n", encoding="utf-8")
+    except OSError:  # a part of a file would be taken for all of it
+        trace.unlink(missing_ok=True)
+        table.unlink(missing_ok=True)
+        raise

@@ -19,6 +19,7 @@ right; a checkerboard stands for what is unknown in them. The same command shows
   data.KEY=VALUE        settings of the data, as in training
 """
 
+import io
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from PIL import Image, ImageDraw, ImageFont
 from pydantic import Field
 
 from daguerre import errors
+from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.cli.data import fonts, samples
 from daguerre.cli.data.fonts import Font
 from daguerre.cli.data.opened import opened
@@ -96,7 +98,9 @@ def run(arguments: list[str]) -> int:
             "stats` shows what is left out and why",
             code="empty",
         )
-    sheet(cells).save(path)
+    content = io.BytesIO()
+    sheet(cells).save(content, Image.registered_extensions()[path.suffix.lower()])
+    write_bytes_atomically(path, content.getvalue())
     print(path)
     return errors.DONE
 

@@ -24,6 +24,7 @@ from pyarrow import ipc
 from daguerre import digests
 from daguerre.data.skipped import SkipReport
 from daguerre.errors import UserError
+from daguerre.fresh import hidden, naming
 from daguerre.regular import Irregular
 from daguerre.storage import local_files
 from daguerre.unicode import mended
@@ -192,10 +193,11 @@ def save(index: ShardIndex, to: Path | str) -> None:
     path = Path(to)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not by the process's number: threads have one, and so may machines that share a folder.
-    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    part = hidden(path, f".{secrets.token_hex(4)}.part")
     try:
-        part.write_bytes(encoded(index))
-        part.replace(path)
+        with naming(path):
+            part.write_bytes(encoded(index))
+            part.replace(path)
     finally:
         part.unlink(missing_ok=True)
 

@@ -12,6 +12,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
@@ -25,6 +26,7 @@ from daguerre.data.images.headers import Undecodable
 from daguerre.data.images.kinds import named
 from daguerre.data.tar import samples as tar_samples
 from daguerre.errors import UserError
+from daguerre.fresh import hidden, naming
 from daguerre.types import IMAGE, Record
 
 _MEMBER = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")
@@ -124,8 +126,17 @@ def write_tar(file: BinaryIO, samples: Iterable[tuple[str, list[tuple[str, bytes
     file.write(bytes(end + -(written + end) % _TAR_RECORD))
 
 
-def commit(temporary: Path, path: Path) -> None:
-    """Gives a finished file its name, after the disk has it."""
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets this name at the end of the block, after the disk has it; if the block raises, nothing is left.
+    What a killed process left is overwritten."""
+    temporary = hidden(path, ".tmp")
+    try:
+        with naming(path):
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

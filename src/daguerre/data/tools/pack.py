@@ -121,15 +121,13 @@ class Packer:
         """Writes the shard and its index into a folder. The index is made from the file itself, so that faults of
         writing show here."""
         left_out: skipped.Counts = {}
-        temporary = folder / f".{shard.name}.tmp"
+        path = folder / shard.name
         done = 0
-        with temporary.open("wb") as file:
+        with writer.replacing(path) as file:
             for _ in writer.write_tar(file, self._samples(shard, left_out)):
                 done += 1
                 if done % _TELL_SAMPLES == 0:
                     yield _TELL_SAMPLES
-        path = folder / shard.name
-        writer.commit(temporary, path)
         name = Location(f"{self.to}/{shard.name}").name
         index = tar_index.build(path, name, self.formats, storage_io.size(Location(str(path))).version)
         cache.save(index, path.with_name(path.name + SUFFIX))

@@ -10,6 +10,7 @@ from typing import Literal
 from torch import nn
 
 from daguerre.checkpoint.atomic import sync_folder
+from daguerre.fresh import hidden, naming
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import diffusers, kohya, peft
 from daguerre.models.lora_files.addition import Addition
@@ -46,7 +47,7 @@ def beside(path: Path) -> Iterator[Path]:
     """A new name next to a file or folder; what the block has written there stands at the end, safe on disk, as `path`.
     If the block raises, nothing is left."""
     # Beside it, as a rename is at once only within one file system.
-    with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as temporary:
+    with naming(path), TemporaryDirectory(prefix=hidden(path, ".").name, dir=path.parent) as temporary:
         fresh = Path(temporary) / path.name
         yield fresh
         os.replace(fresh, path)
