@@ -205,6 +205,16 @@ def test_onetrainer(convert):
     assert "hidden-word" not in output + Path("ours.yaml").read_text(encoding="utf-8")
 
 
+def test_onetrainers_cosine_ends_at_half_of_the_peak_which_is_said(convert):
+    text = json.dumps(json.loads(peer_configs.texts()["onetrainer.json"]) | {"learning_rate_scheduler": "COSINE"})
+    _, values, lines, _ = convert("onetrainer.json", text)
+    assert (values["lr_scheduler.name"], values["lr_scheduler.final"]) == ("cosine", 0.55)  # 0.1 of the peak at least
+    kind, why = lines["learning_rate_scheduler"]
+    assert kind == "refused"
+    # modules/util/lr_scheduler_util.py: 0.1 + 0.9 * 0.5 * (1 + cos(pi / 4)); half-way to 0.55 along a cosine
+    assert "half-way it has 0.87 of the peak there, 0.78 here" in why
+
+
 def test_ai_toolkit(convert):
     _, values, lines, _ = convert("ai_toolkit.yaml")
     expected = {
@@ -269,6 +279,44 @@ def test_simpletuners_shell_variables_are_read_and_not_run(convert):
     assert differing(values, expected) == {}
     assert lines["hub_token"] == ("refused", "secrets stay in the environment")
     assert "root:" not in output
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ("$((MAX_NUM_STEPS / 10))", "30 steps"),  # as its example has it
+        ("$((${MAX_NUM_STEPS}-250))", "50 steps"),
+        ("$(( 40 + 2 ))", "42 steps"),
+    ],
+)
+def test_simpletuners_sums_of_a_shell_are_whole_numbers(convert, given, ours):
+    text = "export MODEL_TYPE=full\nMAX_NUM_STEPS=300\nTRAIN_BATCH_SIZE=1\nLR_SCHEDULE=linear\n"
+    _, values, _, output = convert("config.env", f"{text}LR_WARMUP_STEPS={given}  # a share\n")
+    assert values["lr_scheduler.warmup"] == ours, output
+
+
+@pytest.mark.parametrize("given", ["$((MAX_NUM_STEPS / 0))", "$((1 / NOTHING))", f"$(({'9' * 30} * 2))"])
+def test_a_sum_without_a_number_is_the_users_error(convert, given):
+    code, values, _, output = convert("config.env", f"MODEL_TYPE=full\nTRAIN_BATCH_SIZE=1\nLR_WARMUP_STEPS={given}\n")
+    assert (code, values) == (2, {})
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("name", ["kohya.toml", "ai_toolkit.yaml", "simpletuner.json"])
+def test_an_optimizer_that_is_paged_there_is_not_here_which_is_said(convert, name):
+    given = {
+        "ai_toolkit.yaml": ("adamw8bit", "PagedAdamW8bit"),
+        "simpletuner.json": ("adamw_bf16", "bnb-adamw8bit-paged"),
+    }
+    text = peer_configs.texts()[name]
+    if name == "kohya.toml":
+        text += '\n[more]\noptimizer_type = "PagedAdamW8bit"\n'
+    else:
+        assert given[name][0] in text
+        text = text.replace(*given[name])
+    _, values, lines, _ = convert(name, text)
+    assert values["optimizer.name"] == "adamw_8bit"
+    assert any("not paged to the host" in text for _, text in lines.values())
 
 
 def changed(name: str, given: dict[str, Any]) -> str:

@@ -75,6 +75,35 @@ def lost(capsys, name: str, content: str) -> tuple[dict, dict]:
     return recipe_values.values(Path(f"{name}.yaml")), dict(line.split(None, 1) for line in listed)
 
 
+@pytest.mark.parametrize("older", [False, True])
+def test_kohyas_captions_are_caption_files_unless_it_says_otherwise(converted, tmp_path, older):
+    """A .txt file is none of them: the images have the caption of their class."""
+    text = KOHYA.format(ending="", path=folder(tmp_path), more='class_tokens = "sks dog"')
+    text = text.replace('[general]\ncaption_extension = ""\n', "")
+    found = converted("k.toml", ('caption_extention = "txt"\n' if older else "") + text)
+    assert found.get("data.captions.text") == (None if older else "sks dog")
+    assert found.get("data.caption_extension") == (".txt" if older else None)
+
+
+@pytest.mark.parametrize("trainer", ["kohya", "ai-toolkit"])
+@pytest.mark.parametrize("usual", ["a pet", ""])
+def test_images_that_have_no_caption_beside_others_that_have_one_are_named(tmp_path, capsys, trainer, usual):
+    path = folder(tmp_path)
+    for name in ("b.png", "c.png"):
+        (tmp_path / "pictures" / name).write_text("a picture")
+    own = f'class_tokens = "{usual}"' if usual else ""
+    text = BASE + KOHYA.format(ending=".txt", path=path, more=own)
+    data = {"folder_path": path} | ({"default_caption": usual} if usual else {})
+    job = {"type": "sd_trainer", "datasets": [data], "model": {"name_or_path": "a/b"}, "train": {"steps": 2}}
+    job = {"job": "extension", "config": {"name": "x", "process": [job]}}
+    given = ("k.toml", text) if trainer == "kohya" else ("a.json", json.dumps(job))
+    values, why = lost(capsys, str(tmp_path / given[0]), given[1])
+    (line,) = why.values()
+    assert "2 of its images have no caption file" in line
+    assert (f"'{usual}'" if usual else "an empty caption") in line
+    assert values["data.path"] == path
+
+
 BASE = 'pretrained_model_name_or_path = "a/b"\nresolution = "64,64"\nmax_train_steps = 4\noutput_name = "x"\n'
 GUI = {"LoRA_type": "Standard", "pretrained_model_name_or_path": "a/b", "max_resolution": "64,64", "epoch": 1}
 

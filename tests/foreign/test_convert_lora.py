@@ -173,7 +173,6 @@ def test_a_lora_is_an_adapter_with_its_numbers(case, place, capsys):
             KOHYA.replace("networks.lora", "networks.dylora"),
             "networks.dylora is not read; networks.lora, networks.lora_fa, lycoris.kohya are",
         ),
-        ("x.toml", KOHYA.replace("conv_alpha=1", "rank_dropout=0.1"), "rank_dropout=0.1 is not supported"),
         ("x.json", onetrainer(peft_type="OFT_2"), "a LoRA of type OFT_2"),
         ("x.json", onetrainer(layer_filter_regex=True), "a regular expression"),
         ("x.json", simpletuner(**{"--lora_type": "lycoris"}), "LyCORIS by a config of its own"),
@@ -184,6 +183,27 @@ def test_a_network_that_is_not_here_is_named(name, text, words, place, capsys):
     assert main.run(["convert", "config", name, "out=ours.yaml", "--all"]) == 2
     assert words in capsys.readouterr().err
     assert not Path("ours.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("argument", "serves"),
+    [
+        ("rank_dropout=0.1", ""),
+        ("down_lr_weight=0,0,1", "optimizer.learning_rate_factors of the recipe takes names"),
+        ("block_dims=2,4", "rank_pattern of the recipe takes names"),
+    ],
+)
+def test_an_argument_of_a_network_that_is_not_here_is_lost_and_the_others_are_carried(argument, serves, place, capsys):
+    text = KOHYA.replace('"conv_alpha=1"', f'"conv_alpha=1", "{argument}"')
+    Path("x.toml").write_text(text, encoding="utf-8")
+    assert main.run(["convert", "config", "x.toml", "out=ours.yaml", "--all"]) == 0
+    kind, why = said(capsys.readouterr().out)["network_args"]
+    assert kind == "refused"
+    assert f"not supported: {argument};" in why
+    assert serves in why
+    values = recipe_values.values(Path("ours.yaml"))
+    assert values["adapters.lora.targets"] == "attention+ff+conv"
+    assert values["optimizer.learning_rate_factors.*.lora_B.*"] == 4.0
 
 
 def images(folder: Path) -> None:

@@ -90,3 +90,37 @@ def test_a_number_is_one(name, value, said):
 def test_repeats_are_a_number(value):
     with pytest.raises(UserError, match="finite number"):
         read(KOHYA | {"datasets": [KOHYA["datasets"][0] | {"subsets": [FOLDER | {"num_repeats": value}]}]})
+
+
+@pytest.mark.parametrize(("given", "ours"), [("10%", "1 steps"), ("0.5", "5 steps"), (0.3, "3 steps"), (4, "4 steps")])
+def test_a_warm_up_is_a_number_of_updates_or_a_share_in_any_spelling(given, ours):
+    reading = read({**KOHYA, "lr_scheduler": "cosine", "lr_warmup_steps": given})
+    assert reading.values["lr_scheduler.warmup"] == ours
+
+
+@pytest.mark.parametrize(("kind", "family"), [("sdxl-lora", "sdxl"), ("sd-lora", "sd"), ("sdxl-finetune", "sdxl")])
+def test_lora_scripts_says_which_model_is_trained(kind, family):
+    assert read({**KOHYA, "model_train_type": kind}).values["model.family"] == family
+
+
+def test_a_family_of_lora_scripts_that_is_not_here_is_named():
+    with pytest.raises(UserError, match="sd3_lora"):
+        read({**KOHYA, "model_train_type": "sd3-lora"})
+
+
+@pytest.mark.parametrize("trainer", OF)
+@pytest.mark.parametrize("in_file", [True, False])
+def test_sample_prompts_are_read_without_comments_and_options(trainer, in_file, tmp_path):
+    """Windows around sd-scripts have the prompts themselves where it has their file."""
+    text, place = "a cat --w 64 --d 1\n\na dog --w 64\n", tmp_path / "prompts.txt"
+    place.write_text(f"# my prompts\n{text}")
+    reading = read({**OF[trainer], "sample_prompts": str(place) if in_file else text})
+    assert reading.values["sampling.prompts"] == ["a cat", "a dog"]
+    assert reading.values["sampling.width"] == 64
+    (line,) = (line for line in reading.lines if line.key == "sample_prompts")
+    assert line.kind == "carried"
+    assert "left out --d" in line.text
+
+
+def test_prompts_that_are_not_on_this_machine_are_their_file():
+    assert read({**KOHYA, "sample_prompts": "nowhere.txt"}).values["sampling.prompts_file"] == "nowhere.txt"

@@ -76,7 +76,7 @@ ONETRAINER = {
     "workspace_dir": "workspace/first",
     "tensorboard": True,
     "learning_rate": 1e-5,
-    "learning_rate_scheduler": "COSINE",
+    "learning_rate_scheduler": "LINEAR",
     "learning_rate_warmup_steps": 200.0,
     "learning_rate_min_factor": 0.1,
     "epochs": 20,

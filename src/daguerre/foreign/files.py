@@ -3,7 +3,7 @@
 import re
 import shlex
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ DATA_SETS = {
     "OneTrainer": ({"path", "text"}, "the config that names it as concept_file_name"),
 }
 """Trainers that keep their data sets in a file by itself: keys of its members, and the config that belongs to it."""
+_SUM = re.compile(r"\$\(\(\s*\$?\{?(\w+)\}?\s*([-+*/])\s*\$?\{?(\w+)\}?\s*\)\)")
 _VARIABLE = re.compile(r"\s*(?:export\s+)?([A-Z][A-Z0-9_]*)=(.*)")
 
 
@@ -103,7 +104,8 @@ def _variables(text: str) -> Tree:
     found: dict[str, str] = {}
     for line in text.splitlines():
         if match := _VARIABLE.match(line):
-            value = next(iter(words_of(match[2], comments=True)), "")
+            sums = _SUM.sub(lambda each: _computed(each, found), match[2])
+            value = next(iter(words_of(sums, comments=True)), "")
             found[match[1]] = re.sub(r"\$\{?(\w+)\}?", lambda name: found.get(name[1], ""), value)
     if command := _command(text):
         return command
@@ -111,6 +113,15 @@ def _variables(text: str) -> Tree:
     names = Tables("simpletuner")["variables"]
     named = {names.get(name, name.lower()): value for name, value in found.items() if not name.endswith("EXTRA_ARGS")}
     return {name: plain(value) for name, value in named.items()} | extra
+
+
+def _computed(match: re.Match[str], found: Mapping[str, str]) -> str:
+    """The whole number of `$((MAX_NUM_STEPS / 10))`; the text as it is where it is none."""
+    left, sign, right = (found.get(word, word) for word in match.groups())
+    if not (left.isdecimal() and right.isdecimal() and len(left + right) < 20) or (sign == "/" and not int(right)):
+        return match[0].replace(" ", "")
+    a, b = int(left), int(right)
+    return str({"+": a + b, "-": a - b, "*": a * b, "/": a // b if b else 0}[sign])
 
 
 def words_of(text: str, *, comments: bool = False) -> list[str]:

@@ -84,6 +84,12 @@ def number(value: Any, usual: float = 1) -> float:
     return found
 
 
+def share(given: Any) -> Any:
+    """The number that `10%` or the text of a number is; anything else as it is."""
+    found = re.fullmatch(r"\s*(\d*\.?\d+)(%?)\s*", given) if isinstance(given, str) else None
+    return float(found[1]) / (100 if found[2] else 1) if found else given
+
+
 def check_switches(reading: Reading, names: Sequence[str]) -> None:
     """UserError for a switch, wherever it stands, whose value is neither on nor off: their programs take any word for
     on, or stop."""
@@ -109,6 +115,21 @@ def prompts(lines: Sequence[str]) -> tuple[dict[str, Any], str]:
             left_out.discard(name)
     names = ", ".join(f"--{name}" for name in sorted(left_out))
     return values, f"left out {names}: one setting for all prompts" if left_out else ""
+
+
+def sample_prompts(reading: Reading) -> None:
+    """Carries the prompts of a `sample_prompts` that sd-scripts and musubi-tuner read: those of a text file that is on
+    this machine, without its comments, or the text itself, which programs around them write into a file."""
+    text = str(reading.get("sample_prompts") or "")
+    path = Path(text).expanduser() if "\n" not in text else Path()
+    here = path.suffix == ".txt" and path.is_file()
+    if here:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    elif path.suffix in (".txt", ".toml", ".json"):
+        return
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    if lines:
+        reading.carry_all("sample_prompts", *prompts(lines))
 
 
 def not_there(what: str, trainer: str) -> UserError:
@@ -144,7 +165,7 @@ class Folder:
     path: Any
     repeats: float = 1
     caption: str | None = None
-    """Of every image that has none of its own."""
+    """Of every image that has none of its own; "" where these are trained without one."""
     regular: bool = False
     """True for class images, which are taken as often as all others together."""
     name: str = ""
@@ -168,8 +189,19 @@ class Folder:
     @property
     def captioned(self) -> bool:
         """True if there are caption files next to its images."""
-        endings = {".txt", ".json", ".jsonl", self.settings.get("caption_extension")}
+        own = self.settings.get("caption_extension")
+        endings = {own} if own else {".txt", ".json", ".jsonl"}
         return any(path.suffix in endings for path in self._found("*"))
+
+    @property
+    def uncaptioned(self) -> int:
+        """Number of images that have no caption file, in a folder where others have one, and no metadata.jsonl."""
+        files, ending = self._found("*"), self.settings.get("caption_extension") or ".txt"
+        of_images = {path.with_suffix("") for path in files if path.suffix == ending}
+        if not of_images or any(path.name == "metadata.jsonl" for path in files):
+            return 0
+        images = (path for path in files if path.suffix.lower() in IMAGES)
+        return sum(not {path, path.with_suffix("")} & of_images for path in images)
 
     def _found(self, pattern: str) -> list[Path]:
         """Its files, of folders inside it too where its trainer reads them."""
@@ -220,6 +252,10 @@ def lay(reading: Reading, folders: Sequence[Folder]) -> None:
         reading.assume({"data.weights": weights(folders)})
     for folder in folders:
         _say_guesses(reading, folder, among_others=len(folders) > 1)
+        if folder.caption is not None and "captions.text" not in folder.settings and (number := folder.uncaptioned):
+            caption = f"the caption {folder.caption!r}" if folder.caption else "an empty caption"
+            _lose_path(reading, folder, f"{number} of its images have no caption file: they are trained with {caption} "
+                "there, and left out here; write files for them")  # fmt: skip
 
 
 def _say_guesses(reading: Reading, folder: Folder, among_others: bool) -> None:
@@ -229,9 +265,14 @@ def _say_guesses(reading: Reading, folder: Folder, among_others: bool) -> None:
     counted = ["data.weights takes all folders as if they had one image each"] if among_others else []
     guesses = "; ".join([*folder.guesses, *counted])
     if guesses:
-        reading.assume_over({f"{folder.place}.{folder.setting}": folder.path})
-        for name in _PATHS:
-            reading.refuse(f"{folder.key}.{name}", f"its files are not on this machine: {guesses}; {WHAT_TO_DO}")
+        _lose_path(reading, folder, f"its files are not on this machine: {guesses}; {WHAT_TO_DO}")
+
+
+def _lose_path(reading: Reading, folder: Folder, why: str) -> None:
+    """Lists the path of a folder, which is carried all the same, as lost."""
+    reading.assume_over({f"{folder.place}.{folder.setting}": folder.path})
+    for name in _PATHS:
+        reading.refuse(f"{folder.key}.{name}", why)
 
 
 def by_reference(places: Sequence[Any]) -> Any:

@@ -42,6 +42,7 @@ OPTIMIZERS = {
     "stableadamw": "stable_adamw",
 }
 """Optimizers of other trainers, their names in small letters without `_` and `-`, and ours."""
+NOT_PAGED = "the same update, but its state stays on the device: it is not paged to the host"
 NOTHING_ASKED = ("none", "null", "")
 
 
@@ -391,7 +392,7 @@ def optimizer(key: str, text: str) -> Meaning:
     if plugins.exists("optimizers", text):
         return one("optimizer.name", text)
     if plain in OPTIMIZERS:
-        return one("optimizer.name", OPTIMIZERS[plain])
+        return Meaning((("optimizer.name", OPTIMIZERS[plain]),), (NOT_PAGED,) if plain.startswith("paged") else ())
     if plain == "adamwbf16":
         return Meaning((("optimizer.name", "adamw"), ("training.weights_dtype", "bfloat16")))
     raise UserError(f"{key} is one of {', '.join(plugins.names('optimizers'))} here, got {text!r}")
@@ -466,7 +467,8 @@ def prompts(key: str, text: str) -> Meaning:
 
 
 def prompts_file(key: str, text: str) -> Meaning:
-    """kohya's `sample_prompts`: a file with one prompt a line, where lines may hold options such as `--w 768`."""
+    """kohya's `sample_prompts`: a file with one prompt a line; lines may hold options such as `--w 768`, and those that
+    start with # are comments."""
     path = Path(text).expanduser()
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     if path.suffix in (".toml", ".json") or any(re.search(r"\s--\w", line) for line in lines):
@@ -474,6 +476,9 @@ def prompts_file(key: str, text: str) -> Meaning:
             f"{text} has options after its prompts, which cannot be used here: give a text file with one prompt a "
             "line, and sampling.width, sampling.height, sampling.guidance_scale ... for all of them"
         )
+    kept = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if len(kept) < sum(bool(line.strip()) for line in lines):
+        return one("sampling.prompts", json.dumps(kept, ensure_ascii=False))
     return one("sampling.prompts_file", text)
 
 

@@ -7,7 +7,7 @@ from daguerre import plugins
 from daguerre.foreign import base_models as models
 from daguerre.foreign import flows, loss_weights, peers
 from daguerre.foreign.names import lora
-from daguerre.foreign.names.values import OPTIMIZERS
+from daguerre.foreign.names.values import NOT_PAGED, OPTIMIZERS
 from daguerre.foreign.peers import Folder
 from daguerre.foreign.reader import REQUIRED, Reading, Tables
 
@@ -163,7 +163,7 @@ def _folders(reading: Reading) -> list[Folder]:
     found = []
     for prefix in reading.numbered(f"{ROOT}datasets") or [f"{ROOT}datasets.0"]:
         path = reading.get(f"{prefix}.folder_path", reading.get(f"{prefix}.dataset_path", REQUIRED))
-        caption = reading.get(f"{prefix}.default_caption")
+        caption = reading.get(f"{prefix}.default_caption") or ""
         repeats = reading.get(f"{prefix}.num_repeats", 1)
         found.append(Folder(prefix, path, peers.number(repeats), caption, reading.get(f"{prefix}.is_reg") is True))
         _with_word(found[-1], reading.values.get("adapters.tokens.placeholder_token"), True)
@@ -252,7 +252,8 @@ def _training(reading: Reading) -> None:
             reading.carry(f"{ROOT}{key}", path, f"{reading.get(f'{ROOT}{key}')} steps")
     name = str(reading.get(f"{ROOT}train.optimizer", "adamw")).lower().replace("_", "")
     if name in OPTIMIZERS:
-        reading.carry(f"{ROOT}train.optimizer", "optimizer.name", OPTIMIZERS[name])
+        why = NOT_PAGED if name.startswith("paged") else ""
+        reading.carry(f"{ROOT}train.optimizer", "optimizer.name", OPTIMIZERS[name], why)
         reading.assume({"optimizer.epsilon": 1e-6} if name in TABLES["with_epsilon"] else {})
     for own, part in {"adapter_lr": "adapter.train", "embedding_lr": "embedding.trigger"}.items():
         if reading.get(f"{ROOT}{part}") and peers.asks(reading.get(f"{ROOT}train.{own}")):

@@ -20,6 +20,8 @@ PLACES = ("", "general.", "datasets.*.", "datasets.*.subsets.*.")
 _OF_TAGS = ("shuffle_caption", "caption_tag_dropout_rate")
 """Settings by which captions are taken apart into tags."""
 RATE = "optimizer.learning_rate"
+_PATTERNS = {"lr_weight": "optimizer.learning_rate_factors", "dims": "rank_pattern", "alphas": "alpha_pattern"}
+"""What takes patterns of names in place of arguments of a network by block, by their endings."""
 OTHERS_RATE = "a factor of the rate that D-Adaptation finds: give a rate for another optimizer"
 
 
@@ -62,6 +64,7 @@ def convert(reading: Reading, family: str = "") -> None:
         if key == "dataset_config" and not any(name.startswith("datasets.") for name in reading.whole):
             reading.refuse(key, peers.NO_FILE)
         reading.notice(key, "the data sets of that file are read with this one")
+    peers.sample_prompts(reading)
     peers.carry_known(reading, [*peers.OWN, *TABLES["alias"]])
     reading.take(TABLES["otherwise"])
     peers.finish(reading, TABLES)
@@ -80,10 +83,11 @@ def epochs(reading: Reading, folders: Sequence[Folder], sizes: tuple[Any, Any]) 
 
 def _of_program(reading: Reading) -> str:
     """The family that the program of a command trains, where its name says one; empty for others."""
-    name = str(reading.get("program") or "")
-    reading.notice("program", "it says which model is trained")
-    if name.startswith(("sd3_", "lumina_", "hunyuan_")):
-        raise peers.not_there(f"by {name}.py a model of another family", TRAINER)
+    # lora-scripts, a window around sd-scripts, says `sdxl-lora` in place of the program
+    name = str(reading.get("program") or reading.get("model_train_type") or "").replace("-", "_")
+    reading.note(["program", "model_train_type"], "it says which model is trained")
+    if name.startswith(("sd3_", "lumina_", "hunyuan_", "chroma_")):
+        raise peers.not_there(f"by {name} a model of another family", TRAINER)
     return next((family for family in ("sdxl", *TABLES["parts"]) if name.startswith(f"{family}_")), "")
 
 
@@ -183,6 +187,7 @@ def network(reading: Reading, family: str, net: str) -> None:
     rank = peers.number(rank, lora.KOHYA_RANK)
     alpha = peers.number(alpha, rank)
     words, module = peers.words(reading.get("network_args")), str(reading.get("network_module"))
+    words = _without_lost(reading, words)
     found = lora.kohya(module, words, int(rank), alpha)
     encoders = lora.encoders(module, peers.encoders(family))
     encoders = () if reading.get("network_train_unet_only") is True else encoders
@@ -198,6 +203,17 @@ def network(reading: Reading, family: str, net: str) -> None:
     if not peers.asks(reading.get("network_alpha")):
         reading.notice("network_alpha", "the rank")
     reading.take({key: row for key, row in TABLES["network"].items() if peers.asks(reading.get(key)) or "," in key})
+
+
+def _without_lost(reading: Reading, words: Sequence[str]) -> list[str]:
+    """The arguments of a network that can be carried; the others are listed as lost."""
+    lost = lora.lost(lora.parted(words))
+    serves = {ours for ending, ours in _PATTERNS.items() if any(name.endswith(f"_{ending}") for name in lost)}
+    if lost:
+        hint = f"; {' and '.join(sorted(serves))} of the recipe takes names by patterns" if serves else ""
+        said = ", ".join(f"{name}={value}" for name, value in lost.items())
+        reading.refuse("network_args", f"not supported: {said}; the others are carried over{hint}")
+    return [word for word in words if word.partition("=")[0].strip() not in lost]
 
 
 def _rates(reading: Reading, encoders: Sequence[str], net: str) -> None:
@@ -294,7 +310,7 @@ def _folders(reading: Reading) -> list[Folder]:
             )
             continue
         repeats = _inherited(reading, prefix, "num_repeats", reading.get("dataset_repeats", 1))
-        caption = _inherited(reading, prefix, "class_tokens")
+        caption = _inherited(reading, prefix, "class_tokens") or ""
         regular = reading.get(f"{prefix}.is_reg") is True
         settings = _of_captions(reading, prefix)
         found.append(Folder(prefix, path, peers.number(repeats), caption, regular, settings=settings))
@@ -329,12 +345,13 @@ def _unread_folders(reading: Reading) -> None:
 def _of_captions(reading: Reading, prefix: str) -> dict[str, Any]:
     """The settings by which a subset is read as there: flat, the first line of a file of one ending, or with wildcards
     any line."""
-    extension, settings = _inherited(reading, prefix, "caption_extension"), {"recursive": False}
+    usual = reading.get("caption_extention") or ".caption"  # the older name of the option
+    extension, settings = _inherited(reading, prefix, "caption_extension") or usual, {"recursive": False}
     if any(reading.get(f"use_{name}_template") is True for name in ("object", "style")):
         return settings
     ending = f".{str(extension).lstrip('.')}"
     lines = "drawn" if _inherited(reading, prefix, "enable_wildcard") is True else "first"
-    return {**settings, "captions.lines": lines, **({"caption_extension": ending} if extension else {})}
+    return {**settings, "captions.lines": lines, "caption_extension": ending}
 
 
 def _inherited(reading: Reading, prefix: str, name: str, default: Any = None) -> Any:
@@ -461,7 +478,7 @@ def schedule(reading: Reading, folders: Sequence[Folder], sizes: tuple[Any, Any]
     if kind == "constant":
         reading.notice("lr_warmup_steps", "lr_scheduler=constant has no warm-up")
     for key, path in {"lr_warmup_steps": "lr_scheduler.warmup", "lr_decay_steps": "lr_scheduler.decay"}.items():
-        share = reading.get(key)
+        share = peers.share(reading.get(key))
         if not isinstance(share, float) or not 0 < share <= 1:
             continue
         if peers.asks(epochs):

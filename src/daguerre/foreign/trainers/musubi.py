@@ -42,6 +42,7 @@ def convert(reading: Reading) -> None:
     kohya.optimizer(reading)
     kohya.epochs(reading, folders, sizes)
     reading.take(TABLES["last"])
+    peers.sample_prompts(reading)
     peers.carry_known(reading, [*peers.OWN, *TABLES["alias"]])
     reading.take(TABLES["otherwise"])
     peers.finish(reading, TABLES)

@@ -45,6 +45,7 @@ def convert(reading: Reading) -> None:
     if models.is_flow(family):
         _flow(reading, family)
     _precision(reading, net)
+    _cosine(reading)
     reading.take(_of(net, TABLES["same"]))
     _times(reading)
     _learning(reading)
@@ -334,7 +335,7 @@ def _learning(reading: Reading) -> None:
         why = "batches there, updates here" if parts > 1 else ""
         reading.carry("learning_rate_warmup_steps", "lr_scheduler.warmup", f"{int(warmup / parts)} steps", why)
     reading.refuse("learning_rate_warmup_steps", "a share of the run: give lr_scheduler.warmup")
-    if reading.get("learning_rate_scheduler") in ("LINEAR", "COSINE", _RESTARTS):
+    if reading.get("learning_rate_scheduler") in ("LINEAR", _RESTARTS):
         reading.carry("learning_rate_min_factor", "lr_scheduler.final")
     if reading.get("learning_rate_scheduler") == _RESTARTS:
         reading.alias("learning_rate_cycles", "lr_num_cycles")
@@ -349,6 +350,20 @@ def _learning(reading: Reading) -> None:
     if reading.values.get("ema.enabled"):
         reading.carry("ema_decay", "ema.decay")
         reading.expect("ema_update_step_interval", 1, "the average is updated in every update")
+
+
+def _cosine(reading: Reading) -> None:
+    """Its COSINE, which is a quarter of a turn, where that of all others is a half."""
+    if reading.get("learning_rate_scheduler") != "COSINE":
+        return
+    final = (1 + peers.number(reading.get("learning_rate_min_factor"), 0)) / 2
+    reading.assume_over({"lr_scheduler.name": "cosine", "lr_scheduler.final": final})
+    reading.refuse(
+        "learning_rate_scheduler",
+        f"COSINE ends at {final:g} of the peak there: lr_scheduler.final={final:g} is set, and the run differs: "
+        f"half-way it has {final + (1 - final) * 0.707:.2f} of the peak there, {(1 + final) / 2:.2f} here",
+    )
+    reading.notice("learning_rate_min_factor", "in lr_scheduler.final")
 
 
 def _numbers(reading: Reading, optimizer: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from daguerre.foreign import base_models as models
 from daguerre.foreign import flows, peers
+from daguerre.foreign.names.values import NOT_PAGED
 from daguerre.foreign.peers import Folder
 from daguerre.foreign.reader import REQUIRED, Reading, Tables
 
@@ -361,7 +362,8 @@ def _optimizer(reading: Reading) -> None:
     given = reading.get("optimizer", "adamw_bf16")
     own = TABLES["optimizers"].get(str(given).removesuffix("-paged"))
     if own is not None:
-        reading.carry_all("optimizer", own) if "optimizer" in reading.rest else reading.assume(own)
+        why = NOT_PAGED if str(given).endswith("-paged") else ""
+        reading.carry_all("optimizer", own, why) if "optimizer" in reading.rest else reading.assume(own)
     if str(given) == "adamw_bf16":
         reading.notice("mixed_precision", "16-bit weights are used without conversion")
         reading.assume({"training.mixed_precision": "auto"})
