@@ -116,7 +116,7 @@ def _variables(text: str) -> Tree:
 
 
 def _computed(match: re.Match[str], found: Mapping[str, str]) -> str:
-    """The whole number of `$((MAX_NUM_STEPS / 10))`; the text as it is where it is none."""
+    """The whole number of `$((MAX_NUM_STEPS / 10))`; a sum of other words stays as it is."""
     left, sign, right = (found.get(word, word) for word in match.groups())
     if not (left.isdecimal() and right.isdecimal() and len(left + right) < 20) or (sign == "/" and not int(right)):
         return match[0].replace(" ", "")
