@@ -38,6 +38,7 @@ class Encoded:
     """A micro-batch whose clean samples and conditioning are there already."""
 
     batch: Batch
+    """Its features are the tensors of `example`, in their order."""
     example: Example[Any]
 
     @property
@@ -63,10 +64,11 @@ class Inputs:
 
 def latents(sizes: BatchSizes, ring: Sequence[Encoded]) -> Inputs:
     """Updates from encoded micro-batches, as a cache of latents would give them, with text features."""
-    known = {id(each.batch): each for each in ring}
+    like = ring[0].example
 
     def loss(parts: Components, net: nn.Module, batch: Batch) -> LossTerms:
-        return parts.loss_of(net, known[id(batch)].example)
+        rows = iter(batch.features.values())
+        return parts.loss_of(net, like.map(lambda _: next(rows)))
 
     return Inputs(_in_turn([each.batch for each in ring], sizes), loss)
 
@@ -162,4 +164,6 @@ def _encoded(parts: Components, batch: Batch, random_weights: bool) -> Encoded:
         for each in ([part.cond for part in made], [part.null for part in made])
     )
     example = Example(clean, cond, parts.objective.drawn.of(whole.draws), whole.columns, null)
-    return Encoded(replace(whole, images={}), example)
+    features: dict[str, Tensor] = {}
+    example.map(lambda rows: features.setdefault(f"example.{len(features)}", rows))
+    return Encoded(replace(whole, images={}, draws={}, columns={}, features=features), example)

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from daguerre.assembly import recorded
 from daguerre.assembly.batch_sizes import BatchSizes, batch_sizes, check_uncut_batches
 from daguerre.assembly.parts import Components, begin, build, outline
 from daguerre.assembly.roles import in_training
@@ -86,6 +87,7 @@ class Update(Variant):
         self._inputs = self._prepared(options, sizes)
         self.state = begin(config, self.parts)
         self.parts = in_training(self.parts, self.state)
+        self.state.recorder = recorded.recorder(config, self.parts)
         self.state.net.train()
         self._uncompared = bool(config.training.compile)
 

@@ -107,6 +107,12 @@ def _in_backward(optimizer: OptimizerSettings, training: TrainingSettings) -> li
     if not optimizer.in_backward:
         return []
     path, found = "optimizer.in_backward", []
+    if training.capture:
+        text = (
+            "moves weights inside the backward pass, and training.capture=true records passes that leave gradients: "
+            "remove one of them"
+        )
+        found.append(Problem(path, text, optimizer.in_backward))
     if training.gradient_accumulation_steps > 1:
         text = (
             "frees each gradient before the next micro-batch could be added to it: remove "

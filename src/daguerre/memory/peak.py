@@ -28,7 +28,7 @@ from daguerre.distributed.sharding_rules import own_region
 from daguerre.memory.static import MemoryCount, ResidentTensor
 from daguerre.models.network import block_classes
 from daguerre.models.placement import frozen_modules
-from daguerre.training import step
+from daguerre.training import passes, step
 from daguerre.training.memory_tracker import Live, use_cuda_types
 from daguerre.training.performance.work import NOTHING, Watched, Work
 from daguerre.training.precision import quantized
@@ -63,13 +63,15 @@ class Peak:
     """The same, while weights are moved."""
     reference: Bucket | None = None
     """The size that each reference image was counted in."""
+    kept: int = 0
+    """Bytes of `passes` besides gradients that stay while weights are moved, as those of recorded passes do."""
     sent: int = 0
     """Bytes of blocks that wait which are copied to the device for a micro-batch, while others compute."""
 
     @property
     def whole(self) -> int:
         """All tensors at once."""
-        return self.held + max(self.passes, self.update)
+        return self.held + max(self.passes, self.kept + self.update)
 
 
 class SimulatedStep:
@@ -123,10 +125,16 @@ class SimulatedStep:
                 passes = self._moving_passes(micro) if self._config.optimizer.in_backward else self._passes(micro)
             with Watched() as moving:
                 update = 0 if self._config.optimizer.in_backward else self._update()
-        held = self._count.whole - self._count.bytes_of("gradients")
+        gradients = self._count.bytes_of("gradients")
+        held, kept = self._count.whole - gradients, 0
+        if self._config.training.capture:
+            shapes = len(buckets(self._config.data))
+            # A shape that comes later is computed before it is recorded, while recordings hold their memory.
+            passes = passes if shapes == 1 else 2 * passes + (shapes - 1) * gradients
+            kept = passes - gradients
         return Peak(
             micro, held, passes + self._gathered, update, self._gathered, passing.work, moving.work, self._reference,
-            self._sent - before,
+            kept, self._sent - before,
         )  # fmt: skip
 
     @property
@@ -142,7 +150,7 @@ class SimulatedStep:
         with sharded_gradients(state.trained, self._held, self._count.mesh, self._accumulates, self._together):
             state.net.train()
             batch = self._batch(micro)
-            step.backward(state.net, [batch], self._parts.loss, micro, self._parts.autocast, state.see, state.scaler)
+            passes.backward(state.net, [batch], self._parts.loss, micro, self._parts.autocast, state.see, state.scaler)
         return live.peak - base
 
     def _moving_passes(self, micro: int) -> int:

@@ -71,7 +71,8 @@ class AdaptiveWeight:
         # A level that nobody hit keeps its mean: 0 / 0 would be NaN, also times 0.
         mean_K = raw_K / counts_K.clamp(min=1.0)
         # The host does not know `skip`.
-        self.table_K = torch.where(skip, self.table_K, kept_K * self.table_K + (1.0 - kept_K) * mean_K)
+        # In place: passes that were recorded read this very memory.
+        self.table_K.copy_(torch.where(skip, self.table_K, kept_K * self.table_K + (1.0 - kept_K) * mean_K))
 
     def state(self) -> dict[str, Tensor]:
         return {"adaptive_loss": self.table_K}

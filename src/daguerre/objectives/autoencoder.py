@@ -142,11 +142,13 @@ class Reconstruction(Objective):
     settings: Settings
     elements: ElementMean = field(init=False)
     learnt: Stateful = field(init=False)
+    follows_updates: bool = field(init=False)
 
     def __post_init__(self) -> None:
         settings = self.settings.adversarial
         object.__setattr__(self, "elements", masks.build(self.settings.mask))
         object.__setattr__(self, "learnt", NothingLearnt() if settings is None else Balance(settings))
+        object.__setattr__(self, "follows_updates", settings is not None)
 
     def check(self, net: nn.Module) -> None:
         assert isinstance(net, Autoencoder), "assembly/parts.py has asked"

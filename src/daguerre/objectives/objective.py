@@ -151,6 +151,8 @@ class Objective(ABC):
     """How the errors of a sample's elements become its loss, where each has one."""
     needs: Needs = Needs()
     """The inputs of its loss besides the student, an image and its caption."""
+    follows_updates: bool = False
+    """Whether its loss changes with the number of the update, which the host counts: it cannot be recorded."""
     couples_samples: ClassVar[bool] = False
     """Whether the loss of a sample depends on the others of its batch; then a global batch is never cut."""
     drawn: ClassVar[type[Draws]] = Draws

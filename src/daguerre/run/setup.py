@@ -16,6 +16,7 @@ from daguerre.assembly import (
     left_out,
     offloaded,
     quantized_base,
+    recorded,
     swapped,
 )
 from daguerre.assembly.batch_sizes import BatchSizes, check_uncut_batches, shared_out
@@ -357,6 +358,7 @@ def _state(
     state = begin(config, parts, sharding)
     # Before the checkpoint is restored, as the weights are still those before the first update.
     parts = in_training(parts, state)
+    state.recorder = recorded.recorder(config, parts)
     return parts, state, first, [*notices, *of_mesh, *resume.restore(state, point, config, averages)]
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from daguerre.training import schedules, step
+from daguerre.training import passes, schedules, step
 from daguerre.training.guard import READ_EVERY
 from daguerre.training.precision.dtypes import Autocast
 from daguerre.training.settings import LRSchedulerSettings
@@ -52,7 +52,11 @@ class Update:
 
 
 def train(
-    state: TrainState, batches: Iterator[Sequence[Batch]], loss_fn: step.LossFn, config: LoopConfig, autocast: Autocast
+    state: TrainState,
+    batches: Iterator[Sequence[Batch]],
+    loss_fn: passes.LossFn,
+    config: LoopConfig,
+    autocast: Autocast,
 ) -> Iterator[Update]:
     """Trains until `config.total_steps`, moving `state` in place, and yields after every update.
 

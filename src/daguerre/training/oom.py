@@ -9,6 +9,7 @@ import torch
 
 from daguerre.errors import FAILED, UserError
 from daguerre.training import step
+from daguerre.training.passes import LossFn, backward
 from daguerre.training.precision.dtypes import Autocast
 from daguerre.training.state import TrainState
 from daguerre.types import Batch
@@ -76,7 +77,7 @@ def divisors(whole: int, most: int) -> list[int]:
     return [size for size in range(1, min(whole, most) + 1) if whole % size == 0]
 
 
-def update_fits(state: TrainState, batch: Batch, loss_fn: step.LossFn, autocast: Autocast) -> bool:
+def update_fits(state: TrainState, batch: Batch, loss_fn: LossFn, autocast: Autocast) -> bool:
     """True if an update of `batch` fits: forward and backward pass, and an optimizer that skips the update.
 
     No weight and no moment moves, but moments that were never made are, so that they count. Counts of the optimizer and
@@ -89,7 +90,7 @@ def update_fits(state: TrainState, batch: Batch, loss_fn: step.LossFn, autocast:
             # Of no valid sample: it moves nothing.
             step.move_in_backward(state, batch, loss_fn, 0, learning_rate=0.0, max_grad_norm=1.0, autocast=autocast)
         else:
-            step.backward(
+            backward(
                 state.net, [batch], loss_fn, len(batch.names), autocast, state.meter.add_terms, state.scaler, sharding
             )
             _, factor = step.clip(state.parameters, 1.0, state.scaler.inverse(), sharding)

@@ -114,6 +114,10 @@ class TrainingSettings(Settings):
     compile: Literal[False, "blocks"] = Field(False, json_schema_extra=ELASTIC)
     """`blocks`: torch compiles each block of the trained networks for each shape; the first steps take minutes, later
     ones less time. On a CPU it needs a C++ compiler."""
+    capture: bool = Field(False, json_schema_extra=FREE)
+    """Forward and backward passes are recorded as a CUDA graph, for each shape of batches when it comes for the third
+    time, and replayed by one launch: less time where the GPU waits for the host between small kernels (a LoRA, small
+    images), the same numbers. Each further shape takes memory for gradients of its own. Needs a GPU of one process."""
     compile_cache_dir: Annotated[str | None, ADDRESS] = Field(None, min_length=1, json_schema_extra=FREE)
     """Folder of this machine in which compiled code is kept. null: TORCHINDUCTOR_CACHE_DIR, or the user's cache
     folder."""
@@ -144,6 +148,24 @@ class TrainingSettings(Settings):
             raise ValueError(
                 f"{setting} does not work with compile=blocks: compiled blocks whose weights or activations wait in "
                 "the host's memory have not been tested; remove one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _records_what_stays(self) -> Self:
+        copying = {
+            "offload_activations": self.offload_activations, "swap_blocks": self.swap_blocks,
+            "text_encoders=offload": self.text_encoders == "offload",
+        }  # fmt: skip
+        if self.capture and (name := next((name for name, is_on in copying.items() if is_on), None)):
+            raise ValueError(
+                f"capture does not work with {name}, whose copies between host and device are no part of what is "
+                "recorded: remove one of them"
+            )
+        if self.capture and self.gradient_checkpointing:
+            raise ValueError(
+                "capture does not work with gradient_checkpointing, which sets the state of dropout back while it "
+                "computes activations again: remove one of them"
             )
         return self
 

@@ -19,6 +19,7 @@ from daguerre.training.guard import Guard, check_finite, misfits
 from daguerre.training.meters import Meter
 from daguerre.training.optimizers.in_backward import PiecewiseUpdate
 from daguerre.training.optimizers.optimizer import Optimizer, build
+from daguerre.training.performance.recording import Recorder
 from daguerre.training.precision.dtypes import Precision
 from daguerre.training.precision.loss_scaling import Scaler
 from daguerre.training.precision.stochastic_rounding import Rounding, narrow
@@ -56,6 +57,8 @@ class TrainState:
     """Multiplies the loss before the backward pass."""
     sharding: Sharding = UNSHARDED
     seed: int = 0
+    recorder: Recorder | None = None
+    """Records forward and backward passes, and replays them; None: each update computes its own."""
     of_references: frozenset[str] = frozenset()
     """Names of the parameters that an update without reference images leaves as they are."""
     saved: frozenset[str] = frozenset()

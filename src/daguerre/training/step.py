@@ -4,22 +4,17 @@ Nothing here waits for the device: whether an update is finite is decided on the
 optimizer touches a weight, and read by the host only when numbers are logged.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from daguerre.training import device
 from daguerre.training.optimizers.in_backward import spent
+from daguerre.training.passes import LossFn, backward, summed
 from daguerre.training.precision.dtypes import Autocast
-from daguerre.training.precision.loss_scaling import Scaler
 from daguerre.training.sharding import UNSHARDED, Sharding, norms
 from daguerre.training.state import TrainState
-from daguerre.types import Batch, LossTerms
-
-LossFn = Callable[[nn.Module, Batch], LossTerms]
-_UNSCALED = Scaler()
+from daguerre.types import Batch
 
 
 def update(
@@ -51,7 +46,8 @@ def update(
         )  # fmt: skip
         finite = _finite(loss, norm)
     else:
-        loss = backward(state.net, micro_batches, loss_fn, max(valid, 1), autocast, state.see, state.scaler, sharding)
+        passed = backward if state.recorder is None else state.recorder.backward
+        loss = passed(state.net, micro_batches, loss_fn, max(valid, 1), autocast, state.see, state.scaler, sharding)
         for p in idle:
             p.grad = None
         norm, factor = clip(state.parameters, max_grad_norm, state.scaler.inverse(), sharding)
@@ -92,7 +88,7 @@ def move_in_backward(
     has the second pass alone. Where a gradient is not finite there, what comes after it in the pass stays as it was,
     and the guard stops the run, as what came before has moved. Parameters in `idle` do not move.
     """
-    loss = _summed(state.net, batch, loss_fn, max(valid, 1), autocast, state.see)
+    loss = summed(state.net, batch, loss_fn, max(valid, 1), autocast, state.see)
     scaled, inverse = state.scaler.scaled(loss), state.scaler.inverse()
     loss = loss.detach()
     found: dict[nn.Parameter, Tensor] = {}
@@ -132,57 +128,6 @@ def _together(found: Mapping[nn.Parameter, Tensor], parameters: Sequence[nn.Para
     # In the order of the network, as `Sharding.norm` has it: the last digits of sums depend on it.
     each = [found[p] for p in parameters if p in found]
     return torch.linalg.vector_norm(torch.cat(each)) if each else torch.zeros_like(like)
-
-
-def backward(
-    net: nn.Module,
-    micro_batches: Sequence[Batch],
-    loss_fn: LossFn,
-    valid: int,
-    autocast: Autocast,
-    see: Callable[[LossTerms, Tensor], None],
-    scaler: Scaler = _UNSCALED,
-    sharding: Sharding = UNSHARDED,
-) -> Tensor:
-    """Accumulates the gradients of the global batch, as the scaler has them; returns its loss, detached.
-
-    `micro_batches` are this device's part of it, `valid` is the count of all. `see` is given the terms of each
-    micro-batch and which of its slots are valid, on the device.
-    """
-    total = torch.zeros((), device=device.of(net))
-    for number, batch in enumerate(micro_batches, 1):
-        sharding.before_backward(net, last=number == len(micro_batches))
-        loss = _summed(net, batch, loss_fn, valid, autocast, see)
-        scaler.scaled(loss).backward()  # outside autocast: each operation keeps the type of its forward pass
-        total += loss.detach()
-    sharding.after_backward()
-    return sharding.sum(total)
-
-
-def _summed(
-    net: nn.Module,
-    batch: Batch,
-    loss_fn: LossFn,
-    valid: int,
-    autocast: Autocast,
-    see: Callable[[LossTerms, Tensor], None],
-) -> Tensor:
-    """The losses of a micro-batch, which `see` is given, as its part of the mean over `valid` samples."""
-    valid_B = batch.valid_B.to(device.of(net), non_blocking=True)
-    with autocast():
-        terms = weighted(loss_fn(net, batch), batch)
-    see(terms, valid_B)
-    # `where` and not a product: the loss of an empty slot may be NaN, and NaN times 0 is NaN. Divided by the global
-    # count here, micro-batches and devices of unequal sizes have their right weights.
-    return torch.where(valid_B > 0, terms.loss_B, 0.0).sum() / valid
-
-
-def weighted(terms: LossTerms, batch: Batch) -> LossTerms:
-    """The terms with each sample's loss times its weight; the count that the sum is divided by knows no weights."""
-    if batch.weights_B is None:
-        return terms
-    weights_B = batch.weights_B.to(terms.loss_B.device, non_blocking=True)
-    return replace(terms, loss_B=terms.loss_B * weights_B)
 
 
 def clip(

@@ -68,7 +68,8 @@ class DynamicScale(Scaler):
         self._quiet = torch.where(overflow, 0, self._quiet + finite)
         grown = torch.where(self._quiet >= _GROWS_AFTER, self.scale * 2.0, self.scale)
         self._quiet = torch.where(self._quiet >= _GROWS_AFTER, 0, self._quiet)
-        self.scale = torch.where(overflow, self.scale * 0.5, grown).clamp(_SMALLEST, _LARGEST)
+        # In place: passes that were recorded read this very memory.
+        self.scale.copy_(torch.where(overflow, self.scale * 0.5, grown).clamp(_SMALLEST, _LARGEST))
         self._overflows = self._overflows + overflow
         return overflow
 

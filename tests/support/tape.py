@@ -1,0 +1,60 @@
+"""A device that records, on a CPU: what a CUDA graph is for `training/performance/recording.py`, with tensors of torch.
+
+A recording is a list of operators with their very arguments and results. Replayed, each computes from the same memory
+and leaves its result in the memory of the result that was recorded. So a number of the host that a pass has read stays
+what it was, as in a CUDA graph, and reading one of the device's is an error.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from daguerre.training.performance.recording import Graphs
+
+
+class Tape(Graphs):
+    def __init__(self) -> None:
+        self.recorded = self.replayed = 0
+
+    def aside(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        # A GPU does nothing while it records, so that no random number is drawn.
+        with torch.random.fork_rng(devices=[]), _Written() as written:
+            work()
+        self.recorded += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            with torch._C._AutoDispatchBelowAutograd():
+                for func, args, kwargs, made in written.calls:
+                    _keep(func(*args, **kwargs), made)
+
+        return replay
+
+
+class _Written(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default), (
+            "the host reads a number of the device"
+        )
+        made = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, made))
+        return made
+
+
+def _keep(fresh: Any, made: Any) -> None:
+    for new, old in zip(tree_leaves(fresh), tree_leaves(made), strict=True):
+        # Views, and what is changed in place, are there already.
+        if isinstance(new, Tensor) and new.untyped_storage().data_ptr() != old.untyped_storage().data_ptr():
+            old.copy_(new)
