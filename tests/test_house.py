@@ -42,6 +42,7 @@ LEAVES = {
     "plugins",
     "ranks",
     "regular",
+    "roots",
     "settings",
     "system",
     "threads",

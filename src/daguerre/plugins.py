@@ -115,6 +115,8 @@ def find(kind: str, name: str) -> ModuleType:
     """The module of the plug-in `name`. UserError as from `check`, and for one from outside that cannot be imported."""
     check(kind, name)
     if name in _own(kind):
+        if _may_be_installed(tuple(sys.path)):
+            outside(kind)  # refuses another one of this name
         return import_module(module(kind, name))
     there = outside(kind)[name]
     try:

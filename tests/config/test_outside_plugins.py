@@ -180,6 +180,15 @@ def test_two_packages_with_one_name_and_one_that_names_no_module_are_refused(sit
         plugins.names("samplers")
 
 
+def test_an_installed_plug_in_with_a_name_of_ours_is_refused_where_that_name_is_used(site):
+    points = next(site.glob("*.dist-info")) / "entry_points.txt"
+    points.write_text("[daguerre.objectives]\neps = daguerre_example.difference\n")
+    plugins._outside.cache_clear()
+    plugins._may_be_installed.cache_clear()
+    with pytest.raises(UserError, match=r"daguerre-example 0\.1\.0: there is a plug-in 'eps' of objectives already"):
+        plugins.find("objectives", "eps")
+
+
 def test_a_recipe_names_no_code(tmp_path, monkeypatch):
     """Its record of plug-ins is compared and never followed, and settings of a command line hold none."""
     with pytest.raises(ConfigError, match="is written by a run"):

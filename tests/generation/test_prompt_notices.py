@@ -64,6 +64,7 @@ def test_a_new_token_in_the_negative_prompt_is_one_in_a_prompt(base, tmp_path, c
         ("a car <lora:fast:0.8>", "<lora:fast:0.8> loads nothing: use='{FILE: 0.8}'"),
         ("embedding:easynegative", "reads a file of tokens"),
         (r"miku \(vocaloid\)", "the backslash"),
+        ('[a, "b, c"]', """[a, "b, c"] is one prompt: sampling.prompts='[...]' takes a list"""),
         ("a cat BREAK a dog", "BREAK begins no new window"),
     ],
 )

@@ -218,6 +218,16 @@ WRONG: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
     "an embedding of diffusers": (lambda t: {"<cat>": torch.ones(2, 48)}, "an embedding"),
     "a ControlNet": (lambda t: {"control_model.time_embed.0.weight": ONE}, "a ControlNet, not a LoRA"),
     "a Control-LoRA": (lambda t: {"lora_controlnet": ONE}, "a Control-LoRA"),
+    "Custom Diffusion": (
+        lambda t: {f"{TO_Q[5:-5]}.processor.to_k_custom_diffusion.weight": ONE},
+        "weights of Custom Diffusion",
+    ),
+    "an IP-Adapter": (lambda t: {"image_proj.proj.weight": ONE, "ip_adapter.1.to_k_ip.weight": ONE}, "an IP-Adapter"),
+    "a hypernetwork": (lambda t: {"768.0.linear.0.weight": ONE}, "a hypernetwork"),
+    "a full rank of ai-toolkit with an alpha": (
+        lambda t: {f"{KOHYA}.lora_down.weight": torch.ones(32, 32), f"{KOHYA}.alpha": torch.tensor(4.0)},
+        "ai-toolkit's type fullrank with an alpha",
+    ),
     "a whole model": (lambda t: {"model.diffusion_model.out.2.weight": ONE}, "a whole model, not a LoRA"),
     "Flux": (lambda t: {"lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight": ONE}, "a LoRA for Flux"),
     "Flux of diffusers": (lambda t: {"transformer.transformer_blocks.0.attn.to_q.lora_A.weight": ONE}, "for Flux"),

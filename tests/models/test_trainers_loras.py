@@ -179,3 +179,16 @@ def test_a_lokr_of_a_fused_projection_is_converted_and_merged(tmp_path):
     changed = torch.cat([after[f"{each}.weight"] - before[f"{each}.weight"] for each in (Q, K, V)])
     torch.testing.assert_close(changed, 0.5 * added, rtol=1e-4, atol=1e-5)
     assert main.run(["convert", "lora", str(file), "format=peft", f"base={base}", f"out={tmp_path / 'p'}"]) == 2
+
+
+def test_the_whole_matrices_of_ai_toolkits_fullrank_are_what_is_added(models, tmp_path):
+    """Its first factor is a matrix of the weight's size, and its second none (toolkit/lora_special.py)."""
+    networks = models[FLUX]
+    added = drawn(*weight(networks, "transformer", Q).shape)
+    save_file({f"transformer.{Q}.lora_A.weight": added}, tmp_path / "x.safetensors")
+    check(tmp_path / "x.safetensors", networks, "transformer", [Q], added)
+    second = torch.ones(len(weight(networks, "transformer", K)), 2)
+    both = {f"transformer.{Q}.lora_A.weight": added, f"transformer.{K}.lora_B.weight": second}
+    save_file(both, tmp_path / "y.safetensors")
+    with pytest.raises(UserError, match="parts are missing"):
+        read(tmp_path / "y.safetensors", networks)

@@ -7,8 +7,10 @@ _FOLDERS = frozenset(
     {
         "__macosx",  # macOS' archives
         "@eadir", "@tmp", "#recycle", "@__thumb", "#snapshot",  # network disks by Synology and QNAP: small copies
-        "$recycle.bin", "system volume information", "lost+found",
-        "__pycache__", "_latent_cache", "_t_e_cache", "_clip_vision_cache",  # ai-toolkit's
+        "@recycle", "@recently-snapshot", "network trash folder", "temporary items",  # QNAP's, and those of AFP
+        "$recycle.bin", "recycler", "recycled", "system volume information", "lost+found",
+        "_gsdata_",  # GoodSync's earlier versions
+        "__pycache__", "_latent_cache", "_t_e_cache", "_clip_vision_cache", "_controls",  # ai-toolkit's
     }
 )  # fmt: skip
 _FILES = frozenset({"thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "icon\r"})
@@ -24,5 +26,7 @@ def is_leftover(path: str, in_archive: bool = False) -> bool:
     if any(part in _FOLDERS or part.startswith(".") for part in folders):
         return True
     if name.startswith(".") or name in _FOLDERS or name in _FILES:
+        return True
+    if folders and folders[-1].endswith(".info") and name.endswith("_thumbnail.png"):  # Eagle's, beside the picture
         return True
     return not in_archive and _CACHES.search(name) is not None

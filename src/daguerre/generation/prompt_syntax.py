@@ -4,7 +4,9 @@ import re
 from collections.abc import Iterable
 
 _ADDS = r"<\s*(?:lora|lyco|lycoris|hypernet|ti)\s*:[^<>]*>"
+_LIST = r"^\s*\[(?=[^\]]*[\"'])[^\[\]]*,[^\[\]]*\]\s*$"
 MARKS = {
+    _LIST: "{} is one prompt: sampling.prompts='[...]' takes a list of them, prompts_file=FILE one a line",
     r"\([^()]*:\s*[+-]?(?:\d+\.?\d*|\.\d+)\s*\)": "{} sets no weight",
     r"(?<!\\)\((?:[^()]|\\[()])*\(": "{} ... sets no weight: brackets are text",
     r"(?<!\\)\[[^\[\]]+\]": "{} sets no weight and chooses nothing",
@@ -24,7 +26,7 @@ def notices(prompts: Iterable[str]) -> list[str]:
         for pattern, effect in MARKS.items():
             if match := re.search(pattern, rest):
                 found.setdefault(effect, (match[0], prompt))
-            if pattern == _ADDS:
+            if pattern in (_ADDS, _LIST):
                 rest = re.sub(pattern, "", rest)
     if not found:
         return []

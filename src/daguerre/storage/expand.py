@@ -17,6 +17,7 @@ from braceexpand import braceexpand
 from daguerre import credentials
 from daguerre.credentials import SEPARATOR
 from daguerre.errors import Code, UserError
+from daguerre.roots import leads_away
 from daguerre.storage import io as storage_io
 from daguerre.storage.location import STORES, WEB, Location, redacted, scheme
 from daguerre.storage.pipes import address_in
@@ -56,6 +57,8 @@ def expand(
                 f"{location.name} is listed twice: remove one (to train on it more often, use `repeats`)"
             )
         seen.add(location.identity)
+        if location.local is not None and leads_away(location.local):
+            raise reading.error(f"{location.name} leads out of the folders that this run may read")
     return locations
 
 

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
+from daguerre import roots
 from daguerre.data.dataset import open_dataset
 from daguerre.data.folder import scan
 from daguerre.data.folder.scan import sample_id
@@ -19,6 +20,7 @@ from daguerre.data.images import decode, headers
 from daguerre.data.leftovers import LEFTOVER
 from daguerre.data.sources import folder
 from daguerre.errors import UserError
+from daguerre.settings import ROOTS
 
 
 def settings(path, **given):
@@ -89,6 +91,8 @@ LEFT = (
     "__MACOSX/a/._x.png", "@eaDir/a.png/SYNOPHOTO_THUMB_XL.jpg", "#recycle/old.png", ".thumbnails/a.png", "Thumbs.db",
     ".ipynb_checkpoints/a-checkpoint.png", "desktop.ini", ".DS_Store", "a.npz", "a_0016x0016_sd.npz",
     "_latent_cache/a.safetensors", "a_te.safetensors", "._a.png", "$RECYCLE.BIN/x.png", ".aitk_size.json",
+    "_controls/a.pose.jpg", "@Recycle/old.png", "@Recently-Snapshot/a/a.png", "RECYCLER/x.png",
+    "_gsdata_/_saved_/a.png", "Network Trash Folder/x.png",
 )  # fmt: skip
 
 
@@ -96,13 +100,40 @@ def test_what_programs_leave_beside_pictures_is_left_out(tmp_path):
     captioned(tmp_path / "a.png")
     for name in LEFT:
         captioned(tmp_path / name) if name.endswith((".png", ".jpg")) else None
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).touch()
     source = opened(tmp_path)
     assert keys(source) == ["a.png"]
     (reason,) = source.report()
     assert reason == LEFTOVER
     assert source.report()[reason]["damage"] is False
+
+
+def test_the_picture_of_eagle_is_trained_and_its_small_copy_is_not(tmp_path):
+    captioned(tmp_path / "K1.info" / "a.png")
+    write_image(tmp_path / "K1.info" / "a_thumbnail.png")
+    captioned(tmp_path / "b_thumbnail.png")  # not beside a picture of Eagle's
+    assert keys(opened(tmp_path)) == ["b_thumbnail.png", "K1.info/a.png"]
+
+
+def test_links_lead_a_queued_run_no_further_than_its_folders(tmp_path, monkeypatch):
+    """A link in the folder to a picture, a folder or masks elsewhere is left out and counted, and others are read."""
+    captioned(tmp_path / "mine" / "a.png")
+    captioned(tmp_path / "mine" / "b" / "b.png")
+    for name in ("secret", "secrets/inner/secret"):
+        captioned(tmp_path / "theirs" / f"{name}.png")
+    (tmp_path / "mine" / "l.png").symlink_to(tmp_path / "theirs" / "secret.png")
+    (tmp_path / "mine" / "l.txt").symlink_to(tmp_path / "theirs" / "secret.txt")
+    (tmp_path / "mine" / "folder").symlink_to(tmp_path / "theirs" / "secrets")
+    (tmp_path / "mine" / "to_b").symlink_to(tmp_path / "mine" / "b")
+    (tmp_path / "masks").mkdir()
+    (tmp_path / "masks" / "a.png").symlink_to(tmp_path / "theirs" / "secret.png")
+    assert len(keys(opened(tmp_path / "mine"))) == 4
+    monkeypatch.setenv(ROOTS, json.dumps([str(tmp_path / "mine"), str(tmp_path / "masks")]))
+    source = opened(tmp_path / "mine", mask_dir=str(tmp_path / "masks"), captions={"text": "a"})
+    assert keys(source) == ["a.png", "b/b.png"]
+    assert counts(source)[roots.AWAY] == (3, ["l.png", "l.txt", "folder"])
+    assert [record.images.keys() for record in records(source)] == [{"image"}, {"image"}]
 
 
 def test_labels_of_onetrainer_are_no_pictures(tmp_path):

@@ -10,6 +10,7 @@ from PIL import Image
 from daguerre.data.sources import jsonl
 from daguerre.data.tools import detect
 from daguerre.errors import UserError
+from daguerre.settings import ROOTS
 
 
 @pytest.fixture
@@ -92,3 +93,25 @@ def test_it_is_found_by_its_name_but_not_in_a_folder_of_images(folder):
     assert detect.kind([str(path)]) == "jsonl"
     path.rename(folder / "metadata.jsonl")
     assert detect.kind([str(folder)]) == "folder"
+
+
+def test_cells_lead_a_queued_run_no_further_than_its_folders(folder, tmp_path_factory, monkeypatch):
+    away = tmp_path_factory.mktemp("away")
+    (folder / "a.png").rename(away / "a.png")
+    (folder / "link.png").symlink_to(away / "a.png")
+    places = [str(away / "a.png"), "link.png", f"../{away.name}/a.png", "http://10.0.0.1/a.png", "b.png"]
+    path = write(folder, *({"path": place, "text": "x"} for place in places))
+    assert opened(path).index.count == 5
+    monkeypatch.setenv(ROOTS, json.dumps([str(folder)]))
+    path = write(folder, *({"path": place, "text": "y"} for place in places))
+    source = opened(path)
+    assert source.index.count == 1
+    assert source.report()["a path or an address that this run may not read"]["count"] == 4
+
+
+def test_a_table_that_is_a_link_is_not_read_by_a_queued_run(folder, tmp_path_factory, monkeypatch):
+    away = write(tmp_path_factory.mktemp("away"), {"path": "b.png", "text": "x"})
+    (folder / "link.jsonl").symlink_to(away)
+    monkeypatch.setenv(ROOTS, json.dumps([str(folder)]))
+    with pytest.raises(UserError, match="leads out of the folders that this run may read"):
+        opened(folder / "link.jsonl")

@@ -68,6 +68,15 @@ def test_an_autoencoder_alone_in_original_names(twin, other, tmp_path, suffix):
     assert is_from(networks(twin, *given)["vae"], folder / VAE)
 
 
+@pytest.mark.parametrize("prefix", ["diffusion_model.", "module.model.diffusion_model.", "module.input_blocks"])
+def test_a_unet_alone_in_original_names_behind_what_programs_put_before_them(twin, other, tmp_path, prefix):
+    folder, file = other
+    mine = {name: tensor for name, tensor in load_file(file).items() if name.startswith(layout.UNET)}
+    before = prefix.removesuffix("input_blocks")
+    save_file({before + name.removeprefix(layout.UNET): v for name, v in mine.items()}, tmp_path / "x.safetensors")
+    assert is_from(networks(twin, f"model.unet={tmp_path / 'x.safetensors'}")["unet"], folder / UNET)
+
+
 def test_a_folder_of_pickles(twin, other, tmp_path):
     folder = shutil.copytree(other[0], tmp_path / "old")
     for path in folder.glob("*/*.safetensors"):

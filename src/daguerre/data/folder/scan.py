@@ -23,6 +23,7 @@ from daguerre.data.leftovers import LEFTOVER, is_leftover
 from daguerre.data.skipped import SkipReport
 from daguerre.data.tar import samples
 from daguerre.errors import UserError
+from daguerre.roots import AWAY, leads_away
 from daguerre.unicode import printable
 
 SUFFIXES = {name: tuple(f".{extension}" for extension in known) for name, known in samples.EXTENSIONS.items()}
@@ -44,7 +45,7 @@ REPEATED = "kept, each image once: a number before a folder's name repeats nothi
 """As in kohya's `10_sks dog`."""
 _REPEATED = re.compile(r"[1-9]\d{0,2}_\D")
 INSIDE = "folder inside that is not read (data.recursive=false)"
-NO_SAMPLES = frozenset({TWICE, CLOSED, LONE_TEXT, LEFTOVER, INSIDE, REPEATED})
+NO_SAMPLES = frozenset({TWICE, CLOSED, AWAY, LONE_TEXT, LEFTOVER, INSIDE, REPEATED})
 """Reasons that tell of something else than a sample."""
 _PROGRESS_SECONDS = 10.0
 
@@ -132,17 +133,20 @@ def _files(folder: Path, suffixes: tuple[str, ...], counts: skipped.Counts, rule
         if real in seen:
             skipped.add(counts, TWICE, printable(inside), damage=False)
             continue
+        if inside and leads_away(real):
+            skipped.add(counts, AWAY, printable(inside), damage=False)
+            continue
         seen.add(real)
         try:
             entries = sorted(os.scandir(folder / inside), key=lambda e: os.fsencode(e.name))
         except PermissionError:
             skipped.add(counts, CLOSED, printable(inside) or ".")
             continue
-        shown = [e for e in entries if not is_leftover(e.name)]
+        shown = [e for e in entries if not is_leftover(os.path.join(inside, e.name))]
         for entry in entries:
-            if is_leftover(entry.name):
-                path = os.path.join(inside, entry.name) + "/" * entry.is_dir()
-                skipped.add(counts, LEFTOVER, printable(path), damage=False)
+            path = os.path.join(inside, entry.name)
+            if is_leftover(path):
+                skipped.add(counts, LEFTOVER, printable(path + "/" * entry.is_dir()), damage=False)
         files = (e for e in shown if not e.is_dir())
         yield from _unseen(files, inside, real, seen, suffixes, counts)
         folders = [os.path.join(inside, e.name) for e in reversed(shown) if e.is_dir()]
@@ -166,6 +170,9 @@ def _unseen(
             skipped.add(counts, "link that leads nowhere, or no regular file", printable(path))
             continue
         target = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real, entry.name)
+        if entry.is_symlink() and leads_away(target):
+            skipped.add(counts, AWAY, printable(path), damage=False)
+            continue
         if target in seen and path.lower().endswith(suffixes):
             skipped.add(counts, "duplicate: a link to an image that is already there", printable(path), damage=False)
             continue
@@ -307,5 +314,10 @@ def _inside(folder: str, suffixes: tuple[str, ...]) -> Iterator[tuple[str, str]]
         folders[:] = sorted(name for name in folders if not is_leftover(name))
         for name in sorted(files):
             path = os.path.join(inside, name)
-            if name.lower().endswith(suffixes) and not is_leftover(name) and os.path.isfile(path):
+            if (
+                name.lower().endswith(suffixes)
+                and not is_leftover(name)
+                and os.path.isfile(path)
+                and not leads_away(path)
+            ):
                 yield path, os.path.splitext(os.path.relpath(path, folder))[0]

@@ -14,7 +14,7 @@ from typing import Any
 
 from obstore.exceptions import BaseError
 
-from daguerre import documents
+from daguerre import documents, roots
 from daguerre.data.images import headers
 from daguerre.data.images.headers import Undecodable
 from daguerre.storage import clients, local_files
@@ -111,7 +111,15 @@ def _held(value: Any) -> bytes | str:
 
 
 def locate(text: str, base: str) -> Location:
-    """The place of a path or an address; paths start at `base`, the folder or address of the table's folder."""
+    """The place of a path or an address; paths start at `base`, the folder or address of the table's folder. Raises
+    `Undecodable` for a text that is neither, and for a place that a queued run may not read."""
+    found = _located(text, base)
+    if roots.leads_away(found.local) if found.local is not None else roots.outside(found.name):
+        raise Undecodable("a path or an address that this run may not read")
+    return found
+
+
+def _located(text: str, base: str) -> Location:
     if "\0" in text or "\n" in text:
         raise Undecodable("neither a path nor an address")
     if scheme(text) in SCHEMES:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from daguerre.errors import UserError
 from daguerre.models.lora_files import fusing, header, names, numbered, shapes
-from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DIFF, MAGNITUDE, Addition
+from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DIFF, DOWN, MAGNITUDE, UP, Addition
 from daguerre.models.lora_files.contents import Contents, contents_of, find
 from daguerre.models.lora_files.names import BIAS, BIAS_OF_UP, Place
 from daguerre.models.lora_files.scales import Scales
@@ -53,6 +53,7 @@ def read(path: Path, networks: Mapping[str, nn.Module], *, tokens_apart: bool = 
         contents = contents._replace(tensors=kept)
     check_is_lora(place, contents.tensors)
     modules, cut = _modules(place, contents, networks)
+    _take_full_rank(place, modules, networks)
     scales = {component: Scales(place, component, contents.numbers) for component in networks}
     found: dict[str, list[Addition]] = {}
     for where, factors in modules.items():
@@ -92,6 +93,27 @@ def _modules(
     if not found:
         raise UserError(f"{path} has no additions in it", code="empty")
     return found, cut
+
+
+def _take_full_rank(path: Path, modules: dict[_Layer, dict[str, Tensor]], networks: Mapping[str, nn.Module]) -> None:
+    """Takes the matrices of ai-toolkit's network `fullrank` for the sums that they are: each layer has a first factor
+    of the size of its weight, and none a second one. UserError where an alpha stands beside them, as the rank by which
+    ai-toolkit divides it is in no file."""
+    if any(UP in factors or DOWN not in factors for factors in modules.values()):
+        return
+    for (component, layer), factors in modules.items():
+        weight = networks[component].get_submodule(layer).weight
+        if factors[DOWN].shape != weight.shape:  # type: ignore[union-attr]
+            return
+        if ALPHA in factors:
+            raise UserError(
+                f"{path} is a LoRA of ai-toolkit's type fullrank with an alpha ({component}.{layer}), of which it "
+                "does not say by what it is divided. Merge it into a model with ai-toolkit, and make a LoRA of that: "
+                "`daguerre convert extract MERGED base=BASE rank=64 out=style.safetensors`",
+                code="unsupported",
+            )
+    for factors in modules.values():
+        factors[DIFF] = factors.pop(DOWN)
 
 
 def _rows(place: Place, networks: Mapping[str, nn.Module]) -> list[int]:

@@ -10,6 +10,9 @@ _KINDS = (
     (r"(emb_params|clip_[lg]|string_to_param.*|<.*>)", "an embedding (textual inversion), not a LoRA"),
     (r"lora_controlnet", "a Control-LoRA, which is not supported"),
     (r"lllite_.*", "a ControlNet-LLLite, which sd-scripts and its nodes for ComfyUI read, and is not supported here"),
+    (r".*\.processor\.to_(q|k|v|out\.0)_custom_diffusion\..*", "weights of Custom Diffusion, which is not supported"),
+    (r"(image_proj|image_proj_model|ip_adapter)\..*", "an IP-Adapter, which is not supported"),
+    (r"(320|640|768|1024|1280)\.(0|1|linear\.\d+)\..*", "a hypernetwork, which is not supported"),
     (r"(control_model\..*|input_hint_block\..*|controlnet_cond_embedding\..*)", "a ControlNet, not a LoRA"),
     (
         r"(model\.diffusion_model\..*|first_stage_model\..*|(down_blocks|input_blocks)\..*\.(weight|bias))",

@@ -78,7 +78,8 @@ _INPUT_CHANNELS = {
 
 def normalized(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors under the names that a whole checkpoint of today gives them."""
-    prefix, tensors = "", _of_vae(tensors)
+    bare = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}  # of DistributedDataParallel
+    prefix, tensors = "", _of_vae(bare if len(bare) == len(tensors) else tensors)
     if not any(name.startswith((UNET, VAE)) for name in tensors):
         if any(name.startswith("input_blocks.") for name in tensors):
             prefix = UNET
@@ -112,7 +113,9 @@ _TODAY |= {"to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out", "group
 
 
 def _renamed(name: str) -> str:
-    """`text_model.` where old transformers had none, `first_stage_model.` where the VAE is called `vae.`."""
+    """`text_model.` where old transformers had none, `first_stage_model.` where the VAE is called `vae.`, and
+    `model.diffusion_model.` where a UNet by itself is `diffusion_model.`."""
+    name = re.sub(r"^(?=diffusion_model\.)", "model.", name)
     name = re.sub(
         r"^(cond_stage_model\.transformer\.|conditioner\.embedders\.0\.transformer\.)"
         r"(?=embeddings\.|encoder\.|final_layer_norm\.)",
