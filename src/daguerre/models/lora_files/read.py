@@ -103,7 +103,7 @@ def _take_full_rank(path: Path, modules: dict[_Layer, dict[str, Tensor]], networ
         return
     for (component, layer), factors in modules.items():
         weight = networks[component].get_submodule(layer).weight
-        if factors[DOWN].shape != weight.shape:  # type: ignore[union-attr]
+        if factors[DOWN].shape != weight.shape:
             return
         if ALPHA in factors:
             raise UserError(
