@@ -42,7 +42,6 @@ LEAVES = {
     "plugins",
     "ranks",
     "regular",
-    "roots",
     "settings",
     "system",
     "threads",

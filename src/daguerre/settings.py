@@ -35,7 +35,7 @@ ADDRESS = AfterValidator(redact)
 settings, nor wherever they are written or shown; `credentials.whole` has it for who opens the address."""
 ROOTS = "DAGUERRE_ROOTS"
 """Environment variable: a JSON list of the folders and addresses below which a recipe reads and writes
-(roots.py); without it, anywhere."""
+(storage/roots.py); without it, anywhere."""
 FREE: dict[str, Any] = {"resume": "free"}
 """`Field(json_schema_extra=FREE)`: may change on resume; it does not touch what is learnt."""
 ELASTIC: dict[str, Any] = {"resume": "elastic"}

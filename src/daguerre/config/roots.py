@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from daguerre import roots
 from daguerre.config.errors import Problem
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, Settings
+from daguerre.storage import roots
 
 _TEXTS = ("description",)
 """Settings whose addresses are kept without secrets, and which name no place."""

@@ -17,10 +17,10 @@ from braceexpand import braceexpand
 from daguerre import credentials
 from daguerre.credentials import SEPARATOR
 from daguerre.errors import Code, UserError
-from daguerre.roots import leads_away
 from daguerre.storage import io as storage_io
 from daguerre.storage.location import STORES, WEB, Location, redacted, scheme
 from daguerre.storage.pipes import address_in
+from daguerre.storage.roots import leads_away
 
 INDEX_SUFFIX = ".index"
 """Our own files in folders of shards, which a glob never means."""

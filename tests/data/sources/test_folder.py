@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from daguerre import roots
 from daguerre.data.dataset import open_dataset
 from daguerre.data.folder import scan
 from daguerre.data.folder.scan import sample_id
@@ -21,6 +20,7 @@ from daguerre.data.leftovers import LEFTOVER
 from daguerre.data.sources import folder
 from daguerre.errors import UserError
 from daguerre.settings import ROOTS
+from daguerre.storage import roots
 
 
 def settings(path, **given):

@@ -23,7 +23,7 @@ from daguerre.data.leftovers import LEFTOVER, is_leftover
 from daguerre.data.skipped import SkipReport
 from daguerre.data.tar import samples
 from daguerre.errors import UserError
-from daguerre.roots import AWAY, leads_away
+from daguerre.storage.roots import AWAY, leads_away
 from daguerre.unicode import printable
 
 SUFFIXES = {name: tuple(f".{extension}" for extension in known) for name, known in samples.EXTENSIONS.items()}

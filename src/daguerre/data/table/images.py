@@ -14,10 +14,10 @@ from typing import Any
 
 from obstore.exceptions import BaseError
 
-from daguerre import documents, roots
+from daguerre import documents
 from daguerre.data.images import headers
 from daguerre.data.images.headers import Undecodable
-from daguerre.storage import clients, local_files
+from daguerre.storage import clients, local_files, roots
 from daguerre.storage.clients import Store
 from daguerre.storage.errors import Missing, StoreError, Transient
 from daguerre.storage.location import Location, scheme

@@ -97,7 +97,7 @@ def _modules(
 
 def _take_full_rank(path: Path, modules: dict[_Layer, dict[str, Tensor]], networks: Mapping[str, nn.Module]) -> None:
     """Takes the matrices of ai-toolkit's network `fullrank` for the sums that they are: each layer has a first factor
-    of the size of its weight, and none a second one. UserError where an alpha stands beside them, as the rank by which
+    of the size of its weight, and none a second one. UserError where there is an alpha, too, as the rank by which
     ai-toolkit divides it is in no file."""
     if any(UP in factors or DOWN not in factors for factors in modules.values()):
         return
