@@ -62,9 +62,10 @@ def parse(text: str, path: Path) -> Tree:
     return tree
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _values(text: str) -> Any:
-    """The values of a YAML text, its interpolations as written. A command reads some files twice."""
+    """The values of a YAML text, its interpolations as written. A command reads some files twice, and some all
+    recipes."""
     return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
 
 
@@ -119,6 +120,12 @@ def excess(value: Any, depth: int = 0) -> str:
 
 def value(text: str) -> Any:
     """Text as a YAML scalar, flow list or flow mapping; text that is not YAML stays text."""
+    return deepcopy(_value(text))
+
+
+@lru_cache(maxsize=1024)
+def _value(text: str) -> Any:
+    """`value`. A command reads each of its settings several times."""
     if "\n" in text or not text.strip():
         return text
     try:

@@ -141,10 +141,12 @@ def _shapes(cls: type[Settings]) -> tuple[_Shape, ...]:
     return tuple(found)
 
 
-def walk(cls: type[Settings], tree: Any = None, prefix: str = "", resume: str = "identity") -> Iterable[Leaf | Section]:
+def walk(
+    cls: type[Settings], tree: Any = None, prefix: str = "", resume: str = "identity", plugin: Plugin | None = None
+) -> Iterable[Leaf | Section]:
     """All settings and sections under a class, in their order; plug-ins, and members of mappings, as `tree` has
-    them."""
-    return _walk(cls, tree, prefix, resume) if _depends_on_tree(cls) else _walked(cls, prefix, resume)
+    them. `plugin` is the mark of the section, where a plug-in defines it."""
+    return _walk(cls, tree, prefix, resume, plugin) if _depends_on_tree(cls) else _walked(cls, prefix, resume, plugin)
 
 
 @cache
@@ -154,20 +156,30 @@ def _depends_on_tree(cls: type[Settings]) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _walked(cls: type[Settings], prefix: str, resume: str) -> tuple[Leaf | Section, ...]:
-    return tuple(_walk(cls, None, prefix, resume))
+def _walked(cls: type[Settings], prefix: str, resume: str, plugin: Plugin | None) -> tuple[Leaf | Section, ...]:
+    return tuple(_walk(cls, None, prefix, resume, plugin))
 
 
-def _walk(cls: type[Settings], tree: Any, prefix: str, resume: str) -> Iterator[Leaf | Section]:
-    for shape in _shapes(cls):
-        field, path, marked = shape.field, f"{prefix}{shape.name}", shape.resume or resume
+@lru_cache(maxsize=1024)
+def _placed(cls: type[Settings], prefix: str, resume: str, plugin: Plugin | None) -> tuple[tuple[_Shape, Leaf], ...]:
+    """The fields of a class, each with the setting that it is where it is no section."""
+    key = plugin.key if plugin else ""
+    return tuple(
+        (s, Leaf(f"{prefix}{s.name}", s.field, s.resume or resume, plugin if s.name == key else None))
+        for s in _shapes(cls)
+    )
+
+
+def _walk(cls: type[Settings], tree: Any, prefix: str, resume: str, plugin: Plugin | None) -> Iterator[Leaf | Section]:
+    for shape, leaf in _placed(cls, prefix, resume, plugin):
+        field, path, marked = shape.field, leaf.path, leaf.resume
         given = tree.get(shape.name) if isinstance(tree, dict) else None
         inner = section_class(field, given) if shape.plugin else shape.section
         if inner is not None and (isinstance(given, dict) or not (shape.plugin and shape.nullable)):
             section = Section(path, inner, field.description or "", shape.plugin, optional=shape.nullable)
             yield from _walk_section(section, given, marked)
             continue
-        yield Leaf(path, field, marked)
+        yield leaf
         for member, own in (inside(field, given) if shape.inside else {}).items():
             section = Section(f"{path}.{member}", own, field.description or "", shape.inside, named=True)
             yield from _walk_section(section, given and given[member], marked)
@@ -175,13 +187,7 @@ def _walk(cls: type[Settings], tree: Any, prefix: str, resume: str) -> Iterator[
 
 def _walk_section(section: Section, given: Any, resume: str) -> Iterator[Leaf | Section]:
     yield section
-    inner = walk(section.cls, given, f"{section.path}.", resume)
-    if section.plugin is None:
-        yield from inner
-        return
-    name = f"{section.path}.{section.plugin.key}"
-    for found in inner:
-        yield replace(found, plugin=section.plugin) if found.path == name and isinstance(found, Leaf) else found
+    yield from walk(section.cls, given, f"{section.path}.", resume, section.plugin)
 
 
 def leaves(cls: type[Settings], tree: Any = None) -> dict[str, Leaf]:

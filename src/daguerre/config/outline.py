@@ -12,7 +12,7 @@ from functools import cache
 from importlib.util import resolve_name
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, create_model
+from pydantic import ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
 from daguerre import plugins
@@ -49,10 +49,16 @@ class _Outlined(Plugin):
         return _origin(*cls) or cls
 
 
+class _Outline(Settings):
+    """The base of outlines. Their fields have no docstrings, which pydantic would look for in all loaded code."""
+
+    model_config = ConfigDict(use_attribute_docstrings=False)
+
+
 @cache
 def of(root: type[Settings]) -> type[Settings]:
     """The class with outlines in place of its sections that plug-ins define."""
-    return create_model(root.__name__, __base__=Settings, **{n: _marked(f) for n, f in root.model_fields.items()})  # type: ignore[call-overload]
+    return create_model(root.__name__, __base__=_Outline, **{n: _marked(f) for n, f in root.model_fields.items()})  # type: ignore[call-overload]
 
 
 def _marked(field: FieldInfo) -> tuple[Any, Any]:
@@ -68,7 +74,7 @@ def _marked(field: FieldInfo) -> tuple[Any, Any]:
 @cache
 def _outline(cls: _Class) -> type[Settings]:
     """A settings class as its source describes it: sections of sections, and settings that take any value."""
-    return create_model(cls[1], __base__=Settings, __module__=cls[0], **_fields(cls))
+    return create_model(cls[1], __base__=_Outline, __module__=cls[0], **_fields(cls))
 
 
 def _fields(cls: _Class) -> dict[str, Any]:
