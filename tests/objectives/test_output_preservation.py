@@ -66,6 +66,12 @@ def run(tmp_path):
     return trained
 
 
+def test_a_lora_is_held_to_what_the_base_predicts(run) -> None:
+    apart = run("held", "training.duration=2 steps").numbers("held", "learning/preserved_apart")
+    assert apart[0] == 0 < apart[-1], "nothing was learnt before the first update"
+
+
+@pytest.mark.long
 def test_a_lora_moves_the_class_less_with_it(run) -> None:
     run("weak", "objective.strength=1e-6")
     runs = run("strong", "objective.strength=30")

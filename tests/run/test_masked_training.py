@@ -100,6 +100,7 @@ def test_white_masks_teach_the_same_weights_to_the_bit_and_black_ones_a_share_of
     assert losses[0] == pytest.approx(0.25 * losses[1], rel=2e-2)  # validation counts by the masks, too
 
 
+@pytest.mark.long  # of the quick tests, data/test_masks.py reads the same masks of both
 def test_an_alpha_channel_teaches_what_a_mask_does_also_from_a_cache(tmp_path):
     runs = Runs(tmp_path, "sd", steps=2)
     runs.recipe.write_text(RECIPE.replace("weighting: {name: adaptive, adaptive_buckets: 12}", ""))

@@ -8,7 +8,7 @@ import forked_runs
 import pytest
 import torch
 from adapter_runs import MESHES, Place, assert_equal, updated
-from quick_cases import chosen
+from quick_cases import long
 
 from daguerre import errors
 from daguerre.assembly import swapped
@@ -51,7 +51,7 @@ def place(tmp_path_factory):
 
 
 def trained(
-    given: configs.Config, steps: int = 20, micro_batches: int = 2
+    given: configs.Config, steps: int, micro_batches: int = 2
 ) -> tuple[Components, list[float], dict[str, dict[str, torch.Tensor]]]:
     """Parts, losses and the state after so many updates with clipped gradients."""
     parts = build(given, torch.device("cpu"), trains=True)
@@ -59,11 +59,11 @@ def trained(
     return parts, losses, state.tensors()
 
 
-@pytest.mark.parametrize("kind", chosen(KINDS, lambda kind: kind == "recomputed int8 bf16"))
-def test_losses_weights_and_moments_are_equal_and_two_blocks_are_there(place, kind):
+@pytest.mark.parametrize(("kind", "updates"), [("recomputed int8 bf16", 3), *long((kind, 20) for kind in KINDS)])
+def test_losses_weights_and_moments_are_equal_and_two_blocks_are_there(place, kind, updates):
     """At any time there is memory for two blocks on the device: also what is kept for the backward pass is none."""
-    _, losses, whole = trained(place.config(*KINDS[kind]))
-    parts, found, state = trained(place.config(*KINDS[kind], SWAP))
+    _, losses, whole = trained(place.config(*KINDS[kind]), updates)
+    parts, found, state = trained(place.config(*KINDS[kind], SWAP), updates)
     assert found == losses
     assert state.keys() == whole.keys()
     for group, tensors in whole.items():
@@ -78,32 +78,39 @@ def test_losses_weights_and_moments_are_equal_and_two_blocks_are_there(place, ki
     assert swap.device.bytes == 0, "nothing else refers to a copy"
 
 
-@pytest.mark.parametrize("recomputed", chosen([True, False], lambda recomputed: recomputed))
-def test_activations_on_the_host_change_no_number(place, monkeypatch, recomputed):
+@pytest.mark.parametrize(("recomputed", "updates"), [(True, 3), *long([(True, 20), (False, 20)])])
+def test_activations_on_the_host_change_no_number(place, monkeypatch, recomputed, updates):
     monkeypatch.setattr(offloading, "LEAST_BYTES", 0)  # those of a tiny network are small
     again = [f"training.gradient_checkpointing={str(recomputed).lower()}", "ema.enabled=false"]
-    _, losses, whole = trained(place.config(*again))
-    parts, found, state = trained(place.config(*again, "training.offload_activations=true", SWAP))
+    _, losses, whole = trained(place.config(*again), updates)
+    parts, found, state = trained(place.config(*again, "training.offload_activations=true", SWAP), updates)
     assert found == losses
     for group, tensors in whole.items():
         assert_equal(state[group], tensors)
     assert parts.offload is not None
     assert parts.offload.host.peak > 0
     assert parts.offload.host.bytes == 0, "what was kept of a pass is gone behind it"
+
+
+@pytest.mark.long  # of the quick tests, the one of device and host plans blocks that wait
+@pytest.mark.parametrize("recomputed", [True, False])
+def test_the_plan_leaves_activations_on_the_host_out(place, monkeypatch, recomputed):
+    monkeypatch.setattr(offloading, "LEAST_BYTES", 0)
+    again = [f"training.gradient_checkpointing={str(recomputed).lower()}", "ema.enabled=false"]
     given = {name: place.config(*again, *more) for name, more in (("here", []), ("host", [OFFLOAD]))}
     peaks = {name: predicted(own) for name, own in given.items()}
     # All but weights and what is computed at the moment is elsewhere.
     assert peaks["host"] < peaks["here"]
 
 
-@pytest.mark.parametrize("kind", chosen(KINDS, lambda kind: kind == "recomputed int8 bf16"))
-def test_two_backward_passes_after_one_forward_pass_find_the_blocks(place, monkeypatch, kind):
+@pytest.mark.parametrize(("kind", "updates"), [("recomputed int8 bf16", 2), *long((kind, 6) for kind in KINDS)])
+def test_two_backward_passes_after_one_forward_pass_find_the_blocks(place, monkeypatch, kind, updates):
     """Of a run that learns the norm of its gradients first, and moves weights in the second pass."""
     monkeypatch.setattr(offloading, "LEAST_BYTES", 0)
-    _, losses, whole = trained(place.config(*KINDS[kind]), 6, micro_batches=1)
+    _, losses, whole = trained(place.config(*KINDS[kind]), updates, micro_batches=1)
     for more in ([SWAP], [SWAP, OFFLOAD]):
         given = place.config(*KINDS[kind], "optimizer.in_backward=after_norm", *more)
-        parts, found, state = trained(given, 6, micro_batches=1)
+        parts, found, state = trained(given, updates, micro_batches=1)
         assert found == losses
         for group, tensors in whole.items():
             assert_equal(state[group], tensors)
@@ -164,9 +171,9 @@ def test_the_plan_counts_device_and_host(place):
         parts = outline(given)
         count = static.count(given, parts, mesh)
         steps = peak.SimulatedStep(given, parts, count, accumulates=False, on_gpu=False)
-        found[name] = parts, count, [steps.peak(1), steps.peak(1)]
+        found[name] = parts, count, [steps.peak(1) for _ in range(1 + bool(more))]
     parts, count, (first, again) = found["swapped"]
-    _, whole, (before, _) = found["plain"]
+    _, whole, (before,) = found["plain"]
     (swap,) = build(place.config(SWAP), torch.device("cpu"), trains=True).swaps.values()
     assert count.on_host == swap.held_bytes
     assert count.whole == whole.whole - swap.held_bytes

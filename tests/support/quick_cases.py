@@ -30,6 +30,11 @@ def chosen(cases: Iterable[Any], quick: Callable[..., bool]) -> list[Any]:
     return found
 
 
+def long(cases: Iterable[Any]) -> list[Any]:
+    """The cases as parameters, none of them quick: beside quicker ones of their kind."""
+    return chosen(cases, lambda *each: False)
+
+
 def quick_where(is_quick: Callable[[Any], bool], cases: Iterable[Any]) -> list[Any]:
     """The cases as parameters; quick are those of which `is_quick`, given a case as it is, is true."""
     return chosen(cases, lambda *each: is_quick(each if len(each) > 1 else each[0]))
@@ -38,4 +43,4 @@ def quick_where(is_quick: Callable[[Any], bool], cases: Iterable[Any]) -> list[A
 def quick_first(cases: Iterable[Any]) -> list[Any]:
     """The cases as parameters, of which only the first is quick."""
     first, *others = cases
-    return [first, *quick_where(lambda case: False, others)]
+    return [first, *long(others)]
