@@ -724,3 +724,20 @@ def test_a_cache_folder_that_cannot_be_made(image_folder, tmp_path):
 
 def test_a_sample_is_a_shard_of_its_own_so_that_the_order_is_mixed(image_folder):
     assert opened(image_folder).index.shard_starts.tolist() == list(range(13))
+
+
+def test_fields_that_may_be_the_captions_are_named(tmp_path):
+    """As gallery-dl and Google write a JSON file for each picture, and as the hub's examples name a column."""
+    for name in "ab":
+        write_image(tmp_path / "json" / f"{name}.png")
+        about = {"tags": ["1girl", "solo"], "title": f"{name}.png", "score": 3}
+        (tmp_path / "json" / f"{name}.png.json").write_text(json.dumps(about))
+        write_image(tmp_path / "lines" / f"{name}.png")
+    lines = [json.dumps({"file_name": f"{name}.png", "additional_feature": name}) for name in "ab"]
+    (tmp_path / "lines" / "metadata.jsonl").write_text("\n".join(lines))
+    with pytest.raises(UserError, match=r"a\.png has tags, title: data\.captions\.fields=\[NAME\] reads one"):
+        opened(tmp_path / "json")
+    with pytest.raises(UserError, match=r"line 1: no text \(it has additional_feature\)"):
+        opened(tmp_path / "lines")
+    read = records(opened(tmp_path / "json", captions={"fields": ["title"]}))
+    assert [record.texts["title"] for record in read] == ["a.png", "b.png"]

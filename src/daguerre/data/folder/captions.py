@@ -187,6 +187,14 @@ class Words:
             found.setdefault((stem, suffix.lower()), []).append(path)
         return found
 
+    def fields_of(self, image: str) -> list[str]:
+        """The names of the texts that a line of metadata.jsonl or a JSON file has for an image."""
+        try:
+            about = self.listed.get(image) or self._beside(next(iter(self._near(image, (".json",))), ""))
+        except NoCaption:
+            return []
+        return _texts_in(about)
+
     def _beside(self, path: str) -> dict[str, Any]:
         """The object of a JSON file; {} without a file."""
         if not path:
@@ -301,8 +309,13 @@ def _line(raw: bytes, fields: Sequence[str]) -> dict[str, Any] | str:
         return "no file_name"
     known = (*fields, *CAPTION_NAMES) if CAPTION in fields else fields
     if known and not any(alternatives.of_value(name, line.get(name)) for name in known):
-        return f"no {' or '.join(fields)}"
+        found = [name for name in _texts_in(line) if name not in _FILE_NAMES]
+        return f"no {' or '.join(fields)}" + (f" (it has {', '.join(found[:3])})" if found else "")
     return line
+
+
+def _texts_in(about: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in about.items() if alternatives.of_value(name, value)]
 
 
 def _is_text(value: Any) -> bool:

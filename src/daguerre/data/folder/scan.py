@@ -256,13 +256,14 @@ def _nothing(folder: Path, images: Sequence[str], words: Words, counts: SkipRepo
         name = printable(os.path.splitext(images[0])[0]) + rules.text_files[0]
         return (
             f"data.path: none of the {len(images):,} images in {str(folder)!r} has a caption. Write one next to each: "
-            f"the caption of {printable(images[0])} goes into {name}.{found}{_unread(words)}\n{LAYOUT}"
+            f"the caption of {printable(images[0])} goes into {name}.{found}{_unread(words, images[0])}\n{LAYOUT}"
         )
     return f"data.path: none of the {len(images):,} images in {str(folder)!r} can be used.{found}\n{LAYOUT}"
 
 
-def _unread(words: Words) -> str:
-    """The other files that lie there, by their endings, in a line; they may hold the captions."""
+def _unread(words: Words, image: str) -> str:
+    """The other files that lie there, by their endings, in a line, and fields of the JSON of an image; they may hold
+    the captions."""
     others = sorted(path for path in words.others if os.path.basename(path) != METADATA)
     endings = Counter(os.path.splitext(path)[1].lower() for path in others)
     listed = [f"{count:,} {ending or 'without an ending'}" for ending, count in endings.most_common(5)]
@@ -272,6 +273,11 @@ def _unread(words: Words) -> str:
     way = "captions in files of another ending are read with data.caption_extension=.ENDING"
     if table is not None:
         way = f"a table such as {printable(table)} is a source of its own (data.source=csv, jsonl or parquet)"
+    if fields := words.fields_of(image):
+        way = (
+            f"the JSON of {printable(image)} has {', '.join(map(printable, fields[:5]))}: data.captions.fields=[NAME] "
+        )
+        way += "reads one of them"
     return f"\nOther files that are there: {', '.join(listed)}; {way}"
 
 
