@@ -274,10 +274,8 @@ def _unread(words: Words, image: str) -> str:
     if table is not None:
         way = f"a table such as {printable(table)} is a source of its own (data.source=csv, jsonl or parquet)"
     if fields := words.fields_of(image):
-        way = (
-            f"the JSON of {printable(image)} has {', '.join(map(printable, fields[:5]))}: data.captions.fields=[NAME] "
-        )
-        way += "reads one of them"
+        named = ", ".join(map(printable, fields[:5]))
+        way = f"the JSON of {printable(image)} has {named}: data.captions.fields=[NAME] reads one of them"
     return f"\nOther files that are there: {', '.join(listed)}; {way}"
 
 
