@@ -166,4 +166,4 @@ def _encoded(parts: Components, batch: Batch, random_weights: bool) -> Encoded:
     example = Example(clean, cond, parts.objective.drawn.of(whole.draws), whole.columns, null)
     features: dict[str, Tensor] = {}
     example.map(lambda rows: features.setdefault(f"example.{len(features)}", rows))
-    return Encoded(replace(whole, images={}, draws={}, columns={}, features=features), example)
+    return Encoded(replace(whole, images={}, features=features), example)

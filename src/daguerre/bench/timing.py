@@ -56,7 +56,7 @@ class Result:
     """Time that an update waited for data."""
     warm_up_seconds: list[float] = field(default_factory=list)
     peak_bytes: int | None = None
-    """Most memory in a turn, without what the others hold; None where it is not known, as of several on a CPU."""
+    """Most memory in updates, the first ones too, without what the others hold; None where it is not known, as of several on a CPU."""
     alone: bool = False
     """Measured after the others, as there was no room among them."""
     problem: str = ""
@@ -145,11 +145,12 @@ class Rounds:
         result.flops_per_sample = one.variant.flops_per_sample
         self.say(f"{result.name}: first {WARM_UP} updates")
         one.variant.begin()
-        for _ in range(WARM_UP):
-            start = time.perf_counter()
-            one.variant.step()
-            synchronize(self.device)
-            result.warm_up_seconds.append(time.perf_counter() - start)
+        with self._peak_of(one, before):  # a recording's memory (training.capture) is seen while it is made
+            for _ in range(WARM_UP):
+                start = time.perf_counter()
+                one.variant.step()
+                synchronize(self.device)
+                result.warm_up_seconds.append(time.perf_counter() - start)
         one.own_bytes = held_bytes(self.device) - before
         one.steps = max(1, round(self.turn_seconds / result.warm_up_seconds[-1]))
         result.first_seconds, _ = self._turn(one)
@@ -193,18 +194,23 @@ class Rounds:
     def _turn(self, one: _Entered) -> tuple[float, float]:
         """Seconds and processor seconds of an update; the result gets the most memory that was held meanwhile."""
         one.variant.begin()
-        others = held_bytes(self.device) - one.own_bytes
+        with self._peak_of(one, held_bytes(self.device) - one.own_bytes):
+            synchronize(self.device)
+            start, cpu_start = time.perf_counter(), time.process_time()
+            for _ in range(one.steps):
+                one.variant.step()
+            synchronize(self.device)
+            seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        return seconds / one.steps, cpu_seconds / one.steps
+
+    @contextmanager
+    def _peak_of(self, one: _Entered, others: int) -> Iterator[None]:
+        """The result gets the most memory that is held within the context, without what the `others` hold."""
         # The memory of a process is not told apart by who asked for it.
         measured = forget_peak(self.device) and (self.device.type == "cuda" or len(self.makers) == 1)
-        synchronize(self.device)
-        start, cpu_start = time.perf_counter(), time.process_time()
-        for _ in range(one.steps):
-            one.variant.step()
-        synchronize(self.device)
-        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        yield
         if measured:
             one.result.peak_bytes = max(peak_bytes(self.device) - others, one.result.peak_bytes or 0)
-        return seconds / one.steps, cpu_seconds / one.steps
 
     def _noting(self, result: Result, entered: dict[str, _Entered]) -> ExitStack:
         """A context: what goes wrong with one variant is noted in its result; it leaves, and the others go on."""

@@ -71,8 +71,10 @@ class _Recording:
 
     batches: Sequence[Batch]
     count: Tensor
-    addresses: tuple[int, ...]
-    """Where the weights lay."""
+    weights: Sequence[nn.Parameter]
+    """All of the net: walking through its modules takes longer than all else that an update asks of the host."""
+    addresses: Sequence[int]
+    """Where these lay."""
     replay: Callable[[], None]
     loss: Tensor
     terms: Sequence[tuple[LossTerms, Tensor]]
@@ -107,7 +109,7 @@ class Recorder:
             with self._graphs.aside():
                 return passes.backward(net, micro_batches, loss_fn, valid, autocast, see, scaler, sharding)
         recording = self._recordings.get(shape)
-        if recording is None or recording.addresses != _addresses(net):
+        if recording is None or recording.addresses != _addresses(recording.weights):
             self._recordings.pop(shape, None)  # its memory is for the new one
             recording = self._recorded(net, micro_batches, loss_fn, autocast, scaler, sharding)
             self._recordings[shape] = recording
@@ -146,12 +148,13 @@ class Recorder:
 
         replay = self._graphs.record(work)
         (loss,) = losses
-        gradients = {p: p.grad for p in net.parameters() if p.grad is not None}
-        return _Recording(batches, count, _addresses(net), replay, loss, terms, gradients)
+        weights = list(net.parameters())
+        gradients = {p: p.grad for p in weights if p.grad is not None}
+        return _Recording(batches, count, weights, _addresses(weights), replay, loss, terms, gradients)
 
 
-def _addresses(net: nn.Module) -> tuple[int, ...]:
-    return tuple(p.data_ptr() for p in net.parameters())
+def _addresses(weights: Sequence[nn.Parameter]) -> list[int]:
+    return [p.data_ptr() for p in weights]
 
 
 def _tensors(batch: Batch) -> dict[tuple[str, str], Tensor]:
