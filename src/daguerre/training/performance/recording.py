@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from daguerre.errors import UserError
 from daguerre.training import device as devices
 from daguerre.training import passes
 from daguerre.training.passes import LossFn, See
@@ -146,7 +147,18 @@ class Recorder:
         def work() -> None:
             losses.append(passes.backward(net, batches, loss_fn, count, autocast, see, scaler, sharding))
 
-        replay = self._graphs.record(work)
+        try:
+            replay = self._graphs.record(work)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise UserError(
+                f"training.capture=true: the GPU could not record a pass ({str(error).splitlines()[0]}): some part of "
+                "it waits for what the GPU has computed. Go on with training.capture=false, which gives the same "
+                "numbers",
+                code="unsupported",
+                setting="training.capture",
+            ) from error
         (loss,) = losses
         weights = list(net.parameters())
         gradients = {p: p.grad for p in weights if p.grad is not None}
