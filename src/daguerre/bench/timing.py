@@ -56,7 +56,8 @@ class Result:
     """Time that an update waited for data."""
     warm_up_seconds: list[float] = field(default_factory=list)
     peak_bytes: int | None = None
-    """Most memory in updates, the first ones too, without what the others hold; None where it is not known, as of several on a CPU."""
+    """Most memory in updates, the first ones too, without what the others hold; None where it is not known, as of
+    several on a CPU."""
     alone: bool = False
     """Measured after the others, as there was no room among them."""
     problem: str = ""

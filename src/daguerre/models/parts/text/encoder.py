@@ -19,7 +19,7 @@ from daguerre.errors import UserError
 from daguerre.models import encoders
 from daguerre.models.components import ComponentLoader
 from daguerre.models.network import Facts
-from daguerre.models.parts.text import tokenizers
+from daguerre.models.parts.text import masks, tokenizers
 from daguerre.models.parts.text.clip import CLIP
 from daguerre.models.parts.text.language_model import LanguageModel
 from daguerre.models.parts.text.network import TextNetwork
@@ -129,7 +129,7 @@ class TextEncoder:
         hides = reading.masked and not (is_full and reading.step == 1)
         mask = self._is_text(tokens).flatten(0, 1).long() if hides else None
         images = {} if seen is None else {"images": seen}
-        with encoders.at_work(self.encoder):
+        with encoders.at_work(self.encoder), masks.unread(tokens.ids_BKT.device):
             hidden, pooled = self.kind.read(self.encoder, tokens.ids_BKT.flatten(0, 1), mask, reading, **images)
         # in one piece, as a cache has it: kernels are chosen by strides, and round differently
         hidden = hidden.reshape(n_texts, n_windows * n_tokens, -1)[:, reading.dropped :].contiguous()
