@@ -466,6 +466,11 @@ def test_every_setting_says_what_it_allows():
         assert "typing" not in words, leaf.path
 
 
+def test_limits_of_a_part_of_a_setting_are_said():
+    words = next(fields.allowed(leaf) for leaf in every_leaf() if leaf.path == "sampling.shift")
+    assert words == "a number above 0 or empirical or null"
+
+
 SHIPPED = sorted(recipe.shipped())
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_drawings
+import torch
 from PIL import Image
 from tiny_drawings import documents, drawn, generate, weights
 
@@ -155,6 +156,13 @@ def test_the_raw_weights_of_a_checkpoint(run, tmp_path):
     assert documents(tmp_path / "b")[0]["weights"] == "raw"
 
 
+def test_what_is_not_finite_is_no_image(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(generation_generate, "draw", lambda *given, **named: torch.full((1, 4, 16, 16), torch.nan))
+    assert main.run(["generate", str(run), "prompt=a", "num_images=1", f"out={tmp_path / 'out'}", "seed=3"]) == 2
+    assert "image 0 (seed 3) has NaN or infinity in place of a picture" in capsys.readouterr().err
+    assert not [*(tmp_path / "out").glob("*.png")]
+
+
 def test_a_size_of_its_own(run, tmp_path):
     assert draw(run, tmp_path / "a", "height=32", "width=48").shape == (1, 32, 48, 3)
     assert draw(run, tmp_path / "b", "resolution=32").shape == (1, 32, 32, 3)
@@ -203,6 +211,9 @@ def test_the_negative_prompt_counts(run, tmp_path):
         (["prompt=a", "num_images=0"], "nothing to generate"),
         (["prompt=a", "sampler=dim"], "ddim"),
         (["prompt=a", "guidance=3"], "no such setting"),
+        (["prompt=a", "cfg=3"], "sampling.guidance_scale is the scale of guidance"),
+        (["prompt=a", "seed=99999999999999999999"], "a whole number from 0 to"),
+        (["prompt=a", "strength=0.5"], "acts on requests that have image=FILE"),
         (["prompt=a", "resume_from_checkpoint=step-00000009"], "it has: step-00000001, step-00000002"),
         (["prompt=a", "run_name=other"], "would have no effect"),
         (["promt=a"], "did you mean prompt?"),

@@ -241,15 +241,25 @@ def allowed(leaf: Leaf) -> str:
         return ", ".join(plugins.names(plugin.kind)) + (" or null" if leaf.plugin is None else "")
     if named := named_kind(leaf.field):
         return ", ".join(plugins.names(named))
-    words = " or ".join(_in_words(a) for a in alternatives(leaf.field.annotation))
-    limits = _limits(leaf.field.metadata)
+    words = _in_words(leaf.field.annotation)
     bounds = [getattr(m, name) for m in leaf.field.metadata for cls, name, _ in _BOUNDS if isinstance(m, cls)]
     if len(bounds) == 2 and bounds[0] == bounds[1]:
         return str(bounds[0])
+    return _limited(words, leaf.field.metadata)
+
+
+def _limited(words: str, metadata: Iterable[Any]) -> str:
+    """The words for a number, with its limits."""
+    limits = _limits(metadata)
     return words.replace("number", f"number {limits}", 1) if limits and "number" in words else words
 
 
 def _in_words(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        kind, *metadata = get_args(annotation)
+        return _limited(_in_words(kind), [m for own in metadata for m in getattr(own, "metadata", [own])])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " or ".join(map(_in_words, get_args(annotation)))
     if annotation in _WORDS:
         return _WORDS[annotation]
     if get_origin(annotation) is Literal:
@@ -264,7 +274,7 @@ def _in_words(annotation: Any) -> str:
     return getattr(annotation, "__name__", str(annotation))
 
 
-def _limits(metadata: list[Any]) -> str:
+def _limits(metadata: Iterable[Any]) -> str:
     words = []
     for limit in metadata:
         for cls, name, word in _BOUNDS:

@@ -191,7 +191,7 @@ def load(settings: Settings, seed: int) -> Family:
         partial(denoise, transformer, marks_padding),
         {"transformer": transformer, "vae": autoencoder.net},
         {"transformer": TRANSFORMER},
-        autoencoder,
+        replace(autoencoder, most_tokens=max(transformer.rope.max_size)),
         ConditionedText((encoder,), conditioner=conditioner, words=words, word_files=files),
         PipelineExporter(
             settings,

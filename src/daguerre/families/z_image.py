@@ -149,7 +149,7 @@ def load(settings: Settings, seed: int) -> Family:
         partial(denoise, transformer),
         {"transformer": transformer, "vae": autoencoder.net},
         {"transformer": TRANSFORMER, "vae": KL_AUTOENCODER},
-        autoencoder,
+        replace(autoencoder, most_tokens=transformer.most_side),
         texts,
         PipelineExporter(settings, {_MARK: told}, {}),
         distilled="Tongyi-MAI/Z-Image" if told else "",

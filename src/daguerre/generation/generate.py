@@ -96,6 +96,8 @@ class GeneratedImage:
     """[H, W, 3] uint8."""
     truncated: Mapping[str, str] = field(default_factory=dict)
     """The truncation of a `prompt` or a `negative_prompt` that is longer than the family reads, in words."""
+    is_finite: Tensor | None = None
+    """True if all numbers of the clean sample are; on its device, as images that are only planned have none."""
 
 
 class Stopped(Exception):
@@ -129,7 +131,21 @@ def generate(
         if stop():
             raise Stopped
         with oom.explained("generating images", lambda: advice.of_generating(sampling)):
-            yield from generate_batch(parts, sampling, batch, steering)
+            for image in generate_batch(parts, sampling, batch, steering):
+                _check_finite(image)
+                yield image
+
+
+def _check_finite(image: GeneratedImage) -> None:
+    """UserError for NaN or infinity, which would be a black image without a word."""
+    if image.is_finite is not None and not image.is_finite:
+        request = image.request
+        raise UserError(
+            f"image {request.number} (seed {request.seed}) has NaN or infinity in place of a picture: weights hold "
+            "such numbers (of the model, of a LoRA, or of a run whose loss became NaN), or numbers in 16 bits "
+            "overflow: try training.mixed_precision=no, then the base without LoRAs",
+            code="failed",
+        )
 
 
 def in_order(
@@ -189,6 +205,7 @@ def generate_batch(
     read = {"prompt": [prompt.text for prompt in texts]}
     read |= {"negative_prompt": [prompt.negative for prompt in texts]} if runs_null else {}
     truncated = {name: family.truncated(sides) for name, sides in read.items()}
+    is_finite_B = x0.isfinite().flatten(1).all(1)
     for rows in _cut(len(batch), batch[0].size_px):
         for i, pixels in enumerate(family.decode(latents[rows]), rows.start):
             if MASK in images[i] and batch[i].keep_unmasked:
@@ -197,7 +214,7 @@ def generate_batch(
                 top, left, height, width = shown
                 pixels = pixels[top : top + height, left : left + width]
             cut = {name: found[i] for name, found in truncated.items() if i in found}
-            yield GeneratedImage(batch[i], pixels, cut)
+            yield GeneratedImage(batch[i], pixels, cut, is_finite_B[i])
 
 
 def _check_guidance(family: Family, batch: Sequence[ImageRequest]) -> None:

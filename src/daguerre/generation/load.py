@@ -29,7 +29,7 @@ from daguerre.families.pretrained import catalogue
 from daguerre.generation import hub_models
 from daguerre.models.family import Family
 from daguerre.models.schedulers.scheduler import other_sampling
-from daguerre.models.settings import ASSISTANT, BASE, INDEX, SCHEDULER, SINGLE_FILES, PretrainedSettings
+from daguerre.models.settings import ASSISTANT, BASE, GGUF, INDEX, SCHEDULER, SINGLE_FILES, PretrainedSettings
 from daguerre.models.weights import index, single_files
 from daguerre.models.weights.files import read_json
 from daguerre.models.weights.resolve import Options
@@ -96,7 +96,7 @@ def find(target: str, place: Sequence[str], base: bool, given: Sequence[str] = (
             f"no run given. Pass a run folder, such as runs/quickstart, or a recipe ({known})", code="missing"
         )
     folder = local_copy.located(hub_models.place(target) if hub_models.known(target) else target)
-    if folder.is_file() and folder.suffix in SINGLE_FILES:
+    if folder.is_file() and folder.suffix in (*SINGLE_FILES, GGUF):
         return _of_file(target, folder, place, _opening(given))
     if not folder.is_dir() or target in recipe.shipped():
         return _of_recipe(target, place, base, planned)

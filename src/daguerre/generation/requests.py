@@ -239,7 +239,7 @@ class RequestList:
         ):
             if given and not inputs.get(wanted):
                 raise UserError(
-                    f"{name} is for requests with a {wanted}, and none has one: give {wanted}=FILE or remove {name}",
+                    f"{name} acts on requests that have {wanted}=FILE, and none has: give one or remove {name}",
                     code="unused",
                     setting=name,
                 )

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from daguerre.models.schedulers.scheduler import Schedulers
     from daguerre.samplers.guidance import Guidance
 
-SINGLE_FILES = (".safetensors", ".ckpt", ".pt", ".bin")
+SAFETENSORS = (".safetensors", ".sft")
+"""Endings of one format; the second is that of Black Forest Labs' first files."""
+GGUF = ".gguf"
+SINGLE_FILES = (*SAFETENSORS, ".ckpt", ".pt", ".bin")
 """Suffixes of files that hold a model, or one of its networks."""
 BASE = "base"
 """A component of `pretrained_model_name_or_path`."""

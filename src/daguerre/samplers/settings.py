@@ -100,7 +100,7 @@ class SamplingSettings(Settings):
     """Images at each save (spread over the prompts), or images of one prompt in `generate`."""
     batch_size: int = Field(16, ge=1, json_schema_extra=FREE)
     """Images generated at once. It changes memory and speed, not images."""
-    seed: int = Field(0, ge=0, json_schema_extra=FREE)
+    seed: int = Field(0, ge=0, le=1 << 62, json_schema_extra=FREE)
     """Image i starts from the noise of seed + i alone."""
 
     unused_when: ClassVar[tuple[Unused, ...]] = (

@@ -108,6 +108,12 @@ def test_what_changes_used_weights_is_refused(tmp_path, xl, more, said):
         converted(tmp_path, xl, more)
 
 
+def test_a_scale_without_dims_meets_a_weight_of_one_row():
+    weight = torch.tensor([[2.0, 3.0]]).to(torch.float8_e4m3fn)  # as Krea 2's joins its states
+    found = beside.multiplied({"x.weight": weight, "x.weight_scale": torch.tensor(0.5)})
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {"x.weight": [[1.0, 1.5]]}
+
+
 def test_forms_that_are_not_plain_are_refused(tmp_path, xl):
     stored, meant = quantised(xl, scale="weight_scale")
     turned = {name.removesuffix(".weight"): {**FORM, "convrot": True} for name in meant}
@@ -290,9 +296,13 @@ def test_one_network_out_of_a_file_is_held_to_the_same(tmp_path, xl):
 def test_other_kinds_of_files_are_refused_by_their_suffix(tmp_path):
     from daguerre.models.weights import resolve
 
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(UserError, match=r"a single-file checkpoint ends with .safetensors"):
-        resolve.locate(str(tmp_path / "model.gguf"), {})
+    for name, said in (
+        ("model.gguf", "GGUF holds weights of few bits"),
+        ("model.zip", "ends with .safetensors or .sft"),
+    ):
+        (tmp_path / name).write_bytes(b"GGUF")
+        with pytest.raises(UserError, match=said):
+            resolve.locate(str(tmp_path / name), {})
 
 
 def test_a_stage_of_cascade_is_held_to_the_same(tmp_path):

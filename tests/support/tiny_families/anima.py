@@ -18,7 +18,7 @@ from transformers import Qwen3Model
 from wrong import Writer, Wrong
 
 NUMBERS = {"in_channels": 16, "out_channels": 16, "num_attention_heads": 4, "attention_head_dim": 16, "num_layers": 2}
-NUMBERS |= {"mlp_ratio": 2.0, "text_embed_dim": 32, "adaln_lora_dim": 8, "max_size": (4, 64, 64)}
+NUMBERS |= {"mlp_ratio": 2.0, "text_embed_dim": 32, "adaln_lora_dim": 8, "max_size": (4, 128, 128)}
 NUMBERS |= {"rope_scale": (1.0, 4.0, 4.0), "extra_pos_embed_type": None}
 CONDITIONER = {"source_dim": tiny_texts.WIDTH, "target_dim": 32, "model_dim": 32, "num_layers": 2}
 CONDITIONER |= {"num_attention_heads": 2, "target_vocab_size": 98, "min_sequence_length": 48}
@@ -82,6 +82,7 @@ WRONG = {
     ),
     "words": Wrong("model.t5_tokenizer={words_of_clip}/tokenizer", "embeds 98: give T5's tokenizer"),
     "tokenizer": Wrong("model.t5_tokenizer={qwen3}/tokenizer", "cannot be read as a tokenizer of T5"),
+    "large images": Wrong("generate width=1040", "places for sides of 1024 px at most"),
     "window": Wrong("model.max_sequence_length=500", "the text conditioner was made for 48 tokens"),
     "distilled": Wrong("model.is_distilled=true", "train circlestone-labs/Anima-Base-v1.0-Diffusers"),
     "long prompts": Wrong("model.long_prompts=true", "model.long_prompts"),

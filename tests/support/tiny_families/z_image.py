@@ -49,6 +49,7 @@ WRONG = {
     "text encoder": Wrong("model.text_encoder={sd} model.tokenizer={sd}", "text encoders can be"),
     "autoencoder": Wrong("model.vae={qwen_vae}", "latents are made by AutoencoderKL"),
     "transformer": Wrong("model.transformer={wide}", "cap_feat_dim is 48, and the other networks give 32"),
+    "large images": Wrong("generate height=1040", "places for sides of 1024 px at most"),
     "places": Wrong("model.max_sequence_length=993", "has places for 992 tokens"),
     "distilled": Wrong(
         "model.pretrained_model_name_or_path={turbo}", "train Tongyi-MAI/Z-Image, and generate with this one"

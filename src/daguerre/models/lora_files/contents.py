@@ -9,6 +9,7 @@ from daguerre import documents
 from daguerre.errors import UserError
 from daguerre.models.lora_files import numbered, peft
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE, METADATA
+from daguerre.models.settings import SAFETENSORS
 from daguerre.models.weights import index, seals
 from daguerre.models.weights.files import opened, read_json
 
@@ -83,7 +84,7 @@ def contents_of(place: Path) -> Contents:
 
 
 def _file(path: Path) -> Contents:
-    if path.suffix != ".safetensors":
+    if path.suffix not in SAFETENSORS:
         raise UserError(f"{path}: only .safetensors files are read: others can run code when they are opened")
     seals.check(path)
     with opened(path) as file:

@@ -43,6 +43,8 @@ class VAE:
     """Draw each latent from its posterior; else take the posterior's mean."""
     patch: int = 1
     """Side in latent pixels of a token of the denoiser: sides of latents are multiples of it."""
+    most_tokens: int | None = None
+    """Most tokens to a side for which the denoiser has places; None: any number."""
 
     @property
     def kind(self) -> LatentNetwork:
@@ -67,7 +69,16 @@ class VAE:
         return {}
 
     def latent_shape(self, pixel_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return latent_shape(self.net, pixel_shape, self.patch)
+        shape = latent_shape(self.net, pixel_shape, self.patch)
+        if self.most_tokens is not None and max(shape[1:]) > self.most_tokens * self.patch:
+            height, width = pixel_shape[1:]
+            most_px = self.most_tokens * self.patch * factor(self.net)
+            raise UserError(
+                f"images of {height}x{width} px do not fit this model, which has places for sides of {most_px} px at "
+                "most: make data.resolution smaller (for generating: height and width)",
+                setting="data.resolution",
+            )
+        return shape
 
     def random_inputs(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
         """`posterior` as `posterior_noise` has it; {} where the posterior's mean is taken."""

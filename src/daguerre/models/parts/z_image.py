@@ -30,6 +30,11 @@ class TextToImage(ZImageTransformer2DModel):
         """Most tokens of a text for which there are places on the first axis, with one behind them for the image."""
         return int((self.config.axes_lens[0] - 2) // SEQ_MULTI_OF * SEQ_MULTI_OF)
 
+    @property
+    def most_side(self: Any) -> int:
+        """Most tokens to a side of an image."""
+        return int(min(self.config.axes_lens[1:]))
+
     def forward(self: Any, x_BCHW: Tensor, time_B: Tensor, text_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         """The velocity [B, C, H, W], with the library's sign, of noisy latents at the time 0 (noise) to 1 (clean).
         `mask_BT` is True for tokens of text and False for the padding behind them; None: all are text."""

@@ -79,8 +79,8 @@ def _is_plain(form: Any) -> bool:
 
 
 def _fits(scale: Tensor, weight: Tensor) -> bool:
-    of_rows = weight.ndim > 0 and scale.numel() == weight.shape[0] and scale.shape[0] == weight.shape[0]
-    return scale.is_floating_point() and (scale.numel() == 1 or of_rows)
+    of_rows = scale.numel() == 1 or scale.shape[:1] == (scale.numel(),) == weight.shape[:1]
+    return scale.is_floating_point() and of_rows
 
 
 def check(

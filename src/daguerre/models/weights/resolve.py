@@ -21,7 +21,7 @@ from daguerre.models.weights import architectures, index, pickled, single_files
 from daguerre.models.weights.files import shards, variants
 
 SHIPPED = Path(__file__).parents[2] / "assets"
-_HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+)/(\S+\.(?:safetensors|ckpt|pt|bin))")
+_HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+)/(\S+\.(?:safetensors|sft|ckpt|pt|bin))")
 
 Files = tuple[tuple[str, ...], ...]
 """Files of a component, each by the names that it can have: one of them must be there."""

@@ -21,6 +21,7 @@ from daguerre.families.stable_diffusion.single_file.configs import PipelineConfi
 from daguerre.families.stable_diffusion.single_file.layout import LAYOUTS, Place
 from daguerre.models.parts.text import tokenizers
 from daguerre.models.parts.text.names import with_wrapper
+from daguerre.models.settings import GGUF, SAFETENSORS
 from daguerre.models.weights import beside, conversion_cache, pickled
 from daguerre.models.weights.files import opened, write_json
 from daguerre.models.weights.original_names import unpacked
@@ -99,9 +100,15 @@ def unused(names: Iterable[str], used: set[str]) -> list[str]:
 
 def _check_suffix(path: Path, pickled_weights: bool) -> None:
     check_regular(path)
-    if path.suffix not in (".safetensors", *PICKLED):
+    if path.suffix == GGUF:
         raise UserError(
-            f"{path}: a single-file checkpoint ends with .safetensors or, if it is an old one, with "
+            f"{path}: GGUF holds weights of few bits in a form that is not read here: take the model's .safetensors, "
+            "of which training.base_precision=int8 or nf4 keeps few bits, too",
+            code="unsupported",
+        )
+    if path.suffix not in (*SAFETENSORS, *PICKLED):
+        raise UserError(
+            f"{path}: a single-file checkpoint ends with {' or '.join(SAFETENSORS)} or, if it is an old one, with "
             f"{', '.join(PICKLED)}",
             code="unsupported",
         )
@@ -134,8 +141,8 @@ def convert(
     if not layout.components(tensors):
         raise UserError(
             f"{path} is not in the original layout of Stable Diffusion; it has {len(tensors)} tensors such as "
-            f"{', '.join(sorted(tensors)[:3])}. A single network with diffusers' names can be set as model.unet, "
-            "model.vae ...",
+            f"{', '.join(sorted(tensors)[:3])}. A file of one network is set beside a base: model.transformer, "
+            "model.unet, model.vae ...",
             code="unsupported",
         )
     tensors, notices = _chosen(tensors, weights, path)
