@@ -244,6 +244,7 @@ def test_targets_choose_layers(targets, pipelines):
     [
         ("adapter.targets=[to_q, q_proj, to_z]", "targets to_z are no linear layers or convolutions of unet"),
         ("adapter.targets=[to_q]", "no layer of the LoRA's targets (to_q) is in text_encoder"),
+        ("adapter.targets=[attention, ff]", "these are kinds of layers: set targets=attention+ff"),
         ("adapter.ranks.vae=4", "vae is not a component that model.family=sd can train"),
         ("adapter.rank=0", "adapters.lora.rank"),
         ("train_text_encoder=true", "adapters.lora.ranks.text_encoder"),

@@ -385,11 +385,13 @@ def attach(settings: Settings, model: Family, seed: int) -> LoRA:
 
 
 def _without_targets(component: str, network: Network, settings: Settings) -> UserError:
-    asked = settings.targets if isinstance(settings.targets, str) else ", ".join(settings.targets)
-    known = ", ".join([*network.facts.layers, "all"])
+    listed = () if isinstance(settings.targets, str) else settings.targets
+    asked, kinds = ", ".join(listed) or settings.targets, [*network.facts.layers, "all"]
+    way = f"set targets to what it has ({', '.join(kinds)}, several joined by +, or a list of layers' names)"
+    if listed and {*listed} <= {*kinds}:
+        way = f"a list is one of layers' names, and these are kinds of layers: set targets={'+'.join(listed)}"
     return UserError(
-        f"no layer of the LoRA's targets ({asked}) is in {component}: set targets to what it has ({known}, several "
-        f"joined by +, or a list of layers' names), or ranks.{component}=null",
+        f"no layer of the LoRA's targets ({asked}) is in {component}: {way}, or ranks.{component}=null",
         code="empty",
     )
 
