@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 
 import forked_runs
 import pytest
@@ -15,7 +16,8 @@ from daguerre.assembly import swapped
 from daguerre.assembly.parts import Components, build, outline
 from daguerre.cli import main
 from daguerre.config import config as configs
-from daguerre.memory import peak, static
+from daguerre.errors import UserError
+from daguerre.memory import estimate, peak, static, waiting
 from daguerre.training.performance import offloading
 from daguerre.types import waits
 
@@ -198,3 +200,53 @@ def test_the_plan_counts_device_and_host(place):
 def test_what_it_does_not_go_with_is_refused(place, more, why, capsys):
     assert main.run(["plan", str(place.recipe), *place.given(SWAP, *more)]) == errors.REFUSED
     assert re.search(why, " ".join(capsys.readouterr().err.split()))
+
+
+@dataclass
+class Held:
+    """Steps that take what is held, and nothing more."""
+
+    count: static.MemoryCount
+
+    def peak(self, micro: int) -> peak.Peak:
+        return peak.Peak(micro, self.count.whole, 0, 0, 0)
+
+
+def test_as_many_blocks_wait_as_a_planned_step_needs(place, monkeypatch):
+    monkeypatch.setattr(estimate, "simulated_step", lambda target, parts, count: Held(count))
+    given = place.config("training.swap_blocks=auto")
+
+    def held(count):
+        one = swapped.fixed(given, count)
+        return static.count(one, outline(one), one.mesh.resolved(1, 1)).whole
+
+    def found(card):
+        def target_of(one):
+            return replace(estimate.of(one, one.mesh.resolved(1, 1), None), card=card)
+
+        return waiting.found(given, target_of)
+
+    every = swapped.there(outline(place.config()).family)
+    assert found(held(0)) == (0, "training.swap_blocks=auto: no block needs to wait, 0 B stay free")
+    for enough in (every, every // 2):
+        count, said = found(held(enough))
+        assert held(count) <= held(enough)
+        assert held(count - 2) > held(enough), "more wait than are needed"
+        assert said.startswith(f"training.swap_blocks=auto: {count} of {every} blocks wait, ")
+    with pytest.raises(UserError, match=f"and 1 B with all {every} blocks in the host's memory"):
+        found(held(every) - 1)
+    assert found(None) == (0, "training.swap_blocks=auto: no block waits, as a CPU's memory is the host's")
+
+
+def test_a_run_and_a_plan_have_the_number_that_was_found(place, monkeypatch, capsys):
+    monkeypatch.setattr(waiting, "found", lambda *given: (5, "five wait"))
+    assert place.train("open", "training.swap_blocks=auto", "training.duration=1 steps") == errors.DONE
+    said = capsys.readouterr().out
+    assert "five wait" in said
+    assert "5 blocks of unet wait in the host's memory" in said
+    assert configs.load(str(place.folder / "open")).config.training.swap_blocks == 5
+    for command in (["plan"], ["train", "--dry-run"]):
+        assert main.run([*command, str(place.recipe), *place.given("training.swap_blocks=auto")]) == errors.DONE
+        assert "five wait" in " ".join(capsys.readouterr().out.split())
+    assert main.run(["bench", str(place.recipe), *place.given("training.swap_blocks=auto")]) != errors.DONE
+    assert "give it, or 0, here" in " ".join(capsys.readouterr().out.split())

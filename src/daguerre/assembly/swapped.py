@@ -15,7 +15,8 @@ from daguerre.models.network import Network
 from daguerre.training.performance.swapping import AT_ONCE, Swap
 from daguerre.types import wait
 
-_SETTING = "training.swap_blocks"
+SETTING = "training.swap_blocks"
+AUTO = "auto"
 Chosen = Mapping[str, Sequence[nn.Module]]
 """The blocks that wait, by component."""
 
@@ -25,6 +26,12 @@ def chosen(config: Config, family: Family) -> Chosen:
     are no such blocks, fewer than are asked for, or so few are asked for that none would wait."""
     if not config.training.swap_blocks:
         return {}
+    if config.training.swap_blocks == AUTO:
+        raise UserError(
+            f"{SETTING}={AUTO} is for `daguerre train` and `daguerre plan`, which find a number: give it, or 0, here",
+            code="unsupported",
+            setting=SETTING,
+        )
     found = {}
     for name, network in family.networks.items():
         if network.denoises:
@@ -35,6 +42,16 @@ def chosen(config: Config, family: Family) -> Chosen:
             # At even distances: while the blocks between two of them compute, the next one is copied.
             found[name] = [every[(i + 1) * len(every) // count - 1] for i in range(count)] if every else []
     return found
+
+
+def fixed(config: Config, count: int) -> Config:
+    """The config with this number of blocks that wait."""
+    return config.model_copy(update={"training": config.training.model_copy(update={"swap_blocks": count})})
+
+
+def there(family: Family) -> int:
+    """The blocks of the denoiser that could wait."""
+    return sum(len(_outermost(each)) for each in family.networks.values() if each.role == "denoiser")
 
 
 def mark(found: Chosen, family: Family) -> None:
@@ -66,7 +83,7 @@ def notices(config: Config, swaps: Mapping[str, Swap], processes: int = 1) -> li
     for name, swap in swaps.items():
         on_node = f" ({format_size(processes * swap.held_bytes)} on a node)" if processes > 1 else ""
         lines.append(
-            f"{_SETTING}={config.training.swap_blocks}: {len(swap)} blocks of {name} wait in the host's memory, "
+            f"{SETTING}={config.training.swap_blocks}: {len(swap)} blocks of {name} wait in the host's memory, "
             f"{format_size(swap.held_bytes)} of each process{on_node}; {AT_ONCE} of them are on the device at once, "
             f"{format_size(swap.largest_bytes)}"
         )
@@ -99,4 +116,4 @@ def _check(config: Config, name: str, network: Network, every: Sequence[nn.Modul
         why = f"the weights of {name} are trained, and only frozen ones wait"
         way = "train a LoRA, or remove the setting"
     if why:
-        raise UserError(f"{_SETTING}={asked} cannot act: {why}: {way}", code="conflict", setting=_SETTING)
+        raise UserError(f"{SETTING}={asked} cannot act: {why}: {way}", code="conflict", setting=SETTING)

@@ -29,6 +29,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from daguerre.assembly import swapped
 from daguerre.assembly.batch_sizes import shared_out
 from daguerre.cli.options import plan_images
 from daguerre.cli.options.plan_options import Options
@@ -37,11 +38,11 @@ from daguerre.cli.train import check_trains
 from daguerre.config import config as configs
 from daguerre.config import options as config_options
 from daguerre.config import overrides
-from daguerre.config.config import Loaded
+from daguerre.config.config import Config, Loaded
 from daguerre.config.errors import NOTHING, ConfigError
 from daguerre.errors import DONE, REFUSED
 from daguerre.formatting import titled
-from daguerre.memory import estimate, remedies, report, static
+from daguerre.memory import estimate, remedies, report, static, waiting
 from daguerre.memory.estimate import Say, Step, Target
 from daguerre.memory.remedies import Fitting
 from daguerre.memory.static import MemoryCount
@@ -55,7 +56,22 @@ def run(arguments: list[str]) -> int:
     if "--generate" in given.flags:
         return plan_images.run(given, rest, options)
     loaded, target = prepared(given.recipe, rest, options)
+    if loaded.config.training.swap_blocks == swapped.AUTO:
+        rest, line = _with_blocks(rest, options, loaded, target)
+        loaded, target = prepared(given.recipe, rest, options)
+        loaded = replace(loaded, notices=(*loaded.notices, line))
     return planned(given, rest, options, loaded, target)
+
+
+def _with_blocks(rest: Sequence[str], options: Options, loaded: Loaded, target: Target) -> tuple[list[str], str]:
+    """The overrides with the number of blocks that wait, which the recipe leaves open, and a line about it."""
+
+    def target_of(config: Config) -> Target:
+        return estimate.of(config, target.mesh, options.card, target.sizes, options.ram)
+
+    with Stages() as stages:
+        count, line = waiting.found(loaded.config, target_of, stages.say)
+    return [*rest, f"{swapped.SETTING}={count}"], line
 
 
 def planned(given: overrides.Arguments, rest: Sequence[str], options: Options, loaded: Loaded, target: Target) -> int:

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from daguerre.assembly import left_out
+from daguerre.assembly import left_out, swapped
 from daguerre.assembly.parts import Components, build, load
 from daguerre.caching import cache, fill, mend
 from daguerre.caching.cache import Wanted
@@ -103,7 +103,8 @@ class Opened(NamedTuple):
 @contextmanager
 def opened(loaded: Loaded, storage: RunStorage, anew: bool = False) -> Iterator[Opened]:
     """The cache of a recipe without a run, with all processes that were launched. UserError without a cache."""
-    config = loaded.config
+    open_number = loaded.config.training.swap_blocks == swapped.AUTO
+    config = swapped.fixed(loaded.config, 0) if open_number else loaded.config  # no denoiser computes here
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignals(launched=environment.read().launcher != "none"))
         processes = stack.enter_context(process_group(config, storage, stop))

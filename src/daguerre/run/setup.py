@@ -39,6 +39,7 @@ from daguerre.distributed.watchdog.watchdog import may_come_from_others
 from daguerre.errors import UserError
 from daguerre.formatting import format_duration
 from daguerre.memory import advice as memory_advice
+from daguerre.memory import waiting
 from daguerre.objectives.objective import REFERENCE
 from daguerre.report import page
 from daguerre.run import (
@@ -214,9 +215,12 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     # 5. a first batch: data that cannot be planned or read is refused while the folder is as it was;
     # 6. the record, and only then what goes on writing: metrics, saves, the reason of a failure.
     loaded = replace(loaded, config=caption_words.fixed(loaded.config))
-    config, leads = loaded.config, processes.leads
-    processes.agreement.run_on_rank0(lambda: trackers.check(config.logging))
+    leads = processes.leads
+    processes.agreement.run_on_rank0(lambda: trackers.check(loaded.config.logging))
     origin = _origin(loaded, storage, processes)
+    config, of_blocks = waiting.fixed(
+        loaded.config, origin.mesh, origin.sizes, processes.device, processes.agreement.run_on_rank0
+    )
     model = _model(config, origin, processes, stop)
     chosen = _samples(config, origin.point, model.parts, processes)
     config, pace, every, of_lengths = _lengths(config, origin, chosen.dataset)
@@ -251,7 +255,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
         base=model.base,
     )
     stack.push(partial(_record_failure, run))
-    found = [*loaded.notices, *origin.point.notices, *origin.sizes.notices, *model.notices, *chosen.notices]
+    found = [*loaded.notices, *of_blocks, *origin.point.notices, *origin.sizes.notices, *model.notices, *chosen.notices]
     found += of_captions
     return _announced(run, batch, [*_of_mesh(origin, processes), *found, *of_lengths, *_of_data(run)], storage)
 

@@ -31,8 +31,8 @@ Size = Annotated[str, AfterValidator(_sized)]
 """A text that `bytes_of` reads."""
 
 
-Blocks = Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=r"^(?:100|[1-9]?\d)(?:\.\d+)?%$")]
-"""A number of blocks, or a share of them in per cent."""
+Blocks = Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=r"^(?:100|[1-9]?\d)(?:\.\d+)?%$")] | Literal["auto"]
+"""A number of blocks, or a share of them in per cent; auto: one that is found."""
 
 
 def largest_divisor(whole: int, at_most: int) -> int:
@@ -86,8 +86,9 @@ class TrainingSettings(Settings):
     the same numbers. Another way is a cache of captions (cache.path)."""
     swap_blocks: Blocks = Field(0, json_schema_extra=FREE)
     """Blocks of the denoiser, at even distances, whose frozen weights wait in the host's memory: a number of them, or a
-    share such as "50%"; 0 for none. Two of them at a time are on the device, one that computes and the next one, so
-    that three are the fewest. Less memory, the same numbers."""
+    share such as "50%"; 0 for none; auto: as many as a step by `daguerre plan` needs to have room in the free memory
+    of the device at the run's first start, which the run keeps. Two of them at a time are on the device, one that
+    computes and the next one, so that three are the fewest. Less memory, the same numbers."""
     offload_activations: bool = Field(False, json_schema_extra=FREE)
     """Activations wait in the host's memory between the forward and the backward pass: less memory, the same numbers.
     With gradient_checkpointing these are what goes into each block, which is little to copy."""

@@ -84,6 +84,7 @@ WRONG = {
     "tokenizer": Wrong("model.t5_tokenizer={qwen3}/tokenizer", "cannot be read as a tokenizer of T5"),
     "large images": Wrong("generate width=1040", "places for sides of 1024 px at most"),
     "window": Wrong("model.max_sequence_length=500", "the text conditioner was made for 48 tokens"),
+    "narrow window": Wrong("model.max_sequence_length=1", "so that none is left for a text: set 2 or more"),
     "distilled": Wrong("model.is_distilled=true", "train circlestone-labs/Anima-Base-v1.0-Diffusers"),
     "long prompts": Wrong("model.long_prompts=true", "model.long_prompts"),
     "guidance": Wrong("generate guidance_scale=0.5", "1 are no guidance"),

@@ -14,6 +14,7 @@ from daguerre.data.loading.loader import Loading
 from daguerre.data.sources import huggingface
 from daguerre.errors import Absent
 from daguerre.formatting import columns, wrapped
+from daguerre.memory import waiting
 from daguerre.run import class_images, lengths, probe, reconstruction, resume, samples, schedule, summary, trackers
 from daguerre.run.storage import RunStorage
 from daguerre.training import device
@@ -24,19 +25,21 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
     """Prints the description, with all settings if `full`; returns the exit code."""
     config = caption_words.fixed(loaded.config)
     start = resume.foresee_start(replace(loaded, config=config), storage)
+    known = start.global_batch_size
+    sizes = batch_sizes(config) if known is None else batch_sizes(config, known, held=held(loaded))
+    here = device.choose_device(config.training.device)
+    config, of_blocks = waiting.fixed(config, config.mesh.resolved(1, 1), sizes, here)
     parts = outline(config)
     device.prepare(config.training, parts.device)  # for its UserErrors
     trained = {name: p for name, p in parts.net.named_parameters() if p.requires_grad}
     optimizer.build(config.optimizer, trained)  # for its UserErrors: patterns, libraries, devices
     samples.check(config, parts)
     trackers.check(config.logging)
-    known = start.global_batch_size
-    sizes = batch_sizes(config) if known is None else batch_sizes(config, known, held=held(loaded))
     check_uncut_batches(config, sizes, parts.objective, parts.net)
     if start.checkpoint is None:
         class_images.check_prediction(config, parts)
     data = class_images.planned(config) if start.checkpoint is None else []
-    dataset, notices = None, [*loaded.notices, *start.notices, *sizes.notices]
+    dataset, notices = None, [*loaded.notices, *of_blocks, *start.notices, *sizes.notices]
     try:
         with huggingface.from_cache_alone():
             if data:

@@ -35,6 +35,7 @@ from torch import Tensor
 from transformers import CLIPTokenizer
 
 from daguerre import documents
+from daguerre.errors import UserError
 
 WORD_END = "</w>"
 START, END = "<|startoftext|>", "<|endoftext|>"
@@ -162,7 +163,13 @@ def windows(
     `kept` are the tokens at a text's end that stay where a text of one window is cut.
     """
     start, end = ends(tokenizer)
-    size = room(tokenizer, length)
+    if (size := room(tokenizer, length)) < 1:
+        own = len(start) + len(end)
+        raise UserError(
+            f"model.max_sequence_length is {length}, and {own} of a window's tokens are its start and end, so that "
+            f"none is left for a text: set {own + 1} or more",
+            setting="model.max_sequence_length",
+        )
     bodies = read(tokenizer, texts)
     # Cut in the middle: the template's end says that the caption is over, and its features are read, too.
     if kept:
