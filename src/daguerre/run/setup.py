@@ -185,6 +185,9 @@ class _Origin(NamedTuple):
     store: ShardedStore
     point: resume.StartPoint
     sizes: BatchSizes
+    config: Config
+    """With the number of blocks that wait."""
+    notices: list[str]
 
 
 class _Model(NamedTuple):
@@ -215,12 +218,9 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     # 5. a first batch: data that cannot be planned or read is refused while the folder is as it was;
     # 6. the record, and only then what goes on writing: metrics, saves, the reason of a failure.
     loaded = replace(loaded, config=caption_words.fixed(loaded.config))
-    leads = processes.leads
     processes.agreement.run_on_rank0(lambda: trackers.check(loaded.config.logging))
     origin = _origin(loaded, storage, processes)
-    config, of_blocks = waiting.fixed(
-        loaded.config, origin.mesh, origin.sizes, processes.device, processes.agreement.run_on_rank0
-    )
+    config, leads = origin.config, processes.leads
     model = _model(config, origin, processes, stop)
     chosen = _samples(config, origin.point, model.parts, processes)
     config, pace, every, of_lengths = _lengths(config, origin, chosen.dataset)
@@ -255,7 +255,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
         base=model.base,
     )
     stack.push(partial(_record_failure, run))
-    found = [*loaded.notices, *of_blocks, *origin.point.notices, *origin.sizes.notices, *model.notices, *chosen.notices]
+    found = [*loaded.notices, *origin.notices, *model.notices, *chosen.notices]
     found += of_captions
     return _announced(run, batch, [*_of_mesh(origin, processes), *found, *of_lengths, *_of_data(run)], storage)
 
@@ -265,7 +265,9 @@ def _origin(loaded: Loaded, storage: RunStorage, processes: Processes) -> _Origi
     mesh = config.mesh.resolved(world.size, world.nodes)
     store = state_io.store(storage, _ranks(config, processes))
     point = resume.find_start(loaded, storage.folder, store, processes)
-    return _Origin(mesh, store, point, shared_out(loaded, mesh, point.global_batch_size))
+    sizes = shared_out(loaded, mesh, point.global_batch_size)
+    config, of_blocks = waiting.fixed(config, mesh, sizes, processes.device, processes.agreement.run_on_rank0)
+    return _Origin(mesh, store, point, sizes, config, [*of_blocks, *point.notices, *sizes.notices])
 
 
 def _model(config: Config, origin: _Origin, processes: Processes, stop: StopSignals) -> _Model:

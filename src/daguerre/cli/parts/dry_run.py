@@ -6,9 +6,9 @@ It refuses what `train` refuses, as far as weights, other processes and object s
 from dataclasses import replace
 
 from daguerre.assembly import assistant, caption_words, float8_layers, quantized_base
-from daguerre.assembly.batch_sizes import batch_sizes, check_uncut_batches, held
+from daguerre.assembly.batch_sizes import BatchSizes, batch_sizes, check_uncut_batches, held
 from daguerre.assembly.parts import outline
-from daguerre.config.config import Loaded
+from daguerre.config.config import Config, Loaded
 from daguerre.data.dataset import open_dataset
 from daguerre.data.loading.loader import Loading
 from daguerre.data.sources import huggingface
@@ -21,14 +21,19 @@ from daguerre.training import device
 from daguerre.training.optimizers import optimizer
 
 
+def _cut(loaded: Loaded, config: Config, known: int | None) -> tuple[Config, BatchSizes, list[str]]:
+    """The config with the blocks that wait, the cut of its batches where a global batch is `known`, and notices."""
+    sizes = batch_sizes(config) if known is None else batch_sizes(config, known, held=held(loaded))
+    here = device.choose_device(config.training.device)
+    config, notices = waiting.fixed(config, config.mesh.resolved(1, 1), sizes, here)
+    return config, sizes, [*notices, *sizes.notices]
+
+
 def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
     """Prints the description, with all settings if `full`; returns the exit code."""
     config = caption_words.fixed(loaded.config)
     start = resume.foresee_start(replace(loaded, config=config), storage)
-    known = start.global_batch_size
-    sizes = batch_sizes(config) if known is None else batch_sizes(config, known, held=held(loaded))
-    here = device.choose_device(config.training.device)
-    config, of_blocks = waiting.fixed(config, config.mesh.resolved(1, 1), sizes, here)
+    config, sizes, of_cut = _cut(loaded, config, start.global_batch_size)
     parts = outline(config)
     device.prepare(config.training, parts.device)  # for its UserErrors
     trained = {name: p for name, p in parts.net.named_parameters() if p.requires_grad}
@@ -39,7 +44,7 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
     if start.checkpoint is None:
         class_images.check_prediction(config, parts)
     data = class_images.planned(config) if start.checkpoint is None else []
-    dataset, notices = None, [*loaded.notices, *of_blocks, *start.notices, *sizes.notices]
+    dataset, notices = None, [*loaded.notices, *start.notices, *of_cut]
     try:
         with huggingface.from_cache_alone():
             if data:

@@ -141,7 +141,7 @@ def convert(
     if not layout.components(tensors):
         raise UserError(
             f"{path} is not in the original layout of Stable Diffusion; it has {len(tensors)} tensors such as "
-            f"{', '.join(sorted(tensors)[:3])}. A file of one network is set beside a base: model.transformer, "
+            f"{', '.join(sorted(tensors)[:3])}. A file of one network goes with a base, as model.transformer, "
             "model.unet, model.vae ...",
             code="unsupported",
         )
