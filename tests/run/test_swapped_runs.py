@@ -248,5 +248,6 @@ def test_a_run_and_a_plan_have_the_number_that_was_found(place, monkeypatch, cap
     for command in (["plan"], ["train", "--dry-run"]):
         assert main.run([*command, str(place.recipe), *place.given("training.swap_blocks=auto")]) == errors.DONE
         assert "five wait" in " ".join(capsys.readouterr().out.split())
+    monkeypatch.chdir(place.folder)  # where it writes
     assert main.run(["bench", str(place.recipe), *place.given("training.swap_blocks=auto")]) != errors.DONE
     assert "give it, or 0, here" in " ".join(capsys.readouterr().out.split())
