@@ -19,6 +19,7 @@ from daguerre.assembly.batch_sizes import shared_out
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.cli import main, plan
 from daguerre.cli.launch import local as launch_local
+from daguerre.cli.options import plan_images
 from daguerre.config import config as configs
 from daguerre.config import recipe
 from daguerre.distributed.launch import local
@@ -49,6 +50,7 @@ def checked_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """`plan` and `launch` without what takes their time: after the checks nothing is computed, and nothing started."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan, "planned", lambda *_: errors.DONE)
+    monkeypatch.setattr(plan_images, "computed", lambda *_: errors.DONE)
     monkeypatch.setattr(local, "run", lambda command, count: errors.DONE)
     monkeypatch.setattr(launch_local.torch.cuda, "device_count", lambda: 8)
     return tmp_path
@@ -205,6 +207,15 @@ def test_every_plan_and_launch_command_of_the_docs_is_one_that_trains(checked_on
         assert main.run(words) == errors.DONE, shlex.join(words)
         for file in checked_only.glob("*.sbatch"):
             file.unlink()
+
+
+@pytest.mark.long
+def test_every_plan_of_images_of_the_docs_fits(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    images = [words for words in commands() if "--generate" in words]
+    assert images
+    for words in images:
+        assert main.run(words) == errors.DONE, shlex.join(words)
 
 
 def test_a_tiny_run_on_too_many_devices_writes_nothing(tmp_path, capsys):

@@ -36,6 +36,11 @@ def run(given: overrides.Arguments, rest: Sequence[str], options: Options) -> in
             code="unused",
             setting=odd[0],
         )
+    return computed(given, asked, options)
+
+
+def computed(given: overrides.Arguments, asked: generate_options.Arguments, options: Options) -> int:
+    """Computes and prints what images take; the exit code."""
     with Stages() as stages:
         stages.say("building the networks without weights")
         target = estimate.of(asked.config, asked.config.mesh.resolved(1, 1), options.card, None, options.ram)
