@@ -471,6 +471,27 @@ def test_statistics_that_are_not_whole_are_damaged(tmp_path):
         reference.of_file(str(path), "clip").moments()
 
 
+def _all_of(path):
+    found = reference.of_file(str(path), "clip")
+    return found.features(), found.moments().mean, found.moments().covariance
+
+
+def test_every_bit_of_a_reference_counts(tmp_path):
+    """Its header and its tensors; a file of an earlier version has no digests."""
+    rows = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
+    reference.write(path := tmp_path / "r.safetensors", {"images": 5}, {"clip": {}}, {"clip": rows})
+    whole = path.read_bytes()
+    assert (_all_of(path)[0] == rows).all()
+    for place in range(8, len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        with pytest.raises(UserError, match=r"r\.safetensors (cannot be read|has statistics by)"):
+            _all_of(path)
+    before = {"data": {"images": 5}, "networks": {"clip": {}}}
+    tensors = {"features clip": rows, "mean clip": rows.mean(0), "covariance clip": np.cov(rows.T)}
+    save_file(tensors, path, {"daguerre_reference": json.dumps(before)})
+    assert (reference.of_file(str(path), "clip").features() == rows).all()
+
+
 def test_every_bit_of_an_array_counts(tmp_path, capsys):
     """A cut, a flipped bit, and a file of an earlier version, which has no digest."""
     path, array = tmp_path / "a.npy", np.arange(12, dtype=np.float32).reshape(3, 4)
