@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from daguerre import regular
 from daguerre.errors import UserError
-from daguerre.regular import check_regular
 
 Made = TypeVar("Made")
 
@@ -75,8 +75,7 @@ def check_counts(config: Any, name: str = "") -> None:
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object of a file. OSError; ValueError for a file that holds anything else."""
-    check_regular(path)
-    found = parse(path.read_bytes())
+    found = parse(regular.content(path))
     if not isinstance(found, dict):
         raise ValueError(f"it holds a {type(found).__name__}, not a JSON object")
     return found

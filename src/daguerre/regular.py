@@ -19,6 +19,21 @@ def check_regular(path: Path) -> None:
         raise Irregular(errno.EINVAL, "is a pipe, a socket or a device, not a file", str(path))
 
 
+def content(path: Path) -> bytes:
+    """The bytes of a file. `Irregular` for anything that exists and is not a file; OSError."""
+    check_regular(path)
+    return path.read_bytes()
+
+
+def is_loop(path: str) -> bool:
+    """True of a link that leads back to itself, or on through too many others."""
+    try:
+        os.stat(path)
+    except (OSError, ValueError) as error:
+        return isinstance(error, OSError) and error.errno == errno.ELOOP
+    return False
+
+
 def is_odd(path: str) -> bool:
     """True of a pipe, a socket or a device; False of files, folders and texts that name nothing."""
     try:

@@ -1,14 +1,17 @@
 """A pipe, a socket or a device in the place of a file ends in a message: no verb waits for it."""
 
+import hashlib
 import json
 import os
 import signal
 import socket
 
 import pytest
+from fake_run import write_run
 from tiny_models import write_sd
 
 from daguerre import errors
+from daguerre.checkpoint import manifest
 from daguerre.cli import main
 from daguerre.documents import read_object
 from daguerre.errors import UserError
@@ -118,3 +121,36 @@ def test_what_recipes_and_folders_name_is_not_waited_for(odd, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps({"extends": str(odd / "pipe.yaml")}))
     assert main.run(["train", str(recipe)]) == errors.REFUSED
+
+
+RUN_FILES = ("status.json", "environment.json", "data.json", "evaluation.json", "metrics/metrics.jsonl", "config.yaml")
+
+
+@pytest.mark.parametrize("name", RUN_FILES)
+def test_a_report_waits_for_no_file_of_its_run(tmp_path, name):
+    """Pipes, and a device that never ends, are left out of the page as damaged files are."""
+    run = write_run(tmp_path / "run", steps=20, saves=1)
+    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path)):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).unlink(missing_ok=True)
+        make(run / name)
+        assert main.run(["report", str(run)]) in (errors.DONE, errors.REFUSED)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
+def test_a_checkpoint_with_a_pipe_is_damaged(tmp_path, name):
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    entry = manifest.Entry(kind="tensors", size_bytes=1, sha256=hashlib.sha256(b"x").hexdigest())
+    (tmp_path / "manifest.json").write_bytes(manifest.to_bytes({"model.safetensors": entry}))
+    manifest.verify(tmp_path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(manifest.Damaged, match=f"{name} is missing"):
+        manifest.verify(tmp_path)
+
+
+@pytest.mark.parametrize("words", ["init {}", "generate {} prompt=a", "train quickstart data.path={}", "report {}"])
+def test_links_that_lead_to_themselves(tmp_path, capsys, words):
+    os.symlink(tmp_path / "loop", tmp_path / "loop")
+    assert main.run(words.format(tmp_path / "loop").split()) == errors.REFUSED
+    assert "is a link that leads to itself" in capsys.readouterr().err

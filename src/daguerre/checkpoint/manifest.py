@@ -10,11 +10,12 @@ from hashlib import file_digest, sha256
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from daguerre import documents
+from daguerre import documents, regular
 from daguerre.checkpoint.atomic import to_json, write_durably
 from daguerre.errors import Code, UserError
 
 NAME = "manifest.json"
+_NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, regular.Irregular)
 FORMAT = 1
 
 Kind = Literal["tensors", "document", "file", "parts", "slices"]
@@ -66,8 +67,8 @@ def to_bytes(entries: Mapping[str, Entry], stored: Mapping[str, Any] | None = No
 def read(folder: Path) -> dict[str, Entry]:
     """The entries of a checkpoint by path. Damaged if there is no manifest or it differs from what was saved."""
     try:
-        data = (folder / NAME).read_bytes()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        data = regular.content(folder / NAME)
+    except _NO_FILE:
         raise Damaged(f"{folder.name}/{NAME} is missing: the save did not finish, or the file was removed") from None
     return from_bytes(data, folder.name)[0]
 
@@ -101,11 +102,12 @@ def verify(folder: Path, only: Collection[str] | None = None) -> None:
         if only is not None and path not in only:
             continue
         try:
+            regular.check_regular(folder / path)
             with (folder / path).open("rb") as file:
                 size_bytes = file.seek(0, 2)
                 file.seek(0)
                 digest = file_digest(file, "sha256").hexdigest() if size_bytes == entry.size_bytes else ""
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        except _NO_FILE:
             raise Damaged(f"{folder.name}/{path} is missing") from None
         _compare(f"{folder.name}/{path}", entry, size_bytes, digest)
 
@@ -113,8 +115,8 @@ def verify(folder: Path, only: Collection[str] | None = None) -> None:
 def read_file(folder: Path, path: str, entry: Entry) -> bytes:
     """The bytes of one file, verified as read. Damaged if they differ from what was saved."""
     try:
-        data = (folder / path).read_bytes()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        data = regular.content(folder / path)
+    except _NO_FILE:
         raise Damaged(f"{folder.name}/{path} is missing") from None
     _compare(f"{folder.name}/{path}", entry, len(data), sha256(data).hexdigest())
     return data

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from daguerre import documents, system
+from daguerre import documents, regular, system
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 from daguerre.errors import HELD, UserError
 from daguerre.fresh import FULL
@@ -198,7 +198,7 @@ def lock_holder(path: Path) -> Holder | None:
 def _elsewhere(path: Path) -> Holder | None:
     """Of a copy: who worked at the run when it was copied."""
     try:
-        return Holder(**documents.parse((path / ELSEWHERE).read_bytes()))
+        return Holder(**documents.parse(regular.content(path / ELSEWHERE)))
     except (OSError, ValueError, TypeError):
         return None
 

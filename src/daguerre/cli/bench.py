@@ -77,6 +77,8 @@ def _out(request: Request) -> Path:
     out = Path(request.options.out or f"bench-{Path(request.recipe).stem}.json")
     if not out.parent.is_dir():
         raise UserError(f"out={out}: there is no folder {out.parent}", code="missing", setting="out")
+    if out.is_dir():
+        raise UserError(f"out={out} is a folder: give the name of a file", code="conflict", setting="out")
     return out
 
 

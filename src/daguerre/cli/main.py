@@ -20,7 +20,7 @@ from typing import TextIO
 from daguerre import __version__, credentials, errors, faults
 from daguerre.errors import UserError
 from daguerre.fresh import FULL
-from daguerre.regular import is_odd
+from daguerre.regular import is_loop, is_odd
 
 FOLDER = Path(__file__).parent
 _PLUGINS = "DAGUERRE_PLUGINS"  # plugins.VARIABLE, without its imports
@@ -171,11 +171,14 @@ def _with_plugins(words: list[str]) -> list[str]:
 
 
 def _refuse_pipes(words: list[str]) -> None:
-    """UserError for a path in the arguments that is a pipe, a socket or a device: a verb that opens it may wait for
-    ever."""
+    """UserError for a path in the arguments that is a pipe, a socket or a device, as a verb that opens it may wait for
+    ever, and for a link that leads to itself."""
     for word in words:
         key, _, value = word.partition("=")
         inner = re.split(r"[\s,{}\[\]\"']+|:\s", value) if value.startswith(("{", "[")) else []
+        if loop := next((text for text in (word, value, *inner) if text and is_loop(text)), None):
+            what = f"{loop} is a link that leads to itself: give the file or folder that it stands for"
+            raise UserError(what, code="unsupported", setting=key if value else None)
         if odd := next((text for text in (word, value, *inner) if text and is_odd(text)), None):
             raise UserError(
                 f"{odd} is a pipe, a socket or a device, not a file or a folder: give a file",
@@ -216,7 +219,7 @@ def _report_os_error(error: OSError) -> int:
         print(f"daguerre: {error}", file=sys.stderr)
         return errors.FAILED
     full = error.errno in FULL
-    name = (error.filename2 if full else None) or error.filename  # of a copy the second, which could not be written
+    name = error.filename2 or error.filename  # of a copy or a new name the second, which could not be written
     if error.strerror is None or (name is None and not full):
         raise error
     where = "" if name is None else f": {name}"

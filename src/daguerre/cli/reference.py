@@ -70,6 +70,8 @@ def run(arguments: list[str]) -> int:
     asked.refuse({*Options.model_fields} - _ACTING, "the statistics of a data set")
     if not asked.options.out or not asked.words:
         raise UserError("give the data, and out=FILE for the statistics", code="missing", setting="out")
+    if Path(asked.options.out).expanduser().is_dir():
+        raise UserError(f"out={asked.options.out} is a folder: give a file's name", code="conflict", setting="out")
     if not asked.options.networks:
         raise UserError("networks.NAME=PATH is missing: features of which network?", code="missing", setting="networks")
     options = {name: _options(name, own.get("resize")) for name in asked.options.networks}

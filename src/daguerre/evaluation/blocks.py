@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from daguerre import regular
 from daguerre.checkpoint.atomic import locked, make_folder, write_bytes_atomically
 from daguerre.evaluation.metric import Incomplete
 from daguerre.generation.jobs import TaskShard
@@ -84,7 +85,7 @@ def save(path: Path, array: np.ndarray) -> None:
 def read(path: Path) -> np.ndarray:
     """The array of a file. OSError; ValueError for one that differs from what was written. Files of versions before 0.2
     have no digest, and are checked for their length alone."""
-    data = path.read_bytes()
+    data = regular.content(path)
     if data[-_TRAILER_BYTES:-_DIGEST_BYTES] == _MARK:
         data, digest = data[:-_TRAILER_BYTES], data[-_DIGEST_BYTES:]
         if xxhash.xxh3_128_digest(data) != digest:

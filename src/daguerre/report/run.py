@@ -15,6 +15,7 @@ import yaml
 from daguerre import documents
 from daguerre.checkpoint.run_dir import Holder, RunFolder, RunFolderError, lock_holder
 from daguerre.errors import UserError
+from daguerre.regular import check_regular
 from daguerre.tracking.curves import Curves
 from daguerre.tracking.followed import read_curves
 
@@ -214,6 +215,7 @@ def _try(path: Path, read: Callable[[Path], Any], problems: list[str]) -> Any:
         if path.suffix != ".jsonl" and (size := path.stat().st_size) > MOST_BYTES:
             problems.append(f"{path.name} has {size:,} bytes, more than such a file ever has: it is left out")
             return None
+        check_regular(path)
         return read(path)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         problems.append(f"{path.name}: cannot be read: {error}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from daguerre.regular import check_regular
 from daguerre.report.html import SMALL_PX, Html, data_address, element, is_small
 from daguerre.report.run import Run, Sample
 
@@ -70,6 +71,7 @@ def _side(sample: Sample, row: Sequence[Sample], shrink: float) -> int:
 def _embedded(path: Path, side_px: int) -> tuple[str | None, bool]:
     """A data address, None for what cannot be read, and whether the image is shown with hard edges."""
     try:
+        check_regular(path)
         with Image.open(path, formats=("PNG", "JPEG", "WEBP")) as opened:
             image = opened.convert("RGB")
     except (OSError, SyntaxError, ValueError):  # a broken PNG is a SyntaxError to Pillow

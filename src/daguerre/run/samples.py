@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from daguerre import documents
+from daguerre import documents, regular
 from daguerre.assembly.parts import Components
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 from daguerre.conditions.condition import ControlImages, computed, drawing
@@ -123,7 +123,7 @@ def prompt_notices(config: Config) -> list[str]:
 def first(folder: Path) -> Path | None:
     """The first image in a folder that `write` has filled; None without one."""
     try:
-        name = documents.parse((folder / LISTING).read_bytes())[0]["file"]
+        name = documents.parse(regular.content(folder / LISTING))[0]["file"]
         path = folder / Path(name).name  # of this folder alone: it goes into files that are shared
     # A thumbnail in a header is worth no error, whatever the listing holds.
     except (OSError, ValueError, LookupError, TypeError):

@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from daguerre import documents
+from daguerre import documents, regular
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.errors import UserError
 from daguerre.tracking.curves import Curve, Curves
@@ -57,6 +57,7 @@ class Followed:
         is no metrics.
         """
         try:
+            regular.check_regular(self.path)
             file = self.path.open("rb")
         except FileNotFoundError:
             return

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from daguerre import documents
+from daguerre import documents, regular
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.errors import UserError
 
@@ -95,7 +95,7 @@ def truncate_after(path: Path, step: int) -> int:
     if not path.exists():
         return 0
     kept = b"".join(raw for line, raw in _lines(path) if line["step"] <= step)
-    before = path.read_bytes()
+    before = regular.content(path)
     if kept == before:
         return 0
     write_bytes_atomically(path, kept)
@@ -106,7 +106,7 @@ def _lines(path: Path) -> list[tuple[dict[str, Any], bytes]]:
     """Each whole line, parsed and as bytes with its line end."""
     if not path.exists():
         return []
-    *whole, _torn = path.read_bytes().split(b"\n")
+    *whole, _torn = regular.content(path).split(b"\n")
     return [(parse_line(raw, path, number), raw + b"\n") for number, raw in enumerate(whole, 1)]
 
 
