@@ -123,7 +123,7 @@ def read_document(path: Path) -> dict[str, Any]:
             document: dict[str, Any] = documents.parse((file.metadata() or {}).get(_KEY, "null"))
         _Header.model_validate(document, strict=True)
         if document.keys() - _FORMER and signed(document) != document:
-            raise ValueError("its header is not as it was written: copy the file again, or make it again")
+            raise _unread(path, "its header is not as it was written: copy the file again, or make it again")
         return document
     except ValidationError as error:
         raise _unread(path, documents.first_fault(error)) from error
