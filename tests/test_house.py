@@ -31,6 +31,7 @@ LONGER_FUNCTIONS: dict[str, int] = {}
 LEAVES = {
     "__version__",
     "credentials",
+    "deferred",
     "digests",
     "documents",
     "errors",

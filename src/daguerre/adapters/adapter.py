@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from daguerre import plugins
+from daguerre import deferred, plugins
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.export import replaced
 from daguerre.conditions.condition import ConditionSettings, ControlImages
@@ -265,6 +265,9 @@ def attach(settings: Mapping[str, AdapterSettings], model: Family, seed: int) ->
         model.components[name].requires_grad_(False)
     trainables: dict[str, Trainable] = {}
     for name, own in settings.items():
+        if own.reads_weights:
+            for component in model.components if own.separate else own.reaches(model.trainable):
+                deferred.read(model.components[component])
         trainables[name] = plugins.find("adapters", own.name).attach(own, model, seed)
         model = replace(model, net=trainables[name].net)
     found = Attached(model.net, trainables)

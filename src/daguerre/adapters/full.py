@@ -39,6 +39,8 @@ class Settings(AdapterSettings):
             )
         return train
 
+    reads_weights = False
+
     def reaches(self, trainable: Sequence[str]) -> tuple[str, ...]:
         """The components that are trained."""
         return tuple(trainable[:1] if self.train is None else self.train)

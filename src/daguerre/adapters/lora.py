@@ -160,6 +160,11 @@ class Settings(AdapterSettings):
         return targets
 
     @property
+    def reads_weights(self) -> bool:
+        """DoRA and the inits that take a part of a weight."""
+        return self.kind == "dora" or self.subtracts
+
+    @property
     def subtracts(self) -> bool:
         """True of an init that takes a part of the weight as the addition."""
         return self.init in FROM_BASE

@@ -26,6 +26,12 @@ class AdapterSettings(Settings):
     """True of an adapter that trains a network of its own, in addition to the model's: it may reach none of these."""
 
     @property
+    def reads_weights(self) -> bool:
+        """True if it reads weights of the model as it is attached: those of what it reaches, or of all if it is
+        `separate`, are in memory then, in float32. All others are read once their type and place are known."""
+        return True
+
+    @property
     def learnt(self) -> bool:
         """True if it starts from what was learnt before, so that images can be generated with it at once."""
         return False

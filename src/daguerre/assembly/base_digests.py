@@ -1,12 +1,14 @@
 """The base that a run's checkpoints stand on: a digest of every component's weights that they do not hold."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from daguerre import deferred
 from daguerre.adapters.adapter import Attached
 from daguerre.config.config import Config
 from daguerre.errors import UserError
@@ -31,24 +33,31 @@ Base = Mapping[str, Mapping[str, str]]
 def of(config: Config, family: Family, attached: Attached) -> Base:
     """The weights that a checkpoint of these networks leaves out. Call it before they change their type, are quantised
     or split."""
-    base, absent = {}, encoders.absent(family)
+    return begun(config, family, attached)()
+
+
+def begun(config: Config, family: Family, attached: Attached) -> Callable[[], Base]:
+    """The same for networks whose weights are read later (deferred.py): what it returns is to be called once they are,
+    so that none is read twice."""
+    places, digests, absent = dict[str, str](), dict[str, Callable[[], str]](), encoders.absent(family)
     for component, network in family.components.items():
         # What only decodes has no part in training: a run may go on with another one.
         if component in config.model.decoding:
             continue
+        places[component] = _place(config, component)
         if component in absent:
-            base[component] = {"place": _place(config, component), "digest": _of_absent(family, component)}
+            digests[component] = partial(_of_absent, family, component)
             continue
         saved = {name for name in attached.names if name.startswith(f"{component}.")}
         weights = {
             # Under the base's own names, which adapters that wrap layers change.
             host(name)[0]: tensor
-            for name, tensor in network.state_dict().items()
+            for name, tensor in network.state_dict(keep_vars=True).items()
             if f"{component}.{name}" not in saved
         }
         if weights:
-            base[component] = {"place": _place(config, component), "digest": digest(weights)}
-    return base
+            digests[component] = _begun(weights)
+    return lambda: {name: {"place": places[name], "digest": own()} for name, own in digests.items()}
 
 
 def of_component(family: Family, component: str) -> str:
@@ -61,8 +70,7 @@ def _of_absent(family: Family, component: str) -> str:
     """The digest of a network that is left out of memory, as of its weights; they are loaded for it once."""
 
     def computed() -> str:
-        with encoders.present(family, names=[component]):
-            return digest(family.components[component].state_dict())
+        return digest(encoders.read_again(family, component).state_dict(keep_vars=True))
 
     # Remembered by the files' identity: opening the encoders at each start would cost what leaving them out saves.
     return file_digests.remembered({"identity": encoders.identity(family, component), "of": "weights"}, computed)
@@ -70,8 +78,9 @@ def _of_absent(family: Family, component: str) -> str:
 
 def of_network(network: nn.Module) -> str:
     """The digest of a network's weights without what adapters have added to them."""
-    hosts = {name: host(name) for name in network.state_dict()}
-    return digest({hosts[name][0]: v for name, v in network.state_dict().items() if not hosts[name][1]})
+    state = network.state_dict(keep_vars=True)
+    hosts = {name: host(name) for name in state}
+    return digest({hosts[name][0]: v for name, v in state.items() if not hosts[name][1]})
 
 
 def check_same_base(recorded: Base | None, own: Base, checkpoint: str) -> None:
@@ -139,19 +148,44 @@ def check_same_reference(recorded: Base, own: Base, checkpoint: str) -> None:
 def digest(weights: Mapping[str, Tensor]) -> str:
     """The digest of tensors by name: sums of their words as integers, along rows and columns of a fixed width. They are
     exact in whatever order a device adds, and elements that change places change them, too."""
-    sha256 = hashlib.sha256()
-    for name in sorted(weights):
-        tensor = weights[name].detach()
-        # By value, not by layout: channels last must not make another base.
-        data = tensor.contiguous().flatten().view(torch.uint8)
-        data = data.clone() if data.storage_offset() % _WORD_BYTES else data  # a view as int64 needs an aligned start
-        words = data[: len(data) // _WORD_BYTES * _WORD_BYTES].view(torch.int64)
-        rows = words[: len(words) // _WIDTH * _WIDTH].view(-1, _WIDTH)
-        sha256.update(f"{name} {tuple(tensor.shape)}\n".encode())
-        # Sums wrap around, which whole numbers do alike in any order; both directions, so that swapped weights differ.
-        for part in (rows.sum(0), rows.sum(1), data[rows.numel() * _WORD_BYTES :]):
-            sha256.update(part.cpu().numpy().tobytes())
-    return sha256.hexdigest()
+    return _begun(weights)()
+
+
+def _begun(weights: Mapping[str, Tensor]) -> Callable[[], str]:
+    """Sums what is there, and the rest when it is read: what it returns gives the digest of all."""
+    sums, shapes = dict[str, bytes](), {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    later = dict[str, deferred.Weight]()
+
+    def note(name: str, value: Tensor) -> None:
+        sums[name] = _sums(value)
+
+    for name, tensor in weights.items():
+        if (weight := deferred.of(tensor)) is None:
+            note(name, tensor)
+        else:
+            later[name] = weight
+            weight.watch(partial(note, name))
+
+    def ended() -> str:
+        sha256 = hashlib.sha256()
+        for name in sorted(shapes):
+            if name not in sums:
+                later[name].value()
+            sha256.update(f"{name} {shapes[name]}\n".encode() + sums[name])
+        return sha256.hexdigest()
+
+    return ended
+
+
+def _sums(tensor: Tensor) -> bytes:
+    # By value, not by layout: channels last must not make another base.
+    data = tensor.detach().contiguous().flatten().view(torch.uint8)
+    data = data.clone() if data.storage_offset() % _WORD_BYTES else data  # a view as int64 needs an aligned start
+    words = data[: len(data) // _WORD_BYTES * _WORD_BYTES].view(torch.int64)
+    rows = words[: len(words) // _WIDTH * _WIDTH].view(-1, _WIDTH)
+    # Sums wrap around, which whole numbers do alike in any order; both directions, so that swapped weights differ.
+    parts = (rows.sum(0), rows.sum(1), data[rows.numel() * _WORD_BYTES :])
+    return b"".join(part.cpu().numpy().tobytes() for part in parts)
 
 
 def digest_of(network: nn.Module) -> str:

@@ -4,8 +4,11 @@ What is trained, and the digest by which its checkpoints know the base, stand on
 it; an adapter's files are for the base with these LoRAs.
 """
 
+from functools import partial
+
 import torch
 
+from daguerre import deferred
 from daguerre.assembly import assistant
 from daguerre.errors import UserError
 from daguerre.models.family import Family
@@ -41,4 +44,8 @@ def merge(settings: FamilySettings, family: Family) -> None:
         return
     for (component, name), own in asked.items():
         weight = family.components[component].get_parameter(name)
-        weight.copy_(merged(weight, own, component))
+        add = partial(merged, own=own, component=component)
+        if (later := deferred.of(weight)) is None:
+            weight.copy_(add(weight))
+        else:
+            later.change(add)

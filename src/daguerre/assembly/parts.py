@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from daguerre import keys, plugins
+from daguerre import deferred, keys, plugins
 from daguerre.adapters.adapter import Attached, attach
 from daguerre.adapters.lora_parts.forward import cast_together
 from daguerre.adapters.settings import AdapterSettings
@@ -209,7 +209,7 @@ def build(
     devices.prepare(config.training, device)
     if networks is None:
         with init_device or nullcontext():
-            networks = load(config)
+            networks = load(config, defers=True)
     family, attached = networks
     # One layer after the other onto the device: the whole base in float32 may have no room there.
     waiting = swapped.chosen(config, family)
@@ -264,11 +264,11 @@ def outline(
     return _assembled(config, family, attached, device, waiting)
 
 
-def load(config: Config, leave_out: Collection[str] = ()) -> tuple[Family, Attached]:
+def load(config: Config, leave_out: Collection[str] = (), defers: bool = False) -> tuple[Family, Attached]:
     """The networks of a recipe, on the CPU, with its adapters. Components to `leave_out` take no memory until something
-    needs them (models/encoders.py)."""
+    needs them (models/encoders.py); with `defers` weights have none until `build` reads them (deferred.py)."""
     config = caption_words.fixed(config)
-    with encoders.leaving_out(leave_out):
+    with encoders.leaving_out(leave_out), deferred.deferring(defers):
         family: Family = plugins.find("families", config.model.family).load(config.model, config.seed)
         base_loras.merge(config.model, family)
         reached = [name for own in config.adapters.values() for name in own.reaches(family.trainable)]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from daguerre import trees
+from daguerre import deferred, trees
 from daguerre.assembly import base_digests, roles
 from daguerre.assembly.parts import Components, build, outline
 from daguerre.assembly.parts import load as load_networks
@@ -316,7 +316,7 @@ def _check_pretrained(model: Model, config: Config) -> None:
 def _build(config: Config) -> Components:
     """The parts for generation."""
     own = _in_use(config, config.objective.in_use())
-    networks = load_networks(own)
+    networks = load_networks(own, defers=True)
     _freeze(networks[0])
     parts = build(own, networks=networks)
     parts.net.eval()
@@ -346,6 +346,9 @@ def _untrained(config: Config) -> Config:
 
 def _take(net: nn.Module, names: frozenset[str], checkpoint: Checkpoint, averages: Mapping[str, Tensor]) -> None:
     """Puts a checkpoint's weights of these names, or their averages, into the net."""
+    for name, p in net.named_parameters():
+        if name in names:
+            deferred.forget(p)
     with named(checkpoint.name):
         load_weights(net, {**checkpoint.tensors["model"], **averages}, saved=names)
 
@@ -400,15 +403,14 @@ def load(config: Config, checkpoint: Checkpoint, raw: bool = False, for_loss: bo
     """The parts with the checkpoint's weights, the averaged ones if it has them, ready to generate with, or to compute
     the loss with."""
     own = _in_use(config, config.objective if for_loss else config.objective.in_use(), for_loss)
-    networks = load_networks(own)
+    networks = load_networks(own, defers=True)
     averages = {} if raw else checkpoint.tensors.get("ema", {})
-    base = base_digests.of(own, *networks)
+    digests = base_digests.begun(own, *networks)
     recorded = checkpoint.documents.get("base")
     if recorded is not None:
         unused = config.objective.networks.keys() - own.objective.networks.keys()
         unused |= set() if for_loss else {ASSISTANT}
         recorded = {name: each for name, each in recorded.items() if name not in unused}
-    base_digests.check_same_base(recorded, base, checkpoint.name)
     if not for_loss:
         # Before they change their type and place: of a network that was trained whole, too, they may have few bits.
         _take(networks[1].net, networks[1].names, checkpoint, averages)
@@ -416,6 +418,7 @@ def load(config: Config, checkpoint: Checkpoint, raw: bool = False, for_loss: bo
     # Weights are stored as in training, so that they are the same to the bit. Averages are float32 whatever type that
     # is, in a run's validation, too.
     parts = build(own, networks=networks, trains=for_loss, float32=averages.keys())
+    base_digests.check_same_base(recorded, digests(), checkpoint.name)
     parts.net.eval()
     if for_loss:
         parts = roles.of_checkpoint(parts, config, recorded or {}, checkpoint.name)

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from daguerre import deferred
 from daguerre.types import CAST_APART, waits
 
 _TABLES = "cast_by_block"
@@ -55,11 +56,20 @@ def store(network: nn.Module) -> bool:
                 others.add(id(p))
     # An output layer may be the embedding, whose rows are summed in float32.
     own = [p for key, p in chosen.items() if key not in others]
-    if not all(p.is_meta or torch.equal(p.bfloat16().float(), p) for p in own):
+    if not all(map(_fits, own)):
         return False
     for p in own:
-        p.data = p.data.bfloat16()
+        deferred.store(p, torch.bfloat16)
     return True
+
+
+def _fits(p: nn.Parameter) -> bool:
+    """True for a weight whose numbers bfloat16 has."""
+    weight = deferred.of(p)
+    if p.is_meta or (weight is not None and weight.holds(torch.bfloat16)):
+        return True
+    value = deferred.value(p)
+    return torch.equal(value.bfloat16().float(), value)
 
 
 def cast_by_block(network: nn.Module, device: torch.device) -> None:

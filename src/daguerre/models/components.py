@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from diffusers import ConfigMixin
 
+from daguerre import deferred
 from daguerre.errors import UserError
 from daguerre.models import encoders
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
@@ -123,6 +124,9 @@ class ComponentLoader:
 
     def made(self, name: str, make: Callable[[], Any]) -> Any:
         """`make()`, the network `name`; on the meta device where it is left out."""
+        if name in self.settings.networks("autoencoder"):
+            # Families work on its weights as they open it.
+            make = partial(_at_once, make)
         if not encoders.is_left_out(name) or resolve.without_weights():
             return make()
         if self.of_base():
@@ -251,6 +255,11 @@ class ComponentLoader:
     def _random(self, name: str, kind: Any, numbers: dict[str, Any]) -> Any:
         """A network of these numbers with weights from the seed."""
         return load.seeded(lambda: load.build(kind, numbers), self.seed, f"model.{name}")
+
+
+def _at_once(make: Callable[[], Any]) -> Any:
+    with deferred.deferring(False):
+        return make()
 
 
 def check_fits(name: str, network: Any, decided: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from daguerre import deferred
 from daguerre.models.weights import file_digests
 from daguerre.types import waits
 
@@ -79,6 +80,7 @@ def wait(network: nn.Module, device: torch.device) -> None:
     which it reads without the host's help."""
     home = torch.device("cpu")
     pins = device.type == "cuda"
+    deferred.read(network)
     network._apply(lambda t: t if t.is_meta else t.to(home).pin_memory() if pins else t.to(home))
     vars(network)[_WAITING] = Waiting(device)
 
@@ -176,6 +178,7 @@ def moved(network: nn.Module, device: torch.device | str) -> None:
     """Moves a network, in place, but for what is left out of memory, one that waits, and blocks that do."""
     if waiting(network) is not None:
         return
+    deferred.read(network, device)
     if any(p.is_meta or waits(p) for p in network.parameters()):
         # `to` refuses a network of which some parameters have no memory.
         network._apply(lambda tensor: tensor if tensor.is_meta or waits(tensor) else tensor.to(device))
@@ -198,7 +201,7 @@ def present(
         for name, network in wanted.items():
             assert family.pretrained is not None
             # Read again each time: kept on the host they would take the memory that leaving them out saves.
-            fresh = family.pretrained.left_out[name]()
+            fresh = read_again(family, name)
             taken += _filled(network, fresh, torch.device("cpu") if name in hold else device)
             if name in hold:
                 vars(network)[_WAITING] = Waiting(device, denoisers(family))
@@ -215,21 +218,33 @@ def restored(family: Family, names: Collection[str]) -> None:
     """Gives networks that were left out their weights for good."""
     for name in names:
         assert family.pretrained is not None
-        _filled(family.components[name], family.pretrained.left_out.pop(name)(), family.device)
+        _filled(family.components[name], read_again(family, name), family.device)
+        del family.pretrained.left_out[name]
+
+
+def read_again(family: Family, name: str) -> nn.Module:
+    """A network that was left out, anew; its weights are read when they are asked for (deferred.py)."""
+    assert family.pretrained is not None
+    with deferred.deferring():
+        found: nn.Module = family.pretrained.left_out[name]()
+    return found
 
 
 def _filled(network: nn.Module, fresh: nn.Module, device: torch.device) -> list[tuple[Any, str, Tensor]]:
     """Gives a network on the meta device the tensors of another; returns what was there before."""
     # With duplicates: tied weights have two names, and both slots must be filled.
     own = dict(fresh.named_parameters(remove_duplicate=False)) | dict(fresh.named_buffers(remove_duplicate=False))
-    taken = []
+    taken, made = [], dict[int, Tensor]()
     for prefix, module in network.named_modules():
         tables: tuple[Any, ...] = (module._parameters, module._buffers)
         for table in tables:
             for slot, tensor in [*table.items()]:
                 if tensor is None or not tensor.is_meta:
                     continue
-                value = own[f"{prefix}.{slot}".lstrip(".")].detach().to(device, tensor.dtype)
+                found = own[f"{prefix}.{slot}".lstrip(".")]
+                if id(found) not in made:  # weights that are tied are one
+                    made[id(found)] = deferred.stored(found, tensor.dtype).to(device)
+                value = made[id(found)]
                 if value.stride() != tensor.stride():  # by which a kernel is chosen that rounds otherwise
                     value = torch.empty_strided(
                         tensor.size(), tensor.stride(), dtype=value.dtype, device=value.device

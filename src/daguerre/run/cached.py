@@ -111,7 +111,7 @@ def opened(loaded: Loaded, storage: RunStorage, anew: bool = False) -> Iterator[
         # A ControlNet copies weights of the denoiser, and new tokens are put into text encoders.
         whole = all(own.name in ("full", "lora") for own in config.adapters.values())
         leave_out = config.model.networks() if whole else left_out.components(config)
-        parts = build(config, processes.device, networks=load(config, leave_out))
+        parts = build(config, processes.device, networks=load(config, leave_out, defers=True))
         dataset, held_out = open_datasets(config.data, ["train", "held_out"], parts.images, parts.columns)
         found = cache.opened(config, parts, anew)
         if found is None or not found.halves:

@@ -272,12 +272,13 @@ def _origin(loaded: Loaded, storage: RunStorage, processes: Processes) -> _Origi
 
 def _model(config: Config, origin: _Origin, processes: Processes, stop: StopSignals) -> _Model:
     point = origin.point
-    networks = load(config, left_out.components(config))
-    # Of the weights as their files have them: `build` changes types, quantises and moves.
-    base = base_digests.of(config, *networks)
+    networks = load(config, left_out.components(config), defers=True)
+    # Of the weights as their files have them: `build` reads them, changes types, quantises and moves.
+    digests = base_digests.begun(config, *networks)
+    parts = build(config, processes.device, networks=networks, trains=True)
+    base = digests()
     if point.checkpoint is not None:
         base_digests.check_same_base(point.documents.get("base"), base, point.checkpoint.name)
-    parts = build(config, processes.device, networks=networks, trains=True)
     check_uncut_batches(config, origin.sizes, parts.objective, parts.net)
     samples.check(config, parts)
     notices = _of_networks(config, parts)

@@ -1,11 +1,11 @@
-"""Reads one pretrained network from a folder in diffusers' layout, in float32 and whole.
+"""Reads one pretrained network from a folder in diffusers' layout, in float32 and whole, or later (deferred.py).
 
 A weight that is missing, does not fit or would stay random is an error. Under `torch.device("meta")` a network is built
 from its config, without memory and without reading weights. Folders are found by models/weights/resolve.py.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from daguerre import documents, system
+from daguerre import deferred, documents, system
 from daguerre.errors import UserError
 from daguerre.models.weights import beside, files, single_files
 from daguerre.models.weights.resolve import without_weights
@@ -25,6 +25,16 @@ from daguerre.models.weights.resolve import without_weights
 # Their bars and notices would tear our progress line, and what they warn of is an error here.
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
+
+_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+"""Types of weights by their names in safetensors."""
 
 
 def config(kind: Any, folder: Path) -> dict[str, Any]:
@@ -101,13 +111,75 @@ def _slices(folder: Path, variant: str | None) -> Iterator[dict[str, Any]]:
 
 def _of_transformers(kind: Any, folder: Path, variant: str | None) -> tuple[Any, dict[str, Any]]:
     """The network and what transformers says of its names. It makes the weights of each as it reads it."""
-    told = _config(kind, folder)
+
+    def made(weights: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        found: tuple[Any, dict[str, Any]] = kind.from_pretrained(
+            None, state_dict=weights, config=_config(kind, folder), dtype=torch.float32, output_loading_info=True
+        )
+        return found
+
     # It draws what a file lacks, which is an error here.
     with torch.random.fork_rng(devices=[]), _slices(folder, variant) as slices:
-        net, info = kind.from_pretrained(
-            None, state_dict=slices, config=told, dtype=torch.float32, output_loading_info=True
-        )
-    return net, info
+        if deferred.is_on():
+            later = {name: _Later(each) if _defers(each) else each for name, each in slices.items()}
+            net, info = made(later)
+            if _are_taken(net, later.values()):
+                return net, info
+        return made(slices)
+
+
+class _Later:
+    """Stands for a slice of a file where transformers places it: a tensor of its shape and without memory, by whose
+    address it is found again."""
+
+    def __init__(self, given: Any) -> None:
+        self.given, self.placed = given, list[Tensor]()
+
+    def __getitem__(self, _: Any) -> Tensor:
+        # Zeros and not NaN: weights that are to be tied are tied where they are equal.
+        self.placed.append(torch.zeros(()).expand(self.given.get_shape()))
+        return self.placed[-1]
+
+
+def _are_taken(net: nn.Module, given: Iterable[Any]) -> bool:
+    """Defers the weights that were placed so. False where the library has done more with one than to place it, or has
+    tied two that differ: the network is to be read at once then."""
+    places = {each.placed[0].data_ptr(): each.given for each in given if isinstance(each, _Later) and each.placed}
+    found = dict[tuple[int, ...], list[Any]]()
+    for p in net.parameters():
+        if (one := places.pop(p.data_ptr(), None)) is not None:
+            found.setdefault(tuple(p.shape), []).append(one)
+            deferred.defer(p, _weight(one))
+    return all(
+        any(torch.equal(one[...], other[...]) for other in found.get(tuple(one.get_shape()), ()))
+        for one in places.values()
+    )
+
+
+def _dtype(given: Any) -> torch.dtype | None:
+    """The type of a tensor or of a slice; None for one of integers."""
+    dtype = given.dtype if isinstance(given, Tensor) else _TYPES.get(given.get_dtype())
+    return dtype if dtype is not None and dtype.is_floating_point else None
+
+
+def _defers(given: Any) -> bool:
+    """True for what is read later: matrices and kernels, of floating point. The rest is small."""
+    dims = given.ndim if isinstance(given, Tensor) else len(given.get_shape())
+    return deferred.is_on() and dims > 1 and _dtype(given) is not None
+
+
+def _weight(given: Any, used: Callable[[Tensor], None] = lambda tensor: None) -> deferred.Weight:
+    dtype = _dtype(given)
+    assert dtype is not None, "only such weights are deferred"
+    return deferred.Weight(lambda wanted: _made(given, wanted, used), dtype)
+
+
+def _made(given: Any, dtype: torch.dtype, used: Callable[[Tensor], None]) -> Tensor:
+    """A tensor, or a slice of a file, in memory of its own, and of this type if it is of floating point."""
+    value = given[...]  # reads a slice, into memory of its own
+    made = value.to(dtype if value.is_floating_point() else value.dtype, copy=isinstance(given, Tensor))
+    used(value)
+    return made
 
 
 def _of_diffusers(kind: Any, folder: Path, variant: str | None) -> tuple[Any, dict[str, Any]]:
@@ -144,8 +216,8 @@ def without_memory() -> Iterator[None]:
 
 def place(net: nn.Module, tensors: dict[str, Any], used: Callable[[Tensor], None] = lambda tensor: None) -> None:
     """Gives `net` these weights in float32, each in memory of its own, in place of those that it has: one after the
-    other, so that there is never a second copy of all. `tensors` are emptied; `used` gets each one that was
-    copied."""
+    other, so that there is never a second copy of all, or later (deferred.py). `tensors` are emptied; `used` gets each
+    one that was copied."""
     owners: dict[nn.Parameter, list[tuple[dict[str, Any], str]]] = {}
     for module in net.modules():
         for key, p in module._parameters.items():
@@ -154,16 +226,15 @@ def place(net: nn.Module, tensors: dict[str, Any], used: Callable[[Tensor], None
     named, state = dict(net.named_parameters(remove_duplicate=False)), net.state_dict()
     for name in list(tensors):
         given = tensors.pop(name)
-        value = given[...]  # reads a slice, into memory of its own
-        wide = torch.float32 if value.is_floating_point() else value.dtype
-        made = value.to(wide, copy=isinstance(given, Tensor))
         if (p := named.get(name)) is None:
-            state[name].copy_(made)
+            state[name].copy_(_made(given, torch.float32, used))
+            continue
+        if _defers(given):
+            fresh = deferred.parameter(_weight(given, used), p.shape, p.requires_grad)
         else:
-            fresh = nn.Parameter(made, p.requires_grad)
-            for table, key in owners[p]:  # one for all, where weights are tied
-                table[key] = fresh
-        used(value)
+            fresh = nn.Parameter(_made(given, torch.float32, used), p.requires_grad)
+        for table, key in owners[p]:  # one for all, where weights are tied
+            table[key] = fresh
 
 
 def seeded(make: Callable[[], Any], seed: int, setting: str) -> Any:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from daguerre import deferred
 from daguerre.errors import UserError
 from daguerre.training.precision.loss_scaling import DynamicScale, Scaler
 from daguerre.training.precision.stochastic_rounding import Rounding
@@ -91,7 +92,7 @@ class Precision:
         """Gives the parameters of `net` the type in which they are stored; those named in `float32` keep theirs."""
         for name, p in net.named_parameters():
             if name not in float32:
-                p.data = p.data.to(self.weights)  # `.data`: adapters and tied layers refer to this parameter
+                deferred.store(p, self.weights)
 
     def rounding(self, seed: int) -> Rounding | None:
         """The rounding of an optimizer's weights; None for float32."""

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from daguerre import deferred
 from daguerre.errors import UserError, install
 from daguerre.training.precision import eight_bits
 from daguerre.types import CAST_APART
@@ -158,7 +159,7 @@ class QuantizedLinear(nn.Linear):
         """Quantises on `device`, where codes and scales stay; by default where the layer is."""
         nn.Module.__init__(self)  # nn.Linear's own would make a whole matrix
         self.in_features, self.out_features, self.form = layer.in_features, layer.out_features, form
-        codes, scale = quantize(self._in_codes(layer.weight.detach().to(device)), form)
+        codes, scale = quantize(self._in_codes(deferred.value(layer.weight).to(device)), form)
         self.register_buffer("codes", codes)
         self.register_buffer("scale", scale)
         self.bias = layer.bias
