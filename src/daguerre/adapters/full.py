@@ -39,7 +39,10 @@ class Settings(AdapterSettings):
             )
         return train
 
-    reads_weights = False
+    @property
+    def reads_weights(self) -> bool:
+        """It trains what there is."""
+        return False
 
     def reaches(self, trainable: Sequence[str]) -> tuple[str, ...]:
         """The components that are trained."""

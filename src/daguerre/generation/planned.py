@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
@@ -25,7 +25,7 @@ from daguerre.formatting import counted
 from daguerre.generation import generate
 from daguerre.generation.generate import ImageRequest
 from daguerre.memory.estimate import Target
-from daguerre.memory.host import CUDA_BYTES, PROCESS_BYTES, READ_BYTES, Host
+from daguerre.memory.host import CUDA_BYTES, PROCESS_BYTES, WIDE_BYTES, Host, networks_read
 from daguerre.memory.peak import CAPTION, Peak, without_memory
 from daguerre.memory.report import format_size, wrap
 from daguerre.models import encoders
@@ -33,7 +33,6 @@ from daguerre.samplers.settings import SamplingSettings
 from daguerre.training.memory_tracker import Live, use_cuda_types
 from daguerre.training.performance import peak_rates
 from daguerre.training.performance.work import NOTHING, Watched, Work
-from daguerre.training.precision import quantized
 from daguerre.types import Latents, Prompt, waits
 
 _STEPS = 3
@@ -145,14 +144,13 @@ def batch(target: Target, config: Config, parts: Components, say: Callable[[str]
     """A batch of the largest images of a config that acts, by parts that were outlined, which are used up."""
     target.laid_out(parts)
     held, waiting = _held(parts)
-    numbers = sum(map(_numbers, parts.family.components.values()))
     sampling = config.sampling
     few = sampling if isinstance(sampling.timestep_spacing, list) else _of_few_steps(sampling)
     say(f"computing {counted(sampling.batch_size, 'image')} with {counted(few.num_inference_steps, 'step')}")
     stages = _stages(parts, config, few, target.on_gpu)
     programs = PROCESS_BYTES + CUDA_BYTES * target.on_gpu
     trained = _of_checkpoint(config, parts)
-    reading = {"programs": programs, "networks in float32": numbers * READ_BYTES, "checkpoint": trained}
+    reading = {"programs": programs, **networks_read(config, parts, target.on_gpu), "checkpoint": trained}
     working = {
         "programs": programs,
         "tensors": 0 if target.on_gpu else sum(held.values()) + max(each.bytes for each in stages),
@@ -170,11 +168,6 @@ def batch(target: Target, config: Config, parts: Components, say: Callable[[str]
         f"{'a GPU' if target.on_gpu else 'a CPU'}"
     )
     return Batch(target, held, stages, repeats, awaited, machine, parts.numerics.compute, images)
-
-
-def _numbers(network: nn.Module) -> int:
-    """Weights of a network, as its files have them."""
-    return sum(p.numel() for p in network.parameters()) + sum(each.numbers for _, each in quantized.layers(network))
 
 
 def _of_few_steps(sampling: SamplingSettings) -> SamplingSettings:
@@ -196,7 +189,7 @@ def _held(parts: Components) -> tuple[dict[str, int], int]:
 def _of_checkpoint(config: Config, parts: Components) -> int:
     """Bytes of the weights and averages that are read of a checkpoint while networks are read."""
     sizes = {name: p.numel() for name, p in parts.net.named_parameters() if name in parts.attached.names}
-    return sum(sizes.values()) * READ_BYTES * (1 + config.ema.enabled)
+    return sum(sizes.values()) * WIDE_BYTES * (1 + config.ema.enabled)
 
 
 class _Mixed(FakeTensorMode):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import ceil
 
@@ -15,8 +15,13 @@ from daguerre.memory.peak import Peak, largest_bucket
 from daguerre.memory.report import format_size, wrap
 from daguerre.memory.static import MemoryCount
 from daguerre.models import encoders
+from daguerre.models.hosts import host
+from daguerre.models.network import Network
+from daguerre.models.settings import BASE
 from daguerre.settings import Duration
 from daguerre.training.performance.peak_rates import Rates
+from daguerre.training.precision import quantized
+from daguerre.types import waits
 
 PROCESS_BYTES = 650_000_000
 """A process with Python, torch, diffusers and transformers, before a network is there: measured on Linux with a CPU
@@ -25,8 +30,10 @@ CUDA_BYTES = 1_500_000_000
 """In addition with CUDA: its libraries, and what its driver maps. An estimate."""
 WORKER_BYTES = 350_000_000
 """A loader process, which imports torch alone. Measured on Linux."""
-READ_BYTES = 4
-"""Bytes of a number while networks are read: all are float32 until they are stored and moved as the recipe says."""
+WIDE_BYTES = 4
+"""Bytes of a number in float32."""
+_READ_BYTES = 6
+"""Bytes of a number of the one weight that is read at a time: float32, beside the 16 bits of its file or its place."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,9 @@ def forecast(
     """The forecast for one node of a mesh, whose devices train as `peak` says. Networks need no memory."""
     processes = count.mesh.devices // count.mesh.nodes
     base = PROCESS_BYTES + CUDA_BYTES * gpu
-    reading = {"programs": base * processes, "networks in float32": _read(count) * processes}
+    absent = {*parts.family.components} - {each.component for each in count.held}
+    read = {name: size * processes for name, size in networks_read(config, parts, gpu, absent).items()}
+    reading = {"programs": base * processes, **read}
     bucket, loader = largest_bucket(config), config.loader
     batch = peak.micro * bucket.area_px * 3 * (1 + len(parts.images))
     training = {
@@ -127,9 +136,43 @@ def forecast(
     return Host(reading, training, disk, rates, seconds, updates)
 
 
-def _read(count: MemoryCount) -> int:
-    """Bytes of all networks that have memory, as they are read."""
-    return sum(each.all_numbers for each in count.held) * READ_BYTES
+def networks_read(config: Config, parts: Components, gpu: bool, absent: Collection[str] = ()) -> dict[str, int]:
+    """Bytes of the host while the networks of one process are read, but for those that are `absent`: of what is made or
+    read in float32, of what is read straight to its place and type there (deferred.py), and of one weight on its
+    way."""
+    wide, kept, largest, known = 0, 0, 0, set[int]()
+    at_once = _at_once(config, parts)
+    for name, network in parts.networks.items():
+        if name in absent:
+            continue
+        waiting = encoders.waiting(network.module) is not None
+        for own, p in [*network.module.named_parameters(), *quantized.codes(network.module)]:
+            if id(p) in known:
+                continue
+            known.add(id(p))
+            if name in at_once or host(own)[1]:
+                wide += p.numel() * WIDE_BYTES
+            elif waiting or waits(p) or not gpu:
+                kept += p.nbytes
+        whole = [p.numel() for p in network.module.parameters()]
+        largest = max([largest, *whole, *(layer.numbers for _, layer in quantized.layers(network.module))])
+    return {"networks in float32": wide, "networks in their types": kept, "the largest weight": largest * _READ_BYTES}
+
+
+def _at_once(config: Config, parts: Components) -> set[str]:
+    """The networks that are in float32 as a whole at first: those that are made of numbers, autoencoders, and those of
+    which an adapter reads weights."""
+    networks, own = parts.networks, parts.family.networks
+    made = {name for name, network in networks.items() if name not in own or _is_made(config, name, network)}
+    reading = [own for own in config.adapters.values() if own.reads_weights]
+    reached = [own.reaches(parts.family.trainable) for own in reading if not own.separate]
+    whole = networks if any(own.separate for own in reading) else ()
+    return made.union(whole, *reached)
+
+
+def _is_made(config: Config, name: str, network: Network) -> bool:
+    of_loss = network.role == "loss" and network.teacher is None
+    return network.role == "autoencoder" or of_loss or not isinstance(config.model.places.get(name, BASE), str)
 
 
 def _updates(duration: Duration, batch: int) -> int | None:

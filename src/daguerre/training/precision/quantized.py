@@ -239,7 +239,13 @@ def layers(network: nn.Module) -> Iterator[tuple[str, QuantizedLinear]]:
 
 def tensors(network: nn.Module) -> list[Tensor]:
     """Codes and scales of a network's quantised layers."""
-    return [tensor for _, layer in layers(network) for tensor in (layer.codes, layer.scale)]
+    return [tensor for _, tensor in codes(network)]
+
+
+def codes(network: nn.Module) -> list[tuple[str, Tensor]]:
+    """The same with their names."""
+    found = [(name, layer, part) for name, layer in layers(network) for part in ("codes", "scale")]
+    return [(f"{name}.{part}", getattr(layer, part)) for name, layer, part in found]
 
 
 def numbers(network: nn.Module) -> int:
