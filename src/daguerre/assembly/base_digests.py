@@ -1,7 +1,8 @@
 """The base that a run's checkpoints stand on: a digest of every component's weights that they do not hold."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,18 +34,29 @@ Base = Mapping[str, Mapping[str, str]]
 def of(config: Config, family: Family, attached: Attached) -> Base:
     """The weights that a checkpoint of these networks leaves out. Call it before they change their type, are quantised
     or split."""
-    return begun(config, family, attached)()
+    return begun(config, family, attached).ended()
 
 
-def begun(config: Config, family: Family, attached: Attached) -> Callable[[], Base]:
-    """The same for networks whose weights are read later (deferred.py): what it returns is to be called once they are,
-    so that none is read twice."""
-    places, digests, absent = dict[str, str](), dict[str, Callable[[], str]](), encoders.absent(family)
+@dataclass(frozen=True)
+class Begun:
+    """Digests of weights that are summed as they are read."""
+
+    places: Mapping[str, str]
+    """By component, where it came from."""
+    digests: Mapping[str, Callable[[], str]]
+
+    def ended(self) -> Base:
+        """The base, once weights are read: those that are not are read for it."""
+        return {name: {"place": self.places[name], "digest": own()} for name, own in self.digests.items()}
+
+
+def begun(config: Config, family: Family, attached: Attached) -> Begun:
+    """The same for networks whose weights are read later (deferred.py), so that none is read twice."""
+    digests, absent = dict[str, Callable[[], str]](), encoders.absent(family)
     for component, network in family.components.items():
         # What only decodes has no part in training: a run may go on with another one.
         if component in config.model.decoding:
             continue
-        places[component] = _place(config, component)
         if component in absent:
             digests[component] = partial(_of_absent, family, component)
             continue
@@ -57,7 +69,7 @@ def begun(config: Config, family: Family, attached: Attached) -> Callable[[], Ba
         }
         if weights:
             digests[component] = _begun(weights)
-    return lambda: {name: {"place": places[name], "digest": own()} for name, own in digests.items()}
+    return Begun({name: _place(config, name) for name in digests}, digests)
 
 
 def of_component(family: Family, component: str) -> str:
@@ -83,8 +95,8 @@ def of_network(network: nn.Module) -> str:
     return digest({hosts[name][0]: v for name, v in state.items() if not hosts[name][1]})
 
 
-def check_same_base(recorded: Base | None, own: Base, checkpoint: str) -> None:
-    """UserError where a checkpoint stands on other weights than those that were loaded."""
+def check_components(recorded: Base | None, own: Collection[str], checkpoint: str) -> None:
+    """UserError where a checkpoint stands on other components than those that were loaded, or names none."""
     if recorded is None:
         raise UserError(
             f"{checkpoint} does not record which base model it belongs to: an older version of Daguerre wrote it, "
@@ -92,16 +104,22 @@ def check_same_base(recorded: Base | None, own: Base, checkpoint: str) -> None:
             code="unsupported",
         )
     for component in [name for name in {**recorded, **own} if name != REFERENCE]:
-        then, now = recorded.get(component), own.get(component)
-        if then is None or now is None:
-            holds, lacks = ("the checkpoint", "this recipe") if now is None else ("this recipe", "the checkpoint")
-            way = "Give the same one" if now is None else "Leave it out"
+        if component not in recorded or component not in own:
+            here = component in own
+            holds, lacks = ("this recipe", "the checkpoint") if here else ("the checkpoint", "this recipe")
+            way = "Leave it out" if here else "Give the same one"
             raise UserError(
                 f"{checkpoint}: {holds} takes {component} from its base model, but {lacks} does not. {way} "
                 f"({_settings(component)}), or start a new run",
                 code="changed",
             )
-        if then["digest"] != now["digest"]:
+
+
+def check_same_base(recorded: Base | None, own: Base, checkpoint: str) -> None:
+    """UserError where a checkpoint stands on other weights than those that were loaded."""
+    check_components(recorded, own, checkpoint)
+    for component, then in (recorded or {}).items():
+        if component != REFERENCE and then["digest"] != (now := own[component])["digest"]:
             raise UserError(
                 f"{checkpoint} was trained on another {component}: that of {then['place']} (digest "
                 f"{then['digest'][:_SHOWN]}), and the one of {now['place']} (digest {now['digest'][:_SHOWN]}) was "

@@ -411,6 +411,7 @@ def load(config: Config, checkpoint: Checkpoint, raw: bool = False, for_loss: bo
         unused = config.objective.networks.keys() - own.objective.networks.keys()
         unused |= set() if for_loss else {ASSISTANT}
         recorded = {name: each for name, each in recorded.items() if name not in unused}
+    base_digests.check_components(recorded, digests.places, checkpoint.name)
     if not for_loss:
         # Before they change their type and place: of a network that was trained whole, too, they may have few bits.
         _take(networks[1].net, networks[1].names, checkpoint, averages)
@@ -418,7 +419,7 @@ def load(config: Config, checkpoint: Checkpoint, raw: bool = False, for_loss: bo
     # Weights are stored as in training, so that they are the same to the bit. Averages are float32 whatever type that
     # is, in a run's validation, too.
     parts = build(own, networks=networks, trains=for_loss, float32=averages.keys())
-    base_digests.check_same_base(recorded, digests(), checkpoint.name)
+    base_digests.check_same_base(recorded, digests.ended(), checkpoint.name)
     parts.net.eval()
     if for_loss:
         parts = roles.of_checkpoint(parts, config, recorded or {}, checkpoint.name)

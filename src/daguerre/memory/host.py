@@ -17,7 +17,6 @@ from daguerre.memory.static import MemoryCount
 from daguerre.models import encoders
 from daguerre.models.hosts import host
 from daguerre.models.network import Network
-from daguerre.models.settings import BASE
 from daguerre.settings import Duration
 from daguerre.training.performance.peak_rates import Rates
 from daguerre.training.precision import quantized
@@ -33,7 +32,7 @@ WORKER_BYTES = 350_000_000
 WIDE_BYTES = 4
 """Bytes of a number in float32."""
 _READ_BYTES = 6
-"""Bytes of a number of the one weight that is read at a time: float32, beside the 16 bits of its file or its place."""
+"""Bytes of a number of the one weight that is read at a time: float32, and the 16 bits of its file or its place."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +170,8 @@ def _at_once(config: Config, parts: Components) -> set[str]:
 
 
 def _is_made(config: Config, name: str, network: Network) -> bool:
-    of_loss = network.role == "loss" and network.teacher is None
-    return network.role == "autoencoder" or of_loss or not isinstance(config.model.places.get(name, BASE), str)
+    of_numbers = network.teacher is None and not isinstance(config.model.places.get(name), str)
+    return of_numbers or network.role == "autoencoder"
 
 
 def _updates(duration: Duration, batch: int) -> int | None:

@@ -275,8 +275,10 @@ def _model(config: Config, origin: _Origin, processes: Processes, stop: StopSign
     networks = load(config, left_out.components(config), defers=True)
     # Of the weights as their files have them: `build` reads them, changes types, quantises and moves.
     digests = base_digests.begun(config, *networks)
+    if point.checkpoint is not None:
+        base_digests.check_components(point.documents.get("base"), digests.places, point.checkpoint.name)
     parts = build(config, processes.device, networks=networks, trains=True)
-    base = digests()
+    base = digests.ended()
     if point.checkpoint is not None:
         base_digests.check_same_base(point.documents.get("base"), base, point.checkpoint.name)
     check_uncut_batches(config, origin.sizes, parts.objective, parts.net)

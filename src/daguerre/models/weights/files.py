@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,32 @@ def opened(path: Path, mapped: bool = True) -> Iterator[Any]:
         with safe_open(path, "pt", device="cpu", backend="mmap" if mapped else "pread") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise UserError(
-            f"{path} cannot be read as safetensors: {error}. Copy the file again", code="damaged"
-        ) from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path} cannot be read as safetensors: {error}. Copy the file again", code="damaged")
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """A tensor of a file, which `[...]` reads, also after the file was closed. UserError where it is damaged."""
+
+    path: Path
+    own: Any
+
+    def get_shape(self) -> list[int]:
+        found: list[int] = self.own.get_shape()
+        return found
+
+    def get_dtype(self) -> str:
+        return str(self.own.get_dtype())
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self.own[index]
+        except (SafetensorError, OSError) as error:
+            raise _damaged(self.path, error) from error
 
 
 def read_file(path: Path) -> dict[str, Tensor]:

@@ -105,8 +105,8 @@ def _slices(folder: Path, variant: str | None) -> Iterator[dict[str, Any]]:
         raise OSError("there are no weights in safetensors")
     with ExitStack() as stack:
         # Read and not mapped: pages of a mapped file count as memory beside the weights that are made of them.
-        opened = [stack.enter_context(files.opened(path, mapped=False)) for path in found]
-        yield {name: file.get_slice(name) for file in opened for name in file.keys()}  # noqa: SIM118
+        opened = {path: stack.enter_context(files.opened(path, mapped=False)) for path in found}
+        yield {name: files.Slice(path, file.get_slice(name)) for path, file in opened.items() for name in file.keys()}  # noqa: SIM118
 
 
 def _of_transformers(kind: Any, folder: Path, variant: str | None) -> tuple[Any, dict[str, Any]]:
