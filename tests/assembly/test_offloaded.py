@@ -138,8 +138,10 @@ def test_settings_without_effect_are_refused(given, tmp_path, capsys) -> None:
     assert encoders.waiting(parts.outline(config).family.components["text_encoder"]) is not None
 
 
-def test_a_frozen_denoiser_makes_room_for_encoders_that_a_cache_has_left_out(tmp_path, monkeypatch) -> None:
-    """With a device of another name: what reads a prompt finds the denoiser's frozen weights in the host's memory."""
+@pytest.mark.parametrize("exports", [False, True])
+def test_a_frozen_denoiser_makes_room_for_encoders_that_a_cache_has_left_out(exports, tmp_path, monkeypatch) -> None:
+    """With a device of another name: what reads a prompt finds the denoiser's frozen weights in the host's memory. The
+    encoder's are read of their files, and in the host's memory only where they are exported, too."""
     monkeypatch.setattr(encoders, "_HOMES", ("meta",))
     family = tiny_families.load("flux2", tmp_path)
     settings = family.pretrained.settings
@@ -157,11 +159,13 @@ def test_a_frozen_denoiser_makes_room_for_encoders_that_a_cache_has_left_out(tmp
         return read(*given)
 
     monkeypatch.setattr(LanguageModel, "read", watching)
-    with encoders.present(fresh, CPU):
+    with encoders.present(fresh, CPU, exports=exports):
+        assert any(p.is_meta for p in fresh.components["text_encoder"].parameters()) != exports
         found, _ = fresh.encode_prompts(prompts(["a"]), (3, 64, 64))
         assert not encoders.is_elsewhere(transformer)
     assert torch.equal(found["text"], expected["text"])
     assert seen == [True]
-    assert moves.copied == 2 * encoders.held_bytes(transformer) + encoders.held_bytes(family.components["text_encoder"])
+    held = encoders.held_bytes(family.components["text_encoder"])
+    assert moves.copied == 2 * encoders.held_bytes(transformer) + held * exports
     assert all(p.data_ptr() != old.data_ptr() for p, old in zip(transformer.parameters(), before, strict=True))
     assert encoders.absent(fresh)

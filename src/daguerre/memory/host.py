@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from math import ceil
+
+from torch import Tensor
 
 from daguerre.assembly.batch_sizes import BatchSizes
 from daguerre.assembly.parts import Components
@@ -52,11 +54,23 @@ class Host:
     """None where their number depends on the data."""
     doing: str = "while it trains"
     """What is done when networks are there, in words."""
+    drawing: Mapping[str, int] = field(default_factory=dict)
+    """The same as `training`, while encoders whose results a cache has read prompts of sample images."""
 
     @property
     def memory(self) -> int:
-        """Bytes of the fuller moment."""
-        return max(sum(self.reading.values()), sum(self.training.values()))
+        """Bytes of the fullest moment."""
+        return sum(self._fullest[1].values())
+
+    @property
+    def _fullest(self) -> tuple[str, Mapping[str, int]]:
+        """It in words, and its bytes."""
+        moments = {
+            self.doing: self.training,
+            "while networks are read": self.reading,
+            "while prompts of sample images are read": self.drawing,
+        }
+        return max(moments.items(), key=lambda moment: sum(moment[1].values()))
 
     def fits(self, ram: int | None) -> bool:
         """True if a node of so many bytes has room, or its memory is not known."""
@@ -69,9 +83,7 @@ class Host:
 
     def lines(self, ram: int | None) -> list[str]:
         """Memory and disk, for a terminal."""
-        reads = sum(self.reading.values()) > sum(self.training.values())
-        parts = self.reading if reads else self.training
-        moment = "while networks are read" if reads else self.doing
+        moment, parts = self._fullest
         lines = [f"{'memory of the host':<30}{format_size(self.memory):>12}  most {moment}"]
         lines += [f"{f'  {name}':<30}{format_size(size):>12}" for name, size in parts.items() if size]
         if ram is not None:
@@ -98,6 +110,7 @@ class Host:
             "memory_bytes": self.memory,
             "reading": dict(self.reading),
             "training": dict(self.training),
+            "drawing": dict(self.drawing),
             "disk": dict(self.disk),
             "seconds_per_update": self.seconds,
             "updates": self.updates,
@@ -132,7 +145,25 @@ def forecast(
     readers = sum(map(encoders.held_bytes, filter(encoders.waiting, parts.family.components.values())))
     seconds = max(work.seconds(rates), peak.sent * sizes.accumulation / rates.link)
     seconds += readers * sizes.accumulation / rates.link
-    return Host(reading, training, disk, rates, seconds, updates)
+    drawing, draws = {}, config.sampling.num_images and absent.intersection(config.model.text_encoders())
+    if gpu and draws and not count.mesh.splits:
+        drawing = {**training, "the denoiser, which makes room": _makes_room(parts) * processes}
+    return Host(reading, training, disk, rates, seconds, updates, drawing=drawing)
+
+
+def _makes_room(parts: Components) -> int:
+    """Bytes of denoisers' frozen weights that do not wait in the host's memory."""
+    stored, networks = _stored(parts), encoders.denoisers(parts.family)
+    frozen = [p for network in networks for p in network.parameters() if not p.requires_grad]
+    every = [*frozen, *(codes for network in networks for codes in quantized.tensors(network))]
+    return sum(stored(tensor) for tensor in every if not waits(tensor))
+
+
+def _stored(parts: Components) -> Callable[[Tensor], int]:
+    """Bytes of a weight as it is stored: the net of an outline is float32 until a training state is made of it."""
+    narrow = {id(p) for name, p in parts.net.named_parameters() if name not in parts.float32}
+    size = parts.numerics.weights.itemsize
+    return lambda tensor: tensor.numel() * (size if id(tensor) in narrow else tensor.element_size())
 
 
 def networks_read(config: Config, parts: Components, gpu: bool, absent: Collection[str] = ()) -> dict[str, int]:
@@ -140,7 +171,7 @@ def networks_read(config: Config, parts: Components, gpu: bool, absent: Collecti
     read in float32, of what is read straight to its place and type there (deferred.py), and of one weight on its
     way."""
     wide, kept, largest, known = 0, 0, 0, set[int]()
-    at_once = _at_once(config, parts)
+    at_once, stored = _at_once(config, parts), _stored(parts)
     for name, network in parts.networks.items():
         if name in absent:
             continue
@@ -152,7 +183,7 @@ def networks_read(config: Config, parts: Components, gpu: bool, absent: Collecti
             if name in at_once or host(own)[1]:
                 wide += p.numel() * WIDE_BYTES
             elif waiting or waits(p) or not gpu:
-                kept += p.nbytes
+                kept += stored(p)
         whole = [p.numel() for p in network.module.parameters()]
         largest = max([largest, *whole, *(layer.numbers for _, layer in quantized.layers(network.module))])
     return {"networks in float32": wide, "networks in their types": kept, "the largest weight": largest * _READ_BYTES}

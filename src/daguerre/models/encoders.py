@@ -67,6 +67,8 @@ class Waiting(NamedTuple):
     """Where it computes."""
     makes_room: tuple[nn.Module, ...] = ()
     """Networks whose frozen weights are in the host's memory meanwhile."""
+    files: nn.Module | None = None
+    """The same network with weights that are read of their files each time, where it takes no memory of the host."""
 
 
 def waiting(network: nn.Module) -> Waiting | None:
@@ -98,7 +100,7 @@ def at_work(network: nn.Module) -> Iterator[None]:
     if (own := waiting(network)) is None:
         yield
         return
-    with aside(own.makes_room), _exchanged(network, lambda tensor: _copied(tensor, own.device)):
+    with aside(own.makes_room), _there(network, own):
         del vars(network)[_WAITING]
         try:
             yield
@@ -158,6 +160,25 @@ def _copied(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 @contextmanager
+def _there(network: nn.Module, own: Waiting) -> Iterator[None]:
+    """Within the block, a network that waits has its weights on the device where it computes."""
+    if own.files is None:
+        with _exchanged(network, lambda tensor: _copied(tensor, own.device)):
+            yield
+        return
+    taken = _filled(network, own.files, own.device)
+    try:
+        yield
+    finally:
+        _put_back(taken)
+
+
+def _put_back(taken: Iterable[tuple[Any, str, Tensor]]) -> None:
+    for table, slot, tensor in taken:
+        table[slot] = tensor
+
+
+@contextmanager
 def _exchanged(network: nn.Module, other: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Within the block, other tensors stand in the places of a network's."""
     made: dict[int, Tensor] = {}
@@ -170,8 +191,7 @@ def _exchanged(network: nn.Module, other: Callable[[Tensor], Tensor]) -> Iterato
         yield
     finally:
         # Also after an error: what follows must not find a network that is there by chance.
-        for table, slot, tensor in before:
-            table[slot] = tensor
+        _put_back(before)
 
 
 def moved(network: nn.Module, device: torch.device | str) -> None:
@@ -188,11 +208,16 @@ def moved(network: nn.Module, device: torch.device | str) -> None:
 
 @contextmanager
 def present(
-    family: Family, device: torch.device | None = None, names: Collection[str] | None = None, stays: bool = False
+    family: Family,
+    device: torch.device | None = None,
+    names: Collection[str] | None = None,
+    stays: bool = False,
+    exports: bool = False,
 ) -> Iterator[None]:
     """Within the block, the networks that were left out (or those of these names) have their weights, on the family's
-    device or another one. Text encoders wait, and have the denoiser make room while they compute, unless they `stay`
-    on the device. UserError where they cannot be read."""
+    device or another one. Text encoders have them while they compute alone, and the denoiser makes room meanwhile,
+    unless they `stay` on the device; where the block `exports` them, too, they wait in the host's memory. UserError
+    where they cannot be read."""
     taken, device = [], device or family.device
     wanted = {name: network for name, network in absent(family).items() if names is None or name in names}
     own_memory = not stays and device.type not in _HOMES
@@ -200,18 +225,20 @@ def present(
     try:
         for name, network in wanted.items():
             assert family.pretrained is not None
-            # Read again each time: kept on the host they would take the memory that leaving them out saves.
+            # Read again each time: kept on the host they would take the memory that leaving them out saves, and that
+            # of the denoiser, which is there while they compute.
             fresh = read_again(family, name)
-            taken += _filled(network, fresh, torch.device("cpu") if name in hold else device)
+            files = fresh if name in hold and not exports else None
+            if files is None:
+                taken += _filled(network, fresh, torch.device("cpu") if name in hold else device)
             if name in hold:
-                vars(network)[_WAITING] = Waiting(device, denoisers(family))
+                vars(network)[_WAITING] = Waiting(device, denoisers(family), files)
         yield
     finally:
         for name in hold:
             vars(wanted[name]).pop(_WAITING, None)
         # Also after an error: what follows must not find a network that is there by chance.
-        for table, slot, tensor in taken:
-            table[slot] = tensor
+        _put_back(taken)
 
 
 def restored(family: Family, names: Collection[str]) -> None:

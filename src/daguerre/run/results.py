@@ -114,7 +114,7 @@ def publish(run: Run, again: bool = False) -> None:
     draws = run.config.sampling.num_images and generates(run)
     whole_model = any(own.whole for own in run.parts.attached.trainables.values())
     exports = run.config.checkpoint.export and whole_model  # an adapter's files need no encoder
-    needed = encoders.present(run.parts.family) if exports or draws else nullcontext()
+    needed = encoders.present(run.parts.family, exports=exports) if exports or draws else nullcontext()
     with evaluating(run.state), needed:
         if draws:
             with busy(run, "generating images"), run.tolerant("generating images"):
