@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tiny_runs import TINY
+from twins import Twins
 
 from daguerre import errors
 from daguerre.cli import main, plan
@@ -20,6 +21,11 @@ MEASURED = (
     "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"
     "sys.exit(code)"
 )
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory):
+    return Twins(tmp_path_factory.mktemp("twins"))
 
 
 def planned(recipe, given, **options):
@@ -47,11 +53,28 @@ def test_a_tiny_run_by_closed_forms():
 def test_on_a_gpu_tensors_are_not_in_the_host():
     given = [*TINY, "training.global_batch_size=4", "training.duration=2 epochs up to 64 samples"]
     step, count = planned("quickstart", given, card="8GB", devices=2)
-    numbers = sum(each.all_numbers for each in count.held)
+    numbers = {name: sum(each.all_numbers for each in held) for name, held in count.components()}
     assert step.host.training["tensors"] == 0
-    assert step.host.reading["networks in float32"] == 2 * 4 * numbers
+    made = sum(numbers.values()) - numbers["text_encoder"]
+    assert step.host.reading["networks in float32"] == 2 * 4 * made, "made of numbers, and the autoencoder"
+    assert step.host.reading["networks in their types"] == 0, "the text encoder goes straight to the GPU"
     assert step.host.updates == -(-64 // step.target.sizes.whole)
     assert "RTX 4060" in str(step.host.rates)
+
+
+def test_a_frozen_base_is_in_the_host_as_far_as_it_waits_there_or_makes_room(twins):
+    given = [*twins.overrides("z_image_lora"), "run_name=x", "cache.path=auto"]
+    step, count = planned("z_image_lora", given, card="24GB")
+    host, base = step.host, count.bytes_of("weights") - sum(4 * each.numbers for each in count.trained)
+    assert host.reading["networks in their types"] == 0
+    assert host.drawing["the denoiser, which makes room"] == base
+    assert sum(host.drawing.values()) == sum(host.training.values()) + base
+    swapped, less = planned("z_image_lora", [*given, "training.swap_blocks=3"], card="24GB")
+    assert swapped.host.reading["networks in their types"] == less.on_host > 0
+    assert swapped.host.drawing["the denoiser, which makes room"] == base - less.on_host
+    dora = planned("z_image_lora", [*given, "adapter.kind=dora"], card="24GB")[0]
+    assert dora.host.reading["networks in float32"] >= 2 * base, "lengths of rows are those of float32"
+    assert not planned("z_image_lora", [*given, "sampling.num_images=0"], card="24GB")[0].host.drawing
 
 
 def test_a_page_says_what_has_no_room_in_the_host(capsys):
