@@ -77,14 +77,14 @@ def is_on() -> bool:
 
 def parameter(weight: Weight, shape: Sequence[int], requires_grad: bool) -> nn.Parameter:
     """A parameter for a weight that is read later."""
-    p = nn.Parameter(torch.empty(()).expand(*shape), requires_grad)
+    p = nn.Parameter(torch.empty((), device=_CPU).expand(*shape), requires_grad)
     defer(p, weight)
     return p
 
 
 def defer(p: nn.Parameter, weight: Weight, dtype: torch.dtype = torch.float32) -> None:
     """Leaves a parameter without memory, as one of a type on the CPU, until it is read."""
-    p.data = torch.full((), torch.nan, dtype=dtype).expand(p.shape)
+    p.data = torch.full((), torch.nan, dtype=dtype, device=_CPU).expand(p.shape)
     setattr(p, _WEIGHT, weight)
 
 
@@ -116,7 +116,7 @@ def forget(p: nn.Parameter) -> None:
     """Gives a deferred parameter memory for other numbers than those of its file."""
     if of(p) is not None:
         delattr(p, _WEIGHT)
-        p.data = torch.empty(p.shape, dtype=p.dtype)
+        p.data = torch.empty(p.shape, dtype=p.dtype, device=_CPU)
 
 
 def read(network: nn.Module, device: torch.device | str = _CPU) -> None:

@@ -137,7 +137,7 @@ class _Later:
 
     def __getitem__(self, _: Any) -> Tensor:
         # Zeros and not NaN: weights that are to be tied are tied where they are equal.
-        self.placed.append(torch.zeros(()).expand(self.given.get_shape()))
+        self.placed.append(torch.zeros((), device="cpu").expand(self.given.get_shape()))
         return self.placed[-1]
 
 
