@@ -269,7 +269,8 @@ def attach(settings: Mapping[str, AdapterSettings], model: Family, seed: int) ->
         if own.reads_weights:
             for component in model.components if own.separate else own.reaches(model.trainable):
                 deferred.read(model.components[component])
-        trainables[name] = plugins.find("adapters", own.name).attach(own, model, seed)
+        with deferred.deferring(deferred.is_on() and not own.reads_weights):  # of files that it opens, too
+            trainables[name] = plugins.find("adapters", own.name).attach(own, model, seed)
         model = replace(model, net=trainables[name].net)
     found = Attached(model.net, trainables)
     lost = [name for name, p in model.net.named_parameters() if p.requires_grad and name not in found.names]
