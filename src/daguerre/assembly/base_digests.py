@@ -103,7 +103,7 @@ def check_components(recorded: Base | None, own: Collection[str], checkpoint: st
             "and this version cannot read it. Continue with the version that wrote it, or start a new run",
             code="unsupported",
         )
-    for component in [name for name in {**recorded, **own} if name != REFERENCE]:
+    for component in [name for name in dict.fromkeys([*recorded, *own]) if name != REFERENCE]:
         if component not in recorded or component not in own:
             here = component in own
             holds, lacks = ("this recipe", "the checkpoint") if here else ("the checkpoint", "this recipe")
