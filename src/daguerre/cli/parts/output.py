@@ -128,6 +128,8 @@ class Host(Part):
     memory_bytes: Number
     reading: Bytes
     training: Bytes
+    drawing: Bytes
+    """While prompts of sample images are read by encoders whose results a cache has."""
     disk: Bytes
     seconds_per_update: float | None
     updates: Number | None
