@@ -8,7 +8,7 @@ defines `Settings` (an `AdapterSettings` whose `name` is the file's name) and
 `model.net` holds the components that the adapters of the recipe reach (`Settings.reaches`). `attach` freezes, wraps or
 adds, in place, on the CPU (or, under `torch.device("meta")`, without memory), before weights change their type, kernels
 are chosen or anything is split over devices. Random weights are drawn from `seed` alone. Weights of the model are read
-after it (deferred.py), unless `Settings.reads_weights`.
+after it (deferred/), unless `Settings.reads_weights`.
 
 A checkpoint holds what `Trainable.names` lists and names the rest, the base, by digest: a parameter of the net is
 either in `names`, or belongs to the base and never changes.

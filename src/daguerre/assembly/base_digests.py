@@ -51,7 +51,7 @@ class Begun:
 
 
 def begun(config: Config, family: Family, attached: Attached) -> Begun:
-    """The same for networks whose weights are read later (deferred.py), so that none is read twice."""
+    """The same for networks whose weights are read later (deferred/), so that none is read twice."""
     digests, absent = dict[str, Callable[[], str]](), encoders.absent(family)
     for component, network in family.components.items():
         # What only decodes has no part in training: a run may go on with another one.

@@ -266,7 +266,7 @@ def outline(
 
 def load(config: Config, leave_out: Collection[str] = (), defers: bool = False) -> tuple[Family, Attached]:
     """The networks of a recipe, on the CPU, with its adapters. Components to `leave_out` take no memory until something
-    needs them (models/encoders.py); with `defers` weights have none until `build` reads them (deferred.py)."""
+    needs them (models/encoders.py); with `defers` weights have none until `build` reads them (deferred/)."""
     config = caption_words.fixed(config)
     with encoders.leaving_out(leave_out), deferred.deferring(defers):
         family: Family = plugins.find("families", config.model.family).load(config.model, config.seed)

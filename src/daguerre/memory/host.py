@@ -168,7 +168,7 @@ def _stored(parts: Components) -> Callable[[Tensor], int]:
 
 def networks_read(config: Config, parts: Components, gpu: bool, absent: Collection[str] = ()) -> dict[str, int]:
     """Bytes of the host while the networks of one process are read, but for those that are `absent`: of what is made or
-    read in float32, of what is read straight to its place and type there (deferred.py), and of one weight on its
+    read in float32, of what is read straight to its place and type there (deferred/), and of one weight on its
     way."""
     wide, kept, largest, known = 0, 0, 0, set[int]()
     at_once, stored = _at_once(config, parts), _stored(parts)

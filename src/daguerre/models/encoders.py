@@ -250,7 +250,7 @@ def restored(family: Family, names: Collection[str]) -> None:
 
 
 def read_again(family: Family, name: str) -> nn.Module:
-    """A network that was left out, loaded again; its weights are read when they are asked for (deferred.py)."""
+    """A network that was left out, loaded again; its weights are read when they are asked for (deferred/)."""
     assert family.pretrained is not None
     with deferred.deferring():
         found: nn.Module = family.pretrained.left_out[name]()

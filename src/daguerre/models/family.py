@@ -8,7 +8,7 @@ whose `family` is the file's name) and
 
 which builds the networks on the CPU in float32, or, under `torch.device("meta")`, without memory and weights. It only
 reads the places that the settings name; UserError says what it looked for. Random weights are drawn from `seed` alone.
-Matrices and kernels of files may be read after `load` alone (deferred.py): what works on a weight there asks for it by
+Matrices and kernels of files may be read after `load` alone (deferred/): what works on a weight there asks for it by
 `deferred.value`, or reads the network by `deferred.read`. Autoencoders are whole.
 
 `Family` is a value made of parts; nothing subclasses it. `images.encode` (image -> moments) and `text.features` (text

@@ -1,4 +1,4 @@
-"""Reads one pretrained network from a folder in diffusers' layout, in float32 and whole, or later (deferred.py).
+"""Reads one pretrained network from a folder in diffusers' layout, in float32 and whole, or later (deferred/).
 
 A weight that is missing, does not fit or would stay random is an error. Under `torch.device("meta")` a network is built
 from its config, without memory and without reading weights. Folders are found by models/weights/resolve.py.
@@ -216,7 +216,7 @@ def without_memory() -> Iterator[None]:
 
 def place(net: nn.Module, tensors: dict[str, Any], used: Callable[[Tensor], None] = lambda tensor: None) -> None:
     """Gives `net` these weights in float32, each in memory of its own, in place of those that it has: one after the
-    other, so that there is never a second copy of all, or later (deferred.py). `tensors` are emptied; `used` gets each
+    other, so that there is never a second copy of all, or later (deferred/). `tensors` are emptied; `used` gets each
     one that was copied."""
     owners: dict[nn.Parameter, list[tuple[dict[str, Any], str]]] = {}
     for module in net.modules():
