@@ -19,8 +19,8 @@ from daguerre.config import recipe
 from daguerre.errors import UserError
 from daguerre.training.performance.recording import BEFORE, Recorder
 
-QUICK = ("sdxl_lora", "cascade_c", "sd15_controlnet", "sd15_textual_inversion")
-"""A LoRA over two text encoders, weights by level that are learnt, an adapter that reads images, new tokens."""
+QUICK = ("cascade_c", "sd15_controlnet")
+"""Weights by level that are learnt, an adapter that reads images."""
 WHOLE = ("training.per_device_batch_size=2",)
 """Norms over a batch want it whole."""
 TRAINED = [name for name in recipe.shipped() if tree(name)["training"]["duration"] != "0 steps"]
