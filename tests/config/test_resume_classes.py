@@ -32,7 +32,12 @@ ELASTIC = {
 }
 FREE = {
     *("training.compile_cache_dir", "training.text_encoders"),
-    *("optimizer.in_backward", "training.offload_activations", "training.swap_blocks"),  # to the bit as without
+    *(
+        "optimizer.in_backward",
+        "training.capture",
+        "training.offload_activations",
+        "training.swap_blocks",
+    ),  # to the bit as without
     *(f"cache.{name}" for name in ("batch_size", "dtype", "images", "only", "path", "shard_mb", "texts")),
     *("allow_change", "description", "output_dir", "resume_from_checkpoint", "run_name"),
     "plugins",  # their digests are compared apart: tests/config/test_outside_plugins.py

@@ -25,13 +25,18 @@ class Tape(Graphs):
         return nullcontext()
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        # A GPU does nothing while it records, so that no random number is drawn.
-        with torch.random.fork_rng(devices=[]), _Written() as written:
+        with _Written() as written:
             work()
         self.recorded += 1
+        # A GPU does nothing while it records. Here it is done then, and the first replay, on that batch, does nothing.
+        done = True
 
         def replay() -> None:
+            nonlocal done
             self.replayed += 1
+            if done:
+                done = False
+                return
             with torch._C._AutoDispatchBelowAutograd():
                 for func, args, kwargs, made in written.calls:
                     _keep(func(*args, **kwargs), made)

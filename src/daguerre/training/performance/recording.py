@@ -112,13 +112,13 @@ class Recorder:
         recording = self._recordings.get(shape)
         if recording is None or recording.addresses != _addresses(recording.weights):
             self._recordings.pop(shape, None)  # its memory is for the new one
-            recording = self._recorded(net, micro_batches, loss_fn, autocast, scaler, sharding)
+            recording = self._recorded(net, micro_batches, loss_fn, valid, autocast, scaler, sharding)
             self._recordings[shape] = recording
         else:
+            recording.count.fill_(valid)
             for held, given in zip(recording.batches, micro_batches, strict=True):
                 for place, tensor in zip(_tensors(held).values(), _tensors(given).values(), strict=True):
                     place.copy_(tensor, non_blocking=True)
-        recording.count.fill_(valid)
         recording.replay()
         for p, gradient in recording.gradients.items():
             p.grad = gradient
@@ -131,13 +131,14 @@ class Recorder:
         net: nn.Module,
         micro_batches: Sequence[Batch],
         loss_fn: LossFn,
+        valid: int,
         autocast: Autocast,
         scaler: Scaler,
         sharding: Sharding,
     ) -> _Recording:
         device = devices.of(net)
         batches = [_placed(batch, device) for batch in micro_batches]
-        count = torch.ones((), device=device)
+        count = torch.full((), float(valid), device=device)
         terms: list[tuple[LossTerms, Tensor]] = []
         losses: list[Tensor] = []
 
