@@ -109,18 +109,19 @@ def test_muon_leaves_named_matrices_to_adamw(toy):
 RECORDED = {
     "came": [11.69229, 2.231471, 8.249046, -19.183284],  # came_pytorch 0.1.3, of its authors
     "stable_adamw": [5.888251, 2.240296, 12.117699, -15.804503],  # pytorch_optimizer 4.1.0
-    "soap": [5.787675, 2.206888, 11.432409, -15.583851],  # soap.py of its authors, nikhilvyas/SOAP a1e5535
+    "soap": [6.242474, 2.206888, 11.432409, -15.583851],  # soap.py of its authors, nikhilvyas/SOAP a1e5535
 }
 """Sums of weights x cos(0, 1, 2 ...) after 25 updates by `recorded`, of the code that is named."""
 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_weights_are_those_of_the_authors_code(name):
-    """Matrices, a bias, kernels; a gradient ten times as large on the way; a side without directions of its own."""
+    """Matrices, a bias, kernels; a gradient ten times as large on the way; two sides without directions of their own.
+    A side of 12 has some that its first gradient, of rank 8, does not tell: each LAPACK finds others there."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(12, 8), (8,), (6, 4, 3, 3), (5, 40)]
     trained = {f"{i}": nn.Parameter(torch.randn(shape, generator=generator)) for i, shape in enumerate(shapes)}
-    own = {"max_precondition_dim": 30} if name == "soap" else {}
+    own = {"max_precondition_dim": 10} if name == "soap" else {}
     settings = plugins.find("optimizers", name).Settings(weight_decay=0.1, weight_decay_exclude=[], **own)
     optimizer = build(settings, trained)
     for number in range(25):

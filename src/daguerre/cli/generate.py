@@ -281,6 +281,7 @@ def write_images(job: Job, parts: Components, total: int) -> int:
 
         def generated(requests: Iterable[ImageRequest]) -> Iterator[GeneratedImage]:
             for image in generate.generate(parts, sampling, requests, lambda: stop.requested, steering):
+                generate.check_finite(image)
                 for cut in image.truncated.items():
                     truncated.setdefault(cut, []).append(image.request.number)
                 if IMAGE in image.request.images and image.request.strength is None:

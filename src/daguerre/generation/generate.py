@@ -131,13 +131,12 @@ def generate(
         if stop():
             raise Stopped
         with oom.explained("generating images", lambda: advice.of_generating(sampling)):
-            for image in generate_batch(parts, sampling, batch, steering):
-                _check_finite(image)
-                yield image
+            yield from generate_batch(parts, sampling, batch, steering)
 
 
-def _check_finite(image: GeneratedImage) -> None:
-    """UserError for NaN or infinity, which would be a black image without a word."""
+def check_finite(image: GeneratedImage) -> None:
+    """UserError for NaN or infinity, which would be a black image without a word. Not for sample images of a run: its
+    guard sees that it diverges, and stops it with the names of the images that it was trained on."""
     if image.is_finite is not None and not image.is_finite:
         request = image.request
         raise UserError(

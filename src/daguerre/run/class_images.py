@@ -197,6 +197,7 @@ def fill(
 
     def counted() -> Iterator[GeneratedImage]:
         for image in generate.generate(parts, sampling, not_whole[:missing], stop):
+            generate.check_finite(image)
             counter.add(1)
             yield image
 
