@@ -45,7 +45,10 @@ def variant(twins, name, tmp_path, *more):
 
 
 def learnt(twins, name, tmp_path, recorder):
-    made = variant(twins, name, tmp_path)
+    try:
+        made = variant(twins, name, tmp_path)
+    except UserError:  # norms or a loss over the whole batch
+        made = variant(twins, name, tmp_path, *WHOLE)
     made.state.recorder = recorder
     for _ in range(BEFORE + 3):
         made.step()
