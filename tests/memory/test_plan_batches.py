@@ -50,6 +50,7 @@ def checked_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """`plan` and `launch` without what takes their time: after the checks nothing is computed, and nothing started."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan, "planned", lambda *_: errors.DONE)
+    monkeypatch.setattr(plan.waiting, "found", lambda *_: (3, ""))
     monkeypatch.setattr(plan_images, "computed", lambda *_: errors.DONE)
     monkeypatch.setattr(local, "run", lambda command, count: errors.DONE)
     monkeypatch.setattr(launch_local.torch.cuda, "device_count", lambda: 8)
@@ -210,11 +211,11 @@ def test_every_plan_and_launch_command_of_the_docs_is_one_that_trains(checked_on
 
 
 @pytest.mark.long
-def test_every_plan_of_images_of_the_docs_fits(tmp_path, monkeypatch):
+def test_every_plan_of_images_or_of_blocks_that_wait_of_the_docs_fits(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    images = [words for words in commands() if "--generate" in words]
-    assert images
-    for words in images:
+    computed = [words for words in commands() if {"--generate", "training.swap_blocks=auto"} & {*words}]
+    assert len(computed) > 1
+    for words in computed:
         assert main.run(words) == errors.DONE, shlex.join(words)
 
 
