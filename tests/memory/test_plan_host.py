@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny_runs import TINY
@@ -12,6 +14,7 @@ from daguerre import errors
 from daguerre.cli import main, plan
 from daguerre.cli.options.plan_options import Options
 from daguerre.memory import estimate, static
+from daguerre.memory.peak import Peak
 
 WIDER = ["model.unet.block_out_channels=[192,256,384]", "training.duration=4 steps", "lr_scheduler.warmup=1 steps"]
 MEASURED = (
@@ -62,6 +65,15 @@ def test_on_a_gpu_tensors_are_not_in_the_host():
     assert "RTX 4060" in str(step.host.rates)
 
 
+@pytest.fixture
+def uncomputed(monkeypatch):
+    """Steps that take nothing, at once."""
+    nothing = Peak(1, held=0, passes=0, update=0, gathered=0)
+    steps = SimpleNamespace(peak=lambda micro: replace(nothing, micro=micro))
+    monkeypatch.setattr(estimate, "simulated_step", lambda *given: steps)
+
+
+@pytest.mark.usefixtures("uncomputed")  # what a GPU computes takes nothing of the host's memory
 def test_a_frozen_base_is_in_the_host_as_far_as_it_waits_there_or_makes_room(twins):
     given = [*twins.overrides("z_image_lora"), "run_name=x", "cache.path=auto"]
     step, count = planned("z_image_lora", given, card="24GB")
@@ -77,6 +89,7 @@ def test_a_frozen_base_is_in_the_host_as_far_as_it_waits_there_or_makes_room(twi
     assert not planned("z_image_lora", [*given, "sampling.num_images=0"], card="24GB")[0].host.drawing
 
 
+@pytest.mark.usefixtures("uncomputed")  # the programs alone take more
 def test_a_page_says_what_has_no_room_in_the_host(capsys):
     given = ["training.device=cpu", "checkpoint.background=false", "loader.num_workers=0", "card=1GB", "ram=10MB"]
     assert main.run(["plan", "quickstart", *TINY, *given, "ema.enabled=false"]) == errors.REFUSED
