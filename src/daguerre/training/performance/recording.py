@@ -104,15 +104,19 @@ class Recorder:
     ) -> Tensor:
         """Leaves the gradients of the global batch in the parameters and returns its loss; all of it, and what `see`
         is given, stays what it is until the next update."""
+
+        def computed(batches: Sequence[Batch], count: int | Tensor, see: See) -> Tensor:
+            return passes.backward(net, batches, loss_fn, count, autocast, see, scaler, sharding)
+
         shape = tuple(_shape(batch) for batch in micro_batches)
         if self._computed[shape] < BEFORE:
             self._computed[shape] += 1
             with self._graphs.aside():
-                return passes.backward(net, micro_batches, loss_fn, valid, autocast, see, scaler, sharding)
+                return computed(micro_batches, valid, see)
         recording = self._recordings.get(shape)
         if recording is None or recording.addresses != _addresses(recording.weights):
             self._recordings.pop(shape, None)  # its memory is for the new one
-            recording = self._recorded(net, micro_batches, loss_fn, valid, autocast, scaler, sharding)
+            recording = self._recorded(net, micro_batches, valid, computed)
             self._recordings[shape] = recording
         else:
             recording.count.fill_(valid)
@@ -130,11 +134,8 @@ class Recorder:
         self,
         net: nn.Module,
         micro_batches: Sequence[Batch],
-        loss_fn: LossFn,
         valid: int,
-        autocast: Autocast,
-        scaler: Scaler,
-        sharding: Sharding,
+        computed: Callable[[Sequence[Batch], Tensor, See], Tensor],
     ) -> _Recording:
         device = devices.of(net)
         batches = [_placed(batch, device) for batch in micro_batches]
@@ -146,7 +147,7 @@ class Recorder:
             terms.append((_detached(of_batch), valid_B))
 
         def work() -> None:
-            losses.append(passes.backward(net, batches, loss_fn, count, autocast, see, scaler, sharding))
+            losses.append(computed(batches, count, see))
 
         try:
             replay = self._graphs.record(work)
