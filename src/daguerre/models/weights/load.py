@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from daguerre import deferred, documents, system
+from daguerre.checkpoint.safetensors import dtype_of
 from daguerre.errors import UserError
 from daguerre.models.weights import beside, files, single_files
 from daguerre.models.weights.resolve import without_weights
@@ -25,16 +26,6 @@ from daguerre.models.weights.resolve import without_weights
 # Their bars and notices would tear our progress line, and what they warn of is an error here.
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
-
-_TYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
-"""Types of weights by their names in safetensors."""
 
 
 def config(kind: Any, folder: Path) -> dict[str, Any]:
@@ -157,9 +148,12 @@ def _are_taken(net: nn.Module, given: Iterable[Any]) -> bool:
 
 
 def _dtype(given: Any) -> torch.dtype | None:
-    """The type of a tensor or of a slice; None for one of integers."""
-    dtype = given.dtype if isinstance(given, Tensor) else _TYPES.get(given.get_dtype())
-    return dtype if dtype is not None and dtype.is_floating_point else None
+    """The type of a tensor or of a slice; None for one of integers, or of a type that we never write."""
+    try:
+        dtype = given.dtype if isinstance(given, Tensor) else dtype_of(given.get_dtype())
+    except KeyError:
+        return None
+    return dtype if dtype.is_floating_point else None
 
 
 def _defers(given: Any) -> bool:
