@@ -28,8 +28,9 @@ from daguerre.distributed.sharding_rules import own_region
 from daguerre.memory.static import MemoryCount, ResidentTensor
 from daguerre.models.network import block_classes
 from daguerre.models.placement import frozen_modules
-from daguerre.training import passes, step
+from daguerre.training import step
 from daguerre.training.memory_tracker import Live, use_cuda_types
+from daguerre.training.passes import backward
 from daguerre.training.performance.work import NOTHING, Watched, Work
 from daguerre.training.precision import quantized
 from daguerre.training.state import TrainState
@@ -150,7 +151,7 @@ class SimulatedStep:
         with sharded_gradients(state.trained, self._held, self._count.mesh, self._accumulates, self._together):
             state.net.train()
             batch = self._batch(micro)
-            passes.backward(state.net, [batch], self._parts.loss, micro, self._parts.autocast, state.see, state.scaler)
+            backward(state.net, [batch], self._parts.loss, micro, self._parts.autocast, state.see, state.scaler)
         return live.peak - base
 
     def _moving_passes(self, micro: int) -> int:
