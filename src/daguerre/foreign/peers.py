@@ -16,6 +16,7 @@ from typing import Any
 from daguerre import plugins
 from daguerre.errors import UserError
 from daguerre.foreign import base_models as models
+from daguerre.foreign.names.values import prompt_lines
 from daguerre.foreign.reader import REQUIRED, Reading, Tables, generic
 from daguerre.formatting import shown
 
@@ -122,13 +123,11 @@ def sample_prompts(reading: Reading) -> None:
     this machine, without its comments, or the text itself, which programs around them write into a file."""
     text = str(reading.get("sample_prompts") or "")
     path = Path(text).expanduser() if "\n" not in text else Path()
-    here = path.suffix == ".txt" and path.is_file()
-    if here:
+    if path.suffix == ".txt" and path.is_file():
         text = path.read_text(encoding="utf-8", errors="replace")
     elif path.suffix in (".txt", ".toml", ".json"):
         return
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    if lines:
+    if lines := prompt_lines(text.splitlines()):
         reading.carry_all("sample_prompts", *prompts(lines))
 
 

@@ -8,7 +8,7 @@ import csv
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -466,9 +466,13 @@ def prompts(key: str, text: str) -> Meaning:
     return one("sampling.prompts", text) if text.startswith("[") else drawn(key, text)
 
 
+def prompt_lines(lines: Iterable[str]) -> list[str]:
+    """The prompts among the lines of kohya's `sample_prompts`: those that start with # are comments."""
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
 def prompts_file(key: str, text: str) -> Meaning:
-    """kohya's `sample_prompts`: a file with one prompt a line; lines may hold options such as `--w 768`, and those that
-    start with # are comments."""
+    """kohya's `sample_prompts`: a file with one prompt a line, where lines may hold options such as `--w 768`."""
     path = Path(text).expanduser()
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     if path.suffix in (".toml", ".json") or any(re.search(r"\s--\w", line) for line in lines):
@@ -476,7 +480,7 @@ def prompts_file(key: str, text: str) -> Meaning:
             f"{text} has options after its prompts, which cannot be used here: give a text file with one prompt a "
             "line, and sampling.width, sampling.height, sampling.guidance_scale ... for all of them"
         )
-    kept = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    kept = prompt_lines(lines)
     if len(kept) < sum(bool(line.strip()) for line in lines):
         return one("sampling.prompts", json.dumps(kept, ensure_ascii=False))
     return one("sampling.prompts_file", text)
