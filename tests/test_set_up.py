@@ -126,7 +126,8 @@ def test_tools_of_tests_are_installed_for_tests_alone(make_venv, ran, capsys):
     assert sorted(path.name for path in make_venv.VENV.glob("installed*")) == ["installed"]
     ran.clear()
     make_venv.main(["--dev"])
-    assert [command[-3] for command, _ in ran if "pip" in command] == [f"{make_venv.ROOT}[dev]"], "torch stays"
+    added = [f"{make_venv.ROOT}[dev]", "axe-playwright-python"]
+    assert [command[-3] for command, _ in ran if "pip" in command] == added, "torch stays"
     assert sorted(path.name for path in make_venv.VENV.glob("installed*")) == ["installed", "installed-dev"]
 
 

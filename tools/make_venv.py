@@ -141,6 +141,9 @@ def main(arguments):
         install("{} (step 1 of 2)".format(torch + (" from " + index if index else "")), torch, *from_index)
     what = "what the tests need" if extra == "dev" else "Daguerre and what it builds on (step 2 of 2)"
     install(what + "; the end of it takes a minute in silence", "-e", "{}[{}]".format(ROOT, extra), *constraints)
+    if extra == "dev":
+        # Tests use its script alone, axe.min.js: the driver of browsers that it asks for has 50 MB, and nothing to do.
+        install("axe-core for the tests of the live page", "--no-deps", "axe-playwright-python", *constraints)
     (VENV / ("installed-dev" if extra == "dev" else "installed")).touch()
     say("done. To have the command `daguerre` in this shell: source {}".format(VENV / "bin" / "activate"))
 

@@ -19,7 +19,10 @@ from photos import OWN
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.data.folder import scan
 from daguerre.data.folder.captions import Rules
+from daguerre.data.plan.selection import select
+from daguerre.data.sources.folder import Settings, open_source
 from daguerre.errors import UserError
+from daguerre.formatting import percent
 from daguerre.serve.dataset import jobs, uploads
 from daguerre.serve.dataset.captions import Tag
 
@@ -86,12 +89,31 @@ def test_a_run_says_how_its_folder_is_read(folder: Path) -> None:
         assert "smaller than its bucket" in wide["cards"]
         named = page.cards(**{"as": ids["named"]})
         assert ">a</p>" in named["cards"]
-        assert "filters of this run leave out more" in named["facts"]
+        assert "6 pictures, 2 can be trained on, 4 cannot." in named["facts"]
+        assert named["cards"].count(">filter: width &gt; 70</p>") == 3
+        assert named["cards"].count("→ 512 x 512</p>") == 2, "what is left out has no bucket"
         picture = page.ids()["a.png"]
         answer = page.get(f"caption/{picture}", **{"as": ids["named"]}).json()
         assert "names of files" in answer["refused"]
         assert page.cards().keys() == wide.keys()
         assert page.get("shown", **{"as": "0" * 12}).status_code == 404
+
+
+def test_filters_of_a_run_leave_out_what_its_training_leaves_out(folder: Path) -> None:
+    chosen = "seen >= 3 and aspect > 1.2"
+    reader(folder, "chosen", "stopped", source={"filters": chosen})
+    settings = Settings(path=str(folder), filters=chosen, cache_dir=str(folder.parent / "index"))
+    selection = select(open_source(settings, "train").index, settings, ["train"])[0]
+    with photos.shown(folder) as page:
+        id = served.address(folder.parent / "runs", "chosen").split("/")[2]
+        found = page.cards(**{"as": id})
+        assert "6 pictures, 1 can be trained on, 5 cannot." in found["facts"]
+        counts = {why: entry["count"] for why, entry in selection.left_out.items() if not entry.get("kept")}
+        assert counts == {"filter: no seen": 3}
+        assert "<td>filter: no seen</td><td>left out</td><td>3</td>" in found["facts"]
+        assert found["cards"].count(">filter: no seen</p>") == 3
+        assert f"<code>aspect &gt; 1.2</code></td><td>4 ({percent(4, 4)})" in found["facts"]
+        assert page.cards(show="bare", **{"as": id})["count"] == "5 pictures"
 
 
 def test_a_caption_is_written_where_training_reads_it(folder: Path) -> None:

@@ -86,7 +86,9 @@ def render(title: str, what: str, parts: Sequence[Part], settings: str) -> str:
         element("p", what, class_="note") if what != title else None,
     )
     several = len(parts) > 1
-    details = element("section", element("details", element("summary", "Settings"), element("pre", settings)))
+    details = element(
+        "section", element("details", element("summary", "Settings"), element("pre", settings, tabindex=0))
+    )
     body = join(*(_part(part, several) for part in parts), details)
     return render_page(f"{title} · Daguerre", header, body, "the data", ("style.css", "data.css"))
 
@@ -98,7 +100,7 @@ def _part(part: Part, several: bool) -> Html:
         ("Examples", _examples(part.examples)),
         ("Sizes, shapes and captions", element("div", *figures, class_="charts") if figures else None),
         ("Buckets", buckets(part.buckets, part.unused_buckets)),
-        ("Filters", _filters(part)),
+        ("Filters", filters(part.filters, part.samples) if part.filters else None),
         ("Left out", left_out(part.left_out)),
         ("Metadata", _metadata(part)),
     ]
@@ -175,14 +177,13 @@ def _fill_bar(share: float) -> Html:
     return element("div", element("i", class_="fill", style=f"width:{100 * share:.1f}%"), class_="bar")
 
 
-def _filters(part: Part) -> Html | None:
-    if not part.filters:
-        return None
+def filters(conditions: Sequence[FilterRow], samples: int) -> Html:
+    """The conditions of the filters, in their order, and how many samples pass."""
     rows: list[list[object]] = []
-    for number, row in enumerate(part.filters):
-        bar = _fill_bar(row.rest / max(1, part.samples))
-        alone = f"{row.alone:,} ({percent(row.alone, part.samples)})"
-        rest = f"{row.rest:,} ({percent(row.rest, part.samples)})"
+    for number, row in enumerate(conditions):
+        bar = _fill_bar(row.rest / max(1, samples))
+        alone = f"{row.alone:,} ({percent(row.alone, samples)})"
+        rest = f"{row.rest:,} ({percent(row.rest, samples)})"
         rows.append([element("code", row.text), alone, rest if number else "", bar])
     return table(["Condition", "Passed by", "With those above", ""], rows, "filters")
 

@@ -69,7 +69,12 @@ def table(head: list[str], rows: list[list[object]], class_: str = "") -> Html:
     header = element("thead", element("tr", *(element("th", cell, scope="col") for cell in head))) if head else None
     body = (element("tr", *(element("td", cell) for cell in row)) for row in rows)
     inner = element("table", header, element("tbody", *body), class_=class_ or None)
-    return element("div", inner, class_="scroll")
+    return wide(inner)
+
+
+def wide(inner: Html) -> Html:
+    """A frame that scrolls around something that may be wider than the page; by keys, too, so it takes the focus."""
+    return element("div", inner, class_="scroll", tabindex=0)
 
 
 def is_small(image: Image.Image) -> bool:

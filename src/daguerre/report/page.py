@@ -72,7 +72,7 @@ def _sections(run: Run) -> list[Html]:
 def _details(run: Run) -> list[Html]:
     folds = [
         ("All numbers, newest values", facts.last_numbers(run)),
-        ("Config", element("pre", config_text(run.config_text)) if run.config_text else None),
+        ("Config", element("pre", config_text(run.config_text), tabindex=0) if run.config_text else None),
         ("Environment", facts.environment(run)),
     ]
     return [element("details", element("summary", title), inner) for title, inner in folds if inner is not None]

@@ -6,7 +6,7 @@ shares in [0, 1], higher is better; `must`, `aim`, `step` and `count` may be mis
 
 from typing import Any
 
-from daguerre.report.html import Html, element, join
+from daguerre.report.html import Html, element, join, wide
 from daguerre.report.run import Run
 
 _NOTES = {
@@ -62,7 +62,7 @@ def _table(name: str, body: dict[str, Any]) -> Html:
     header = element("thead", element("tr", *(element("th", cell, scope="col") for cell in head)))
     values = element("tbody", *(_row(row, kinds) for row in rows))
     caption = element("caption", element("b", name), " ", ", ".join(notes))
-    return element("div", element("table", caption, header, values, class_="results"), class_="scroll")
+    return wide(element("table", caption, header, values, class_="results"))
 
 
 def _row(row: dict[str, Any], kinds: list[str]) -> Html:

@@ -25,7 +25,12 @@ def version(path: Path) -> str:
 
     Other rights, another owner and a copy change it too, so one that differs says to read again, not that bytes differ.
     """
-    found = os.stat(path)  # without the device: a disk that is far has another number on each machine
+    return version_of(os.stat(path))
+
+
+def version_of(found: os.stat_result) -> str:
+    """`version` of a file that was asked already."""
+    # Without the device: a disk that is far has another number on each machine.
     return f"{found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
 
 

@@ -220,7 +220,8 @@ def spoken(stem: str) -> str:
 
 
 def _stamp(path: Path) -> bytes:
-    return f" {path.stat().st_size} {local_files.version(path)}".encode()
+    found = os.stat(path)
+    return f" {found.st_size} {local_files.version_of(found)}".encode()
 
 
 def _text(folder: Path, path: str) -> dict[str, str]:

@@ -84,20 +84,20 @@ async def _folder(request: Request) -> Response:
     return HTMLResponse(page.folder(place, readers, _desk(request).roots, site_of(request).rules.control))
 
 
-async def _way(request: Request, place: Place) -> tuple[Reading, bool]:
-    """The way in which the folder is read, and whether filters of a run would leave out more. UserError."""
+async def _way(request: Request, place: Place) -> Reading:
+    """The way in which the folder is read. UserError."""
     query = request.query_params
     if not (wanted := query.get("as", "")):
-        return reading.of_form(place, query), False
+        return reading.of_form(place, query)
     for each in await _readers(request, place):
         if each.id == wanted:
-            return each.reading, each.is_filtered
+            return each.reading
     raise UserError("there is no such run that reads this folder", code="missing")
 
 
 async def _shown(request: Request) -> Response:
     place = await run_in_threadpool(_place, request)
-    way, filtered = await _way(request, place)
+    way = await _way(request, place)
     query = request.query_params
     number, show = query.get("page", "0"), query.get("show", "all")
     if not number.isdecimal() or len(number) > 6 or show not in page.SHOWN:
@@ -105,7 +105,7 @@ async def _shown(request: Request) -> Response:
     question = Question(query.get("q", "")[:500], show, int(number))
 
     def work() -> dict[str, Any]:
-        return page.answer(_desk(request).shelf.listing(place, way), way, question, filtered)
+        return page.answer(_desk(request).shelf.listing(place, way), way, question)
 
     return JSONResponse(await run_in_threadpool(work))
 
@@ -113,7 +113,7 @@ async def _shown(request: Request) -> Response:
 async def _caption(request: Request) -> Response:
     """The caption of a picture as it is written, and whether the page can write it."""
     place = await run_in_threadpool(_place, request)
-    way, _ = await _way(request, place)
+    way = await _way(request, place)
 
     def work() -> dict[str, Any]:
         desk = _desk(request)
@@ -193,7 +193,7 @@ async def _move(request: Request) -> Response:
 async def _changing(request: Request, most: int, change: Callable[[Listing, bytes], dict[str, Any]]) -> Response:
     """Changes a folder, one at a time among all pages, and names the runs that read it and may go on."""
     place = await run_in_threadpool(_place, request)
-    way, _ = await _way(request, place)
+    way = await _way(request, place)
     given, desk = await body_of(request, most), _desk(request)
 
     def work() -> dict[str, Any]:

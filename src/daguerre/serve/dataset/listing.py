@@ -11,10 +11,12 @@ import numpy as np
 import xxhash
 
 from daguerre.data import alternatives
+from daguerre.data.filters.evaluate import FilterResult
 from daguerre.data.folder import scan
 from daguerre.data.folder.captions import CAPTION, METADATA, Rules
 from daguerre.data.folder.scan import Found, Sample
 from daguerre.data.images import headers, kinds
+from daguerre.data.index.file import metadata_columns
 from daguerre.data.index.index import Index
 from daguerre.data.leftovers import is_leftover
 from daguerre.data.plan import buckets as bucketing
@@ -32,6 +34,7 @@ HIDDEN = ".daguerre"
 AWAY = {"left_out": "left out", "trash": "in the trash"}
 _KEPT = 4
 _UNKNOWN_PX = 256
+FILTERED = "left out by a filter"
 _SIDES = ("height", "width")
 
 
@@ -97,22 +100,35 @@ class Listing:
         """Of the samples, as planning has it."""
         ids = np.array([scan.sample_id(one.path) for one in self.samples], dtype=np.int64)
         heights, widths = (np.array([getattr(one, side) for one in self.samples], np.int32) for side in _SIDES)
-        return Index(ids, np.array([0, len(ids)]), heights, widths)
+        columns, _, _ = metadata_columns([one.metadata for one in self.samples])
+        numbers, texts = ({n[2:]: c for n, c in columns.items() if n.startswith(kind)} for kind in ("n:", "s:"))
+        return Index(ids, np.array([0, len(ids)]), heights, widths, numbers, texts)
 
-    def plan(self, reading: Reading) -> statistics.BucketPlan:
-        """The buckets of the samples."""
-        return statistics.bucket_plan(self.index, np.ones(self.index.count, bool), reading.settings)
+    def filtered(self, reading: Reading) -> FilterResult:
+        """The samples that pass the filters of a run, and why others do not."""
+        return reading.settings.filters.evaluate(self.index)
 
-    def shapes(self, reading: Reading) -> dict[str, Shape | str]:
-        """By the id of a picture, or the reason why no bucket takes it."""
+    def plan(self, reading: Reading, passes: np.ndarray) -> statistics.BucketPlan:
+        """The buckets of the samples that pass, [N] bool."""
+        return statistics.bucket_plan(self.index, passes, reading.settings)
+
+    def shapes(self, reading: Reading, passes: np.ndarray) -> dict[str, Shape | str]:
+        """By the id of a picture, or the reason why no bucket takes it: `FILTERED` for one that does not pass."""
         index, every = self.index, bucketing.buckets(reading.settings)
         assigned = bucketing.assign(reading.settings, index.heights_px, index.widths_px, index.ids)
+        columns = (assigned.numbers.tolist(), assigned.enlarged.tolist(), passes.tolist())
         return {
-            _id(one.path): TOO_SMALL if number < 0 else _shape(one, every[number], enlarged)
-            for one, number, enlarged in zip(
-                self.samples, assigned.numbers.tolist(), assigned.enlarged.tolist(), strict=True
-            )
+            _id(one.path): (TOO_SMALL if number < 0 else _shape(one, every[number], enlarged)) if passed else FILTERED
+            for one, number, enlarged, passed in zip(self.samples, *columns, strict=True)
         }
+
+    def failed(self, picture: Picture, reading: Reading) -> str:
+        """The filter that a picture does not pass, in the words of a training."""
+        index, at = self.index, next(i for i, one in enumerate(self.samples) if one.path == picture.path)
+        numbers, texts = ({n: c.slice(at, 1) for n, c in of.items()} for of in (index.numbers, index.texts))
+        sides = (index.heights_px[at : at + 1], index.widths_px[at : at + 1])
+        alone = Index(index.ids[at : at + 1], np.array([0, 1]), *sides, numbers, texts)
+        return next(iter(reading.settings.filters.evaluate(alone).rejected))
 
     def picture(self, id: str) -> Picture:
         """UserError for an id of none."""

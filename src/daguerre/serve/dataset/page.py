@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 
 from daguerre.data import skipped
+from daguerre.data.filters.evaluate import FilterResult
 from daguerre.data.images import kinds
+from daguerre.data.tools import statistics
 from daguerre.formatting import counted, percent
 from daguerre.report import dataset_page
-from daguerre.report.dataset_page import BucketRow, Fact
+from daguerre.report.dataset_page import BucketRow, Fact, FilterRow
 from daguerre.report.facts import STATES
 from daguerre.report.html import SMALL_PX, Html, element, join, json_script
 from daguerre.serve import pages
 from daguerre.serve.dataset import captions, forms
 from daguerre.serve.dataset.folders import Place
-from daguerre.serve.dataset.listing import HIDDEN, Listing, Picture, Shape
+from daguerre.serve.dataset.listing import FILTERED, HIDDEN, Listing, Picture, Shape
 from daguerre.serve.dataset.reading import RESOLUTION, RESOLUTIONS, SHAPES, Reader, Reading
 from daguerre.unicode import printable
 
@@ -170,16 +172,17 @@ class Question:
     page: int = 0
 
 
-def answer(listing: Listing, reading: Reading, question: Question, is_filtered: bool) -> dict[str, Any]:
+def answer(listing: Listing, reading: Reading, question: Question) -> dict[str, Any]:
     """The facts, and the cards of a page of pictures."""
-    shapes = listing.shapes(reading)
+    filtered = listing.filtered(reading)
+    shapes = listing.shapes(reading, filtered.passes)
     found = [one for one in listing.pictures if _fits(one, shapes.get(one.id), question)]
     last = max(0, math.ceil(len(found) / PER_PAGE) - 1)
     page = min(question.page, last)
     here = found[page * PER_PAGE : (page + 1) * PER_PAGE]
     return {
-        "facts": join(*_facts(listing, reading, is_filtered)),
-        "cards": join(*(_card(listing, one, shapes.get(one.id)) for one in here)),
+        "facts": join(*_facts(listing, reading, filtered)),
+        "cards": join(*(_card(listing, one, shapes.get(one.id), reading) for one in here)),
         "count": f"{counted(len(found), 'picture')}",
         "page": page,
         "pages": last + 1,
@@ -206,22 +209,24 @@ def _fits(one: Picture, shape: Shape | str | None, question: Question) -> bool:
     }.get(question.show, True)
 
 
-def _facts(listing: Listing, reading: Reading, is_filtered: bool) -> Iterator[Html | None]:
+def _facts(listing: Listing, reading: Reading, filtered: FilterResult) -> Iterator[Html | None]:
     there = [one for one in listing.pictures if not one.away]
-    plan, away = listing.plan(reading), len(listing.pictures) - len(there)
+    plan, away = listing.plan(reading, filtered.passes), len(listing.pictures) - len(there)
     lost = len(there) - plan.samples
     clauses = [f"{counted(len(there), 'picture')}", f"{plan.samples:,} can be trained on"]
     clauses += [f"{lost:,} cannot"] if lost else []
     clauses += [f"{away:,} put away"] if away else []
     yield element("p", ", ".join(clauses) + ".", class_="summary")
-    if is_filtered:
-        yield element("p", "The filters of this run leave out more; they are not applied here.", class_="note")
     yield dataset_page.facts([*_figures(listing, plan, there)])
     rows = [BucketRow(u.bucket.width_px, u.bucket.height_px, u.samples, u.cropped, u.enlarged) for u in plan.used]
     buckets = dataset_page.buckets(rows, [])
     if buckets is not None:
         yield element("details", element("summary", f"Buckets ({len(rows)})"), buckets, id="buckets")
-    report = skipped.merged(listing.found.skipped, skipped.counted(plan.dropped))
+    if passed := statistics.passing(reading.settings.filters, listing.index):
+        conditions = [FilterRow(each.text, each.alone, each.rest) for each in passed]
+        table = dataset_page.filters(conditions, listing.index.count)
+        yield element("details", element("summary", f"Filters ({len(conditions)})"), table, id="filters")
+    report = skipped.merged(listing.found.skipped, skipped.counted({**filtered.rejected, **plan.dropped}))
     report = {
         reason: entry for reason, entry in report.items() if not all(HIDDEN in e for e in entry["examples"] or [""])
     }
@@ -246,8 +251,10 @@ def _figures(listing: Listing, plan: Any, there: Sequence[Picture]) -> Iterator[
             yield Fact(f"With a {word}", f"{count:,}", name if name != word else "")
 
 
-def _card(listing: Listing, one: Picture, shape: Shape | str | None) -> Html:
+def _card(listing: Listing, one: Picture, shape: Shape | str | None, reading: Reading) -> Html:
     width, height = listing.size(one)
+    if shape == FILTERED:
+        shape = listing.failed(one, reading)
     name = printable(one.path.replace(f"{HIDDEN}/{one.away}/", "") if one.away else one.path)
     box = shape.box if isinstance(shape, Shape) else None
     frame = None

@@ -26,7 +26,7 @@ ENDED = "finished"
 RESOLUTIONS = (256, 512, 768, 1024, 1280, 1536)
 RESOLUTION = 1024
 SHAPES = {"auto": "of every aspect", "square": "square"}
-_SHARED = ("resolution", "buckets", "crop", "crops", "formats")
+_SHARED = ("resolution", "buckets", "crop", "crops", "formats", "filters")
 _OWN: tuple[str, ...] = ("captions", "captions_from", "recursive", "caption_extension")
 _OWN += ("mask_dir", "control_dir", "rejected_dir", "reference_dir")
 """Settings of a run's data that say how a folder is read. What else a config names is not opened."""
@@ -51,8 +51,6 @@ class Reader:
     reading: Reading
     is_same: bool
     """True if it reads this very folder."""
-    is_filtered: bool
-    """True if its filters leave out more."""
 
     @property
     def may_go_on(self) -> bool:
@@ -86,8 +84,7 @@ def _of_entry(entry: Entry, place: Place, roots: tuple[Path, ...]) -> Iterator[R
         path = os.path.abspath(os.path.expanduser(str(source.get("path", ""))))
         if _related(path, str(place.path)):
             reading = _of_run({**data, **source}, place, roots)
-            filtered = source.get("filters") not in (None, {}, [], "")
-            yield Reader(entry.id, run.name, run.state, run.step, reading, path == str(place.path), filtered)
+            yield Reader(entry.id, run.name, run.state, run.step, reading, path == str(place.path))
             return
 
 

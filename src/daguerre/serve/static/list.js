@@ -1,8 +1,9 @@
 // The list of runs: rows that say something new are changed cell by cell; filter and choice stay.
+import { follow } from "./events.js";
+
 const runs = document.querySelector("#runs");
 const filter = document.querySelector("#filter"), archived = document.querySelector("#archived");
 const compare = document.querySelector("#compare"), count = document.querySelector("#count");
-const lost = document.querySelector(".lost-line");
 let found = null;
 
 const ago = () => {
@@ -78,13 +79,17 @@ const update = (rows) => {
   if (found) search(); else arrange();
 };
 
-const events = new EventSource("events");
-events.onmessage = (event) => update(JSON.parse(event.data));
-events.onerror = () => {
-  lost.textContent = "The server does not answer: what is shown stays as it is, and goes on when it is back.";
-  lost.hidden = false;
+/** News say what has changed since this page began to listen: after a while without, the whole list is compared. */
+const whole = async () => {
+  const answer = await fetch("./").catch(() => null);
+  if (!answer?.ok) return;
+  const now = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const rows = [...now.querySelectorAll("#runs > article")].map((row) => [row.id.slice(4), row.outerHTML]);
+  const gone = [...runs.children].map((row) => [row.id.slice(4), null]);
+  update(Object.fromEntries([...gone, ...rows]));
 };
-events.onopen = () => { lost.hidden = true; };
+
+follow(update, whole);
 
 const given = new URLSearchParams(location.search);
 for (const id of given.getAll("pick")) {

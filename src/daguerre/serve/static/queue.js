@@ -1,8 +1,9 @@
 // The queue: rows that say something new are replaced, in their order; what has the focus keeps it.
+import { follow } from "./events.js";
 import { post } from "./post.js";
 
 const main = document.querySelector("main"), answer = document.querySelector("#answer");
-const lost = document.querySelector(".lost-line"), pauseAll = document.querySelector("#pause-all");
+const pauseAll = document.querySelector("#pause-all");
 const lists = ["running", "waiting", "ended"].map((name) => document.querySelector(`#${name}`));
 const row = (id) => document.querySelector(`#entry-${id}`);
 const idOf = (element) => element.id.slice(6);
@@ -67,10 +68,4 @@ const show = (now) => {
   document.title = `${now.lists.running.length} training, ${now.lists.waiting.length} waiting · Queue · Daguerre`;
 };
 
-const events = new EventSource("events");
-events.onmessage = (event) => { lost.hidden = true; show(JSON.parse(event.data)); };
-events.onerror = () => {
-  lost.textContent = "The server does not answer: what is shown stays as it is, and goes on when it is back.";
-  lost.hidden = false;
-};
-events.onopen = () => { lost.hidden = true; };
+follow(show);

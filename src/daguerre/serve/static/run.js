@@ -1,5 +1,6 @@
 // The page of a run: parts are replaced where they say something new, and nothing that one looks at moves.
 import { show, tools } from "./charts.js";
+import { follow } from "./events.js";
 import { post } from "./post.js";
 import { bind, more } from "./viewer.js";
 
@@ -112,13 +113,7 @@ const update = async (now) => {
 };
 
 let last = Promise.resolve();
-const events = new EventSource("events");
-events.onmessage = (event) => { lost.hidden = true; last = last.then(() => update(JSON.parse(event.data))).catch(() => {}); };
-events.onerror = () => {
-  lost.textContent = "The server does not answer: what is shown stays as it is, and goes on when it is back.";
-  lost.hidden = false;
-};
-events.onopen = () => { lost.hidden = true; };
+follow((now) => { last = last.then(() => update(now)).catch(() => {}); });
 
 const tell = document.querySelector("#tell");
 if ("Notification" in window && Notification.permission === "default") {

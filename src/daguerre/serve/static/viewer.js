@@ -24,6 +24,7 @@ const show = (strip, index) => {
   viewer.on("uiRegister", () => viewer.ui.registerElement({
     name: "walk", order: 9, isButton: false, appendTo: "root",
     onInit: (box) => {
+      viewer.element.setAttribute("aria-label", "Image, over updates");
       const slider = document.createElement("input"), caption = document.createElement("p");
       slider.type = "range";
       slider.min = 0;
