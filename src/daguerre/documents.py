@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import xxhash
 from pydantic import ValidationError
 
 from daguerre import regular
@@ -71,6 +72,23 @@ def check_counts(config: Any, name: str = "") -> None:
             check_counts(value, str(key))
         elif _COUNTS.search(str(key)) and isinstance(value, int | float) and value > _MOST_LAYERS:
             raise ValueError(f"{key} is {value:g}, more layers than any network has")
+
+
+def digested(document: Any) -> dict[str, Any]:
+    """A document with its digest, for a file of a cache: `undigested` gives it back."""
+    return {"is": document, "xxh3_128": _digest(document)}
+
+
+def undigested(path: Path) -> Any:
+    """The document of a file that `digested` made. OSError; ValueError for one that is not as it was written."""
+    found = read_object(path)
+    if found.get("xxh3_128") != _digest(found.get("is")):
+        raise ValueError("it is not as it was written")
+    return found["is"]
+
+
+def _digest(document: Any) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(document, sort_keys=True).encode())
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def test_numbers_are_rounded_once(file, stored, tmp_path):
     numbers = (torch.randn(64, 48, generator=torch.Generator().manual_seed(0)) * 3).to(file)
     save_file({"weight": numbers, "bias": numbers[0].clone()}, tmp_path / "x.safetensors")
     net = nn.Linear(48, 64)
-    with deferred.deferring(), load.files.opened(tmp_path / "x.safetensors", mapped=False) as opened:
+    with deferred.deferring(), load.opening.opened(tmp_path / "x.safetensors", mapped=False) as opened:
         load.place(net, {"weight": opened.get_slice("weight")})
     assert deferred.of(net.weight) is not None
     deferred.store(net.weight, stored)
@@ -169,8 +169,8 @@ def test_what_is_damaged_meanwhile_is_said(tmp_path: Path):
     numbers = torch.randn(64, 48)
     save_file({"weight": numbers}, tmp_path / "x.safetensors")
     net = nn.Linear(48, 64, bias=False)
-    with deferred.deferring(), load.files.opened(tmp_path / "x.safetensors", mapped=False) as opened:
-        load.place(net, {"weight": load.files.Slice(tmp_path / "x.safetensors", opened.get_slice("weight"))})
+    with deferred.deferring(), load.opening.opened(tmp_path / "x.safetensors", mapped=False) as opened:
+        load.place(net, {"weight": load.opening.Slice(tmp_path / "x.safetensors", opened.get_slice("weight"))})
     with open(tmp_path / "x.safetensors", "r+b") as file:
         file.truncate(200)
     with pytest.raises(errors.UserError, match="cannot be read as safetensors"):

@@ -11,7 +11,7 @@ from tiny_models import write_sd
 from daguerre import errors
 from daguerre.cli import main
 from daguerre.families.stable_diffusion.single_file import save
-from daguerre.models.weights import files
+from daguerre.models.weights import opening
 
 UNET = "unet/diffusion_pytorch_model.safetensors"
 
@@ -47,7 +47,7 @@ def test_averaged_weights_of_a_file_that_holds_both(model, tmp_path, capsys):
     tensors = load_file(file)
     unet = [name for name in tensors if name.startswith("model.diffusion_model.")]
     averages = {"model_ema." + "".join(name.split(".")[1:]): tensors[name] + 1 for name in unet}
-    with files.opened(file) as opened:
+    with opening.opened(file) as opened:
         metadata = opened.metadata()
     save_file(tensors | averages, tmp_path / "both.safetensors", metadata)
     assert convert(tmp_path / "both.safetensors", f"out={tmp_path / 'raw'}") == errors.DONE

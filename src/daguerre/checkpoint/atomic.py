@@ -54,10 +54,18 @@ def write_atomically(path: Path, chunks: Iterable[Any]) -> None:
 
     One writer at a time; what a killed one left behind (`.NAME.tmp`) is overwritten.
     """
+    with replacing(path) as temporary:
+        write_durably(temporary, chunks)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name to write a whole file to, safe on disk; when the block ends it stands as `path`, as `write_atomically`
+    puts it there. If the block raises, nothing is left of it."""
     temporary = hidden(path, ".tmp")
     temporary.unlink(missing_ok=True)
     try:
-        write_durably(temporary, chunks)
+        yield temporary
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

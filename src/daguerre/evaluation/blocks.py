@@ -22,7 +22,9 @@ from daguerre.tracking.progress import Counter
 
 BLOCK = 32
 """Samples of a block."""
-_MARK, _DIGEST_BYTES = b"xxh3_128", 16
+_MARK, _DIGEST_BYTES = b"xxh3name", 16
+_EARLIER_MARK = b"xxh3_128"
+"""Of files whose digest does not have their name in it."""
 _TRAILER_BYTES = len(_MARK) + _DIGEST_BYTES
 
 
@@ -38,12 +40,12 @@ class Blocks:
         """[total, ...]: the array of this name; `make` gives the rows of the blocks that are not there yet. Incomplete
         if other processes still have some to make."""
         whole = self.folder / f"{name}.npy"
-        if (known := sound(whole)) is not None:
+        if (known := sound(whole, self.total)) is not None:
             return known
         folder = self.folder / name
         make_folder(folder)
         numbers = range(-(-self.total // BLOCK))
-        mine = [number for number in numbers if number in self.part and sound(_file(folder, number)) is None]
+        mine = [number for number in numbers if number in self.part and self._block(folder, number) is None]
         with Counter(name, sum(len(self._ids(number)) for number in mine), unit="images") as counter:
             for number in mine:
                 rows = make(self._ids(number))
@@ -52,15 +54,18 @@ class Blocks:
                 counter.add(len(rows))
         return self._joined(name, folder, whole, numbers)
 
+    def _block(self, folder: Path, number: int) -> np.ndarray | None:
+        return sound(_file(folder, number), len(self._ids(number)))
+
     def _ids(self, number: int) -> range:
         return range(number * BLOCK, min(self.total, (number + 1) * BLOCK))
 
     def _joined(self, name: str, folder: Path, whole: Path, numbers: range) -> np.ndarray:
         """All blocks as one file. Of several processes that find them complete, one writes it."""
         with locked(self.folder):
-            if (known := sound(whole)) is not None:  # another process was first
+            if (known := sound(whole, self.total)) is not None:  # another process was first
                 return known
-            parts = [sound(_file(folder, number)) for number in numbers]
+            parts = [self._block(folder, number) for number in numbers]
             if any(part is None for part in parts):
                 raise Incomplete(name)
             joined = np.concatenate([part for part in parts if part is not None])
@@ -75,20 +80,23 @@ def _file(folder: Path, number: int) -> Path:
 
 
 def save(path: Path, array: np.ndarray) -> None:
-    """Writes an array, whole or not at all, with a digest behind it, where numpy reads past it. OSError."""
+    """Writes an array, whole or not at all, with a digest of it and its file's name behind it, where numpy reads past
+    it. OSError."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     data = buffer.getvalue()
-    write_bytes_atomically(path, data + _MARK + xxhash.xxh3_128_digest(data))
+    write_bytes_atomically(path, data + _MARK + xxhash.xxh3_128_digest(data + path.name.encode()))
 
 
 def read(path: Path) -> np.ndarray:
     """The array of a file. OSError; ValueError for one that differs from what was written. Files of versions before 0.2
     have no digest, and are checked for their length alone."""
     data = regular.content(path)
-    if data[-_TRAILER_BYTES:-_DIGEST_BYTES] == _MARK:
-        data, digest = data[:-_TRAILER_BYTES], data[-_DIGEST_BYTES:]
-        if xxhash.xxh3_128_digest(data) != digest:
+    mark, digest = data[-_TRAILER_BYTES:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if mark in (_MARK, _EARLIER_MARK):
+        data = data[:-_TRAILER_BYTES]
+        name = path.name.encode() if mark == _MARK else b""  # two files that changed places are damage, too
+        if xxhash.xxh3_128_digest(data + name) != digest:
             raise ValueError("it is not as it was written")
     # A header that is cut gives numpy any of these.
     try:
@@ -98,10 +106,14 @@ def read(path: Path) -> np.ndarray:
     return found
 
 
-def sound(path: Path) -> np.ndarray | None:
-    """The array of a file; None without a file. A damaged file is removed, with a message, and made again."""
+def sound(path: Path, count: int | None = None) -> np.ndarray | None:
+    """The array of a file; None without a file. A damaged file, or one that has not `count` rows, is removed, with a
+    message, and made again."""
     try:
-        return read(path)
+        found = read(path)
+        if count not in (None, len(found)):
+            raise ValueError(f"it has {len(found):,} rows, not {count:,}")
+        return found
     except FileNotFoundError:
         return None
     except ValueError as error:

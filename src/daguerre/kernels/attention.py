@@ -62,12 +62,12 @@ def choose(question: Question, measure: Callable[[str], float | None]) -> str:
 
 
 def _read(place: Path) -> str | None:
-    """The kernel that was found before; None where nothing was, or the file is damaged."""
+    """The kernel that was found before; None where nothing was, or the file is damaged or of another version."""
     try:
         name = str(documents.read_object(place)["kernel"])
     except (OSError, ValueError, KeyError):
         return None
-    return name if name in KERNELS else "math"
+    return name if name in KERNELS else None
 
 
 def _first(place: Path, answer: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from daguerre.models import encoders
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.weights import architectures, files, index, load, original_files, resolve, single_files
 from daguerre.models.weights.files import read_json, weight_files
+from daguerre.models.weights.opening import opened
 from daguerre.models.weights.original_names import FileNames
 from daguerre.models.weights.resolve import Options
 
@@ -148,7 +149,7 @@ class ComponentLoader:
             return load.load(kind, self.base / name)
         path, numbers = self.file(name), load.config(kind, self.base / name)
         if names is not None and names.marks:
-            with files.opened(path) as file:
+            with opened(path) as file:
                 numbers |= names.told({*file.keys()})
         # Built first, to be filled: a single file has no config, and its names are those of another layout.
         net = load.unfilled(kind, numbers, f"model.{name}")

@@ -13,7 +13,7 @@ from daguerre.cli.convert import export, extract, lora, model, resize, tokens
 from daguerre.errors import UserError
 from daguerre.families.cascade import files as cascade_files
 from daguerre.families.stable_diffusion.single_file import layout, load, save
-from daguerre.models.weights import beside, files
+from daguerre.models.weights import beside, files, opening
 from daguerre.models.weights import load as weights_load
 
 UNET, QUERY = layout.UNET, "middle_block.1.transformer_blocks.0.attn1.to_q"
@@ -25,7 +25,7 @@ def xl(tmp_path_factory):
     place = tmp_path_factory.mktemp("xl")
     folder = write_sdxl(place / "folder")
     save.write(place / "model.safetensors", folder)
-    with files.opened(place / "model.safetensors") as file:
+    with opening.opened(place / "model.safetensors") as file:
         return folder, load_file(place / "model.safetensors"), file.metadata()
 
 

@@ -21,7 +21,7 @@ from daguerre.families.stable_diffusion.single_file.configs import of_architectu
 from daguerre.families.stable_diffusion.single_file.layout import LAYOUTS
 from daguerre.models.parts.text import tokenizers
 from daguerre.models.parts.text.names import with_wrapper
-from daguerre.models.weights import files, original_names
+from daguerre.models.weights import opening, original_names
 
 V = {"v_pred": torch.empty(0)}
 COSXL = {"edm_vpred.sigma_max": torch.tensor(123.456789), "edm_vpred.sigma_min": torch.tensor(0.0021)}
@@ -166,7 +166,7 @@ def tiny(tmp_path_factory):
 
 
 def metadata(file):
-    with files.opened(file) as opened:
+    with opening.opened(file) as opened:
         return opened.metadata()
 
 

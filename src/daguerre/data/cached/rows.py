@@ -17,6 +17,7 @@ import xxhash
 from safetensors.numpy import save
 
 from daguerre.data.images.headers import Undecodable
+from daguerre.regular import Irregular
 from daguerre.storage import bucket
 from daguerre.storage import io as storage_io
 from daguerre.storage.location import Location
@@ -31,6 +32,9 @@ _READ_BYTES = 1 << 25
 
 BFLOAT16 = np.dtype("V2")
 """Stands for bfloat16, which numpy does not have: two bytes that it does not look into."""
+
+GONE = (storage_io.Mismatch, storage_io.Missing, FileNotFoundError, IsADirectoryError, Irregular)
+"""Errors for a file that is another one now, is not there, or is none."""
 
 Row = Mapping[str, np.ndarray]
 """Features by name, without a leading dim."""
@@ -129,16 +133,17 @@ class Rows:
 
     def _head(self, shard: str) -> Head | None:
         name, _, length = shard.removesuffix(SUFFIX).partition("-")
-        if not length.isdecimal():
-            return None
         try:
+            size_bytes = storage_io.size(self.location(shard)).bytes
+            if not (length.isascii() and length.isdecimal() and _LENGTH_BYTES < int(length) <= size_bytes):
+                return None
             data = storage_io.read(
                 self.location(shard), 0, int(length), lambda data: xxhash.xxh3_128_hexdigest(data) == name
             )
             head = parsed(data)
             whole = head.start + len(head.keys) * head.dtype.itemsize
-            return head if storage_io.size(self.location(shard)).bytes == whole else None
-        except (storage_io.Mismatch, storage_io.Missing, FileNotFoundError):
+            return head if size_bytes == whole else None
+        except GONE:
             return None
 
     @cached_property
@@ -240,7 +245,7 @@ class Rows:
                 stride,
                 lambda data: xxhash.xxh3_64_intdigest(data) == digest,
             )
-        except (storage_io.Mismatch, storage_io.Missing, FileNotFoundError) as error:
+        except GONE as error:
             raise Lost from error
         return unpacked(data, head.dtype)
 

@@ -113,12 +113,14 @@ class Facts:
             location = Location(f"{place}/{name}")
             try:
                 data = storage_io.read(location, 0, storage_io.size(location).bytes, twice=True)
+                if xxhash.xxh3_128_hexdigest(data) != name.removesuffix(SUFFIX):
+                    continue
                 table = decoded(pa.py_buffer(data), Path(name)).whole()
                 if "further" not in table.column_names:  # of an earlier version
                     table = table.append_column("further", pa.nulls(table.num_rows, pa.string()))
                 tables.append(table)
-            except (BadIndex, storage_io.Missing):
-                continue  # a file that was cut short: its samples are read again
+            except (BadIndex, *rows.GONE):
+                continue  # its samples are read again
         return pa.concat_tables([table.select(list(_COLUMNS)).cast(pa.schema(_COLUMNS)) for table in tables])
 
     @cached_property

@@ -11,12 +11,13 @@ from daguerre.errors import UserError
 from daguerre.families.cascade import keys, sizes
 from daguerre.models.weights import beside, original_files
 from daguerre.models.weights import files as weights_files
+from daguerre.models.weights.opening import opened
 
 
 def read(path: Path, component: str, ignored: Sequence[str] = ()) -> dict[str, Tensor]:
     """The weights of a component in diffusers' names; the dtype is the file's. `ignored` are patterns of tensors that
     are left out. UserError for a file of another."""
-    with weights_files.opened(path) as file:
+    with opened(path) as file:
         spelt = keys.unpacked(_names(path, file, ignored), component)
         check(path, component, [*spelt])
         own = keys.own_names(spelt)
@@ -36,7 +37,7 @@ def _names(path: Path, file: Any, ignored: Sequence[str]) -> list[str]:
 
 def shapes(path: Path, component: str, ignored: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
     """The shapes of the weights of a component in diffusers' names, by the header alone."""
-    with weights_files.opened(path) as file:
+    with opened(path) as file:
         spelt = keys.unpacked(_names(path, file, ignored), component)
         check(path, component, [*spelt])
         found: dict[str, tuple[int, ...]] = {}
@@ -48,7 +49,7 @@ def shapes(path: Path, component: str, ignored: Sequence[str] = ()) -> dict[str,
 
 def component(path: Path) -> str | None:
     """The component whose weights a file of Stability's holds; None for any other file."""
-    with weights_files.opened(path) as file:
+    with opened(path) as file:
         found = keys.kind(keys.unpacked(file.keys(), "prior"))
     return found if found in keys.STAGES else None
 

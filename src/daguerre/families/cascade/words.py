@@ -18,7 +18,7 @@ from daguerre.models.parts.text import encoder as text_encoder
 from daguerre.models.parts.text import new_tokens
 from daguerre.models.parts.text.encoder import TextEncoder
 from daguerre.models.settings import PretrainedSettings
-from daguerre.models.weights.files import opened
+from daguerre.models.weights.opening import opened
 
 
 def reader(settings: PretrainedSettings) -> TextEncoder:

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import torch
 
-from daguerre.checkpoint.atomic import make_folder, write_atomically
-from daguerre.checkpoint.safetensors import encode
-from daguerre.errors import UserError
+from daguerre.checkpoint.atomic import make_folder, replacing
+from daguerre.errors import UserError, named
 from daguerre.families.cascade import files as cascade_files
 from daguerre.families.pretrained import split_files
 from daguerre.families.stable_diffusion.single_file import configs, save
 from daguerre.families.stable_diffusion.single_file.load import PICKLED as PICKLED
 from daguerre.families.stable_diffusion.single_file.load import convert as convert
 from daguerre.models.export import of_authors
-from daguerre.models.weights import files
+from daguerre.models.weights import files, seals
 
 
 def write(
@@ -70,7 +69,8 @@ def write_network(
     files.check_range(network, dtype, f"{folder.name} of {folder.parent}")
     tensors = {name: files.cast(tensor, dtype) for name, tensor in network.items()}
     make_folder(path.parent)
-    write_atomically(path, encode(tensors, {}))
+    with named(str(folder)), replacing(path) as made:
+        seals.write(made, tensors)
 
 
 def clip_words(architecture: str, tokenizer: str) -> dict[str, bytes]:

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
-from daguerre.checkpoint.atomic import make_folder, write_atomically
-from daguerre.checkpoint.safetensors import encode
-from daguerre.errors import UserError
+from daguerre.checkpoint.atomic import make_folder, replacing
+from daguerre.errors import UserError, named
 from daguerre.families.stable_diffusion.single_file import keys
 from daguerre.models.parts import vae
 from daguerre.models.parts.text import encoder
-from daguerre.models.weights import files
+from daguerre.models.weights import files, seals
 from daguerre.models.weights.original_names import Link, packed
 
 _CONVOLUTIONS = {"quant_conv": "encoder.", "post_quant_conv": "decoder."}
@@ -47,7 +46,8 @@ def write(
     files.check_range(network, dtype, f"{component} of {folder}")
     links = _links(files.read_json(folder / component / "config.json"), sorted(network))
     make_folder(path.parent)
-    write_atomically(path, encode({link.original: packed(link, network, dtype) for link in links}))
+    with named(str(folder / component)), replacing(path) as made:
+        seals.write(made, {link.original: packed(link, network, dtype) for link in links})
     return [f"{path.name} holds the {component} alone, in the names that ComfyUI's file of it has"]
 
 

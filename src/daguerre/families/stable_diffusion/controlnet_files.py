@@ -24,7 +24,8 @@ from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header
 from daguerre.models.weights import beside, resolve, seals
 from daguerre.models.weights import load as weights_load
-from daguerre.models.weights.files import opened, read_file, read_json, write_compared
+from daguerre.models.weights.files import read_file, read_json, write_compared
+from daguerre.models.weights.opening import opened
 
 PREFIX = "control_model."
 _DIFFERENCE = "difference"
@@ -227,4 +228,4 @@ def write(folder: Path, network: Any, about: About = UNKNOWN) -> None:
         (SINGLE_FILE, originals),
     ):
         named = {names[name]: tensor for name, tensor in own.items()}
-        write_compared(folder / file, named, metadata | seals.sealed(named))
+        write_compared(folder / file, named, metadata)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
-from safetensors.torch import save_file
 from torch import nn
 
 from daguerre.checkpoint.export import replaced
@@ -21,7 +20,7 @@ from daguerre.errors import UserError
 from daguerre.models.family import Family
 from daguerre.models.parts.text.names import hub_name
 from daguerre.models.settings import PretrainedSettings
-from daguerre.models.weights import index
+from daguerre.models.weights import index, seals
 from daguerre.models.weights.files import write_json
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
@@ -140,7 +139,11 @@ def save(network: Any, folder: Path) -> None:
     if any(own != name for name, own in names.items()):
         tensors = {names[name]: value.detach().cpu() for name, value in network.state_dict().items()}
         contiguous = {name: value.contiguous() for name, value in tensors.items()}
-        save_file(contiguous, folder / "model.safetensors", {"format": "pt"})
+        (folder / "model.safetensors").unlink(missing_ok=True)
+        seals.write(folder / "model.safetensors", contiguous)
+    else:
+        for path in sorted(folder.glob("*.safetensors")):
+            seals.seal(path)
 
 
 def _card(

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from daguerre.checkpoint.atomic import make_folder, write_atomically
-from daguerre.checkpoint.safetensors import Later, encode
-from daguerre.errors import UserError
+from daguerre.checkpoint.atomic import make_folder, replacing
+from daguerre.checkpoint.safetensors import Later
+from daguerre.errors import UserError, named
 from daguerre.models.network import facts_by_name
-from daguerre.models.weights import files
+from daguerre.models.weights import files, seals
 from daguerre.models.weights.original_names import NameTable, packed
 
 
@@ -49,7 +49,8 @@ def write(
         start = names.prefix if prefix is None else prefix
         tensors |= {f"{start}{link.original}": packed(link, network, dtype) for link in links}
     make_folder(path.parent)
-    write_atomically(path, encode(tensors))
+    with named(str(folder)), replacing(path) as made:
+        seals.write(made, tensors)
     return [
         f"{path.name} has the weights of {' and '.join(tables)}, under the names that the model's authors gave them; "
         "autoencoder and text encoders are files of their own in other programs (component=NAME)"

@@ -11,7 +11,8 @@ from daguerre.models.lora_files import numbered, peft
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE, METADATA
 from daguerre.models.settings import SAFETENSORS
 from daguerre.models.weights import index, seals
-from daguerre.models.weights.files import opened, read_json
+from daguerre.models.weights.files import read_json
+from daguerre.models.weights.opening import opened
 
 
 class Contents(NamedTuple):

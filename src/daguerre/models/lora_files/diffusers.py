@@ -17,6 +17,7 @@ from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header, peft_config
 from daguerre.models.lora_files.addition import MAGNITUDE, METADATA, Addition
 from daguerre.models.parts.text.names import hub_name
+from daguerre.models.weights import seals
 
 
 def write(
@@ -33,7 +34,9 @@ def write(
         numbers |= {f"{component}.{key}": value for key, value in peft_config.of(own).items()}
     metadata = header.modelspec(networks, about) | header.hashes(tensors, {})
     kept = {name: value for name, value in metadata.items() if not name.startswith("sshs_")}
-    write_durably(path, encode(tensors, {METADATA: json.dumps(numbers, indent=2, sort_keys=True), **kept}))
+    write_durably(
+        path, encode(seals.finite(tensors), {METADATA: json.dumps(numbers, indent=2, sort_keys=True), **kept})
+    )
 
 
 def _name(network: nn.Module, name: str) -> str:

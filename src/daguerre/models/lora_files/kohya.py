@@ -23,6 +23,7 @@ from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import fusing, header
 from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DIFF, DOWN, MAGNITUDE, UP, Addition
 from daguerre.models.network import facts_of
+from daguerre.models.weights import seals
 
 NAMES = {DOWN: "lora_down.weight", UP: "lora_up.weight"}
 """Factors that sd-scripts calls otherwise than peft."""
@@ -70,7 +71,7 @@ def write(
             for factor, value in _named(each, alpha, is_norm).items():
                 tensors[f"{name}.{factor}"] = value.detach().to("cpu", torch.float32)
     metadata = header.kohya(networks, main, alpha, about) | header.modelspec(networks, about)
-    write_durably(path, encode(tensors, metadata | header.hashes(tensors, metadata)))
+    write_durably(path, encode(seals.finite(tensors), metadata | header.hashes(tensors, metadata)))
 
 
 def _check(component: str, network: nn.Module, additions: list[Addition]) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 from daguerre.checkpoint.atomic import make_folder
 from daguerre.models.lora_files import peft_config
 from daguerre.models.lora_files.addition import Addition
-from daguerre.models.weights import seals
 from daguerre.models.weights.files import write_compared
 
 WEIGHTS, CONFIG, STEM = "adapter_model.safetensors", "adapter_config.json", "base_model.model."
@@ -27,6 +26,6 @@ def write_component(folder: Path, tensors: Mapping[str, Tensor], config: Mapping
     """Writes tensors in the names of a component and peft's config of them. OSError if the file holds others."""
     make_folder(folder)
     named = {f"{STEM}{name}": value.detach().cpu() for name, value in tensors.items()}
-    write_compared(folder / WEIGHTS, named, seals.sealed(named))
+    write_compared(folder / WEIGHTS, named)
     text = json.dumps(config, indent=2, sort_keys=True)
     (folder / CONFIG).write_text(text, encoding="utf-8")

@@ -5,17 +5,18 @@ folder; it is put in place whole, and processes that want the same one wait for 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import xxhash
 
-from daguerre import user_cache
-from daguerre.checkpoint.atomic import locked, make_folder
+from daguerre import digests, documents, user_cache
+from daguerre.checkpoint.atomic import locked, make_folder, write_json_atomically
 from daguerre.checkpoint.export import replaced
-from daguerre.models.weights import file_digests
+from daguerre.models.weights import file_digests, seals
 
-VERSION = 2
+_SMALL = ".digests.json"
+VERSION = 3
 """Raise it when what is made of a file changes."""
 
 
@@ -33,14 +34,29 @@ def once(sources: Sequence[Path], make: Callable[[Path], None], options: str = "
     for source in sources:
         digest.update(f"{source.name} {file_digests.xxh3_128(source)};".encode())
     folder = root() / f"{digest.hexdigest()}-{VERSION}"
-    if folder.is_dir():
+    if _is_whole(folder):
         return folder
     # Asked again under the lock: another process may have made it meanwhile.
     with _locked(folder):
-        if not folder.is_dir():
+        if not _is_whole(folder):
             with replaced(folder) as fresh:
                 make(fresh)
+                write_json_atomically(fresh / _SMALL, documents.digested(_small(fresh)))
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a folder is there and as it was made: else it is made again, as a user could not mend it."""
+    with suppress(OSError, ValueError):
+        return documents.undigested(folder / _SMALL) == _small(folder) and seals.are_whole(folder)
+    return False
+
+
+def _small(folder: Path) -> dict[str, str]:
+    """Digests of all files but those of tensors, which have their own, by relative path."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _SMALL)
+    names = {path.relative_to(folder).as_posix(): path for path in files}
+    return {name: "" if path.suffix == ".safetensors" else digests.xxh3_128(path) for name, path in names.items()}
 
 
 @contextmanager

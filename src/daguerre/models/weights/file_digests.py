@@ -14,15 +14,16 @@ from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 
 def xxh3_128(path: Path, anew: bool = False) -> str:
     """xxh3_128 of a file, hex; `anew`: it is read whatever is remembered. OSError."""
-    return remembered(_stamp(path), lambda: digests.xxh3_128(path), anew)
+    return remembered(stamp(path), lambda: digests.xxh3_128(path), anew)
 
 
 def sha256(path: Path) -> str:
     """SHA-256 of a file, hex. OSError."""
-    return remembered({**_stamp(path), "of": "sha256"}, lambda: digests.sha256([path]))
+    return remembered({**stamp(path), "of": "sha256"}, lambda: digests.sha256([path]))
 
 
-def _stamp(path: Path) -> dict[str, Any]:
+def stamp(path: Path) -> dict[str, Any]:
+    """What the system says of a file, and changes when it is touched. OSError."""
     stat = path.stat()
     # ctime as well: programs that copy or unpack set mtime back, and nobody can set ctime.
     times = {"mtime_ns": stat.st_mtime_ns, "ctime_ns": stat.st_ctime_ns}
@@ -34,12 +35,12 @@ def remembered(known: Mapping[str, Any], compute: Callable[[], str], anew: bool 
     name = xxhash.xxh3_128_hexdigest(json.dumps(known, sort_keys=True).encode())
     place = user_cache.folder() / "digests" / f"{name}.json"
     if not anew:
-        with suppress(OSError, ValueError, KeyError):
-            found = documents.read_object(place)
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found = documents.undigested(place)
             if found["of"] == known:  # the name is a digest: two keys may share it
                 return str(found["is"])
     value = compute()
     with suppress(OSError):  # it is computed again next time
         make_folder(place.parent)
-        write_json_atomically(place, {"of": known, "is": value})
+        write_json_atomically(place, documents.digested({"of": known, "is": value}))
     return value

@@ -3,23 +3,19 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from daguerre import documents
-from daguerre.checkpoint.atomic import write_durably
-from daguerre.checkpoint.safetensors import Later, encode
-from daguerre.errors import UserError
-from daguerre.models.weights import beside
-from daguerre.regular import check_regular
+from daguerre.checkpoint.safetensors import Later
+from daguerre.errors import UserError, named
+from daguerre.models.weights import beside, seals
+from daguerre.models.weights.opening import opened
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _STEMS = ("diffusion_pytorch_model", "model")
@@ -43,43 +39,6 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
-@contextmanager
-def opened(path: Path, mapped: bool = True) -> Iterator[Any]:
-    """The open file of tensors, which are mapped from it, or read as each is asked for. UserError for one that is
-    damaged, and for what is no file: a pipe would be waited for without end."""
-    try:
-        check_regular(path)
-        with safe_open(path, "pt", device="cpu", backend="mmap" if mapped else "pread") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path} cannot be read as safetensors: {error}. Copy the file again", code="damaged")
-
-
-@dataclass(frozen=True, eq=False)
-class Slice:
-    """A tensor of a file, which `[...]` reads, also after the file was closed. UserError where it is damaged."""
-
-    path: Path
-    own: Any
-
-    def get_shape(self) -> list[int]:
-        found: list[int] = self.own.get_shape()
-        return found
-
-    def get_dtype(self) -> str:
-        return str(self.own.get_dtype())
-
-    def __getitem__(self, index: Any) -> Any:
-        try:
-            return self.own[index]
-        except (SafetensorError, OSError) as error:
-            raise _damaged(self.path, error) from error
-
-
 def read_file(path: Path) -> dict[str, Tensor]:
     """All tensors of a file by name, mapped from it."""
     with opened(path) as file:
@@ -87,8 +46,9 @@ def read_file(path: Path) -> dict[str, Tensor]:
 
 
 def write_compared(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Writes tensors on the CPU and a header, and reads them back. OSError where the file holds others, to the bit."""
-    write_durably(path, encode(tensors, metadata))
+    """Writes tensors on the CPU and a header with their digest, and reads them back. OSError where the file holds
+    others, to the bit."""
+    seals.write(path, tensors, metadata)
     found = read_file(path)
     if lost := [name for name, tensor in tensors.items() if not torch.equal(found[name], tensor)]:
         raise OSError(f"{path} holds other weights than were written: {', '.join(lost[:3])}")
@@ -104,6 +64,8 @@ def read(folder: Path, variant: str | None = None, ignored: Sequence[str] = ()) 
         raise UserError(f"{folder} has no weights in safetensors{hint}", code="missing", setting="variant")
     # By the config: codes look like weights of a type of few bits.
     check_whole(folder)
+    for path in found:
+        seals.check(path, large=True)
     tensors = {name: tensor for path in found for name, tensor in read_file(path).items()}
     kept, _ = beside.without(tensors, ignored)
     beside.check_names(folder, kept)
@@ -218,7 +180,8 @@ def check_range(tensors: Mapping[str, Tensor], dtype: torch.dtype | None, what: 
     limit = torch.finfo(dtype).max
     for name, tensor in tensors.items():
         wider = tensor.dtype.is_floating_point and torch.finfo(tensor.dtype).max > limit
-        if wider and tensor.numel() and tensor.abs().amax() > limit:
+        # NaN and infinity of the file itself are found when they are written.
+        if wider and tensor.numel() and torch.finfo(tensor.dtype).max >= tensor.abs().amax() > limit:
             raise UserError(
                 f"{what}: {name} has values above float16's limit of {limit:.0f}: choose dtype=bfloat16 or float32",
                 setting="dtype",
@@ -251,7 +214,8 @@ def recast(
             check_range(tensors, dtype, folder)
             name = f"{weight_files(folder, variant)[0].name.partition('.')[0].partition('-')[0]}.safetensors"
             written = {key: _changed(change(folder.name, key, own), own, dtype) for key, own in tensors.items()}
-            write_durably(made / name, encode(written))
+            with named(str(folder)):
+                seals.write(made / name, written)
             config = read_json(made / "config.json")
             if dtype is not None and (own := {"dtype", "torch_dtype"} & config.keys()):
                 write_json(made / "config.json", config | dict.fromkeys(own, str(dtype).removeprefix("torch.")))

@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from daguerre import deferred, documents, system
 from daguerre.checkpoint.safetensors import dtype_of
 from daguerre.errors import UserError
-from daguerre.models.weights import beside, files, single_files
+from daguerre.models.weights import beside, files, opening, seals, single_files
 from daguerre.models.weights.resolve import without_weights
 
 # Their bars and notices would tear our progress line, and what they warn of is an error here.
@@ -65,6 +65,8 @@ def load(kind: Any, folder: Path, variant: str | None = None, ignored: Sequence[
     variant = variant if variant in files.variants(folder) else None
     if without_weights():
         return build(kind, config(kind, folder))
+    for path in files.weight_files(folder, variant):
+        seals.check(path, large=True)
     files.check_numbers(folder, variant, ignored)
     try:
         read = _of_diffusers if issubclass(kind, ConfigMixin) else _of_transformers
@@ -96,8 +98,8 @@ def _slices(folder: Path, variant: str | None) -> Iterator[dict[str, Any]]:
         raise OSError("there are no weights in safetensors")
     with ExitStack() as stack:
         # Read and not mapped: pages of a mapped file count as memory beside the weights that are made of them.
-        opened = {path: stack.enter_context(files.opened(path, mapped=False)) for path in found}
-        yield {name: files.Slice(path, file.get_slice(name)) for path, file in opened.items() for name in file.keys()}  # noqa: SIM118
+        opened = {path: stack.enter_context(opening.opened(path, mapped=False)) for path in found}
+        yield {name: opening.Slice(path, file.get_slice(name)) for path, file in opened.items() for name in file.keys()}  # noqa: SIM118
 
 
 def _of_transformers(kind: Any, folder: Path, variant: str | None) -> tuple[Any, dict[str, Any]]:

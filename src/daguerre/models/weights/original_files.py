@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from daguerre.checkpoint.atomic import make_folder, write_atomically
-from daguerre.checkpoint.safetensors import encode
+from daguerre.checkpoint.atomic import make_folder, replacing
 from daguerre.errors import named
-from daguerre.models.weights import beside, files
+from daguerre.models.weights import beside, seals
+from daguerre.models.weights.opening import opened
 from daguerre.models.weights.original_names import FileNames, Links, Shape, packed, unpacked
 
 
@@ -26,7 +26,8 @@ def read(path: Path, names: FileNames, shapes: Mapping[str, Shape], ignored: Seq
     Raises:
         UserError: for a file that cannot be read, and for tensors that change what the weights mean.
     """
-    with files.opened(path) as file:
+    seals.check(path, large=True)
+    with opened(path) as file:
         held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata() or {}
     kept, _ = beside.without(held, ignored)
@@ -50,4 +51,5 @@ def write(
     each name (`model.diffusion_model.` in files for ComfyUI)."""
     made = {prefix + link.original: packed(link, tensors, dtype) for link in links(tensors)}
     make_folder(path.parent)
-    write_atomically(path, encode(made))
+    with replacing(path) as fresh:
+        seals.write(fresh, made)

@@ -19,10 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from daguerre.checkpoint.atomic import write_durably
-from daguerre.checkpoint.safetensors import encode
-from daguerre.errors import UserError
-from daguerre.models.weights import conversion_cache
+from daguerre.errors import UserError, named
+from daguerre.models.weights import conversion_cache, seals
 from daguerre.models.weights.files import read_file, read_json, shards, write_json
 from daguerre.regular import check_regular
 
@@ -137,7 +135,8 @@ def convert(path: Path, fresh: Path) -> None:
         made = fresh / file.relative_to(path).with_name(_new_name(file.name))
         made.parent.mkdir(exist_ok=True)
         if _WEIGHTS.fullmatch(file.name):
-            write_durably(made, encode(tensors(file)))
+            with named(str(file)):
+                seals.write(made, tensors(file))
         elif _SHARDS.fullmatch(file.name):
             shards(file)  # refuses an index that is damaged or leads elsewhere
             index = json.loads(file.read_bytes())

@@ -135,9 +135,10 @@ def _place() -> Path:
 
 def _kept() -> Node | None:
     try:
-        return documents.read_object(_place())
+        found: Node = documents.undigested(_place())
     except (OSError, ValueError):
         return None
+    return found
 
 
 def _made() -> Node:
@@ -152,7 +153,7 @@ def _made() -> Node:
         make_folder(path.parent)
         for old in path.parent.glob("*.json"):
             os.unlink(old)
-        write_json_atomically(path, found)
+        write_json_atomically(path, documents.digested(found))
     except OSError:
         pass  # it is made again by the next server
     return found

@@ -21,7 +21,8 @@ from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header
 from daguerre.models.weights import beside, resolve, seals
 from daguerre.models.weights import load as weights_load
-from daguerre.models.weights.files import opened, read_file, read_json, write_compared
+from daguerre.models.weights.files import read_file, read_json, write_compared
+from daguerre.models.weights.opening import opened
 
 _BLOCKS, _FACTOR = "daguerre.blocks", "daguerre.latent_factor"
 _ARCHITECTURE = "stable-cascade-v1-stage-c/controlnet"
@@ -162,4 +163,4 @@ def write(folder: Path, network: Any, about: About = UNKNOWN) -> None:
     if network.config.reads == "latent":
         metadata[_FACTOR] = str(network.config.latent_factor)
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
-    write_compared(folder / places.SINGLE_FILE, own, metadata | seals.sealed(own))
+    write_compared(folder / places.SINGLE_FILE, own, metadata)

@@ -23,6 +23,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from daguerre import documents
 from daguerre.errors import UserError
+from daguerre.families.stable_diffusion.single_file import levels
 from daguerre.families.stable_diffusion.single_file.layout import (
     EDM_V,
     LAYOUTS,
@@ -62,6 +63,23 @@ _IMPOSSIBLE = (
     StrictDataclassError,
 )
 """Errors of libraries for configs of which no network can be built."""
+_PREDICTION_KEYS = ("modelspec.prediction_type", "modelspec.predict_key")
+_PREDICTIONS = {
+    **dict.fromkeys(("epsilon", "eps"), "epsilon"),
+    **dict.fromkeys(("v", "v_prediction", "v-prediction"), "v_prediction"),
+    **dict.fromkeys(("sample", "x0"), "sample"),
+    **dict.fromkeys(("flow", "flow_prediction"), "flow_prediction"),
+}
+"""diffusers' names of predictions by the words that headers have for them."""
+FLOW = {
+    "_class_name": "DPMSolverMultistepScheduler",
+    "prediction_type": "flow_prediction",
+    "use_flow_sigmas": True,
+    "flow_shift": 1.0,
+    "num_train_timesteps": 1000,
+}
+"""The scheduler's config of a file that says no more than that it predicts flow."""
+_OF_ZERO_SNR = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
 _LAST_NORM = f"{UNET}output_blocks.11.1.transformer_blocks.0.norm1.bias"
 
 
@@ -103,7 +121,7 @@ def of_file(
             raise UserError(f"{difference}: it is incomplete or was changed; use another copy", code="damaged")
         if prediction_type is not None:
             _refuse_edm(_is_edm(pipeline) or bool(edm_marks(tensors)))
-            pipeline.scheduler.update(prediction_type=prediction_type, **_zero_snr(tensors))
+            pipeline.scheduler.update({**_of_tables(tensors), "prediction_type": prediction_type})
         else:
             _check_marks(pipeline, tensors, tensors, metadata)
         return pipeline, []
@@ -113,13 +131,25 @@ def of_file(
     pipeline = of_architecture(_architecture(found, prediction), components(tensors))
     if edm:
         return _as_edm(pipeline, tensors), []
-    pipeline.scheduler.update(beside, prediction_type=prediction, **_zero_snr(tensors))
+    if prediction == FLOW["prediction_type"]:
+        index = pipeline.index | {"scheduler": ["diffusers", FLOW["_class_name"]]}
+        return replace(pipeline, scheduler=dict(FLOW), index=index), notices
+    tables = _of_tables(tensors)
+    usual = {name: pipeline.scheduler.get(name) for name in tables}
+    if other := {name: value for name, value in tables.items() if usual[name] != value and name not in _OF_ZERO_SNR}:
+        notices = [*notices, f"its tables of noise levels say {', '.join(f'{n} {v:g}' for n, v in other.items())}"]
+    if "rescale_betas_zero_snr" in tables and ZERO_TERMINAL_SNR not in tensors:
+        notices = [*notices, "its tables of noise levels are those of zero terminal SNR"]
+    pipeline.scheduler.update({**beside, **tables, "prediction_type": prediction})
     return pipeline, notices
 
 
-def _zero_snr(names: Collection[str]) -> dict[str, Any]:
-    marked = ZERO_TERMINAL_SNR in names
-    return {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"} if marked else {}
+def _of_tables(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The part of the scheduler's config that tables in a file, and the mark of zero terminal SNR, tell."""
+    found = levels.told(tensors)
+    if ZERO_TERMINAL_SNR in tensors or "rescale_betas_zero_snr" in found:
+        found |= _OF_ZERO_SNR
+    return found
 
 
 def _is_edm(pipeline: PipelineConfigs) -> bool:
@@ -146,9 +176,14 @@ def _check_marks(
         own = {name: scheduler.get(name.rpartition(".")[2]) for name in theirs}
         wrong = [f"the mark {name} of {theirs[name]:g}" for name in theirs if not _is_close(own[name], theirs[name])]
         ours += [f"{name.rpartition('.')[2]} {level}" for name, level in own.items()]
-    for key in ("modelspec.prediction_type", "modelspec.predict_key"):
-        if (named := metadata.get(key)) and (named in ("v", "v_prediction")) != v:
-            wrong.append(f"{key}={named}")
+    if (named := named_prediction(metadata)) and not is_edm and named != scheduler.get("prediction_type", "epsilon"):
+        wrong.append(" and ".join(f"{key}={metadata[key]}" for key in _PREDICTION_KEYS if key in metadata))
+    if not is_edm:
+        tables = levels.told(marks)
+        own = {name: scheduler.get(name) for name in tables}
+        wrong += [
+            f"tables of noise levels with {name} {value:g}" for name, value in tables.items() if own[name] != value
+        ]
     if wrong:
         raise UserError(
             f"its header {METADATA!r} says {', '.join(ours)}, but the file also has {' and '.join(wrong)}, which was "
@@ -290,28 +325,50 @@ def told(names: Collection[str], marks: Mapping[str, Tensor], metadata: Mapping[
         pipeline = _of_metadata(metadata[METADATA])
         _check_marks(pipeline, names, marks, metadata)
         return pipeline.scheduler
-    if marks:
+    if edm_marks(names):
         return edm_scheduler(marks)
-    named = metadata.get("modelspec.prediction_type") or metadata.get("modelspec.predict_key")
-    if V_PREDICTION in names or named in ("v", "v_prediction"):
-        snr = {"rescale_betas_zero_snr": True} if ZERO_TERMINAL_SNR in names else {}
-        return {"prediction_type": "v_prediction", **snr}
-    return {"prediction_type": "epsilon"} if named else {}
+    named = "v_prediction" if V_PREDICTION in names else named_prediction(metadata)
+    if named == FLOW["prediction_type"]:
+        return dict(FLOW)
+    snr = {"rescale_betas_zero_snr": True} if ZERO_TERMINAL_SNR in names else {}
+    return {**levels.told(marks), **snr, **({"prediction_type": named} if named else {})}
+
+
+def mark_names(names: Collection[str]) -> list[str]:
+    """Those of these names whose numbers `told` wants to see."""
+    return [*edm_marks(names), *(name for name in levels.TABLES if name in names)]
+
+
+def named_prediction(metadata: Mapping[str, str]) -> str:
+    """What the header of all programs says that the UNet predicts, in diffusers' words; "" where it says nothing.
+    UserError for words that are not known."""
+    said = {key: metadata[key] for key in _PREDICTION_KEYS if metadata.get(key)}
+    found = {key: _PREDICTIONS.get(value.strip().casefold()) for key, value in said.items()}
+    if None in found.values() or len({*found.values()}) > 1:
+        raise UserError(
+            f"its header says {' and '.join(f'{key}={value}' for key, value in said.items())}; known are "
+            f"{', '.join(_PREDICTIONS)}. `daguerre convert model FILE prediction_type=...` says what it predicts",
+            code="unsupported" if None in found.values() else "conflict",
+        )
+    return next(iter(found.values()), None) or ""
 
 
 def _prediction(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str], beside: Mapping[str, Any]
 ) -> tuple[str, list[str]]:
     """`epsilon` or `v_prediction`, as the file says; and a message where it is guessed, for 2.x alone."""
-    named = metadata.get("modelspec.prediction_type") or metadata.get("modelspec.predict_key") or ""
-    if V_PREDICTION in tensors or named in ("v", "v_prediction"):
-        return "v_prediction", []
+    named = named_prediction(metadata)
+    if V_PREDICTION in tensors:
+        said = f"its mark {V_PREDICTION} says v_prediction and its header {named}: the mark counts"
+        return "v_prediction", [said] if named not in ("", "v_prediction") else []
+    if named == FLOW["prediction_type"]:
+        return named, ["its header says that it predicts flow, and no shift of its noise levels: 1 is taken"]
     if not named and "prediction_type" in beside:
         return str(beside["prediction_type"]), [
             f"the .yaml next to it says that it predicts {beside['prediction_type']}"
         ]
     if named or layout_of(tensors) != "sd2" or _LAST_NORM not in tensors:
-        return "epsilon", []
+        return named or "epsilon", []
     guess = guessed_prediction(tensors[_LAST_NORM])
     return guess, [
         "the file does not record whether it predicts the noise (2-base) or v (2.1 at 768 px); its weights suggest "

@@ -5,6 +5,7 @@ diffusers' layout once and kept in the user's cache, its dtype unchanged. Other 
 """
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -13,17 +14,23 @@ from typing import Any
 
 from torch import Tensor
 
-from daguerre.checkpoint.atomic import write_durably
-from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
-from daguerre.families.stable_diffusion.single_file import configs, layout, yaml_beside
+from daguerre.families.stable_diffusion.single_file import (
+    compatibility,
+    configs,
+    layout,
+    levels,
+    text_names,
+    yaml_beside,
+)
 from daguerre.families.stable_diffusion.single_file.configs import PipelineConfigs
 from daguerre.families.stable_diffusion.single_file.layout import LAYOUTS, Place
 from daguerre.models.parts.text import tokenizers
 from daguerre.models.parts.text.names import with_wrapper
 from daguerre.models.settings import GGUF, SAFETENSORS
-from daguerre.models.weights import beside, conversion_cache, pickled
-from daguerre.models.weights.files import opened, write_json
+from daguerre.models.weights import beside, conversion_cache, pickled, seals
+from daguerre.models.weights.files import write_json
+from daguerre.models.weights.opening import opened
 from daguerre.models.weights.original_names import unpacked
 from daguerre.regular import check_regular
 
@@ -44,8 +51,9 @@ def folder(path: Path, pickled: bool, ignored: Sequence[str] = ()) -> Path:
             print(f"{path.name}: {notice}", file=sys.stderr, flush=True)
 
     # What the .yaml says is in the scheduler's config: another one makes another folder.
-    beside_it = yaml_beside.told(path)
-    return conversion_cache.once([path], make, json.dumps([[*ignored], beside_it]) if ignored or beside_it else "")
+    beside_it = [yaml_beside.told(path), yaml_beside.scale(path)]
+    told = any(beside_it)
+    return conversion_cache.once([path], make, json.dumps([[*ignored], *beside_it]) if ignored or told else "")
 
 
 def network_tensors(
@@ -89,7 +97,7 @@ def scheduler(path: Path) -> dict[str, Any]:
         return beside_it
     with opened(path) as file:
         names, metadata = file.keys(), file.metadata() or {}
-        marks = {name: file.get_tensor(name) for name in configs.edm_marks(names)}
+        marks = {name: file.get_tensor(name) for name in configs.mark_names(names)}
     return beside_it | configs.told(names, marks, metadata)
 
 
@@ -148,6 +156,7 @@ def convert(
     tensors, notices = _chosen(tensors, weights, path)
     try:
         pipeline, more = configs.of_file(tensors, metadata, prediction_type, yaml_beside.told(path))
+        more += _scale_latents(path, tensors, pipeline)
     except UserError as error:
         raise UserError(f"{path}: {error}", code=error.code, setting=error.setting) from None
     used = _used(pipeline)
@@ -175,10 +184,11 @@ def _read(path: Path, ignored: Sequence[str]) -> tuple[dict[str, Tensor], dict[s
     if path.suffix in PICKLED:
         found, metadata = pickled.tensors(path), dict[str, str]()
     else:
+        seals.check(path, large=True)
         with opened(path) as file:
             found, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     kept, left_out = beside.without(found, ignored)
-    return layout.normalized(beside.multiplied(kept, metadata)), metadata, left_out
+    return text_names.original(layout.normalized(beside.multiplied(kept, metadata))), metadata, left_out
 
 
 def _places(pipeline: PipelineConfigs) -> dict[str, Place]:
@@ -215,6 +225,20 @@ def _chosen(tensors: dict[str, Tensor], weights: str, path: Path) -> tuple[dict[
     return tensors | averages, []
 
 
+def _scale_latents(path: Path, tensors: Mapping[str, Tensor], pipeline: PipelineConfigs) -> list[str]:
+    """Gives the autoencoder the scale that the file, or the .yaml next to it, tells. Returns a message where that is
+    not the usual one."""
+    told = levels.scale(tensors) or yaml_beside.scale(path)
+    usual = compatibility.SCALING_FACTORS[pipeline.layout]
+    own = pipeline.configs.get("vae", {}).get("scaling_factor", usual)
+    if told is None or math.isclose(told, own, rel_tol=0.005):  # some were rounded to 16 bits
+        return []
+    if "vae" not in pipeline.configs:
+        return [f"latents were multiplied by {told:g} for it, and not by {usual:g}: give it an autoencoder with that"]
+    pipeline.configs["vae"]["scaling_factor"] = told
+    return [f"latents are multiplied by {told:g} for it, and not by {own:g}"]
+
+
 def _write_networks(fresh: Path, tensors: Mapping[str, Tensor], pipeline: PipelineConfigs) -> None:
     """Writes every network with its config."""
     for component, place in _places(pipeline).items():
@@ -230,7 +254,7 @@ def _write_networks(fresh: Path, tensors: Mapping[str, Tensor], pipeline: Pipeli
         (fresh / component).mkdir()
         write_json(fresh / component / "config.json", config)
         file = "model.safetensors" if is_text else "diffusion_pytorch_model.safetensors"
-        write_durably(fresh / component / file, encode(found))
+        seals.write(fresh / component / file, found)
 
 
 def _write_texts(fresh: Path, pipeline: PipelineConfigs) -> list[str]:

@@ -14,14 +14,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from daguerre.checkpoint.atomic import make_folder, write_atomically
-from daguerre.checkpoint.safetensors import Later, encode
+from daguerre.checkpoint.atomic import make_folder, replacing
+from daguerre.checkpoint.safetensors import Later
 from daguerre.errors import UserError
 from daguerre.families.stable_diffusion.single_file import compatibility, keys
 from daguerre.families.stable_diffusion.single_file.configs import METADATA, PipelineConfigs
 from daguerre.families.stable_diffusion.single_file.layout import LAYOUTS
 from daguerre.models.parts.text import tokenizers
 from daguerre.models.weights import files as weights_files
+from daguerre.models.weights import seals
 from daguerre.models.weights.files import read_json
 from daguerre.models.weights.original_names import packed
 from daguerre.models.weights.pickled import without_unused
@@ -144,7 +145,10 @@ def _unused_layer(
 
 def _metadata(path: Path, pipeline: PipelineConfigs) -> dict[str, str]:
     """Our own configs, and what https://github.com/Stability-AI/ModelSpec asks for."""
-    v = pipeline.scheduler.get("prediction_type") == "v_prediction"
+    prediction = str(pipeline.scheduler.get("prediction_type", "epsilon"))
+    v = prediction == "v_prediction"
+    is_edm = str(pipeline.scheduler.get("_class_name")).startswith("EDM")
+    named = None if is_edm else {"epsilon": "epsilon", "v_prediction": "v"}.get(prediction)
     latent = pipeline.configs["unet"].get("sample_size") or 64
     side = latent if isinstance(latent, int) else max(latent)
     size = side * 2 ** (len(pipeline.configs["vae"]["block_out_channels"]) - 1)
@@ -162,11 +166,12 @@ def _metadata(path: Path, pipeline: PipelineConfigs) -> dict[str, str]:
         "modelspec.title": path.stem,
         "modelspec.date": datetime.now(UTC).isoformat(timespec="seconds"),
         "modelspec.resolution": f"{size}x{size}",
-        "modelspec.prediction_type": "v" if v else "epsilon",
-        "modelspec.predict_key": "v" if v else "epsilon",
+        # Of other predictions modelspec has no names: ours are in our own key.
+        **(dict.fromkeys(("modelspec.prediction_type", "modelspec.predict_key"), named) if named else {}),
     }
 
 
 def _write(path: Path, tensors: Tensors, metadata: Mapping[str, str]) -> None:
     make_folder(path.parent)
-    write_atomically(path, encode(tensors, metadata))
+    with replacing(path) as made:
+        seals.write(made, tensors, metadata)

@@ -16,7 +16,12 @@ from daguerre.errors import UserError
 _LARGEST_BYTES = 1 << 20
 _PREDICTIONS = {"eps": "epsilon", "v": "v_prediction"}
 _SCALINGS = {"EpsScaling": "epsilon", "VScaling": "v_prediction"}
-_LEVELS = {"linear_start": "beta_start", "linear_end": "beta_end", "timesteps": "num_train_timesteps"}
+_LEVELS = {
+    "linear_start": "beta_start",
+    "linear_end": "beta_end",
+    "timesteps": "num_train_timesteps",
+    "num_timesteps": "num_train_timesteps",
+}
 _SHUFFLE = re.compile(r".*_shuffle(_fp16)?")
 
 
@@ -31,8 +36,8 @@ def told(path: Path) -> dict[str, Any]:
     model = _model(path)
     params = model.get("params", {})
     if str(model.get("target")).startswith("sgm."):
-        scaling = next(_scalings(params), None)
-        named = str(scaling).rpartition(".")[2] if scaling else None
+        scaling = next(_sections(params, "scaling_config"), None)
+        named = str(scaling["target"]).rpartition(".")[2] if scaling else None
         prediction = _SCALINGS.get(str(named)) if named else None
     elif str(model.get("target")).startswith("ldm."):
         named = str(params.get("parameterization", "eps"))
@@ -45,8 +50,31 @@ def told(path: Path) -> dict[str, Any]:
             f"{', '.join([*_PREDICTIONS, *_SCALINGS])}. Move it away if it is of another model",
             code="unsupported",
         )
-    levels = {ours: params[theirs] for theirs, ours in _LEVELS.items() if isinstance(params.get(theirs), int | float)}
+    levels = _levels(path, params)
     return levels | ({"prediction_type": prediction} if prediction else {})
+
+
+def scale(path: Path) -> float | None:
+    """The number by which latents are multiplied, by the .yaml next to a file; None where it tells none."""
+    model = _model(path)
+    found = model.get("params", {}).get("scale_factor")
+    is_one = isinstance(found, int | float) and not isinstance(found, bool) and 0 < found < float("inf")
+    return float(found) if is_one and str(model.get("target")).startswith(("sgm.", "ldm.")) else None
+
+
+def _levels(path: Path, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of its betas. UserError for noise levels of another kind."""
+    tables = [params, *(own.get("params") or {} for own in _sections(params, "discretization_config"))]
+    kinds = [str(own.get("target")).rpartition(".")[2] for own in _sections(params, "discretization_config")]
+    kinds += [str(table["beta_schedule"]) for table in tables if "beta_schedule" in table]
+    if odd := [kind for kind in kinds if kind not in ("linear", "LegacyDDPMDiscretization", "None")]:
+        raise UserError(
+            f"{find(path)}, which says what {path.name} is, names the noise levels {odd[0]}; known are the betas of "
+            "LegacyDDPMDiscretization, called linear. Move it away if it is of another model",
+            code="unsupported",
+        )
+    named = ((ours, table.get(theirs)) for table in tables for theirs, ours in _LEVELS.items())
+    return {ours: value for ours, value in named if isinstance(value, int | float) and not isinstance(value, bool)}
 
 
 def pools(path: Path) -> bool:
@@ -69,11 +97,12 @@ def _model(path: Path) -> Mapping[str, Any]:
     return model if whole and isinstance(model, dict) else {}
 
 
-def _scalings(tree: Any) -> Iterator[str]:
-    """The classes that scale what the network makes."""
+def _sections(tree: Any, name: str) -> Iterator[Mapping[str, Any]]:
+    """The mappings of this name, at any depth, that have a target: such as the class that scales what the network
+    makes."""
     if isinstance(tree, dict):
-        own = tree.get("scaling_config")
+        own = tree.get(name)
         if isinstance(own, dict) and "target" in own:
-            yield str(own["target"])
+            yield own
         for inner in tree.values():
-            yield from _scalings(inner)
+            yield from _sections(inner, name)

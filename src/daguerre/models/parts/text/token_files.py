@@ -20,14 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from daguerre.checkpoint.atomic import write_durably
-from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
 from daguerre.models.export.about import About
 from daguerre.models.lora_files import header, numbered
 from daguerre.models.parts.text.encoder import TextEncoder
 from daguerre.models.weights import pickled, seals
-from daguerre.models.weights.files import opened
+from daguerre.models.weights.opening import opened
 
 Embeddings = dict[str, dict[str, Tensor]]
 """Rows [n, D] of each token, by token and text encoder."""
@@ -307,7 +305,7 @@ def _checked(path: Path, key: str, rows: Tensor, reader: TextEncoder) -> Tensor:
 
 def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     kept = {name: rows.detach().to("cpu", torch.float32, copy=True).contiguous() for name, rows in tensors.items()}
-    write_durably(path, encode(kept, {"format": "pt", **metadata, **seals.sealed(kept)}))
+    seals.write(path, kept, metadata)
     found, _ = _tensors(path)
     if found.keys() != kept.keys() or not all(torch.equal(found[name], rows) for name, rows in kept.items()):
         raise RuntimeError(f"{path.name} does not hold what was trained")
