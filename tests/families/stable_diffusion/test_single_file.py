@@ -10,12 +10,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import write_sd, write_sdxl
 
-from daguerre.checkpoint import atomic
 from daguerre.errors import UserError
 from daguerre.families.stable_diffusion.single_file import compatibility, layout, load, save
 from daguerre.families.stable_diffusion.single_file.configs import METADATA
 from daguerre.models.parts.text.names import with_wrapper
-from daguerre.models.weights import conversion_cache
+from daguerre.models.weights import conversion_cache, seals
 
 KINDS = {
     "sd1": lambda folder: write_sd(folder, version=1),
@@ -124,7 +123,7 @@ def test_a_full_disk_leaves_nothing_under_the_name(tmp_path_factory, tmp_path, m
         Path(path).write_bytes(b"half")
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(atomic, "write_durably", fail)
+    monkeypatch.setattr(seals, "write_durably", fail)
     with pytest.raises(OSError, match="No space left"):
         save.write(tmp_path / "a.safetensors", folder)
     assert list(tmp_path.iterdir()) == []

@@ -174,7 +174,8 @@ def test_old_names_and_things_beside_the_networks(tiny, tmp_path):
     folder, file = tiny
     tensors = {re.sub("^(cond_stage_model.transformer.)text_model.", r"\1", n): t for n, t in load_file(file).items()}
     averaged = {layout.averaged_name(n): t + 1 for n, t in tensors.items() if n.startswith("model.diff")}
-    beside = {"betas": torch.ones(4), "sqrt_alphas_cumprod": torch.ones(4), "first_stage_model.loss.a": torch.ones(1)}
+    betas = torch.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
+    beside = {"betas": betas, "sqrt_alphas_cumprod": torch.ones(4), "first_stage_model.loss.a": torch.ones(1)}
     save_file(tensors | averaged | beside | {"a.stranger": torch.ones(2)}, tmp_path / "b.safetensors", metadata(file))
     (tmp_path / "raw").mkdir()
     notices = load.convert(tmp_path / "b.safetensors", tmp_path / "raw")
