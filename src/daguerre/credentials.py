@@ -30,8 +30,8 @@ _NAMED = re.compile(
 )
 """Parameters that are always secret."""
 _IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:(?![A-Za-z][A-Za-z0-9+.-]*://)[^\s'\"<>])+")
-_AS_PATH = re.compile(r"(?<=:/)[^/\s'\"@]+@")
-"""User and password of an address that was taken for a path."""
+_AS_PATH = re.compile(r"(?:(?<=:/)|(?:(?<=^//)|(?<=[^\w:/]//))(?=[^/\s'\"@]*:))[^/\s'\"@]+@", re.MULTILINE)
+"""User and password of an address that was taken for a path, or has no scheme."""
 _COMMAND = re.compile(
     r"(?P<before>(?P<quote>['\"`]))pipe:(?!\.\.\.)(?:\\.|(?!(?P=quote))[^\n\\])*"
     r"|(?P<start>^|[=\[,])pipe:(?!\.\.\.)[^\n]*|(?<![\w'\"`-])pipe:(?=\S)(?!\.\.\.)[^\n]*",
@@ -198,11 +198,13 @@ def _parts(address: str) -> tuple[str, str, str]:
 
 
 def _unreadable(address: str) -> bool:
-    """True if a password may hold an unescaped `/`: it looks like a port that is no number, or like host:port/path."""
-    if scheme(address) in STORES:
-        return False
+    """True if a password may hold an unescaped `/`, `?` or `#`: it looks like a port that is no number, or like
+    host:port/path."""
     authority, path, _ = _parts(address)
-    if "@" not in authority and ":" in authority and re.search(r"/[^/@]+@", path):
+    looks_cut = "@" not in authority and ":" in authority
+    if scheme(address) in STORES:  # a bucket has no colon in its name, and a secret key often has a slash
+        return looks_cut and "@" in address
+    if looks_cut and (re.search(r"/[^/@]+@", path) or (not path and "@" in address)):
         return True
     try:
         return urlsplit(address).port == -1

@@ -173,6 +173,8 @@ ADDRESSES = [
     f"https://{USER}:{PASSWORD}@host/x?sig={SIGNATURE}",
     f"https://{USER}:{PASSWORD}/{PASSWORD}@host:80/x?sig={SIGNATURE}",
     f"s3://{USER}:{PASSWORD}@bucket/x",
+    f"s3://{USER}:{PASSWORD}/{PASSWORD}@bucket/x",
+    f"//{USER}:{PASSWORD}@host/x",
     f"s3://bucket/x?X-Amz-Signature={SIGNATURE}",
     f"az://container/x?sv=1&sig={SIGNATURE}",
     f"pipe:curl -u {USER}:{PASSWORD} https://host/x",

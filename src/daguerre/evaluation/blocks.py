@@ -111,12 +111,13 @@ def sound(path: Path, count: int | None = None) -> np.ndarray | None:
     message, and made again."""
     try:
         found = read(path)
-        if count not in (None, len(found)):
-            raise ValueError(f"it has {len(found):,} rows, not {count:,}")
-        return found
+        if count in (None, len(found)):
+            return found
+        why = f"it has {len(found):,} rows, not {count:,}"
     except FileNotFoundError:
         return None
     except ValueError as error:
-        print(f"{path} is damaged ({error}): it is made again", flush=True)
-        path.unlink(missing_ok=True)
-        return None
+        why = str(error)
+    print(f"{path} is damaged ({why}): it is made again", flush=True)
+    path.unlink(missing_ok=True)
+    return None

@@ -46,7 +46,7 @@ def once(sources: Sequence[Path], make: Callable[[Path], None], options: str = "
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a folder is there and as it was made: else it is made again, as a user could not mend it."""
+    """True if a folder is there and as it was made: else it is made again, as a user could not mend it."""
     with suppress(OSError, ValueError):
         return documents.undigested(folder / _SMALL) == _small(folder) and seals.are_whole(folder)
     return False

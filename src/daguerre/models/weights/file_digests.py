@@ -23,7 +23,7 @@ def sha256(path: Path) -> str:
 
 
 def stamp(path: Path) -> dict[str, Any]:
-    """What the system says of a file, and changes when it is touched. OSError."""
+    """The facts of a file that change when it is touched, as the system has them. OSError."""
     stat = path.stat()
     # ctime as well: programs that copy or unpack set mtime back, and nobody can set ctime.
     times = {"mtime_ns": stat.st_mtime_ns, "ctime_ns": stat.st_ctime_ns}

@@ -117,7 +117,7 @@ def check(path: Path, large: bool = False) -> None:
 
 
 def are_whole(folder: Path) -> bool:
-    """Whether all files of tensors in a folder, at any depth, can be opened and are as their headers say."""
+    """True if all files of tensors in a folder, at any depth, can be opened and are as their headers say."""
     try:
         for path in folder.rglob("*.safetensors"):
             check(path, large=True)

@@ -335,12 +335,12 @@ def told(names: Collection[str], marks: Mapping[str, Tensor], metadata: Mapping[
 
 
 def mark_names(names: Collection[str]) -> list[str]:
-    """Those of these names whose numbers `told` wants to see."""
+    """Those of these names whose numbers say something of the scheduler."""
     return [*edm_marks(names), *(name for name in levels.TABLES if name in names)]
 
 
 def named_prediction(metadata: Mapping[str, str]) -> str:
-    """What the header of all programs says that the UNet predicts, in diffusers' words; "" where it says nothing.
+    """The prediction that the header of all programs names, in diffusers' words; "" where it names none.
     UserError for words that are not known."""
     said = {key: metadata[key] for key in _PREDICTION_KEYS if metadata.get(key)}
     found = {key: _PREDICTIONS.get(value.strip().casefold()) for key, value in said.items()}

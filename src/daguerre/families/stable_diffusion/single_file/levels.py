@@ -1,4 +1,4 @@
-"""What a single file says of its training by numbers beside its weights: noise levels, and the scale of latents.
+"""The noise levels and the scale of latents that a single file has next to its weights.
 
 CompVis' and Stability's code save the tables of their schedule with the weights. Programs that sample have the usual
 ones built in and leave them unread, so that files with other tables are rare, and mean something.
@@ -79,7 +79,7 @@ def _scaled_linear(start: float, end: float, T: int, zero: bool) -> Tensor:
 
 
 def scale(tensors: Mapping[str, Tensor]) -> float | None:
-    """The number by which latents are multiplied, where a file tells it. UserError for one that is none."""
+    """The number by which latents are multiplied, where a file says it. UserError for any other value."""
     if (given := tensors.get(SCALE)) is None:
         return None
     found = float(given.double().sum()) if given.numel() == 1 else 0.0
