@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from daguerre.training.memory_tracker import Live
 from daguerre.training.performance import peak_rates
 from daguerre.training.performance.peak_rates import Rates
 from daguerre.training.performance.work import Watched, Work
@@ -43,6 +44,17 @@ def test_a_backward_pass_has_twice_the_products_and_counts_add_up():
     assert whole.flops == 3 * 2 * 3 * 5 * 7
     assert (whole * 3 + whole).flops == 4 * whole.flops
     assert (whole * 3 + whole).count == 4 * whole.count
+
+
+@pytest.mark.parametrize("name", ["silu", "mish"])
+def test_a_backward_pass_with_a_kernel_of_its_own_is_one_launch_and_takes_one_tensor(name):
+    """torch also has it made of other operators, for devices without that kernel."""
+    x = torch.randn(1000, requires_grad=True)
+    y, given = getattr(nn.functional, name)(x), torch.ones(1000)
+    with Live() as live, Watched() as counting:
+        y.backward(given)
+    assert counting.work == Work({(f"{name}_backward", 0, 3 * 4000): 1})
+    assert live.peak == 4000
 
 
 def test_an_operator_takes_what_its_products_or_its_bytes_take_and_the_host_its_launches():

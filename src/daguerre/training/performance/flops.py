@@ -7,7 +7,7 @@ computed.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -111,7 +111,10 @@ def known(func: Any) -> tuple[Callable[..., int] | None, bool]:
     packet = func._overloadpacket
     formula = shape_wrapper(FORMULAS[packet]) if packet in FORMULAS else flop_registry.get(packet)
     # Not `func.has_kernel_for_dispatch_key`, which also finds decompositions in Python, that no device runs.
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    registered = partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
+    # silu_backward has both: devices run its kernel, while the operators that it could be made of take memory for six
+    # tensors where the kernel takes one. torch registers the CPU's kernels in every build, CUDA's in some.
+    composite = registered("CompositeImplicitAutograd") and not registered("CPU")
     return formula, formula is None and composite
 
 
