@@ -441,6 +441,31 @@ def test_only_families_and_their_networks_name_their_layers():
     assert naming == NAMES_LAYERS.keys(), "shared code names layers, or a file of the list does no more"
 
 
+MEANS_MORE = {"autoencoder", "clip"}
+"""Names of families that are also that of a role or objective, and of a kind of network."""
+NAMES_FAMILIES = {
+    # file: why it names a family
+    "cli/doctor.py": "looks for the files that ship",
+    "cli/recipes.py": "the one that an example has, of those that could stand there",
+}
+
+
+def test_a_family_is_one_file_that_no_other_code_asks_for_by_its_name():
+    """What shared code does for some families is a fact that they bring."""
+    files = {path.stem: path for path in FILES if re.fullmatch(r"families/[a-z]\w+\.py", name(path))}
+    assert len(files) > 10
+    long = {stem: count for stem, path in files.items() if (count := len(path.read_text().splitlines())) > 300}
+    assert not long, f"what several families can use is a part (models/parts/): {long}"
+    names = files.keys() - MEANS_MORE
+    naming = {
+        name(path)
+        for path in FILES
+        if not name(path).startswith((*BRING_NETWORKS, *SPEAKS_FOR_OTHERS))
+        and any(isinstance(node, ast.Constant) and node.value in names for node in nodes(trees()[path]))
+    }
+    assert naming == NAMES_FAMILIES.keys(), "shared code names families, or a file of the list does no more"
+
+
 def words(tree: ast.Module) -> list[tuple[int, str]]:
     """Names and the words of texts, with their lines, without docstrings."""
     prose = {id(node.value) for node in nodes(tree) if isinstance(node, ast.Expr)}
