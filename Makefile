@@ -7,7 +7,7 @@ BIN := .venv/bin
 # One thread a process: tests run in two processes beside each other. Compiled modules are kept, as tests start many.
 TEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: quickstart test test-long check types clean docs package sbom exchange-table
+.PHONY: quickstart test test-long check types clean docs package sbom exchange-table recipe-tables
 .DELETE_ON_ERROR:
 
 quickstart: .venv/installed
@@ -43,6 +43,11 @@ sbom: .venv/installed-dev
 docs: .venv/installed-dev
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo build/docs/index.html
+
+# Makes the tables of docs/recipes.md again from the recipes' headers.
+recipe-tables: .venv/installed
+	sed -i '/^## Small models$$/,$$d' docs/recipes.md
+	$(BIN)/daguerre recipes --cards >> docs/recipes.md
 
 # Measures again what other programs apply of our LoRAs, and writes it into docs/adapters.md.
 exchange-table: .venv/installed-dev

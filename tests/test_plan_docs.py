@@ -1,4 +1,4 @@
-"""docs/plan.md: its commands run, and its table is what they say; so are the headers of recipes, and README."""
+"""docs/plan.md: its commands run, and its table is what they say; so are the headers of recipes."""
 
 import json
 import re
@@ -68,13 +68,6 @@ def test_small_cards_have_what_the_tables_say(name, card, given, taken, of_host,
 
 
 NAMES = [name for name in recipe.shipped() if base(name) and tree(name)["training"]["duration"] != "0 steps"]
-README = dict(
-    re.findall(
-        r"^\| `(\w+)`.* \| (\d+) GB \|$",
-        (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8"),
-        re.MULTILINE,
-    )
-)
 
 
 def total(name: str) -> int:
@@ -82,11 +75,6 @@ def total(name: str) -> int:
     text = recipe.shipped()[name].read_text(encoding="utf-8")
     (memory,) = re.findall(r"^# Memory:(.*?)\n# Time:", text, re.MULTILINE | re.DOTALL)
     return int(re.search(r"= (\d+) GB", " ".join(memory.replace("#", "").split()))[1])
-
-
-def test_readme_says_what_headers_say():
-    named = {name: f"{total(name)}" for name in README if name in NAMES}
-    assert named == {name: README[name] for name in named}
 
 
 @pytest.mark.long

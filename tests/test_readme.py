@@ -18,6 +18,7 @@ from PIL import Image
 
 from daguerre import errors, plugins
 from daguerre.cli import main
+from daguerre.config import cards, recipe
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SHORT = [
@@ -150,14 +151,34 @@ def test_readme_says_how_daguerre_becomes_a_command_and_which_torch_is_taken():
 
 
 def test_the_result_says_on_how_many_threads():
-    (row,) = re.findall(r"^\| `quickstart` \|.*", README, flags=re.MULTILINE)
-    assert "two threads" in row
-    assert "98.5 %" in row.partition("one thread")[2]
+    (told,) = re.findall(r"^Of the quickstart's 200 held-out prompts .*?\n\n", README, flags=re.MULTILINE | re.DOTALL)
+    assert "two threads" in told
+    assert "98.5 %" in told.partition("one thread")[2]
 
 
-def test_files_and_commands_in_the_text_exist():
+ROWS = re.findall(r"^\| [^|]* \| `daguerre train (\w+)[^|]* \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", README, re.MULTILINE)
+MEASURED = (Path(__file__).parents[1] / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+
+
+def test_the_table_has_six_models():
+    assert len(ROWS) == 6
+
+
+@pytest.mark.parametrize(("name", "card", "time", "picture"), ROWS)
+def test_a_row_has_the_card_of_the_header_and_a_time_that_was_measured(name, card, time, picture):
+    path = recipe.shipped()[name]
+    known = cards.options(path)
+    assert card == (f"{known[0].card_gb} GB" if known else "none")
+    number = re.match(r"(\d+) images/s", time)
+    if number:
+        rates = re.search(r"^## Recorded passes on a GPU$.*?^## ", MEASURED, re.MULTILINE | re.DOTALL)[0]
+        assert number[1] in {f"{float(rate):.0f}" for rate in re.findall(r"\*\*([\d.]+)\*\*", rates)}
+    else:
+        assert time.replace(" min", " minutes") in cards.line(path, "Time")
+    assert picture == "none yet" or "](docs/images/" in picture
+
+
+def test_files_in_the_text_exist():
     root = Path(__file__).parents[1]
     for name in re.findall(r"`((?:docs|src|benchmarks)/[\w./]*)`", README):
         assert (root / name).exists(), name
-    for recipe in re.findall(r"^\| `(\w+)` \|", README, flags=re.MULTILINE):
-        assert (root / "src" / "daguerre" / "recipes" / f"{recipe}.yaml").exists(), recipe

@@ -1,4 +1,4 @@
-"""docs/recipes.md: its table is what the recipes' headers say, and what these say of a card is what `plan` computes."""
+"""docs/recipes.md: its tables are what the headers say, and what these say of cards is what `plan` computes."""
 
 import shlex
 from pathlib import Path
@@ -23,9 +23,10 @@ FIRST = ("illustrious", "sd15_lora")
 """Of recipes without further settings, those that are planned; tests/test_plan_docs.py holds the memory of all."""
 
 
-def test_the_page_has_the_table_and_readme_leads_to_it(capsys):
+def test_the_page_has_the_tables_with_every_recipe_and_readme_leads_to_it(capsys):
     assert main.run(["recipes", "--cards"]) == errors.DONE
     assert PAGE.endswith(capsys.readouterr().out)
+    assert [name for name in recipe.shipped() if f"| `{name}` |" not in PAGE] == []
     assert "(docs/recipes.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -6,7 +6,6 @@ What the twins are is in twins.py. A recipe that is added is covered without a c
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import tiny_texts
@@ -23,9 +22,6 @@ from daguerre.training import step as updates
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory):
     return Twins(tmp_path_factory.mktemp("twins"))
-
-
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
 def train(name, twins, output_dir, *more):
@@ -157,15 +153,7 @@ def test_a_header_says_what_one_must_know(name):
         assert word in head, f"the header of {name}.yaml does not say {word}"
     for blank in ("TIME", "RESULT", "PROVISIONAL", "TODO"):
         assert blank not in text.split()
-    assert not re.search(r"[A-Z_]MEM", text + README), "a blank for memory that nobody filled in"
-
-
-@pytest.mark.parametrize("name", recipe.shipped())
-def test_readme_has_a_row_with_the_memory_of_the_header(name):
-    (row,) = [line for line in README.splitlines() if re.match(rf"\|[^|]*`{name}`[^|]*\|", line)]
-    if base(name):
-        expected = re.search(r"= (\d+) GB", recipe.shipped()[name].read_text(encoding="utf-8"))
-        assert row.endswith(f"| {expected[1]} GB |")
+    assert not re.search(r"[A-Z_]MEM", text), "a blank for memory that nobody filled in"
 
 
 def test_a_loss_that_couples_samples_is_not_cut_into_micro_batches(tmp_path, capsys):

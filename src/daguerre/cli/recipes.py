@@ -6,7 +6,7 @@ usage: daguerre recipes [NAME] [--json] | [--cards | --schema | --template [sect
   daguerre recipes quickstart           print one, to read it or to start from it:
   daguerre recipes quickstart > my.yaml
   daguerre recipes --json               the list for programs (docs/json.md); with NAME all settings of one
-  daguerre recipes --cards              which recipe trains on which card, as a table (docs/recipes.md)
+  daguerre recipes --cards              what each trains, and on which card, as tables (docs/recipes.md)
   daguerre recipes --template           an annotated recipe with every setting and its default
   daguerre recipes --template objective=flow data=shapes
   daguerre recipes --schema             JSON Schema for editors:
@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> int:
     if output.FLAG in given.flags:
         output.write(output.Recipes(recipes=_parts(given.recipe)))
     elif "--cards" in given.flags:
-        sys.stdout.write(Verbatim(f"{cards.table()}\n"))
+        sys.stdout.write(Verbatim(f"{cards.tables()}\n"))
     elif "--schema" in given.flags:
         sys.stdout.write(Verbatim(f"{json.dumps(schema.json_schema(), indent=2, ensure_ascii=False)}\n"))
     elif "--template" in given.flags:

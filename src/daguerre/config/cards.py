@@ -1,10 +1,11 @@
-"""The table of which recipe trains on which card, as Markdown, from the line Hardware of the recipes' headers.
+"""The tables of docs/recipes.md, as Markdown, from the recipes' headers: what each trains, and on which card.
 
 What a header says of a card is held to `daguerre plan` by tests/test_recipes_docs.py.
 """
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,26 +52,78 @@ def line(path: Path, name: str) -> str:
     """A line of a header with those that continue it; empty for a header that lacks it."""
     words: list[str] = []
     for comment in _comments(path):
-        if re.match(r"\w+:", comment) and words:
+        if words and (not comment or re.match(r"\w+:", comment)):
             break
         if comment.startswith(f"{name}:") or words:
             words.append(comment)
     return " ".join(words)
 
 
-def table() -> str:
-    """The table with its numbered settings."""
-    rows, notes = list[str](), dict[str, int]()
+def tables() -> str:
+    """The recipes that need no card, those of real models, and the cards of these, each under its heading."""
+    return f"## Small models\n\n{_small()}\n\n## Real models\n\n{_real()}\n\n## Cards\n\n{_cards()}"
+
+
+def _small() -> str:
+    """Recipes that need no card, with the first sentences of what their headers say of time and result."""
+    rows = [
+        [f"`{name}`", _what(path), _short(path, "Hardware"), _short(path, "Time"), _sentence(_said(path, "Result"))]
+        for name, path in recipe.shipped().items()
+        if not _needs_card(path)
+    ]
+    return _table(["recipe", "what it is", "needs", "time", "result"], rows)
+
+
+def _real() -> str:
+    rows = []
     for family, each in _by_family().items():
         for name, path in each.items():
-            cells = [_cell(options(path), card_gb, notes) for card_gb in CARDS_GB]
-            many = over_several(path)
-            cells.append(f"{many.card_gb} GB with {_note(many.settings, notes)}" if many else "")
-            memory = match[1] if (match := _MEMORY.search(line(path, "Memory"))) else ""
-            rows.append(f"| `{family}` | `{name}` | {memory} | {' | '.join(cells)} |")
-    cards = " | ".join(f"{card_gb} GB" for card_gb in CARDS_GB)
-    head = [f"| family | recipe | needs GB | {cards} | {EIGHT} of |", f"|{'---|' * (len(CARDS_GB) + 4)}"]
-    return "\n".join([*head, *rows, "", *(f"{number}. `{settings}`" for settings, number in notes.items())])
+            objective, px = (trees.get(recipe.tree(name), of) for of in ("objective.name", "data.resolution"))
+            rows.append([f"`{family}`", f"`{name}`", _what(path), f"`{objective}`", f"{px} px"])
+    return _table(["family", "recipe", "what it is", "objective", "images"], rows)
+
+
+def _cards() -> str:
+    """The table of cards with its numbered settings."""
+    rows, notes = [], dict[str, int]()
+    for family, each in _by_family().items():
+        for name, path in each.items():
+            if str(trees.get(recipe.tree(name), "training.duration")) != "0 steps":
+                cells = [_cell(options(path), card_gb, notes) for card_gb in CARDS_GB]
+                many = over_several(path)
+                cells.append(f"{many.card_gb} GB with {_note(many.settings, notes)}" if many else "")
+                memory = match[1] if (match := _MEMORY.search(line(path, "Memory"))) else ""
+                rows.append([f"`{family}`", f"`{name}`", memory, *cells])
+    head = ["family", "recipe", "needs GB", *(f"{card_gb} GB" for card_gb in CARDS_GB), f"{EIGHT} of"]
+    return "\n".join([_table(head, rows), "", *(f"{number}. `{settings}`" for settings, number in notes.items())])
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _what(path: Path) -> str:
+    """The first sentence of a recipe."""
+    return _sentence(" ".join(takewhile(bool, _comments(path))))
+
+
+def _said(path: Path, name: str) -> str:
+    return line(path, name).partition(":")[2].strip()
+
+
+def _short(path: Path, name: str) -> str:
+    """What a line of a header says before its details."""
+    return re.split(r"[:;]| \(", _sentence(_said(path, name)))[0]
+
+
+def _sentence(text: str) -> str:
+    """The first sentence of a text, as a cell of a table. Numbers and names of files have points inside."""
+    return re.split(r"\.(?= [A-Z(]|$)", text)[0].replace("|", r"\|").replace("<", r"\<")
+
+
+def _needs_card(path: Path) -> bool:
+    return bool(options(path) or over_several(path))
 
 
 def _cell(known: list[Option], card_gb: int, notes: dict[str, int]) -> str:
@@ -87,12 +140,11 @@ def _note(settings: str, notes: dict[str, int]) -> int:
 
 
 def _by_family() -> Mapping[str, Mapping[str, Path]]:
-    """The recipes that name a card and train, by family."""
+    """The recipes that name a card, by family."""
     found: dict[str, dict[str, Path]] = {}
     for name, path in recipe.shipped().items():
-        tree = recipe.tree(name)
-        if (options(path) or over_several(path)) and str(trees.get(tree, "training.duration")) != "0 steps":
-            found.setdefault(str(trees.get(tree, "model.family")), {})[name] = path
+        if _needs_card(path):
+            found.setdefault(str(trees.get(recipe.tree(name), "model.family")), {})[name] = path
     return dict(sorted(found.items()))
 
 
