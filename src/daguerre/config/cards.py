@@ -113,7 +113,7 @@ def _said(path: Path, name: str) -> str:
 
 
 def _short(path: Path, name: str) -> str:
-    """What a line of a header says before its details."""
+    """The part of a line of a header before its details."""
     return re.split(r"[:;]| \(", _sentence(_said(path, name)))[0]
 
 
