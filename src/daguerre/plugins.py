@@ -6,10 +6,11 @@ the entry points `daguerre.KIND` of installed packages, and the files KIND/NAME.
 names a plug-in, and never says where its code is.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -39,6 +40,8 @@ VARIABLE = "DAGUERRE_PLUGINS"
 _MARKS = {"samplers": "def sample("}
 _PACKAGE = Path(__file__).parent
 _OUTSIDE = "daguerre.outside"
+_MANY = 1000
+"""Modules: torch alone has as many."""
 _TAKEN = "{place}: there is a plug-in {name!r} of {kind} already; give this one another name"
 
 
@@ -117,7 +120,8 @@ def find(kind: str, name: str) -> ModuleType:
     if name in _own(kind):
         if _may_be_installed(tuple(sys.path)):
             outside(kind)  # refuses another one of this name
-        return import_module(module(kind, name))
+        with uncollected():
+            return import_module(module(kind, name))
     there = outside(kind)[name]
     try:
         found = import_module(there.module)
@@ -127,6 +131,21 @@ def find(kind: str, name: str) -> ModuleType:
     if not hasattr(found, wanted):
         raise UserError(f"the plug-in {name!r} of {kind} ({there.place}) has no `{wanted}`: docs/extending.md")
     return found
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Imports without the garbage collector, which looks through all modules again and again while more are loaded: a
+    sixth of the start of a command. What many modules have made is never looked at later, either: it is no garbage."""
+    was, before = gc.isenabled(), len(sys.modules)
+    gc.disable()
+    try:
+        yield
+    finally:
+        if len(sys.modules) - before > _MANY:
+            gc.freeze()
+        if was:
+            gc.enable()
 
 
 def file_of(module: str) -> Path | None:

@@ -17,13 +17,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
-from daguerre import __version__, credentials, errors, faults
+from daguerre import __version__, credentials, errors, faults, plugins
 from daguerre.errors import UserError
 from daguerre.fresh import FULL
 from daguerre.regular import is_loop, is_odd
 
 FOLDER = Path(__file__).parent
-_PLUGINS = "DAGUERRE_PLUGINS"  # plugins.VARIABLE, without its imports
 USUAL_ORDER = ("train", "generate", "report", "serve", "recipes", "init", "data", "doctor")
 
 
@@ -61,7 +60,9 @@ class Verb:
         """Runs the verb; returns its exit code."""
         module = ".".join(self.path.relative_to(FOLDER).with_suffix("").parts).removesuffix(".__init__")
         try:
-            code = import_module(f"daguerre.cli.{module}").run(arguments)
+            with plugins.uncollected():
+                verb = import_module(f"daguerre.cli.{module}")
+            code = verb.run(arguments)
         except UserError as error:
             if "--json" in arguments:
                 from daguerre.cli.parts import output  # imports pydantic
@@ -157,15 +158,13 @@ def _with_plugins(words: list[str]) -> list[str]:
         given.append(str(Path(folder).expanduser().absolute()))
     if any(word.partition("=")[0] == "--plugins" for word in words):
         raise UserError("--plugins stands before the verb: daguerre --plugins DIR VERB ...", code="unknown")
-    earlier = [folder for folder in os.environ.get(_PLUGINS, "").split(os.pathsep) if folder]
+    earlier = [folder for folder in os.environ.get(plugins.VARIABLE, "").split(os.pathsep) if folder]
     if given or earlier:
-        from daguerre import plugins  # most commands have none
-
-        os.environ[_PLUGINS] = os.pathsep.join(dict.fromkeys([*given, *earlier]))
+        os.environ[plugins.VARIABLE] = os.pathsep.join(dict.fromkeys([*given, *earlier]))
         try:
             plugins.check_folders()
         except UserError:
-            os.environ[_PLUGINS] = os.pathsep.join(earlier)  # for who goes on in this process
+            os.environ[plugins.VARIABLE] = os.pathsep.join(earlier)  # for who goes on in this process
             raise
     return words
 

@@ -25,6 +25,7 @@ Common settings
 Every key: `daguerre recipes --template`, docs/config.md.
 """
 
+from daguerre import plugins
 from daguerre.config import config as configs
 from daguerre.config import overrides
 from daguerre.config.place import own_place
@@ -54,9 +55,9 @@ def run(arguments: list[str]) -> int:
         if own.local_rank:  # each node has files of its own, of which its first process tells
             raise ReportedElsewhere(error) from None
         raise
-    # Late, for the reason above.
-    from daguerre.cli.parts import dry_run as dry
-    from daguerre.run import cached, trainer
+    with plugins.uncollected():  # late, for the reason above
+        from daguerre.cli.parts import dry_run as dry
+        from daguerre.run import cached, trainer
 
     of_run = storage.of(loaded.config.output_dir, loaded.config.run_name)
     if loaded.config.cache.only and not dry_run:
