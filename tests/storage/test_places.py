@@ -139,6 +139,7 @@ def test_other_suffixes(shards):
         ("https:///x.tar", ["the address of a file"]),
         ("s3:///x.tar", ["s3://BUCKET/KEY"]),
         ("s3://b*/x.tar", ["s3://BUCKET/KEY"]),
+        ("s3://key:sec/ret@bucket/x.tar", ["s3://BUCKET/KEY", "credentials come from the environment"]),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_the_setting(shards, given, said):

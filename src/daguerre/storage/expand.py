@@ -172,7 +172,7 @@ class _Reading:
 
     def _stored(self, kind: str, name: str) -> list[Location]:
         bucket, _, key = name.split("://", 1)[1].partition("/")
-        if not bucket or "@" in bucket or _GLOB.search(bucket):
+        if not bucket or {"@", ":"} & {*bucket} or _GLOB.search(bucket):
             raise self.error(
                 f"{redacted(name)!r}: expected {kind}://BUCKET/KEY; credentials come from the environment, never "
                 "from an address"

@@ -47,4 +47,5 @@ class Location:
 
     @property
     def key(self) -> str:
-        return self.url.split("/", 3)[3]
+        """The name in its bucket; empty where an address names none."""
+        return self.url.partition("://")[2].partition("/")[2]
