@@ -131,6 +131,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 MODULES_OF_A_FOLDER = 20
+MORE_MODULES = {"cli": 21}
+"""Folders with more: a verb is a file of this folder, which has the name that users give it."""
 
 LATE_IMPORTS = {
     # file: what it imports inside a function, with the reason beside the import
@@ -283,7 +285,8 @@ def test_no_two_rooms_import_each_other():
 def test_a_folder_has_no_more_modules_than_one_can_survey():
     for folder in {path.parent for path in FILES}:
         modules = [path.stem for path in folder.glob("[!_]*.py")]
-        assert len(modules) <= MODULES_OF_A_FOLDER, f"{folder} has {len(modules)} modules: sort them into folders"
+        most = MORE_MODULES.get(folder.relative_to(PACKAGE).as_posix(), MODULES_OF_A_FOLDER)
+        assert len(modules) <= most, f"{folder} has {len(modules)} modules: sort them into folders"
         # A plug-in is one file, and has the name that users give it.
         kinds = [kind for kind, own in plugins.FOLDERS.items() if folder == PACKAGE / own]
         chosen = {name for kind in kinds for name in plugins.names(kind)}

@@ -189,8 +189,8 @@ def test_a_network_that_is_not_here_is_named(name, text, words, place, capsys):
     ("argument", "serves"),
     [
         ("rank_dropout=0.1", ""),
-        ("down_lr_weight=0,0,1", "optimizer.learning_rate_factors of the recipe takes names"),
-        ("block_dims=2,4", "rank_pattern of the recipe takes names"),
+        ("down_lr_weight=0,0,1", "optimizer.learning_rate_factors of the recipe takes names"),  # beside LoRA+
+        ("conv_block_dims=2,4", "rank_pattern of the recipe takes names"),
     ],
 )
 def test_an_argument_of_a_network_that_is_not_here_is_lost_and_the_others_are_carried(argument, serves, place, capsys):

@@ -158,7 +158,7 @@ class Twins:
 
     def _images(self, said: trees.Tree) -> dict[str, Any]:
         """Few images and little validation, where the recipe has them at all."""
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {"validation.compared_images": 0}
         if said.get("sampling", {}).get("num_images", 8):
             changes |= {"sampling.num_images": 1, "sampling.num_inference_steps": 2}
         if isinstance(levels := said.get("sampling", {}).get("timestep_spacing"), list):

@@ -121,7 +121,8 @@ class Trainable(ABC):
     """Strengths below 1 at which images are generated at the end of a run, to be compared: 0 is the base."""
 
     def at(self, strength: float) -> AbstractContextManager[None]:
-        """Within the context what it adds is multiplied by one of its `strengths`, or by 1."""
+        """Within the context what it adds is multiplied by one of its `strengths`, or by 1; where one of these is
+        between 0 and 1, by any number."""
         return nullcontext()
 
 
@@ -236,9 +237,14 @@ class Attached:
         known = [{*each.strengths} for each in self.trainables.values() if each.strengths]
         return (*sorted(set.intersection(*known)), 1.0) if known else ()
 
+    @property
+    def scales(self) -> bool:
+        """True if `at` takes any number: what is added can be multiplied."""
+        return any(0 < strength < 1 for strength in self.strengths)
+
     @contextmanager
     def at(self, strength: float) -> Iterator[None]:
-        """Within the context all adapters that have strengths are at this one."""
+        """Within the context all adapters that have strengths are at this one, or at any number where it `scales`."""
         with ExitStack() as stack:
             for each in self.trainables.values():
                 stack.enter_context(each.at(strength))

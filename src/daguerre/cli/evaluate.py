@@ -42,11 +42,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from daguerre.checkpoint.signals import StopSignals
-from daguerre.cli.options import evaluate_options, generate_options
+from daguerre.cli.options import evaluate_options
 from daguerre.cli.options.evaluate_options import Arguments, Options
 from daguerre.cli.parts import output
-from daguerre.config import options, overrides, recipe
-from daguerre.config.config import Config
+from daguerre.config import options, recipe
 from daguerre.data.dataset import open_dataset
 from daguerre.errors import UserError
 from daguerre.evaluation import compare, follow, ledger, results
@@ -137,7 +136,7 @@ def _evaluate(asked: Arguments, part: TaskShard, stop: Callable[[], bool], keep:
 def _ledger(asked: Arguments, model: Model, root: Path) -> int:
     """Measures the loss of each trained picture."""
     asked.refuse({*Options.model_fields} - {"ledger", "out"}, "a ledger, which measures losses alone")
-    one = ModelEvaluation(model, _config(model, asked.rest), _settings(asked), root)
+    one = ModelEvaluation(model, evaluate_options.config_of(model, asked.rest), _settings(asked), root)
     folder, found = one.ledger()
     print("\n".join(ledger.lines(found)))
     print(f"written to {folder / 'ledger.csv'}")
@@ -152,10 +151,8 @@ def evaluations(
     settings = _settings(asked)
     scales = settings.guidance_scales
     more = [[]] if scales is None else [[f"sampling.guidance_scale={scale}"] for scale in scales]
-    return [
-        ModelEvaluation(model, _config(model, [*asked.rest, *each]), settings, root, part, stop).with_metrics()
-        for each in more
-    ]
+    configs = [evaluate_options.config_of(model, [*asked.rest, *each]) for each in more]
+    return [ModelEvaluation(model, own, settings, root, part, stop).with_metrics() for own in configs]
 
 
 def _settings(asked: Arguments) -> EvaluationSettings:
@@ -168,18 +165,6 @@ def _root(model: Model) -> Path:
     if model.run is not None and local_copy.origin(model.run.path) is None:
         return model.run.evaluations
     return model.home.parent.parent / "evaluations" / Path(model.name.rstrip("/")).name
-
-
-def _config(model: Model, given: Sequence[str]) -> Config:
-    """The model's config with the settings of sampling that are given."""
-    notices: list[str] = []
-    plain = model.trained or model.config(()).config
-    changes = generate_options.changes_of(model, plain, [overrides.pair(each) for each in given], notices)
-    loaded = model.config([*changes, "sampling.num_images=1"])
-    generate_options.check_changes(model, plain, loaded.config)
-    for notice in notices:
-        print(notice)
-    return loaded.config
 
 
 def _of_folder(asked: Arguments, word: str, part: TaskShard, keep: Keep) -> int:

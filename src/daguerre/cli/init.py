@@ -47,6 +47,7 @@ from daguerre.data.images import decode
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.tools import detect, duplicates
 from daguerre.errors import UserError
+from daguerre.evaluation.formulas import jackknife
 from daguerre.formatting import counted, format_size, titled, wrapped
 from daguerre.memory import estimate, static
 from daguerre.models.weights import resolve
@@ -231,7 +232,7 @@ def _tree(config: Config, captions: Sequence[str]) -> Tree:
     tree = {**tree, "optimizer": {**shown, **tree.get("optimizer", {})}}  # what people change first, default or not
     if config.sampling.num_images:  # a recipe may leave them out where drawing does not fit beside training
         own = {"prompts": sample_prompts(captions), "num_images": PROMPTS}
-        tree = trees.merge(tree, {"sampling": own})
+        tree = trees.merge(tree, {"sampling": own, "validation": {"compared_images": jackknife.FEWEST}})
     return tree
 
 

@@ -21,7 +21,7 @@ from daguerre.evaluation.networks import clip, dinov2, inception, lpips
 from daguerre.evaluation.networks.place import NetworkPlace
 from daguerre.evaluation.reconstructions import Reconstructions
 from daguerre.evaluation.reference import Statistics
-from daguerre.evaluation.settings import EvaluationSettings
+from daguerre.evaluation.settings import CompareSettings, EvaluationSettings
 from daguerre.generation.jobs import WHOLE, TaskShard
 
 NETWORKS: dict[str, Callable[..., Any]] = {
@@ -159,16 +159,17 @@ def features_of(network: FeatureNetwork, images: ImageSet, ids: range) -> np.nda
     return rows
 
 
-def network(settings: EvaluationSettings, name: str, device: torch.device, **options: Any) -> Any:
+def network(settings: EvaluationSettings | CompareSettings, name: str, device: torch.device, **options: Any) -> Any:
     """The network of this name with the weights that the settings name. UserError where they name none."""
-    if name not in settings.networks:
+    places = {str(key): own for key, own in settings.networks.items()}
+    if name not in places:
         raise UserError(
             f"networks.{name}.path is missing: a metric needs {_NEEDED[name]}. Give the place of its weights; nothing "
             "is downloaded by itself (docs/evaluate.md)",
             code="missing",
             setting=f"networks.{name}.path",
         )
-    return _opened(name, settings.networks[name], device, tuple(sorted(options.items())))
+    return _opened(name, places[name], device, tuple(sorted(options.items())))
 
 
 @lru_cache(maxsize=8)

@@ -4,6 +4,7 @@ A protocol is a YAML file of these settings and of `sampling` settings; `daguerr
 it.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -62,6 +63,50 @@ class EvaluationSettings(Settings):
     @field_validator("networks", mode="before")
     @classmethod
     def _by_place(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: {"path": own} if isinstance(own, str) else own for name, own in value.items()}
-        return value
+        return _places(value)
+
+
+def _places(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: {"path": own} if isinstance(own, str) else own for name, own in value.items()}
+    return value
+
+
+class CompareSettings(Settings):
+    """A comparison of an adapter with its base."""
+
+    strengths: list[Annotated[float, Field(gt=0)]] = Field([1.0], min_length=1)
+    """Strengths of the adapter; `0.4..1.2` is five of them at equal steps, `0.4..1.2/3` three."""
+    updates: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    """Saved updates. null: all that are there."""
+    num_images: int = Field(20, ge=2)
+    """Images of each of three lists of prompts by each set of weights; below 20 there are no intervals."""
+    source: str | None = None
+    """Source whose pictures are learnt. null: the one with the fewest."""
+    prompts_file: Annotated[str | None, ADDRESS] = None
+    """Prompts that no training picture has, as for `generate`. null: held-out captions, or sampling.prompts."""
+    base_prompts_file: Annotated[str | None, ADDRESS] = None
+    """Prompts that the base was made for. null: held-out captions of the run whose model the base is, or general
+    ones."""
+    networks: dict[Literal["dinov2", "clip"], NetworkPlace] = Field({})
+    """dinov2 or clip, with the place of its weights, to compare images by. Without any, the base's own features."""
+    weights: Literal["ema", "raw"] | None = None
+    """Weights of a checkpoint; null: the averaged ones, if it has them."""
+
+    @field_validator("strengths", mode="before")
+    @classmethod
+    def _of_range(cls, value: Any) -> Any:
+        if isinstance(value, str) and (found := re.fullmatch(r"([\d.]+?)\.\.([\d.]+?)(?:/(\d{1,2}))?", value)):
+            low, high, count = float(found[1]), float(found[2]), int(found[3] or 5)
+            return [round(low + (high - low) * i / max(count - 1, 1), 6) for i in range(count)]
+        return value if isinstance(value, list | str) else [value]
+
+    @field_validator("strengths", "updates")
+    @classmethod
+    def _each_once(cls, value: Any) -> Any:
+        return None if value is None else sorted({*value})
+
+    @field_validator("networks", mode="before")
+    @classmethod
+    def _by_place(cls, value: Any) -> Any:
+        return _places(value)

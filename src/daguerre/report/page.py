@@ -8,7 +8,7 @@ from pathlib import Path
 
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.checkpoint.run_dir import RunFolder
-from daguerre.report import evaluations, facts
+from daguerre.report import evaluations, facts, outcome
 from daguerre.report.charts import charts
 from daguerre.report.html import Html, element, join, render_page
 from daguerre.report.ledger import ledger
@@ -59,6 +59,7 @@ def _sections(run: Run) -> list[Html]:
     found = [
         ("Result", results(run) or (nothing if measured is None else None)),
         ("Measured by daguerre evaluate", measured),
+        ("What came of it", outcome.section(run.compared)),
         ("Loss ledger", ledger(run)),
         ("Images", evolution(run) or (none_drawn if run.setting("sampling.num_images") != 0 else None)),
         ("With the adapter at other strengths", by_strength(run)),

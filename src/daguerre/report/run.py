@@ -58,6 +58,8 @@ class Run:
     """Results of `daguerre evaluate`, oldest step first."""
     ledger: dict[str, Any]
     """The newest loss ledger; {} without one."""
+    compared: dict[str, Any]
+    """The newest comparison of an adapter with its base; {} without one."""
     samples: list[Sample]
     """Oldest step first."""
     strengths: list[Sample]
@@ -103,6 +105,7 @@ def read_run(folder: Path, curves: Curves | None = None) -> Run:
         evaluation=_document(paths.evaluation, problems),
         evaluations=evaluations(paths.evaluations, problems),
         ledger=ledger(paths.evaluations, problems),
+        compared=compared(paths.evaluations, problems),
         samples=samples(paths.samples, problems),
         strengths=strengths(paths.samples, problems),
         problems=list(dict.fromkeys(problems)),
@@ -141,6 +144,13 @@ def ledger(folder: Path, problems: list[str]) -> dict[str, Any]:
         one["pictures"] = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
     whole = [one for one in found if isinstance(one.get("step"), int) and one["pictures"]]
     return max(whole, key=lambda one: int(one["step"]), default={})
+
+
+def compared(folder: Path, problems: list[str]) -> dict[str, Any]:
+    """The newest comparison of an adapter with its base, {} without one; adds those that cannot be read to
+    `problems`."""
+    found = [_document(path, problems) for path in sorted(folder.glob("compare-*/compare.json"))]
+    return max(filter(None, found), key=lambda one: str(one.get("time")), default={})
 
 
 def _evaluated_step(document: dict[str, Any]) -> tuple[int, float]:

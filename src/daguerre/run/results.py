@@ -3,7 +3,7 @@
 Each is made of the present state and changes none of it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,12 +18,18 @@ from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.data.dataset import Dataset, Member
 from daguerre.data.loading import loader
+from daguerre.errors import UserError
 from daguerre.evaluation import images as measured_images
+from daguerre.evaluation.formulas.outcome import Features
 from daguerre.evaluation.metric import DrawnInputs
+from daguerre.evaluation.outcome import features, outcome, prompts
+from daguerre.evaluation.outcome.features import ModelFeatures
+from daguerre.evaluation.outcome.outcome import Cell
 from daguerre.generation import generate
 from daguerre.generation.generate import ImageRequest
 from daguerre.memory import advice
 from daguerre.models import encoders
+from daguerre.report import outcome as report_outcome
 from daguerre.run import samples, state_io, trackers
 from daguerre.run.setup import Run
 from daguerre.tracking.sinks import read_metrics
@@ -292,3 +298,56 @@ def evaluate(run: Run, measured: Member, stop: Callable[[], bool]) -> None:
     if not any(values.keys() <= line.keys() for line in known):
         run.log(values)
     run.say([line for table, result in results.items() for line in result.table(table)])
+
+
+def compare(run: Run, stop: Callable[[], bool]) -> None:
+    """Compares the averaged weights with the base, and says what came of them; nothing where the recipe asks for no
+    such images, or the adapters cannot be switched off. generate.Stopped.
+
+    An error that is not ours costs the comparison alone: the run is at its end, and all of it is saved.
+    """
+    count, attached = run.config.validation.compared_images, run.parts.attached
+    folder = run.folder.evaluations / f"compare-step-{run.state.step:08d}"
+    if not count or not run.config.sampling.num_images or 0.0 not in attached.strengths or not generates(run):
+        return
+    if (folder / outcome.NAME).is_file():  # after a restart
+        return
+    try:
+        outcome.check(run.parts)
+        features.check(run.parts)
+        lists = prompts.lists(run.config, count)
+        run.say([
+            f"comparing with the base: {6 * count} images; validation.compared_images=0 leaves that out, and `daguerre "
+            "compare` makes it later"
+        ])  # fmt: skip
+        with ExitStack() as stack:
+            stack.enter_context(busy(run, "comparing with the base"))
+            stack.enter_context(evaluating(run.state))
+            stack.enter_context(encoders.present(run.parts.family))
+            own = ModelFeatures(lambda: run.parts)
+            requests = lists.requests(run.config).values()
+            base, trained = (_features_at(run, own, requests, strength, stop) for strength in (0.0, 1.0))
+            of_pictures = own.compute(lists.pictures.of(range(lists.pictures.total)))
+    except UserError as error:
+        run.say([f"not compared with the base: {error}"])
+        return
+    if not run.processes.leads:
+        return
+    cells = {Cell(run.state.step, 1.0): trained}
+    more = {"run": run.folder.path.name, "images": count}
+    found = outcome.document(lists, own, of_pictures, base, cells, more)
+    with run.tolerant("comparing with the base"):
+        outcome.write(folder, found)
+    run.say(report_outcome.lines(found))
+
+
+def _features_at(
+    run: Run, own: ModelFeatures, requests: Iterable[list[ImageRequest]], strength: float, stop: Callable[[], bool]
+) -> Features:
+    """Features of the images of each list at a strength."""
+    each = partial(generate.generate, run.parts, run.config.sampling, stop=stop)
+    with run.parts.attached.at(strength):
+        drawn: list[list[np.ndarray]] = [
+            [image.pixels_HWC for image in generate.in_order(each, listed)] for listed in requests
+        ]
+    return Features(*(own.compute(pixels) for pixels in drawn))

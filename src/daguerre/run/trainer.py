@@ -174,6 +174,7 @@ def finish(run: Run, stop: StopSignals) -> int:
     stopping = results.Stopping(run, stop)
     try:
         results.measure(run, stopping)
+        results.compare(run, stopping)
     except generate.Stopped:
         assert stopping.signal is not None
         return stopped(run, stopping.signal, f"stopped by {stopping.signal.name}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.formatting import format_duration, format_size
-from daguerre.report import evaluations, facts
+from daguerre.report import evaluations, facts, outcome
 from daguerre.report.html import Html, element, join, json_script
 from daguerre.report.ledger import ledger
 from daguerre.report.results import results
@@ -19,6 +19,7 @@ from daguerre.serve.watched import Parts, Watched
 _SECTIONS = {
     "result": "Result",
     "measured": "Measured by daguerre evaluate",
+    "outcome": "What came of it",
     "ledger": "Loss ledger",
     "images": "Images",
     "asked": "Images on request",
@@ -42,6 +43,7 @@ def parts(watched: Watched, run: Run, summary: Summary | None, roots: tuple[Path
         "head": _head(run, summary),
         "result": results(run),
         "measured": join(tables, element("div", *drawn, class_="charts") if drawn else None) if tables else None,
+        "outcome": outcome.section(run.compared),
         "ledger": ledger(run),
         "images": pictures.evolution(run),
         "asked": pictures.on_request(run),

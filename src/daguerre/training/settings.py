@@ -401,3 +401,7 @@ class ValidationSettings(Settings):
     """Held-out samples (fewer if the source holds out fewer)."""
     num_levels: int = Field(8, ge=1, json_schema_extra=FREE)
     """Noise levels, at the mid-points of equal parts of the time law."""
+    compared_images: int = Field(0, ge=0, json_schema_extra=FREE)
+    """At the end of the run of an adapter that has a strength: images of each of three lists of prompts, by the adapter
+    and by its base, which say what was learnt, copied and forgotten (as `daguerre compare` does afterwards). Below 20
+    there are no intervals. 0, or sampling.num_images=0: none."""

@@ -10,16 +10,18 @@ import yaml
 from pydantic import Field
 
 from daguerre import trees, yaml_text
+from daguerre.cli.options import generate_options
 from daguerre.config import config as configs
 from daguerre.config import fields, options, overrides
+from daguerre.config.config import Config
 from daguerre.errors import UserError
 from daguerre.evaluation.settings import PROTOCOLS, EvaluationSettings
+from daguerre.generation.load import Model
 from daguerre.regular import check_regular
 from daguerre.samplers.settings import SamplingSettings
-from daguerre.settings import ADDRESS
+from daguerre.settings import ADDRESS, Settings
 from daguerre.trees import Tree
 
-_MAPPINGS = ("metrics", "networks")
 FOLLOW, JSON = FLAGS = ("--follow", "--json")
 
 
@@ -76,7 +78,7 @@ def read(arguments: Sequence[str]) -> Arguments:
     for override in found.overrides:
         key, text = overrides.pair(override)
         if key.partition(".")[0] in Options.model_fields:
-            tree = trees.merge(tree, _value(key, text))
+            tree = trees.merge(tree, value(key, text, Options))
         elif key != "protocol":
             _refuse_misspelt(key)
             rest.append(override)
@@ -109,18 +111,32 @@ def protocol(name: str) -> tuple[Tree, list[str]]:
     return tree, [f"sampling.{key}={'null' if value is None else value}" for key, value in sampling.items()]
 
 
-def _value(key: str, text: str) -> Tree:
-    """The tree of one override. Metrics and networks are YAML; the rest is typed by its field."""
+def value(key: str, text: str, kind: type[Settings], plain: Collection[str] = ("metrics",)) -> Tree:
+    """The tree of one override of settings of this `kind`. What is `plain` is YAML, networks are places; the rest is
+    typed by its field."""
     head, _, inner = key.partition(".")
-    if head not in _MAPPINGS:
-        return trees.nested(key, overrides.typed(text, fields.leaves(Options)[key].field.annotation))
     if head == "networks" and inner:
         return trees.nested(key if "." in inner else f"{key}.path", text)
-    value: Any = yaml_text.value(text)
-    names = [value] if isinstance(value, str) else value
+    if head not in (*plain, "networks"):
+        return trees.nested(key, overrides.typed(text, fields.leaves(kind)[key].field.annotation))
+    found: Any = yaml_text.value(text)
+    names = [found] if isinstance(found, str) else found
     if head == "metrics" and not inner and isinstance(names, list):
-        value = {str(name): {} for name in names}
-    return trees.nested(key, value)
+        found = {str(name): {} for name in names}
+    return trees.nested(key, found)
+
+
+def config_of(model: Model, given: Sequence[str]) -> Config:
+    """The model's config with the settings of sampling that are given, and an image for each prompt. UserError for
+    settings that a model which is there does not take."""
+    notices: list[str] = []
+    plain = model.trained or model.config(()).config
+    changes = generate_options.changes_of(model, plain, [overrides.pair(each) for each in given], notices)
+    loaded = model.config([*changes, "sampling.num_images=1"])
+    generate_options.check_changes(model, plain, loaded.config)
+    for notice in notices:
+        print(notice)
+    return loaded.config
 
 
 def _refuse_misspelt(key: str) -> None:

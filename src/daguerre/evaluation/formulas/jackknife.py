@@ -11,8 +11,9 @@ of it they are follows from leaving out two groups, and is taken off again. Its 
 tests/evaluation/test_intervals.py.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from itertools import combinations
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,6 +27,7 @@ EVALUATIONS = 1 + GROUPS + GROUPS * (GROUPS - 1) // 2
 _QUANTILE = 2.262157
 """Of Student's t with GROUPS - 1 degrees of freedom, at 97.5 %."""
 
+Name = TypeVar("Name", bound=Hashable)
 Statistic = Callable[[np.ndarray], Mapping[str, float]]
 """Numbers by name of the samples of the groups that are kept: [GROUPS] bool."""
 
@@ -35,7 +37,7 @@ def groups(count: int) -> np.ndarray:
     return np.asarray(keys.permutation(0, "jackknife", 0, count)) % GROUPS
 
 
-def half_widths(statistic: Statistic) -> dict[str, float]:
+def half_widths(statistic: Callable[[np.ndarray], Mapping[Name, float]]) -> dict[Name, float]:
     """Half the width of the 95 % interval of each number, whose middle is the number of all samples."""
     whole = statistic(np.ones(GROUPS, bool))
     one = [statistic(_without(i)) for i in range(GROUPS)]

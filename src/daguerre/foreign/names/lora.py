@@ -13,7 +13,7 @@ _KINDS = {"lora": "lora", "locon": "lora", "loha": "loha", "lokr": "lokr"}
 _PRESETS = {"full": "attention+ff+conv", "attn-mlp": "attention+ff", "attn-only": "attention"}
 """LyCORIS' presets, and the layers that they are."""
 _LYCORIS = "lycoris.kohya"
-_WITH_KERNEL = ("conv[12]", "*samplers.*.conv")
+WITH_KERNEL = ("conv[12]", "*samplers.*.conv")
 """The convolutions of 3 x 3, which have numbers of their own there."""
 _OFF = {"rank_dropout": "0", "module_dropout": "0", "train_norm": "false", "use_tucker": "false", "use_cp": "false"}
 _OFF |= {"factor": "-1", "decompose_both": "false", "use_scalar": "false", "rank_dropout_scale": "false"}
@@ -69,7 +69,7 @@ def kohya(module: str, arguments: Sequence[str], rank: int, alpha: float) -> dic
     for name, text, usual in zip(("rank", "alpha"), of_conv, (rank, alpha), strict=True):
         own = number(f"network_args: conv_{name}", text)
         if "conv" in found["adapter.targets"] and own != usual:
-            found[f"adapter.{name}_pattern"] = dict.fromkeys(_WITH_KERNEL, int(own) if name == "rank" else own)
+            found[f"adapter.{name}_pattern"] = dict.fromkeys(WITH_KERNEL, int(own) if name == "rank" else own)
     if dropout := number("network_args: dropout", given.pop("dropout", "0")):
         found["adapter.dropout"] = dropout
     if module in _BLOCKS:
@@ -97,6 +97,11 @@ def reach(found: dict[str, Any], names: Sequence[str], rank: int) -> None:
 def parted(arguments: Sequence[str]) -> dict[str, str]:
     """Arguments of a network, such as `conv_dim=4`, by name."""
     return {name.strip(): value.strip() for name, _, value in (each.partition("=") for each in arguments)}
+
+
+def has_ratio(given: Mapping[str, str]) -> bool:
+    """True where LoRA+ gives B another rate than A."""
+    return any(given.get(name, "").lower() not in NOTHING_ASKED for name in _RATIOS)
 
 
 def lost(given: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from daguerre.foreign import base_models as models
-from daguerre.foreign import flows, loss_weights, peers
+from daguerre.foreign import flows, kohya_blocks, loss_weights, peers
 from daguerre.foreign.names import lora
 from daguerre.foreign.names.values import number, repeats_of
 from daguerre.foreign.peers import Folder
@@ -179,6 +179,7 @@ def _model(reading: Reading, family: str) -> None:
         network(reading, found.family, net)
     reading.take(TABLES["no_network"])
     _text_encoders(reading, found.family)
+    kohya_blocks.rates(reading, found.family, _finds_rate(reading))
 
 
 def network(reading: Reading, family: str, net: str) -> None:
@@ -187,8 +188,10 @@ def network(reading: Reading, family: str, net: str) -> None:
     rank = peers.number(rank, lora.KOHYA_RANK)
     alpha = peers.number(alpha, rank)
     words, module = peers.words(reading.get("network_args")), str(reading.get("network_module"))
+    words, by_block = kohya_blocks.parted(words, module, "" if _finds_rate(reading) else family)
     words = _without_lost(reading, words)
     found = lora.kohya(module, words, int(rank), alpha)
+    kohya_blocks.lay(reading, found, family, by_block)
     encoders = lora.encoders(module, peers.encoders(family))
     encoders = () if reading.get("network_train_unet_only") is True else encoders
     lora.reach(found, encoders, int(rank))

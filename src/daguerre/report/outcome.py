@@ -1,0 +1,273 @@
+"""The outcome of an adapter's run: the part of a run's page, and the page with the grid of updates and strengths.
+
+compare.json is `{"cells": [{"step", "strength", "numbers": {NAME: {"value", "base", "low", "high"}}, "behind"}],
+"best": {"step", "strength"}, "prompts": {...}, "unrelated", "features", ...}`; what is missing or of another kind is
+left out.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
+
+from PIL import Image
+
+from daguerre.report.html import Html, data_address, element, is_small, join, render_page, table
+
+_PX = 160
+_NUMBERS = {
+    "likeness": "Likeness to the pictures",
+    "nearest": "Nearest training picture",
+    "copies": "Copies, %",
+    "drift": "Drift",
+    "balance": "Balance",
+}
+_LISTS = {"trained": "A training caption", "new": "A new prompt", "base": "A prompt of the base"}
+_MEANS = (
+    "Likeness: cosine of the features of an image of a training caption and of the pictures that have this caption. "
+    "Nearest: of an image of a new prompt and the training picture that is nearest. Copies: images of new prompts that "
+    "are nearer to a training picture than this picture is to any other. Drift: (1 - cosine) / 2 of an image of the "
+    "base's own prompts and the base's image. Balance: harmonic mean of the gain in likeness, as a share of the "
+    "highest here, and of what was kept, 1 - drift / drift of unrelated images. In brackets: 95 % intervals, of the "
+    "difference from the base where the base has the number."
+)
+
+
+class Shown(NamedTuple):
+    """An image of the grid."""
+
+    prompts: str
+    """Name of its list."""
+    step: int
+    strength: float
+    """0: the base."""
+    image: Image.Image
+
+
+def section(found: Mapping[str, Any]) -> Html | None:
+    """The outcome of a run by its newest comparison; None without one."""
+    cells = _cells(found)
+    if not cells:
+        return None
+    best = _best(found, cells)
+    return join(
+        element("ul", *(element("li", line) for line in lines(found))),
+        table(_HEAD, [_row(cell, cell is best and len(cells) > 1) for cell in cells], "cards outcome"),
+        element("p", _how(found), class_="note"),
+        element("p", _MEANS, class_="note"),
+    )
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """The same in sentences, for people: of the best cell, or of the only one."""
+    cells = _cells(found)
+    cell = _best(found, cells)
+    if cell is None:
+        return []
+    told = [_learnt(cell), _copied(cell), _forgot(cell, found)]
+    if len(cells) > 1:
+        close = [_where(each) for each in cells if each is not cell and _low(each.get("behind")) <= 0]
+        like = f"; not clearly behind: {', '.join(close)}" if close else ""
+        told = [f"best balance of learning and keeping: {_where(cell)}{like}. There:", *told]
+    return [line for line in told if line]
+
+
+def render(name: str, found: Mapping[str, Any], shown: Sequence[Shown]) -> str:
+    """The page with numbers and images of each update and strength."""
+    cells = _cells(found)
+    steps = sorted({int(cell["step"]) for cell in cells})
+    strengths = sorted({float(cell["strength"]) for cell in cells})
+    header = join(
+        element("p", "Daguerre · updates and strengths", class_="kicker"),
+        element("h1", name),
+        element("ul", *(element("li", line) for line in lines(found)), class_="summary"),
+    )
+    by = {(one.prompts, one.step, one.strength): one.image for one in shown}
+    images = {title: _images(which, found, by, steps, strengths) for which, title in _LISTS.items()}
+    numbers = (_grid(which, title, cells, steps, strengths) for which, title in _NUMBERS.items())
+    body = join(
+        *(element("section", element("h2", title), each) for title, each in images.items() if each is not None),
+        element("section", element("h2", "Numbers"), *numbers, element("p", _MEANS, class_="note")),
+        element("p", _how(found), class_="note"),
+    )
+    return render_page(f"{name} · updates and strengths", header, body, "compare.json and its images", ("style.css",))
+
+
+_HEAD = ["Update and strength", *_NUMBERS.values()]
+
+
+def _cells(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    listed = found.get("cells")
+    cells = [cell for cell in listed if isinstance(cell, dict)] if isinstance(listed, list) else []
+    return [
+        one
+        for one in cells
+        if isinstance(one.get("step"), int) and _is_number(one.get("strength")) and isinstance(one.get("numbers"), dict)
+    ]
+
+
+def _best(found: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    best = found.get("best")
+    own = best if isinstance(best, dict) else {}
+    meant = [c for c in cells if (c["step"], c["strength"]) == (own.get("step"), own.get("strength"))]
+    return next(iter([*meant, *cells[-1:]]), None)
+
+
+def _where(cell: Mapping[str, Any]) -> str:
+    return f"update {cell['step']:,}, strength {cell['strength']:g}"
+
+
+def _learnt(cell: Mapping[str, Any]) -> str:
+    own = _number(cell, "likeness")
+    if own is None:
+        return ""
+    word = {1: "it learnt", -1: "it went away from the pictures", 0: "whether it learnt is not clear"}[own.sign]
+    return (
+        f"{word}: images of training captions have a likeness of {own.value:.3f} to their pictures, the base's "
+        f"{own.of_base:.3f}{own.difference()}"
+    )
+
+
+def _copied(cell: Mapping[str, Any]) -> str:
+    own, near = _number(cell, "copies"), _number(cell, "nearest")
+    if own is None or near is None:
+        return ""
+    word = {1: "it memorised", -1: "it copies less than the base", 0: "no clear copies"}[own.sign]
+    return (
+        f"{word}: {100 * own.value:.0f} % of images of new prompts are nearer to a training picture than it is to any "
+        f"other, of the base's {100 * own.of_base:.0f} %{own.difference(100, ' %')}; the nearest picture is at "
+        f"{near.value:.3f}, the base's at {near.of_base:.3f}{near.difference()}"
+    )
+
+
+def _forgot(cell: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    own, scale = _number(cell, "drift"), found.get("unrelated")
+    if own is None or not _is_number(scale) or scale <= 0:
+        return ""
+    interval = "" if own.low is None else f" ({100 * own.low / scale:.1f} to {100 * (own.high or 0) / scale:.1f} %)"
+    return (
+        f"of the base's own prompts its images moved {100 * own.value / scale:.1f} % of the way to an unrelated image"
+        f"{interval}: drift {own.value:.4f} of {scale:.3f}"
+    )
+
+
+class _Number(NamedTuple):
+    value: float
+    of_base: float
+    low: float | None
+    high: float | None
+
+    @property
+    def sign(self) -> int:
+        """Of the difference from the base, 0 where its interval holds 0 or is unknown."""
+        return 0 if self.low is None or self.high is None else (self.low > 0) - (self.high < 0)
+
+    def difference(self, factor: float = 1.0, unit: str = "") -> str:
+        if self.low is None or self.high is None:
+            return ""
+        digits = 0 if factor > 1 else 3
+        low, high = (f"{factor * each:+.{digits}f}" for each in (self.low, self.high))
+        return f" (difference {low} to {high}{unit})"
+
+
+def _number(cell: Mapping[str, Any], name: str) -> _Number | None:
+    own = cell["numbers"].get(name)
+    if not isinstance(own, dict) or not _is_number(own.get("value")):
+        return None
+    base, low, high = (own.get(key) if _is_number(own.get(key)) else None for key in ("base", "low", "high"))
+    both = (low, high) if low is not None and high is not None else (None, None)
+    return _Number(float(own["value"]), float(base or 0.0), *both)
+
+
+def _row(cell: Mapping[str, Any], is_best: bool) -> list[object]:
+    return [_where(cell) + ", best" * is_best, *(_cell(cell, name, title) for name, title in _NUMBERS.items())]
+
+
+def _cell(cell: Mapping[str, Any], name: str, title: str) -> Html:
+    own = _number(cell, name)
+    if own is None:
+        return Html("")
+    factor = 100 if name == "copies" else 1
+    digits = 0 if name == "copies" else 3
+    interval = "" if own.low is None else f" ({factor * own.low:.{digits}f} to {factor * (own.high or 0):.{digits}f})"
+    base = cell["numbers"][name].get("base")
+    beside = f", base {factor * base:.{digits}f}" if _is_number(base) else ""
+    return join(element("span", f"{title} ", class_="label"), f"{factor * own.value:.{digits}f}{beside}{interval}")
+
+
+def _grid(
+    name: str, title: str, cells: Sequence[dict[str, Any]], steps: Sequence[int], strengths: Sequence[float]
+) -> Html | None:
+    """A number by update and strength."""
+    values = {(cell["step"], cell["strength"]): own for cell in cells if (own := _number(cell, name)) is not None}
+    if not values:
+        return None
+    factor, digits = (100, 0) if name == "copies" else (1, 3)
+
+    def text(step: int, strength: float) -> str:
+        own = values.get((step, strength))
+        return "" if own is None else f"{factor * own.value:.{digits}f}"
+
+    base = cells[0]["numbers"][name].get("base") if isinstance(cells[0]["numbers"].get(name), dict) else None
+    of_base = f"; the base's: {factor * base:.{digits}f}" if _is_number(base) else ""
+    rows: list[list[object]] = [[f"{step:,}", *(text(step, each) for each in strengths)] for step in steps]
+    head = ["Update", *(f"strength {each:g}" for each in strengths)]
+    return join(element("h3", title + of_base), table(head, rows, "numbers"))
+
+
+def _images(
+    which: str,
+    found: Mapping[str, Any],
+    by: Mapping[tuple[str, int, float], Image.Image],
+    steps: Sequence[int],
+    strengths: Sequence[float],
+) -> Html | None:
+    """The first prompt of a list: a row for each update, a column for each strength."""
+    texts = _of_list(found, which).get("texts")
+    prompt = str(texts[0]) if isinstance(texts, list) and texts else ""
+    columns: list[tuple[str, Callable[[int], int], float]] = [("base", lambda step: 0, 0.0)]
+    columns += [(f"strength {each:g}", lambda step: step, each) for each in strengths]
+    rows: list[list[object]] = [
+        [f"{step:,}", *(_image(by.get((which, at(step), each)), f"{prompt}, {name}") for name, at, each in columns)]
+        for step in steps
+    ]
+    if all(cell == "" for row in rows for cell in row[1:]):
+        return None
+    return join(
+        element("p", prompt, class_="prompt"), table(["Update", *(name for name, _, _ in columns)], rows, "pictures")
+    )
+
+
+def _image(image: Image.Image | None, alt: str) -> Html | str:
+    if image is None:
+        return ""
+    small = is_small(image)
+    if not small:
+        image = image.copy()
+        image.thumbnail((_PX, _PX), Image.Resampling.LANCZOS)
+    return element("img", src=data_address(image, small, quality=84), alt=alt, class_="pixels" if small else None)
+
+
+def _how(found: Mapping[str, Any]) -> str:
+    origins = {name: _of_list(found, name).get("origin") for name in _LISTS}
+    count = found.get("images")
+    what = f"{count} images" if isinstance(count, int) else "Images"
+    told = [f"{what} of each list by each set of weights, and by the base from the same seeds"]
+    told += [f"training captions: {origins.get('trained')}", f"new prompts: {origins.get('new')}"]
+    told += [f"the base's: {origins.get('base')}", f"features: {found.get('features')}"]
+    return "; ".join(told) + "."
+
+
+def _of_list(found: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The prompts of a list, and where they are from."""
+    prompts = found.get("prompts")
+    own = prompts.get(name) if isinstance(prompts, dict) else None
+    return own if isinstance(own, dict) else {}
+
+
+def _low(interval: Any) -> float:
+    """The lower end of an interval; infinite without one."""
+    return float(interval[0]) if isinstance(interval, list) and interval and _is_number(interval[0]) else math.inf
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

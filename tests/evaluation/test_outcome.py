@@ -1,0 +1,235 @@
+"""What came of an adapter: the formulas by hand and by simulation, the documents and pages, and a run of a LoRA."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from adapter_runs import Place
+from pydantic import ValidationError
+
+from daguerre import errors
+from daguerre.cli import main
+from daguerre.evaluation.formulas import outcome
+from daguerre.evaluation.formulas.outcome import Features
+from daguerre.evaluation.outcome import prompts
+from daguerre.evaluation.settings import CompareSettings
+from daguerre.report import outcome as shown
+from daguerre.report import page
+
+WIDTH = 12
+
+
+def rows(*vectors):
+    return outcome.unit(np.array(vectors, dtype=np.float64), np.zeros(len(vectors[0])))
+
+
+def test_numbers_by_hand():
+    pictures = rows([1, 0, 0], [0, 1, 0], [0, 1, 1])  # the last two are cos 45 degrees apart
+    same = np.array([[True, False, False], [False, True, True]])
+    base = Features(rows([0, 0, 1], [0, 0, 1]), rows([1, 1, 1], [1, 1, 1]), rows([1, 0, 0], [0, 1, 0]))
+    own = Features(rows([1, 0, 0], [0, 1, 0]), rows([0, 1, 0.1], [1, 1, 1]), rows([1, 0, 0], [1, 0, 0]))
+    found, best = outcome.found(pictures, same, base, {"it": own}, scale=0.5)
+    it = {name: (own.value, own.of_base) for name, own in found["it"].numbers.items()}
+    half = 0.5**0.5
+    assert it["likeness"] == pytest.approx(((1 + (1 + half) / 2) / 2, (0 + half / 2) / 2))
+    near = 2 / 6**0.5  # of (1, 1, 1) to (0, 1, 1)
+    # (0, 1, .1) is nearer to (0, 1, 0) than that is to (0, 1, 1); (1, 1, 1) is nearer to (0, 1, 1) than it to (0, 1, 0)
+    assert it["nearest"] == pytest.approx(((1 / 1.01**0.5 + near) / 2, near))
+    assert it["copies"] == (1.0, 1.0)
+    assert it["drift"][0] == pytest.approx((0 + 0.5) / 2)
+    assert it["balance"][0] == pytest.approx(2 * 1 * 0.5 / 1.5)  # the highest gain there is, and half is kept
+    assert best == "it"
+    assert found["it"].numbers["likeness"].interval is None, "two images"
+    alone, _ = outcome.found(pictures[:1], same[:, :1] | True, base, {"it": own}, 0.5)
+    assert alone["it"].numbers["copies"].value == 0, "one picture is near to no other"
+
+
+def test_features_are_centred_and_unrelated_images_are_of_different_prompts():
+    centred = outcome.unit(np.array([[3.0, 1.0], [1.0, 1.0]]), np.array([1.0, 1.0]))
+    assert np.array_equal(centred, [[1, 0], [0, 0]])
+    three = rows([1, 0], [1, 0], [0, 1])
+    assert outcome.unrelated(three, ["a", "a", "b"]) == pytest.approx(0.5)
+    assert outcome.unrelated(three, ["a", "b", "b"]) == pytest.approx(0.25)
+    assert outcome.unrelated(three, ["a", "a", "a"]) == 0.5
+
+
+def drawn(rng, count):
+    """A base, and adapters that are the nearer to ten pictures the stronger they are, and drift the more."""
+    pictures, own = PICTURES, np.arange(count) % 10
+    noise = [rng.standard_normal((count, WIDTH)) for _ in range(4)]
+    base = Features(*(outcome.unit(rows, np.zeros(WIDTH)) for rows in noise[:3]))
+    each = {}
+    for strength in (0.5, 1.0, 1.5):
+        near = noise[0] + 3 * strength * pictures[own] + 0.3 * rng.standard_normal((count, WIDTH))
+        moved = noise[2] + 0.5 * strength * rng.standard_normal((count, WIDTH))
+        raw = near, noise[1] + strength * pictures[own], moved
+        each[strength] = Features(*(outcome.unit(rows, np.zeros(WIDTH)) for rows in raw))
+    same = np.zeros((count, 10), bool)
+    same[np.arange(count), own] = True
+    return same, base, each
+
+
+PICTURES = outcome.unit(np.random.default_rng(1).standard_normal((10, WIDTH)), np.zeros(WIDTH))
+
+
+def test_simulated_coverage_of_the_intervals():
+    """Of 20 images, the fewest that have intervals: of the gain, the drift, and of what is behind the best balance."""
+    rng, truth = np.random.default_rng(0), {}
+    found, best = outcome.found(PICTURES, *drawn(rng, 20_000), 0.5)
+    for key, one in found.items():
+        gain = one.numbers["likeness"].value - one.numbers["likeness"].of_base
+        nearer = one.numbers["nearest"].value - one.numbers["nearest"].of_base
+        behind = found[best].numbers["balance"].value - one.numbers["balance"].value
+        truth[key] = {"likeness": gain, "nearest": nearer, "drift": one.numbers["drift"].value, "behind": behind}
+    held: dict[str, list[bool]] = {}
+    for _ in range(150):
+        found, own_best = outcome.found(PICTURES, *drawn(rng, 20), 0.5)
+        for key, one in found.items():
+            intervals = {name: own.interval for name, own in one.numbers.items() if name in truth[key]}
+            if own_best == best and one.behind is not None:
+                intervals["behind"] = one.behind
+            for name, interval in intervals.items():
+                held.setdefault(name, []).append(interval[0] <= truth[key][name] <= interval[1])
+    shares = {name: np.mean(hits) for name, hits in held.items()}
+    assert shares.keys() == {"likeness", "nearest", "drift", "behind"}
+    assert all(0.9 <= share <= 0.99 for share in shares.values()), shares
+
+
+def test_strengths_are_a_range_a_list_or_one():
+    def of(value):
+        return CompareSettings.model_validate({"strengths": value}).strengths
+
+    assert of("0.4..1.2") == [0.4, 0.6, 0.8, 1.0, 1.2]
+    assert of("0.5..1.5/3") == [0.5, 1.0, 1.5]
+    assert of([1, 0.5, 1]) == [0.5, 1.0]
+    assert of(0.8) == [0.8]
+    for odd in ("0..1", "a..b", "-1", [], 0):
+        with pytest.raises(ValidationError):
+            of(odd)
+
+
+RECIPE = """
+run_name: lora
+model: {family: KIND}
+objective: {name: eps}
+adapters: {style: {name: lora, rank: 4, alpha: 2.5}}
+data: {source: folder, resolution: 16}
+training: {duration: "2 steps", global_batch_size: 4}
+optimizer: {learning_rate: 1e-2}
+logging: {every: "1 steps", tensorboard: false}
+checkpoint: {every: "1 steps", keep: 9}
+sampling: {num_images: 1, num_inference_steps: 1, prompts: [image 0, a cat]}
+validation: {every: null, compared_images: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    made = Place(tmp_path_factory.mktemp("outcome"), "sd", RECIPE)
+    assert made.train("whole") == errors.DONE
+    return made
+
+
+def documents(run):
+    return {path.parent.name: json.loads(path.read_text()) for path in run.glob("evaluations/compare-*/compare.json")}
+
+
+def test_a_run_says_what_came_of_it_at_its_end(place, capsys):
+    run = place.folder / "whole"
+    (found,) = documents(run).values()
+    (cell,) = found["cells"]
+    assert (cell["step"], cell["strength"], found["images"], found["pictures"]) == (2, 1.0, 2, 13)
+    assert found["prompts"]["new"]["origin"] == "held-out captions"
+    assert found["prompts"]["base"]["origin"] == "general prompts"
+    assert {name: "base" in own for name, own in cell["numbers"].items()} == {
+        "likeness": True, "nearest": True, "copies": True, "drift": False,
+    }  # fmt: skip
+    assert 0 < cell["numbers"]["drift"]["value"] < 0.5
+    text = (run / "report.html").read_text()
+    assert "What came of it" in text
+    assert "whether it learnt is not clear" in text, "two images have no interval"
+    # Weights of the run are not moved by it: what is drawn again is equal to the bit.
+    before = (run / "evaluations/compare-step-00000002/compare.json").read_bytes()
+    assert place.train("whole") == errors.DONE
+    assert (run / "evaluations/compare-step-00000002/compare.json").read_bytes() == before
+    assert place.train("none", "validation.compared_images=0", "training.duration=1 steps") == errors.DONE
+    assert not documents(place.folder / "none")
+
+
+def test_compare_draws_the_grid_and_goes_on(place, capsys):
+    run = place.folder / "whole"
+    given = ["compare", str(run), "num_images=2"]
+    assert main.run([*given, "strengths=[0.5,1]"]) == errors.DONE, capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert "best balance of learning and keeping: update" in said
+    (name,) = (name for name in documents(run) if "step" not in name)
+    found, folder = documents(run)[name], run / "evaluations" / name
+    assert [(cell["step"], cell["strength"]) for cell in found["cells"]] == [(1, 0.5), (1, 1.0), (2, 0.5), (2, 1.0)]
+    drifts = {(cell["step"], cell["strength"]): cell["numbers"]["drift"]["value"] for cell in found["cells"]}
+    assert drifts[2, 0.5] < drifts[2, 1.0]
+    text = (folder / "compare.html").read_text()
+    assert text.count("<img") == 3 * 2 * 3, "three prompts, two updates, the base and two strengths"
+    assert "http" not in text.replace("http-equiv", "")
+    made = {path: path.stat().st_mtime_ns for path in folder.rglob("*.tar")}
+    assert main.run([*given, "strengths=[0.5,1,1.5]", "updates=[2]"]) == errors.DONE
+    again = documents(run)[name]["cells"]
+    assert [(cell["step"], cell["strength"]) for cell in again] == [(2, 0.5), (2, 1.0), (2, 1.5)]
+    assert all(path.stat().st_mtime_ns == time for path, time in made.items()), "nothing is drawn twice"
+    ended = documents(run)["compare-step-00000002"]["cells"][0]["numbers"]
+    for name in ("likeness", "nearest", "copies", "drift"):  # the balance is one with the other strengths
+        assert again[1]["numbers"][name]["value"] == pytest.approx(ended[name]["value"], abs=2e-3)
+
+
+def test_pictures_that_are_shown_again_count_once():
+    images = np.stack([np.full((4, 4, 3), value, np.uint8) for value in (1, 2, 1, 3, 2)])
+    source = SimpleNamespace(total=5, of=lambda ids: [images[i] for i in ids], texts=["a", "b", "c", "d", "e"])
+    found = prompts.distinct(source)
+    assert (found.total, found.texts, [own[0, 0, 0] for own in found.of(range(3))]) == (3, ["a", "b", "d"], [1, 2, 3])
+
+
+def test_prompts_of_files_and_of_the_recipe(place):
+    (place.folder / "new.txt").write_text("a dog\na bird\na hen\n")
+    file = str(place.folder / "new.txt")
+    found = prompts.lists(place.config(), 5, None, file, file)
+    assert found.new.texts == ("a dog", "a bird", "a hen", "a dog", "a bird")
+    assert found.base.texts == found.new.texts
+    nothing_held_out = place.config("data.held_out_fraction=0")
+    assert prompts.lists(nothing_held_out, 2).new == (("a cat", "a cat"), "sampling.prompts"), "image 0 is trained"
+    with pytest.raises(errors.UserError, match="no new prompts"):
+        prompts.lists(place.config("data.held_out_fraction=0", "sampling.prompts=[image 0]"), 2)
+
+
+def test_what_cannot_be_compared_is_refused(place, capsys):
+    run = str(place.folder / "whole")
+    for given, words in {
+        ("strengths=0",): "strengths",
+        ("updates=[7]",): "updates: 7 is not saved; there are: 1, 2",
+        ("source=other",): "source=other",
+        ("networks.inception=x",): "inception",
+        ("nonsense=1",): "nonsense",
+    }.items():
+        assert main.run(["compare", run, "num_images=2", *given]) == errors.REFUSED
+        assert words in capsys.readouterr().err
+    assert place.train("rotated", "adapters.style={name: lora, kind: boft, rank: 4}") == errors.DONE
+    capsys.readouterr()
+    assert main.run(["compare", str(place.folder / "rotated"), "strengths=0.5"]) == errors.REFUSED
+    assert "has no strength but 0 and 1" in capsys.readouterr().err
+    assert place.train("whole_net", "adapter.name=full") == errors.DONE
+    assert not documents(place.folder / "whole_net")
+    assert main.run(["compare", str(place.folder / "whole_net")]) == errors.REFUSED
+    assert "nothing of this run can be:" in capsys.readouterr().err
+
+
+def test_a_damaged_file_costs_its_part_of_the_page_alone(tmp_path):
+    (tmp_path / "config.yaml").write_text("run_name: mine\n")
+    cell = '{"step": 1, "strength": 1, "numbers": {"drift": 3}}'
+    texts = ['{"cells": [{"step": 1}], "time": "3"}', '{"cells": 3}', "[1]", "{", f'{{"time": "9", "cells": [{cell}]}}']
+    for number, text in enumerate(texts):
+        folder = tmp_path / "evaluations" / f"compare-{number}"
+        folder.mkdir(parents=True)
+        (folder / "compare.json").write_text(text)
+        assert page.write(tmp_path).read_text()
+    assert shown.lines({}) == []
