@@ -10,7 +10,7 @@ import pytest
 import tiny_families
 import torch
 from quick_cases import quick_where
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from daguerre import plugins
 from daguerre.cli import main
@@ -48,8 +48,21 @@ def test_the_file_of_a_pipeline_is_opened_as_the_same_networks(name, prefix, tmp
     module: Any = plugins.find("families", name)
     family = module.load(module.Settings.model_validate({**model, "transformer": str(path)}), 1)
     weights, found = load_file(tmp_path / "weights.safetensors"), family.components["transformer"].state_dict()
+    assert family.pretrained.unread == []
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[key], value) for key, value in weights.items())
+
+
+def test_a_tensor_in_a_part_that_is_read_is_named_and_parts_of_others_are_not(tmp_path):
+    """What helped FLUX.3's authors to train it is no part of the network."""
+    model = tiny_families.settings("flux3", tmp_path / "model")
+    base, path = Path(model["pretrained_model_name_or_path"]), tmp_path / "own.safetensors"
+    assert main.run(["convert", "export", str(base), "format=single_file", f"out={path}"]) == DONE
+    more = {name: torch.zeros(2) for name in ("single_blocks.0.gate.weight", "repa_projectors.0.weight")}
+    save_file(load_file(path) | more, path)
+    module: Any = plugins.find("families", "flux3")
+    (line,) = module.load(module.Settings.model_validate({**model, "transformer": str(path)}), 1).pretrained.unread
+    assert f"{path} has single_blocks.0.gate.weight in a network that has no place for them here" in line
 
 
 def test_animas_file_has_both_networks_behind_net(tmp_path):

@@ -94,6 +94,18 @@ def test_a_network_from_one_file_of_its_own_names(base: Path, other: Path, tmp_p
         load(base, unet=str(tmp_path / "absent.safetensors"))
 
 
+def test_tensors_without_a_place_are_named(base: Path, tmp_path: Path):
+    folder = shutil.copytree(base / "unet", tmp_path / "unet")
+    (file,) = folder.glob("*.safetensors")
+    save_file(load_file(file) | {"down_blocks.0.gate.weight": torch.zeros(2)}, file)
+    reading = load(base, unet=str(folder)).pretrained
+    assert reading is not None
+    assert [f"{folder} has down_blocks.0.gate.weight in" in line for line in reading.unread] == [True]
+    reading = load(base, unet=str(folder), ignore_tensors=["*.gate.weight"]).pretrained
+    assert reading is not None
+    assert reading.unread == []
+
+
 def test_a_text_encoder_of_numbers_is_built_for_its_tokenizer(base: Path):
     numbers = {"hidden_size": TEXT_WIDTH, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     made = load(base, text_encoder=numbers, unet=TINY_UNET).training(["unet", "text_encoder"])

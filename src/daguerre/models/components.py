@@ -46,6 +46,8 @@ class ComponentLoader:
         self.options = replace(self.elsewhere, revision=settings.revision)
         self.left_out: dict[str, Callable[[], Any]] = {}
         """Loads each network that was left out of memory (models/encoders.py)."""
+        self.unread: list[str] = []
+        """A line for each network in whose files there are tensors that were not read."""
 
     @property
     def reading(self) -> "ComponentLoader | None":
@@ -144,7 +146,8 @@ class ComponentLoader:
         if value is None:
             return self._random(name, kind, load.config(kind, self.base / name))
         if not _is_file(value):
-            return load.load(kind, self.folder(name, self._needed(name)), self.settings.variant, self.options.ignored)
+            folder = self.folder(name, self._needed(name))
+            return load.load(kind, folder, self.settings.variant, self.options.ignored, self.unread.append)
         if resolve.without_weights():
             return load.load(kind, self.base / name)
         path, numbers = self.file(name), load.config(kind, self.base / name)
@@ -156,7 +159,8 @@ class ComponentLoader:
         options, state = self.elsewhere, load.numbers_of(net)
         if names is not None:
             shapes = {own: tuple(value.shape) for own, value in state.items()}
-            load.fill(net, original_files.read(path, names, shapes, options.ignored), path)
+            say = self.unread.append if issubclass(kind, ConfigMixin) else None
+            load.fill(net, original_files.read(path, names, shapes, options.ignored, say), path)
             return net
         found = single_files.reader().network_tensors(path, name, state, options.pickled, options.ignored)
         load.fill(net, found, path)

@@ -340,7 +340,8 @@ def _of_data(run: Run) -> list[str]:
 
 def _of_networks(config: Config, parts: Components) -> list[str]:
     """Notices of the networks and of what they are to draw."""
-    found = [*parts.numerics.notices(), *quantized_base.describe(parts.family.components)]
+    found = [] if parts.family.pretrained is None else parts.family.pretrained.unread
+    found = [*found, *parts.numerics.notices(), *quantized_base.describe(parts.family.components)]
     found += [*float8_layers.describe(parts.net), *swapped.notices(config, parts.swaps)]
     found += [*assistant.notices(config, parts.family), *offloaded.notices(parts.family, parts.device.type == "cpu")]
     return [*found, *parts.family.compatibility_warnings(parts.objective), *samples.prompt_notices(config)]

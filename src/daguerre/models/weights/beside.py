@@ -109,6 +109,17 @@ def check(
         )
 
 
+def unread(path: Path, names: Collection[str]) -> list[str]:
+    """A line about tensors of a network for which its class has no place, in a list; [] where there are none."""
+    if not names:
+        return []
+    return [
+        f"{path} has {_some(sorted(names))} in a network that has no place for them here, and they are not read: the "
+        "network may be a newer one that computes something else. Where they mean nothing, leave them out by name "
+        "(model.ignore_tensors)"
+    ]
+
+
 def refuse_integers(path: Path, names: Sequence[str], dtype: str) -> NoReturn:
     """The UserError for weights of this type, which stand for others."""
     raise UserError(

@@ -57,9 +57,16 @@ def build(kind: Any, numbers: dict[str, Any]) -> Any:
     return kind(kind.config_class(**{key: value for key, value in numbers.items() if "attn_impl" not in key}))
 
 
-def load(kind: Any, folder: Path, variant: str | None = None, ignored: Sequence[str] = ()) -> Any:
+def load(
+    kind: Any,
+    folder: Path,
+    variant: str | None = None,
+    ignored: Sequence[str] = (),
+    say: Callable[[str], object] | None = None,
+) -> Any:
     """The network of class `kind` in `folder`, on the CPU in float32. UserError if a weight is missing, or others
-    change what it means; patterns of those that are left out are `ignored`."""
+    change what it means; patterns of those that are left out are `ignored`. `say` gets a line about tensors of a
+    denoiser or autoencoder that are not read."""
     # First: transformers would import the quantiser's library, or ask for it.
     files.check_whole(folder)
     variant = variant if variant in files.variants(folder) else None
@@ -86,7 +93,11 @@ def load(kind: Any, folder: Path, variant: str | None = None, ignored: Sequence[
             code="damaged",
         )
     stray, _ = beside.without(dict.fromkeys(info["unexpected_keys"]), ignored)
-    beside.check(folder, {}, {*net.state_dict()}, single_files.reader().unused(stray, set()), prefixes=[""])
+    unread = single_files.reader().unused(stray, set())
+    beside.check(folder, {}, {*net.state_dict()}, unread, prefixes=[""])
+    if say is not None and issubclass(kind, ConfigMixin):  # transformers' folders have heads that an encoder has not
+        for line in beside.unread(folder, unread):
+            say(line)
     return net
 
 
