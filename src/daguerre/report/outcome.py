@@ -48,13 +48,16 @@ def section(found: Mapping[str, Any]) -> Html | None:
     cells = _cells(found)
     if not cells:
         return None
+    return join(element("ul", *(element("li", line) for line in lines(found))), *_table(found))
+
+
+def _table(found: Mapping[str, Any]) -> list[Html]:
+    """All numbers with their intervals, and what they mean."""
+    cells = _cells(found)
     best = _best(found, cells)
-    return join(
-        element("ul", *(element("li", line) for line in lines(found))),
-        table(_HEAD, [_row(cell, cell is best and len(cells) > 1) for cell in cells], "cards outcome"),
-        element("p", _how(found), class_="note"),
-        element("p", _MEANS, class_="note"),
-    )
+    rows = [_row(cell, cell is best and len(cells) > 1) for cell in cells]
+    notes = (element("p", text, class_="note") for text in (_how(found), _MEANS))
+    return [table(_HEAD, rows, "cards outcome"), *notes]
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
@@ -66,7 +69,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     told = [_learnt(cell), _copied(cell), _forgot(cell, found)]
     if len(cells) > 1:
         close = [_where(each) for each in cells if each is not cell and _low(each.get("behind")) <= 0]
-        like = f"; not clearly behind: {', '.join(close)}" if close else ""
+        like = f"; not clearly behind: {' and '.join(close)}" if close else ""
         told = [f"best balance of learning and keeping: {_where(cell)}{like}. There:", *told]
     return [line for line in told if line]
 
@@ -86,8 +89,7 @@ def render(name: str, found: Mapping[str, Any], shown: Sequence[Shown]) -> str:
     numbers = (_grid(which, title, cells, steps, strengths) for which, title in _NUMBERS.items())
     body = join(
         *(element("section", element("h2", title), each) for title, each in images.items() if each is not None),
-        element("section", element("h2", "Numbers"), *numbers, element("p", _MEANS, class_="note")),
-        element("p", _how(found), class_="note"),
+        element("section", element("h2", "Numbers"), *numbers, element("h3", "With intervals"), *_table(found)),
     )
     return render_page(f"{name} · updates and strengths", header, body, "compare.json and its images", ("style.css",))
 
@@ -253,7 +255,9 @@ def _how(found: Mapping[str, Any]) -> str:
     what = f"{count} images" if isinstance(count, int) else "Images"
     told = [f"{what} of each list by each set of weights, and by the base from the same seeds"]
     told += [f"training captions: {origins.get('trained')}", f"new prompts: {origins.get('new')}"]
-    told += [f"the base's: {origins.get('base')}", f"features: {found.get('features')}"]
+    about = found.get("features_about")
+    network = about.get("network") if isinstance(about, dict) else None
+    told += [f"the base's: {origins.get('base')}", f"features: {network or found.get('features')}"]
     return "; ".join(told) + "."
 
 

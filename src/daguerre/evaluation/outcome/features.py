@@ -37,7 +37,7 @@ class ModelFeatures:
 
     @property
     def about(self) -> dict[str, Any]:
-        return {"network": "the base's denoiser", "quantile": QUANTILE}
+        return {"network": "the base's own, middle block of its denoiser", "quantile": QUANTILE}
 
     def compute(self, images: Sequence[np.ndarray]) -> np.ndarray:
         """[n, d] float32."""
