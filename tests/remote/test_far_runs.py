@@ -21,7 +21,9 @@ from buckets import moto, s3_run  # noqa: F401 (fixtures)
 from tiny_runs import assert_equal, lines, outcome
 
 from daguerre import errors
+from daguerre.checkpoint import actions
 from daguerre.cli import main
+from daguerre.remote import actions as asking
 from daguerre.remote import local_copy
 from daguerre.storage import clients
 from daguerre.storage.bucket import prefix
@@ -157,6 +159,34 @@ def test_a_second_run_is_refused_and_a_stopped_one_goes_on_elsewhere(runs, tmp_p
     said, _ = then.communicate(timeout=200)
     assert then.returncode == errors.TERMINATED, said
     assert f"continuing from {newest}" in said
+
+
+def test_what_is_asked_in_a_bucket_is_done_in_time(runs, tmp_path):
+    """By S3's protocol: a look every ten seconds, done at most thirty later."""
+    address = f"{runs}/tiny"
+    process = tiny_runs.start(
+        runs, "training.duration=20k steps", "checkpoint.every=null", "validation.every=20k steps"
+    )
+
+    def asked(kind: actions.Kind, **values: object) -> tuple[actions.Answer, float]:
+        began = time.monotonic()
+        return asking.wait(address, asking.ask(address, kind, values), 120), time.monotonic() - began
+
+    try:
+        wait_for(lambda: any(name.endswith("metrics.jsonl") for name in names(runs)), 240)
+        for kind, values in {"sample": {"prompts": ["a red star"]}, "change": {"prompts": ["a blue ring"]}}.items():
+            found, seconds = asked(kind, **values)
+            assert found.state == "done", found
+            assert seconds < asking.POLL_SECONDS + 30
+            if kind == "sample":
+                assert f"tiny/{found.files}/000.png" in names(runs)
+        assert asked("stop")[0].state == "done"
+        said, _ = process.communicate(timeout=120)
+        assert process.returncode == errors.INTERRUPTED, said
+    finally:
+        process.kill()
+    assert "a blue ring" in prefix(runs).read("tiny/config.yaml")[0].decode()
+    assert not [name for name in names(runs) if "/actions/" in name]
 
 
 def checkpoints(runs: str) -> list[str]:

@@ -14,7 +14,9 @@ from launched import Launched, Queue, runs
 from tiny_runs import assert_equal, outcome
 
 from daguerre import errors
+from daguerre.checkpoint import actions
 from daguerre.cli import main
+from daguerre.remote import actions as asking
 
 LONGER = (
     "training.per_device_batch_size=1",
@@ -128,6 +130,34 @@ def test_signals_in_any_phase(tmp_path: Path, expected: dict, phase: str, number
     assert (said["state"], said["reason"]) == ("saved", f"stopped by {number.name}")
     assert said["step"] <= (7 if phase == "training" else 11)
     goes_on(tmp_path, expected)
+
+
+@pytest.mark.long
+def test_all_ranks_do_what_is_asked_of_the_first(tmp_path: Path, expected: dict):
+    """Each action rides on the question of all ranks, in the midst of updates and in a pause; weights stay equal."""
+    run = str(tmp_path / "tiny")
+
+    def asked(kind: actions.Kind, **values: object) -> actions.Answer:
+        found = asking.wait(run, asking.ask(run, kind, values), 120)
+        assert found.state == "done", found
+        return found
+
+    with Launched(tmp_path, 2, *LONGER, LINGER="training") as group:
+        group.reached("training", 2)
+        image = asked("sample", prompts=["a red star"], num_inference_steps=1)
+        assert (tmp_path / "tiny" / image.files / "000.png").exists()
+        paused = asked("pause")
+        saved = asked("save")
+        assert saved.step == paused.step, "no rank went on"
+        assert (tmp_path / "tiny" / saved.files / "manifest.json").exists()
+        asked("change", prompts=["a pink square"])
+        asked("continue")
+        assert group.codes(300) == [errors.DONE] * 2, group.log()
+    found = outcome(tmp_path / "tiny")["files"]
+    names = [name for name in expected["files"] if name.endswith(".safetensors")]
+    assert names
+    assert all(found[name] == expected["files"][name] for name in names)
+    assert "a pink square" in found["samples/step-00000020/samples.json"].decode()
 
 
 @pytest.mark.long

@@ -107,7 +107,8 @@ def test_every_page_is_for_all_people(shown: Shown, address: str, ready: str) ->
     ("address", "ready", "opens", "dialog"),
     [
         ("run:quickstart/", CURVES, "#edit", "#notes"),
-        ("run:quickstart/", CURVES, "[data-action=sample]", "#sampling"),
+        ("run:quickstart/", CURVES, "[data-action=sample]", "#form-sample"),
+        ("run:quickstart/", CURVES, "[data-action=change]", "#form-change"),
         ("run:quickstart/", CURVES, ".strip a", ".pswp"),
         ("data/photos/", CARDS, "[data-name='a.png'] a.open", "#viewer"),
         ("data/photos/", CARDS, "#change", "#many"),

@@ -137,35 +137,24 @@ def test_on_a_phone_nothing_overflows(folder: Path, chromium: Browser) -> None:
 @pytest.mark.long
 def test_with_the_keyboard_alone_a_caption_is_changed_and_a_picture_left_out(folder: Path, chromium: Browser) -> None:
     page = chromium.page()
-
-    def until(script: str) -> None:
-        for _ in range(80):
-            if page.evaluate(f"!!document.activeElement.matches({script!r})"):
-                return
-            page.key("Tab")
-        raise AssertionError(f"Tab never comes to {script}")
-
     with served.running(folder.parent, control=True) as here:
         page.go(here + of(folder))
         page.wait(f"{CARDS} === 6")
-        until("[data-name='b.png'] a.open")
-        page.key("Enter")
+        page.press("[data-name='b.png'] a.open")
         page.wait("document.querySelector('#viewer').open && !document.querySelector('#v-text').readOnly")
-        until("#v-text")
+        page.tab_to("#v-text")
         page.wait("document.querySelector('#v-text').value === 'a dog, grass, sun'")
-        page.send("Input.insertText", text=", noon")
-        until("#viewer [type=submit]")
-        page.key("Enter")
+        page.type(", noon")
+        page.press("#viewer [type=submit]")
         page.wait("document.querySelector('#v-said').textContent.startsWith('saved')")
         assert (folder / "b.txt").read_text() == "a dog, grass, sun, noon\n"
         page.key("Escape")
         page.wait("!document.querySelector('#viewer').open")
         page.wait("document.activeElement.matches(\"[data-name='b.png'] a.open\")")
-        until("[data-name='d.jpg'] .pick")
+        page.tab_to("[data-name='d.jpg'] .pick")
         page.key(" ")
         page.evaluate("document.querySelector('#filter').focus()")
-        until("[data-to=left_out]")
-        page.key("Enter")
+        page.press("[data-to=left_out]")
         page.wait(f"{CARDS} === 5")
     assert (folder / ".daguerre" / "left_out" / "d.jpg").exists()
     assert (folder / "metadata.jsonl").read_text() == ""

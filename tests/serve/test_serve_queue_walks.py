@@ -66,15 +66,6 @@ def wait_until_it_ran(page: Page, folder: Path, name: str) -> None:
         page.wait("true")
 
 
-def tab_to(page: Page, condition: str) -> None:
-    """Presses Tab until what has the focus fits."""
-    for _ in range(60):
-        if page.evaluate(f"((one) => {condition})(document.activeElement)"):
-            return
-        page.key("Tab")
-    raise AssertionError(condition)
-
-
 def test_two_are_queued_reordered_by_keys_alone_and_taken_out(folder: Path, chromium: Browser) -> None:
     page, first, second = chromium.page(), put(folder, "a"), put(folder, "b")
     chromium.errors.clear()
@@ -82,13 +73,11 @@ def test_two_are_queued_reordered_by_keys_alone_and_taken_out(folder: Path, chro
     with served.running(folder, control=True) as here:
         page.go(f"{here}queue/")
         page.wait("document.title.startsWith('0 training, 2 waiting')")
-        tab_to(page, f"one.dataset.do === 'up' && one.closest('article').id === 'entry-{second}'")
-        page.key("Enter")
+        page.press(f"#entry-{second} [data-do=up]")
         page.wait(f"{ROWS} === '{second} {first}'")
         page.wait(f"document.activeElement.closest('article')?.id === 'entry-{second}'")
         assert [each.ident for each in served.queue_of(folder).entries()] == [second, first]
-        tab_to(page, "one.dataset.do === 'pause'")
-        page.key("Enter")
+        page.press("[data-do=pause]")
         page.wait(f"document.querySelector('#entry-{second} .state.paused')")
         page.evaluate("document.querySelector('#pause-all').focus()")
         page.key("Enter")
@@ -165,8 +154,8 @@ def test_a_run_is_started_from_the_page_watched_sampled_and_stopped(
         page.evaluate("document.querySelector('#running h3 a').click()")
         page.wait("document.querySelector('.state.running') && document.querySelectorAll('.u-over').length > 2")
         page.evaluate("document.querySelector('[data-action=sample]').click()")
-        page.evaluate("document.querySelector('#of-prompt').value = 'a small green star'")
-        page.evaluate("document.querySelector('#sampling form').requestSubmit()")
+        page.evaluate("document.querySelector('#sample-prompts').value = 'a small green star'")
+        page.evaluate("document.querySelector('#form-sample form').requestSubmit()")
         page.wait("document.querySelector('#asked img')?.naturalWidth > 0")
         page.evaluate("window.confirm = () => true; document.querySelector('[data-action=stop]').click()")
         page.wait("document.querySelector('.state.saved')")

@@ -27,8 +27,8 @@ SECONDS = 90.0
 class Page:
     """A page that is open."""
 
-    def __init__(self, browser: Browser, session: str) -> None:
-        self.browser, self.session = browser, session
+    def __init__(self, browser: Browser, session: str, target: str) -> None:
+        self.browser, self.session, self.target = browser, session, target
 
     def send(self, method: str, **params: Any) -> Any:
         return self.browser.send(method, params, self.session)
@@ -67,6 +67,26 @@ class Page:
         for kind in ("keyDown", "keyUp"):
             key = {"key": name, "code": name, "windowsVirtualKeyCode": codes[name]}
             self.send("Input.dispatchKeyEvent", type=kind, **key, **(text if kind == "keyDown" else {}))
+
+    def tab_to(self, selector: str) -> None:
+        """Presses Tab until what has the focus fits."""
+        for _ in range(90):
+            if self.evaluate(f"document.activeElement.matches({selector!r})"):
+                return
+            self.key("Tab")
+        raise AssertionError(f"Tab never comes to {selector}")
+
+    def press(self, selector: str) -> None:
+        """Tab to something, and Enter."""
+        self.tab_to(selector)
+        self.key("Enter")
+
+    def type(self, text: str) -> None:
+        """Text into what has the focus."""
+        self.send("Input.insertText", text=text)
+
+    def close(self) -> None:
+        self.browser.send("Target.closeTarget", {"targetId": self.target})
 
     def mouse(self, kind: str, x: float, y: float) -> None:
         held = {"button": "left", "buttons": 1, "clickCount": 1}
@@ -134,7 +154,7 @@ class Browser:
     def page(self) -> Page:
         target = self.send("Target.createTarget", {"url": "about:blank"})["targetId"]
         session = self.send("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
-        page = Page(self, session)
+        page = Page(self, session, target)
         for domain in ("Page", "Runtime", "Log"):
             page.send(f"{domain}.enable")
         return page

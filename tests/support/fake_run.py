@@ -118,9 +118,9 @@ def write_metrics(folder: Path, steps: int, log_every: int = 10) -> None:
     file.close()
 
 
-def write_samples(folder: Path, step: int, done: float) -> None:
-    """Images that come out of noise as `done` goes from 0 to 1."""
-    place = folder / "samples" / f"step-{step:08d}"
+def write_samples(folder: Path, step: int, done: float, place: Path | None = None) -> None:
+    """Images that come out of noise as `done` goes from 0 to 1; those of a save, unless `place` is another folder."""
+    place = place or folder / "samples" / f"step-{step:08d}"
     place.mkdir(parents=True)
     noise = np.random.default_rng(0).normal(128, 60, (64, 64, 3))
     listing = []

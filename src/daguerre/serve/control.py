@@ -3,8 +3,9 @@
 What each does, and how it is answered, is in checkpoint/actions.py.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,9 +16,11 @@ from daguerre.errors import UserError
 from daguerre.report.html import Html, element, join
 
 MOST_BYTES = 16 << 10
+_AS_IT_IS = "as in the recipe"
 _BUTTONS = {
     "save": ("Save now", "a checkpoint, with images and export"),
     "sample": ("Sample now ...", "images with a prompt of your own"),
+    "change": ("Change prompts ...", "other prompts and settings for the images of the next saves"),
     "evaluate": ("Evaluate now", "the loss on held-out samples, and the metric of the data"),
     "pause": ("Pause", "no update until it goes on; the model stays in memory"),
     "continue": ("Go on", "ends the pause"),
@@ -36,7 +39,7 @@ class Images(BaseModel):
     sampler: str | None = None
     num_inference_steps: int | None = Field(None, ge=1, le=1000)
     guidance_scale: float | None = Field(None, ge=0)
-    strength: float | None = Field(None, ge=-10, le=10)
+    strength: float | None = Field(None, ge=0, le=2)
 
 
 class Wanted(BaseModel):
@@ -44,7 +47,7 @@ class Wanted(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    kind: Literal["save", "sample", "evaluate", "pause", "continue", "release", "stop"]
+    kind: actions.Kind
     values: Images | None = None
 
 
@@ -52,7 +55,7 @@ def ask(folder: Path, given: bytes) -> str:
     """Asks the run of a folder; the id of the action. UserError for a run that does not train, or for no action."""
     found = documents.sent(Wanted.model_validate_json, given, "the page sent no action")
     values = found.values.model_dump(exclude_none=True) if found.values else {}
-    if values and found.kind != "sample":
+    if values and found.kind not in actions.WITH_VALUES:
         raise UserError(f"{found.kind} takes no settings", code="unused")
     return actions.ask(RunFolder(folder), found.kind, values)
 
@@ -63,40 +66,58 @@ def answer(folder: Path, ident: str) -> dict[str, Any] | None:
     return None if found is None else found.model_dump()
 
 
-def bar() -> Html:
-    """The buttons, and the form for images; the page shows them while the run trains."""
+def bar(prompts: Sequence[str]) -> Html:
+    """The buttons, and the forms for images now and from now on; the page shows them while the run trains. `prompts`
+    are those of its recipe."""
     buttons = (
         element("button", text, type="button", data_action=kind, title=title)
         for kind, (text, title) in _BUTTONS.items()
     )
     said = element("span", class_="note", id="answer", role="status")
-    return join(element("div", *buttons, said, class_="tools", id="control", hidden=True), _form())
+    alone = (_number("seed", "Seed", "1"), _number("strength", "Strength of the adapter", "0.05", max=2))
+    return join(
+        element("div", *buttons, said, class_="tools", id="control", hidden=True),
+        _form("sample", "Sample now", "Sample", "", alone),
+        _form("change", "Prompts and settings from here on", "Change", "\n".join(prompts)),
+    )
 
 
-def _form() -> Html:
-    def number(name: str, text: str, step: str, **more: object) -> Html:
-        box = element(
-            "input", type="number", id=f"of-{name}", name=name, step=step, placeholder="as in the recipe", **more
-        )
-        return join(element("label", text, for_=f"of-{name}"), box)
+def _number(name: str, text: str, step: str, **more: object) -> Callable[[str], Html]:
+    """A box for a number, in the form of a kind."""
 
+    def box(kind: str) -> Html:
+        id, own = f"{kind}-{name}", {"name": name, "step": step, "placeholder": _AS_IT_IS, "min": 0, **more}
+        return join(element("label", text, for_=id), element("input", type="number", id=id, **own))
+
+    return box
+
+
+_NUMBERS = (
+    _number("num_inference_steps", "Steps", "1", min=1, max=1000),
+    _number("guidance_scale", "Guidance scale", "any"),
+)
+
+
+def _form(kind: str, title: str, done: str, prompts: str, alone: Iterable[Callable[[str], Html]] = ()) -> Html:
+    """A form for the settings of images; `alone` are boxes that no other has."""
     return element(
         "dialog",
         element(
             "form",
-            element("h2", "Sample now"),
-            element("label", "Prompt", for_="of-prompt"),
-            element("textarea", id="of-prompt", name="prompt", rows=3, required=True, maxlength=4000),
-            number("seed", "Seed", "1", min=0),
-            number("num_inference_steps", "Steps", "1", min=1, max=1000),
-            number("guidance_scale", "Guidance scale", "any", min=0),
-            number("strength", "Strength of the adapter", "any"),
+            element("h2", title, id=f"{kind}-title"),
+            element("label", "Prompts, one a line", for_=f"{kind}-prompts"),
+            element("textarea", prompts, id=f"{kind}-prompts", name="prompts", rows=4, maxlength=8000),
+            element("label", "Sampler", for_=f"{kind}-sampler"),
+            element("input", id=f"{kind}-sampler", name="sampler", maxlength=50, placeholder=_AS_IT_IS),
+            *(number(kind) for number in (*alone, *_NUMBERS)),
             element(
                 "div",
                 element("button", "Cancel", type="button", class_="cancel"),
-                element("button", "Sample", type="submit"),
+                element("button", done, type="submit"),
                 class_="buttons",
             ),
         ),
-        id="sampling",
+        id=f"form-{kind}",
+        data_asks=kind,
+        aria_labelledby=f"{kind}-title",
     )

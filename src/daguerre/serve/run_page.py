@@ -136,7 +136,7 @@ def render(watched: Watched, summary: Summary | None, control: bool) -> str:
     body = join(
         _bar(watched.id, control),
         part("head", "header"),
-        buttons.bar() if control else None,
+        buttons.bar(_prompts(watched.run)) if control else None,
         element("p", _reading(watched), class_="note reading", hidden=watched.complete, role="status"),
         element("main", *sections, element("section", element("h2", "Details"), *folds, id="details")),
         element("footer", element("a", "Report as one page", href="report"), ", which needs nothing else."),
@@ -147,6 +147,12 @@ def render(watched: Watched, summary: Summary | None, control: bool) -> str:
     return pages.page(
         f"{name} · Daguerre", body, "../../", ("uplot.css", "photoswipe.css", "live.css"), ("run.js", "hover.js")
     )
+
+
+def _prompts(run: Run | None) -> list[str]:
+    """The prompts of a run's recipe, where they are written in it."""
+    found = run.setting("sampling.prompts") if run else None
+    return [str(one) for one in found] if isinstance(found, list) else []
 
 
 def _bar(id: str, control: bool) -> Html:

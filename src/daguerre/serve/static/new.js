@@ -9,6 +9,7 @@ const buttons = [document.querySelector("#check"), document.querySelector("#add"
 const devices = document.querySelector("#devices");
 const was = new Map();
 let turn = 0, last = Promise.resolve();
+const kept = () => `daguerre-draft ${location.search}`;
 
 const message = (change = {}) => ({
   recipe: about.run ? "" : recipe.value, run: about.run, goes_on: about.goes_on, yaml: yaml.value, change,
@@ -92,6 +93,7 @@ const refresh = (change) => {
     if (!answer.ok) { wrong.textContent = await answer.text(); return; }
     const now = await answer.json();
     if (now.yaml !== null) yaml.value = now.yaml;
+    sessionStorage.setItem(kept(), yaml.value);
     draw(now.groups);
     mark(now.problems);
     document.querySelector("#command").textContent = now.command;
@@ -153,6 +155,11 @@ buttons[0].addEventListener("click", async () => {
 });
 buttons[1].addEventListener("click", async () => {
   const now = await asked("add");
-  if (now) location.href = `./#entry-${now.id}`;
+  if (!now) return;
+  sessionStorage.removeItem(kept());
+  location.href = `./#entry-${now.id}`;
 });
+// What was written is there again after a reload, and after a look at another page; a new visit begins anew.
+const [visit] = performance.getEntriesByType("navigation");
+if (["reload", "back_forward"].includes(visit?.type)) yaml.value = sessionStorage.getItem(kept()) ?? yaml.value;
 refresh();

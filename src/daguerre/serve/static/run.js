@@ -70,19 +70,24 @@ const ask = async (kind, values) => {
 control?.addEventListener("click", (event) => {
   const kind = event.target.dataset?.action;
   if (!kind) return;
-  if (kind === "sample") document.querySelector("#sampling").showModal();
+  const form = document.querySelector(`#form-${kind}`);
+  if (form) form.showModal();
   else if (!["stop", "release"].includes(kind) || confirm(`${event.target.title}. ${event.target.textContent} this run?`)) ask(kind);
 });
-document.querySelector("#sampling form")?.addEventListener("submit", (event) => {
-  event.preventDefault();
-  const form = event.target.elements, values = { prompts: [form.prompt.value] };
-  for (const name of ["seed", "num_inference_steps", "guidance_scale", "strength"]) {
-    if (form[name].value !== "") values[name] = Number(form[name].value);
-  }
-  document.querySelector("#sampling").close();
-  ask("sample", values);
-});
-document.querySelector("#sampling .cancel")?.addEventListener("click", () => document.querySelector("#sampling").close());
+for (const dialog of document.querySelectorAll("dialog[data-asks]")) {
+  const form = dialog.querySelector("form");
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const prompts = form.elements.prompts.value.split("\n").map((line) => line.trim()).filter(Boolean);
+    const values = prompts.length ? { prompts } : {};
+    for (const box of form.querySelectorAll("input")) {
+      if (box.value.trim() !== "") values[box.name] = box.type === "number" ? Number(box.value) : box.value.trim();
+    }
+    dialog.close();
+    ask(dialog.dataset.asks, values);
+  });
+  dialog.querySelector(".cancel").addEventListener("click", () => dialog.close());
+}
 
 const notice = (now) => {
   const share = now.done == null || now.state !== "running" ? "" : `${Math.floor(100 * now.done)} % · `;

@@ -1,0 +1,128 @@
+"""What it costs a run that it can be watched and asked: looks for actions, lines of metrics, and its log.
+
+    python benchmarks/polling.py [--pairs 10] [--updates 300] [--recipe quickstart] [key=value ...]
+
+One run trains with one thread. Stretches of updates by turns do all this and none of it, in an order that turns from
+pair to pair. Counted is processor time of the whole process, so that a shared machine may be used. Printed: the mean
+over the pairs of what a stretch with it takes more, in per cent, with its 95 % interval by Student's t; and the same
+from the time spent inside those calls alone, which the machine disturbs less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from daguerre.cli import main as cli
+from daguerre.run import trainer
+from daguerre.run.control import Control
+from daguerre.tracking.console import Progress
+from daguerre.tracking.sinks import MetricsFile
+
+WARM = 50
+"""Updates before the first stretch, in which everything starts."""
+_T95 = {4: 2.776, 9: 2.262, 19: 2.093}
+
+
+class Turns:
+    """Processor time of stretches of updates that write and look, and of such that do not."""
+
+    def __init__(self, pairs: int, updates: int) -> None:
+        self.order = [turn for pair in range(pairs) for turn in ((True, False) if pair % 2 else (False, True))]
+        self.updates, self.done = updates, 0
+        self.seconds: dict[bool, list[float]] = {True: [], False: []}
+        self.inside: list[float] = []
+        self._began = self._inside = 0.0
+
+    @property
+    def total(self) -> int:
+        return WARM + len(self.order) * self.updates
+
+    @property
+    def works(self) -> bool:
+        """True in a stretch that does everything."""
+        at = (self.done - WARM) // self.updates
+        return self.done < WARM or at >= len(self.order) or self.order[at]
+
+    def ended(self) -> None:
+        """Notes the end of an update."""
+        place = self.done - WARM
+        if place > 0 and place % self.updates == 0 and place // self.updates <= len(self.order):
+            kind = self.order[place // self.updates - 1]
+            self.seconds[kind].append(time.process_time() - self._began)
+            if kind:
+                self.inside.append(self._inside)
+        if place >= 0 and place % self.updates == 0:
+            self._began, self._inside = time.process_time(), 0.0
+
+    def timed(self, call: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+        """The call in stretches that do everything, with its time; `otherwise` in the others."""
+
+        def turn(*given: Any, **named: Any) -> Any:
+            if not self.works:
+                return otherwise(*given, **named)
+            began = time.thread_time()
+            try:
+                return call(*given, **named)
+            finally:
+                self._inside += time.thread_time() - began
+
+        return turn
+
+
+@contextmanager
+def watched(turns: Turns) -> Iterator[None]:
+    """A run whose calls for the page are left out by turns."""
+    after = trainer.after
+
+    def noted(run: Any, update: Any, stopping: bool) -> None:
+        after(run, update, stopping)
+        turns.done += 1
+        turns.ended()
+
+    def nothing(*given: Any, **named: Any) -> None:
+        return None
+
+    with (
+        mock.patch.object(trainer, "after", noted),
+        mock.patch.object(Control, "signalled", turns.timed(Control.signalled, lambda own: own.stop.signal)),
+        mock.patch.object(Control, "obey", turns.timed(Control.obey, lambda own, run, signal: (run, signal))),
+        mock.patch.object(MetricsFile, "write", turns.timed(MetricsFile.write, nothing)),
+        mock.patch.object(Progress, "update", turns.timed(Progress.update, nothing)),
+    ):
+        yield
+
+
+def interval(values: Sequence[float]) -> str:
+    """Mean and 95 % interval."""
+    mean, half = statistics.mean(values), _T95[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
+    return f"{mean:+.3f} % ({mean - half:+.3f} to {mean + half:+.3f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pairs", type=int, choices=[count + 1 for count in _T95], default=10)
+    parser.add_argument("--updates", type=int, default=300)
+    parser.add_argument("--recipe", default="quickstart")
+    parser.add_argument("overrides", nargs="*")
+    given = parser.parse_args()
+    turns = Turns(given.pairs, given.updates)
+    with tempfile.TemporaryDirectory() as folder, watched(turns):
+        words = ["train", given.recipe, f"output_dir={folder}", "run_name=watched", f"duration={turns.total} steps"]
+        words += ["validation.every=null", "checkpoint.every=null", "sampling.num_images=0", "loader.num_workers=0"]
+        assert cli.run([*words, *given.overrides]) == 0
+    with_it, without = turns.seconds[True], turns.seconds[False]
+    print(f"an update: {1e3 * statistics.mean(without) / given.updates:.1f} ms of processor time without")
+    print("stretches: " + interval([100 * (a / b - 1) for a, b in zip(with_it, without, strict=True)]))
+    print("the calls alone: " + interval([100 * a / b for a, b in zip(turns.inside, without, strict=True)]))
+
+
+if __name__ == "__main__":
+    main()
