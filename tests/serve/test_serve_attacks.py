@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 from contextlib import suppress
@@ -262,7 +263,8 @@ def test_without_the_token_there_is_only_the_form(folder: Path) -> None:
         for address in (f"{place}curves", f"{place}events", f"{place}image/20/0", "/static/run.js", "/nothing"):
             assert client.get(address, headers=cors).status_code == 401
         assert "password" in client.get("/login").text
-        assert client.get("/static/login.css").status_code == 200
+        for sheet in re.findall('href="(static/[^"]+)"', client.get("/login").text):
+            assert client.get(f"/{sheet}", headers=cors).status_code == 200, "the form has its style"
         for cookie in (TOKEN, "x", Rules(token="another token").pass_):
             client.cookies.set("daguerre-8800", cookie)
             assert client.get(f"{place}curves", headers=cors).status_code == 401

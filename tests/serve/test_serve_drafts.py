@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import fake_run
 import pytest
@@ -14,9 +15,11 @@ from starlette.testclient import TestClient
 from daguerre.config import config, fields, roots, schema
 from daguerre.config.errors import ConfigError, Problem
 from daguerre.errors import UserError
+from daguerre.formatting import format_size
 from daguerre.queue import check
 from daguerre.queue.keeper import keep
-from daguerre.serve.queueing import checking, drafts, entries
+from daguerre.queue.queue import Queue
+from daguerre.serve.queueing import checking, drafts, entries, trial
 from daguerre.serve.queueing.schema import Schema
 from daguerre.settings import ROOTS
 
@@ -208,9 +211,34 @@ def test_the_page_adds_what_the_command_would(
     assert len(served.queue_of(folder).entries()) == 1
 
 
+def test_a_draft_is_tried_unless_a_run_has_the_device(
+    client: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def tried(words: list[str], where: Path, bounds: tuple[str, ...], stopping: object) -> trial.Trial:
+        asked.append((words, where, bounds))
+        return trial.Trial(1.5, 3 << 30, 4800)
+
+    monkeypatch.setattr(trial, "tried", tried)
+    message = {"recipe": "quickstart", "yaml": "run_name: mine"}
+    sent = client.post("/queue/try", content=json.dumps(message), headers=CHANGE)
+    for said in ("1.5 s", "4,800 updates, 2 h", format_size(3 << 30)):
+        assert said in sent.text
+    assert asked == [(["quickstart", "run_name=mine", f"output_dir={folder}"], folder, (f"{folder}",))]
+    outside = {"recipe": "quickstart", "yaml": "run_name: ../x"}
+    assert client.post("/queue/try", content=json.dumps(outside), headers=CHANGE).status_code == 422
+    queue = served.queue_of(folder)
+    ident = queue.add(["next"], str(folder / "next"), folder, folder)
+    monkeypatch.setattr(Queue, "entries", lambda own: [SimpleNamespace(ident=ident, state="running")])
+    taken = client.post("/queue/try", content=json.dumps(message), headers=CHANGE)
+    assert "a run of the queue trains now" in taken.text
+    assert len(asked) == 1
+
+
 def test_only_the_page_itself_adds_and_only_with_control(client: TestClient, folder: Path) -> None:
     message = json.dumps({"recipe": "quickstart"})
-    for place in ("draft", "check", "plan", "add"):
+    for place in ("draft", "check", "plan", "try", "add"):
         for wrong in ({"origin": "http://evil.example"}, {"origin": ""}, {"x-daguerre": ""}):
             assert client.post(f"/queue/{place}", content=message, headers=CHANGE | wrong).status_code == 403
         assert client.get(f"/queue/{place}").status_code == 405

@@ -85,6 +85,10 @@ class Page:
         """Text into what has the focus."""
         self.send("Input.insertText", text=text)
 
+    def front(self) -> None:
+        """Shows this tab, and hides the others."""
+        self.send("Page.bringToFront")
+
     def close(self) -> None:
         self.browser.send("Target.closeTarget", {"targetId": self.target})
 

@@ -78,7 +78,7 @@ def bar(prompts: Sequence[str]) -> Html:
     return join(
         element("div", *buttons, said, class_="tools", id="control", hidden=True),
         _form("sample", "Sample now", "Sample", "", alone),
-        _form("change", "Prompts and settings from here on", "Change", "\n".join(prompts)),
+        _form("change", "Prompts from here on", "Change", "\n".join(prompts)),
     )
 
 

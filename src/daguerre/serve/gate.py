@@ -20,8 +20,8 @@ from daguerre.serve.pages import up
 LOGIN = "/login"
 CHANGE = "x-daguerre"
 """Header of a change. Forms of other sites cannot send one, and their scripts are not let through."""
-_OPEN = (LOGIN, "/static/login.css")
-"""What is shown without a token."""
+_OPEN = (LOGIN, "/static/style.css", "/static/live.css")
+"""Shown without a token: the form, and its style."""
 POLICY = (
     # Attributes `style` are ours: all text of a run is escaped. They set the lengths of bars.
     "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; img-src 'self' data:; "

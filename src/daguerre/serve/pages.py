@@ -64,7 +64,7 @@ def login(wrong: bool = False) -> str:
         element("p", said, class_="summary", role="alert" if wrong else None),
         form,
     )
-    return page("Log in · Daguerre", body, "", ("login.css",))
+    return page("Log in · Daguerre", body, "", ("live.css",))
 
 
 def form_value(body: bytes, name: str) -> str:

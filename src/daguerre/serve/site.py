@@ -45,6 +45,8 @@ class Site:
     stopping: Callable[[], bool] = lambda: False
     """True when the server is about to end: streams end then."""
     streams: int = 0
+    queue_changes: int = 0
+    """Of this page: who has made one sees at once what became of it."""
     schema: Schema = field(default_factory=Schema)
     checking: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a draft is checked: one at a time."""

@@ -15,8 +15,6 @@ FILES = {
     for path in (*sorted(_HERE.iterdir()), _REPORT / "style.css", _REPORT / "data.css", _REPORT / "hover.js")
     if path.suffix in _TYPES
 }
-# The login page is shown without a token, and so loads nothing that is not.
-FILES["login.css"] = FILES["live.css"]
 _MARKS = {name: f'"{sha256(data).hexdigest()[:16]}"' for name, data in FILES.items()}
 
 

@@ -31,6 +31,7 @@ def routes() -> list[Route]:
         Route("/queue/draft", answering(_draft), methods=["POST"]),
         Route("/queue/check", answering(_check), methods=["POST"]),
         Route("/queue/plan", answering(_plan), methods=["POST"]),
+        Route("/queue/try", answering(_try), methods=["POST"]),
         Route("/queue/add", answering(_add), methods=["POST"]),
     ]
 
@@ -45,10 +46,11 @@ async def _events(request: Request) -> Response:
 
     async def events() -> AsyncIterator[str]:
         known: dict[str, Html] = {}
-        last, quiet, following = None, 0, 0.0
+        last, quiet, following, seen = None, 0, 0.0, 0
         while not site.stopping():
             quiet += 1
-            if (began := time.monotonic()) >= following:
+            if (began := time.monotonic()) >= following or seen != site.queue_changes:
+                seen = site.queue_changes
                 now = await run_in_threadpool(entries.shown, site.queue, site.catalog, site.rules.control)
                 following = began + (time.monotonic() - began) / _SHARE
                 if now != last:
@@ -64,8 +66,10 @@ async def _events(request: Request) -> Response:
 
 
 async def _change(request: Request) -> Response:
-    given = await body_of(request, changes.MOST_BYTES)
-    return JSONResponse({"said": await run_in_threadpool(changes.make, site_of(request).queue, given)})
+    site, given = site_of(request), await body_of(request, changes.MOST_BYTES)
+    said = await run_in_threadpool(changes.make, site.queue, given)
+    site.queue_changes += 1
+    return JSONResponse({"said": said})
 
 
 async def _log(request: Request) -> Response:
@@ -119,6 +123,12 @@ async def _plan(request: Request) -> Response:
     site, meant = site_of(request), await _meant(request)
     async with site.checking:
         return HTMLResponse(await _patiently(site, checking.planned, site, meant))
+
+
+async def _try(request: Request) -> Response:
+    site, meant = site_of(request), await _meant(request)
+    async with site.checking:
+        return HTMLResponse(await _patiently(site, checking.tried, site, meant))
 
 
 async def _add(request: Request) -> Response:

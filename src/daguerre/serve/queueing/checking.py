@@ -11,6 +11,7 @@ from daguerre.errors import UserError
 from daguerre.formatting import format_duration, format_size
 from daguerre.queue.check import check, plan
 from daguerre.report.html import Html, element, join, table
+from daguerre.serve.queueing import trial
 from daguerre.serve.queueing.drafts import Meant, place_of
 from daguerre.serve.site import Site
 
@@ -66,6 +67,23 @@ def planned(site: Site, meant: Meant) -> Html:
     options = machine()
     count = [f"devices={meant.devices}"]
     return summed_up(plan(meant.words, site.catalog.folder, site.bounds, [*options, *count]), options)
+
+
+def tried(site: Site, meant: Meant) -> Html:
+    """The figures of the first updates on this machine. UserError with the refusal."""
+    place_of(site, meant)
+    if meant.devices > 1:
+        raise UserError("a trial is made on one device: try it on one, without `On N GPUs together`", code="conflict")
+    if any(each.state == "running" for each in site.queue.entries()):
+        raise UserError("a run of the queue trains now, and both would take the same device", code="in_use")
+    found = trial.tried(meant.words, site.catalog.folder, site.bounds, site.stopping)
+    rows: list[list[object]] = [
+        ["an update", f"{found.seconds_per_update:.3g} s"],
+        ["memory at most", format_size(found.peak_bytes)],
+        ["in all", f"{found.total_steps:,} updates, {format_duration(found.hours * 3600)}"] if found.hours else [],
+    ]
+    note = f"Measured: the median of {trial.UPDATES} updates but the first; without saves, samples and validation."
+    return join(table([], [row for row in rows if row], "plain"), element("p", note, class_="note"))
 
 
 def summed_up(document: dict[str, Any], options: list[str]) -> Html:

@@ -80,6 +80,7 @@ def _side(choice: Mapping[str, Any]) -> Html:
         element(
             "div",
             element("button", "Check and plan", type="button", id="check"),
+            element("button", "Try ten updates", type="button", id="try"),
             element("button", "Add to the queue", type="button", id="add"),
             element("span", class_="note", id="doing", role="status"),
             class_="tools go",

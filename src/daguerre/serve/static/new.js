@@ -5,7 +5,7 @@ const about = JSON.parse(document.querySelector("#about").textContent);
 const settings = document.querySelector("#settings"), yaml = document.querySelector("#yaml"), wrong = document.querySelector("#wrong");
 const recipe = document.querySelector("#recipe"), search = document.querySelector("#search"), found = document.querySelector("#found");
 const doing = document.querySelector("#doing"), plan = document.querySelector("#plan"), said = document.querySelector("#said");
-const buttons = [document.querySelector("#check"), document.querySelector("#add")];
+const [check, attempt, add] = ["check", "try", "add"].map((id) => document.querySelector(`#${id}`)), buttons = [check, attempt, add];
 const devices = document.querySelector("#devices");
 const was = new Map();
 let turn = 0, last = Promise.resolve();
@@ -144,16 +144,25 @@ const asked = async (name) => {
   }
 };
 
-buttons[0].addEventListener("click", async () => {
-  if (!await asked("check")) return;
-  busy("Nothing is wrong. Planned: what it takes, and for how long ...");
-  const answer = await post("plan", message()).catch(() => null);
+const shown = async (name, text) => {
+  busy(text);
+  const answer = await post(name, message()).catch(() => null);
   if (answer?.ok) plan.innerHTML = await answer.text();
   else plan.textContent = answer ? await answer.text() : "The server does not answer.";
   busy("");
+};
+
+check.addEventListener("click", async () => {
+  if (!await asked("check")) return;
+  await shown("plan", "Nothing is wrong. Planned: what it takes, and for how long ...");
   doing.textContent = "Nothing is wrong.";
 });
-buttons[1].addEventListener("click", async () => {
+attempt.addEventListener("click", async () => {
+  await last;
+  plan.replaceChildren();
+  await shown("try", "Ten updates are made and measured, and nothing of them is kept ...");
+});
+add.addEventListener("click", async () => {
   const now = await asked("add");
   if (!now) return;
   sessionStorage.removeItem(kept());
