@@ -121,12 +121,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "bench": {"assembly", "config", "data", "families", "models", "objectives", "run", "training"},
     "serve": {"checkpoint", "config", "data", "queue", "report", "tracking"},
-    "contracts": {"conditions", "data", "objectives", "samplers"},
+    "contracts": {"conditions", "data", "objectives", "samplers", "tracking", "training"},
     "cli": {
         *("contracts", "serve"),
         *("bench", "assembly", "caching", "captioning", "checkpoint", "conditions", "config", "data", "distributed"),
         *("evaluation", "families", "foreign", "queue"),
         *("generation", "memory", "models", "remote", "report", "run", "samplers", "storage", "tracking", "training"),
+    },
+    "library": {
+        *("assembly", "checkpoint", "cli", "config", "generation", "objectives", "remote", "samplers", "tracking"),
     },
     "__main__": {"cli"},
 }
@@ -162,6 +165,7 @@ LATE_IMPORTS = {
 VAGUE_ERRORS = {"ValueError", "KeyError", "TypeError", "RuntimeError", "LookupError", "IndexError", "AttributeError"}
 PLAIN_ERRORS = {
     # file: the functions that raise such an error, and why it never reaches a user
+    "__init__.py": {"__getattr__"},  # what Python asks of a module without the name
     "checkpoint/atomic.py": {"to_json"},  # what we save is ours
     "checkpoint/contents.py": {"collect"},
     "checkpoint/sharded.py": {"_needs_plan"},

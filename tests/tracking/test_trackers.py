@@ -12,27 +12,25 @@ from importlib.util import find_spec
 from pathlib import Path
 from time import sleep
 
-import numpy as np
 import pytest
 import tiny_runs
 import wandb_file
-from PIL import Image
 
 from daguerre import errors, faults, plugins
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.config import config as configs
+from daguerre.contracts.trackers import GREY, TrackerContract, tracked, written
 from daguerre.errors import UserError
 from daguerre.report.evaluations import protocol_name
-from daguerre.run.trackers import image_name, image_text, send_evaluations, send_late
+from daguerre.run.trackers import image_name, send_evaluations, send_late
 from daguerre.tracking.background import Background
 from daguerre.tracking.sinks import MetricsFile
-from daguerre.tracking.tracker import EarlierImage, TrackedRun
+from daguerre.tracking.tracker import TrackedRun
 from daguerre.tracking.trackers import tensorboard as tensorboard_tracker
 from daguerre.tracking.trackers import wandb as wandb_tracker
 
 FAKE = Path(tiny_runs.__file__).parent / "fake_wandb"
 NEEDED = {"wandb": {"mode": "offline", "project": "mine"}}
-GREY = np.full((8, 8, 3), 7, np.uint8)
 Rows = dict[int, dict[str, float]]
 
 
@@ -50,32 +48,11 @@ def fake(monkeypatch):
     sys.modules.pop("wandb", None)
 
 
-def tracked(folder: Path, steps: range = range(0), resumed: bool = False) -> TrackedRun:
-    """A run whose metrics file has these steps, and one image at the last of them."""
-    lines = [
-        {"step": step, "samples": 32 * step, "time": f"2026-11-22T00:00:{step:02d}+00:00", "learning/loss": 1 / step}
-        for step in steps
-    ]
-    images = []
-    if steps:
-        Image.fromarray(GREY).save(folder / "000.png")
-        images = [EarlierImage(steps[-1], image_name(0), folder / "000.png", image_text("a star", 3))]
-    return TrackedRun("first", folder, {"seed": 1}, max(steps, default=0), resumed, lines, images, lambda line: None)
-
-
 def started(name: str, run: TrackedRun, **given: str):
     module = plugins.find("trackers", name)
     settings = module.Settings(**{**NEEDED.get(name, {}), **given})
     module.check(settings)
     return module.start(settings, run)
-
-
-def written(sink, steps: range) -> None:
-    """Numbers of each step, and an image and an evaluation at the last."""
-    for step in steps:
-        sink.write(step, 32 * step, {"learning/loss": 1 / step})
-    sink.show(steps[-1], image_name(0), GREY, image_text("# a *star*\n\ud83d", 3))
-    sink.write(steps[-1], 32 * steps[-1], {"evaluation/shapes/colour": 0.5})
 
 
 def of_tensorboard(folder: Path) -> tuple[Rows, list[int]]:
@@ -111,6 +88,16 @@ def expected(steps: range) -> Rows:
     rows = {step: {"learning/loss": pytest.approx(1 / step), "samples": 32 * step} for step in steps}
     rows[steps[-1]]["evaluation/shapes/colour"] = 0.5
     return rows
+
+
+@pytest.mark.parametrize("name", plugins.names("trackers"))
+@pytest.mark.usefixtures("fake")
+class TestTracker(TrackerContract):
+    """All."""
+
+    @pytest.fixture
+    def given(self, name):
+        return NEEDED.get(name, {})
 
 
 @pytest.mark.parametrize("name", plugins.names("trackers"))

@@ -9,7 +9,8 @@ KIND.NAME where several kinds have one. key=value are settings that it does not 
   daguerre --plugins my_plugins check sources.stripes widest_px=4
   daguerre check objectives.v
 
-Kinds with a contract of their own: objectives, sources, samplers, conditions. Of the others settings alone are checked:
+Kinds with a contract of their own: objectives, sources, samplers, conditions, optimizers, trackers. Of the others
+settings alone are checked:
 each is documented, and they are read back as they were written. docs/plugins.md says more.
 """
 

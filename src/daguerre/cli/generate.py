@@ -147,31 +147,37 @@ def prepare(arguments: list[str]) -> Job:
     part = jobs.task_shard(asked_for.options.shard)
     if part.notice:
         print(part.notice)
-    config = asked_for.config
-    captioned, size_px = asked_for.options.format == "webdataset", generate.image_size(config, "sample")
-    options = asked_for.options
-    requests = RequestList(
-        prompts(asked_for), config.sampling, size_px, taken=generate.KEYS, captioned=captioned,
-        strength=options.strength, keep_unmasked=options.keep_unmasked,
-        guidance=config.model.guidance or CLASSIFIER_FREE, references=config.model.reference_rule,
-        reconstructs=config.model.reconstructs,
-    )  # fmt: skip
+    requests = requests_of(asked_for, prompts(asked_for))
     survey = requests.survey()
     if survey.notice:
         print(survey.notice)
     if not survey.images:
         raise UserError("num_images=0: there is nothing to generate", code="empty", setting="sampling.num_images")
-    chosen = load.choose(asked_for.model, config, asked_for.options.weights)
-    loading = controlnets.added(used.added(chosen, asked_for.options.use), asked_for.options.controlnets)
+    loading = chosen(asked_for)
     parameters = record(asked_for, requests, survey, loading)
     folder = output_dir.place(asked_for.options.out, asked_for.model.home, requests.prompts.name, parameters)
     return Job(asked_for, loading, part, requests, survey, parameters, folder)
 
 
-def prompts(arguments: Arguments) -> generation_prompts.Prompts:
-    """The prompts of the command line, of the file that it names, or of the recipe, with the images that go with
-    them."""
-    options = arguments.options
+def requests_of(asked_for: Arguments, asked: generation_prompts.Prompts) -> RequestList:
+    """The images of these prompts, as the command line has them. UserError for files that cannot be read."""
+    config, options = asked_for.config, asked_for.options
+    return RequestList(
+        _with_images(asked, options), config.sampling, generate.image_size(config, "sample"), taken=generate.KEYS,
+        captioned=options.format == "webdataset", strength=options.strength, keep_unmasked=options.keep_unmasked,
+        guidance=config.model.guidance or CLASSIFIER_FREE, references=config.model.reference_rule,
+        reconstructs=config.model.reconstructs,
+    )  # fmt: skip
+
+
+def chosen(asked_for: Arguments) -> Loading:
+    """The weights that the command line names, with the LoRAs and ControlNets that it adds."""
+    found = load.choose(asked_for.model, asked_for.config, asked_for.options.weights)
+    return controlnets.added(used.added(found, asked_for.options.use), asked_for.options.controlnets)
+
+
+def _with_images(asked: generation_prompts.Prompts, options: generate_options.Options) -> generation_prompts.Prompts:
+    """The prompts with the images that the command line gives to them."""
     names = [name for name in generation_prompts.IMAGES if name in generate_options.Options.model_fields]
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     if isinstance(several := given.get(REFERENCES[0]), list):  # all of them belong to each request
@@ -180,10 +186,11 @@ def prompts(arguments: Arguments) -> generation_prompts.Prompts:
                 f"reference has {len(several)} images, and a prompt has at most {len(REFERENCES)}", setting="reference"
             )
         given |= dict(zip(REFERENCES, several, strict=False))
-    return images.with_images(_texts(arguments), [images.given(name, value) for name, value in given.items()])
+    return images.with_images(asked, [images.given(name, value) for name, value in given.items()])
 
 
-def _texts(arguments: Arguments) -> generation_prompts.Prompts:
+def prompts(arguments: Arguments) -> generation_prompts.Prompts:
+    """The prompts of the command line, of the file that it names, or of the recipe."""
     sampling = arguments.config.sampling
     if arguments.options.prompt is not None:
         return generation_prompts.inline([arguments.options.prompt])
@@ -252,13 +259,13 @@ def ready(job: Job) -> Components:
     family, _ = generate.generative(parts, job.survey.inputs)
     for height, width in job.survey.sizes_px:
         family.generated.latent_shape((3, height, width))
-    steering_of(job, parts)  # for its UserErrors
+    steering_of(job.arguments, job.survey, parts)  # for its UserErrors
     return parts
 
 
-def steering_of(job: Job, parts: Components) -> controlnets.Steering:
+def steering_of(asked_for: Arguments, survey: Survey, parts: Components) -> controlnets.Steering:
     """The ControlNets as the command asks for them."""
-    options, inputs = job.arguments.options, job.survey.inputs
+    options, inputs = asked_for.options, survey.inputs
     return controlnets.steering(parts, steered(options), list(options.controlnets.values()), options.condition, inputs)
 
 
@@ -270,7 +277,7 @@ def write_images(job: Job, parts: Components, total: int) -> int:
     print(f"generating {counted(total, 'image')} of {sizes} px (height x width) into {job.folder.path}")
     truncated: dict[tuple[str, str], list[int]] = {}
 
-    steering = steering_of(job, parts)
+    steering = steering_of(job.arguments, job.survey, parts)
     measured: dict[int, dict[str, float]] = {}
 
     def describe(request: ImageRequest) -> dict[str, Any]:

@@ -28,6 +28,7 @@ Settings of the recipe are overridden as for `daguerre train`. docs/plan.md says
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from daguerre.assembly import swapped
 from daguerre.assembly.batch_sizes import shared_out
@@ -77,23 +78,40 @@ def _with_blocks(rest: Sequence[str], options: Options, loaded: Loaded, target: 
 def planned(given: overrides.Arguments, rest: Sequence[str], options: Options, loaded: Loaded, target: Target) -> int:
     """Prints the plan of a recipe that was checked; the exit code."""
     with Stages() as stages:
-        stages.say("building the networks without weights")
-        parts = target.parts()
-        stages.say("computing the memory of a device")
-        counted = static.count(target.config, parts, target.mesh)
-        step = estimate.step(target, parts, counted, stages.say)
+        counted, step = _computed(target, stages.say)
         fitting = None if step.fits else _fitting(given.recipe, rest, options, step, counted, loaded.typed, stages.say)
     every = "--all" in given.flags
     if output.FLAG in given.flags:
-        axis_rules = target.config.mesh.logical_axis_rules
-        document = {"recipe": given.recipe, **report.document(counted, axis_rules, every), "step": step.document()}
-        document |= {"host": step.host.document()} if step.host else {}
-        document |= {"fitting": fitting.document()} if fitting else {}
-        output.write(output.Plan.model_validate(document))
+        output.write(_document(given.recipe, target, counted, step, fitting, every))
     else:
         notes = [*loaded.notices, *target.sizes.notices, *target.notices()]
         print("\n".join(_page(target, counted, step, fitting, notes, every)))
     return DONE if step.fits else REFUSED
+
+
+def document(recipe: str, given: Sequence[str]) -> dict[str, Any]:
+    """The plan that `--json` prints, without a search for settings where there is no room."""
+    options, rest = config_options.own_options(given, Options)
+    _, target = prepared(recipe, rest, options)
+    return _document(recipe, target, *_computed(target)).model_dump(mode="json", exclude_unset=True)
+
+
+def _computed(target: Target, say: Say = lambda stage: None) -> tuple[MemoryCount, Step]:
+    say("building the networks without weights")
+    parts = target.parts()
+    say("computing the memory of a device")
+    counted = static.count(target.config, parts, target.mesh)
+    return counted, estimate.step(target, parts, counted, say)
+
+
+def _document(
+    recipe: str, target: Target, counted: MemoryCount, step: Step, fitting: Fitting | None = None, every: bool = False
+) -> output.Plan:
+    document = report.document(counted, target.config.mesh.logical_axis_rules, every)
+    document |= {"recipe": recipe, "step": step.document()}
+    document |= {"host": step.host.document()} if step.host else {}
+    document |= {"fitting": fitting.document()} if fitting else {}
+    return output.Plan.model_validate(document)
 
 
 def prepared(recipe: str, rest: Sequence[str], options: Options) -> tuple[Loaded, Target]:
