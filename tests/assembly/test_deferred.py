@@ -19,6 +19,7 @@ from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.config import recipe
 from daguerre.config.config import Config
+from daguerre.kernels import narrow
 from daguerre.models.weights import load
 
 QUICK = ("sd15_lora", "sdxl_lora", "z_image_lora", "flux2_klein_4b_lora", "qwen_image_lora")
@@ -106,8 +107,9 @@ def test_twenty_updates_are_the_same_to_the_bit(name, twins, tmp_path, monkeypat
         assert_same(own, their_tensors[file])
 
 
-def test_each_weight_is_read_once(twins, monkeypatch):
-    """For its digest and its place together."""
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_each_weight_is_read_once(precision, twins, monkeypatch):
+    """For its digest, its place and its type together."""
     counts = Counter[str]()
     made = load._made
 
@@ -118,7 +120,7 @@ def test_each_weight_is_read_once(twins, monkeypatch):
 
     kept: list[object] = []  # so that no two have one address
     monkeypatch.setattr(load, "_made", counted)
-    states(config_of("z_image_lora", twins, "training.frozen_precision=no"))
+    states(config_of("z_image_lora", twins, f"training.frozen_precision={precision}"))
     assert len(counts) > 50
     assert set(counts.values()) == {1}
 
@@ -146,6 +148,21 @@ def test_numbers_are_rounded_once(file, stored, tmp_path):
     deferred.read(net)
     assert torch.equal(net.weight, numbers.float().to(stored))
     assert deferred.of(net.weight) is None
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_an_encoder_of_float32_is_narrow_as_a_whole_or_not_at_all(fits, tmp_path):
+    """What is found when the last of its weights is read sets back those that were read before."""
+    net = nn.Sequential(nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False))
+    numbers = {f"{i}.weight": torch.randn(32, 32).bfloat16().float() for i in range(2)}
+    numbers["1.weight"][-1, -1] += 0 if fits else 1e-6
+    save_file(numbers, tmp_path / "x.safetensors")
+    with deferred.deferring(), load.files.opened(tmp_path / "x.safetensors", mapped=False) as opened:
+        load.place(net, {name: opened.get_slice(name) for name in numbers})
+    assert narrow.store(net)
+    deferred.read(net)
+    assert {p.dtype for p in net.parameters()} == {torch.bfloat16 if fits else torch.float32}
+    assert all(torch.equal(p.float(), numbers[name]) for name, p in net.named_parameters())
 
 
 @pytest.mark.parametrize("differ", [False, True])

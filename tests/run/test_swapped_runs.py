@@ -44,6 +44,7 @@ KINDS = {
     ],
     "16 bits": ["training.weights_dtype=bfloat16"],
     "dora": ["adapters.style.kind=dora"],
+    "compiled": ["training.compile=blocks", "training.gradient_checkpointing=true"],
 }  # fmt: skip
 
 
@@ -189,10 +190,12 @@ def test_the_plan_counts_device_and_host(place):
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        (["adapter.name=full"], "the weights of unet are trained, and only frozen ones wait"),
+        (
+            ["adapter.name=full"],
+            "the weights of unet are trained, and those that wait .* set optimizer.in_backward=after_norm",
+        ),
         (["training.swap_blocks=500"], r"unet has \d+ blocks: set at most"),
         (["training.swap_blocks=1%"], "and 2 are on the device at once: set at least 3"),
-        (["training.compile=blocks"], "swap_blocks=5 does not work with compile=blocks"),
         ([OFFLOAD, "training.compile=blocks"], "offload_activations does not work with compile=blocks"),
         (["devices=2", "mesh.ici_fsdp_parallelism=2"], "a mesh with fsdp or tensor has parts of each block"),
     ],

@@ -146,10 +146,12 @@ def updated(
     *,
     samples: int = 4,
     micro_batches: int = 1,
-    max_grad_norm: float = 1.0,
+    max_grad_norm: float | None = 1.0,
+    state: TrainState | None = None,
 ) -> tuple[TrainState, list[float]]:
-    """The state after so many updates on one random batch, at the recipe's learning rate, and their losses."""
-    state = begin(given, parts)
+    """The state, by default a new one, after so many updates on one random batch, at the recipe's learning rate, and
+    their losses."""
+    state = state or begin(given, parts)
     state.net.train()
     some = [device.on(parts.device, random_batch(parts, samples, image_shape(given)))] * micro_batches
     losses = []

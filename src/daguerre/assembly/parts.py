@@ -212,7 +212,7 @@ def build(
             networks = load(config, defers=True)
     family, attached = networks
     # One layer after the other onto the device: the whole base in float32 may have no room there.
-    waiting = swapped.chosen(config, family)
+    waiting = swapped.chosen(config, family, trains)
     inside = [block for blocks in waiting.values() for block in blocks]
     quantized_base.quantize(config.training.base_precision, family, left_out.components(config), device, inside)
     _narrow_readers(config, family)
@@ -259,7 +259,7 @@ def outline(
         else:
             _store(config, family, attached, device, float32)
         assistant.attach(family, dtypes.choose(config.training, device).compute)
-        waiting = swapped.chosen(config, family)
+        waiting = swapped.chosen(config, family, networks is None)
         swapped.mark(waiting, family)
     return _assembled(config, family, attached, device, waiting)
 

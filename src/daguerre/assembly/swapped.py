@@ -21,9 +21,10 @@ Chosen = Mapping[str, Sequence[nn.Module]]
 """The blocks that wait, by component."""
 
 
-def chosen(config: Config, family: Family) -> Chosen:
+def chosen(config: Config, family: Family, trains: bool) -> Chosen:
     """The blocks of the denoiser that wait, and as many of a teacher's; {} without the setting. UserError where there
-    are no such blocks, fewer than are asked for, or so few are asked for that none would wait."""
+    are no such blocks, fewer than are asked for, so few are asked for that none would wait, or where what `trains` them
+    moves all weights at once."""
     if not config.training.swap_blocks:
         return {}
     if config.training.swap_blocks == AUTO:
@@ -39,6 +40,7 @@ def chosen(config: Config, family: Family) -> Chosen:
             count = _count(config.training.swap_blocks, len(every))
             if network.role == "denoiser":
                 _check(config, name, network, every, count)
+                _check_trained(config, name, every if trains else ())
             # At even distances: while the blocks between two of them compute, the next one is copied.
             found[name] = [every[(i + 1) * len(every) // count - 1] for i in range(count)] if every else []
     return found
@@ -55,8 +57,8 @@ def there(family: Family) -> int:
 
 
 def mark(found: Chosen, family: Family) -> None:
-    """Marks the tensors of these blocks, so that no call moves them to the device: their frozen weights, but not what
-    adapters have added, which is small, trained, and stays there."""
+    """Marks the tensors of these blocks, so that no call moves them to the device: their weights, but not what adapters
+    have added, which is small, trained, and stays there."""
     for component, modules in found.items():
         own = {id(t) for module in modules for t in [*module.parameters(), *module.buffers()]}
         inside = {id(module) for block in modules for module in block.modules()}
@@ -82,10 +84,11 @@ def notices(config: Config, swaps: Mapping[str, Swap], processes: int = 1) -> li
     lines = []
     for name, swap in swaps.items():
         on_node = f" ({format_size(processes * swap.held_bytes)} on a node)" if processes > 1 else ""
+        moved = ", and what their moments and averages take" if swap.trains else ""
         lines.append(
             f"{SETTING}={config.training.swap_blocks}: {len(swap)} blocks of {name} wait in the host's memory, "
-            f"{format_size(swap.held_bytes)} of each process{on_node}; {AT_ONCE} of them are on the device at once, "
-            f"{format_size(swap.largest_bytes)}"
+            f"{format_size(swap.held_bytes)} of each process{on_node}{moved}; {AT_ONCE} of them are on the device at "
+            f"once, {format_size(swap.largest_bytes)}"
         )
     return lines
 
@@ -102,9 +105,21 @@ def _count(asked: int | str, there: int) -> int:
     return asked if isinstance(asked, int) else min(there, round(float(asked.rstrip("%")) * there / 100))
 
 
+def _check_trained(config: Config, name: str, every: Sequence[nn.Module]) -> None:
+    own = (each for block in every for each in block.named_parameters() if not host(each[0])[1])
+    if config.optimizer.in_backward or not any(p.requires_grad for _, p in own):
+        return
+    raise UserError(
+        f"{SETTING}={config.training.swap_blocks} cannot act: the weights of {name} are trained, and those that wait "
+        "in the host's memory are moved on the device during the backward pass, while they are there: set "
+        "optimizer.in_backward=after_norm (the same updates), or train a LoRA, or remove the setting",
+        code="conflict",
+        setting=SETTING,
+    )
+
+
 def _check(config: Config, name: str, network: Network, every: Sequence[nn.Module], count: int) -> None:
     asked, why, way = config.training.swap_blocks, "", ""
-    own = (each for block in every for each in block.named_parameters() if not host(each[0])[1])
     if not every:
         why, way = f"{name} has no blocks that could wait", "remove the setting"
     elif count > len(every):
@@ -112,8 +127,5 @@ def _check(config: Config, name: str, network: Network, every: Sequence[nn.Modul
     elif count <= AT_ONCE:
         why = f"that is {count} of the {len(every)} blocks of {name}, and {AT_ONCE} are on the device at once"
         way = f"set at least {AT_ONCE + 1}, or remove the setting"
-    elif any(p.requires_grad for _, p in own):
-        why = f"the weights of {name} are trained, and only frozen ones wait"
-        way = "train a LoRA, or remove the setting"
     if why:
         raise UserError(f"{SETTING}={asked} cannot act: {why}: {way}", code="conflict", setting=SETTING)

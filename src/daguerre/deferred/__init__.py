@@ -31,6 +31,12 @@ class Weight:
         self._read, self.dtype = read, dtype
         self._changes: list[Callable[[Tensor], Tensor]] = []
         self._seen: list[Callable[[Tensor], None]] = []
+        self._otherwise: Callable[[], None] | None = None
+
+    def narrow_if(self, otherwise: Callable[[], None]) -> None:
+        """Has the weight read in the type of its parameter only if that has all of its numbers; where it has not,
+        calls `otherwise`, which gives the parameter another type."""
+        self._otherwise = otherwise
 
     def change(self, by: Callable[[Tensor], Tensor]) -> None:
         """Has the weight changed by a function, float32 to float32, whenever it is read."""
@@ -54,6 +60,16 @@ class Weight:
         """The weight in a type, rounded once."""
         as_it_is = self.holds(dtype) and not self._seen
         return self._read(dtype) if as_it_is else self.value().to(dtype)
+
+    def read(self, p: nn.Parameter) -> Tensor:
+        """The weight in the type of its parameter."""
+        if self._otherwise is None or self.holds(p.dtype):
+            return self.stored(p.dtype)
+        value = self.value()
+        narrow = value.to(p.dtype)
+        if not torch.equal(narrow.float(), value):
+            self._otherwise()
+        return value.to(p.dtype)
 
     def holds(self, dtype: torch.dtype) -> bool:
         """True where all of its numbers are numbers of this type, as its file has them in it."""
@@ -124,6 +140,6 @@ def read(network: nn.Module, device: torch.device | str = _CPU) -> None:
     memory stay there."""
     for p in network.parameters():
         if (weight := of(p)) is not None:
-            made = weight.stored(p.dtype).to(_CPU if waits(p) else device)
+            made = weight.read(p).to(_CPU if waits(p) else device)
             delattr(p, _WEIGHT)
             p.data = made

@@ -46,7 +46,8 @@ def enable(networks: Iterable[nn.Module], device: torch.device, at_once: bool = 
 def store(network: nn.Module) -> bool:
     """Stores the weights of a frozen text encoder's linear layers and convolutions in bfloat16, the type in which
     `enable` has them multiplied: its results are the same to the bit. Embeddings and norms stay float32. False, and
-    nothing is changed, for weights that bfloat16 cannot represent: an export would lose them."""
+    nothing is changed, for weights that bfloat16 cannot represent: an export would lose them; one that is found when
+    it is read sets all of them back."""
     chosen, others = dict[int, nn.Parameter](), set[int]()
     for module in network.modules():
         for p in module.parameters(recurse=False):
@@ -56,20 +57,18 @@ def store(network: nn.Module) -> bool:
                 others.add(id(p))
     # An output layer may be the embedding, whose rows are summed in float32.
     own = [p for key, p in chosen.items() if key not in others]
-    if not all(map(_fits, own)):
+    if not all(p.is_meta or torch.equal(p.bfloat16().float(), p) for p in own if deferred.of(p) is None):
         return False
+
+    def widen() -> None:
+        for p in own:
+            deferred.store(p, torch.float32)
+
     for p in own:
         deferred.store(p, torch.bfloat16)
+        if (weight := deferred.of(p)) is not None:
+            weight.narrow_if(widen)
     return True
-
-
-def _fits(p: nn.Parameter) -> bool:
-    """True for a weight whose numbers bfloat16 has."""
-    weight = deferred.of(p)
-    if p.is_meta or (weight is not None and weight.holds(torch.bfloat16)):
-        return True
-    value = deferred.value(p)
-    return torch.equal(value.bfloat16().float(), value)
 
 
 def cast_by_block(network: nn.Module, device: torch.device) -> None:

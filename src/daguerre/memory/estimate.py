@@ -247,7 +247,7 @@ def _ways(target: Target, count: MemoryCount, largest: Peak | None) -> Iterator[
     if not training.offload_activations:
         yield "training.offload_activations=true keeps activations in the host's memory"
     readers = target.given.model.text_encoders()
-    if size := sum(each.kinds.get("frozen", 0) for each in count.held if each.component in readers):
+    if size := sum(each.kinds.get("frozen", 0) for each in count.held if each.component in readers and not each.waits):
         yield f"training.text_encoders=offload keeps {format_size(size)} of text encoders in the host's memory"
     if target.given.ema.enabled:
         yield f"ema.enabled=false saves {format_size(4 * numbers)}"

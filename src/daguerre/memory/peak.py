@@ -117,13 +117,14 @@ class SimulatedStep:
         self._say(f"computing a step with micro-batches of {micro}")
         with self._mode, self._live:
             if self._parts.swaps and not self._sends_ahead:
-                self._passes(micro)  # from the second pass on it is known which block comes next
+                # From the second pass on it is known which block comes next, and trained ones have their moments.
+                self._every_pass(micro)
                 self._sends_ahead = True
             for swap in self._parts.swaps.values():
                 swap.drop()
             before = self._sent
             with Watched() as passing:
-                passes = self._moving_passes(micro) if self._config.optimizer.in_backward else self._passes(micro)
+                passes = self._every_pass(micro)
             with Watched() as moving:
                 update = 0 if self._config.optimizer.in_backward else self._update()
         gradients = self._count.bytes_of("gradients")
@@ -142,6 +143,9 @@ class SimulatedStep:
     def _sent(self) -> int:
         """Bytes of blocks that were copied to the device until now."""
         return sum(swap.sent_bytes for swap in self._parts.swaps.values())
+
+    def _every_pass(self, micro: int) -> int:
+        return self._moving_passes(micro) if self._config.optimizer.in_backward else self._passes(micro)
 
     def _passes(self, micro: int) -> int:
         """Most bytes in addition to what is held, in the last micro-batch of an update."""
@@ -323,7 +327,8 @@ def _begun(config: Config, parts: Components) -> TrainState:
     settings = config.optimizer if simulated else stand_in(in_backward=config.optimizer.in_backward)
     state = begin(config, parts, optimizer=settings)
     for p in state.parameters:
-        p.grad = torch.zeros_like(p)
+        if not waits(p):
+            p.grad = torch.zeros_like(p)
     state.move(0.0, torch.ones((), dtype=torch.bool), None)
     return state
 

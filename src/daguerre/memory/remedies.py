@@ -225,23 +225,29 @@ def remedies(config: Config, target: Target, count: MemoryCount) -> Iterator[Rem
             spares = _left(weights=share, frozen=share)
             yield Remedy(form, (f"training.base_precision={form}",), harm=harm, spares=spares, slower=1.2)
     if target.on_gpu and not mesh.splits:
-        yield from _to_host(config, count, target.sizes.accumulation, extends)
+        yield from _to_host(config, count, target, extends)
     if target.ram is not None:
         yield from _of_host(config)
 
 
-def _to_host(config: Config, count: MemoryCount, times: int, extends: bool) -> Iterator[Remedy]:
-    """Remedies that put into the host's memory what a device needs at times, for so many micro-batches of an update:
-    the same numbers."""
-    training = config.training
+def _to_host(config: Config, count: MemoryCount, target: Target, extends: bool) -> Iterator[Remedy]:
+    """Remedies that put into the host's memory what a device needs at times: the same numbers."""
+    training, times = config.training, target.sizes.accumulation
     if not training.offload_activations and not training.compile:
         yield Remedy("activations", ("training.offload_activations=true",), spares=_left(computed=0.7), slower=1.15)
-    if extends and not training.swap_blocks and not training.compile:
-        base = count.bytes_of("weights") + count.bytes_of("quantized")
+    moves = bool(config.optimizer.in_backward)
+    if not training.swap_blocks and (extends or moves or target.could_move_in_backward):
+        # What is trained is moved on the device, with its moments and averages, once in an update.
+        once = {} if extends else dict.fromkeys(("moments", "averages"), 1)
+        passes, given = dict.fromkeys(("weights", "quantized"), 2 * times), ("optimizer.in_backward=after_norm",)
+        base = sum(count.bytes_of(kind) * sent for kind, sent in {**passes, **once}.items())
         for share in _SHARES:
-            left, sent = max(0.05, 1 - share / 100), 2 * base * times * share / 100
-            spares = _left(weights=left, quantized=left)
-            yield Remedy("swap", (f"training.swap_blocks={share}%",), spares=spares, sent=sent)
+            shares = dict.fromkeys({**passes, **once}, max(0.05, 1 - share / 100))
+            yield Remedy(
+                "swap", (f"training.swap_blocks={share}%", *(() if extends or moves else given)),
+                spares=_left(**shares, **({} if extends else {"gradients": 0})), sent=base * share / 100,
+                slower=1.0 if extends or moves else 1.7,
+            )  # fmt: skip
     kinds, names = ("frozen", "quantized"), config.model.text_encoders()
     size = sum(each.kinds.get(kind, 0) for each in count.held if each.component in names for kind in kinds)
     if size and training.text_encoders == "resident":

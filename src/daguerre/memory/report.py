@@ -191,7 +191,7 @@ def document(count: MemoryCount, axis_rules: Rules, every: bool) -> dict[str, ob
                 "fsdp_dim": each.placed.fsdp,
                 "by_rule": each.placed.by_rule,
                 "numbers_per_device": each.numbers,
-                "bytes_per_device": dict(each.kinds),
+                "bytes_per_device": {"host": sum(each.kinds.values())} if each.waits else dict(each.kinds),
             }
             for each in count.held
         ]

@@ -33,8 +33,6 @@ KINDS = ("weights", "gradients", "moments", "averages", "reference", "frozen", "
 """Kinds of bytes, in the order of a report."""
 _SAVED = ("weights", "moments", "averages")
 """Kinds of bytes that a checkpoint holds, of what is trained."""
-_OF_HOST = "host"
-"""Kind of the bytes that are in the host's memory, and count for no device."""
 _AVERAGE = 4
 """Bytes of a number in an average."""
 _FULLEST = 0
@@ -53,6 +51,8 @@ class ResidentTensor:
     """Elements on this device."""
     kinds: Mapping[str, int]
     """Bytes by what they are for."""
+    waits: bool = False
+    """They are in the host's memory, and count for no device."""
 
     @property
     def all_numbers(self) -> int:
@@ -82,7 +82,8 @@ class MemoryCount:
     """About the rules on this mesh."""
 
     def bytes_of(self, kind: str) -> int:
-        return self.buffers if kind == "buffers" else sum(each.kinds.get(kind, 0) for each in self.held)
+        here = (each for each in self.held if not each.waits)
+        return self.buffers if kind == "buffers" else sum(each.kinds.get(kind, 0) for each in here)
 
     @property
     def whole(self) -> int:
@@ -90,8 +91,8 @@ class MemoryCount:
 
     @property
     def on_host(self) -> int:
-        """Bytes of weights that wait in the host's memory, of each process."""
-        return self.bytes_of(_OF_HOST)
+        """Bytes of what waits in the host's memory, of each process."""
+        return sum(sum(each.kinds.values()) for each in self.held if each.waits)
 
     @property
     def trained(self) -> list[ResidentTensor]:
@@ -115,10 +116,11 @@ def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
     axis_rules = config.mesh.logical_axis_rules
     notices = sharding_rules.check(axis_rules, mesh)
     net = of_net(parts.net, parts.networks, axis_rules, mesh)
-    held = [
-        _held(placed.name.partition(".")[0], placed, net.patterns[placed.name], mesh, _in_net(config, parts, name, p))
-        for placed, (name, p) in zip(net.placed, parts.net.named_parameters(), strict=True)
-    ]
+    held = []
+    for placed, (name, p) in zip(net.placed, parts.net.named_parameters(), strict=True):
+        kinds = _in_net(config, parts, name, p)
+        found = _held(placed.name.partition(".")[0], placed, net.patterns[placed.name], mesh, kinds)
+        held.append(replace(found, waits=waits(p)))
     problems, unknown = list(net.problems), [*net.unknown]
     absent = {name for codec in cache.expected(config, parts.family).values() for name in codec.networks}
     if absent:
@@ -136,8 +138,9 @@ def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
         for placed, p in zip(found.placed, network.module.parameters(), strict=True):
             own = replace(placed, name=f"{component}.{placed.name}")
             own = own if is_split else replace(own, tensor=None, fsdp=None)
-            kinds = partial(_frozen, p.element_size(), _OF_HOST if waits(p) else _kind(network.module, "frozen"))
-            held.append(_held(component, own, found.patterns[placed.name], mesh, kinds))
+            kinds = partial(_frozen, p.element_size())
+            away = waits(p) or encoders.waiting(network.module) is not None
+            held.append(replace(_held(component, own, found.patterns[placed.name], mesh, kinds), waits=away))
     for component, module in parts.family.components.items():
         is_split = component not in still or (config.mesh.shard_frozen and component not in parts.family.uneven)
         held += _quantized(component, module, mesh.degree("fsdp") if is_split else 1)
@@ -157,13 +160,8 @@ def _held(component: str, placed: ParameterSplit, pattern: str, mesh: Mesh, kind
     return ResidentTensor(component, placed, pattern, prod(shape), kinds(placed.name, shape))
 
 
-def _frozen(size: int, kind: str, name: str, shape: Shape) -> dict[str, int]:
-    return {kind: prod(shape) * size}
-
-
-def _kind(network: nn.Module, kind: str) -> str:
-    """The kind of the bytes of a network that nothing trains; of one that waits they are no bytes of the device."""
-    return kind if encoders.waiting(network) is None else _OF_HOST
+def _frozen(size: int, name: str, shape: Shape) -> dict[str, int]:
+    return {"frozen": prod(shape) * size}
 
 
 def _quantized(component: str, network: nn.Module, devices: int) -> Iterator[ResidentTensor]:
@@ -176,8 +174,8 @@ def _quantized(component: str, network: nn.Module, devices: int) -> Iterator[Res
         held = sum(-(-len(each) // devices) * each[:1].nbytes for each in (layer.codes, layer.scale))
         kind = f"linear layers in {layer.form}"
         numbers = -(-layer.numbers // devices)
-        where = _OF_HOST if waits(layer.codes) else _kind(network, "quantized")
-        yield ResidentTensor(component, placed, kind, numbers, {where: held})
+        away = waits(layer.codes) or encoders.waiting(network) is not None
+        yield ResidentTensor(component, placed, kind, numbers, {"quantized": held}, away)
 
 
 def _in_net(config: Config, parts: Components, name: str, p: nn.Parameter) -> _Kinds:
@@ -185,8 +183,7 @@ def _in_net(config: Config, parts: Components, name: str, p: nn.Parameter) -> _K
     gradient nor average."""
     size = 4 if name in parts.float32 else parts.numerics.weights.itemsize
     if not p.requires_grad:
-        where = _OF_HOST if waits(p) else "weights"
-        return lambda name, shape: {where: prod(shape) * size}
+        return lambda name, shape: {"weights": prod(shape) * size}
     averages = config.ema.enabled + len(config.ema.post_hoc)
     refers = REFERENCE in parts.objective.needs.networks
     state_bytes = plugins.find("optimizers", config.optimizer.name).state_bytes

@@ -49,18 +49,19 @@ def found(config: Config, target_of: Callable[[Config], Target], say: Say = lamb
     if target_of(swapped.fixed(config, 0)).card is None:
         return 0, f"{setting}: no block waits, as a CPU's memory is the host's"
 
-    def left(count: int) -> float:
+    def left(count: int) -> tuple[float, int]:
+        """Bytes that stay free, and the blocks that could wait."""
         say(f"planning a step with {count} blocks in the host's memory")
         target = target_of(swapped.fixed(config, count))
         parts = target.parts()
-        counted = static.count(target.config, parts, target.mesh)
+        counted, every = static.count(target.config, parts, target.mesh), swapped.there(parts.family)
         steps = estimate.simulated_step(target, parts, counted)
-        return target.left(steps.peak(images_at_once(target.config, target.sizes.micro)))
+        return target.left(steps.peak(images_at_once(target.config, target.sizes.micro))), every
 
-    if (whole := left(0)) >= 0:
+    whole, every = left(0)
+    if whole >= 0:
         return 0, f"{setting}: no block needs to wait, {format_size(whole)} stay free"
-    every = swapped.there(target_of(swapped.fixed(config, 0)).parts().family)
-    least = left(every)
+    least, _ = left(every)
     if least < 0:
         raise UserError(
             f"{setting}: {format_size(-whole)} are missing on the device, and {format_size(-least)} with all {every} "
@@ -70,7 +71,7 @@ def found(config: Config, target_of: Callable[[Config], Target], say: Say = lamb
             setting=swapped.SETTING,
         )
     count, free = max(AT_ONCE + 1, math.ceil(every * whole / (whole - least))), least
-    while count < every and (free := left(count)) < 0:
+    while count < every and (free := left(count)[0]) < 0:
         count += math.ceil(every * _STEP)
     if count >= every:
         count, free = every, least

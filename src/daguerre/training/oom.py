@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from daguerre.errors import FAILED, UserError
-from daguerre.training import step
+from daguerre.training import device, step
 from daguerre.training.passes import LossFn, backward
 from daguerre.training.precision.dtypes import Autocast
 from daguerre.training.state import TrainState
@@ -83,7 +83,7 @@ def update_fits(state: TrainState, batch: Batch, loss_fn: LossFn, autocast: Auto
     No weight and no moment moves, but moments that were never made are, so that they count. Counts of the optimizer and
     the meters do go on: the state is not to be trained on or saved afterwards.
     """
-    fits, sharding = True, state.sharding
+    fits, sharding, where = True, state.sharding, device.of(state.net)
     state.net.train()
     try:
         if state.optimizer.in_backward:
@@ -94,9 +94,9 @@ def update_fits(state: TrainState, batch: Batch, loss_fn: LossFn, autocast: Auto
                 state.net, [batch], loss_fn, len(batch.names), autocast, state.meter.add_terms, state.scaler, sharding
             )
             _, factor = step.clip(state.parameters, 1.0, state.scaler.inverse(), sharding)
-            state.optimizer.step(0.0, torch.ones((), dtype=torch.bool, device=state.parameters[0].device), factor)
-        if state.parameters[0].is_cuda:
-            torch.cuda.synchronize(state.parameters[0].device)
+            state.optimizer.step(0.0, torch.ones((), dtype=torch.bool, device=where), factor)
+        if where.type == "cuda":
+            torch.cuda.synchronize(where)
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise

@@ -85,10 +85,11 @@ class TrainingSettings(Settings):
     the device, one after the other, while they read the captions of a micro-batch, or prompts: less memory, more time,
     the same numbers. Another way is a cache of captions (cache.path)."""
     swap_blocks: Blocks = Field(0, json_schema_extra=FREE)
-    """Blocks of the denoiser, at even distances, whose frozen weights wait in the host's memory: a number of them, or a
-    share such as "50%"; 0 for none; auto: as many as a step by `daguerre plan` needs to have room in the free memory
-    of the device at the run's first start, which the run keeps. Two of them at a time are on the device, one that
-    computes and the next one, so that three are the fewest. Less memory, the same numbers."""
+    """Blocks of the denoiser, at even distances, whose weights wait in the host's memory: a number of them, or a share
+    such as "50%"; 0 for none; auto: as many as a step by `daguerre plan` needs to have room in the free memory of the
+    device at the run's first start, which the run keeps. Two of them at a time are on the device, one that computes
+    and the next one, so that three are the fewest. Trained weights, whose moments and averages wait, too, need
+    optimizer.in_backward. Less memory, the same numbers."""
     offload_activations: bool = Field(False, json_schema_extra=FREE)
     """Activations wait in the host's memory between the forward and the backward pass: less memory, the same numbers.
     With gradient_checkpointing these are what goes into each block, which is little to copy."""
@@ -144,11 +145,10 @@ class TrainingSettings(Settings):
 
     @model_validator(mode="after")
     def _compiles_what_stays(self) -> Self:
-        setting = "offload_activations" if self.offload_activations else f"swap_blocks={self.swap_blocks}"
-        if self.compile and (self.offload_activations or self.swap_blocks):
+        if self.compile and self.offload_activations:
             raise ValueError(
-                f"{setting} does not work with compile=blocks: compiled blocks whose weights or activations wait in "
-                "the host's memory have not been tested; remove one of them"
+                "offload_activations does not work with compile=blocks: compiled blocks whose activations wait in the "
+                "host's memory have not been tested; remove one of them"
             )
         return self
 

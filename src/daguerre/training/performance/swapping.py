@@ -5,14 +5,18 @@ next the last time, by a stream of their own, so that they are there when they a
 device. What the block keeps of its copies for the backward pass is remembered as a place in them, and read from new
 copies then, so that nothing but these two blocks is held. Frozen tensors are never sent back.
 
+The gradient of a trained weight comes to a stand-in without memory, on the device. There the weight is moved as soon
+as its gradient is whole (`optimizers/in_backward.py`), with its moments and averages, which wait in the host's memory,
+too, and all of them are sent back.
+
 On a CPU both memories are the host's: the same code runs, and tests count the bytes of each.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, NamedTuple
@@ -21,7 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from daguerre.types import waits
+from daguerre.training.memory_tracker import elsewhere
+from daguerre.types import wait, waits
 
 AT_ONCE = 2
 """Blocks of a network that are on the device at once: one that computes, and the next one."""
@@ -30,7 +35,7 @@ _PIECE_BYTES = 1 << 27
 _ALIGNED = 256
 """Tensors begin at multiples of so many bytes, as an allocator has it, on which kernels count."""
 _PLACE = "swapped"
-"""Attribute of a block that waits: its `Swap`, and its number there."""
+"""Attribute of a block that waits: its `Swap`, and its number there; of a trained weight in it: its `_Trained`."""
 
 
 class Pool:
@@ -71,6 +76,8 @@ class _Copies:
     """The copy of each tensor, by its id."""
     arrived: torch.cuda.Event | None
     """None once what computes waits for it."""
+    made_of: list[int]
+    """Where the memory of the tensors was: averages may have taken their place for a pass."""
 
     def tensor(self, kept: _Kept) -> Tensor:
         """The tensor at a place."""
@@ -88,11 +95,38 @@ class _Block:
             for name, tensor in table.items()
             if waits(tensor)
         ]
+        self.returned: torch.cuda.Event | None = None
+        """After it, all that was sent back is in the host's memory."""
 
     @property
     def tensors(self) -> list[Tensor]:
         """As they are now; a tensor with several places once."""
         return list({id(table[name]): table[name] for table, name in self.slots}.values())
+
+
+@dataclass(eq=False)
+class _Trained:
+    """A trained weight that waits."""
+
+    swap: Swap
+    number: int
+    """Of its block."""
+    stand_in: Tensor
+    """Of its shape and without memory, on the device: autograd's leaf."""
+    home: Tensor | None = None
+    """Its memory of the host, while it is on the device."""
+
+
+class _Enter(torch.autograd.Function):
+    """The copy of a trained weight, whose gradient is that of the weight's stand-in."""
+
+    @staticmethod
+    def forward(ctx: Any, stand_in: Tensor, copy: Tensor) -> Tensor:
+        return copy.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
 
 
 class Swap:
@@ -112,7 +146,9 @@ class Swap:
         self._latest: int | None = None
         self._before: int | None = None
         """The block that was called before the latest one."""
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream, self._back = (torch.cuda.Stream(device) if device.type == "cuda" else None for _ in range(2))
+        self._room = torch.empty(0, dtype=torch.uint8)
+        """What is left of the newest piece of the host's memory."""
         self._place_on_host()
         network.register_forward_pre_hook(self._begin)
         for number, module in enumerate(blocks):
@@ -133,6 +169,11 @@ class Swap:
         sizes = sorted(_layout(block.tensors)[1] for block in self._blocks)
         return sum(sizes[-AT_ONCE:])
 
+    @property
+    def trains(self) -> bool:
+        """True if any of them is trained."""
+        return any(tensor.requires_grad for block in self._blocks for tensor in block.tensors)
+
     def __len__(self) -> int:
         return len(self._blocks)
 
@@ -144,7 +185,7 @@ class Swap:
         with self._keeping(number, copies) if torch.is_grad_enabled() else nullcontext():
             try:
                 for (table, name), tensor in zip(slots, before, strict=True):
-                    table[name] = copies.by_source[id(tensor)]
+                    table[name] = self._entered(number, tensor, copies.by_source[id(tensor)])
                 yield
             finally:
                 for (table, name), tensor in zip(slots, before, strict=True):
@@ -157,6 +198,8 @@ class Swap:
     def _begin(self, network: nn.Module, inputs: Any) -> None:
         """Before each pass of the network."""
         self._latest = self._before = None
+        if self.trains:
+            self.drop()  # since the latest pass they may have been written to
         # On its way while what lies before the first block computes.
         if (first := self._followed.get((-1, False))) is not None:
             self._keep_only({first})
@@ -187,26 +230,130 @@ class Swap:
 
     def _send(self, number: int) -> _Copies:
         """The copies of a block, which may be on their way."""
-        if number in self._here:
-            return self._here[number]
         tensors = self._blocks[number].tensors
+        made_of = [tensor.untyped_storage()._cdata for tensor in tensors]
+        if number in self._here and self._here[number].made_of == made_of:
+            return self._here[number]
+        memory, made, arrived = self._copied(tensors, self._blocks[number].returned)
+        by_source = dict(zip(map(id, tensors), made, strict=True))
+        self._here[number] = _Copies(memory, by_source, arrived, made_of)
+        return self._here[number]
+
+    def _copied(
+        self, tensors: Sequence[Tensor], after: torch.cuda.Event | None
+    ) -> tuple[Tensor, list[Tensor], torch.cuda.Event | None]:
+        """Memory on the device, and the copies of these tensors in it, which may be on their way."""
         offsets, size = _layout(tensors)
         memory = torch.empty(size, dtype=torch.uint8, device=self._where)
         self.device.note(memory)
         self.sent_bytes += size
         made = [_view(memory, offset, tensor) for offset, tensor in zip(offsets, tensors, strict=True)]
-        arrived = None
         if self._stream is None:
             _fill(made, tensors)
+            return memory, made, None
+        # What was queued before may still read the memory that the allocator has given out again.
+        self._stream.wait_stream(torch.cuda.current_stream(self._where))
+        if after is not None:
+            self._stream.wait_event(after)
+        with torch.cuda.stream(self._stream):
+            _fill(made, tensors)
+            return memory, made, self._stream.record_event()
+
+    def _entered(self, number: int, tensor: Tensor, copy: Tensor) -> Tensor:
+        """What a block computes with: the copy, of a trained weight with its graph."""
+        if not (tensor.requires_grad and torch.is_grad_enabled()):
+            return copy
+        entered: Tensor = _Enter.apply(self._trained(number, tensor).stand_in, copy)
+        return entered
+
+    def _trained(self, number: int, p: Tensor) -> _Trained:
+        if _PLACE not in vars(p):
+            with elsewhere():
+                stand_in = torch.empty_strided(p.size(), p.stride(), dtype=p.dtype, device=self._where)
+            # Its strides decide those of the gradient, with which kernels walk over weight and moments.
+            stand_in.untyped_storage().resize_(0)
+            vars(p)[_PLACE] = _Trained(self, number, stand_in.requires_grad_())
+        own: _Trained = vars(p)[_PLACE]
+        return own
+
+    def copy_of(self, number: int, p: nn.Parameter) -> Tensor:
+        """The copy of a weight of a block, in the backward pass."""
+        return self._ready(number, True).by_source[id(p)]
+
+    @contextmanager
+    def lent(
+        self, own: _Trained, p: nn.Parameter, state: Mapping[str, Any], average: Tensor | None, stay: Collection[str]
+    ) -> Iterator[None]:
+        """Within the context of a weight that is on the device, what belongs to it (but for the entries that `stay`
+        there) is there, too; then all of it, with what was made within, is as it is now in the host's memory."""
+
+        def every() -> list[Tensor]:
+            found = [t for name, t in state.items() if isinstance(t, Tensor) and t.dim() and name not in stay]
+            return found if average is None else [*found, average]
+
+        there = every()
+        if not all(map(waits, there)):  # new averages, or what a checkpoint was read to, where the weight waits
+            for tensor in state.values():
+                if isinstance(tensor, Tensor):
+                    tensor.data = tensor.data.to(self._where)
+            for tensor in there:
+                self._settle(tensor)
+        homes = [tensor.data for tensor in there]
+        _, copies, arrived = self._copied(homes, None)
+        if arrived is not None:
+            torch.cuda.current_stream(self._where).wait_event(arrived)
+        try:
+            for tensor, copy in zip(there, copies, strict=True):
+                tensor.data = copy
+            yield
+            assert own.home is not None
+            self._send_back(own.number, [own.home, *homes], [p.data, *(tensor.data for tensor in there)])
+        finally:
+            for tensor, home in zip(there, homes, strict=True):
+                tensor.data = home
+        for tensor in every():
+            if not waits(tensor):
+                self._settle(tensor, own.number)
+
+    def _send_back(self, number: int, homes: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
+        if self._back is None:
+            _fill(homes, copies)
+            return
+        self._back.wait_stream(torch.cuda.current_stream(self._where))
+        with torch.cuda.stream(self._back):
+            _fill(homes, copies)
+            self._blocks[number].returned = self._back.record_event()
+        for copy in copies:
+            copy.record_stream(self._back)  # its memory is not given away before it was read
+
+    def wait_until_back(self) -> None:
+        """Waits for what is on its way to the host, which may read it then."""
+        if self._back is not None:
+            self._back.synchronize()
+
+    @torch.no_grad()
+    def _settle(self, tensor: Tensor, number: int | None = None) -> None:
+        """Gives a tensor memory of the host for good; what was made of a block may be on its way there."""
+        home = self._own(tensor, self.held_bytes)
+        if number is None:
+            home.copy_(tensor)
         else:
-            # What was queued before may still read the memory that the allocator has given out again.
-            self._stream.wait_stream(torch.cuda.current_stream(self._where))
-            with torch.cuda.stream(self._stream):
-                _fill(made, tensors)
-                arrived = self._stream.record_event()
-        by_source = dict(zip(map(id, tensors), made, strict=True))
-        self._here[number] = _Copies(memory, by_source, arrived)
-        return self._here[number]
+            self._send_back(number, [home], [tensor.data])
+        tensor.data = home  # in place: whoever refers to a weight still does
+        wait(tensor)
+
+    def _own(self, tensor: Tensor, left: int) -> Tensor:
+        """Memory of the host for a tensor, in one piece with that of others, of which so many bytes are still to
+        come."""
+        size = _room(tensor)
+        if size > len(self._room):
+            with elsewhere():
+                self._room = torch.empty(
+                    max(size, min(left, _PIECE_BYTES)), dtype=torch.uint8, pin_memory=self._stream is not None
+                )
+            self.host.note(self._room)
+        own, self._room = _view(self._room, 0, tensor), self._room[size:]
+        return own
 
     def _keeping(self, number: int, copies: _Copies) -> saved_tensors_hooks:
         """Within the context autograd keeps places in the copies, and what else it keeps as outside of it: recomputing
@@ -234,17 +381,57 @@ class Swap:
         every = [tensor for block in self._blocks for tensor in block.tensors]
         if any(tensor.is_meta for tensor in every):  # what has no memory is in no place
             return
-        pins = self._stream is not None
-        left, piece, used = sum(map(_room, every)), torch.empty(0, dtype=torch.uint8), 0
+        left = sum(map(_room, every))
         for tensor in every:
-            if used + _room(tensor) > len(piece):
-                piece = torch.empty(max(_room(tensor), min(left, _PIECE_BYTES)), dtype=torch.uint8, pin_memory=pins)
-                self.host.note(piece)
-                used = 0
-            own = _view(piece, used, tensor)
+            own = self._own(tensor, left)
             own.copy_(tensor)
             tensor.data = own  # in place: whoever refers to a weight still does
-            used, left = used + _room(tensor), left - _room(tensor)
+            left -= _room(tensor)
+        for number, block in enumerate(self._blocks):
+            for tensor in block.tensors:
+                if tensor.requires_grad:
+                    self._trained(number, tensor)
+
+
+def leaf(p: nn.Parameter) -> Tensor:
+    """The tensor that the gradient of a parameter comes to: itself, or what stands for one that waits."""
+    own = vars(p).get(_PLACE)
+    return p if own is None else own.stand_in
+
+
+@contextmanager
+def with_gradient(p: nn.Parameter) -> Iterator[None]:
+    """Within the context a parameter whose gradient has come to its `leaf` is on the device, and has it."""
+    own = vars(p).get(_PLACE)
+    if own is None:
+        yield
+        return
+    own.home = p.data
+    p.data = own.swap.copy_of(own.number, p)
+    p.grad, own.stand_in.grad = own.stand_in.grad, None
+    try:
+        yield
+    finally:
+        p.grad = None
+        p.data, own.home = own.home, None
+
+
+def with_state(
+    p: nn.Parameter, states: Mapping[Any, dict[str, Any]], stay: Collection[str], average: Tensor | None
+) -> AbstractContextManager[None]:
+    """A context in which a parameter is moved: within `with_gradient`, the optimizer's state of one that waits (but for
+    the entries that `stay` on the device) and its average are on the device, too."""
+    own = vars(p).get(_PLACE)
+    if own is None:
+        return nullcontext()
+    context: AbstractContextManager[None] = own.swap.lent(own, p, states[p], average, stay)
+    return context
+
+
+def wait_until_back(parameters: Iterable[nn.Parameter]) -> None:
+    """Waits until all that was moved of these parameters is where they wait."""
+    for swap in {vars(p)[_PLACE].swap for p in parameters if _PLACE in vars(p)}:
+        swap.wait_until_back()
 
 
 def _forward(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -266,7 +453,7 @@ def _unbound(tensor: Tensor) -> Tensor:
     return tensor.detach()
 
 
-def _fill(copies: list[Tensor], sources: list[Tensor]) -> None:
+def _fill(copies: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     with torch.no_grad():
         for copy, source in zip(copies, sources, strict=True):
             copy.copy_(source, non_blocking=True)
@@ -290,4 +477,4 @@ def _layout(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
 def _view(memory: Tensor, offset: int, like: Tensor) -> Tensor:
     """A tensor of the shape, strides and type of another one, that begins at a byte of some memory."""
     rows = memory[offset : offset + _room(like)].view(like.dtype)
-    return rows.as_strided(like.size(), like.stride(), offset // like.element_size())
+    return rows.as_strided(like.size(), like.stride(), rows.storage_offset())
