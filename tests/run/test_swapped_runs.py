@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import forked_runs
 import pytest
@@ -158,11 +159,18 @@ def test_a_run_validates_saves_goes_on_draws_and_exports_as_without(place, capsy
 def test_two_processes_learn_what_they_learn_without(place):
     more = ["training.gradient_checkpointing=true", "training.base_precision=int8"]
     kinds = {"two": more, "two swapped": [*more, SWAP, OFFLOAD]}
-    codes = forked_runs.together(place.folder, [place.on(name, MESHES["data2"], *own) for name, own in kinds.items()])
-    assert codes == [[errors.DONE] * 2] * 2
+    runs = [place.on(name, MESHES["data2"], *own) for name, own in kinds.items()]
+    assert forked_runs.together(place.folder, runs) == [[errors.DONE] * 2] * 2
+    said = re.search(r"([\d.]+) (MB|kB) of each process \(([\d.]+) (MB|kB) on a node\)", _said(runs[1]))
+    assert said
+    assert float(said[3]) == pytest.approx(2 * float(said[1]), rel=0.01)
     for group in ("model", "ema", "optimizer"):
         assert_equal(place.tensors("two", group), place.tensors("two swapped", group))
     assert place.numbers("two", "learning/loss") == place.numbers("two swapped", "learning/loss")
+
+
+def _said(run: dict) -> str:
+    return " ".join(Path(f"{run['seen']}.log-0").read_text().split())
 
 
 def test_the_plan_counts_device_and_host(place):

@@ -283,7 +283,7 @@ def _model(config: Config, origin: _Origin, processes: Processes, stop: StopSign
         base_digests.check_same_base(point.documents.get("base"), base, point.checkpoint.name)
     check_uncut_batches(config, origin.sizes, parts.objective, parts.net)
     samples.check(config, parts)
-    notices = _of_networks(config, parts)
+    notices = _of_networks(config, parts, processes.world.local_size)
     # Here, before the data are opened, class images are generated: they are among the data.
     parts, state, first, of_state = _state(config, parts, point, origin.mesh, processes, stop)
     return _Model(parts, state, {**base, **first}, [*notices, *of_state])
@@ -338,11 +338,11 @@ def _of_data(run: Run) -> list[str]:
     )
 
 
-def _of_networks(config: Config, parts: Components) -> list[str]:
-    """Notices of the networks and of what they are to draw."""
+def _of_networks(config: Config, parts: Components, processes: int) -> list[str]:
+    """Notices of the networks, which each of so many processes of a node holds, and of what they are to draw."""
     found = [] if parts.family.pretrained is None else parts.family.pretrained.unread
     found = [*found, *parts.numerics.notices(), *quantized_base.describe(parts.family.components)]
-    found += [*float8_layers.describe(parts.net), *swapped.notices(config, parts.swaps)]
+    found += [*float8_layers.describe(parts.net), *swapped.notices(config, parts.swaps, processes)]
     found += [*assistant.notices(config, parts.family), *offloaded.notices(parts.family, parts.device.type == "cpu")]
     return [*found, *parts.family.compatibility_warnings(parts.objective), *samples.prompt_notices(config)]
 
