@@ -119,8 +119,8 @@ def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
     held = []
     for placed, (name, p) in zip(net.placed, parts.net.named_parameters(), strict=True):
         kinds = _in_net(config, parts, name, p)
-        found = _held(placed.name.partition(".")[0], placed, net.patterns[placed.name], mesh, kinds)
-        held.append(replace(found, waits=waits(p)))
+        own = _held(placed.name.partition(".")[0], placed, net.patterns[placed.name], mesh, kinds)
+        held.append(replace(own, waits=waits(p)))
     problems, unknown = list(net.problems), [*net.unknown]
     absent = {name for codec in cache.expected(config, parts.family).values() for name in codec.networks}
     if absent:
@@ -136,11 +136,11 @@ def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
         unknown += [component] if is_split and not network.facts.axes else []
         problems += [(f"{component}.{name}", why) for name, why in found.problems if is_split]
         for placed, p in zip(found.placed, network.module.parameters(), strict=True):
-            own = replace(placed, name=f"{component}.{placed.name}")
-            own = own if is_split else replace(own, tensor=None, fsdp=None)
+            split = replace(placed, name=f"{component}.{placed.name}")
+            split = split if is_split else replace(split, tensor=None, fsdp=None)
             kinds = partial(_frozen, p.element_size())
             away = waits(p) or encoders.waiting(network.module) is not None
-            held.append(replace(_held(component, own, found.patterns[placed.name], mesh, kinds), waits=away))
+            held.append(replace(_held(component, split, found.patterns[placed.name], mesh, kinds), waits=away))
     for component, module in parts.family.components.items():
         is_split = component not in still or (config.mesh.shard_frozen and component not in parts.family.uneven)
         held += _quantized(component, module, mesh.degree("fsdp") if is_split else 1)
