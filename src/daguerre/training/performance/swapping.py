@@ -334,7 +334,7 @@ class Swap:
     @torch.no_grad()
     def _settle(self, tensor: Tensor, number: int | None = None) -> None:
         """Gives a tensor memory of the host for good; what was made of a block may be on its way there."""
-        home = self._own(tensor, self.held_bytes)
+        home = self._own(tensor, self.held_bytes // 8)  # of a small network not much more than it takes
         if number is None:
             home.copy_(tensor)
         else:
