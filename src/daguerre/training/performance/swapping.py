@@ -260,7 +260,7 @@ class Swap:
             return memory, made, self._stream.record_event()
 
     def _entered(self, number: int, tensor: Tensor, copy: Tensor) -> Tensor:
-        """What a block computes with: the copy, of a trained weight with its graph."""
+        """The tensor that a block computes with: the copy, of a trained weight with its graph."""
         if not (tensor.requires_grad and torch.is_grad_enabled()):
             return copy
         entered: Tensor = _Enter.apply(self._trained(number, tensor).stand_in, copy)
