@@ -84,9 +84,9 @@ def test_the_example_has_the_files_of_the_page():
 def test_a_package_is_found_checked_described_and_recorded(site):
     with pytest.raises(ConfigError, match="Did you mean 'posterize'"):
         configs.load("quickstart_controlnet", ["adapter.condition=posteriz"])
-    configs.check_names("quickstart_controlnet", GIVEN)
+    configs.check_soon("quickstart_controlnet", GIVEN)
     with pytest.raises(ConfigError, match=r"Did you mean adapters\.controlnet\.condition\.levels"):
-        configs.check_names("quickstart_controlnet", [*GIVEN, "adapter.condition.level=3"])
+        configs.check_soon("quickstart_controlnet", [*GIVEN, "adapter.condition.level=3"])
     assert "daguerre_example.posterize" not in sys.modules, "names are checked without importing"
     loaded = configs.load("quickstart_controlnet", [*GIVEN, "adapter.condition.levels=3"]).config
     for kind, name in (("objectives", "difference"), ("conditions", "posterize")):

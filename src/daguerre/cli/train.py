@@ -36,7 +36,7 @@ from daguerre.run import storage
 
 def run(arguments: list[str]) -> int:
     """Exit code of a training run; see `daguerre --help` for the codes."""
-    # The run needs torch, which takes seconds to load: misspelt names and a second run on a folder are refused before.
+    # The run needs torch, which takes seconds to load: most mistakes and a second run on a folder are refused before.
     given = overrides.split(arguments, flags=("--dry-run", "--full"))
     dry_run, full = "--dry-run" in given.flags, "--full" in given.flags
     if full and not dry_run:
@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> int:
     wanted = [*given.overrides, *own_place(given.recipe, given.overrides)]
     own = environment.World() if dry_run else environment.read()
     try:
-        configs.check_names(given.recipe, wanted)
+        configs.check_soon(given.recipe, wanted)
         # Several processes look when they have met: they must not wait for one that has left.
         if own.size == 1 and not dry_run:
             storage.of(*configs.peek(given.recipe, wanted)).check_not_held()

@@ -6,7 +6,7 @@ named.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -193,18 +193,19 @@ class Sketch:
     """Mistakes that are seen by now."""
 
 
-def check_names(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> None:
-    """ConfigError for settings that do not exist, of the recipe and the overrides, before any plug-in is imported.
+def check_soon(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> None:
+    """ConfigError for settings that do not exist, and for values of sections that no plug-in defines, of the recipe and
+    the overrides, before any plug-in is imported.
 
-    Other mistakes are left for `load`, which tells all at once. So are names where another mistake is seen here, too.
+    Other mistakes are left for `load`, which tells all at once. So are these where another one is seen here, too.
     """
     root = outline.of(Config)
     if whole is None and (theirs := converted.of(root, name, given, may_lose=True)) is not None:
-        check_names(name, theirs.rest, theirs.tree)
+        check_soon(name, theirs.rest, theirs.tree)
         return
     found = _gathered(root, name, given, whole, [])
     tree = merge.finished(found.tree)
-    _refuse(_misnamed(root, found, tree), tree, found.source)
+    _refuse(_misnamed(root, found, tree) or _misvalued(root, found, tree), tree, found.source)
 
 
 def _misnamed(root: type[Settings], found: "_Gathered", tree: Tree) -> list[Problem]:
@@ -216,9 +217,19 @@ def _misnamed(root: type[Settings], found: "_Gathered", tree: Tree) -> list[Prob
         if above and above[0] not in leaves:
             problems.append(unknown(above[0], trees.get(tree, above[0]), leaves, [*sections]))
             rest = trees.without(rest, above[0])
-    if found.absent or _kinds(rest, leaves) or not _seems_sound(root, rest):
+    if not problems or found.absent or _kinds(rest, leaves) or not _seems_sound(root, rest):
         return []
     return problems
+
+
+def _misvalued(root: type[Settings], found: "_Gathered", tree: Tree) -> list[Problem]:
+    """Problems with values of sections that no plug-in defines; none where a plug-in may have more to say: another
+    problem, or a setting of the command line, is in its section, or what is wrong is seen in several sections alone."""
+    plugged = {n for n, field in root.model_fields.items() if fields.plugin_of(field) or fields.plugin_inside(field)}
+    settings, wrong = _examined(root, tree, found.absent, outside.problems(tree, found.typed))
+    paths = {*found.typed, *(problem.path for problem in wrong)}
+    asks = settings is not None or found.problems or any(path.partition(".")[0] in plugged for path in paths)
+    return [] if asks else wrong
 
 
 def sketch(name: str, given: Sequence[str], whole: Tree | None = None) -> Sketch:
@@ -313,6 +324,16 @@ Checked = TypeVar("Checked", bound=Settings)
 
 def checked(cls: type[Checked], tree: Tree, absent: Sequence[str], problems: Sequence[Problem], source: str) -> Checked:
     """The settings of resolved values; ConfigError with the problems so far and all that the settings classes find."""
+    settings, found = _examined(cls, tree, absent, problems)
+    _refuse(found, tree, source)
+    assert settings is not None
+    return settings
+
+
+def _examined(
+    cls: type[Checked], tree: Tree, absent: Sequence[str], problems: Iterable[Problem]
+) -> tuple[Checked | None, list[Problem]]:
+    """The settings of resolved values, None of faulty ones, and the problems so far with all that are found."""
     leaves, sections = fields.leaves_and_sections(cls, tree)
     found = [*problems, *_kinds(tree, leaves)]
     settings = None
@@ -321,10 +342,7 @@ def checked(cls: type[Checked], tree: Tree, absent: Sequence[str], problems: Seq
     except ValidationError as error:
         found += [p for e in error.errors(include_url=False) for p in translate(e, "", leaves, [*sections])]
         found += checks.problems(_sound(cls, tree))
-    found += [missing(path, leaves) for path in absent]
-    _refuse(found, tree, source)
-    assert settings is not None
-    return settings
+    return settings, found + [missing(path, leaves) for path in absent]
 
 
 def _refuse(problems: Sequence[Problem], tree: Tree, source: str) -> None:
