@@ -10,6 +10,7 @@ images of that area. The exit codes come as JSON.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -157,6 +158,7 @@ def main(plan: str) -> None:
     pyarrow.array([0])  # imports pandas, where it is installed: once, before the forks
     signal.signal(signal.SIGINT, signal.default_int_handler)
     few_samples.look_at_few()
+    gc.freeze()  # no fork's collector goes over what all have loaded
     print(json.dumps([_forked(one) for one in json.loads(Path(plan).read_text())]))
 
 
