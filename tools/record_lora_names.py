@@ -2,13 +2,14 @@
 """Records which names in kohya's layout other programs know, by their own code, for tests/models/test_lora_names.py.
 
     .venv/bin/pip install einops     # beside checkouts of the programs, which are named here
-    .venv/bin/python tools/record_lora_names.py comfyui=DIR sd-scripts=DIR webui=FILE
+    .venv/bin/python tools/record_lora_names.py comfyui=DIR [sd-scripts=DIR] [webui=FILE]
 
-ComfyUI's `comfy/lora.py` and sd-scripts' network are run on networks of the published sizes, without memory; of A1111's
-webui its function that converts names (extensions-builtin/Lora/networks.py). Modules around them are replaced by empty
-ones. Kept are, for each program and model, the number of layers whose names the program has for the same layer, SHA-256
-of these names, and the names that it does not have. Recorded with pollockjj/ComfyUI@618b803d (SHA-256 of lora.py
-bc8e0376, of utils.py dfd937c2), kohya-ss/sd-scripts@48d368fa (networks/lora.py 1c9150d5) and the function in
+ComfyUI's `comfy/lora.py` and sd-scripts' network are run on networks of the published sizes, without memory; of
+transformers with a table of names ComfyUI's own network is built; of A1111's webui its function that converts names
+(extensions-builtin/Lora/networks.py) is run. Modules around them are replaced by empty ones. Kept are, for each program
+and model, the number of layers whose names the program has for the same layer, SHA-256 of these names, and the names
+that it does not have. Recorded with pollockjj/ComfyUI@618b803d (SHA-256 of lora.py bc8e0376, of utils.py dfd937c2),
+kohya-ss/sd-scripts@48d368fa (networks/lora.py 1c9150d5) and the function in
 lllyasviel/stable-diffusion-webui-forge@09da7558 (a00a2c32), as A1111 has it.
 """
 
@@ -40,7 +41,37 @@ from daguerre.models.network import facts_of  # noqa: E402
 from daguerre.models.weights import architectures  # noqa: E402
 
 FILE = ROOT / "tests" / "models" / "recorded" / "lora_names.json"
-MODELS = ("sd1", "sd21", "sdxl", "cascade_c", "cascade_b")
+UNETS = ("sd1", "sd21", "sdxl")
+MODELS = (*UNETS, "cascade_c", "cascade_b")
+TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    # model: class of ComfyUI's models, module and class of its network, and its numbers as its model detection has them
+    "flux1_dev": ("Flux", "flux.model.Flux", {
+        "in_channels": 16, "out_channels": 16, "patch_size": 2, "vec_in_dim": 768, "context_in_dim": 4096,
+        "hidden_size": 3072, "mlp_ratio": 4.0, "num_heads": 24, "depth": 19, "depth_single_blocks": 38,
+        "axes_dim": [16, 56, 56], "theta": 10000, "qkv_bias": True, "guidance_embed": True, "txt_ids_dims": [],
+    }),
+    "flux2_klein_4b": ("Flux", "flux.model.Flux", {
+        "in_channels": 128, "out_channels": 128, "patch_size": 1, "vec_in_dim": None, "context_in_dim": 7680,
+        "hidden_size": 3072, "mlp_ratio": 3.0, "num_heads": 24, "depth": 5, "depth_single_blocks": 20,
+        "axes_dim": [32, 32, 32, 32], "theta": 2000, "qkv_bias": False, "guidance_embed": False, "txt_ids_dims": [3],
+        "global_modulation": True, "mlp_silu_act": True, "ops_bias": False,
+    }),
+    "z_image": ("Lumina2", "lumina.model.NextDiT", {
+        "patch_size": 2, "in_channels": 16, "dim": 3840, "n_layers": 30, "n_refiner_layers": 2, "n_heads": 30,
+        "n_kv_heads": 30, "qk_norm": True, "cap_feat_dim": 2560, "axes_dims": [32, 48, 48],
+        "axes_lens": [1536, 512, 512], "z_image_modulation": True, "ffn_dim_multiplier": 8 / 3, "time_scale": 1000.0,
+        "pad_tokens_multiple": 32,
+    }),
+    "qwen_image": ("QwenImage", "qwen_image.model.QwenImageTransformer2DModel", {"num_layers": 60}),
+}  # fmt: skip
+LETTERS = {
+    "sd21": ["clip_h"],
+    "sdxl": ["clip_l", "clip_g"],
+    "cascade_c": ["clip_g"],
+    "cascade_b": ["clip_g"],
+    "flux1_dev": ["clip_l", "t5xxl"],
+}
+"""Its names of text encoders; clip_l alone where there are none."""
 Layers = dict[tuple[str, str], str]
 """The name that is written of each layer (component, name)."""
 DEPTHS = {  # of ComfyUI's model detection
@@ -85,13 +116,19 @@ def comfyui(folder: Path) -> Callable[[str, dict[str, nn.Module]], dict[str, tup
     classes = ("StableCascade_C", "SD3", "AuraFlow", "PixArt", "HunyuanDiT", "Flux", "GenmoMochi", "HunyuanVideo")
     classes += ("HiDream", "ACEStep", "Omnigen2", "QwenImage", "Lumina2", "Kandinsky5")
     kinds = {name: type(name, (), {}) for name in classes}
-    stub("comfy.model_management")
+    management = MagicMock()
+    for name in ("xformers", "sage_attention", "flash_attention", "pytorch_attention"):  # whose packages are not here
+        getattr(management, f"{name}_enabled").return_value = False
+    sys.modules["comfy.model_management"] = importlib.import_module("comfy").model_management = management
+    stub("comfy.ops", disable_weight_init=nn, manual_cast=nn, cast_to=None, cast_to_input=None)
     stub("comfy.model_base", **kinds)
     stub("comfy.cli_args", args=MagicMock())
     stub("comfy.weight_adapter")
     theirs: Any = importlib.import_module("comfy.lora")
 
     def known(model: str, made: dict[str, nn.Module]) -> dict[str, tuple[str, str]]:
+        if model in TRANSFORMERS:
+            return of_transformer(model, made, kinds, theirs)
         keys: dict[str, tuple[str, str]] = {}
         for component, network in made.items():
             if not kohya.has_names(network) or component.startswith("text"):
@@ -111,20 +148,41 @@ def comfyui(folder: Path) -> Callable[[str, dict[str, nn.Module]], dict[str, tup
         unet.state_dict = lambda: dict.fromkeys(keys)
         unet.model_config = SimpleNamespace(unet_config=config)
         found = {name: keys[key] for name, key in theirs.model_lora_keys_unet(unet, {}).items() if key in keys}
-        letters = {
-            "sd21": ["clip_h"],
-            "sdxl": ["clip_l", "clip_g"],
-            "cascade_c": ["clip_g"],
-            "cascade_b": ["clip_g"],
-        }.get(model, ["clip_l"])
-        texts: dict[str, tuple[str, str]] = {}
-        for letter, component in zip(letters, sorted(name for name in made if name.startswith("text")), strict=False):
-            own = [name for name, module in made[component].named_modules() if isinstance(module, nn.Linear)]
-            texts |= {f"{letter}.transformer.{plain(layer)}.weight": (component, layer) for layer in own}
-        clip = SimpleNamespace(state_dict=lambda: dict.fromkeys(texts))
-        return found | {name: texts[key] for name, key in theirs.model_lora_keys_clip(clip, {}).items() if key in texts}
+        return found | of_texts(model, made, theirs)
 
     return known
+
+
+def of_texts(model: str, made: dict[str, nn.Module], theirs: Any) -> dict[str, tuple[str, str]]:
+    """(component, layer) by name, of text encoders."""
+    letters = LETTERS.get(model, ["clip_l"])
+    texts: dict[str, tuple[str, str]] = {}
+    for letter, component in zip(letters, sorted(name for name in made if name.startswith("text")), strict=False):
+        own = [name for name, module in made[component].named_modules() if isinstance(module, nn.Linear)]
+        spelt = {layer: plain(layer) if letter.startswith("clip") else layer for layer in own}
+        texts |= {f"{letter}.transformer.{name}.weight": (component, layer) for layer, name in spelt.items()}
+    clip = SimpleNamespace(state_dict=lambda: dict.fromkeys(texts))
+    return {name: texts[key] for name, key in theirs.model_lora_keys_clip(clip, {}).items() if key in texts}
+
+
+def of_transformer(
+    model: str, made: dict[str, nn.Module], kinds: dict[str, type], theirs: Any
+) -> dict[str, tuple[str, str]]:
+    """(component, layer) by name: a name of its own network's, of a weight with all rows of what is written so."""
+    kind, place, config = TRANSFORMERS[model]
+    module, _, network = place.rpartition(".")
+    build = getattr(importlib.import_module(f"comfy.ldm.{module}"), network)
+    net = build(**config, image_model=None, dtype=None, device="meta", operations=nn)
+    state = {f"diffusion_model.{name}": weight for name, weight in net.state_dict().items()}
+    unet = type("Model", (kinds[kind],), {})()
+    unet.state_dict = lambda: state
+    unet.model_config = SimpleNamespace(unet_config=config)
+    known, layers = theirs.model_lora_keys_unet(unet, {}), written(made)
+    rows: dict[str, int] = {}
+    for (component, layer), name in layers.items():
+        rows[name] = rows.get(name, 0) + len(made[component].get_submodule(layer).weight)
+    right = {n: layer for layer, n in layers.items() if n in known and len(state[known[n]]) == rows[n]}
+    return right | of_texts(model, made, theirs)
 
 
 def modules(model: str, made: dict[str, nn.Module]) -> tuple[list[nn.Module], nn.Module]:
@@ -221,16 +279,20 @@ def main() -> None:
     """Writes what each program knows."""
     given = dict(each.split("=", 1) for each in sys.argv[1:])
     programs: dict[str, tuple[Any, tuple[str, ...]]] = {
-        "ComfyUI": (comfyui(Path(given["comfyui"])), MODELS),
-        "sd-scripts": (sd_scripts(Path(given["sd-scripts"])), MODELS[:3]),
-        "webui": (webui(Path(given["webui"])), MODELS[:3]),
+        "ComfyUI": (comfyui(Path(given["comfyui"])), (*MODELS, *TRANSFORMERS)),
+        "sd-scripts": (sd_scripts(Path(given["sd-scripts"])) if "sd-scripts" in given else None, UNETS),
+        "webui": (webui(Path(given["webui"])) if "webui" in given else None, UNETS),
     }
-    record: dict[str, Any] = {}
+    programs = {name: each for name, each in programs.items() if each[0] is not None}
+    record: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))  # of programs that are not given
     for program, (known, models) in programs.items():
         for model in models:
             made = networks(model)
             layers, theirs = written(made), known(model, made)
-            wrong = [name for place, name in layers.items() if name in theirs and theirs[name] != place]
+            places: dict[str, set[tuple[str, str]]] = {}
+            for place, name in layers.items():
+                places.setdefault(name, set()).add(place)
+            wrong = [name for name, own in places.items() if name in theirs and theirs[name] not in own]
             assert not wrong, f"{program} takes {wrong[:3]} for other layers"
             right = {name for name in layers.values() if name in theirs}
             record.setdefault(program, {})[model] = {
