@@ -229,6 +229,8 @@ COMMANDS = [
     "reference @ networks.inception=random out=r.safetensors",
     "reference a networks.inception=@ out=r.safetensors",
     "reference a networks.inception=random out=@",
+    "compare @",
+    "compare @ strengths=0.4..1.2 out=@",
     "evaluate @",
     "evaluate @ @",
     "evaluate a metrics=[psnr] against=@",

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tiny_feature_networks
 from adapter_runs import Place
 from pydantic import ValidationError
 
@@ -179,8 +180,13 @@ def test_compare_draws_the_grid_and_goes_on(place, capsys):
     assert [(cell["step"], cell["strength"]) for cell in again] == [(2, 0.5), (2, 1.0), (2, 1.5)]
     assert all(path.stat().st_mtime_ns == time for path, time in made.items()), "nothing is drawn twice"
     ended = documents(run)["compare-step-00000002"]["cells"][0]["numbers"]
-    for name in ("likeness", "nearest", "copies", "drift"):  # the balance is one with the other strengths
-        assert again[1]["numbers"][name]["value"] == pytest.approx(ended[name]["value"], abs=2e-3)
+    for number in ("likeness", "nearest", "copies", "drift"):  # the balance is one with the other strengths
+        assert again[1]["numbers"][number]["value"] == pytest.approx(ended[number]["value"], abs=2e-3)
+    for network, write in {"dinov2": tiny_feature_networks.dinov2, "clip": tiny_feature_networks.clip}.items():
+        there = write(place.folder / network)
+        assert main.run([*given, "updates=[2]", f"networks.{network}={there}"]) == errors.DONE
+        assert documents(run)[name]["features"].startswith(network)
+    assert all(path.stat().st_mtime_ns == time for path, time in made.items()), "images are looked at again"
 
 
 def test_pictures_that_are_shown_again_count_once():

@@ -1,4 +1,4 @@
-"""Compare a LoRA with its base: what it learnt, copied and forgot, at each saved update and strength.
+"""Compare a LoRA with its base: what it learnt, copied and forgot.
 
 usage: daguerre compare RUN [strengths=0.4..1.2] [key=value ...]
 

@@ -35,7 +35,7 @@ from daguerre.report.outcome import Shown
 from daguerre.training import device
 from daguerre.training.precision import dtypes
 
-_NETWORKS: dict[str, dict[str, str]] = {"dinov2": {}, "clip": {"crop": "shorter_side"}}
+_NETWORKS: dict[str, dict[str, str]] = {"dinov2": {"resize": "pillow_bicubic"}, "clip": {"crop": "shorter_side"}}
 """Feature networks that compare images, the first that is given, and how each reads them."""
 
 
