@@ -17,8 +17,9 @@ import pytest
 import tiny_runs
 
 from daguerre import errors, webhook
-from daguerre.queue.keeper import keep
+from daguerre.queue.keeper import TOLD, keep
 from daguerre.queue.queue import Queue
+from daguerre.queue.runner import Runner
 
 SECRET = "T0PSECRETPATH"
 FAKE = [sys.executable, "-S", "-E", str(Path(__file__).parent.parent / "queue" / "fake_training.py")]
@@ -80,6 +81,24 @@ def test_the_queue_tells_of_every_end_once(tmp_path, monkeypatch, what, state, r
     with listening(monkeypatch) as found, (queue.path / f"{ident}.lock").open("w") as lock:
         keep(queue, ident, 1, FAKE, lock.fileno())
     assert [(one["run"], one["state"], one["reason"]) for one in found] == [("a", state, reason)]
+
+
+def test_the_next_runner_tells_of_a_run_whose_keeper_was_killed(tmp_path, monkeypatch):
+    """Of its end, once, whichever runners look; of attempts that a version before this one kept, never."""
+    queue, place = Queue(tmp_path / "queue"), tmp_path / "a"
+    ident = queue.add(["a", "works", str(place)], str(place), place, tmp_path)
+    begun = {"attempt": 1, "keeper": 2**22 + 1, "training": 2**22 + 2, "begun": 0.0}
+    status = {"state": "finished", "pid": 2**22 + 2, "step": 7, "total_steps": 7, "updated": "1"}
+    place.mkdir()
+    (place / "status.json").write_text(json.dumps(status))
+    with listening(monkeypatch) as found:
+        for known in (begun, {**begun, TOLD: False}):
+            (queue.path / f"{ident}.begun.json").write_text(json.dumps(known))
+            for _ in range(2):
+                own = Runner(queue, [""], FAKE, say=lambda text: None)
+                own.step()
+                own.step()
+    assert [(one["run"], one["state"], one["step"]) for one in found] == [("a", "finished", 7)]
 
 
 def test_who_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):

@@ -22,6 +22,8 @@ END_SECONDS = 20.0
 """A training that has written its end lives no longer than this."""
 FAR_END_SECONDS = 600.0
 """The same where its last files go to a store."""
+TOLD = "told"
+"""Whether the end of an attempt was told to the user's webhook, in ID.begun.json."""
 _LOOK_SECONDS = 0.5
 _ENDS = ("finished", "failed", "saved")
 
@@ -33,6 +35,7 @@ def keep(queue: Queue, ident: str, attempt: int, program: list[str], lock: int) 
         return 0
     me = os.getpid()
     begun = {"attempt": attempt, "keeper": me, "keeper_started": processes.started(me), "begun": time.time()}
+    begun |= {TOLD: False}
     # Before the training is there: whatever happens from here on, nobody starts this attempt again.
     write_json_atomically(queue.path / f"{ident}.begun.json", begun)
     command = [*program, *arguments(entry)]
@@ -49,13 +52,23 @@ def keep(queue: Queue, ident: str, attempt: int, program: list[str], lock: int) 
     with suppress(ProcessLookupError, PermissionError):  # workers that have outlived it
         os.killpg(training.pid, signal.SIGKILL)
     write_json_atomically(queue.path / f"{ident}.ended.json", {"attempt": attempt, "code": code, "ended": time.time()})
-    entry = queue.read(ident) or entry
+    tell_end(queue, ident)
+    return 0
+
+
+def tell_end(queue: Queue, ident: str) -> None:
+    """Tells the user's webhook how an attempt has ended, once; for its keeper, and for the runner that finds one
+    which no process holds any more and of which its keeper, killed itself, has not told."""
+    entry, begun = queue.read(ident), queue.document(ident, "begun")
+    # Attempts of versions that did not write it were told of, or never will be.
+    if entry is None or begun.get("attempt") != entry.attempt or begun.get(TOLD) is not False:
+        return
+    write_json_atomically(queue.path / f"{ident}.begun.json", {**begun, TOLD: True})  # first: a full disk tells once
     status = queue.status(entry)
     state, why = queue.outcome(ident, entry, status)
-    known: dict[str, Any] = status if status.get("pid") == training.pid else {}
+    known: dict[str, Any] = status if status.get("pid") == begun.get("training") else {}
     if said := webhook.tell(Path(entry.place), state, why, known.get("step"), known.get("total_steps")):
         print(f"daguerre: {said}", file=sys.stderr, flush=True)
-    return 0
 
 
 def arguments(entry: Entry) -> list[str]:

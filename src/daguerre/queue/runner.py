@@ -16,7 +16,7 @@ from pathlib import Path
 from daguerre import system
 from daguerre.checkpoint.atomic import locked, make_folder, write_json_atomically
 from daguerre.errors import Held
-from daguerre.queue import processes
+from daguerre.queue import keeper, processes
 from daguerre.queue.queue import RUNNER, Listed, Queue
 
 LOOK_SECONDS = 1.0
@@ -73,10 +73,12 @@ class Runner:
         """One look: frees what processes have left, and starts what has a device. The entries as they were found."""
         self._children = [child for child in self._children if child.poll() is None]
         listed = self.queue.entries()
-        taken = set[str]()
+        taken, ended = set[str](), list[str]()
         for each in listed:
             if each.state == "running":
                 taken |= self._held(each)
+            elif each.state not in ("waiting", self._known.get(each.ident)):
+                ended.append(each.ident)
             if each.state != self._known.get(each.ident, each.state):
                 self.say(f"{each.ident} {each.entry.place}: {each.state}{each.why and f' ({each.why})'}")
             self._known[each.ident] = each.state
@@ -88,6 +90,8 @@ class Runner:
                         break  # in order: what needs many devices is not passed by for ever
                     self._start(each, free[: each.entry.devices])
                     free = free[each.entry.devices :]
+        for ident in ended:  # last: a message may take seconds
+            keeper.tell_end(self.queue, ident)
         return listed
 
     def _held(self, each: Listed) -> set[str]:
