@@ -219,6 +219,8 @@ def test_the_negative_prompt_counts(run, tmp_path):
         (["promt=a"], "did you mean prompt?"),
         (["prompt=a", "shards=1/2"], "did you mean shard?"),
         (["prompt=a", "out=s3://bucket/images"], "a local folder"),
+        (["prompt=a", f"out={__file__}"], "is a file, and images go into a folder"),
+        (["prompt=a", f"out={__file__}/images"], "is a file, and images go into a folder"),
         (["prompt=a", "quality=50"], "PNG is lossless"),
         (["prompt=a", "shard_samples=5"], "only with format=webdataset"),
         (["prompt=a", "height=33"], "33"),

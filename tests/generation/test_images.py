@@ -337,6 +337,16 @@ def test_a_large_photo_is_scaled_down_in_words(run, tmp_path, capsys):
     assert job.survey.sizes_px == {(40, 88): 1}
 
 
+@pytest.mark.parametrize("suffix", ["gif", "webp", "png", "tiff"])
+def test_of_an_animation_the_first_frame_is_used_in_words(run, tmp_path, capsys, suffix):
+    frames = [Image.new("RGB", (32, 32), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / f"moves.{suffix}", save_all=True, append_images=frames[1:])
+    frames[0].save(tmp_path / f"still.{suffix}")
+    for name, count in {"moves": 1, "still": 0}.items():
+        generate_command.prepare([str(run), "prompt=red", f"image={tmp_path / f'{name}.{suffix}'}", *SMALL])
+        assert capsys.readouterr().out.count(f"{name}.{suffix}: the first frame is used") == count
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -149,8 +149,8 @@ def prepare(arguments: list[str]) -> Job:
         print(part.notice)
     requests = requests_of(asked_for, prompts(asked_for))
     survey = requests.survey()
-    if survey.notice:
-        print(survey.notice)
+    for notice in survey.notices:
+        print(notice)
     if not survey.images:
         raise UserError("num_images=0: there is nothing to generate", code="empty", setting="sampling.num_images")
     loading = chosen(asked_for)

@@ -8,13 +8,13 @@ generated, with the prompt, each in a size of its own.
 
 import hashlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice, product
 from math import isqrt, log
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -31,6 +31,7 @@ from daguerre.generation.prompts import CONTROL_FROM, IMAGES, Prompts, Row
 from daguerre.regular import check_regular
 from daguerre.types import CONTROLS, IMAGE, IMAGE_PROMPT, MASK, REFERENCES, References
 
+Found = TypeVar("Found")
 STEP_PX = 8
 """Sides that follow an image are multiples of this."""
 _SETTINGS = SharedSettings(formats=("jpeg", "png", "webp", "gif", "bmp", "tiff"), interpolation="lanczos")
@@ -51,6 +52,11 @@ class InputImage:
     def size_px(self) -> tuple[int, int]:
         """Height and width, upright. UserError for a file that is no image."""
         return _size_px(self)
+
+    @property
+    def has_frames(self) -> bool:
+        """True of an animation, and of several pages. UserError as `size_px`."""
+        return _has_frames(self)
 
     @property
     def sha256(self) -> str:
@@ -90,12 +96,21 @@ def made(name: str, pixels_HWC: np.ndarray) -> InputImage:
 
 @lru_cache(maxsize=4096)
 def _size_px(image: InputImage) -> tuple[int, int]:
+    return _of_header(image, headers.upright_size)
+
+
+@lru_cache(maxsize=4096)
+def _has_frames(image: InputImage) -> bool:
+    return _of_header(image, headers.has_frames)
+
+
+def _of_header(image: InputImage, read: Callable[[BinaryIO, Sequence[str]], Found]) -> Found:
     if image.made is not None:
-        return headers.upright_size(io.BytesIO(image.made), _SETTINGS.formats)
+        return read(io.BytesIO(image.made), _SETTINGS.formats)
     try:
         check_regular(image.path)
         with image.path.open("rb") as file:
-            return headers.upright_size(file, _SETTINGS.formats)
+            return read(file, _SETTINGS.formats)
     except Undecodable as reason:
         raise image.refused(reason) from reason
     except OSError as error:

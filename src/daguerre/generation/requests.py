@@ -4,7 +4,7 @@ A list is read from its start whenever it is needed, so that one of any length t
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -38,8 +38,8 @@ class Survey:
     """Rows with an image of each name."""
     inputs_sha256: str
     """Of these images, which row has which, hex."""
-    notice: str
-    """For people: images that are scaled down; empty if there are none."""
+    notices: list[str]
+    """For people: images that are scaled down, and those of several frames."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class RequestList:
                 code="missing",
             )
         self._check_used(inputs.counts)
-        return Survey(images, sizes, inputs.counts, inputs.digest.hexdigest(), inputs.notice)
+        return Survey(images, sizes, inputs.counts, inputs.digest.hexdigest(), inputs.notices)
 
     def _copies(self, row: Row) -> int:
         return self.sampling.num_images if row.num_images is None else row.num_images
@@ -255,6 +255,8 @@ class _Inputs:
     digest: Any = field(default_factory=sha256)
     scaled: list[str] = field(default_factory=list)
     """Images that are larger, for people."""
+    moving: dict[str, None] = field(default_factory=dict)
+    """Files of several frames."""
 
     def add(self, number: int, row: Row, size_px: tuple[int, int], follows: bool) -> None:
         """A row, and whether its size follows its image."""
@@ -262,21 +264,29 @@ class _Inputs:
         for name, image in images.items():
             self.counts[name] += 1
             self.digest.update(f"{number} {name} {image.sha256}\n".encode())
+            if image.has_frames:
+                self.moving[f"{name}={image.path}"] = None
         for image in [one for one in images.values() if one.name not in REFERENCES][: int(follows)]:
             height, width = image.size_px
             if height * width > self.most_px:
                 self.scaled.append(f"{image.path} of {height}x{width} px to {size_px[0]}x{size_px[1]}")
 
     @property
-    def notice(self) -> str:
-        """For people, of images that are scaled down; empty if there are none."""
-        if not self.scaled:
-            return ""
-        more = f", and {len(self.scaled) - 1:,} more" * (len(self.scaled) > 1)
-        return (
-            f"scaled down: {self.scaled[0]} (height x width){more}: no more than the {self.most_px:,} pixels of this "
-            "model's own images; set height and width for another size"
-        )
+    def notices(self) -> list[str]:
+        """Lines for people."""
+        lines = []
+        if self.scaled:
+            lines.append(
+                f"scaled down: {_first(self.scaled)} (height x width): no more than the {self.most_px:,} pixels of "
+                "this model's own images; set height and width for another size"
+            )
+        if self.moving:
+            lines.append(f"an animation, or pages: {_first([*self.moving])}: the first frame is used")
+        return lines
+
+
+def _first(names: Sequence[str]) -> str:
+    return names[0] + f", and {len(names) - 1:,} more" * (len(names) > 1)
 
 
 def _note_name(one: ImageRequest, row: Row, names: set[int]) -> None:

@@ -79,6 +79,17 @@ def is_transparent(image: bytes | np.ndarray, formats: Sequence[str]) -> bool:
     return isinstance(image, bytes) and opened(io.BytesIO(image), formats).has_transparency_data
 
 
+def has_frames(file: BinaryIO, formats: Sequence[str]) -> bool:
+    """True of an animation, and of a TIFF of several pages. Raises as `opened`."""
+    image = opened(file, formats)
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except BROKEN as error:
+        if _of_the_system(error):
+            raise
+        return False  # the first picture may be whole
+
+
 def orientation(image: Image.Image, to_the_end: bool = True) -> int:
     """EXIF's orientation, 1 to 8; 1 if it is missing or makes no sense. A PNG may hold it after its pixels:
     `to_the_end` decodes one that is not decoded yet."""
