@@ -196,11 +196,28 @@ def test_a_value_that_means_nothing_is_an_error(table):
     counted |= {"warmup_length", "backup_every", "total_step", "num_train_epochs", "max_train_epochs", "lr_decay_steps"}
     counted |= {"checkpointing_steps", "checkpoint_step_interval", "save_every_n_steps", "save_every_n_epochs"}
     counted |= {"checkpoint_epoch_interval", "checkpoints_total_limit", "lr_warmup_steps", "resolution"}
-    counted |= {"save_ckpt_interval", "save_steps", "log_interval", "max_num_ckpt"}
+    counted |= {
+        "save_ckpt_interval",
+        "save_steps",
+        "log_interval",
+        "log_every",
+        "log_freq",
+        "logging_steps",
+        "max_num_ckpt",
+    }
     any_text = {"webdataset_path", "path", "data_path", "dataset_name", "weight", "resume_from_checkpoint"}
     any_text |= {"instance_data_dir", "prompt", "train_data_dir", "caption_prefix", "caption_extension"}
     any_text |= {"unet_checkpoint", "dataset_save_location", "timestep_spacing"}  # what they set checks the text
-    any_text |= {"lora_layers", "module_filters", "rank", "lora_rank", "lora_dim", "lora_alpha", "lora_dropout"}
+    any_text |= {
+        "lora_layers",
+        "module_filters",
+        "rank",
+        "lora_rank",
+        "lora_r",
+        "lora_dim",
+        "lora_alpha",
+        "lora_dropout",
+    }
     any_text |= {"network_dropout", "instance_data_path", "clip_text_model_name"}
     any_text |= {"controlnet_blocks", "controlnet_bottleneck_mode", "controlnet_checkpoint_path"}
     any_text |= {"controlnet_model_name_or_path"}

@@ -392,6 +392,14 @@ def test_no_table_catches_a_setting_of_ours():
         ("caption_dropout_prob=0.1", "data.caption_dropout"),
         ("eval_batch_size=4", ""),
         ("num_batch_size=4", ""),
+        ("optimizer.lr=1", "optimizer.learning_rate"),
+        ("optimizer.type=lion", "optimizer.name"),
+        ("optimizer.weight_decy=1", "optimizer.weight_decay"),
+        ("lr_scheduler.warmup_steps=1", "lr_scheduler.warmup"),
+        ("training.grad_accum=1", "training.gradient_accumulation_steps"),
+        ("training.dtype=bf16", ""),
+        ("sampling.cfg=3", ""),
+        ("training.epochs=3", ""),
         ("max_len=4", ""),
         ("warmup_ratio=4", ""),
     ],
@@ -400,6 +408,26 @@ def test_only_a_misspelt_name_is_answered_with_another(given, hint):
     with pytest.raises(ConfigError) as caught:
         config.load("sd15", [given])
     assert (f"Did you mean {hint}?" in str(caught.value)) if hint else "Did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("training.epochs=3", "the length of a run is training.duration"),
+        ("instance_token=sks", "instance_prompt='a photo of sks dog'"),
+        ("data.dir=photos", "data.source=folder"),
+        ("ema=false", "ema.enabled=false switches it off"),
+        ("validation=null", "validation.every=null switches it off"),
+        ("optimizer=null", "optimizer is one of"),
+        ("data.sources.images=null", "there must be one at least"),
+        ("training.compile=true", "allowed: false, blocks"),
+        ("prompts=a star", """such as prompts='["a star"]'"""),
+    ],
+)
+def test_a_refusal_says_what_serves(given, said):
+    with pytest.raises(ConfigError) as caught:
+        config.load("quickstart", [given])
+    assert said in str(caught.value)
 
 
 COMMANDS = [

@@ -18,6 +18,8 @@ from daguerre.foreign.names import lookup
 from daguerre.formatting import shown
 from daguerre.settings import WithoutEffect
 
+_KINDS = ("type", "kind", "class")
+"""What the name of a plug-in is called elsewhere."""
 NOTHING = object()
 """Stands for "nothing was given" in a problem."""
 
@@ -63,7 +65,11 @@ def unknown(path: str, given: Any, leaves: Mapping[str, Leaf], sections: Sequenc
     elsewhere = _other_plugins(section, name, leaves)
     if elsewhere:
         return Problem(path, elsewhere, given)
-    near = nearest(meant, [*leaves, *sections]) or nearest(meant, lookup.NAMES)
+    if section and (instead := lookup.refused(name)):  # training.epochs: the name alone is another trainer's
+        return Problem(path, instead, given)
+    theirs = name in lookup.NAMES and not any(known.rpartition(".")[2] == name for known in leaves)
+    found = [lookup.SAME.get(name, name)] if theirs else []  # optimizer.lr, likewise
+    near = found or nearest(meant, [*leaves, *sections]) or nearest(meant, lookup.NAMES)
     siblings = [known.rpartition(".")[2] for known in [*leaves, *sections] if known.rpartition(".")[0] == section]
     if near:
         hint = f" Did you mean {' or '.join(near)}?"
@@ -97,10 +103,14 @@ def nearest(path: str, known: Sequence[str]) -> list[str]:
     if inside or 0 < len(same) <= 2:
         return (inside or same)[:2]
     siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == prefix}
-    by_name = difflib.get_close_matches(last, list(siblings), n=1, cutoff=0.7)
+    if last in _KINDS and "name" in siblings and prefix:
+        return [siblings["name"]]
+    by_name = difflib.get_close_matches(last, list(siblings), n=1, cutoff=0.65 if prefix else 0.7)
     if by_name and (prefix or _slip(last, by_name[0])):
         return [siblings[by_name[0]]]
-    ends = {name: k for k in known if _slip(last, name := k.rpartition(".")[2])}
+    ends = {name: k for k in known if _slip(last, name := k.rpartition(".")[2]) and k not in same}
+    if prefix and siblings:  # in a section that there is, cache.dtype is not meant by optimizer.type
+        return [ends[each] for each in difflib.get_close_matches(last, list(ends), n=1, cutoff=0.9)]
     by_end = difflib.get_close_matches(last, list(ends), n=1, cutoff=0.75)
     whole = [k for k in known if _slip(last, k.rpartition(".")[2])] if "." not in path else list(known)
     return [ends[by_end[0]]] if by_end else difflib.get_close_matches(path, whole, n=1, cutoff=0.75)
@@ -118,6 +128,11 @@ def _slip(given: str, known: str) -> bool:
 def group(path: str, given: Any, leaves: Mapping[str, Leaf], section: str) -> Problem:
     """A value for a whole section."""
     inner = [known for known in leaves if known.startswith(f"{section}.")]
+    switches = {f"{section}.enabled": ("false", "true or false"), f"{section}.every": ("null", "null")}
+    ways = ((known, *switch) for known, switch in switches.items() if known in leaves)
+    off = next((f"{known}={text}" for known, text, end in ways if allowed(leaves[known]).endswith(end)), "")
+    if off and given in (None, False, "null", "false", "none", "off"):
+        return Problem(path, f"is a group of settings: {off} switches it off", given)
     return Problem(path, f"is a group of settings: set one of them, such as {inner[0]}", given)
 
 
@@ -153,8 +168,12 @@ def translate(error: ErrorDetails, prefix: str, leaves: Mapping[str, Leaf], sect
     leaf = leaves.get(path) or (fields.member(leaves[above], name) if above in leaves else None)
     if path in sections:
         return [group(path, given, leaves, path)]
+    if kind == "too_short" and not given:
+        return [Problem(path, "is empty: there must be one at least")]
     empty = "is empty; " if kind == "string_too_short" and given == "" else ""
     words = allowed(leaf) if leaf else ""
+    if isinstance(given, str) and words.startswith("a list [..., ...] of text"):
+        words += f", such as {name}='{shown([given])}'"
     if isinstance(given, str) and words.endswith("{key: a number}"):
         words += f", such as {name}='{{{given}: 1}}'"
     return [Problem(path, f"{empty}allowed: {words}" if leaf else text[:1].lower() + text[1:], given)]

@@ -263,7 +263,7 @@ def _in_words(annotation: Any) -> str:
     if annotation in _WORDS:
         return _WORDS[annotation]
     if get_origin(annotation) is Literal:
-        return ", ".join(str(a) for a in get_args(annotation))
+        return ", ".join(str(a).lower() if isinstance(a, bool) else str(a) for a in get_args(annotation))
     if get_origin(annotation) in (list, tuple):
         members = [a for a in get_args(annotation) if a is not Ellipsis]
         of = f" of {_in_words(members[0])}".replace("a whole number", "whole numbers") if members else ""

@@ -166,7 +166,7 @@ def extent(dataset: Dataset) -> str:
     if dataset.count is None:
         return f"{dataset.size:,} samples of {len(dataset.members)} sources"
     repeated = "" if dataset.count == dataset.size else f", {dataset.count:,} with repeats"
-    return f"{dataset.size:,} samples an epoch{repeated}"
+    return f"{counted(dataset.size, 'sample')} an epoch{repeated}"
 
 
 def describe_source(dataset: Dataset, config: Config, batch_size: int, images: Images = NO_IMAGES) -> list[str]:

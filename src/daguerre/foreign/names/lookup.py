@@ -54,8 +54,8 @@ def translate(key: str, text: str, look: Look | None = None) -> Meaning:
             return Meaning()
         meaning = FUNCTIONS[name](key, text, *([look] if key in RELATIVE else []), *arguments)
         return replace(meaning, notices=tuple(said if key in said else f"{key}: {said}" for said in meaning.notices))
-    if (instead := _row(key, REFUSED)) is not None:
-        raise UserError(f"not a Daguerre setting: {instead}", code="unknown")
+    if instead := refused(key):
+        raise UserError(instead, code="unknown")
     if (serves := _row(key, NOTICES)) is not None:
         return Meaning((), (IDLE.format(key) + serves,))
     for theirs, ours in BELOW.items():
@@ -68,6 +68,12 @@ def translate(key: str, text: str, look: Look | None = None) -> Meaning:
 def value(path: str, text: str) -> str:
     """The text that is given to a setting of ours, by our own name of the value."""
     return values.sampler(text) if path == "sampling.sampler" else text
+
+
+def refused(key: str) -> str:
+    """What serves in place of a name that means nothing, or several things, here; "" for another name."""
+    instead = _row(key, REFUSED)
+    return "" if instead is None else f"not a Daguerre setting: {instead}"
 
 
 def _row(key: str, table: Mapping[str, Any]) -> Any:
