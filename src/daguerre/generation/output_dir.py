@@ -109,14 +109,14 @@ def place(out: str | None, home: Path, name: str, parameters: Mapping[str, Any])
             setting="out",
         )
     if out is not None:
-        folder = Path(out).expanduser()
-        if file := next((path for path in (folder, *folder.parents) if path.is_file()), None):
+        given = Path(out).expanduser()
+        if file := next((path for path in (given, *given.parents) if path.is_file()), None):
             raise UserError(
                 f"out={out}: {file} is a file, and images go into a folder, with a JSON next to each: out=FOLDER",
                 code="conflict",
                 setting="out",
             )
-        return Folder(folder)
+        return Folder(given)
     slug = re.sub(r"\W+", "-", name.lower()).strip("-")[:60].strip("-") or "empty"
     number = 1
     while True:
