@@ -1,6 +1,5 @@
-"""The font of a contact sheet's captions: the one of this machine that has the most of their characters."""
+"""Fonts of a contact sheet's captions: of each the one of this machine that has the most of its characters."""
 
-from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,22 +20,29 @@ PLACES = (
     "/mnt/c/Windows/Fonts/arial.ttf",
 )
 """Known places of fonts with many scripts, on Linux, macOS and Windows under WSL."""
+SCRIPTS = ("/usr/share/fonts/truetype/noto", "/usr/share/fonts/noto")
+"""Folders with a font for each of many scripts, such as Devanagari and Thai: fonts-noto-core of Debian, noto-fonts."""
 _MISSING = "\uffff"
 """No character: every font draws its box for it."""
 
 
-def best(texts: Iterable[str], size_px: int) -> tuple[Font, str]:
-    """The font that draws these texts, Pillow's own where that has all of their characters, and the characters that it
-    lacks too."""
-    wanted = {letter for text in texts for letter in text if letter.isprintable() and not letter.isspace()}
+def best(text: str, size_px: int) -> tuple[Font, str]:
+    """The font that draws a text, Pillow's own where that has all of its characters, and the characters that it lacks
+    too."""
+    wanted = {letter for letter in text if letter.isprintable() and not letter.isspace()}
     chosen: Font = ImageFont.load_default(size_px)
     lacking = _lacking(chosen, wanted)
-    for place in PLACES:
+    for place in (*PLACES, *_of_scripts(SCRIPTS)):
         if not lacking:
             break
         if (font := _at(place, size_px)) is not None and len(without := _lacking(font, wanted)) < len(lacking):
             chosen, lacking = font, without
     return chosen, "".join(sorted(lacking))
+
+
+@lru_cache(maxsize=1)
+def _of_scripts(folders: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(str(path) for folder in folders for path in sorted(Path(folder).glob("NotoSans*-Regular.ttf")))
 
 
 @lru_cache(maxsize=32)

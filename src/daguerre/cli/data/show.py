@@ -153,16 +153,18 @@ def _note(sizes: np.ndarray) -> str:
 
 def sheet(cells: list[Cell]) -> Image.Image:
     """All cells in rows of one height, captions below."""
-    font, lacking = fonts.best((cell.caption[:_LETTERS] for cell in cells), _TEXT_PX)
-    if lacking:
+    found = [fonts.best(cell.caption[:_LETTERS], _TEXT_PX) for cell in cells]
+    if lacking := "".join(sorted({letter for _, letters in found for letter in letters})):
         print(
             f"no font of this machine has {len(lacking)} of the characters of these captions, such as {lacking[:5]}: "
-            "they are drawn as boxes (Debian and Ubuntu: apt install fonts-noto-cjk). Training reads them as they are"
+            "they are drawn as boxes (Debian and Ubuntu: apt install fonts-noto-cjk for Chinese, Japanese and Korean, "
+            "fonts-noto-core for other scripts). Training reads them as they are"
         )
+    font_of = {id(cell): font for cell, (font, _) in zip(cells, found, strict=True)}
     small = ImageFont.load_default(_TEXT_PX - 3)
     rows = []
     for row, height in _rows(cells):
-        captions = [_wrapped(cell.caption, _width(cell, height), font) for cell in row]
+        captions = [_wrapped(cell.caption, _width(cell, height), font_of[id(cell)]) for cell in row]
         rows.append((row, height, captions, _ABOVE_TEXT_PX + _LINE_PX * (max(map(len, captions)) + 1)))
     deep = _GAP_PX + sum(height + words + _GAP_PX for _, height, _, words in rows)
     image = Image.new("RGB", (_SHEET_PX, deep), _PAPER)
@@ -178,7 +180,7 @@ def sheet(cells: list[Cell]) -> Image.Image:
             image.paste(cell.image.resize((width, height), filtered), (left, top))
             below = top + height + _ABOVE_TEXT_PX
             for i, line in enumerate(lines):
-                pen.text((left, below + i * _LINE_PX), line, _INK, font)
+                pen.text((left, below + i * _LINE_PX), line, _INK, font_of[id(cell)])
             pen.text((left, below + len(lines) * _LINE_PX + 2), cell.note, _SOFT, small)
             left += width + _GAP_PX
         top += height + words + _GAP_PX
