@@ -24,7 +24,7 @@ from daguerre.trees import ABSENT, Tree, get, merge
 BROKEN = (ValueError, KeyError, AttributeError, TypeError, IndexError, OverflowError, RecursionError)
 """What YAML's constructors raise for texts that are no values of their kind, such as `!!int 1e5`."""
 _DEPTH = 50
-_NOT_FOUND = re.compile(r"^Interpolation key '(.*)' not found")
+_NOT_FOUND = re.compile(r"^Interpolation key '(.*)' not found|Error trying to access ([\w.]+): node")
 _TOO_DEEP = f"lists and groups are nested too deeply: at most {_DEPTH} levels"
 _BITS = 1024
 
@@ -175,7 +175,7 @@ def _interpolation_error(error: OmegaConfBaseException, whole: Tree) -> str:
     where = getattr(error, "full_key", None)
     text = first_line(error)
     if found := _NOT_FOUND.search(text):
-        target, setting = found[1], re.sub(r"\[\d+\]", "", str(where or "the setting"))
+        target, setting = found[1] or found[2], re.sub(r"\[\d+\]", "", str(where or "the setting"))
         above = [target.rsplit(".", depth)[0] for depth in range(target.count("."), -1, -1)]
         gone = next((path for path in above if get(whole, path) in (ABSENT, None)), target)
         return (

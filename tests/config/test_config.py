@@ -549,6 +549,11 @@ def _members(annotation):
             r"sampling\.prompts\[1\] refers to data\.sources\.class\.captions\.text, "
             r"and there is no data\.sources\.class .*give sampling\.prompts a value of its own",
         ),
+        (
+            "sd15_dreambooth",
+            ["data.sources.class.generate=null"],
+            r"class\.path refers to .*generate\.count, and there is no data\.sources\.class\.generate ",
+        ),
         ("quickstart", ["data.resolution=70"], r"drawn and checked at 64 px.*data\.source=folder"),
         ("quickstart", ["model.vae="], r"model\.vae.*is empty.*\"base\""),
         ("sd15", ["run_name=x", "model.text_encoder="], r"model\.text_encoder.*is empty"),

@@ -65,6 +65,7 @@ def test_a_new_token_in_the_negative_prompt_is_one_in_a_prompt(base, tmp_path, c
         ("embedding:easynegative", "reads a file of tokens"),
         (r"miku \(vocaloid\)", "the backslash"),
         ('[a, "b, c"]', """[a, "b, c"] is one prompt: sampling.prompts='[...]' takes a list"""),
+        ("[red star,blue star]", "[red star,blue star] is one prompt"),
         ("a cat BREAK a dog", "BREAK begins no new window"),
     ],
 )

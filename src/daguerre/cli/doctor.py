@@ -192,7 +192,7 @@ def _environment() -> Iterator[Finding]:
 
 def _recipes() -> Iterator[Finding]:
     if names := list(recipe.shipped()):
-        yield Finding("ok", "recipes", ", ".join(names))
+        yield Finding("ok", "recipes", f"{len(names)}, quickstart among them: `daguerre recipes` lists them")
     else:
         yield Finding("!!", "recipes", f"none in {recipe.FOLDER}", _reinstall())
 

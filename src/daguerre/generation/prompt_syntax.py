@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 _ADDS = r"<\s*(?:lora|lyco|lycoris|hypernet|ti)\s*:[^<>]*>"
-_LIST = r"^\s*\[(?=[^\]]*[\"'])[^\[\]]*,[^\[\]]*\]\s*$"
+_LIST = r"^\s*\[[^\[\]]*,[^\[\]]*\]\s*$"  # also without quotes, which a shell takes away
 MARKS = {
     _LIST: "{} is one prompt: sampling.prompts='[...]' takes a list of them, prompts_file=FILE one a line",
     r"\([^()]*:\s*[+-]?(?:\d+\.?\d*|\.\d+)\s*\)": "{} sets no weight",

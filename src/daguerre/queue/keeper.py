@@ -23,7 +23,7 @@ END_SECONDS = 20.0
 FAR_END_SECONDS = 600.0
 """The same where its last files go to a store."""
 TOLD = "told"
-"""Whether the end of an attempt was told to the user's webhook, in ID.begun.json."""
+"""Says in ID.begun.json whether the end of an attempt was sent to the webhook."""
 _LOOK_SECONDS = 0.5
 _ENDS = ("finished", "failed", "saved")
 
@@ -57,8 +57,8 @@ def keep(queue: Queue, ident: str, attempt: int, program: list[str], lock: int) 
 
 
 def tell_end(queue: Queue, ident: str) -> None:
-    """Tells the user's webhook how an attempt has ended, once; for its keeper, and for the runner that finds one
-    which no process holds any more and of which its keeper, killed itself, has not told."""
+    """Tells the webhook how an attempt has ended, once; for its keeper, and for the runner that finds one
+    that no process holds and of which its keeper, killed itself, has said nothing."""
     entry, begun = queue.read(ident), queue.document(ident, "begun")
     # Attempts of versions that did not write it were told of, or never will be.
     if entry is None or begun.get("attempt") != entry.attempt or begun.get(TOLD) is not False:

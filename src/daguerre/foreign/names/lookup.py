@@ -71,7 +71,7 @@ def value(path: str, text: str) -> str:
 
 
 def refused(key: str) -> str:
-    """What serves in place of a name that means nothing, or several things, here; "" for another name."""
+    """Says what serves in place of a name that means nothing, or several things, here; "" for another name."""
     instead = _row(key, REFUSED)
     return "" if instead is None else f"not a Daguerre setting: {instead}"
 
