@@ -340,8 +340,7 @@ def _of_data(run: Run) -> list[str]:
 
 def _of_networks(config: Config, parts: Components, processes: int) -> list[str]:
     """Notices of the networks, which each of so many processes of a node holds, and of what they are to draw."""
-    found = [] if parts.family.pretrained is None else parts.family.pretrained.unread
-    found = [*found, *parts.numerics.notices(), *quantized_base.describe(parts.family.components)]
+    found = [*parts.numerics.notices(), *quantized_base.describe(parts.family.components)]
     found += [*float8_layers.describe(parts.net), *swapped.notices(config, parts.swaps, processes)]
     found += [*assistant.notices(config, parts.family), *offloaded.notices(parts.family, parts.device.type == "cpu")]
     return [*found, *parts.family.compatibility_warnings(parts.objective), *samples.prompt_notices(config)]
@@ -420,7 +419,9 @@ def _announced(run: Run, batch: Batch, notices: Sequence[str], storage: RunStora
             preflight.check_compiled_code(parts, batch)
     seconds = each * sizes.whole / sizes.ranks * left
     length = f"about {format_duration(seconds)} of training" if left else "all done"
-    run.say([*summary.headline(config, parts, sizes, left, length), *notices, f"run folder: {storage.name}"])
+    # Now, as a network may have been read after captions were encoded.
+    unread = [] if parts.family.pretrained is None else parts.family.pretrained.unread
+    run.say([*summary.headline(config, parts, sizes, left, length), *unread, *notices, f"run folder: {storage.name}"])
     return run
 
 
