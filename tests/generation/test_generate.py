@@ -217,6 +217,7 @@ def test_the_negative_prompt_counts(run, tmp_path):
         (["prompt=a", "resume_from_checkpoint=step-00000009"], "it has: step-00000001, step-00000002"),
         (["prompt=a", "run_name=other"], "would have no effect"),
         (["promt=a"], "did you mean prompt?"),
+        (["prompt=a", "lora=style.safetensors"], "use='{style.safetensors: 1}' adds a LoRA"),
         (["prompt=a", "shards=1/2"], "did you mean shard?"),
         (["prompt=a", "out=s3://bucket/images"], "a local folder"),
         (["prompt=a", f"out={__file__}"], "is a file, and images go into a folder"),

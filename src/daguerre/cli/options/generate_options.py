@@ -57,6 +57,8 @@ INPUTS = {
 """Names of diffusers, kohya's gen_img.py, MindOne and A1111 for what an image starts from."""
 HARD_EDGE = ("padding_mask_crop", "mask_blur", "blur_factor")
 """Names of diffusers and A1111 for what is not done with masks."""
+LORAS = ("lora", "loras", "lora_path", "lora_weights", "network_weights", "adapter_path")
+"""Names of LoRAs' files in other programs."""
 
 
 class Options(Settings):
@@ -184,6 +186,8 @@ def _of_examples(given: overrides.Arguments, notices: list[str]) -> overrides.Ar
                 f"is black stays as it is in any case. Remove {key}",
                 code="unsupported",
             )
+        elif key in LORAS:
+            raise UserError(f"{key} is no option: use='{{{text}: 1}}' adds a LoRA, with its strength", code="unknown")
         elif key == "lora_config":  # MaxDiffusion's
             kept.append(f"use={json.dumps(lora_config.strengths(yaml_text.value(text)))}")
         elif key == "tar":
