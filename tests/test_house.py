@@ -32,6 +32,7 @@ LEAVES = {
     "__version__",
     "credentials",
     "deferred",
+    "devices",
     "digests",
     "documents",
     "errors",

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from daguerre import devices
 from daguerre.checkpoint.manifest import CheckpointError
 from daguerre.checkpoint.retention import RetentionPolicy
 from daguerre.checkpoint.sharded import LocalFiles, Planned, ShardedStore
@@ -61,8 +62,7 @@ class HostMemory:
         self._used = {pinned: [0] * len(slabs) for pinned, slabs in self._slabs.items()}
         found = {file: {key: self._copy(tensor) for key, tensor in tensors.items()} for file, tensors in local.items()}
         for device in {tensor.device for tensors in local.values() for tensor in tensors.values()}:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            devices.synchronize(device)
         return found
 
     @property

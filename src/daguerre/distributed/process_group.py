@@ -89,6 +89,7 @@ def start(
         with Watchdog(world, alone, stacks, watching.on_end) as watch:
             yield Processes(world, own, "", Agreement(None), watch)
         return
+    _refuse_apple(own)
     store = _store(world, settings, environ)
     meeting = Meeting(store, world.rank, world.size, watching.exit_code)
     meeting.all_here("start", settings.rendezvous_seconds, stoppable=True)
@@ -179,6 +180,16 @@ def _link(world: World, store: dist.Store, limits: Limits) -> heartbeat.Heartbea
         return heartbeat.HeartbeatServer(listener, invited["word"], me, world.size, limits)
     line = heartbeat.connect(json.loads(store.get("watchdog")), me)
     return heartbeat.HeartbeatClient(line, me, world.size, limits)
+
+
+def _refuse_apple(own: torch.device) -> None:
+    """UserError for several processes on an Apple GPU."""
+    if own.type == "mps":
+        raise UserError(
+            "training.device=mps computes in one process: torch has no backend between Apple GPUs; use cpu",
+            code="unsupported",
+            setting="training.device",
+        )
 
 
 def _refuse_shared_devices(agreement: Agreement, own: torch.device) -> None:

@@ -89,7 +89,7 @@ def each_sample(
         )
         for batch, found_at in one_behind((batch, [*parts.losses_at(batch, quantiles)]) for batch in made):
             each = (terms.loss_B if terms.raw_loss_B is None else terms.raw_loss_B for terms in found_at)
-            columns = [loss_B.double().cpu().numpy() for loss_B in each]
+            columns = [loss_B.cpu().double().numpy() for loss_B in each]
             valid_B = batch.valid_B.numpy() > 0
             rows.append(np.stack(columns, axis=1)[valid_B])
             about = zip(batch.names, batch.texts, valid_B.tolist(), strict=True)

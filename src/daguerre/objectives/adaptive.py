@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from daguerre import devices
 from daguerre.errors import UserError
 from daguerre.types import LossTerms
 
@@ -39,7 +40,7 @@ class AdaptiveWeight:
     def bucket(self, log_snr_B: Tensor) -> Tensor:
         """Index [B] int64 of each sample's bucket; levels beyond the range count to the first and the last."""
         self._move(log_snr_B.device)
-        return torch.searchsorted(self._edges, log_snr_B.double())
+        return torch.searchsorted(self._edges, log_snr_B.to(self._edges.dtype))
 
     def weight(self, log_snr_B: Tensor) -> Tensor:
         """Weight [B] float32 of the raw loss of samples at these levels."""
@@ -51,13 +52,14 @@ class AdaptiveWeight:
         """Adds the raw losses of a micro-batch; those of empty slots, and those that are not finite, do not count."""
         assert terms.raw_loss_B is not None
         assert terms.log_snr_B is not None
-        raw_B = terms.raw_loss_B.detach().double()
+        wide = devices.widest(terms.log_snr_B.device)
+        raw_B = terms.raw_loss_B.detach().to(wide)
         # One NaN would stay in the running mean for good, as every later mean is made of it.
-        counts_B = ((valid_B > 0) & torch.isfinite(raw_B)).double()
+        counts_B = ((valid_B > 0) & torch.isfinite(raw_B)).to(wide)
         raw_B = torch.where(counts_B > 0, raw_B, 0.0)
         bucket_B = self.bucket(terms.log_snr_B)
         # A product instead of index_add, whose order of addition is not fixed on a GPU.
-        one_hot_KB = (torch.arange(len(self.table_K), device=bucket_B.device)[:, None] == bucket_B).double()
+        one_hot_KB = (torch.arange(len(self.table_K), device=bucket_B.device)[:, None] == bucket_B).to(wide)
         sums_2K = torch.stack([one_hot_KB @ counts_B, one_hot_KB @ raw_B])
         self._sums = sums_2K if self._sums is None else self._sums + sums_2K
 
@@ -93,4 +95,5 @@ class AdaptiveWeight:
     def _move(self, device: torch.device) -> None:
         # At the first use: the objective is made before the device of a run is chosen.
         if self.table_K.device != device:
-            self.table_K, self._edges = self.table_K.to(device), self._edges.to(device)
+            wide = devices.widest(device)
+            self.table_K, self._edges = self.table_K.to(device, wide), self._edges.to(device, wide)

@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from daguerre import devices
 from daguerre.errors import UserError
 from daguerre.objectives.networks.discriminator import PatchDiscriminator
 from daguerre.objectives.networks.source import NetworkSource
@@ -104,7 +105,8 @@ class Balance:
     def observe(self, terms: LossTerms, valid_B: Tensor) -> None:
         """Adds the gradients of a micro-batch, those of empty slots with them: they are black images everywhere."""
         if "gradients" in terms.observed:
-            gradients = terms.observed["gradients"].double()
+            gradients = terms.observed["gradients"]
+            gradients = gradients.to(devices.widest(gradients.device))
             # The count of samples travels as one more column: one reduction serves both.
             gradients = torch.cat([gradients, gradients.new_full((2, 1), len(valid_B))], 1)
             self._sums = gradients if self._sums is None else self._sums + gradients

@@ -277,7 +277,7 @@ def _at_level(
                     x_BChw, torch.full((len(x_BChw),), level["c_noise"]).to(x_BChw.device), cond
                 ).float()
         wrong_BChw = outputs[seen] - (level["p"] * x0_BChw + level["q"] * eps_BChw)
-        loss_B = wrong_BChw.square().mean((1, 2, 3)).double().cpu()
+        loss_B = wrong_BChw.square().mean((1, 2, 3)).cpu().double()
         ratio = (s / a) ** 2
         linear = float((variance_C * ratio / (variance_C + ratio)).mean())
         found[name] = loss_B, loss_B * (s / (a * level["q"] - s * level["p"])) ** 2 / linear

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 import yaml
 
+from daguerre import devices
 from daguerre.assembly.batch_sizes import BatchSizes
 from daguerre.assembly.parts import Components
 from daguerre.conditions.condition import NO_IMAGES, Images
@@ -56,8 +57,8 @@ def parameter_counts(parts: Components) -> dict[str, int]:
 
 
 def describe_device(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return devices.name(device)
     threads = torch.get_num_threads()
     return f"{threads} thread{'s' * (threads > 1)} of a CPU with {os.cpu_count()} cores"
 

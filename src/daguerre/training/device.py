@@ -1,12 +1,13 @@
 """The device of a run, settings of the whole process there, and moving batches to it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
+from daguerre import devices
 from daguerre.errors import UserError
 from daguerre.training.precision import float8, quantized
 from daguerre.training.settings import TrainingSettings, bytes_of
@@ -14,7 +15,15 @@ from daguerre.types import Batch, waits
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is the first GPU if there is one. UserError for a GPU that is not there."""
+    """`auto` is the first GPU of CUDA or ROCm if there is one. UserError for a GPU that is not there."""
+    if name == "mps":
+        if not torch.backends.mps.is_available():
+            raise UserError(
+                "training.device=mps, but torch sees no Apple GPU: it needs macOS on Apple silicon; use cpu or cuda",
+                code="resources",
+                setting="training.device",
+            )
+        return torch.device("mps")
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise UserError(
@@ -34,6 +43,8 @@ def of(net: nn.Module) -> torch.device:
 def prepare(settings: TrainingSettings, device: torch.device) -> None:
     """Sets the precision of float32 products and the limit of memory. UserError for a limit above the device's, and for
     products of few bits whose library is not here, or which the device has not."""
+    if device.type == "mps":
+        _check_apple(settings)
     quantized.check(settings.base_precision, device)
     float8.check(settings.float8, device)
     torch.set_float32_matmul_precision(settings.matmul_precision)
@@ -44,11 +55,34 @@ def prepare(settings: TrainingSettings, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(_share(settings, device), index)
     elif settings.max_device_memory is not None:
         raise UserError(
-            f"training.max_device_memory={settings.max_device_memory} has no effect on a CPU, whose memory is "
-            "limited by the system (ulimit -v, a cgroup): remove it",
+            f"training.max_device_memory={settings.max_device_memory} has no effect on {devices.name(device)}, whose "
+            "memory is limited by the system: remove it",
             code="unused",
             setting="training.max_device_memory",
         )
+
+
+NOT_ON_APPLE: Mapping[str, tuple[object, str]] = {
+    # setting: its value that is fine there, and what is missing
+    "compile": (False, "no backend of torch.compile was tried there"),
+    "swap_blocks": (0, "its memory is that of the host: blocks that wait there save nothing"),
+    "offload_activations": (False, "its memory is that of the host: activations that wait there save nothing"),
+    "capture": (False, "CUDA graphs are recorded on CUDA alone"),
+    "base_precision": ("no", "codes of few bits were not tried there"),
+    "float8": ("no", "the GPU has no products of float8"),
+}
+"""Settings of `training` that are refused on an Apple GPU."""
+
+
+def _check_apple(settings: TrainingSettings) -> None:
+    for name, (fine, why) in NOT_ON_APPLE.items():
+        value = getattr(settings, name)
+        if value != fine:
+            raise UserError(
+                f"training.{name}={value} on training.device=mps: {why}; leave it out",
+                code="unsupported",
+                setting=f"training.{name}",
+            )
 
 
 def _share(settings: TrainingSettings, device: torch.device) -> float:

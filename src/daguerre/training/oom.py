@@ -57,6 +57,8 @@ def free() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    elif torch.backends.mps.is_available():
+        torch.mps.empty_cache()
 
 
 def largest_that_fits(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:

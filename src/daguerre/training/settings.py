@@ -128,8 +128,8 @@ class TrainingSettings(Settings):
     time, the same numbers."""
     max_device_memory: Size | None = Field(None, json_schema_extra=FREE)
     """Most memory of the GPU that is taken, such as `59GB` (1e9 bytes) or `40GiB` (2^30); null for all of it."""
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", json_schema_extra=ELASTIC)
-    """Device of the run; `auto` takes a GPU if there is one."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", json_schema_extra=ELASTIC)
+    """Device of the run; `auto` takes a GPU of CUDA or ROCm if there is one. mps: an Apple GPU."""
     max_nonfinite_steps: int = Field(5, ge=1, json_schema_extra=FREE)
     """Updates in a row with a non-finite loss or gradient (each is skipped and counted) after which the run stops.
     Overflows by which the loss scale of fp16 finds its size do not count."""

@@ -43,7 +43,7 @@ def validation_losses(
             loss_B = terms.loss_B if terms.raw_loss_B is None else terms.raw_loss_B
             by_name = {f"loss_level_{level}": loss_B, **({} if level else terms.metrics)}
             for name, value_B in by_name.items():
-                total = float(torch.where(batch.valid_B > 0, value_B.double().cpu(), 0.0).sum())
+                total = float(torch.where(batch.valid_B > 0, value_B.cpu().double(), 0.0).sum())
                 sums[name] = sums.get(name, 0.0) + total
     # A device without samples does not know which metrics there are. All add in one order, and get one number.
     everyone = [own for own in sharding.gather(sums) if own["samples"]]

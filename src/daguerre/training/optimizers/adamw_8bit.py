@@ -23,9 +23,9 @@ class Settings(AdamSettings):
 
 def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
     """One part. UserError on a CPU, and without bitsandbytes."""
-    if any(p.device.type == "cpu" for p in trained.values()):
+    if any(p.device.type in ("cpu", "mps") for p in trained.values()):
         raise UserError(
-            "optimizer.name=adamw_8bit saves GPU memory and is slow on a CPU: use optimizer.name=adamw there",
+            "optimizer.name=adamw_8bit needs a GPU of CUDA or ROCm: use optimizer.name=adamw on others",
             code="unsupported",
             setting="optimizer.name",
         )

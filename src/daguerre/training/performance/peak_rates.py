@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from daguerre import devices
+
 _TRIES = 5
 _SECONDS_A_TRY = 0.2
 _LONG = 0.05
@@ -154,8 +156,7 @@ def _seconds(run: Callable[[], object], device: torch.device, times: int) -> flo
 
 def synchronize(device: torch.device) -> None:
     """Waits for what the device was given to do."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    devices.synchronize(device)
 
 
 def of_card(name: str, dtype: torch.dtype) -> Rates:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from daguerre import deferred
+from daguerre import deferred, devices
 from daguerre.errors import UserError
 from daguerre.training.precision.loss_scaling import DynamicScale, Scaler
 from daguerre.training.precision.stochastic_rounding import Rounding
@@ -114,8 +114,8 @@ def choose(settings: TrainingSettings, device: torch.device) -> Precision:
 def _compute(settings: TrainingSettings, weights: torch.dtype, device: torch.device) -> torch.dtype:
     if settings.mixed_precision != "auto":
         chosen = _TYPES[settings.mixed_precision]
-    # Most CPUs compute bf16 in software, several times as slowly as float32.
-    elif weights != torch.float32 or device.type == "cpu":
+    # Most CPUs compute bf16 in software, several times as slowly as float32; what an Apple GPU has depends on macOS.
+    elif weights != torch.float32 or device.type != "cuda":
         chosen = weights
     else:
         chosen = torch.bfloat16
@@ -141,10 +141,9 @@ def _kernels(name: str, compute: torch.dtype, device: torch.device) -> tuple[str
         return able[:-1]  # `math` is last
     if name in able:
         return (name,)
-    described = "a CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
     raise UserError(
-        f"training.attention={name}: there is no such kernel for {_NAMES[compute]} on {described}; there are "
-        f"{', '.join(sorted(able))} (fused takes the best, auto lets torch choose)",
+        f"training.attention={name}: there is no such kernel for {_NAMES[compute]} on {devices.name(device)}; "
+        f"there are {', '.join(sorted(able))} (fused takes the best, auto lets torch choose)",
         code="unsupported",
         setting="training.attention",
     )
@@ -152,8 +151,8 @@ def _kernels(name: str, compute: torch.dtype, device: torch.device) -> tuple[str
 
 def available_kernels(compute: torch.dtype, device: torch.device) -> tuple[str, ...]:
     """Kernels that a device has for a type, the fastest first."""
-    if device.type == "cpu":
-        return ("flash", "math")
+    if device.type != "cuda":
+        return ("flash", "math") if device.type == "cpu" else ("math",)
     generation = torch.cuda.get_device_capability(device)[0]
     # Flash and cuDNN compute 16 bits alone, from compute capability 8.0 on; cuDNN is the fastest on Hopper (9).
     if compute == torch.float32 or generation < 8:
