@@ -30,7 +30,7 @@ def objective(name: str, **settings: Any) -> Diffusion:
 
 
 def sampler(name: str) -> Callable[..., Tensor]:
-    """The sampler of this name as a function: sample(denoise, x, grid, **settings) -> x0 [B, C, h, w].
+    """The sampler of this name as a function: `sample(denoise, x, grid, **settings)` gives x0 [B, C, h, w].
 
     `denoise(x, t)` gives x0 [B, C, h, w] for x at time t; x starts as `grid.prior_std` times noise; `grid` is
     `objective(...).grid(steps)`. It calls nothing else, so that any network can stand behind it. UserError.
@@ -50,7 +50,7 @@ def draw(
     known: Known | None = None,
     **settings: Any,
 ) -> Tensor:
-    """One clean sample x0 [B, *shape] float32 for each of B seeds, by guidance and sampler.
+    """One clean sample x0, `[B, *shape]` float32, for each of B seeds, by guidance and sampler.
 
     `net(x [B, C, h, w], c_noise [B], cond)` gives the prediction of the objective. `cond` and `null_cond` are its
     conditioning, B rows each. `settings` are those of the section `sampling` (docs/samplers.md): sampler="heun",
