@@ -96,6 +96,13 @@ def peak_resident_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB, macOS in bytes
 
 
+def give_freed_back() -> None:
+    """Takes what was freed out of memory, where the C library can: it keeps holes between what is in use."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def mappings(path: Path) -> list[tuple[int, int]]:
     """Addresses, from and to, at which this process has mapped a file; [] where the system does not tell."""
     table, own = Path("/proc/self/maps"), str(path.resolve())
