@@ -174,7 +174,6 @@ ADDRESSES = [
     f"https://{USER}:{PASSWORD}/{PASSWORD}@host:80/x?sig={SIGNATURE}",
     f"s3://{USER}:{PASSWORD}@bucket/x",
     f"s3://{USER}:{PASSWORD}/{PASSWORD}@bucket/x",
-    f"//{USER}:{PASSWORD}@host/x",
     f"s3://bucket/x?X-Amz-Signature={SIGNATURE}",
     f"az://container/x?sv=1&sig={SIGNATURE}",
     f"pipe:curl -u {USER}:{PASSWORD} https://host/x",
@@ -375,3 +374,19 @@ def test_words_of_the_command_line(word, expected, kept):
     assert credentials.word(word) == expected
     if kept:
         assert credentials.whole(credentials.redact(kept)) == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("s3://key:sec/ret@bucket/x", "s3://***"),
+        ("s3://bucket/a@b:c", "s3://bucket/a@b:c"),
+        ("https://user:123?ss@host/x", "https://***"),
+        ("https://user:12#ab@host/x", "https://***"),
+        ("https://host:80/x?mail=a@b", "https://host:80/x?***"),
+        ("no //user:pass@host/x there", "no //***@host/x there"),
+        ("a // b:c@d", "a // b:c@d"),
+    ],
+)
+def test_secrets_with_signs_of_addresses_in_them(text, shown):
+    assert credentials.scrub(text) == shown
