@@ -59,6 +59,22 @@ def together(place: Path) -> dict:
     return {"source": "folder", "path": str(files(place / "files"))}
 
 
+def short(place: Path) -> dict:
+    """As the first of two names: `0.ref1.png`."""
+    folder = files(place / "files")
+    for number, name in enumerate(REFERENCES, 1):
+        for path in folder.glob(f"*.{name}.png"):
+            path.rename(path.with_name(path.name.replace(name, f"ref{number}")))
+    assert list(folder.glob("*.ref1.png"))
+    return {"source": "folder", "path": str(folder)}
+
+
+def short_members(place: Path) -> dict:
+    folder = Path(short(place)["path"])
+    tars.write(place / "0.tar", [(path.name, path.read_bytes()) for path in sorted(folder.iterdir())])
+    return {"source": "webdataset", "path": str(place)}
+
+
 def apart(place: Path) -> dict:
     folder = files(place / "files", "{1}/{0}.png")
     return {
@@ -124,7 +140,10 @@ def json_lines(place: Path) -> dict:
     }  # fmt: skip
 
 
-MAKE = {make.__name__: make for make in (together, apart, webdataset, packed, lists, columns, json_lines)}
+MAKE = {
+    make.__name__: make
+    for make in (together, short, apart, webdataset, short_members, packed, lists, columns, json_lines)
+}
 
 
 def opened(given: dict, rule: References = RULE, split="train", **more):

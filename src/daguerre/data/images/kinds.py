@@ -75,7 +75,14 @@ ReferenceName = Literal[
     "reference_8", "reference_9", "reference_10",
 ]  # fmt: skip
 """One of `REFERENCES`."""
-_SUFFIXES: Mapping[str, str] = {**{f".{name}": name for name in KINDS}, "-masklabel": MASK, "-condlabel": CONTROLS[0]}
+BESIDE: Mapping[str, str] = MappingProxyType(
+    {**{name: name for name in KINDS}, **{f"ref{number}": name for number, name in enumerate(REFERENCES, 1)}}
+)
+"""Names of images by what stands before the extension of a file that lies beside another: `cat.ref1.png` as well as
+`cat.reference.png`."""
+_SUFFIXES: Mapping[str, str] = {
+    **{f".{word}": name for word, name in BESIDE.items()}, "-masklabel": MASK, "-condlabel": CONTROLS[0]
+}  # fmt: skip
 """Endings of their names in a folder; the last two are OneTrainer's."""
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from daguerre import documents
 from daguerre.data import alternatives, skipped
-from daguerre.data.images.kinds import KINDS
+from daguerre.data.images import kinds
 from daguerre.data.leftovers import LEFTOVER, is_leftover
 from daguerre.data.tar.reader import Member
 from daguerre.unicode import NO_TEXT, is_text, may_hold_halves, mended
@@ -53,7 +53,7 @@ class Sample(NamedTuple):
     parts: tuple[tuple[str, Member], ...]
     """The other members, by field (their extension in small letters), sorted."""
     images: tuple[tuple[str, Member], ...] = ()
-    """The further images, by name (of `image_kinds.KINDS`), sorted."""
+    """The further images, by name (of `kinds.KINDS`), sorted."""
 
 
 class Unusable(Exception):
@@ -145,8 +145,11 @@ def _samples(
     beside: dict[str, dict[str, Member]] = {}
     for stem in list(images):
         of, _, name = stem.rpartition(".")
-        if name in KINDS and of in images:
-            beside.setdefault(of, {})[name] = images.pop(stem)
+        if name in kinds.BESIDE and of in images:
+            member = images.pop(stem)
+            kind = kinds.BESIDE[name]
+            if beside.setdefault(of, {}).setdefault(kind, member) is not member:
+                skipped.add(counts, f"duplicate: second {kinds.KINDS[kind].word} of one image", printable(member.name))
     parts: dict[str, dict[str, Member]] = {stem: {} for stem in images}
     spare = []
     for extension, member in others.items():
