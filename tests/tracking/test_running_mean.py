@@ -35,7 +35,7 @@ def test_terminal_and_report_show_one_number(tmp_path):
     lines = [{"step": i, "samples": i, "learning/loss": loss} for i, loss in enumerate(LOSSES, 1)]
     curves = Curves()
     curves.take(lines)
-    run = Run(tmp_path, "saved", {}, {}, "", {}, curves, {}, {}, [], [], [], [], [])
+    run = Run(tmp_path, "saved", {}, {}, "", {}, curves, {}, {}, [], {}, {}, [], [], [])
     page = str(facts.facts(run))
     assert format_number(RunningMean(LOSSES).value) in page
     assert f"{RunningMean(LOSSES).value:.4f}" == shown

@@ -25,7 +25,7 @@ def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
     """One part. UserError on a CPU, and without bitsandbytes."""
     if any(p.device.type in ("cpu", "mps") for p in trained.values()):
         raise UserError(
-            "optimizer.name=adamw_8bit needs a GPU of CUDA or ROCm: use optimizer.name=adamw on others",
+            "optimizer.name=adamw_8bit saves GPU memory, and is there on CUDA and ROCm alone: use optimizer.name=adamw",
             code="unsupported",
             setting="optimizer.name",
         )
