@@ -4,7 +4,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# One thread a process: tests run in two processes beside each other. Compiled modules are kept, as tests start many.
+# One thread a process: tests run in processes beside each other, one more than two cores have, as some tests wait for
+# a clock. Compiled modules are kept, as tests start many.
 TEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: quickstart test test-long check types clean docs package sbom exchange-table recipe-tables
@@ -15,7 +16,7 @@ quickstart: .venv/installed
 	@echo 'For the command `daguerre` in this shell: source $(BIN)/activate'
 
 test: check
-	$(TEST) -m "not long" -n 2 --dist loadfile --no-loadscope-reorder
+	$(TEST) -m "not long" -n 3 --dist loadfile --no-loadscope-reorder
 
 test-long: .venv/installed-dev
 	$(TEST) -m long

@@ -19,7 +19,7 @@ from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.errors import UserError
 from daguerre.memory import estimate, peak, static, waiting
-from daguerre.training.performance import offloading
+from daguerre.training.performance import offloading, peak_rates
 from daguerre.types import waits
 
 RECIPE = """
@@ -260,5 +260,7 @@ def test_a_run_and_a_plan_have_the_number_that_was_found(place, monkeypatch, cap
         assert main.run([*command, str(place.recipe), *place.given("training.swap_blocks=auto")]) == errors.DONE
         assert "five wait" in " ".join(capsys.readouterr().out.split())
     monkeypatch.chdir(place.folder)  # where it writes
+    monkeypatch.setattr(peak_rates, "product_flops", lambda device, dtype: 1e11)  # measuring takes seconds
+    monkeypatch.setattr(peak_rates, "copy_bytes", lambda device: 1e10)
     assert main.run(["bench", str(place.recipe), *place.given("training.swap_blocks=auto")]) != errors.DONE
     assert "give it, or 0, here" in " ".join(capsys.readouterr().out.split())
