@@ -78,7 +78,7 @@ ReferenceName = Literal[
 BESIDE: Mapping[str, str] = MappingProxyType(
     {**{name: name for name in KINDS}, **{f"ref{number}": name for number, name in enumerate(REFERENCES, 1)}}
 )
-"""Names of images by what stands before the extension of a file that lies beside another: `cat.ref1.png` as well as
+"""Names of images by what stands before the extension of a file next to an image: `cat.ref1.png` as well as
 `cat.reference.png`."""
 _SUFFIXES: Mapping[str, str] = {
     **{f".{word}": name for word, name in BESIDE.items()}, "-masklabel": MASK, "-condlabel": CONTROLS[0]
