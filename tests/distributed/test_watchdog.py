@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -314,3 +315,23 @@ def test_a_slow_step_is_not_stuck():
     assert 0.5 <= (watch.report().allowed_seconds or 0) < 5
     assert own.turn(watch.report(), 0.01) is None
     own.leave("")
+
+
+def test_a_run_that_was_stopped_and_goes_on_is_not_stuck(monkeypatch):
+    """Ctrl-Z, then `fg` after ten minutes: the signal meets the watchdog in its wait."""
+    now = [time.monotonic()]
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def waits(seconds, stopped=0.0):
+        now[0] += seconds + stopped
+
+    own = heartbeat.HeartbeatServer(None, "", myself(0), 1, Limits(60, 60))
+    report = Report(5, 5, "training", 1.0, "backward (passes.py:43)", False)
+    own._selector = SimpleNamespace(select=waits)
+    assert own.turn(report, 0.2) is None
+    own._selector = SimpleNamespace(select=lambda seconds: waits(seconds, stopped=600))
+    assert own.turn(report, 0.2) is None
+    own._selector = SimpleNamespace(select=waits)
+    seen = [own.turn(report, 0.2) for _ in range(400)]
+    assert not any(seen[:290])
+    assert isinstance(seen[-1], Failure), "it is, where it gets no further after that"

@@ -151,12 +151,18 @@ class _Side:
         self._beaten = self._turned = time.monotonic()
         self._selector = selectors.DefaultSelector()
 
-    def _begin_turn(self) -> tuple[bool, bool]:
-        """True, True: this watchdog stood still since its last turn, and it is time to beat."""
+    def _beats(self) -> bool:
+        """True if it is time to beat."""
         now = time.monotonic()
-        stood_still, beats = now - self._turned > _STOOD_STILL_SECONDS, now - self._beaten >= BEAT_SECONDS
-        self._turned, self._beaten = now, now if beats else self._beaten
-        return stood_still, beats
+        beats = now - self._beaten >= BEAT_SECONDS
+        self._beaten = now if beats else self._beaten
+        return beats
+
+    def _stood_still(self) -> bool:
+        """True if this watchdog stood still since it last asked. It asks after its wait, in which it spends nearly all
+        of its time: a process that Ctrl-Z or a cluster stops is stopped there."""
+        before, self._turned = self._turned, time.monotonic()
+        return self._turned - before > _STOOD_STILL_SECONDS
 
 
 class HeartbeatClient(_Side):
@@ -174,12 +180,11 @@ class HeartbeatClient(_Side):
         if self._released:  # rank 0 is done in good order
             time.sleep(seconds)
             return None
-        stood_still, beats = self._begin_turn()
-        if stood_still:
-            self._heard = self._turned
-        if beats:
+        if self._beats():
             self._line.send({"beat": vars(report)})
         self._selector.select(seconds)
+        if self._stood_still():
+            self._heard = self._turned
         for document in self._line.receive():
             self._heard = time.monotonic()
             if "peers" in document:
@@ -228,13 +233,12 @@ class HeartbeatServer(_Side):
 
     def turn(self, report: Report, seconds: float) -> Failure | None:
         """As `HeartbeatClient.turn`; the others hear of a failure before this returns it."""
-        stood_still, beats = self._begin_turn()
-        if stood_still:
-            self._further, self._heard = self._turned, dict.fromkeys(self._heard, self._turned)
         self._note(0, report)
-        if beats:
+        if self._beats():
             self._tell({"beat": True})
         self._selector.select(seconds)
+        if self._stood_still():
+            self._further, self._heard = self._turned, dict.fromkeys(self._heard, self._turned)
         if self._listener is not None:
             self._welcome(self._listener)
         for rank, line in list(self._lines.items()):
