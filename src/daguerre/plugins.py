@@ -90,13 +90,14 @@ def exists(kind: str, name: Any) -> bool:
     return isinstance(name, str) and (name in _own(kind) or name in outside(kind))
 
 
-def check(kind: str, name: str) -> None:
-    """UserError if there is no plug-in `name`: lists what exists and the nearest name. Nothing is imported."""
+def check(kind: str, name: str, meant: str = "") -> None:
+    """UserError if there is no plug-in `name`: lists what exists, and proposes `meant` or the nearest name. Nothing is
+    imported."""
     if not exists(kind, name):
         import difflib  # for a wrong name alone
 
-        near = difflib.get_close_matches(str(name), names(kind), n=1)
-        hint = f". Did you mean {near[0]!r}? There are" if near else "; there are"
+        near = [meant] if meant else [repr(n) for n in difflib.get_close_matches(str(name), names(kind), n=1)]
+        hint = f". Did you mean {near[0]}? There are" if near else "; there are"
         raise UserError(f"there is no {name!r} in {kind}{hint}: {', '.join(names(kind))}", code="unknown")
 
 

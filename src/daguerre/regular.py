@@ -7,12 +7,22 @@ from pathlib import Path
 
 
 class Irregular(OSError):
-    """A pipe, socket or device where a file was expected."""
+    """A pipe, socket or device where a file was expected, or a link that leads back to itself."""
+
+
+def asked(path: Path) -> os.stat_result:
+    """What the system knows of a path. `Irregular` for a link that leads back to itself; other OSErrors as they are."""
+    try:
+        return os.stat(path)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise Irregular(*error.args, str(path)) from error
+        raise
 
 
 def check_regular(path: Path) -> None:
     """`Irregular` for anything that exists and is not a file; other OSErrors as the system gives them."""
-    mode = os.stat(path).st_mode
+    mode = asked(path).st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):

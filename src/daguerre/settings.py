@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -219,10 +219,19 @@ class Plugin:
 
     def settings_class(self, name: Any) -> type[Settings]:
         """The `Settings` of the plug-in `name`; UserError lists what exists, and what may stand in this section."""
+        self.check(name)
         found = self._settings(name)
         if not issubclass(found, self.base):
             raise UserError(f"{name} cannot stand in this section: choose {', '.join(self.able())}", code="unknown")
         return found
+
+    def check(self, name: Any) -> None:
+        """UserError if there is no plug-in `name`, which may be the value of a setting of one that there is."""
+        if not plugins.exists(self.kind, name):
+            fields = ((each, *pair) for each in self.able() for pair in self.settings_class(each).model_fields.items())
+            found = [(each, key) for each, key, of in fields if name in get_args(of.annotation)]
+            meant = (f"{self.key}={each} with {key}={name} beside it" for each, key in found)
+            plugins.check(self.kind, name, " or ".join(meant))
 
     def able(self) -> list[str]:
         """The plug-ins that may stand in this section."""

@@ -141,6 +141,11 @@ def test_what_is_no_sampler_is_told_as_it_was_written():
         load("quickstart", ["sampler=DPM2 a"])
 
 
+def test_a_kind_of_lora_is_no_adapter():
+    with pytest.raises(ConfigError, match=r"'dora' in adapters. Did you mean name=lora with kind=dora beside it\?"):
+        load("sdxl", ["adapter.name=dora"])
+
+
 def test_min_snr_comes_with_its_gamma():
     values = dict(lookup.translate("snr_gamma", "5").values)
     assert values == {"objective.weighting.name": "min_snr", "objective.weighting.snr_gamma": "5"}

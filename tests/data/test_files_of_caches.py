@@ -53,6 +53,7 @@ ATTACKS: dict[str, Callable[[Path], object]] = {
     "pipe": in_place(os.mkfifo),
     "endless": in_place(lambda path: path.symlink_to("/dev/zero")),
     "nowhere": in_place(lambda path: path.symlink_to("nowhere")),
+    "loop": in_place(lambda path: path.symlink_to(path.name)),
     **{what: lambda path, name=name: path.rename(path.with_name(name)) for what, name in NAMED.items()},
 }
 

@@ -29,7 +29,7 @@ class _Outlined(Plugin):
     """The mark of a section whose plug-ins are not imported, but for those from outside that are not read whole."""
 
     def settings_class(self, name: Any) -> type[Settings]:
-        plugins.check(self.kind, name)
+        self.check(name)
         cls = self._class(name)
         return _outline(cls) if _is_read_whole(cls) else self._settings(name)
 

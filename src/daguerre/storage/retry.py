@@ -1,6 +1,5 @@
 """One request of a store: retried after a pause while its fault may pass, within bounds. Bytes are not checked here."""
 
-import os
 import random
 import time
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from typing import Any, TypeVar
 
 from obstore.exceptions import BaseError
 
+from daguerre.regular import asked
 from daguerre.storage import clients, local_files
 from daguerre.storage.clients import Store
 from daguerre.storage.errors import Mismatch, Missing, StoreError, Transient, Unreachable, translated
@@ -78,7 +78,8 @@ def ranged(location: Location, start: int, length: int, version: str = "") -> by
 def size(location: Location) -> Stat:
     """Size and version. StoreError (`Missing` where there is nothing), or OSError of the local disk."""
     if location.local is not None:
-        return Stat(os.stat(location.local).st_size, local_files.version(location.local))
+        found = asked(location.local)
+        return Stat(found.st_size, local_files.version_of(found))
     try:
         return _stat(with_retries(location, lambda store, path: store.head(path)))
     except StoreError as error:

@@ -34,7 +34,7 @@ BFLOAT16 = np.dtype("V2")
 """Stands for bfloat16, which numpy does not have: two bytes that it does not look into."""
 
 GONE = (storage_io.Mismatch, storage_io.Missing, FileNotFoundError, IsADirectoryError, Irregular)
-"""Errors for a file that is another one now, is not there, or is a folder or a pipe."""
+"""Errors for a file that is another one now, is not there, or is a folder, a pipe or a link to itself."""
 
 Row = Mapping[str, np.ndarray]
 """Features by name, without a leading dim."""

@@ -220,11 +220,11 @@ def encoded(index: ShardIndex) -> bytes:
 
 def load(path: Path) -> ShardIndex:
     """An index by memory map; the last ones are kept. BadIndex where it has to be made again; OSError as it is."""
-    stat = path.stat()
     try:
         local_files.check_regular(path)
     except (IsADirectoryError, Irregular) as error:
         raise BadIndex(f"{path} is not an index: it is not a file") from error
+    stat = path.stat()
     return _loaded(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
 
 
