@@ -11,7 +11,7 @@ class Irregular(OSError):
 
 
 def asked(path: Path) -> os.stat_result:
-    """What the system knows of a path. `Irregular` for a link that leads back to itself; other OSErrors as they are."""
+    """The `os.stat` of a path. `Irregular` for a link that leads back to itself; other OSErrors as they are."""
     try:
         return os.stat(path)
     except OSError as error:

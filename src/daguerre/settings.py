@@ -230,7 +230,7 @@ class Plugin:
         if not plugins.exists(self.kind, name):
             fields = ((each, *pair) for each in self.able() for pair in self.settings_class(each).model_fields.items())
             found = [(each, key) for each, key, of in fields if name in get_args(of.annotation)]
-            meant = (f"{self.key}={each} with {key}={name} beside it" for each, key in found)
+            meant = (f"{self.key}={each} and {key}={name}" for each, key in found)
             plugins.check(self.kind, name, " or ".join(meant))
 
     def able(self) -> list[str]:

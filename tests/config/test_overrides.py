@@ -142,7 +142,7 @@ def test_what_is_no_sampler_is_told_as_it_was_written():
 
 
 def test_a_kind_of_lora_is_no_adapter():
-    with pytest.raises(ConfigError, match=r"'dora' in adapters. Did you mean name=lora with kind=dora beside it\?"):
+    with pytest.raises(ConfigError, match=r"'dora' in adapters. Did you mean name=lora and kind=dora\?"):
         load("sdxl", ["adapter.name=dora"])
 
 
