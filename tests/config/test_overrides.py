@@ -141,6 +141,18 @@ def test_what_is_no_sampler_is_told_as_it_was_written():
         load("quickstart", ["sampler=DPM2 a"])
 
 
+def test_a_filter_joins_a_group_and_drops_no_expression():
+    given = ["data.path=x", "data.filters.punsafe=<=0.1"]
+    filters = load("sd2_scratch_stage1", given).config.data.sources["images"].filters
+    assert filters.root == {"pwatermark": "<=0.5", "original_width": ">=256", "original_height": ">=256"} | {
+        "punsafe": "<=0.1"
+    }
+    alone = load("sd15", ["data.path=x", "data.filters.width=64"]).config.data.sources["images"].filters
+    assert str(alone) == "width == 64"
+    with pytest.raises(ConfigError, match=r"is no group of fields here: give it whole, in place of .*group in"):
+        load("emoji", ["data.filters.width=64"])
+
+
 def test_a_kind_of_lora_is_no_adapter():
     with pytest.raises(ConfigError, match=r"'dora' in adapters. Did you mean name=lora and kind=dora\?"):
         load("sdxl", ["adapter.name=dora"])

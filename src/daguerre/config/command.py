@@ -78,6 +78,9 @@ def _set(root: type[Settings], found: Tree, tree: Tree, pair: Pair, notices: lis
         sought = path if path.startswith("data.sources.") else key  # other sources may have it: data.path
         return [_with_recipes(replace(unknown(sought, given, leaves, [*sections]), path=key), path)]
     target, inside = meant
+    held = trees.get(below, target)
+    if inside and isinstance(held, str | list):  # a group in its place would drop it
+        return [Problem(key, f"{target} is no group of fields here: give it whole, in place of {shown(held)}", given)]
     section = sections.get(target)
     whole = isinstance(given, dict) or (isinstance(given, str) and given.lstrip().startswith("{"))
     if section is not None and not whole and not (out and (section.named or section.optional)):

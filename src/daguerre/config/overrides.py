@@ -119,7 +119,12 @@ def find(key: str, leaves: Mapping[str, Leaf], sections: Sequence[str]) -> tuple
 
 
 def _is_mapping(annotation: Any) -> bool:
-    return annotation is dict or get_origin(annotation) is dict
+    return annotation is dict or get_origin(annotation) is dict or _is_root(annotation)
+
+
+def _is_root(annotation: Any) -> bool:
+    """True of what is a text, or the same in lists and mappings."""
+    return isinstance(annotation, type) and issubclass(annotation, RootModel)
 
 
 def typed(text: Any, annotation: Any) -> Any:
@@ -138,9 +143,7 @@ def typed(text: Any, annotation: Any) -> Any:
             return _texts(text) if str in get_args(member) else yaml_text.value(text)
         if _is_mapping(member) and text.lstrip().startswith(("{", "[")):  # some may be written as a list of names
             return yaml_text.value(text)
-        if isinstance(member, type) and issubclass(member, RootModel):  # a text, or the same in lists and mappings
-            return yaml_text.value(text) if text.lstrip().startswith(("[", "{")) else text
-    if any(member is str or member is Duration for member in members):
+    if any(member is str or member is Duration or _is_root(member) for member in members):
         return text
     literals = [value for m in members if get_origin(m) is Literal for value in get_args(m)]
     if text in literals:
