@@ -147,7 +147,11 @@ def test_a_filter_joins_a_group_and_drops_no_expression():
     assert filters.root == {"pwatermark": "<=0.5", "original_width": ">=256", "original_height": ">=256"} | {
         "punsafe": "<=0.1"
     }
-    alone = load("sd15", ["data.path=x", "data.filters.width=64"]).config.data.sources["images"].filters
+    alone = (
+        load("sd15", ["data.source=folder", "data.path=x", "data.filters.width=64"])
+        .config.data.sources["images"]
+        .filters
+    )
     assert str(alone) == "width == 64"
     with pytest.raises(ConfigError, match=r"is no group of fields here: give it whole, in place of .*group in"):
         load("emoji", ["data.filters.width=64"])
