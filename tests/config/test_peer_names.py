@@ -379,7 +379,7 @@ def test_names_are_written_as_they_are_looked_up(table):
 def test_no_table_catches_a_setting_of_ours():
     """But for those that have two meanings, and those whose value is also understood as other trainers write it."""
     names = {name for path in settings_that_exist() for name in (path, path.rpartition(".")[2])}
-    for name in sorted(names - {"cache_dir", "batch_size", "attention"}):
+    for name in sorted(names - {"cache_dir", "batch_size", "attention", "scheduler"}):
         assert lookup.translate(name, "1", lambda _: None).values, name
 
 
@@ -421,6 +421,7 @@ def test_only_a_misspelt_name_is_answered_with_another(given, hint):
         ("optimizer=null", "optimizer is one of"),
         ("data.sources.images=null", "there must be one at least"),
         ("training.compile=true", "allowed: false, blocks"),
+        ("scheduler=cosine", "such as lr_scheduler.name=cosine"),
         ("prompts=a star", """such as prompts='["a star"]'"""),
     ],
 )

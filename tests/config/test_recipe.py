@@ -114,6 +114,16 @@ def test_a_shipped_recipe_has_no_short_forms_and_drops_only_what_has_no_effect_f
     assert all("dropped out" in notice for notice in notices)
 
 
+@pytest.mark.parametrize("name", [name for name in recipe.shipped() if name.endswith("_lora")])
+def test_a_recipe_of_a_lora_draws_what_its_data_show(name):
+    """Its pictures are mostly the user's: a prompt is one of their captions, or made of one that the recipe gives."""
+    tree: trees.Tree = {}
+    for layer in recipe.layers(name):
+        tree = trees.merge(tree, layer.tree)
+    prompts = trees.get(tree, "sampling.prompts")
+    assert prompts in (trees.ABSENT, None) or all("${data.sources." in prompt for prompt in prompts)
+
+
 @pytest.mark.parametrize("none", ["trackers: null", "trackers: []", "trackers: {}", "tensorboard: false"])
 def test_a_config_without_trackers_is_read_back_without_any(tmp_path, none):
     loaded = configs.load(write(tmp_path, f"extends: quickstart\nlogging: {{{none}}}\n"))
