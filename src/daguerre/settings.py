@@ -228,7 +228,10 @@ class Plugin:
     def check(self, name: Any) -> None:
         """UserError if there is no plug-in `name`, which may be the value of a setting of one that there is."""
         if not plugins.exists(self.kind, name):
-            fields = ((each, *pair) for each in self.able() for pair in self.settings_class(each).model_fields.items())
+            # No code of an outside plug-in runs for a wrong name: it runs where the plug-in is chosen.
+            ours = [each for each in plugins.names(self.kind) if each not in plugins.outside(self.kind)]
+            able = [(each, own) for each in ours if issubclass(own := self._settings(each), self.base)]
+            fields = ((each, *pair) for each, own in able for pair in own.model_fields.items())
             found = [(each, key) for each, key, of in fields if name in get_args(of.annotation)]
             meant = (f"{self.key}={each} and {key}={name}" for each, key in found)
             plugins.check(self.kind, name, " or ".join(meant))
