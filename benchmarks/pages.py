@@ -30,6 +30,7 @@ import browser
 import fake_run
 
 from daguerre.serve.catalog import identity
+from daguerre.threads import background
 
 PORT = 8817
 HERE = f"http://127.0.0.1:{PORT}/"
@@ -93,21 +94,15 @@ def status(pid: int, name: str, file: str = "status") -> int:
 @contextmanager
 def asking(waits: list[float]) -> Iterator[None]:
     """Asks for a file of the page ten times a second, and notes how long each answer takes."""
-    over = threading.Event()
 
-    def work() -> None:
+    def work(over: threading.Event) -> None:
         while not over.wait(0.1):
             began = time.monotonic()
             answered("static/style.css")
             waits.append(time.monotonic() - began)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
+    with background("asking", work):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def told(what: str, values: list[float], unit: str) -> None:

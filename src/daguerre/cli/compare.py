@@ -65,11 +65,9 @@ def run(arguments: list[str]) -> int:
     model = load.find(found.bare[0], [], False, rest)
     if model.run is None:
         raise UserError(f"{model.name} is a {model.kind}, and compare takes a run", code="unsupported")
-    is_here = local_copy.origin(model.run.path) is None
-    root = model.run.evaluations if is_here else model.home.parent.parent / "evaluations" / Path(model.name).name
     with StopSignals() as stop:
         config = evaluate_options.config_of(model, rest)
-        grid = Grid(model, config, settings, root, lambda: stop.requested)
+        grid = Grid(model, config, settings, evaluate_options.root_of(model), lambda: stop.requested)
         try:
             document = grid.run()
         except generate.Stopped:
@@ -79,7 +77,7 @@ def run(arguments: list[str]) -> int:
     print("\n".join(outcome.lines(document)))
     path = out or grid.folder.path / "compare.html"
     write_bytes_atomically(path, outcome.render(Path(model.name).name, document, grid.shown()).encode())
-    if is_here and lock_holder(model.run.path) is None:
+    if local_copy.origin(model.run.path) is None and lock_holder(model.run.path) is None:
         page.write(model.run.path)
     print(f"page: {path}")
     return 0

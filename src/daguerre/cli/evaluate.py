@@ -110,7 +110,7 @@ def _evaluate(asked: Arguments, part: TaskShard, stop: Callable[[], bool], keep:
         return _of_folder(asked, word, part, keep)
     asked.refuse(_OF_FOLDERS, "a model, whose images are generated for prompts")
     model = load.find(word, [], asked.options.base, asked.rest)
-    root = Path(asked.options.out).expanduser() if asked.options.out else _root(model)
+    root = Path(asked.options.out).expanduser() if asked.options.out else evaluate_options.root_of(model)
     policy, every_seconds = asked.options.follow, asked.options.every_seconds
     if asked.options.ledger:
         return _ledger(asked, model, root)
@@ -159,12 +159,6 @@ def _settings(asked: Arguments) -> EvaluationSettings:
     own = {name: getattr(asked.options, name) for name in EvaluationSettings.model_fields}
     given = asked.options.model_fields_set & own.keys()  # without it all defaults would count as given
     return EvaluationSettings.model_construct(given, **own)
-
-
-def _root(model: Model) -> Path:
-    if model.run is not None and local_copy.origin(model.run.path) is None:
-        return model.run.evaluations
-    return model.home.parent.parent / "evaluations" / Path(model.name.rstrip("/")).name
 
 
 def _of_folder(asked: Arguments, word: str, part: TaskShard, keep: Keep) -> int:

@@ -18,6 +18,7 @@ from daguerre.errors import UserError
 from daguerre.evaluation.settings import PROTOCOLS, EvaluationSettings
 from daguerre.generation.load import Model
 from daguerre.regular import check_regular
+from daguerre.remote import local_copy
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.settings import ADDRESS, Settings
 from daguerre.trees import Tree
@@ -137,6 +138,13 @@ def config_of(model: Model, given: Sequence[str]) -> Config:
     for notice in notices:
         print(notice)
     return loaded.config
+
+
+def root_of(model: Model) -> Path:
+    """The folder of a model's evaluations: in its run, where that is on this machine."""
+    if model.run is not None and local_copy.origin(model.run.path) is None:
+        return model.run.evaluations
+    return model.home.parent.parent / "evaluations" / Path(model.name.rstrip("/")).name
 
 
 def _refuse_misspelt(key: str) -> None:
