@@ -270,6 +270,10 @@ class Prompt:
     """The negative prompt; the empty one is trained by caption dropout."""
     images: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Images [H, W, 3] uint8 by name, such as a control image; families name those that they read."""
+    toward: str | None = None
+    """Another text, between which and `text` this prompt lies (models/interpolation.py)."""
+    share: float = 0.0
+    """How far on the way to it, 0 to 1."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from daguerre.models.family import Family
 from daguerre.models.placement import describe_unknown, of_net, placement
 from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import FamilySettings
-from daguerre.types import TOKENS, Batch
+from daguerre.types import TOKENS, Batch, Prompt
 
 SHAPE = (3, 32, 32)
 TEXTS = ["a large red circle on a blue background", "", "a small green star"]
@@ -71,6 +71,29 @@ class TestPlugin:
     def test_nothing_inherits_from_a_family(self, name):
         module = plugins.find("families", name)
         assert [c for c in vars(module).values() if isinstance(c, type) and Family in c.__mro__[1:]] == []
+
+
+def test_prompts_lie_between_two_or_are_refused(family: Family):
+    """Features move on a straight line; what has no values in between must be the same in both prompts."""
+    if not family.generates:
+        pytest.skip("generates nothing")
+    own = {name: rows[0].permute(1, 2, 0).numpy() for name, rows in pictures(family).items()}
+    first, last = TEXTS[0], TEXTS[2]
+    asked = [Prompt(first, "blur", own, last, share) for share in (0.0, 0.25, 1.0)]
+    ends = [Prompt(first, "blur", own), Prompt(last, "blur", own)]
+    expected, null = family.encode_prompts(ends, SHAPE, guided=True)
+    if any(not rows.is_floating_point() and not torch.equal(rows[0], rows[1]) for rows in expected.values()):
+        with pytest.raises(UserError, match="as many tokens"):
+            family.encode_prompts(asked, SHAPE, guided=True)
+        return
+    found, found_null = family.encode_prompts(asked, SHAPE, guided=True)
+    assert null is not None
+    assert found_null is not None
+    for name, rows in expected.items():
+        middle = 0.75 * rows[0].double() + 0.25 * rows[1].double()
+        line = torch.stack([rows[0].double(), middle, rows[1].double()])
+        torch.testing.assert_close(found[name].double(), line, atol=1e-6, rtol=1e-6)  # rounds as the batch's size does
+        torch.testing.assert_close(found_null[name][:2], null[name], atol=1e-6, rtol=1e-6)
 
 
 def test_what_generates_says_how_it_is_guided_and_exported(family: Family):

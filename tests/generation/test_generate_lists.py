@@ -126,6 +126,28 @@ def test_rows_say_what_they_want_and_keep_the_rest(run, tmp_path):
     assert found["a-0.png"]["negative_prompt"] == "grey"
 
 
+def test_images_between_two_prompts(run, tmp_path, capsys):
+    """The first and the last are those of either prompt, from one noise; a list says it in a column."""
+    settings = [*SMALL, "training.device=cpu", "seed=5"]
+    for name, prompt in (("first", "a red heart"), ("last", "a small green star")):
+        assert generate(run, f"prompt={prompt}", f"out={tmp_path / name}", *settings) == 0
+    asked = {"prompt": "a red heart", "interpolate_to": "a small green star", "num_images": 3, "seed": 5}
+    given = [f"{key}={value}" for key, value in asked.items()]
+    assert generate(run, *given, f"out={tmp_path / 'between'}", *SMALL, "training.device=cpu") == 0
+    (tmp_path / "list.jsonl").write_text(json.dumps(asked))
+    listed = [f"prompts_file={tmp_path / 'list.jsonl'}", f"out={tmp_path / 'listed'}", "training.device=cpu"]
+    assert generate(run, *listed, *SMALL) == 0
+    first, last, between, by_list = (drawn(tmp_path / name) for name in ("first", "last", "between", "listed"))
+    assert np.array_equal(between, by_list)
+    assert np.abs(between[[0, 2]] - np.concatenate([first, last])).max() <= 1
+    assert not np.array_equal(between[1], between[0])
+    found = documents(tmp_path / "between")
+    assert [(one["seed"], one["interpolation"]) for one in found] == [(5, 0.0), (5, 0.5), (5, 1.0)]
+    assert {one["interpolate_to"] for one in found} == {"a small green star"}
+    assert generate(run, "prompt=a", "interpolate_to=b", f"out={tmp_path / 'one'}", *SMALL) == 2
+    assert "set num_images to 2 or more" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
 def test_tables(run, tmp_path, suffix):
     path = table(tmp_path / f"list{suffix}", [{"prompt": 'one, "two"\tthree', "seed": 3, "mood": "calm"}])
@@ -370,6 +392,7 @@ def test_a_kill_loses_the_open_shard_alone(run, tmp_path, capsys):
             "so there is no guidance: raise guidance_scale or remove negative_prompt",
         ),
         ("a.csv", "prompt,height\na,33\n", "33"),
+        ("a.csv", "prompt,interpolate_to\na,b\n", "a.csv line 2: interpolate_to is another prompt"),
         ("missing.csv", None, "cannot be read: No such file"),
         ("a.txt", b"\xff\xfe\xfa", "cannot be read as UTF-8"),
     ],

@@ -15,11 +15,12 @@ same command again goes on where it was stopped: complete images are kept.
 
   prompt=TEXT            what to generate
   prompts_file=FILE      text with one prompt a line, or .csv, .tsv, .jsonl with the columns prompt, negative_prompt,
-                         seed, num_images, guidance_scale, height, width, file_name, image, mask, strength;
-                         others are kept in the JSON.
+                         seed, num_images, guidance_scale, height, width, file_name, interpolate_to, image, mask,
+                         strength; others are kept in the JSON.
                          Without prompts, those of the recipe are taken
   negative_prompt=TEXT   what the image should not show
   num_images=N           images of each prompt (1)
+  interpolate_to=TEXT    another prompt, to which the images go in equal steps, all from one noise
   seed=N                 image i of all starts from the noise of seed + i alone, in any batch and shard
   height=PX width=PX     size (that of the image; without one data.resolution)
   sampler, num_inference_steps, guidance_scale, guidance_rescale, eta, s_churn, s_tmin, s_tmax, s_noise,
@@ -192,8 +193,16 @@ def _with_images(asked: generation_prompts.Prompts, options: generate_options.Op
 def prompts(arguments: Arguments) -> generation_prompts.Prompts:
     """The prompts of the command line, of the file that it names, or of the recipe."""
     sampling = arguments.config.sampling
+    toward = arguments.options.interpolate_to
     if arguments.options.prompt is not None:
-        return generation_prompts.inline([arguments.options.prompt])
+        return generation_prompts.inline([arguments.options.prompt], toward)
+    if toward is not None:
+        raise UserError(
+            "interpolate_to is where the images of one prompt go: give prompt=TEXT with it (a list of prompts has it "
+            "as a column)",
+            code="conflict",
+            setting="interpolate_to",
+        )
     if sampling.prompts_file is not None:
         return generation_prompts.of_file(sampling.prompts_file)
     if not sampling.prompts and arguments.config.model.reconstructs and arguments.options.image is not None:

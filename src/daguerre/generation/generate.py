@@ -27,6 +27,7 @@ from daguerre.generation.controlnets import AS_TRAINED, Steering
 from daguerre.generation.images import InputImage
 from daguerre.generation.prompts import IMAGES
 from daguerre.memory import advice
+from daguerre.models import interpolation
 from daguerre.models.family import Family
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.draw import draw, initial_noise
@@ -39,10 +40,13 @@ _SETTINGS = ("sampler", "num_inference_steps", "eta", "timestep_spacing")
 _OF_IMAGE = ("prompt", "negative_prompt", "seed", "height", "width", "guidance_scale", "guidance_rescale")
 _OF_INPUT = ("strength", "keep_unmasked", *(f"{name}{suffix}" for name in IMAGES for suffix in ("", "_sha256")))
 _OF_CONTROL = ("controlnets", *controlnets.OPTIONS, "condition")
+_BETWEEN = ("interpolate_to", "interpolate_to_was", "interpolation")
 _OF_FILE = ("file", "file_name", "bytes", "xxh3_128", "daguerre_id", "prompt_was", "initial_noise_sha256")
 _OF_MODEL = ("run", "checkpoint", "step", "weights", "base", "pipeline", "model", "objective", "base_precision")
 _OF_CODE = ("precision", "code_version")
-KEYS = frozenset({*_SETTINGS, "shift", *CHURN, *_OF_IMAGE, *_OF_INPUT, *_OF_CONTROL, *_OF_FILE, *_OF_MODEL, *_OF_CODE})
+KEYS = frozenset(
+    {*_SETTINGS, "shift", *CHURN, *_OF_IMAGE, *_BETWEEN, *_OF_INPUT, *_OF_CONTROL, *_OF_FILE, *_OF_MODEL, *_OF_CODE}
+)
 """Keys of an image's JSON: a list of prompts may have no column of these names other than its own."""
 _BATCHES_AHEAD = 16
 """Look-ahead, in batches, when grouping requests of one image size."""
@@ -203,6 +207,7 @@ def generate_batch(
     latents = Latents(x0, texts, seeds, batch[0].size_px)
     read = {"prompt": [prompt.text for prompt in texts]}
     read |= {"negative_prompt": [prompt.negative for prompt in texts]} if runs_null else {}
+    read |= {"interpolate_to": ends} if (ends := interpolation.ends(texts)) else {}
     truncated = {name: family.truncated(sides) for name, sides in read.items()}
     is_finite_B = x0.isfinite().flatten(1).all(1)
     for rows in _cut(len(batch), batch[0].size_px):
@@ -336,6 +341,7 @@ def image_metadata(parts: Components, sampling: SamplingSettings, request: Image
         "width": request.shown_px[1],
         "guidance_scale": request.guidance_scale,
         "guidance_rescale": sampling.guidance_rescale if family.guidance.runs_null(request.guidance_scale) else 0.0,
+        **_between(request.prompt),
         **_started(request),
         **{name: getattr(sampling, name) for name in _SETTINGS},
         **sampling.churn,
@@ -344,6 +350,11 @@ def image_metadata(parts: Components, sampling: SamplingSettings, request: Image
         "initial_noise_sha256": sha256(noise.numpy().tobytes()).hexdigest(),
         "code_version": __version__,
     }
+
+
+def _between(prompt: Prompt) -> dict[str, Any]:
+    """The other prompt of one that lies between two, and how far on the way to it, for its JSON."""
+    return {} if prompt.toward is None else {"interpolate_to": prompt.toward, "interpolation": prompt.share}
 
 
 def _started(request: ImageRequest) -> dict[str, Any]:

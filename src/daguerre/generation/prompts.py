@@ -22,7 +22,8 @@ CONTROL_FROM = "control_from"
 IMAGES = (IMAGE, MASK, *CONTROLS, CONTROL_FROM, *REFERENCES, IMAGE_PROMPT)
 """Columns of image files; the first of them that a row has decides the size of what is generated, but for the last."""
 _PLAIN = ("prompt", "negative_prompt", "seed", "num_images", "guidance_scale", "height", "width", "file_name")
-KNOWN = (*_PLAIN, "strength", *IMAGES)
+BETWEEN = "interpolate_to"
+KNOWN = (*_PLAIN, BETWEEN, "strength", *IMAGES)
 """Columns that decide an image; others are kept in its JSON."""
 STAND_IN = {"caption": "prompt", "uid": "file_name"}
 """Columns of open-diffusion's lists of captions, and what they are here if there is no column `prompt`."""
@@ -49,6 +50,8 @@ class Row:
     file_name: str | None = None
     """Name of the image without its suffix; may hold folders."""
     strength: float | None = None
+    interpolate_to: str | None = None
+    """A prompt to which its images go in equal steps."""
     images: Mapping[str, Path] = field(default_factory=dict)
     """Files by name."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -67,9 +70,9 @@ class Prompts:
     """All of them, from the start."""
 
 
-def inline(prompts: list[str]) -> Prompts:
-    digest = sha256(json.dumps(prompts).encode()).hexdigest()
-    return Prompts(prompts[0], digest, lambda: map(Row, prompts))
+def inline(prompts: list[str], interpolate_to: str | None = None) -> Prompts:
+    digest = sha256(json.dumps(prompts if interpolate_to is None else [prompts, interpolate_to]).encode()).hexdigest()
+    return Prompts(prompts[0], digest, lambda: (Row(text, interpolate_to=interpolate_to) for text in prompts))
 
 
 def of_file(name: str) -> Prompts:
@@ -173,18 +176,19 @@ def _row(cells: Mapping[str, Any], where: str, folder: Path) -> Row:
     """The row of these columns of a file in `folder`; an empty cell, and null, mean that nothing is given."""
     given = {name: cells.get(name) for name in KNOWN}
     metadata = mended({name: value for name, value in cells.items() if name not in KNOWN and name.strip()})
-    prompt, negative = given["prompt"], given["negative_prompt"] or ""
-    for name, value in (("prompt", prompt), ("negative_prompt", negative)):
+    prompt, negative, toward = given["prompt"], given["negative_prompt"] or "", given[BETWEEN] or ""
+    for name, value in (("prompt", prompt), ("negative_prompt", negative), (BETWEEN, toward)):
         if not isinstance(value, str) or "\0" in value or not is_text(value):
             raise UserError(f"{where}: {name} is {value!r}: write text")
     numbers = {name: _whole(given[name], name, where, least) for name, least in _LEAST.items()}
     scale, file_name = _scale(given["guidance_scale"], where), _file_name(given["file_name"], where)
     images = {name: place for name in IMAGES if (place := _place(given[name], name, where, folder))}
     strength = _number(given["strength"], "strength", where)
-    text, negative = str(prompt).strip(), str(negative).strip() or None
+    text, negative, toward = str(prompt).strip(), str(negative).strip() or None, str(toward).strip() or None
     return Row(
         text, where, negative, **numbers,
-        guidance_scale=scale, file_name=file_name, strength=strength, images=images, metadata=metadata,
+        guidance_scale=scale, file_name=file_name, strength=strength, interpolate_to=toward,
+        images=images, metadata=metadata,
     )  # fmt: skip
 
 

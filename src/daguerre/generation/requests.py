@@ -81,6 +81,8 @@ class RequestList:
             yield prompt.text
             if prompt.negative:
                 yield prompt.negative
+            if prompt.toward is not None:
+                yield prompt.toward
 
     def survey(self) -> Survey:
         """Reads the list once. UserError for a row that cannot be generated, or names that are not unique."""
@@ -115,10 +117,15 @@ class RequestList:
         name, scale = row.file_name, self._scale(row)
         # A row without guidance has no unguided side, so the command's negative prompt does not concern it.
         usual = self.sampling.negative_prompt if self.guidance.runs_null(scale) else ""
+        negative = usual if row.negative_prompt is None else row.negative_prompt
+        first = self.sampling.seed + number - copy if row.seed is None else row.seed
+        # All images between two prompts start from one noise: what changes is what the prompts change.
+        between = row.interpolate_to is not None
+        share = copy / max(self._copies(row) - 1, 1) if between else 0.0
         return ImageRequest(
             number,
-            Prompt(row.prompt, usual if row.negative_prompt is None else row.negative_prompt),
-            self.sampling.seed + number if row.seed is None else row.seed + copy,
+            Prompt(row.prompt, negative, toward=row.interpolate_to, share=share),
+            first if between else first + copy,
             self._size_px(row),
             scale,
             f"{name}-{copy}" if name and self._copies(row) > 1 else name,
@@ -186,6 +193,14 @@ class RequestList:
         if row.negative_prompt and not self.guidance.runs_null(scale):
             why = self.guidance.without_null(f"negative_prompt is {row.negative_prompt!r}", scale)
             raise UserError(f"{row.where}: {why}", code="unused")
+        if row.interpolate_to is not None and self._copies(row) < 2:
+            where = f"{row.where}: " if row.where else ""
+            raise UserError(
+                f"{where}interpolate_to is another prompt, to which images go in equal steps, the first by the prompt "
+                "itself and the last by the other: set num_images to 2 or more",
+                code="conflict",
+                setting="sampling.num_images",
+            )
         height, width = self._sides(row)
         given_px = (height, width) if height is not None and width is not None else None
         images = input_images.of(row)

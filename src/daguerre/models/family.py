@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
-from daguerre.models import compatibility, encoders
+from daguerre.models import compatibility, encoders, interpolation
 from daguerre.models.network import Architecture, Network, architecture_of, block_classes
 from daguerre.models.settings import reachable
 from daguerre.samplers.guidance import CLASSIFIER_FREE, Guidance
@@ -418,11 +418,15 @@ class Family:
         read."""
         assert self.text is not None, "only families that generate are asked"
         pictures = self._prompt_pictures(prompts)
-        texts = [prompt.text for prompt in prompts] + [prompt.negative for prompt in prompts] * guided
+        ends = interpolation.ends(prompts)
+        texts = [prompt.text for prompt in prompts] + [prompt.negative for prompt in prompts] * guided + ends
         with torch.autocast(self.device.type, enabled=False):
-            tokens = self._tokens(texts, [torch.cat([rows] * (1 + guided)) for rows in as_seen(pictures)])
+            tokens = self._tokens(
+                texts, [torch.cat([rows] * (len(texts) // len(prompts))) for rows in as_seen(pictures)]
+            )
             # Both sides in one call: texts are filled up to one length, and attention has the same shapes on both.
             both = self.text.features(tokens, self.trained)
+            both = interpolation.between(both, prompts) if ends else both
             of_pictures = self.reference_condition(self._encoded(pictures))
         sides = []
         for number in range(1 + guided):

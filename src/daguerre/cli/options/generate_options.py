@@ -65,6 +65,8 @@ class Options(Settings):
     """Options of `generate` other than settings, as the help has them."""
 
     prompt: str | None = None
+    interpolate_to: str | None = None
+    """Another prompt, to which the images of `prompt` go in equal steps."""
     out: Annotated[str | None, ADDRESS] = None
     format: Literal["png", "jpeg", "webp", "webdataset"] = "png"
     quality: int | None = Field(None, ge=1, le=100)

@@ -10,6 +10,7 @@ from torch import Tensor
 from daguerre import plugins
 from daguerre.families.cascade import codec
 from daguerre.families.cascade.net import denoise
+from daguerre.models import interpolation
 from daguerre.models.parts.text.conditioning import TextConditioning
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.draw import draw
@@ -73,8 +74,10 @@ class Stages:
         """RGB in [0, 1], [B, 3, H, W]: Stage B gets the latents and the prompt of each row. Its noise is of each
         row's own seed."""
         device, sampling = latents.x0_BCHW.device, self.settings.sampling()
-        prompts = [prompt.text for prompt in latents.prompts] + [prompt.negative for prompt in latents.prompts]
-        pooled = self.texts.features(self.texts.tokens(prompts))["pooled"]
+        prompts, ends = latents.prompts, interpolation.ends(latents.prompts)
+        texts = [prompt.text for prompt in prompts] + [prompt.negative for prompt in prompts] + ends
+        features = {"pooled": self.texts.features(self.texts.tokens(texts))["pooled"]}
+        pooled = (interpolation.between(features, prompts) if ends else features)["pooled"]
         given = latents.x0_BCHW.float()
         cond = {"pooled": pooled[: len(given)], "effnet": given}
         null = {"pooled": pooled[len(given) :], "effnet": given.new_zeros(given.shape)}
