@@ -84,6 +84,14 @@ def test_images_are_those_of_the_command(names, place, monkeypatch):
             assert np.abs(np.asarray(written, np.int16) - np.asarray(image, np.int16)).max() <= 1
 
 
+def test_images_between_two_prompts_are_those_of_the_command(names, place, monkeypatch):
+    monkeypatch.chdir(place)
+    first, last = names["model"].generate("a circle", "interpolate_to=a star", "num_images=2", "seed=7")
+    for image, prompt in ((first, "a circle"), (last, "a star")):
+        (alone,) = names["model"].generate(prompt, "seed=7")
+        assert np.abs(np.asarray(image, np.int16) - np.asarray(alone, np.int16)).max() <= 1
+
+
 @pytest.mark.parametrize("given", ["out=x", "prompt=y", "weights=raw", "training.device=cpu", "nonsense=1"])
 def test_settings_of_files_and_of_loading_are_refused(given, names, place, monkeypatch):
     monkeypatch.chdir(place)

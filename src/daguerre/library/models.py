@@ -53,7 +53,8 @@ class Model:
             if name in _OF_FILES or name in _OF_LOADING or name.startswith(_OF_LOADING_SECTIONS):
                 where = "is for the command" if name in _OF_FILES else "is for daguerre.load"
                 raise UserError(f"{name} {where}: Model.generate takes how images are sampled", code="unused")
-        given = texts.inline([prompts] if isinstance(prompts, str) else [*prompts])
+        listed = [prompts] if isinstance(prompts, str) else [*prompts]
+        given = texts.inline(listed, asked.options.interpolate_to)
         requests = command.requests_of(asked, given)
         survey = requests.survey()
         steering = command.steering_of(asked, survey, self.parts)

@@ -1,13 +1,16 @@
 """The source `emoji`: its table, what a font draws of it, and what is held out."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from emoji_fonts import HAND, POINTS, colour_font
+from PIL import Image
 from pydantic import ValidationError
 
 from daguerre.data.dataset import open_datasets
+from daguerre.data.images import emoji_pictures
 from daguerre.data.plan.selection import select
 from daguerre.data.sources import emoji
 from daguerre.data.sources.emoji import HELD_OUT, TONES, Settings, open_source, table
@@ -98,9 +101,11 @@ def test_another_font_has_other_samples(font, tmp_path):
 def test_no_tones_no_sequences(font, monkeypatch):
     assert not any(one.tone for one in opened(font, tones=False).drawn)
     emoji._drawable.cache_clear()
-    monkeypatch.setattr(emoji.features, "check", lambda name: name != "fribidi")
+    emoji_pictures.open_pictures.cache_clear()
+    monkeypatch.setattr(emoji_pictures.features, "check", lambda name: name != "fribidi")
     source = opened(font)
     emoji._drawable.cache_clear()
+    emoji_pictures.open_pictures.cache_clear()
     assert not any(one.is_joined for one in source.drawn)
     (entry,) = (entry for reason, entry in source.report().items() if "libfribidi0" in reason)
     assert entry["count"] == sum(one.is_joined for one in table())
@@ -116,10 +121,32 @@ def test_pictures_stand_on_the_colour_that_is_asked_for(tmp_path):
     assert np.array_equal(white[middle], blue[middle])
 
 
+def test_a_folder_of_pictures_is_as_good_as_a_font(font, tmp_path):
+    """Names as Google, Noto and Twemoji write them; what is no emoji, and what is of none of our names, is left."""
+    drawn, names = opened(font), [lambda code: code.lower(), lambda code: f"emoji_u{code.lower().replace('-', '_')}"]
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for i, one in enumerate(drawn.drawn):
+        Image.fromarray(drawn.picture(one.text)).save(folder / f"{names[i % 2](one.code)}.png")
+    for name in ("notes.txt", "cover.png", "1f3fb.png"):
+        Image.new("RGB", (8, 8), "red").save(folder / name, format="PNG")
+    found = opened(folder)
+    assert found.drawn == drawn.drawn
+    assert all(np.array_equal(found.record(i).image, drawn.record(i).image) for i in range(len(found.drawn)))
+    assert not {*found.index.ids.tolist()} & {*drawn.index.ids.tolist()}  # other pictures for all that it knows
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    assert opened(copy).index.ids.tolist() == found.index.ids.tolist()
+    (copy / f"{names[0](drawn.drawn[0].code)}.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"is not a picture that can be opened.*Remove or replace it"):
+        opened(copy)
+    with pytest.raises(UserError, match="no picture of this folder is named by the code points"):
+        opened(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"font": "nowhere.ttf"}, "there is no file nowhere.ttf"),
+        ({"font": "nowhere.ttf"}, "there is no file or folder nowhere.ttf"),
         ({"font": __file__}, "is not a font that can be opened"),
     ],
 )

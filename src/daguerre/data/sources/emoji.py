@@ -16,10 +16,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from PIL import Image, ImageDraw, ImageFont, features
 from pydantic import Field, field_validator
 
 from daguerre.data import skipped
+from daguerre.data.images.emoji_pictures import digest, open_pictures
 from daguerre.data.images.words import words
 from daguerre.data.index.index import Index
 from daguerre.data.settings import SourceSettings
@@ -47,14 +47,7 @@ _HELD_OUT_HANDS = 6
 """One hand of a skin tone in so many is held out."""
 _TABLE = Path(__file__).parents[2] / "assets" / "emoji.txt"
 _LARGEST_PX = 128
-_SIZES = (109, 160, 96, 64)
-"""Sizes that fonts of bitmaps have: Noto's one, then Apple's; others have any."""
 _VARIATION = 0xFE0F
-_MEASURE = "\U0001f600"  # a face: as wide as an emoji is
-_BLANK = "not in this font, or not of a kind that Pillow draws"
-_ONE_PICTURE = 1.5
-"""Widths of an emoji from which on a sequence was drawn as several."""
-_UNASSIGNED = "\U0010ffff"  # no font has it, so it shows what stands for a missing one
 
 
 class Settings(SourceSettings):
@@ -71,8 +64,9 @@ class Settings(SourceSettings):
     resolution: int = Field(64, ge=8, le=_LARGEST_PX)
     """Side of the square images that are trained on, in pixels."""
     font: Annotated[str | None, ADDRESS] = Field(None, min_length=1, json_schema_extra=FREE)
-    """The font's file; its digest is part of what a run trains on, its place is not. Default: Noto Color Emoji, Apple
-    Color Emoji or Segoe UI Emoji, where the system keeps it."""
+    """The font's file, or a folder of pictures that are named by code points, such as 1f44b-1f3fd.png. The digest of
+    it is part of what a run trains on, its place is not. Default: Noto Color Emoji, Apple Color Emoji or Segoe UI
+    Emoji, where the system keeps it."""
     tones: bool = True
     """Whether hands and people are drawn in the five skin tones, too."""
     checked_prompts: int = Field(72, ge=0, json_schema_extra=FREE)
@@ -153,7 +147,7 @@ class EmojiSource:
     def index(self) -> Index:
         ids = [blake2b(one.text.encode(), key=self.digest, digest_size=8).digest() for one in self.drawn]
         metadata = [one.metadata for one in self.drawn]
-        sides = np.full(len(ids), _drawing(self.font).side_px, dtype=np.int32)
+        sides = np.full(len(ids), open_pictures(self.font).side_px, dtype=np.int32)
         return Index(
             np.array([int.from_bytes(own, "big") >> 1 for own in ids], dtype=np.int64),
             np.arange(len(ids) + 1),  # nothing is gained by reading neighbours
@@ -184,57 +178,31 @@ class EmojiSource:
 
     def picture(self, text: str) -> np.ndarray:
         """The picture of an emoji on `data.alpha_colour`, (side, side, 3) uint8."""
-        return _drawing(self.font).picture(text, self.settings.alpha_colour)
+        return open_pictures(self.font).on(text, self.settings.alpha_colour)
 
     def report(self) -> SkipReport:
         return self.found
 
 
-class Drawing:
-    """A font at a size that it has."""
-
-    def __init__(self, font: ImageFont.FreeTypeFont) -> None:
-        self.font = font
-        self.advance_px = float(self.font.getlength(_MEASURE))
-        left, top, right, bottom = self.font.getbbox(_MEASURE)
-        self.side_px = round(max(right - left, bottom - top))
-        self.missing = self.glyph(_UNASSIGNED).tobytes()
-
-    def glyph(self, text: str) -> Image.Image:
-        """The picture as the font draws it, RGBA, cut to what it covers; of no pixels where it draws nothing."""
-        left, top, right, bottom = map(int, self.font.getbbox(text))
-        canvas = Image.new("RGBA", (max(right - left, 1), max(bottom - top, 1)))
-        ImageDraw.Draw(canvas).text((-left, -top), text, font=self.font, embedded_color=True)
-        return canvas if canvas.getbbox() else Image.new("RGBA", (0, 0))
-
-    def picture(self, text: str, colour: str) -> np.ndarray:
-        """The emoji in the middle of a square of a colour, (side, side, 3) uint8."""
-        glyph = self.glyph(text)
-        side = max(self.side_px, *glyph.size)
-        square = Image.new("RGBA", (side, side), colour)
-        square.alpha_composite(glyph, ((side - glyph.width) // 2, (side - glyph.height) // 2))
-        return np.asarray(square.convert("RGB"))
-
-
 def open_source(settings: Settings, split: Split) -> EmojiSource:
     """Finds the font and what it draws. UserError without one, or for one that draws nothing here."""
     font = _font(settings.font)
-    digest = blake2b(font.read_bytes(), digest_size=16).digest()
-    return EmojiSource(font, digest, settings, *_drawable(font, digest, settings.tones))
+    own = digest(font)
+    return EmojiSource(font, own, settings, *_drawable(font, own, settings.tones))
 
 
 def _font(given: str | None) -> Path:
     if given is not None:
         path = Path(given).expanduser()
-        if not path.is_file():
-            raise UserError(f"data.font: there is no file {given}", code="missing", setting="data.font")
+        if not path.exists():
+            raise UserError(f"data.font: there is no file or folder {given}", code="missing", setting="data.font")
         return path.resolve()
     found = next((Path(place) for place in PLACES if Path(place).is_file()), None)
     if found is None:
         raise UserError(
             "the source `emoji` draws a colour emoji font, and this machine has none where systems keep it: "
             "`sudo apt install fonts-noto-color-emoji libfribidi0` brings Noto's on Debian and Ubuntu; or name the "
-            "file of one, data.font=FILE",
+            "file of one, or a folder of pictures such as 1f600.png: data.font=PLACE",
             code="missing",
             setting="data.font",
         )
@@ -242,45 +210,25 @@ def _font(given: str | None) -> Path:
 
 
 @functools.lru_cache(maxsize=4)
-def _drawing(font: Path) -> Drawing:
-    """The font, opened once a process. Threads may share it: Pillow draws while it holds the interpreter's lock."""
-    for size in _SIZES:
-        try:
-            return Drawing(ImageFont.truetype(str(font), size))
-        except OSError as error:
-            why = error  # of a font of bitmaps that has not this size, or of a file of another kind
-    raise UserError(f"{font} is not a font that can be opened: {why}", code="damaged", setting="data.font")
-
-
-@functools.lru_cache(maxsize=4)
-def _drawable(font: Path, digest: bytes, tones: bool) -> tuple[bytes, SkipReport]:
-    """A bit for each emoji of the table: whether the font draws it, and as no other one before; and the others by
-    reason. UserError where it draws few."""
-    drawing = _drawing(font)
-    joins = bool(features.check("raqm") and features.check("fribidi"))
+def _drawable(place: Path, digest: bytes, tones: bool) -> tuple[bytes, SkipReport]:
+    """A bit for each emoji of the table: whether there is a picture, and as of no other one before; and the others by
+    reason. UserError where all are left out."""
+    pictures = open_pictures(place)
     left_out: skipped.Counts = {}
-    pictures = {drawing.missing: _BLANK, b"": _BLANK}
+    seen = dict.fromkeys(pictures.missing, pictures.blank)
     reasons: list[str | None] = []
     for one in table(tones):
-        if one.is_joined and not joins:
-            reasons.append("sequences, which FriBiDi joins (apt install libfribidi0)")
-        elif drawing.font.getlength(one.text) > _ONE_PICTURE * drawing.advance_px:
-            reasons.append("sequences that this font has not as one picture")
-        else:
-            picture = drawing.glyph(one.text).tobytes()
-            reasons.append(pictures.get(picture))
-            pictures.setdefault(picture, "drawn like another one")
-        if reason := reasons[-1]:
+        reason = pictures.fault(one.text)
+        if reason is None:
+            drawn = pictures.glyph(one.text).tobytes()
+            reason = seen.get(drawn)
+            seen.setdefault(drawn, "drawn like another one")
+        reasons.append(reason)
+        if reason:
             skipped.add(left_out, reason, f"{one.code} {one.name}", damage=False)
     held = np.array([reason is None for reason in reasons])
     if not held.any():
-        raise UserError(
-            f"{font}: no emoji of this font is drawn; all come out empty, or look the same. Pillow draws fonts of "
-            "bitmaps (CBDT, as Debian's Noto Color Emoji; sbix, as Apple's) and of flat layers (COLR version 0), not "
-            "of gradients (COLR version 1) or SVG. Name another one, data.font=FILE",
-            code="unsupported",
-            setting="data.font",
-        )
+        raise UserError(f"{place}: {pictures.none}", code="unsupported", setting="data.font")
     return np.packbits(held).tobytes(), left_out
 
 
