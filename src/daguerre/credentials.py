@@ -137,7 +137,7 @@ def is_cut(address: str) -> bool:
 
 def environment() -> dict[str, str]:
     """Environment variables that give a child process the same secrets."""
-    known = [address for address in _kept.values() if not re.search(r"\s", address)]
+    known = [address for address in [*_kept.values()] if not re.search(r"\s", address)]
     return {VARIABLE: " ".join(known)} if known else {}
 
 

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 
 from daguerre import documents
 from daguerre.captioning.captioner import Captioner
-from daguerre.checkpoint.atomic import write_bytes_atomically
+from daguerre.checkpoint.atomic import locked, write_bytes_atomically
 from daguerre.data.folder import scan
 from daguerre.data.folder.captions import Rules
 from daguerre.data.skipped import SkipReport
@@ -62,8 +62,9 @@ def caption(
         some = [*_opened(todo[start : start + batch_size], counts)]
         if some and captioner is not None:
             found = captioner.captions([image for _, image in some])
-            for (picture, _), captions in zip(some, found, strict=True):
-                _write(picture, captions, name, write, counts)
+            with locked(folder):  # a page may change captions of the same files
+                for (picture, _), captions in zip(some, found, strict=True):
+                    _write(picture, captions, name, write, counts)
         tell(min(start + batch_size, len(todo)), len(todo))
     return counts
 

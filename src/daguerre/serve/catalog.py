@@ -37,7 +37,7 @@ class Catalog:
     """Folders outside of which nothing is read, their links followed; the first one is `folder`."""
     entries: dict[str, Entry] = field(default_factory=dict)
     _asked: float = -_AGAIN_SECONDS
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def scan(self, everything: bool = True) -> None:
         """Looks at all runs, or at those that run."""
@@ -65,9 +65,11 @@ class Catalog:
 
         OutOfBounds for a run whose files a page must not read.
         """
-        if id not in self.entries and time.monotonic() > self._asked + _AGAIN_SECONDS:
-            self._asked = time.monotonic()
-            self.scan()  # the address of a run, opened before any list
+        if id not in self.entries:
+            with self._lock:  # whoever asks while another one looks waits for what is found
+                if id not in self.entries and time.monotonic() > self._asked + _AGAIN_SECONDS:
+                    self._asked = time.monotonic()
+                    self.scan()  # the address of a run, opened before any list
         entry = self.entries.get(id)
         if entry is None:
             return None

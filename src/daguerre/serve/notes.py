@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from daguerre import documents
-from daguerre.checkpoint.atomic import write_json_atomically
+from daguerre.checkpoint.atomic import locked, write_json_atomically
 from daguerre.serve.summaries import PAGE
 
 MOST_BYTES = 64 << 10
@@ -24,4 +24,5 @@ class Notes(BaseModel):
 def write(folder: Path, given: bytes) -> None:
     """Writes what a page sends. UserError for something else."""
     found = documents.sent(Notes.model_validate_json, given, "the page sent no note")
-    write_json_atomically(folder / PAGE, found.model_dump())
+    with locked(folder):  # two pages may write at once
+        write_json_atomically(folder / PAGE, found.model_dump())

@@ -123,9 +123,10 @@ class Watching:
     async def look(self, id: str, patience: float = 0.0) -> Watched:
         """A run as it is now, or, after some seconds of patience, as far as it is read. UserError for no run, and for
         one that must not be shown."""
-        if await run_in_threadpool(self.catalog.at, id) is None:
+        folder = await run_in_threadpool(self.catalog.at, id)
+        if folder is None:
             raise UserError("there is no such run: it may have been moved", code="missing")
-        run = self._watched(id)
+        run = self._watched(id, folder)
         task = run.looking
         if task is None or task.done():
             task = run.looking = asyncio.create_task(run.look(self.make))
@@ -134,9 +135,8 @@ class Watching:
             task.result()  # its error
         return run
 
-    def _watched(self, id: str) -> Watched:
+    def _watched(self, id: str, folder: Path) -> Watched:
         if id not in self._runs:
-            folder = self.catalog.entries[id].folder
             followed = Followed(RunFolder(folder).metrics)
             followed.take_up(_kept(followed))
             self._runs[id] = Watched(id, folder, followed)

@@ -58,9 +58,8 @@ class Folders:
 
     def listed(self) -> list[Place]:
         """Those with pictures in them or below them, by name; not the folder of the runs for what is below it."""
-        self._walk()
         found = [
-            place for place in self._found.values() if place.pictures or (place.below and place.path != self.roots[0])
+            place for place in self._walk() if place.pictures or (place.below and place.path != self.roots[0])
         ]
         return sorted(found, key=lambda place: place.name)
 
@@ -76,15 +75,17 @@ class Folders:
     def added(self, path: Path, root: Path) -> Place:
         """A folder that was made."""
         place = Place(identity(path), path, root)
-        self._found[place.id] = place
+        with self._lock:  # a walk that began before does not know it
+            self._found[place.id] = place
         return place
 
-    def _walk(self) -> None:
+    def _walk(self) -> list[Place]:
         with self._lock:
             found: dict[str, Place] = {}
             for root in self.roots:
                 self._below(root, root, _DEPTH, found)
             self._found, self._asked = found, time.monotonic()
+            return [*found.values()]
 
     def _below(self, path: Path, root: Path, depth: int, found: dict[str, Place]) -> int:
         """Adds a folder and those in it; how many pictures there are."""

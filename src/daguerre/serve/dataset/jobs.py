@@ -195,6 +195,7 @@ class Jobs:
 
     def end(self) -> None:
         """Stops what still runs: captions go on with the next start."""
-        for job in self._of.values():
-            if job.process.poll() is None:
-                job.process.terminate()
+        with self._lock:
+            for job in self._of.values():
+                if job.process.poll() is None:
+                    job.process.terminate()

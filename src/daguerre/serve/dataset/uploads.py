@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from daguerre import documents
-from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically
+from daguerre.checkpoint.atomic import locked, make_folder, sync_folder, write_bytes_atomically
 from daguerre.data import alternatives
 from daguerre.data.folder.captions import CAPTION, TEXT_BYTES, TEXT_FILES
 from daguerre.data.folder.scan import SUFFIXES
@@ -56,9 +56,12 @@ def new_folder(folders: Folders, given: bytes) -> Place:
         raise UserError("there is no such root") from None
     name = safe_name(wanted.name)
     path = root / name
-    if os.path.lexists(path):
-        raise UserError(f"there is {name} already: give the folder another name", code="conflict")
-    make_folder(path)
+    make_folder(root)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        raise UserError(f"there is {name} already: give the folder another name", code="conflict") from None
+    sync_folder(root)
     return folders.added(path, root)
 
 
@@ -112,7 +115,14 @@ def keep(place: Place, given: str, data: bytes) -> dict[str, Any]:
         suffixes = SUFFIXES[_decoded(name, data)]
         if suffix.lower() not in suffixes:
             name = f"{stem}{suffixes[0]}"
-    for free in (name, *(f"{Path(name).stem}-{i}{Path(name).suffix}" for i in range(2, 100))):
+    with locked(place.path):  # of two files of one name that come at once, the second gets another one
+        return _put(place, name, data)
+
+
+def _put(place: Place, name: str, data: bytes) -> dict[str, Any]:
+    stem, suffix = os.path.splitext(name)
+    others = [] if suffix.lower() in TEXT_FILES else [f"{stem}-{i}{suffix}" for i in range(2, 100)]
+    for free in (name, *others):
         path = place.path / free
         if path.exists() and path.read_bytes() == data:
             return {"name": free, "known": True}
@@ -122,8 +132,6 @@ def keep(place: Place, given: str, data: bytes) -> dict[str, Any]:
             except PermissionError as error:
                 raise UserError(f"{place.path.name} cannot be written to: {error.strerror}") from error
             return {"name": free, "known": False}
-        if suffix.lower() in TEXT_FILES:
-            break
     raise UserError(f"there is another {name} already: rename the file", code="conflict")
 
 
