@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ import pytest
 import served
 from photos import OWN
 
+from daguerre.checkpoint import atomic
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.data.folder import scan
 from daguerre.data.folder.captions import Rules
@@ -263,6 +266,36 @@ def test_what_is_left_out_is_not_trained_on_and_comes_back(folder: Path) -> None
     now = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert {name: data for name, data in now.items() if ".daguerre" not in name} == files
     assert not any(name.endswith((".png", ".jpg", ".txt")) for name in now.keys() - files.keys())
+
+
+@pytest.mark.parametrize("to", ["trash", "back"])
+def test_a_full_disk_moves_no_picture(folder: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+    """Where a file of lines cannot be written without theirs: a line would name a picture that is not there."""
+    before = trained(folder)
+    with photos.shown(folder, control=True) as page:
+        moved = {"ids": [page.ids()[name] for name in ("a.png", "d.jpg")], "to": "trash"}
+        if to == "back":
+            assert page.post("move", moved).json()["moved"] == 2
+            before = trained(folder)
+            moved = {"ids": [page.ids()[name] for name in ("a.png", "d.jpg")], "to": "back"}
+        place = folder if to == "trash" else folder / ".daguerre" / "trash"
+
+        def full(path: Path, mode: str) -> object:
+            if path == place / ".metadata.jsonl.tmp":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return open(path, mode)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(atomic, "open", full, raising=False)
+            refused = page.post("move", moved)
+        assert (refused.status_code, refused.text) == (507, "No space left on device. Free some space and try again\n")
+        assert trained(folder) == before
+        assert page.post("move", moved).json()["moved"] == 2
+    assert {*trained(folder)} ^ {*before} == {"a.png", "d.jpg"}
+    lines = [
+        path.read_text() for path in (folder / "metadata.jsonl", folder / ".daguerre" / "trash" / "metadata.jsonl")
+    ]
+    assert ["d.jpg" in text for text in lines] == [to == "back", to == "trash"]
 
 
 def test_a_name_that_is_taken_is_not_overwritten(folder: Path) -> None:

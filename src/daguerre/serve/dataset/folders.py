@@ -58,9 +58,7 @@ class Folders:
 
     def listed(self) -> list[Place]:
         """Those with pictures in them or below them, by name; not the folder of the runs for what is below it."""
-        found = [
-            place for place in self._walk() if place.pictures or (place.below and place.path != self.roots[0])
-        ]
+        found = [place for place in self._walk() if place.pictures or (place.below and place.path != self.roots[0])]
         return sorted(found, key=lambda place: place.name)
 
     def at(self, id: str) -> Place:

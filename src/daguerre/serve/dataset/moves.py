@@ -3,14 +3,15 @@ which training does not read. Nothing is deleted."""
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from daguerre import documents
-from daguerre.checkpoint.atomic import make_folder, sync_folder, write_bytes_atomically
+from daguerre.checkpoint.atomic import make_folder, replacing, sync_folder, write_bytes_atomically, write_durably
 from daguerre.data.folder.captions import METADATA
 from daguerre.data.images import kinds
 from daguerre.errors import UserError
@@ -42,8 +43,10 @@ def move(listing: Listing, given: bytes) -> dict[str, Any]:
                 code="conflict",
             )
     for each in chosen:
-        _moved(listing, each, _target(listing, each, wanted.to))
-    _without_lines(listing, chosen)
+        _keep_line(listing, each, _target(listing, each, wanted.to))
+    with _without_lines(listing, chosen):
+        for each in chosen:
+            _moved(listing, each, _target(listing, each, wanted.to))
     return {"moved": len(chosen)}
 
 
@@ -58,14 +61,17 @@ def _target(listing: Listing, picture: Picture, to: str) -> Path:
     return home if to == "back" else home / HIDDEN / to
 
 
+def _keep_line(listing: Listing, picture: Picture, target: Path) -> None:
+    """Writes the line about a picture where the picture goes."""
+    make_folder(target)
+    if line := _line(listing, picture):
+        _append(target / METADATA, {"file_name": os.path.basename(picture.path), **line})
+
+
 def _moved(listing: Listing, picture: Picture, target: Path) -> None:
     """The picture goes first where it is put away, and last where it comes back: a kill between leaves no picture in
     the data without its caption."""
     path = listing.place.path / picture.path
-    make_folder(target)
-    line = _line(listing, picture)
-    if line:
-        _append(target / METADATA, {"file_name": path.name, **line})
     back = target == _home(listing, picture)
     names = [path.name, *_belonging(path)]
     for name in reversed(names) if back else names:
@@ -137,21 +143,34 @@ def _append(path: Path, line: dict[str, Any]) -> None:
         write_bytes_atomically(path, before + b"\n" * (not before.endswith(b"\n") and bool(before)) + text)
 
 
-def _without_lines(listing: Listing, pictures: Sequence[Picture]) -> None:
-    """Takes the lines about pictures out of the metadata.jsonl that they were read from; they are in another by now."""
+@contextmanager
+def _without_lines(listing: Listing, pictures: Sequence[Picture]) -> Iterator[None]:
+    """Takes the lines about pictures out of the metadata.jsonl that they were read from, when the block has moved the
+    pictures. What is left is written before it: on a full disk nothing is moved."""
+    with ExitStack() as stack:
+        for path, lines in _other_lines(listing, pictures).items():
+            write_durably(stack.enter_context(replacing(path)), lines)
+        yield
+
+
+def _other_lines(listing: Listing, pictures: Sequence[Picture]) -> dict[Path, list[bytes]]:
+    """The lines about other pictures, of each file that has one about these."""
     numbers: dict[Path, set[int]] = {}
+    names: dict[Path, set[str]] = {}
     for each in pictures:
+        path = listing.place.path / each.path
         if not each.away and each.path in listing.found.words.lines:
             file, number = listing.found.words.lines[each.path]
             numbers.setdefault(listing.place.path / file, set()).add(number)
         elif each.away and _line(listing, each):
-            path = (listing.place.path / each.path).with_name(METADATA)
-            every = _objects(path)
-            kept = [one for one in every if one.get("file_name") != os.path.basename(each.path)]
-            write_bytes_atomically(path, b"".join(map(_as_line, kept)))
-    for path, own in numbers.items():
+            names.setdefault(path.with_name(METADATA), set()).add(path.name)
+    found = {
+        path: [_as_line(one) for one in _objects(path) if one.get("file_name") not in names[path]] for path in names
+    }
+    for path, gone in numbers.items():
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True)
-        write_bytes_atomically(path, b"".join(line for number, line in enumerate(lines, 1) if number not in own))
+        found[path] = [line for number, line in enumerate(lines, 1) if number not in gone]
+    return found
 
 
 def _as_line(document: dict[str, Any]) -> bytes:

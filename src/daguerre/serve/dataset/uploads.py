@@ -6,7 +6,6 @@ import re
 import shutil
 import unicodedata
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
