@@ -7,7 +7,7 @@ motorcycle_right,retina,rocket                        # of scikit-image's data: 
 python benchmarks/autoencoders.py VAE emoji 'subgroup in ["sport", "food-sweet", "animal-bug", "musical-instrument"]'
 
 Of emoji also: how many are nearest to their own of all these, which is the most that pictures drawn behind it can reach
-in the metric `emoji`.
+in the metric `emoji`; by the features of DINOv2, too, where the place of its weights follows the filter.
 """
 
 import sys
@@ -20,7 +20,10 @@ from PIL import Image
 
 from daguerre.data.sources.emoji import Settings
 from daguerre.evaluation.formulas import pairs
+from daguerre.evaluation.metric import FeatureNetwork
 from daguerre.evaluation.metrics import emoji
+from daguerre.evaluation.networks import dinov2
+from daguerre.evaluation.networks.place import NetworkPlace
 
 SIDE_PX = 64
 
@@ -52,7 +55,7 @@ def made_again(vae: AutoencoderKL, image: np.ndarray) -> np.ndarray:
 
 
 def main(arguments: list[str]) -> None:
-    place, of, *chosen = arguments
+    place, of, *chosen = arguments[:3]
     vae = AutoencoderKL.from_pretrained(place).float().eval()
     real = pictures(of, *(chosen or [""]))
     again = {name: made_again(vae, image) for name, image in real.items()}
@@ -63,8 +66,13 @@ def main(arguments: list[str]) -> None:
     mean_db = np.mean([*psnrs_db.values()])
     print(f"{mean_db:6.2f} dB  mean of {len(real)}; the worst {min(psnrs_db.values()):.2f}")
     if of == "emoji":
-        away = emoji.distances(emoji.small([*again.values()]), emoji.small([*real.values()]))
-        print(f"{100 * emoji.among(away, range(len(real)), 1):6.1f} %  nearest to their own, by 16 px RGB")
+        networks: dict[str, FeatureNetwork | None] = {"16 px RGB": None}
+        for weights in arguments[3:]:
+            networks["DINOv2"] = dinov2.load(NetworkPlace(path=weights), torch.device("cpu"), "pillow_bicubic")
+        for name, network in networks.items():
+            own, theirs = (emoji.features([*images.values()], network) for images in (again, real))
+            share = emoji.among(emoji.distances(own, theirs), range(len(real)), 1)
+            print(f"{100 * share:6.1f} %  nearest to their own, by {name}")
 
 
 if __name__ == "__main__":

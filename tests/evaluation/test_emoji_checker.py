@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tiny_feature_networks
+import torch
 from emoji_fonts import colour_font
 
 from daguerre.data.sources.emoji import Emoji, Settings
 from daguerre.errors import UserError
-from daguerre.evaluation.metric import DrawnInputs
+from daguerre.evaluation.inputs import network
+from daguerre.evaluation.metric import DrawnInputs, FeatureNetwork
 from daguerre.evaluation.metrics import emoji
+from daguerre.evaluation.settings import EvaluationSettings
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +87,25 @@ def test_the_colour_is_that_of_what_is_shown() -> None:
     image[8:20, 8:20] = (200, 30, 90)
     image[8:10, 8:10] = (0, 0, 0)
     assert emoji.colour(image, "#ffffff").tolist() == [200, 30, 90]
+
+
+def test_features_of_a_network_are_compared_by_their_direction(source: Settings, tmp_path: Path) -> None:
+    """With real weights' own classes, through what `evaluate` hands a metric: one and the same picture is nearest."""
+    place = str(tiny_feature_networks.dinov2(tmp_path / "dinov2"))
+    known, held_out = (emoji.trained_on(source, split) for split in ("train", "held_out"))
+    pictures = {one.name: picture for one, picture in {**known, **held_out}.items()}
+
+    class Evaluated(DrawnInputs):
+        def network(self, name: str, **options: Any) -> FeatureNetwork:
+            settings = EvaluationSettings.model_validate({"networks": {name: place}})
+            return network(settings, name, torch.device("cpu"), **options)
+
+    inputs = Evaluated(source, lambda texts, references=(): [pictures[text] for text in texts])
+    ((name, result),) = emoji.evaluate(emoji.Settings(by="dinov2"), inputs).items()
+    assert name.startswith("emoji-dinov2-")
+    assert {row.name: (row.value, row.must) for row in result.rows}["known"] == (1.0, None)
+    found = emoji.features([*pictures.values()], inputs.network("dinov2", resize="pillow_bicubic"))
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-6)
 
 
 def test_other_sources_are_refused() -> None:

@@ -23,6 +23,8 @@ COPY_RMS = 8.0
 MARKS = {"known": 0.83, "held_out_colour": 0.9}
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "brown")
 SHAPES = ("circle", "square", "heart")
+_AT_ONCE = 32
+"""Images that a network reads at once."""
 _BACKGROUND = 24
 """Levels of 255 up to which a pixel is background."""
 
@@ -100,8 +102,10 @@ def evaluate(settings: Settings, inputs: Inputs) -> dict[str, Result]:
     asked = [_evenly([*each], source.checked_prompts) for each in (known, held_out)]
     texts = [source.captions.text or source.captions.prefix + one.name for each in asked for one in each]
     images = list(inputs.draw(texts))
-    network: FeatureNetwork | None = inputs.network("dinov2") if settings.by == "dinov2" else None
-    away = distances(_features(network, images), _features(network, [*real.values()]))
+    network: FeatureNetwork | None = None
+    if settings.by == "dinov2":
+        network = inputs.network("dinov2", resize="pillow_bicubic")
+    away = distances(features(images, network), features([*real.values()], network))
     numbers = {one: number for number, one in enumerate(real)}
     first = len(asked[0])
     found: dict[str, float] = {}
@@ -134,11 +138,14 @@ def trained_on(source: SourceSettings, split: Literal["train", "held_out"] = "tr
     return {one: np.asarray(each) for one, each in zip(emoji, pictures, strict=True)}
 
 
-def _features(network: FeatureNetwork | None, images: Sequence[np.ndarray]) -> np.ndarray:
+def features(images: Sequence[np.ndarray], network: FeatureNetwork | None = None) -> np.ndarray:
+    """[n, d] float32 by which images [H, W, 3] uint8 are compared: `small`, or what a network makes of them, of length
+    1."""
     if network is None:
         return small(images)
-    features_nd = network.compute(images)
-    return features_nd / np.linalg.norm(features_nd, axis=1, keepdims=True)
+    parts = [network.compute(images[i : i + _AT_ONCE]) for i in range(0, len(images), _AT_ONCE)]
+    features_nd = np.concatenate(parts)
+    return np.asarray(features_nd / np.linalg.norm(features_nd, axis=1, keepdims=True))
 
 
 def _evenly(emoji: Sequence[Emoji], most: int) -> list[Emoji]:
