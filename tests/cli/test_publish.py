@@ -157,6 +157,7 @@ def test_what_cannot_be_published_is_refused_in_words(hub, run, capsys, monkeypa
         assert publish(*words) == errors.REFUSED
         return capsys.readouterr().err
 
+    assert "a repository of the hub, as in: daguerre publish runs/my-run OWNER/NAME" in refused(run, "my-style")
     assert "give a run folder and a repository of the hub" in refused(run)
     assert "give a run folder and a repository of the hub" in refused(REPOSITORY)
     assert "is not a run folder" in refused(tmp_path, REPOSITORY)

@@ -61,6 +61,8 @@ def test_on_a_gpu_tensors_are_not_in_the_host():
     made = sum(numbers.values()) - numbers["text_encoder"]
     assert step.host.reading["networks in float32"] == 2 * 4 * made, "made of numbers, and the autoencoder"
     assert step.host.reading["networks in their types"] == 0, "the text encoder goes straight to the GPU"
+    saved = sum(each.saved_bytes for each in count.trained)
+    assert step.host.training["the copy of a save"] == saved, "both hold it all, each copies what it writes: a half"
     assert step.host.updates == -(-64 // step.target.sizes.whole)
     assert "RTX 4060" in str(step.host.rates)
 

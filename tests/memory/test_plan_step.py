@@ -1,7 +1,9 @@
 """The peak that `daguerre plan` predicts against what torch's allocator gives out in updates that are computed."""
 
 import json
+import random
 import re
+from types import SimpleNamespace
 
 import pytest
 from measured_peak import measured
@@ -13,6 +15,7 @@ from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.config.recipe import shipped
 from daguerre.memory import estimate, static
+from daguerre.memory.peak import Peak, largest_that_fits
 
 NAMES = [name for name in plugins.names("optimizers") if name != "adamw_8bit"]
 OWN = {"schedule_free": ["ema.enabled=false", "lr_scheduler.name=constant"], "prodigy": ["lr_scheduler.name=constant"]}
@@ -234,6 +237,26 @@ def test_what_does_not_fit_is_told_with_what_to_do(capsys):
     assert taken < 24
     assert "daguerre train sdxl optimizer.name=adafactor optimizer.learning_rate=1e-06" in said
     assert "training.weights_dtype=bfloat16" in said
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_largest_micro_batch_is_found_with_few_steps(seed):
+    """Of peaks that are the largest of two sums, which cross anywhere."""
+    draw = random.Random(seed)
+    for _ in range(50):
+        sums = [(draw.uniform(0, 50), draw.choice([0, 0.1, 1, 3])) for _ in range(2)]
+        computed = []
+
+        def peak(micro, sums=sums, computed=computed):
+            computed.append(micro)
+            return Peak(micro, held=0, passes=int(1e6 * max(a + b * micro for a, b in sums)), update=0, gathered=0)
+
+        room = 1e6 * draw.uniform(20, 100)
+        expected = max((micro for micro in range(1, 4097) if peak(micro).whole <= room), default=None)
+        computed.clear()
+        found = largest_that_fits(SimpleNamespace(peak=peak), peak(draw.choice([1, 4, 32])), lambda p: room - p.whole)
+        assert (found.micro if found else None) == expected
+        assert len(computed) <= 14, (sums, room, computed)
 
 
 @pytest.mark.long

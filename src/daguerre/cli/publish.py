@@ -96,8 +96,9 @@ def read(arguments: list[str]) -> tuple[Path, str, Options]:
     """The run, the repository and the options. UserError for what is missing."""
     names = [word for word in arguments if _REPOSITORY.fullmatch(word) and not Path(word).exists()]
     repository = names[-1] if names else ""
-    target, options, _ = given.read([word for word in arguments if word != repository], "publish", Options)
-    if not target or not repository:
+    others = [word for word in arguments if word != repository]
+    target, options, _ = given.read(others, "publish", Options) if repository else ("", Options(), set())
+    if not target:
         raise UserError(
             "give a run folder and a repository of the hub, as in: daguerre publish runs/my-run OWNER/NAME",
             code="missing",

@@ -136,7 +136,7 @@ def forecast(
         "networks that wait": count.on_host * processes,
         "loader processes": loader.num_workers * (WORKER_BYTES + loader.prefetch_batches * batch) * processes,
         "batches": (loader.prefetch_batches + 1 + gpu) * batch * processes,
-        "the copy of a save": count.saved_bytes * config.checkpoint.background * processes,
+        "the copy of a save": count.saved_bytes * config.checkpoint.background // count.mesh.nodes,
     }
     work = peak.pass_work * sizes.accumulation + peak.update_work
     updates = _updates(config.training.duration, sizes.whole)
@@ -216,7 +216,6 @@ def _disk(
 ) -> Mapping[str, int]:
     """Bytes on disk at the end of a run, and of the save before the oldest is deleted."""
     settings, sampling = config.checkpoint, config.sampling
-    state = sum(each.saved_bytes * each.all_numbers // max(1, each.numbers) for each in count.trained)
     saves = _times(settings.every, updates) + 1
     kept = settings.keep + 1 + _times(settings.backup_every, updates)
     trained = sum(each.all_numbers for each in count.trained) * 4
@@ -224,7 +223,7 @@ def _disk(
     whole = any(own.whole for own in parts.attached.trainables.values())
     pixels = (sampling.width or bucket.width_px) * (sampling.height or bucket.height_px) * 3
     return {
-        counted(min(kept, saves), "checkpoint"): min(kept, saves) * state,
+        counted(min(kept, saves), "checkpoint"): min(kept, saves) * count.saved_bytes,
         "export": (sum(networks) if whole else trained) * settings.export,
         "sample images, at most": saves * sampling.num_images * pixels,
     }

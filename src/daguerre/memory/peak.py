@@ -4,7 +4,7 @@ It is the code of a real step on the real networks: encoding, forward and backwa
 Effects of a mesh (sharded gradients, gathered parameters, buckets) are added where they arise.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -334,29 +334,34 @@ def _begun(config: Config, parts: Components) -> TrainState:
 
 
 def largest_that_fits(steps: SimulatedStep, first: Peak, left: Callable[[Peak], float]) -> Peak | None:
-    """The largest micro-batch for which bytes are `left`, looked for along the line through two peaks and proved by its
-    own; None where one sample has no room.
+    """The largest micro-batch for which bytes are `left`, proved by its own peak; None where one sample has no room.
 
     A peak is the largest of sums that grow linearly with the batch, so it is convex: past two peaks it lies on their
-    line or above. What does not fit by the line of two that fit need not be simulated.
+    line or above, between them on it or below. What does not fit by the line of two that fit need not be simulated.
     """
-    low, high, line = None, _MOST + 1, [first]
+    fit: list[Peak] = []
+    over: list[Peak] = []  # both lists: the nearest to the limit last
+    newest = first
     while True:
-        newest = line[-1]
-        low, high = (newest, high) if left(newest) >= 0 else (low, newest.micro)
-        below = low.micro if low else 0
-        guess = _along(line, left)
-        past = newest is low and len(line) > 1 and line[-2].micro < below
-        if high - below <= 1 or (past and guess <= below):
-            return low
-        line.append(steps.peak(min(max(guess, below + 1), high - 1)))
+        (fit if left(newest) >= 0 else over).append(newest)
+        below = fit[-1].micro if fit else 0
+        above = over[-1].micro if over else _MOST + 1
+        most = min(above - 1, _crossing(fit[-2:], left))
+        if most <= below:
+            return fit[-1] if fit else None
+        if fit and over:
+            # One sum may be the largest where it fits and another where it does not: both sides close in.
+            guess = (_crossing([fit[-1], over[-1]], left) + min(most, _crossing(over[-2:], left)) + 1) // 2
+        else:
+            by_line = _crossing(fit[-2:] or over[-2:], left)
+            guess = by_line if by_line <= _MOST else 2 * below or above // 2
+        newest = steps.peak(min(max(guess, below + 1), most))
 
 
-def _along(line: list[Peak], left: Callable[[Peak], float]) -> int:
-    """The largest micro-batch that fits by the last two peaks; by the only one, twice as much, or half."""
-    newest = line[-1]
-    if len(line) == 1:
-        return 2 * newest.micro if left(newest) >= 0 else newest.micro // 2
-    before = line[-2]
-    each = (left(before) - left(newest)) / (newest.micro - before.micro)
-    return int(newest.micro + left(newest) // each) if each > 0 else 2 * newest.micro
+def _crossing(two: Sequence[Peak], left: Callable[[Peak], float]) -> int:
+    """The largest micro-batch that fits by the line of two peaks; more than any where there is no such line."""
+    if len(two) < 2 or (left(two[0]) - left(two[1])) * (two[1].micro - two[0].micro) <= 0:
+        return _MOST + 1
+    one, other = two
+    each = (left(one) - left(other)) / (other.micro - one.micro)
+    return min(int(other.micro + left(other) // each), _MOST)

@@ -100,10 +100,12 @@ class MemoryCount:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes of a checkpoint that this device writes: weights, moments and averages of what it trains. With
-        checkpoint.background a copy of them is in the host's memory while it is written, and is kept for the next
-        one."""
-        return sum(each.saved_bytes for each in self.held)
+        """Bytes of a checkpoint: weights, moments and averages of what is trained, on all devices together.
+
+        Each element is written once, and about as much by each device. With checkpoint.background a copy of that is
+        in the memory of its host while it is written, and is kept for the next one.
+        """
+        return sum(each.saved_bytes * each.all_numbers // max(1, each.numbers) for each in self.trained)
 
     def components(self) -> Iterator[tuple[str, list[ResidentTensor]]]:
         for name in dict.fromkeys(each.component for each in self.held):
