@@ -29,7 +29,13 @@ def test_every_way_to_write_an_override():
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
-    [(["a", "b"], "one recipe"), (["--seed"], "needs a value"), (["-x"], "no option"), (["a", "config=b"], "a and b")],
+    [
+        (["a", "b"], "one recipe"),
+        (["--seed"], "needs a value"),
+        (["--dry-run"], "there is no --dry-run here"),
+        (["-x"], "no option"),
+        (["a", "config=b"], "a and b"),
+    ],
 )
 def test_arguments_that_make_no_sense(arguments, word):
     with pytest.raises(UserError, match=word):

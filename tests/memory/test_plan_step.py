@@ -254,7 +254,9 @@ def test_the_largest_micro_batch_is_found_with_few_steps(seed):
         room = 1e6 * draw.uniform(20, 100)
         expected = max((micro for micro in range(1, 4097) if peak(micro).whole <= room), default=None)
         computed.clear()
-        found = largest_that_fits(SimpleNamespace(peak=peak), peak(draw.choice([1, 4, 32])), lambda p: room - p.whole)
+        found = largest_that_fits(
+            SimpleNamespace(peak=peak), peak(draw.choice([1, 4, 32])), lambda p, room=room: room - p.whole
+        )
         assert (found.micro if found else None) == expected
         assert len(computed) <= 14, (sums, room, computed)
 

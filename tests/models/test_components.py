@@ -15,6 +15,7 @@ from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
 from daguerre.errors import Absent, UserError
 from daguerre.families import sd, sdxl
+from daguerre.models.components import ComponentLoader
 from daguerre.models.family import Family
 from daguerre.models.weights import resolve
 from daguerre.models.weights.resolve import Options
@@ -259,6 +260,8 @@ def test_what_a_model_is_made_of(monkeypatch, tmp_path: Path):
     assert resolve.here(name, Options()) is None
     with pytest.raises(Absent, match="daguerre fetch stabilityai/sd-vae-ft-mse -o DIR"):
         sd.load(settings, 0)
+    (of_file,) = ComponentLoader(sd.Settings(pretrained_model_name_or_path="model.safetensors"), 0).wanted()
+    assert of_file.needed == {}, "a single file is all that is read"
 
 
 def test_a_revision_is_of_the_hub_alone(base: Path):

@@ -77,6 +77,8 @@ def _value(word: str, rest: list[str], flags: Sequence[str]) -> str:
     if name in FLAGS and not (rest and rest[0].lower() in ("true", "false")):
         return "true"
     if not rest or rest[0] in flags or rest[0].startswith("--"):
+        if name == "dry_run":
+            raise UserError(f"there is no {word} here: `daguerre train RECIPE --dry-run` shows what a run would do")
         raise UserError(f"{word} needs a value: write {word[2:]}=VALUE{_flags_hint(flags)}", code="missing")
     if name not in WORDS | PAIRS:
         return rest.pop(0)

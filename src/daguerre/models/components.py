@@ -243,7 +243,8 @@ class ComponentLoader:
         compares = settings.scheduler == BASE and "scheduler" not in settings.unused() and not settings.denoises_anew
         found = list[Wanted]()
         if needed_of_base or compares:
-            found.append(Wanted(settings.pretrained_model_name_or_path, needed_of_base, self.options))
+            place = settings.pretrained_model_name_or_path
+            found.append(Wanted(place, {} if _is_file(place) else needed_of_base, self.options))
         for name, value in self.settings.places.items():
             if isinstance(value, str) and value != BASE:
                 needed = {} if _is_file(value) else {"": _at_either(name, self._needed(name))}

@@ -185,7 +185,7 @@ def describe_files(config: Config) -> list[str]:
     """Places of the files of pretrained networks: whether each is on this machine, and its files."""
     if not isinstance(config.model, PretrainedSettings):
         return []
-    lines = []
+    found = list[list[str]]()
     for wanted in ComponentLoader(config.model, config.seed).wanted():
         folder = resolve.here(wanted.place, wanted.options)
         files = [f"{part}/{names[0]}".lstrip("/") for part, each in wanted.needed.items() for names in each]
@@ -193,10 +193,12 @@ def describe_files(config: Config) -> list[str]:
         absent = files if folder is None else resolve.missing_files(folder, wanted.needed)
         here = "on this machine" if not absent else "incomplete"
         where = "will be downloaded from the hub" if folder is None else here
-        lines += wrapped(f"{wanted.place}: {where}" + (f": {', '.join(absent or files)}" if files else ""), _columns())
+        lines = wrapped(f"{wanted.place}: {where}" + (f": {', '.join(absent or files)}" if files else ""), _columns())
         if folder is None:
             lines.append(f"  for a machine without a network: daguerre fetch {wanted.place} -o DIR")
-    return lines
+        if lines not in found:  # several networks of one file
+            found.append(lines)
+    return [line for lines in found for line in lines]
 
 
 def describe_settings(config: Config, full: bool) -> dict[str, list[str]]:

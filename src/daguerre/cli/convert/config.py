@@ -96,7 +96,10 @@ def read(arguments: Sequence[str]) -> tuple[Path, Path]:
     if not name or not path.is_file():
         stand_in = signs.stands_for(name)
         hint = f"; its counterpart ships with the package: daguerre recipes {stand_in}" if stand_in else ""
-        raise UserError(f"{name or 'which config?'}: give the file of a config{hint}", code="missing")
+        raise UserError(
+            f"{f'there is no file {name}' if name else 'which config?'}: give the file of a config{hint}",
+            code="missing",
+        )
     out = Path(chosen.out or f"{path.stem}-daguerre.yaml").expanduser()
     if out.exists() and out.samefile(path):
         raise UserError(f"{out} exists, and is the config: choose another file with out=FILE")

@@ -51,7 +51,10 @@ def run(arguments: list[str]) -> int:
     if out.suffix == ".safetensors":
         raise UserError(f"out={out}: several files are written: give a folder", code="conflict", setting="out")
     if not target or not path.exists() or (found := token_files.find(path)) is None:
-        raise UserError(f"{target or 'what?'}: there are no new tokens: give a file of some, or a run", code="missing")
+        raise UserError(
+            f"{target or 'what?'}: there are no new tokens: give a file of some, or a run with adapter.name=tokens",
+            code="missing",
+        )
     if found.is_dir() and options.name:
         raise UserError(f"name={options.name}: it is for one file, and {found} is a folder; remove it", setting="name")
     base = bases.given(options.base, options.ignore_tensors)
