@@ -1,15 +1,21 @@
 """The base of every settings class, the classes of resume, durations, and the mark of sections that a plug-in defines.
 
 A settings class is a frozen pydantic model that lives next to the code it configures; its fields are
-documented by the string below each. This file holds what they share and no setting of its own.
+documented by the string below each (`documentation`). This file holds what they share and no setting of its own.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cache, lru_cache
+from itertools import pairwise
+from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 from pydantic import (
@@ -69,7 +75,6 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        use_attribute_docstrings=True,
         validate_default=True,
         protected_namespaces=(),
     )
@@ -84,6 +89,15 @@ class Settings(BaseModel):
             raise WithoutEffect({name: f"{why}: remove it{self.way_to_use(name)}" for name, why in given.items()})
         return self
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        found = handler(schema)
+        properties = handler.resolve_ref_schema(found).get("properties", {})
+        for name, text in documentation(cls).items():
+            if name in properties:
+                properties[name]["description"] = text
+        return found
+
     @model_serializer(mode="wrap")
     def _without_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         unused = self.unused()
@@ -96,6 +110,47 @@ class Settings(BaseModel):
     def way_to_use(self, field: str) -> str:
         """Another way out of an unused field than to remove it; empty without one."""
         return ""
+
+
+@cache
+def documentation(cls: type[Settings]) -> dict[str, str]:
+    """The strings below the fields of a class, by field; without the fields that have none.
+
+    They are read when they are asked for. Pydantic's `use_attribute_docstrings` looks for them in the source of every
+    class that is imported: a quarter of the time that it takes to import the settings.
+    """
+    classes = [each for each in reversed(cls.__mro__) if issubclass(each, Settings)]
+    found = {name: text for each in classes for name, text in _strings(each).items()}
+    own = {name: field.description or found.get(name) for name, field in cls.model_fields.items()}
+    return {name: text for name, text in own.items() if text}
+
+
+@cache
+def _strings(cls: type[Settings]) -> dict[str, str]:
+    """The string below each field that a class itself annotates; "" for those without one."""
+    try:
+        node: ast.Module | ast.ClassDef | ast.FunctionDef = _tree(sys.modules[cls.__module__])
+    except (KeyError, OSError, TypeError):  # not of a file
+        return {}
+    for name in cls.__qualname__.replace(".<locals>", "").split("."):
+        named = (each for each in ast.walk(node) if isinstance(each, ast.ClassDef | ast.FunctionDef))
+        if (found := next((each for each in named if each.name == name), None)) is None:
+            return {}
+        node = found
+    lines = pairwise([*node.body, ast.Pass()])
+    fields = ((line.target, below) for line, below in lines if isinstance(line, ast.AnnAssign))
+    return {field.id: _text(below) for field, below in fields if isinstance(field, ast.Name)}
+
+
+@lru_cache(maxsize=8)
+def _tree(module: ModuleType) -> ast.Module:
+    return ast.parse(inspect.getsource(module))
+
+
+def _text(line: ast.stmt) -> str:
+    """The string that a line is; "" for any other line."""
+    value = line.value.value if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) else None
+    return inspect.cleandoc(value) if isinstance(value, str) else ""
 
 
 class Choice(Settings):

@@ -16,6 +16,7 @@ from daguerre.adapters.adapter import Trainable
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.assembly.parts import Components, build
 from daguerre.config import config as configs
+from daguerre.settings import documentation
 from daguerre.types import Batch
 
 NAMES = plugins.names("adapters")
@@ -76,7 +77,7 @@ class TestAdapter:
         module = plugins.find("adapters", name)
         assert issubclass(module.Settings, AdapterSettings)
         assert module.Settings.model_fields["name"].default == name
-        assert [field for field, info in module.Settings.model_fields.items() if not info.description] == []
+        assert module.Settings.model_fields.keys() - documentation(module.Settings) == set()
         assert list(inspect.signature(module.attach).parameters) == ["settings", "model", "seed"]
         assert issubclass(get_type_hints(module.attach, vars(module) | {"Family": object})["return"], Trainable)
 

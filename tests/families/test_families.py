@@ -26,6 +26,7 @@ from daguerre.models.family import Family
 from daguerre.models.placement import describe_unknown, of_net, placement
 from daguerre.models.schedulers.scheduler import Schedulers
 from daguerre.models.settings import FamilySettings
+from daguerre.settings import documentation
 from daguerre.types import TOKENS, Batch, Prompt
 
 SHAPE = (3, 32, 32)
@@ -61,7 +62,7 @@ class TestPlugin:
         settings = plugins.find("families", name).Settings
         assert issubclass(settings, FamilySettings)
         assert settings.model_fields["family"].default == name
-        assert [field for field, info in settings.model_fields.items() if not info.description] == []
+        assert settings.model_fields.keys() - documentation(settings) == set()
 
     def test_load_takes_settings_and_seed_and_gives_a_family(self, name):
         module = plugins.find("families", name)

@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from daguerre import plugins
 from daguerre.data.filters.filter import Filters
-from daguerre.settings import Duration, Named, Plugin, Settings
+from daguerre.settings import Duration, Named, Plugin, Settings, documentation
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,12 @@ class Leaf:
     """`identity`, `elastic` or `free`: whether it may change when a run is resumed."""
     plugin: Plugin | None = None
     """Set where the setting is the name of a plug-in."""
+    of: type[Settings] | None = None
+    """The class whose field it is; None of what stands in a mapping."""
 
     @property
     def doc(self) -> str:
-        return self.field.description or ""
+        return documentation(self.of).get(self.path.rpartition(".")[2], "") if self.of else ""
 
     @property
     def required(self) -> bool:
@@ -49,13 +51,18 @@ class Section:
 
     path: str
     cls: type[Settings]
-    doc: str
+    field: Leaf
+    """The field that it is, or the mapping whose member it is."""
     plugin: Plugin | None = None
     """Set where a plug-in defines it."""
     named: bool = False
     """Whether it is a member of a mapping, under a name of the recipe's own; null takes such a one out."""
     optional: bool = False
     """Whether it may be null: a group that a recipe may do without."""
+
+    @property
+    def doc(self) -> str:
+        return self.field.doc
 
 
 def plugin_of(field: FieldInfo) -> Plugin | None:
@@ -165,7 +172,7 @@ def _placed(cls: type[Settings], prefix: str, resume: str, plugin: Plugin | None
     """The fields of a class, each with the setting that it is where it is no section."""
     key = plugin.key if plugin else ""
     return tuple(
-        (s, Leaf(f"{prefix}{s.name}", s.field, s.resume or resume, plugin if s.name == key else None))
+        (s, Leaf(f"{prefix}{s.name}", s.field, s.resume or resume, plugin if s.name == key else None, cls))
         for s in _shapes(cls)
     )
 
@@ -176,12 +183,12 @@ def _walk(cls: type[Settings], tree: Any, prefix: str, resume: str, plugin: Plug
         given = tree.get(shape.name) if isinstance(tree, dict) else None
         inner = section_class(field, given) if shape.plugin else shape.section
         if inner is not None and (isinstance(given, dict) or not (shape.plugin and shape.nullable)):
-            section = Section(path, inner, field.description or "", shape.plugin, optional=shape.nullable)
+            section = Section(path, inner, leaf, shape.plugin, optional=shape.nullable)
             yield from _walk_section(section, given, marked)
             continue
         yield leaf
         for member, own in (inside(field, given) if shape.inside else {}).items():
-            section = Section(f"{path}.{member}", own, field.description or "", shape.inside, named=True)
+            section = Section(f"{path}.{member}", own, leaf, shape.inside, named=True)
             yield from _walk_section(section, given and given[member], marked)
 
 
@@ -221,7 +228,8 @@ def member(leaf: Leaf, name: str) -> Leaf | None:
     mapping."""
     inner = next((get_args(a) for a in alternatives(leaf.field.annotation) if get_origin(a) is dict), ())
     known = len(inner) == 2 and inner[1] is not Any
-    return replace(leaf, path=f"{leaf.path}.{name}", field=FieldInfo.from_annotation(inner[1])) if known else None
+    own = FieldInfo.from_annotation(inner[1]) if known else None
+    return replace(leaf, path=f"{leaf.path}.{name}", field=own, of=None) if own else None
 
 
 _WORDS = {

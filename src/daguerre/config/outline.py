@@ -12,7 +12,7 @@ from functools import cache
 from importlib.util import resolve_name
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import ConfigDict, Field, create_model
+from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
 
 from daguerre import plugins
@@ -49,16 +49,11 @@ class _Outlined(Plugin):
         return _origin(*cls) or cls
 
 
-class _Outline(Settings):
-    """The base of outlines. Their fields have no docstrings, which pydantic would look for in all loaded code."""
-
-    model_config = ConfigDict(use_attribute_docstrings=False)
-
-
 @cache
 def of(root: type[Settings]) -> type[Settings]:
     """The class with outlines in place of its sections that plug-ins define."""
-    return create_model(root.__name__, __base__=_Outline, **{n: _marked(f) for n, f in root.model_fields.items()})  # type: ignore[call-overload]
+    marked: dict[str, Any] = {name: _marked(field) for name, field in root.model_fields.items()}
+    return create_model(root.__name__, __base__=Settings, __module__=root.__module__, **marked)
 
 
 def _marked(field: FieldInfo) -> tuple[Any, Any]:
@@ -68,13 +63,13 @@ def _marked(field: FieldInfo) -> tuple[Any, Any]:
         return field.annotation, field
     section: Any = Annotated[Settings, _Outlined(plugin.kind, plugin.key, plugin.base, plugin.default)]
     default = ... if field.is_required() else field.default
-    return section if fields.plugin_of(field) else dict[str, section], Field(default, description=field.description)
+    return section if fields.plugin_of(field) else dict[str, section], Field(default)
 
 
 @cache
 def _outline(cls: _Class) -> type[Settings]:
     """A settings class as its source describes it: sections of sections, and settings that take any value."""
-    return create_model(cls[1], __base__=_Outline, __module__=cls[0], **_fields(cls))
+    return create_model(cls[1], __base__=Settings, __module__=cls[0], **_fields(cls))
 
 
 def _fields(cls: _Class) -> dict[str, Any]:

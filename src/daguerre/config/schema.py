@@ -16,7 +16,7 @@ from daguerre.config import fields, short_forms
 from daguerre.config.config import Config
 from daguerre.config.fields import Leaf, Section
 from daguerre.config.short_forms import MAPPINGS
-from daguerre.settings import Plugin, Settings
+from daguerre.settings import Plugin, Settings, documentation
 
 WIDTH = 100
 
@@ -50,7 +50,7 @@ def json_schema() -> dict[str, Any]:
         alternatives = [references[cls, "validation"] for cls in group]
         definitions.pop(kinds[section].base.__name__, None)
         if section not in named:
-            about, usual = Config.model_fields[section].description, kinds[section].default
+            about, usual = documentation(Config)[section], kinds[section].default
             default = {"default": {kinds[section].key: usual}} if usual else {}
             whole["properties"][section] = {"description": about, "anyOf": alternatives, **default}
             continue

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import pytest
 
 from daguerre import plugins
-from daguerre.settings import Settings
+from daguerre.settings import Settings, documentation
 
 
 class Contract:
@@ -31,7 +31,7 @@ class SettingsContract(Contract):
         # A source may have another `name`.
         key = next(key for key in ("source", "family", "name") if key in plugin.Settings.model_fields)
         assert plugin.Settings.model_fields[key].default == name
-        assert [field for field, info in plugin.Settings.model_fields.items() if not info.description] == []
+        assert plugin.Settings.model_fields.keys() - documentation(plugin.Settings) == set()
 
     def test_settings_survive_being_dumped(self, plugin: Any, given: Any) -> None:
         settings = plugin.Settings(**given)
