@@ -241,8 +241,9 @@ def test_a_family_that_needs_one_leaves_out_samples_without_and_refuses_data_wit
     plain = {"source": "folder", "path": str(build_images(tmp_path / "b", 4))}
     with pytest.raises(UserError, match=r"no sample has a reference image.*cat\.reference\.png.*data\.reference_dir"):
         opened(plain, needs)
-    found = update(loading(opened(plain), 4))  # none are needed: images of captions alone
-    assert [[*batch.images] for batch in found] == [["image"]]
+    words = r"no sample has a reference image, so model\.references has no effect: set it to 0.*cat\.reference\.png"
+    with pytest.raises(UserError, match=words):
+        update(loading(opened(plain), 4))
 
 
 def test_what_no_sample_of_a_batch_says_is_made_up_so_that_every_batch_can_be_computed(tmp_path):

@@ -156,7 +156,7 @@ def test_captions_of_several_lengths_are_padded_and_masked_as_without_a_cache(tm
 
 @pytest.mark.long
 def test_in_16_bits_captions_that_are_kept_in_16_bits_move_losses_by_this_rounding(tmp_path):
-    """Krea 2's transformer normalises features before its first product; kept in float32 they are the same to the bit."""
+    """Krea 2 normalises features before its first product; kept in float32 they are the same to the bit."""
     runs = Runs(tmp_path, "krea2")
     given = ["adapter.name=lora", "training.mixed_precision=bf16"]
     assert runs.train("plain", *given) == errors.DONE

@@ -193,10 +193,13 @@ class Dataset:
         )
 
     def check_present(self, images: Images) -> None:
-        """UserError where no sample has one of the further images."""
+        """UserError where no sample has one of the further images. Where samples may have none, of reference images
+        the first alone is asked for, and only where an index says so of every sample."""
+        indexes = [member.source.index for member in self.members]
+        told = REFERENCES[:1] if all(index is not None and index.images is not None for index in indexes) else ()
         for name, needed in kinds.stored(images).items():
-            if (needed or name not in REFERENCES) and not any(self._share_with(name)):
-                raise UserError(kinds.nowhere(name), code="missing" if needed else "unused")
+            if (needed or name not in REFERENCES or name in told) and not any(self._share_with(name)):
+                raise UserError(kinds.nowhere(name, needed), code="missing" if needed else "unused")
 
     def _lacking(self, images: Mapping[str, bool]) -> SkipReport:
         found: skipped.Counts = {}

@@ -74,6 +74,7 @@ WRONG = {
     "other transformer": Wrong("model.transformer={dev}", "as a number, as FLUX"),
     "layers": Wrong("model.text_encoder_out_layers=[9,18,27]", "hidden state 9, but the encoder has 4 layers"),
     "references": Wrong("model.references=11", "a whole number from 0 to 10"),
+    "no reference images": Wrong("model.references=1", "no sample has a reference image, so model.references has no"),
     "distilled": Wrong(
         "model.pretrained_model_name_or_path={distilled}", "train black-forest-labs/FLUX.2-klein-base-4B"
     ),

@@ -94,7 +94,7 @@ WRONG = {
     ),
     "autoencoder": Wrong("model.vae={sd}", "latents are made by AutoencoderKLFlux2"),
     "transformer": Wrong("model.transformer={wide}", "joint_attention_dim is 96, and the other networks give 64"),
-    "other transformer": Wrong("model.transformer={flux2}", "Flux3Transformer2DModel"),
+    "other transformer": Wrong("model.transformer={flux2}", "holds a Flux2Transformer2DModel, and this model has"),
     "layers": Wrong("model.text_encoder_out_layers=[4,8]", "hidden state 8, but the encoder has 4 layers"),
     "references": Wrong("model.references=11", "a whole number from 0 to 10"),
     "distilled": Wrong(

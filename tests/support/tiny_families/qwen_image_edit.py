@@ -10,6 +10,7 @@ from transformers import Qwen2VLProcessor
 from wrong import Writer, Wrong
 
 from tiny_families.qwen_image import network, vae
+from tiny_families.qwen_image import write as write_qwen_image
 from tiny_families.qwen_image_21 import SHIFT
 
 
@@ -38,13 +39,14 @@ def settings(folder: Path) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": str(write(folder / "qwen_image_edit")), "max_sequence_length": 128}
 
 
-OTHERS: dict[str, Writer] = {"wide": lambda place: write(place, joint_attention_dim=48)}
+OTHERS: dict[str, Writer] = {"wide": lambda place: write(place, joint_attention_dim=48), "plain": write_qwen_image}
 WRONG = {
     "text encoder": Wrong("model.text_encoder={sd} model.tokenizer={sd}", "text encoders can be"),
     "language model": Wrong("model.text_encoder={qwen3_vl}", "trained with Qwen2.5-VL 7B: give that one"),
     "autoencoder": Wrong("model.vae={sd}", "latents are made by AutoencoderKLQwenImage:"),
     "transformer": Wrong("model.transformer={wide}", "joint_attention_dim is 48, and the other networks give 32"),
     "references": Wrong("model.references=0", "model.references"),
+    "other model": Wrong("model.pretrained_model_name_or_path={plain}", ", a QwenImagePipeline, lacks processor/"),
     "no reference images": Wrong("data.path={images}", "no sample has a reference image"),
     "no reference image": Wrong("generate", "reference"),
     "window": Wrong("model.max_sequence_length=8", "raise it"),

@@ -33,6 +33,8 @@ class Kind:
     """Settings of sources that say where it is: a name, or {name of the image: name} for several."""
     absent: int | None
     """Value of every pixel if a sample has none; None: such a sample is left out, and counted."""
+    remedy: str = "remove it"
+    """What to do with `reader` where no sample has one and none is needed."""
     without: str = ""
     """What holds for a sample that is kept without one, for messages."""
     otherwise: str = ""
@@ -57,7 +59,7 @@ _CONTROL = Kind(
 _REJECTED = Kind(3, "rejected image", "an objective", ("rejected_dir", "rejected_column"), absent=None, is_scene=True)
 _REFERENCE = Kind(
     3, "reference image", "model.references", ("reference_dir", "reference_column"), absent=0,
-    without=": from its caption alone", is_scene=True,
+    remedy="set it to 0", without=": from its caption alone", is_scene=True,
 )  # fmt: skip
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
@@ -130,17 +132,17 @@ def stored(images: Images) -> dict[str, bool]:
     return found
 
 
-def nowhere(name: str) -> str:
-    """The message where no sample has this image."""
+def nowhere(name: str, needed: bool) -> str:
+    """The message where no sample has this image; `needed` where one without it is left out."""
     kind, (folder, column) = KINDS[name], KINDS[name].settings
     where = f"cat.{name}.png next to cat.jpg, data.{folder}, or data.{column} of a table (docs/data.md)"
-    if kind.absent is None or kind is _REFERENCE:
+    if needed:
         return (
             f"no sample has a {kind.word} ({name}), which {kind.reader} of the recipe reads: add one to the samples, "
             f"{where}{kind.otherwise and '; or ' + kind.otherwise}"
         )
     what = f"no sample has a {kind.word}, so {kind.reader} has no effect"
-    return f"{what}: remove it, or add a {kind.word} to the samples, {where}"
+    return f"{what}: {kind.remedy}, or add a {kind.word} to the samples, {where}"
 
 
 def check(name: str, encoded: bytes, size: tuple[int, int], formats: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 import transformers
 from diffusers import ConfigMixin
@@ -50,6 +51,17 @@ def _config(kind: Any, folder: Path) -> Any:
     return made
 
 
+def _check_class(kind: Any, folder: Path) -> None:
+    """UserError where the folder's config is one of another class of diffusers."""
+    path = folder / "config.json"
+    named = str(files.read_json(path).get("_class_name")) if path.is_file() else ""
+    if isinstance(other := getattr(diffusers, named, None), type) and not issubclass(kind, other):
+        raise UserError(
+            f"{folder} holds a {named}, and this model has a {kind.__name__} there: give the folder of one",
+            code="unsupported",
+        )
+
+
 def build(kind: Any, numbers: dict[str, Any]) -> Any:
     """The network of class `kind` with these numbers and with weights from torch's random state."""
     if issubclass(kind, ConfigMixin):
@@ -69,6 +81,7 @@ def load(
     denoiser or autoencoder that are not read."""
     # First: transformers would import the quantiser's library, or ask for it.
     files.check_whole(folder)
+    _check_class(kind, folder)
     variant = variant if variant in files.variants(folder) else None
     if without_weights():
         return build(kind, config(kind, folder))

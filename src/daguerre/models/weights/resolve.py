@@ -18,7 +18,7 @@ from huggingface_hub.utils import validate_repo_id
 from daguerre.errors import Absent, UserError
 from daguerre.models.settings import SINGLE_FILES
 from daguerre.models.weights import architectures, index, pickled, single_files
-from daguerre.models.weights.files import shards, variants
+from daguerre.models.weights.files import read_json, shards, variants
 
 SHIPPED = Path(__file__).parents[2] / "assets"
 _HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+)/(\S+\.(?:safetensors|sft|ckpt|pt|bin))")
@@ -191,8 +191,10 @@ def _check_complete(folder: Path, name: str, needed: Needed, options: Options) -
             hint, setting = f"; it has the variant {' and '.join(other)}: set model.variant={other[0]}", "model.variant"
         parts = [part for part in {name.partition("/")[0] for name in missing if "/" in name} if part in needed]
         elsewhere = f", or give {', '.join(f'model.{part}=PLACE' for part in sorted(parts))}" if parts else ""
+        told = index.find(folder)
+        kind = f", a {named}," if told is not None and (named := read_json(told).get("_class_name")) else ""
         raise UserError(
-            f"{name} ({folder}) lacks {', '.join(missing)}; it must be a folder in diffusers' layout with "
+            f"{name} ({folder}){kind} lacks {', '.join(missing)}; it must be a folder in diffusers' layout with "
             f"{', '.join(filter(None, needed))} and weights in safetensors{hint}. Point to a complete one, "
             f"copy the missing files there{elsewhere}",
             code="missing",
