@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,15 @@ REFUSED = [
     (["extract", "BASE", "base=BASE", "energy=1.5", "out=x.safetensors"], "energy"),
     (["resize", "LORA", "out=x.safetensors"], "give rank=R, energy=E or both"),
     (["resize", "LORA", "rank=0", "out=x.safetensors"], "rank"),
+    (["lora", "NAN", "format=kohya", "out=x.safetensors"], "nan.safetensors: unet."),
+    (["lora", "NAN", "format=diffusers", "out=x.safetensors"], "has NaN or infinity in it"),
+    (["resize", "NAN", "rank=2", "out=x.safetensors"], "has NaN or infinity in it"),
+    (["resize", "HUGE", "rank=2", "out=x.safetensors", "base=BASE"], "huge.safetensors: what it adds to text_encoder"),
+    (
+        ["lora", "HUGE", "format=kohya", "out=x.safetensors", "base=BASE"],
+        "huge.safetensors: what it adds to text_encoder",
+    ),
+    (["lora", "HUGE", "format=peft", "out=x", "base=BASE"], "huge.safetensors: what it adds to text_encoder"),
 ]
 
 
@@ -259,7 +269,13 @@ REFUSED = [
 def test_what_cannot_be_is_refused(words, said, place, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     other = write_sd(tmp_path / "other", version=2) if "OTHER" in " ".join(words) else place.base
-    for old, new in (("LORA", place.lora), ("BASE", place.base), ("OTHER", other)):
+    nan, huge = tmp_path / "nan.safetensors", tmp_path / "huge.safetensors"
+    tensors = load_file(place.lora)
+    first = next(name for name in tensors if "unet" in name and "lora_B" in name)
+    save_file(tensors | {first: tensors[first] * math.nan}, nan)
+    save_file({name: tensor * 1e30 for name, tensor in tensors.items()}, huge)
+    files = {"LORA": place.lora, "BASE": place.base, "OTHER": other, "NAN": nan, "HUGE": huge}
+    for old, new in files.items():
         words = [word.replace(old, str(new)) for word in words] if "base=BASE" not in said else words
     assert convert(*words) == errors.REFUSED
     assert said in " ".join(capsys.readouterr().err.split())

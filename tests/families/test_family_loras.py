@@ -147,10 +147,16 @@ def refused(tensors: dict[str, Tensor], networks: dict[str, Any], place: Path) -
 
 def test_what_cannot_be_put_in_order_or_cut_is_refused(flux: dict[str, Any], tmp_path: Path):
     odd = {f"{EXCHANGED[1]}.lokr_w1": drawn(1, 2), f"{EXCHANGED[1]}.lokr_w2": drawn(128, 32)}
-    assert "cannot be cut in two: write the file again as a LoRA" in refused(odd, flux, tmp_path)
+    way = "`daguerre convert extract MERGED base=BASE"
+    assert "(LyCORIS' LoKr) cannot be cut in two. Merge it into a model with that program" in (
+        said := refused(odd, flux, tmp_path)
+    )
+    assert way in said
     fused = "lora_unet_double_blocks_0_img_attn_qkv"
     found = refused({f"{fused}.dora_scale": torch.tensor(1.0)}, flux, tmp_path)
     assert "of a projection that is 3 layers here" in found
+    assert "LyCORIS with wd_on_output=False and OneTrainer without lora_decompose_output_axis write such files" in found
+    assert way in found
 
 
 def test_one_layer_that_is_unknown_is_named_in_a_file_for_this_model(flux: dict[str, Any], tmp_path: Path):

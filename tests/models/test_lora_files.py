@@ -226,7 +226,7 @@ WRONG: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
     "a hypernetwork": (lambda t: {"768.0.linear.0.weight": ONE}, "a hypernetwork"),
     "a full rank of ai-toolkit with an alpha": (
         lambda t: {f"{KOHYA}.lora_down.weight": torch.ones(32, 32), f"{KOHYA}.alpha": torch.tensor(4.0)},
-        "ai-toolkit's type fullrank with an alpha",
+        "ai-toolkit's type fullrank with an alpha .* `daguerre convert extract MERGED",
     ),
     "a whole model": (lambda t: {"model.diffusion_model.out.2.weight": ONE}, "a whole model, not a LoRA"),
     "Flux": (lambda t: {"lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight": ONE}, "a LoRA for Flux"),

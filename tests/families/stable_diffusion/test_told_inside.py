@@ -128,6 +128,25 @@ def test_headers_that_say_something_else_are_refused_or_said():
 
 
 @pytest.mark.parametrize(
+    ("name", "said", "told"),
+    [
+        ("sd1", "1", ""),
+        ("sd1", "2", "clip skip 2 (modelspec.encoder_layer), and captions are read so with model.text_encoder_layer=-2 "
+                     "model.text_encoder_final_norm=true"),
+        ("sd1", "last", "modelspec.encoder_layer=last, which is no layer of its text encoder: it is ignored"),
+        ("sd2_base", "2", ""),
+        ("sd2_base", "3", "model.text_encoder_layer=-2 "),
+        ("sd2_base", "1", "is no layer of its text encoder"),
+        ("sdxl", "1", ""),
+    ],
+)  # fmt: skip
+def test_a_header_that_names_another_layer_of_the_text_encoder_is_said(name: str, said: str, told: str):
+    """kohya's scripts write --clip_skip there; SDXL they read by the layer before the last, whatever it says."""
+    _, notices = of_file(published(name)[1], {"modelspec.encoder_layer": said, "modelspec.prediction_type": "epsilon"})
+    assert [told in each for each in notices] == [True] * bool(told)
+
+
+@pytest.mark.parametrize(
     ("scheduler", "named"),
     [
         ({}, "epsilon"),

@@ -18,6 +18,11 @@ _OF_BLOCKS = ("lokr_w1", "lokr_w1_a")
 """Factors with a row for each block of the layer's outputs."""
 _SHARED = (DOWN, ALPHA, "hada_w1_b", "hada_w2_b")
 """Factors that all outputs have in common."""
+WITH_ITS_PROGRAM = (
+    "Merge it into a model with that program, and make a LoRA of that: `daguerre convert extract MERGED base=BASE "
+    "rank=64 out=style.safetensors`"
+)
+"""The way out for a file that only the program which wrote it can add up."""
 LOKR = "lokr_"
 """The start of the names of a LoKr's factors, of which no part is one of the outputs' rows: their product is cut."""
 
@@ -38,7 +43,8 @@ def parts(path: Path, name: str, factor: str, value: Tensor, rows: Sequence[int]
     if not by_rows:
         raise UserError(
             f"{path}: {name} is {factor} of a projection that is {len(rows)} layers here, and a DoRA over inputs "
-            "cannot be cut in parts: write the file again as a LoRA",
+            "cannot be cut in parts. LyCORIS with wd_on_output=False and OneTrainer without lora_decompose_output_axis write "
+            f"such files. {WITH_ITS_PROGRAM}",
             code="unsupported",
         )
     if count != sum(rows):
@@ -65,7 +71,7 @@ def halves(layer: str, factor: str, value: Tensor) -> Tensor:
     if factor in _OF_BLOCKS and len(value) % 2:
         raise UserError(
             f"{layer} has its two halves of outputs in another order in the layout of other programs, and {factor} of "
-            f"{len(value)} rows cannot be cut in two: write the file again as a LoRA",
+            f"{len(value)} rows (LyCORIS' LoKr) cannot be cut in two. {WITH_ITS_PROGRAM}",
             code="unsupported",
         )
     return torch.cat(value.chunk(2)[::-1])

@@ -108,8 +108,7 @@ def _take_full_rank(path: Path, modules: dict[_Layer, dict[str, Tensor]], networ
         if ALPHA in factors:
             raise UserError(
                 f"{path} is a LoRA of ai-toolkit's type fullrank with an alpha ({component}.{layer}), of which it "
-                "does not say by what it is divided. Merge it into a model with ai-toolkit, and make a LoRA of that: "
-                "`daguerre convert extract MERGED base=BASE rank=64 out=style.safetensors`",
+                f"does not say by what it is divided. {fusing.WITH_ITS_PROGRAM}",
                 code="unsupported",
             )
     for factors in modules.values():

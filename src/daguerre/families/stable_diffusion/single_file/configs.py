@@ -64,6 +64,7 @@ _IMPOSSIBLE = (
 )
 """Errors of libraries for configs of which no network can be built."""
 _PREDICTION_KEYS = ("modelspec.prediction_type", "modelspec.predict_key")
+_LAYER = "modelspec.encoder_layer"
 _PREDICTIONS = {
     **dict.fromkeys(("epsilon", "eps"), "epsilon"),
     **dict.fromkeys(("v", "v_prediction", "v-prediction"), "v_prediction"),
@@ -131,6 +132,7 @@ def of_file(
     pipeline = of_architecture(_architecture(found, prediction), components(tensors))
     if edm:
         return _as_edm(pipeline, tensors), []
+    notices = [*notices, *_of_text_layer(pipeline.layout, metadata)]
     if prediction == FLOW["prediction_type"]:
         index = pipeline.index | {"scheduler": ["diffusers", FLOW["_class_name"]]}
         return replace(pipeline, scheduler=dict(FLOW), index=index), notices
@@ -373,6 +375,22 @@ def _prediction(
     return guess, [
         "the file does not record whether it predicts the noise (2-base) or v (2.1 at 768 px); its weights suggest "
         f"{guess}. Check the model's page; `daguerre convert model` has prediction_type="
+    ]
+
+
+def _of_text_layer(layout: str, metadata: Mapping[str, str]) -> list[str]:
+    """A message where the header of all programs names another hidden state of the text encoder than is read of these
+    weights: kohya's scripts write `clip_skip` there, counted from 1. They read SDXL by the layer before the last,
+    whatever it says, and 2.x is published without its last one."""
+    without = {"sd1": 0, "sd2": 1}.get(layout)
+    told = metadata.get(_LAYER, "")
+    if without is None or told in ("", str(1 + without)):
+        return []
+    if not re.fullmatch("[1-9][0-9]?", told) or int(told) <= without:
+        return [f"its header says {_LAYER}={told}, which is no layer of its text encoder: it is ignored"]
+    layer = f"model.text_encoder_layer=-{int(told) - without} model.text_encoder_final_norm=true"
+    return [
+        f"its header says that it was trained with clip skip {told} ({_LAYER}), and captions are read so with {layer}"
     ]
 
 
