@@ -43,8 +43,8 @@ def parts(path: Path, name: str, factor: str, value: Tensor, rows: Sequence[int]
     if not by_rows:
         raise UserError(
             f"{path}: {name} is {factor} of a projection that is {len(rows)} layers here, and a DoRA over inputs "
-            "cannot be cut in parts. LyCORIS with wd_on_output=False and OneTrainer without lora_decompose_output_axis write "
-            f"such files. {WITH_ITS_PROGRAM}",
+            "cannot be cut in parts. LyCORIS with wd_on_output=False and OneTrainer without lora_decompose_output_axis "
+            f"write such files. {WITH_ITS_PROGRAM}",
             code="unsupported",
         )
     if count != sum(rows):
