@@ -25,6 +25,16 @@ def test_what_is_no_json_that_can_be_used_is_a_value_error(text):
         documents.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("[]", "a list"), ("1", "a number"), ("null", "null"), ("true", "true"), ('"x"', "a text"), ("1.5", "a number")],
+)
+def test_another_form_than_an_object_is_named_in_words(tmp_path, text, kind):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match=f"^it holds {kind}, not a JSON object$"):
+        documents.read_object(tmp_path / "a.json")
+
+
 def test_numbers_that_fit_are_read():
     assert documents.parse("[1, -2, 1e3, 123456789012345678901234567890]") == [
         1,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import xxhash
 from pydantic import ValidationError
 
-from daguerre import regular
+from daguerre import formatting, regular
 from daguerre.errors import UserError
 
 Made = TypeVar("Made")
@@ -95,5 +95,5 @@ def read_object(path: Path) -> dict[str, Any]:
     """The JSON object of a file. OSError; ValueError for a file that holds anything else."""
     found = parse(regular.content(path))
     if not isinstance(found, dict):
-        raise ValueError(f"it holds a {type(found).__name__}, not a JSON object")
+        raise ValueError(f"it holds {formatting.called(found)}, not a JSON object")
     return found

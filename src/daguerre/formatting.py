@@ -171,3 +171,11 @@ def shown(value: Any, width: int = 60) -> str:
     except RecursionError:  # of a file that its parser took with the last of the stack
         text = "nested too deeply"
     return text if len(text) <= width else text[: width - 4] + " ..."
+
+
+def called(value: Any) -> str:
+    """What a value of JSON or YAML is, for people."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    kinds = {dict: "a group of keys", list: "a list", str: "a text", int: "a number", float: "a number"}
+    return kinds.get(type(value), f"a {type(value).__name__}")

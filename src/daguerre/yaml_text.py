@@ -17,7 +17,7 @@ from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
 from daguerre.errors import UserError
-from daguerre.formatting import first_line
+from daguerre.formatting import called, first_line
 from daguerre.regular import check_regular
 from daguerre.trees import ABSENT, Tree, get, merge
 
@@ -34,7 +34,9 @@ def read(path: Path) -> Tree:
     try:
         check_regular(path)
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text in UTF-8, as a recipe is: give a .yaml file") from error
+    except OSError as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     return parse(text, path)
 
@@ -55,7 +57,7 @@ def parse(text: str, path: Path) -> Tree:
         raise UserError(f"{path}{_odd_value(text) or f': not valid YAML: {first_line(error)}'}") from error
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
-        raise UserError(f"{path}: a recipe is a mapping of keys to values, this is a {type(tree).__name__}")
+        raise UserError(f"{path}: a recipe is a mapping of keys to values, this is {called(tree)}")
     _check_keys(tree, path)
     if why := excess(tree):
         raise UserError(f"{path}: {why}")
@@ -103,7 +105,7 @@ def _odd_value(text: str) -> str:
 def _check_keys(tree: Tree, path: Path) -> None:
     for name, value in tree.items():
         if not isinstance(name, str):
-            raise UserError(f"{path}: the key {name!r} is a {type(name).__name__}, not text: write it in quotes")
+            raise UserError(f"{path}: the key {name!r} is {called(name)}, not text: write it in quotes")
         if isinstance(value, dict):
             _check_keys(value, path)
 

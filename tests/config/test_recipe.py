@@ -26,7 +26,7 @@ def write(folder: Path, text: str, name: str = "r.yaml") -> str:
         ("a: [1", "line 2: not valid YAML"),
         ("a: {b: ???}", 'write "\\?\\?\\?" in quotes'),
         ("- 1", "a mapping of keys to values, this is a list"),
-        ("1: 2", "the key 1 is a int"),
+        ("1: 2", "the key 1 is a number, not text"),
         ("a: {true: 2}", "not text"),
         ("a: !!python/object/apply:os.system [ls]", "tag"),
         ("a: ${b", "no viable alternative"),
@@ -48,7 +48,7 @@ def test_an_alias_bomb_is_refused(tmp_path):
 
 def test_a_file_that_is_no_text(tmp_path):
     (tmp_path / "r.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match=r"r\.yaml is no text in UTF-8, as a recipe is: give a \.yaml file"):
         recipe.layers(str(tmp_path / "r.yaml"))
 
 

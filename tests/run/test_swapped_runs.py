@@ -82,6 +82,14 @@ def test_losses_weights_and_moments_are_equal_and_two_blocks_are_there(place, ki
     assert swap.device.bytes == 0, "nothing else refers to a copy"
 
 
+@pytest.mark.long  # of the quick tests, test_swapped_training.py
+@pytest.mark.parametrize("more", [[], [SWAP], ["optimizer.in_backward=after_norm", "training.channels_last=true"]])
+@pytest.mark.parametrize("kind", [*KINDS, "nf4"])
+def test_a_state_that_was_saved_goes_on(place, kind, more):
+    given = KINDS.get(kind, ["training.base_precision=nf4"])
+    place.assert_a_saved_state_goes_on(*given, *more, "ema.post_hoc=[0.05, 0.2]")
+
+
 @pytest.mark.parametrize(("recomputed", "updates"), [(True, 3), *long([(True, 20), (False, 20)])])
 def test_activations_on_the_host_change_no_number(place, monkeypatch, recomputed, updates):
     monkeypatch.setattr(offloading, "LEAST_BYTES", 0)  # those of a tiny network are small

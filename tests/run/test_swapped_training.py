@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from adapter_runs import Place, assert_equal, updated
 from measured_peak import measured
-from quick_cases import long
+from quick_cases import chosen, long
 from torch import nn
 
 from daguerre import errors
-from daguerre.assembly.parts import begin, build, outline
+from daguerre.assembly.parts import build, outline
 from daguerre.cli import main
 from daguerre.memory import peak, static
 from daguerre.training.optimizers.in_backward import spent
@@ -82,18 +84,13 @@ def test_losses_weights_moments_and_averages_are_equal(place, kind, updates):
     assert swap.device.bytes == 0, "nothing else refers to a copy"
 
 
-def test_a_state_that_was_saved_goes_on(place):
-    """What a checkpoint gives is put where it waits: moments, averages, counts."""
-    given = place.config(SWAP)
-    through, _ = updated(given, build(given, torch.device("cpu"), trains=True), 4)
-    before, _ = updated(given, build(given, torch.device("cpu"), trains=True), 2)
-    saved = {group: {name: t.clone() for name, t in own.items()} for group, own in before.tensors().items()}
-    parts = build(given, torch.device("cpu"), trains=True)
-    state = begin(given, parts)
-    state.load(saved, before.document())
-    state, _ = updated(given, parts, 2, state=state)
-    for group, tensors in through.tensors().items():
-        assert_equal(state.tensors()[group], tensors)
+@pytest.mark.parametrize(
+    ("kind", "swapped"),
+    chosen(product(KINDS, [True, False]), lambda kind, swapped: kind == "channels last" and swapped),
+)
+def test_a_state_that_was_saved_goes_on(place, kind, swapped):
+    """What a checkpoint gives is put where it waits: moments, averages of each kind, counts."""
+    place.assert_a_saved_state_goes_on(*KINDS[kind], *[SWAP] * swapped)
 
 
 def test_the_plan_counts_what_is_on_the_device_and_what_is_on_the_host(place):

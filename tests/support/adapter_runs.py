@@ -20,7 +20,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from daguerre import errors
-from daguerre.assembly.parts import Components, begin
+from daguerre.assembly.parts import Components, begin, build
 from daguerre.bench.inputs import image_shape, random_batch
 from daguerre.checkpoint.store import Store
 from daguerre.cli import main
@@ -100,6 +100,27 @@ class Place:
                 killed += 1
         assert killed
         self.finish(name, *more)
+
+    def assert_a_saved_state_goes_on(self, *more: str) -> None:
+        """Two updates, what files hold of their state, and two more in networks that are new: equal to the bit to four
+        updates. Files know no strides."""
+        given = self.config(*more)
+
+        def new() -> Components:
+            return build(given, torch.device("cpu"), trains=True)
+
+        through, _ = updated(given, new(), 4)
+        before, _ = updated(given, new(), 2)
+        kept = {
+            group: {name: t.clone(memory_format=torch.contiguous_format) for name, t in own.items()}
+            for group, own in before.tensors().items()
+        }
+        parts = new()
+        state = begin(given, parts)
+        state.load(kept, json.loads(json.dumps(before.document())))
+        state, _ = updated(given, parts, 2, state=state)
+        for group, tensors in through.tensors().items():
+            assert_equal(state.tensors()[group], tensors)
 
     def assert_kills_change_nothing(self, *more: str) -> None:
         """Trains twelve updates, a save every three, undisturbed and killed at random moments: checkpoints, samples,

@@ -339,8 +339,8 @@ def _unread_folders(reading: Reading) -> None:
         reading.assume_over({"data.path": place})
         reading.refuse(
             "train_data_dir",
-            "its folders, such as `10_a dog`, are not on this machine: data.path is the whole of it, and their repeats "
-            "and captions are lost, and that folders inside them are not read; convert the config where they are, or "
+            "its folders, such as `10_a dog`, are not on this machine: data.path is the whole of it. Their repeats "
+            "and captions are lost, and folders inside them are read here; convert the config where they are, or "
             "write them as data.sources",
         )
 
