@@ -174,7 +174,7 @@ def shown(value: Any, width: int = 60) -> str:
 
 
 def called(value: Any) -> str:
-    """What a value of JSON or YAML is, for people."""
+    """The kind of a value of JSON or YAML, for people."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     kinds = {dict: "a group of keys", list: "a list", str: "a text", int: "a number", float: "a number"}
