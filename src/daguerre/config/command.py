@@ -63,8 +63,7 @@ def _set(root: type[Settings], found: Tree, tree: Tree, pair: Pair, notices: lis
     if not out and not short_forms.may_be_added(path, below):
         why = "this recipe has one source without a name: add data.source=mix to train on named sources instead"
         return [_with_recipes(Problem(key, why, given), path)]
-    begun = short_forms.begun(root, below, path)
-    leaves, sections = fields.leaves_and_sections(root, begun)
+    leaves, sections = short_forms.begun(root, below, path)
     try:
         meant = overrides.find(path, leaves, [*sections])
     except UserError as error:

@@ -91,12 +91,15 @@ def plugin_sections(root: type[Settings], tree: Any = None) -> dict[str, Plugin]
 
 def optional_plugins(root: type[Settings], tree: Any) -> dict[str, Plugin]:
     """The sections that a plug-in may define and a recipe may do without, those in mappings as `tree` names them."""
-    found = {
-        each.path: each.plugin if isinstance(each, Section) else plugin_of(each.field)
-        for each in walk(root, tree)
-        if isinstance(each, Leaf) or each.optional
-    }
+    found = {each.path: optional_plugin(each) for each in walk(root, tree)}
     return {path: plugin for path, plugin in found.items() if plugin is not None}
+
+
+def optional_plugin(found: Leaf | Section) -> Plugin | None:
+    """The mark of a section that a plug-in may define and a recipe may do without; None of all others."""
+    if isinstance(found, Leaf):
+        return plugin_of(found.field)
+    return found.plugin if found.optional else None
 
 
 def section_class(field: FieldInfo, given: Any = None) -> type[Settings] | None:

@@ -98,7 +98,7 @@ def own_options(given: Sequence[str], options_class: type[Options]) -> tuple[Opt
     rest = []
     pairs = [(one, *overrides.pair(one)) for one in given]
     for override, key, text in short_forms.with_sections(options_class, {}, pairs):
-        leaves = fields.leaves(options_class, short_forms.begun(options_class, values, key))
+        leaves = short_forms.begun(options_class, values, key)[0]
         if key not in leaves:
             rest.append(override)
         elif trees.get(values, key) is not trees.ABSENT:

@@ -19,6 +19,7 @@ from typing import Any
 from daguerre import plugins, trees, yaml_text
 from daguerre.config import fields
 from daguerre.config.errors import Problem
+from daguerre.config.fields import Leaf, Section
 from daguerre.config.overrides import Pair
 from daguerre.data.settings import NAMELESS, DataSettings
 from daguerre.settings import Plugin, Settings
@@ -293,14 +294,19 @@ def with_sections(root: type[Settings], tree: Tree, given: Sequence[Pair]) -> li
     return sorted(found, key=lambda pair: not _names(optional, pair[1]))
 
 
-def begun(root: type[Settings], tree: Tree, path: str) -> Tree:
-    """A tree in which the section is there that a setting of this path begins."""
-    section = path.rpartition(".")[0]
+def begun(root: type[Settings], tree: Tree, path: str) -> tuple[dict[str, Leaf], dict[str, Section]]:
+    """The settings and sections of a tree in which the section is there that a setting of this path begins."""
+    leaves, sections = fields.leaves_and_sections(root, tree)
+    section, _, key = path.rpartition(".")
     mapping = next((each for each in MAPPINGS if section.startswith(f"{each}.")), "")
     member = ".".join(path.split(".")[: mapping.count(".") + 2])
-    if not _names(fields.optional_plugins(root, tree), path):
+    there = leaves.get(section) or sections.get(section)
+    plugin = fields.optional_plugin(there) if there else None
+    if plugin is None or plugin.key != key:
         section = member if mapping else ""
-    return named(trees.merge(trees.nested(section, {}), tree), {}) if section else tree
+    if not section:  # most settings begin none: what looks for them is a large part of reading a command line
+        return leaves, sections
+    return fields.leaves_and_sections(root, named(trees.merge(trees.nested(section, {}), tree), {}))
 
 
 def _names(optional: Mapping[str, Plugin], path: str) -> bool:
