@@ -45,7 +45,9 @@ _NEXT = re.compile(r",(?![^{]*\})")
 _OPENING = {")": "(", "]": "[", "}": "{"}
 _WORD = re.compile(r"[a-z-]{,16}")
 _SECRET_NAME = re.compile(
-    r"api_?key|secret|passw(or)?d|(^|[._])(?<!placeholder_)(?<!initializer_)(?<!vectors_per_)token$", re.IGNORECASE
+    r"(api|access|private|wandb|hf)_?key|secret|passw(or)?d"
+    r"|(^|[._])(?<!placeholder_)(?<!initializer_)(?<!vectors_per_)token$",
+    re.IGNORECASE,
 )
 """Names of secrets: not those of a new token of a text encoder."""
 _LEAST_LENGTH = 6

@@ -228,7 +228,7 @@ def test_a_key_that_is_given_twice_is_said(base):
 
 
 def test_a_secret_is_refused_and_not_shown(base):
-    for override in ("wandb.api_key=abc123", "hub_token=abc123"):
+    for override in ("wandb.api_key=abc123", "wandb_key=abc123", "hub_token=abc123"):
         with pytest.raises(ConfigError, match="environment") as caught:
             load(base, override)
         assert "abc123" not in str(caught.value)

@@ -31,6 +31,13 @@ def settings(image_folder, tmp_path):
     return made
 
 
+def test_a_source_of_several_that_cannot_be_read_is_named(settings):
+    sources = {**settings().sources, "art": {"source": "folder", "path": "nowhere"}}
+    with pytest.raises(UserError, match=r"^data\.sources\.art\.path: 'nowhere' does not exist") as raised:
+        open_dataset(settings(sources=sources), "train")
+    assert raised.value.setting == "data.sources.art.path"
+
+
 def test_a_mix_draws_by_weight_and_each_source_keeps_its_own_rules(settings):
     dataset = open_dataset(settings(weights={"art": 3}), "train")
     assert (dataset.count, dataset.size, dataset.measured) == (None, 11 + 31, None)

@@ -4,9 +4,10 @@ batches."""
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -316,12 +317,29 @@ def open_datasets(
     ]
 
 
+@contextmanager
+def naming(name: str, settings: SourceSettings) -> Iterator[None]:
+    """Within the context a UserError names settings as they are written of a source of this name; "" is one alone.
+
+    A source does not know which one of several it is, and says `data.path`.
+    """
+    try:
+        yield
+    except UserError as error:
+        if name:
+            flat = rf"\bdata\.(?=(?:{'|'.join(type(settings).model_fields)})\b)"
+            error.args = (re.sub(flat, f"data.sources.{name}.", str(error)),)
+            error.setting = error.setting and re.sub(flat, f"data.sources.{name}.", error.setting)
+        raise
+
+
 def _opened(
     name: str, settings: SourceSettings, splits: Sequence[Split], needed: Sequence[str], columns: Sequence[str]
 ) -> tuple[list[Member], list[Selection | None]]:
     """A source for each of the splits, and what is chosen of it."""
     open_source = plugins.find("sources", settings.source).open_source
-    source: Source = open_source(settings, splits[0])
+    with naming(name, settings):
+        source: Source = open_source(settings, splits[0])
     index = source.index
     if index is None:
         _refuse_shapes(name, settings)

@@ -15,7 +15,7 @@ from daguerre import documents
 from daguerre.assembly.parts import Components
 from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically
 from daguerre.config.config import Config
-from daguerre.data.dataset import open_dataset
+from daguerre.data.dataset import naming, open_dataset
 from daguerre.data.folder.scan import EXTENSIONS
 from daguerre.data.sources import folder
 from daguerre.errors import FAILED, UserError
@@ -122,9 +122,10 @@ def check_prediction(config: Config, parts: Components) -> None:
 
 def open_others(config: Config) -> None:
     """Opens the other sources, so that one that cannot be read is refused before minutes of generation."""
-    for source in config.data.sources.values():
+    for name, source in config.data.named().items():
         if getattr(source, "generate", None) is None:
-            open_dataset(source, "train")
+            with naming(name, source):
+                open_dataset(source, "train")
 
 
 def _generate(
