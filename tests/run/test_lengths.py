@@ -208,6 +208,19 @@ def test_recipes_of_loras_size_themselves_by_the_pictures(recipe, pictures, samp
     assert sized.lr_scheduler.warmup.number <= samples // 8
 
 
+@pytest.mark.parametrize(("epoch", "told"), [(25, True), (40, True), (41, False), (475, False)])
+def test_a_warmup_that_is_half_of_what_few_pictures_make_is_told(epoch, told):
+    """Of one picture a hundred views are 25 updates, and the warm-up of the recipes is 20."""
+    config = configs.load("sdxl_lora", ["data.source=folder", "data.path=there"]).config
+    sized, notices = lengths.fixed(config, {}, epoch, 4)
+    said = [each for each in notices if "the warm-up is 20 of the run's" in each]
+    assert bool(said) == told
+    if epoch == 25:
+        assert "of the run's 25 updates" in said[0]
+        assert "training.duration='800 samples'), or warm up for less (lr_scheduler.warmup='3 steps')" in said[0]
+    assert not lengths.fixed(config, lengths.recorded(sized), epoch, 4)[1], "said at the first start alone"
+
+
 @pytest.mark.long  # of the quick tests, test_new_duration.py has lengths
 def test_the_length_of_the_first_start_holds_when_pictures_are_added(place, capsys):
     """32 of 40 images are trained on: 2 epochs are 16 updates; with 16 left the same command is still as long."""

@@ -47,7 +47,23 @@ def fixed(
                 sized.append(f"{place}={str(own)!r} is {plain}")
             changed = getattr(config, section).model_copy(update={field: plain})
             config = config.model_copy(update={section: changed})
-    return config, [*([f"with this number of samples {'; '.join(sized)}"] if sized else []), *notices]
+    told = [f"with this number of samples {'; '.join(sized)}", *_long_warmup(config, batch)] if sized else []
+    return config, [*told, *notices]
+
+
+def _long_warmup(config: Config, batch: int) -> list[str]:
+    """A line where few images make a run so short that its warm-up is the half of it or more."""
+    duration, warmup = config.training.duration, config.lr_scheduler.warmup
+    if "epochs" in (duration.unit, warmup.unit):
+        return []
+    total, rise = duration.steps(batch, None), warmup.steps(batch, None)
+    if not rise * 2 >= total >= rise:
+        return []
+    return [
+        f"the warm-up is {rise:,} of the run's {total:,} updates, so that little is learnt at the full rate: with so "
+        f"few images train longer (training.duration='{8 * total * batch} samples'), or warm up for less "
+        f"(lr_scheduler.warmup='{-(-total // 10)} steps')"
+    ]
 
 
 def _lengths(config: Config) -> Iterator[tuple[str, Duration]]:
