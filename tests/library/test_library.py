@@ -48,14 +48,16 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def names(place):
-    """What the blocks of the page leave, run one after the other with a shorter training."""
-    assert sum("daguerre.train(" in block for block in BLOCKS) == 1
+    """What the blocks of the page leave, run one after the other with a smaller model and a shorter training."""
+    page = "".join(BLOCKS)
+    assert [page.count(call) for call in ('train("quickstart"', 'plan("quickstart"')] == [1, 1]
     short = ", ".join(map(repr, ["quickstart", "data.checked_prompts=0", *SHORT]))
     found = {}
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(place)
         for block in BLOCKS:
-            exec(compile(block.replace('train("quickstart")', f"train({short})"), "docs/library.md", "exec"), found)  # noqa: S102
+            small = re.sub(r'(train|plan)\("quickstart"', rf"\1({short}", block)
+            exec(compile(small, "docs/library.md", "exec"), found)  # noqa: S102
     return found
 
 
