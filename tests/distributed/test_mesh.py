@@ -30,6 +30,13 @@ def test_degrees_between_and_inside_nodes_multiply():
     ("dcn", "ici", "devices", "nodes", "said"),
     [
         (REST, ONE, 4, 1, "1 = 1, but there are 4 devices of a node"),
+        (
+            REST,
+            {"data": 2, "fsdp": 1, "tensor": 1},
+            1,
+            1,
+            "2 = 2, but there is one device of a node: make the product 1",
+        ),
         (REST, {"data": 3, "fsdp": -1, "tensor": 1}, 4, 1, "ici_data_parallelism 3 = 3 does not divide the 4 devices"),
         (
             REST,

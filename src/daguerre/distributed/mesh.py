@@ -117,8 +117,9 @@ def _filled(kind: str, degrees: Mapping[str, int], there: int, what: str) -> dic
             setting=f"mesh.{name[unknown[0]]}",
         )
     if not unknown and known != there:
+        found = f"are {there} {what}" if there != 1 else f"is one {what.replace('s', '', 1)}"
         raise UserError(
-            f"{given} = {known}, but there are {there} {what}: make the product {there}, or set one of "
+            f"{given} = {known}, but there {found}: make the product {there}, or set one of "
             f"{', '.join(name.values())} to -1",
             code="conflict",
         )
