@@ -6,10 +6,12 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import distributions
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from daguerre import errors
 
@@ -184,3 +186,12 @@ def test_nothing_is_said_to_be_published():
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *texts]:
         if path != Path(__file__):
             assert not re.search(r"daguerre\[|pip install '?daguerre", path.read_text(encoding="utf-8")), path
+
+
+def test_every_pin_is_for_the_oldest_python_too():
+    """Of a pin that is for a later Python pip finds no version, and an old pip looks for one for hours."""
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    installed = [(each.metadata["Name"], each.version, each.metadata["Requires-Python"]) for each in distributions()]
+    asked = {name: SpecifierSet(python) for name, version, python in installed if python and pins.get(name) == version}
+    assert len(asked) > 50
+    assert {name: str(python) for name, python in asked.items() if "3.11.0" not in python} == {}
