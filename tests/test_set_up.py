@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -46,7 +47,10 @@ def wheels(make_venv, tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     (make_venv.VENV / "bin").mkdir(parents=True)
-    (make_venv.VENV / "bin" / "python").symlink_to(sys.executable)
+    python = make_venv.VENV / "bin" / "python"
+    # Not a link, from where Python would not know its own environment: Debian's has no pip outside of one.
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
 
     def put(*versions):
         for version in versions:
