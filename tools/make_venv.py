@@ -109,7 +109,7 @@ def choose_torch():
     if sys.platform != "linux" or has_gpu() or os.environ.get("TORCH_INDEX"):
         return pinned
     say("no GPU is to be seen: asking pip for a CPU build of torch")
-    if pip("--dry-run", "--no-deps", pinned + "+cpu", quiet=True):
+    if pip("--dry-run", "--no-deps", "--ignore-installed", pinned + "+cpu", quiet=True):
         return pinned + "+cpu"
     say(
         "pip finds none where it looks. The default build brings CUDA on most machines: about 3 GB to download, 5 GB "
