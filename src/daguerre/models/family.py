@@ -418,15 +418,14 @@ class Family:
         read."""
         assert self.text is not None, "only families that generate are asked"
         pictures = self._prompt_pictures(prompts)
-        ends = interpolation.ends(prompts)
-        texts = [prompt.text for prompt in prompts] + [prompt.negative for prompt in prompts] * guided + ends
+        texts = [prompt.text for prompt in prompts] + [prompt.negative for prompt in prompts] * guided
+        texts += interpolation.ends(prompts)
         with torch.autocast(self.device.type, enabled=False):
             tokens = self._tokens(
                 texts, [torch.cat([rows] * (len(texts) // len(prompts))) for rows in as_seen(pictures)]
             )
             # Both sides in one call: texts are filled up to one length, and attention has the same shapes on both.
-            both = self.text.features(tokens, self.trained)
-            both = interpolation.between(both, prompts) if ends else both
+            both = interpolation.between(self.text.features(tokens, self.trained), prompts)
             of_pictures = self.reference_condition(self._encoded(pictures))
         sides = []
         for number in range(1 + guided):

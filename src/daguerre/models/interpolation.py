@@ -17,11 +17,13 @@ def ends(prompts: Sequence[Prompt]) -> list[str]:
 
 def between(features: Cond, prompts: Sequence[Prompt]) -> Cond:
     """The features of prompts, of those of all texts: the prompts' own [B, ...], any others, and those of their `ends`
-    [B, ...]. The result lacks the last ones.
+    [B, ...]. The result lacks the last ones. Features as they are where no prompt goes anywhere.
 
     UserError where a network reads something of a prompt that has no values in between, such as a mask of its tokens,
     and it differs in the two.
     """
+    if not ends(prompts):
+        return features
     count, found = len(prompts), {}
     share_B = torch.tensor([prompt.share for prompt in prompts], dtype=torch.float32)
     for name, rows in features.items():

@@ -74,10 +74,10 @@ class Stages:
         """RGB in [0, 1], [B, 3, H, W]: Stage B gets the latents and the prompt of each row. Its noise is of each
         row's own seed."""
         device, sampling = latents.x0_BCHW.device, self.settings.sampling()
-        prompts, ends = latents.prompts, interpolation.ends(latents.prompts)
-        texts = [prompt.text for prompt in prompts] + [prompt.negative for prompt in prompts] + ends
-        features = {"pooled": self.texts.features(self.texts.tokens(texts))["pooled"]}
-        pooled = (interpolation.between(features, prompts) if ends else features)["pooled"]
+        prompts = latents.prompts
+        texts = [prompt.text for prompt in prompts] + [prompt.negative for prompt in prompts]
+        features = self.texts.features(self.texts.tokens([*texts, *interpolation.ends(prompts)]))
+        pooled = interpolation.between({"pooled": features["pooled"]}, prompts)["pooled"]
         given = latents.x0_BCHW.float()
         cond = {"pooled": pooled[: len(given)], "effnet": given}
         null = {"pooled": pooled[len(given) :], "effnet": given.new_zeros(given.shape)}
