@@ -314,8 +314,8 @@ def test_no_torch_is_loaded() -> None:
         (". --port 99999", "--port takes a number up to 65535"),
         (". --root nowhere", "there is no folder nowhere"),
         (". --cert x", "--cert and --key belong together"),
-        ("a b", "takes one folder"),
-        ("s3://bucket/runs", "is in an object store"),
+        ("a b", "takes one folder or address"),
+        ("s3://bucket/runs --root .", "the page of a store shows its runs"),
     ],
 )
 def test_a_command_that_cannot_be(words: str, said: str, tmp_path: Path, monkeypatch, capsys) -> None:

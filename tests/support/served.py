@@ -11,6 +11,7 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from daguerre.queue.queue import Queue
+from daguerre.remote.copies import Copies
 from daguerre.serve import server
 from daguerre.serve.app import application
 from daguerre.serve.catalog import Catalog, identity
@@ -20,9 +21,9 @@ from daguerre.serve.site import Site
 HERE = "http://127.0.0.1:8800"
 
 
-def site(folder: Path, *roots: Path, **rules: Any) -> Site:
+def site(folder: Path, *roots: Path, copies: Copies | None = None, **rules: Any) -> Site:
     whole = folder.resolve()
-    catalog = Catalog(whole, (whole, *(root.resolve() for root in roots)))
+    catalog = Catalog(whole, (whole, *(root.resolve() for root in roots)), copies)
     return Site(catalog, Rules(**rules), queue_of(folder))
 
 

@@ -1,7 +1,8 @@
 """Captioners that write text with a network of transformers: pictures and a prompt in, tokens out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ class Generative:
     processor: Any
     prompts: Mapping[str, str | None]
     device: torch.device
+    answers: bool = False
+    """True if what is written answers the prompt, and False if it goes on from it, or has none."""
 
     @torch.inference_mode()
     def captions(self, images: Sequence[Image.Image]) -> list[dict[str, str]]:
@@ -47,10 +50,18 @@ class Generative:
                 num_beams=self.settings.num_beams,
                 do_sample=False,
             )
+            if self.answers:
+                tokens = tokens[:, inputs["input_ids"].shape[1] :]
             each = self.processor.batch_decode(tokens, skip_special_tokens=True)
             for own, text in zip(found, each, strict=True):
                 own[field] = " ".join(text.split())
         return found
+
+
+def _processor(folder: Path) -> Any:
+    return transformers.AutoProcessor.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, use_fast=False
+    )
 
 
 def load(
@@ -59,9 +70,12 @@ def load(
     kinds: tuple[str, ...],
     prompts: Mapping[str, str | None],
     device: str,
+    read: Callable[[Path], Any] = _processor,
+    dtype: torch.dtype = torch.float32,
+    answers: bool = False,
 ) -> Generative:
-    """A captioner of a class of transformers. UserError where its folder is missing, of another kind or damaged, or
-    where torch cannot use the device."""
+    """A captioner of a class of transformers; `read` reads its processor, and the others are those of `Generative`.
+    UserError where its folder is missing, of another kind or damaged, or where torch cannot use the device."""
     try:
         where = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # a word that is no device, or one that this build does not know
@@ -72,15 +86,13 @@ def load(
             setting="device",
         ) from error
     folder = folder_of(settings)
-    model = networks.load(folder, model_class, kinds)
+    model = networks.load(folder, model_class, kinds, dtype)
     try:
         with documents.Bare():
-            processor = transformers.AutoProcessor.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False, use_fast=False
-            )
+            processor = read(folder)
     except (*documents.MISREAD, ImportError) as error:
         raise UserError(f"{folder}: its processor cannot be read: {str(error)[:300]}", code="damaged") from error
-    made = Generative(settings, model.to(where), processor, prompts, where)
+    made = Generative(settings, model.to(where), processor, prompts, where, answers)
     _check_room(made)
     return made
 

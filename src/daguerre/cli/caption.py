@@ -8,9 +8,10 @@ where it was stopped.
   daguerre caption photos with=florence2                       a field `florence2` in photos/NAME.json
   daguerre caption photos with=florence2 tasks='[more_detailed_caption, caption]'
   daguerre caption photos with=blip path=models/blip write=txt       photos/NAME.txt, where no such file is
+  daguerre caption photos with=qwen3_vl prompt="Describe this photograph in one sentence."
   daguerre caption drawings with=wd14 general_threshold=0.4 remove_underscore=true
 
-  with=NAME          florence2, blip (sentences) or wd14 (tags)
+  with=NAME          florence2, blip, qwen3_vl (sentences) or wd14 (tags)
   path=PLACE         folder of its network, or OWNER/NAME of the hub; default: as it is published
   digest=SHA256      refuses other weights
   field=NAME         field of NAME.json, by default the captioner's name; train on it with data.captions.fields=[NAME]

@@ -1,19 +1,20 @@
 """Show runs in a browser: live curves, samples, comparisons.
 
-usage: daguerre serve [FOLDER] [--control] [--port N] [--host ADDRESS] [--allow-host NAME] [--root DIR] [--open]
+usage: daguerre serve [FOLDER | ADDRESS] [--control] [--port N] [--host HOST] [--allow-host NAME] [--root DIR] [--open]
 
-Serves a page about all runs in FOLDER (default: runs), those that train now among them, until Ctrl-C. It only reads,
-and only this machine reaches it.
+Serves a page about all runs in FOLDER (default: runs), or below an address of a store, those that train now among
+them, until Ctrl-C. It only reads, and only this machine reaches it.
 
   daguerre serve                         the runs in ./runs, at http://127.0.0.1:8800
   daguerre serve /data/runs --open       another folder; opens the browser
+  daguerre serve s3://bucket/runs        the runs in a bucket, those on other machines too
   ssh -L 8800:127.0.0.1:8800 machine     on your own machine: the page of another one
 
   --control             start runs and put them into the queue, whose runs this page starts one after the other; ask
                         runs to save, sample, evaluate, pause and stop; name them, note on them, put them away; change
                         captions, leave pictures out, send some
   --port N              another port than 8800; 0 takes a free one
-  --host ADDRESS        beyond this machine, such as 0.0.0.0: the page then asks for a token, that of the variable
+  --host HOST           beyond this machine, such as 0.0.0.0: the page then asks for a token, that of the variable
                         DAGUERRE_SERVE_TOKEN, or one that is printed at the start
   --allow-host NAME     a name by which the page is called, such as that of a proxy; repeatable
   --root DIR            a further folder: its pictures are shown, links in FOLDER may lead there, and runs that are
@@ -29,18 +30,20 @@ import os
 import secrets
 import webbrowser
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from daguerre.errors import UserError
 from daguerre.queue.queue import Queue, usual_folder
 from daguerre.queue.runner import Runner, devices_of_this_machine
+from daguerre.remote.copies import Copies
 from daguerre.serve import server
 from daguerre.serve.catalog import Catalog
 from daguerre.serve.gate import Rules
 from daguerre.serve.site import Site
 from daguerre.storage.address import is_remote
+from daguerre.storage.bucket import prefix
 from daguerre.threads import background
 
 TOKEN = "DAGUERRE_SERVE_TOKEN"
@@ -73,18 +76,8 @@ class Given:
 def run(arguments: list[str]) -> int:
     """Exit code 0, after Ctrl-C; UserError for a folder that is not there, or a port that is taken."""
     given = read(arguments)
-    if is_remote(given.name):
-        raise UserError(
-            f"{given.name} is in an object store: `daguerre serve` shows folders of this machine. Start it where the "
-            "run trains, or write one page of the run: daguerre report ADDRESS",
-            code="unsupported",
-        )
-    folder = given.folder.resolve()
-    if not folder.is_dir():
-        raise UserError(
-            f"there is no folder {given.folder}: give the folder that holds your runs, such as runs", code="missing"
-        )
-    listed = given.values.get("--root", [])
+    copies, listed = _copies(given), given.values.get("--root", [])
+    folder = copies.folder if copies else _folder(given)
     roots = (folder, *(_root(text) for text in listed if not is_remote(text)))
     host, (cert, key) = given.value("--host", "127.0.0.1"), _tls(given)
     token = "" if is_loopback(host) else os.environ.get(TOKEN, "") or secrets.token_urlsafe(24)
@@ -94,22 +87,51 @@ def run(arguments: list[str]) -> int:
     rules = Rules(names, token, "--control" in given.switches, secure=bool(cert))
     queue = Queue(Path(given.value("--queue", str(usual_folder()))).expanduser().absolute())
     bounds = (*map(str, roots), *filter(is_remote, listed))
-    site = Site(Catalog(folder, roots), rules, queue, bounds)
+    site = Site(Catalog(folder, roots, copies), rules, queue, bounds)
     with server.listening(host, _port(given)) as (socket, port):
         address = f"http{'s' * bool(cert)}://{f'[{host}]' if ':' in host else host}:{port}/"
-        print(f"runs in {folder}: {address}")
+        print(f"runs in {copies.at.name if copies else folder}: {address}")
         if token and not os.environ.get(TOKEN):
             print(f"token: {token}")
         print("Ctrl-C ends the page, and no run.", flush=True)
         if "--open" in given.switches:
             webbrowser.open(address)
-        with (
-            background("queue", Runner(queue, devices_of_this_machine()).keep_running)
-            if rules.control
-            else nullcontext()
-        ):
+        with _beside(site):
             server.serve(site, socket, cert, key)
     return 0
+
+
+def _beside(site: Site) -> AbstractContextManager[None]:
+    """What works as long as the page is served: copies of runs in a store are kept up to date, and the queue is run."""
+    if site.catalog.copies:
+        return background("copies", site.catalog.copies.keep)
+    if site.rules.control:
+        return background("queue", Runner(site.queue, devices_of_this_machine()).keep_running)
+    return nullcontext()
+
+
+def _folder(given: Given) -> Path:
+    folder = given.folder.resolve()
+    if not folder.is_dir():
+        raise UserError(
+            f"there is no folder {given.folder}: give the folder that holds your runs, such as runs", code="missing"
+        )
+    return folder
+
+
+def _copies(given: Given) -> Copies | None:
+    """The runs of an address; None for a folder. UserError for a store that cannot be read."""
+    if not is_remote(given.name):
+        return None
+    found = Copies(prefix(given.name))
+    if unused := [name for name in ("--root", "--queue") if name in given.values]:
+        raise UserError(
+            f"{' and '.join(unused)}: the page of a store shows its runs and starts none. Serve a folder of this "
+            "machine to start runs; they may write to the store by output_dir",
+            code="unused",
+        )
+    found.check()
+    return found
 
 
 def read(arguments: Sequence[str]) -> Given:
@@ -133,7 +155,7 @@ def read(arguments: Sequence[str]) -> Given:
         else:
             folders.append(word)
     if len(folders) > 1:
-        raise UserError(f"`daguerre serve` takes one folder; you gave {', '.join(folders)}", code="conflict")
+        raise UserError(f"`daguerre serve` takes one folder or address; you gave {', '.join(folders)}", code="conflict")
     return Given((folders or ["runs"])[0], values, frozenset(switches))
 
 

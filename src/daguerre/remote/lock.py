@@ -182,6 +182,15 @@ def holder(run: Prefix) -> Holder | None:
     return _holder(found)
 
 
+def living(data: bytes) -> Holder | None:
+    """The process that wrote a lock; None for one of this machine that has ended, and for what is no lock."""
+    found = _document(data)
+    try:
+        return None if not found or _is_dead(found) else _holder(found)
+    except (TypeError, ValueError, OverflowError):  # forged
+        return None
+
+
 def check_not_held(run: Prefix) -> None:
     """RunFolderHeld, naming the process, if one works there: a first look before anything is loaded. StoreError."""
     if (found := holder(run)) and not _is_requeued():

@@ -167,7 +167,7 @@ def forget_others(folder: Path, files: list[Listed]) -> None:
 
 def listed_files(run: Prefix) -> list[Listed]:
     """The files of a run that are mirrored one by one."""
-    return [one for one in run.listing() if _is_file(one.name)]
+    return [one for one in run.listing() if is_file(one.name)]
 
 
 def _equal(path: Path, file: Listed) -> bool:
@@ -177,7 +177,7 @@ def _equal(path: Path, file: Listed) -> bool:
         return file_digest(opened, "md5").hexdigest() == file.tag.strip('"')
 
 
-def _is_file(name: str) -> bool:
+def is_file(name: str) -> bool:
     parts = name.split("/")
     return parts[0] not in _ELSEWHERE and not any(part in ("", "..") or part.startswith(".") for part in parts)
 

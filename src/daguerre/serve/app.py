@@ -76,7 +76,7 @@ def application(site: Site) -> Starlette:
         Route("/run/{id}/action", answering(_action), methods=["POST"]),
     ]
     app = Starlette(
-        routes=[*found, *of_queue.routes(), *of_pictures.routes()],
+        routes=[*found, *(of_queue.routes() + of_pictures.routes() if site.starts else ())],
         middleware=[Middleware(Gate, rules=site.rules), Middleware(GZipMiddleware, minimum_size=2000)],
         exception_handlers={404: _nothing},
     )
@@ -105,7 +105,7 @@ async def _match(request: Request) -> Response:
 
 async def _run(request: Request) -> Response:
     site, watched = site_of(request), await _watched(request)
-    return HTMLResponse(run_page.render(watched, site.summary(watched.id), site.rules.control))
+    return HTMLResponse(run_page.render(watched, site.summary(watched.id), site.rules.control, site.starts))
 
 
 async def _part(request: Request) -> Response:
@@ -147,7 +147,12 @@ def _sending(find: Callable[..., Path], made: Callable[[Path], tuple[bytes, str]
         numbers = {name: number for name, number in request.path_params.items() if name != "id"}
 
         def work() -> tuple[bytes, str]:
-            return made(find(folder_of(request), site_of(request).catalog.roots, **numbers))
+            catalog = site_of(request).catalog
+            path = find(folder_of(request), catalog.roots, **numbers)
+            if catalog.copies:
+                catalog.copies.bring(path)
+            pictures.check(path, catalog.roots)
+            return made(path)
 
         data, kind = await run_in_threadpool(work)
         # An image of a save may be written again by a run that went back: asked for anew after a while.
@@ -161,7 +166,7 @@ async def _file(request: Request) -> Response:
 
     def find() -> downloads.Item:
         folder = folder_of(request)
-        for one in downloads.items(folder, site.catalog.roots):
+        for one in downloads.items(folder, site.catalog):
             if one.id == request.path_params["file"]:
                 return one
         raise UserError("there is no such file: a newer one may have taken its place", code="missing")
@@ -171,12 +176,13 @@ async def _file(request: Request) -> Response:
     headers = {"content-disposition": f'attachment; filename="{name}"', "content-encoding": "identity"}
     if not item.is_folder:
         headers["content-length"] = str(item.size_bytes)
-    sent = downloads.tar(item, site.catalog.roots) if item.is_folder else downloads.content(item)
-    return StreamingResponse(sent, media_type="application/octet-stream", headers=headers)
+    return StreamingResponse(item.sent(), media_type="application/octet-stream", headers=headers)
 
 
 async def _report(request: Request) -> Response:
-    watched = await _watched(request, 600.0)
+    watched, copies = await _watched(request, 600.0), site_of(request).catalog.copies
+    if copies:
+        await run_in_threadpool(copies.bring, watched.folder)
     text = await run_in_threadpool(report.render, watched.folder, watched.followed.curves)
     # Made here, of data alone. Its policy stands in it; with the one of the live pages it would have no style.
     return HTMLResponse(text, headers={"content-security-policy": _REPORT_POLICY})
@@ -209,7 +215,7 @@ async def _note(request: Request) -> Response:
     site = site_of(request)
     folder = await run_in_threadpool(folder_of, request)
     given = await body_of(request, notes.MOST_BYTES)
-    await run_in_threadpool(notes.write, folder, given)
+    await run_in_threadpool(notes.write, folder, given, site.catalog.copies)
     await run_in_threadpool(site.catalog.refresh, request.path_params["id"])
     return JSONResponse({})
 
@@ -217,12 +223,14 @@ async def _note(request: Request) -> Response:
 async def _action(request: Request) -> Response:
     folder = await run_in_threadpool(folder_of, request)
     given = await body_of(request, control.MOST_BYTES)
-    return JSONResponse({"id": await run_in_threadpool(control.ask, folder, given)})
+    run = site_of(request).catalog.address(folder)
+    return JSONResponse({"id": await run_in_threadpool(control.ask, run, given)})
 
 
 async def _answer(request: Request) -> Response:
     folder = await run_in_threadpool(folder_of, request)
-    return JSONResponse(await run_in_threadpool(control.answer, folder, request.path_params["ident"]))
+    run = site_of(request).catalog.address(folder)
+    return JSONResponse(await run_in_threadpool(control.answer, run, request.path_params["ident"]))
 
 
 async def _login_page(request: Request) -> Response:
@@ -255,15 +263,16 @@ async def _list_events(request: Request) -> Response:
     site = site_of(request)
 
     async def events() -> AsyncIterator[str]:
-        news, quiet = News(site.catalog), 0
+        news, quiet, problem = News(site.catalog), 0, site.catalog.problem()
         yield ": open\n\n"
         while not site.stopping():
             await asyncio.sleep(TICK_SECONDS)
             await site.scan()
             quiet += 1
-            if changed := news.take():
-                quiet = 0
-                yield event({id: list_page.row(entry) if entry else None for id, entry in changed.items()})
+            rows = {id: list_page.row(entry) if entry else None for id, entry in news.take().items()}
+            if rows or problem != site.catalog.problem():
+                quiet, problem = 0, site.catalog.problem()
+                yield event({"rows": rows, "problem": problem})
             elif quiet % QUIET_TICKS == 0:
                 yield ": quiet\n\n"
 

@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from daguerre.checkpoint.run_dir import RunFolder
+from daguerre.remote.copies import Copies
 from daguerre.serve import summaries
 from daguerre.serve.bounds import check_run, within
 from daguerre.serve.summaries import Summary
@@ -35,12 +36,31 @@ class Catalog:
     folder: Path
     roots: tuple[Path, ...]
     """Folders outside of which nothing is read, their links followed; the first one is `folder`."""
+    copies: Copies | None = None
+    """Of runs in a store: then `folder` is theirs, and is kept up to date while somebody looks."""
     entries: dict[str, Entry] = field(default_factory=dict)
     _asked: float = -_AGAIN_SECONDS
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
+    @property
+    def name(self) -> str:
+        """For people: that of the folder, or the address."""
+        return self.copies.at.name if self.copies else self.folder.name or str(self.folder)
+
+    def address(self, folder: Path) -> str:
+        """The run of a folder, as commands name it."""
+        far = self.copies and self.copies.far(folder)
+        return far.run.url if far else str(folder)
+
+    def problem(self, folder: Path | None = None) -> str:
+        """Why the store, or a run in it, cannot be read now."""
+        far = self.copies.far(folder) if self.copies and folder else None
+        return far.problem if far else self.copies.problem if self.copies else ""
+
     def scan(self, everything: bool = True) -> None:
         """Looks at all runs, or at those that run."""
+        if self.copies:
+            self.copies.asked()
         with self._lock:
             if everything:
                 found = {identity(path, self.folder): path for path in self._folders()}
@@ -65,6 +85,8 @@ class Catalog:
 
         OutOfBounds for a run whose files a page must not read.
         """
+        if self.copies:
+            self.copies.asked()
         if id not in self.entries:
             with self._lock:  # whoever asks while another one looks waits for what is found
                 if id not in self.entries and time.monotonic() > self._asked + _AGAIN_SECONDS:

@@ -4,15 +4,14 @@ What each does, and how it is answered, is in checkpoint/actions.py.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from daguerre import documents
 from daguerre.checkpoint import actions
-from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.errors import UserError
+from daguerre.remote import actions as far_actions
 from daguerre.report.html import Html, element, join
 
 MOST_BYTES = 16 << 10
@@ -51,18 +50,19 @@ class Wanted(BaseModel):
     values: Images | None = None
 
 
-def ask(folder: Path, given: bytes) -> str:
-    """Asks the run of a folder; the id of the action. UserError for a run that does not train, or for no action."""
+def ask(run: str, given: bytes) -> str:
+    """Asks a run, a folder or an address; the id of the action. UserError for one that does not train, or for no
+    action."""
     found = documents.sent(Wanted.model_validate_json, given, "the page sent no action")
     values = found.values.model_dump(exclude_none=True) if found.values else {}
     if values and found.kind not in actions.WITH_VALUES:
         raise UserError(f"{found.kind} takes no settings", code="unused")
-    return actions.ask(RunFolder(folder), found.kind, values)
+    return far_actions.ask(run, found.kind, values)
 
 
-def answer(folder: Path, ident: str) -> dict[str, Any] | None:
+def answer(run: str, ident: str) -> dict[str, Any] | None:
     """The answer of the run; None while it is not there. UserError for an id of no action."""
-    found = actions.answer(RunFolder(folder), ident)
+    found = far_actions.answer(run, ident)
     return None if found is None else found.model_dump()
 
 

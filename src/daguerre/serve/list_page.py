@@ -21,17 +21,20 @@ _CONDITION = re.compile(r"([\w.]+)(>=|<=|!=|=|>|<)(.*)")
 
 
 def render(catalog: Catalog, control: bool = False) -> str:
-    """The page; with `control` runs are started there."""
-    entries = catalog.summed_up()
+    """The page; with `control` runs are started there, unless they are in a store."""
+    entries, is_far = catalog.summed_up(), catalog.copies is not None
     free = shutil.disk_usage(catalog.folder).free
     places = {"queue/": "Queue", "queue/new": "New run" * control, "data/": "Pictures"}
-    links = (element("a", text, href=place) for place, text in places.items() if text)
+    links = (element("a", text, href=place) for place, text in places.items() if text and not is_far)
     nav = element("nav", *links, class_="bar-top")
     header = element(
         "header",
         element("p", "Daguerre · runs", class_="kicker"),
-        element("h1", catalog.folder.name or str(catalog.folder)),
-        element("p", f"{format_size(free)} free on the disk", class_="note"),
+        element("h1", catalog.name),
+        element("p", f"{format_size(free)} free on the disk", class_="note") if not is_far else None,
+        element("p", catalog.problem(), class_="note reason", id="problem", role="status", hidden=not catalog.problem())
+        if is_far
+        else None,
     )
     tools = element(
         "div",
@@ -47,21 +50,20 @@ def render(catalog: Catalog, control: bool = False) -> str:
         element("span", _count(entries), class_="note", id="count", role="status"),
         class_="tools",
     )
-    none = element(
-        "p",
-        "No runs here yet. ",
-        element("code", "daguerre train quickstart"),
-        " trains one; this page shows it as it begins.",
-        join(" ", element("a", "Start one here", href="queue/new"), ".") if control else None,
-        class_="summary",
-        id="none",
-        hidden=bool(entries),
-    )
+    none = element("p", *_no_runs(catalog, control), class_="summary", id="none", hidden=bool(entries))
     rows = element("div", *(row(one) for one in entries), class_="runs", id="runs")
     body = join(
         nav, header, element("main", tools, none, rows), element("p", class_="lost-line", role="status", hidden=True)
     )
-    return pages.page(f"{catalog.folder.name} · Daguerre", body, "", ("live.css",), ("list.js",))
+    return pages.page(f"{catalog.name} · Daguerre", body, "", ("live.css",), ("list.js",))
+
+
+def _no_runs(catalog: Catalog, control: bool) -> list[Html | str]:
+    if catalog.copies:
+        return [f"No run below {catalog.name} is read yet: those that are there appear one after the other."]
+    start = [" ", element("a", "Start one here", href="queue/new"), "."] if control else []
+    trains = element("code", "daguerre train quickstart")
+    return ["No runs here yet. ", trains, " trains one; this page shows it as it begins.", *start]
 
 
 def _count(entries: list[Entry]) -> str:

@@ -31,26 +31,30 @@ def of_save(folder: Path, roots: tuple[Path, ...], step: int, number: int) -> Pa
     listing = RunFolder(folder).samples_of(step) / "samples.json"
     check_file(listing, roots, MOST_BYTES)
     found = samples(listing.parent.parent, [], listing.parent.name)
-    return _at([one.path for one in found if one.step == step], number, roots)
+    return _at([one.path for one in found if one.step == step], number)
 
 
 def of_strengths(folder: Path, roots: tuple[Path, ...], number: int) -> Path:
-    """The file of an image with adapters at some strength, by its place among all of them. UserError, OSError."""
-    return _at([one.path for one in strengths(RunFolder(folder).samples, [])], number, roots)
+    """The file of an image with adapters at some strength, by its place among all of them. UserError."""
+    return _at([one.path for one in strengths(RunFolder(folder).samples, [])], number)
 
 
 def of_asked(folder: Path, roots: tuple[Path, ...], number: int) -> Path:
-    """The file of an image that was asked for, by its place among all of them, oldest first. UserError, OSError."""
-    return _at([one.path for one in asked(RunFolder(folder).samples, [])], number, roots)
+    """The file of an image that was asked for, by its place among all of them, oldest first. UserError."""
+    return _at([one.path for one in asked(RunFolder(folder).samples, [])], number)
 
 
-def _at(paths: list[Path], number: int, roots: tuple[Path, ...]) -> Path:
+def _at(paths: list[Path], number: int) -> Path:
     if not 0 <= number < len(paths):
         raise UserError("there is no such image", code="missing")
-    check_file(paths[number], roots, MOST_PICTURE_BYTES)
-    if not within(paths[number], roots):
-        raise OutOfBounds(f"{paths[number].name} lies outside the folders that this page may show")
     return paths[number]
+
+
+def check(path: Path, roots: tuple[Path, ...]) -> None:
+    """OutOfBounds for an image that the page must not read; OSError for one that is not there."""
+    check_file(path, roots, MOST_PICTURE_BYTES)
+    if not within(path, roots):
+        raise OutOfBounds(f"{path.name} lies outside the folders that this page may show")
 
 
 def whole(path: Path) -> tuple[bytes, str]:

@@ -13,6 +13,7 @@ from daguerre.report.results import results
 from daguerre.report.run import Run
 from daguerre.serve import control as buttons
 from daguerre.serve import downloads, figures, pages, pictures, settings_shown
+from daguerre.serve.catalog import Catalog
 from daguerre.serve.summaries import Summary
 from daguerre.serve.watched import Parts, Watched
 
@@ -35,7 +36,7 @@ _LOG_BYTES = 24 << 10
 _X = {"step": "updates", "samples": "samples", "training": "hours of training", "time": "hours since the start"}
 
 
-def parts(watched: Watched, run: Run, summary: Summary | None, roots: tuple[Path, ...]) -> Parts:
+def parts(watched: Watched, run: Run, summary: Summary | None, catalog: Catalog) -> Parts:
     """The parts of the page that are HTML, by name; None for what a run does not have."""
     drawn = [one for one in evaluations.charts(run) if one is not None]
     tables = evaluations.tables(run)
@@ -50,7 +51,7 @@ def parts(watched: Watched, run: Run, summary: Summary | None, roots: tuple[Path
         "strengths": pictures.by_strength(run),
         "skipped": facts.skipped(run),
         "log": _log(run.folder),
-        "files": downloads.listing(run.folder, roots),
+        "files": downloads.listing(run.folder, catalog),
         "numbers": facts.last_numbers(run),
         "config": settings_shown.config(run),
         "environment": facts.environment(run),
@@ -111,8 +112,8 @@ def progress_bar(step: int, total: int) -> Html:
     return element("progress", value=min(step, total), max=total, aria_label="updates done")
 
 
-def render(watched: Watched, summary: Summary | None, control: bool) -> str:
-    """The whole page."""
+def render(watched: Watched, summary: Summary | None, control: bool, starts: bool = True) -> str:
+    """The whole page; `starts`: the server starts runs."""
     held, marks = watched.parts, watched.marks
     name = summary.name if summary else watched.folder.name
 
@@ -134,7 +135,7 @@ def render(watched: Watched, summary: Summary | None, control: bool) -> str:
         for key, title in _FOLDS.items()
     )
     body = join(
-        _bar(watched.id, control),
+        _bar(watched.id, control, starts),
         part("head", "header"),
         buttons.bar(_prompts(watched.run)) if control else None,
         element("p", _reading(watched), class_="note reading", hidden=watched.complete, role="status"),
@@ -155,13 +156,13 @@ def _prompts(run: Run | None) -> list[str]:
     return [str(one) for one in found] if isinstance(found, list) else []
 
 
-def _bar(id: str, control: bool) -> Html:
+def _bar(id: str, control: bool, starts: bool) -> Html:
     return element(
         "nav",
         element("a", "All runs", href="../../"),
-        element("a", "Queue", href="../../queue/"),
+        element("a", "Queue", href="../../queue/") if starts else None,
         element("a", "Compare", href="", id="compare"),
-        *(element("a", text, href=f"../../queue/new?{how}={id}") for how, text in _AGAIN.items() if control),
+        *(element("a", text, href=f"../../queue/new?{how}={id}") for how, text in _AGAIN.items() if control and starts),
         element("button", "Tell me when it ends", type="button", id="tell", hidden=True),
         element("button", "Edit name and note", type="button", id="edit") if control else None,
         class_="bar-top",

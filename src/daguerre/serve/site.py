@@ -60,13 +60,18 @@ class Site:
         self.watching = Watching(self.catalog, self._parts)
         self.settings = list_page.Settings(self.catalog)
 
+    @property
+    def starts(self) -> bool:
+        """True if runs are started on the page, and pictures shown there: of a store it only shows runs."""
+        return self.catalog.copies is None
+
     def summary(self, id: str) -> Summary | None:
         entry = self.catalog.entries.get(id)
         return entry.summary if entry else None
 
     def _parts(self, watched: Watched, run: Run) -> Parts:
         self.catalog.refresh(watched.id)
-        return run_page.parts(watched, run, self.summary(watched.id), self.catalog.roots)
+        return run_page.parts(watched, run, self.summary(watched.id), self.catalog)
 
     async def scan(self) -> None:
         """Looks for what is new in the list, all runs or those that run, each no more often than is worth it."""

@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -46,6 +47,8 @@ class Watched:
     """Equal marks mean equal parts."""
     problem: str = ""
     """Why its metrics cannot be read."""
+    far_problem: Callable[[], str] = str
+    """Says why its files cannot be had from a store."""
     complete: bool = False
     """True if the metrics were read as far as they went."""
     looking: asyncio.Task[None] | None = None
@@ -104,12 +107,11 @@ class Watched:
         )
         times = [path.stat().st_mtime_ns if path.exists() else 0 for path in (*others, paths.adapter, paths.pipeline)]
         times += [path.stat().st_mtime_ns for path in sorted(paths.evaluations.glob("*/"))]
-        return summaries.stamp(self.folder), times, self.followed.place.offset, self.problem
+        return summaries.stamp(self.folder), times, self.followed.place.offset, self.problem, self.far_problem()
 
     def _read_run(self) -> Run:
         run = read_run(self.folder, self.followed.curves)
-        if self.problem:
-            run.problems.append(self.problem)
+        run.problems.extend(filter(None, (self.problem, self.far_problem())))
         return run
 
 
@@ -139,7 +141,7 @@ class Watching:
         if id not in self._runs:
             followed = Followed(RunFolder(folder).metrics)
             followed.take_up(_kept(followed))
-            self._runs[id] = Watched(id, folder, followed)
+            self._runs[id] = Watched(id, folder, followed, far_problem=partial(self.catalog.problem, folder))
         self._runs.move_to_end(id)
         while len(self._runs) > _MOST_RUNS:
             self._runs.popitem(last=False)

@@ -132,8 +132,15 @@ class Prefix:
     def listing(self, below: str = "") -> list[Listed]:
         """All objects, or those below a folder that is named with its slash, sorted."""
         assert not below or below.endswith("/"), below
+        return self._listed(storage_io.entries(Location(f"{self.url}/{below}")))
+
+    def level(self) -> tuple[list[Listed], list[str]]:
+        """The objects right below, and the names of the folders there; both sorted."""
+        metas, folders = storage_io.level(Location(f"{self.url}/"))
+        return self._listed(metas), sorted(name.rstrip("/").rpartition("/")[2] for name in folders)
+
+    def _listed(self, metas: list[Any]) -> list[Listed]:
         start = Location(f"{self.url}/").key
-        metas = storage_io.entries(Location(f"{self.url}/{below}"))
         found = [Listed(m["path"].removeprefix(start), m["size"], m["e_tag"] or "", m["last_modified"]) for m in metas]
         return sorted(found, key=lambda one: one.name)
 

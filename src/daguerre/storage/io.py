@@ -143,6 +143,12 @@ def entries(location: Location) -> list[Any]:
             return found
 
 
+def level(location: Location) -> tuple[list[Any], list[str]]:
+    """obstore's ObjectMeta of the objects right below a prefix, and the names of the folders there, read once."""
+    found = with_retries(location, lambda store, path: store.list_with_delimiter(path or None))
+    return list(found["objects"]), [str(one) for one in found["common_prefixes"]]
+
+
 def write(to: str | Path | Location, data: bytes) -> None:
     """Creates or replaces a file: locally and atomically, or in a store, where it arrives whole. StoreError."""
     location = to if isinstance(to, Location) else Location(str(to))

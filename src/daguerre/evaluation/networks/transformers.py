@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
@@ -12,8 +13,8 @@ from daguerre.errors import UserError
 from daguerre.models.weights import files
 
 
-def load(folder: Path, model_class: str, kinds: tuple[str, ...]) -> Any:
-    """The network in evaluation mode, float32. UserError for a folder of another kind, or a damaged one."""
+def load(folder: Path, model_class: str, kinds: tuple[str, ...], dtype: torch.dtype = torch.float32) -> Any:
+    """The network in evaluation mode. UserError for a folder of another kind, or a damaged one."""
     kind = files.read_json(folder / "config.json").get("model_type")
     if kind not in kinds:
         raise UserError(f"{folder} holds a {kind}, and a {' or '.join(kinds)} is needed", code="unsupported")
@@ -31,7 +32,7 @@ def load(folder: Path, model_class: str, kinds: tuple[str, ...]) -> Any:
         raise UserError(f"{folder} cannot be read as a {model_class}: {str(error)[:300]}", code="damaged") from error
     if missing := sorted([*info["missing_keys"], *info["mismatched_keys"]]):
         raise UserError(f"{folder} lacks {len(missing)} of the network's weights, such as {missing[0]}", code="damaged")
-    return model.float().eval().requires_grad_(False)
+    return model.to(dtype).eval().requires_grad_(False)
 
 
 def processor(folder: Path, mean: list[float], std: list[float]) -> tuple[list[float], list[float]]:

@@ -89,7 +89,11 @@ const whole = async () => {
   update(Object.fromEntries([...gone, ...rows]));
 };
 
-follow(update, whole);
+follow(({ rows, problem }) => {
+  const said = document.querySelector("#problem");
+  if (said) { said.textContent = problem; said.hidden = !problem; }
+  update(rows);
+}, whole);
 
 const given = new URLSearchParams(location.search);
 for (const id of given.getAll("pick")) {
