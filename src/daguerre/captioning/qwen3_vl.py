@@ -49,9 +49,10 @@ class Reader:
     """
 
     def __init__(self, folder: Path, max_pixels: int) -> None:
-        self.images = Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True)
-        self.images.size = replace(self.images.size, longest_edge=max_pixels)
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(
+        images: Any = Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True)
+        images.size = replace(images.size, longest_edge=max_pixels)
+        self.images = images
+        self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
         if self.tokenizer.chat_template is None:  # older folders have it in the processor's own file
@@ -78,7 +79,7 @@ class Reader:
         return found
 
     def _asked(self, prompt: str) -> str:
-        content: list[dict[str, Any]] = [{"type": "image"}, {"type": "text", "text": prompt}]
+        content = [{"type": "image"}, {"type": "text", "text": prompt}]
         found: str = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
         )
