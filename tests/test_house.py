@@ -121,7 +121,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("memory", "models", "objectives", "remote", "report", "samplers", "storage", "tracking", "training"),
     },
     "bench": {"assembly", "config", "data", "families", "models", "objectives", "run", "training"},
-    "serve": {"checkpoint", "config", "data", "queue", "report", "tracking"},
+    "serve": {"checkpoint", "config", "data", "queue", "remote", "report", "storage", "tracking"},
     "contracts": {"conditions", "data", "objectives", "samplers", "tracking", "training"},
     "cli": {
         *("contracts", "serve"),

@@ -303,12 +303,12 @@ def test_qwen3_vl_answers_a_prompt(tmp_path):
         text = TEMPLATE_OF.format(settings.prompt)
         rows, columns = own.processor.images(images=image, return_tensors="pt")["image_grid_thw"][0, 1:].tolist()
         text = text.replace("<|image_pad|>", "<|image_pad|>" * (rows * columns // 4))
-        ids = own.processor.tokenizer(text, return_tensors="pt").input_ids
+        ids = own.processor.words(text, return_tensors="pt").input_ids
         seen = own.processor.images(images=image, return_tensors="pt")
         by_hand = own.model.generate(
             input_ids=ids, mm_token_type_ids=(ids == 5).int(), **seen, max_new_tokens=6, num_beams=1, do_sample=False
         )
-        answer = own.processor.tokenizer.decode(by_hand[0, ids.shape[1] :], skip_special_tokens=True)
+        answer = own.processor.words.decode(by_hand[0, ids.shape[1] :], skip_special_tokens=True)
         assert said == " ".join(answer.split())
     assert both[0] != both[1], "the picture counts"
     assert own.captions([images[0].resize((2000, 1500))])[0]

@@ -52,11 +52,11 @@ class Reader:
         images: Any = Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True)
         images.size = replace(images.size, longest_edge=max_pixels)
         self.images = images
-        self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+        self.words: Any = transformers.AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-        if self.tokenizer.chat_template is None:  # older folders have it in the processor's own file
-            self.tokenizer.chat_template = documents.read_object(folder / _TEMPLATE)["chat_template"]
+        if self.words.chat_template is None:  # older folders have it in the processor's own file
+            self.words.chat_template = documents.read_object(folder / _TEMPLATE)["chat_template"]
 
     def __call__(
         self, images: Image.Image | Sequence[Image.Image], text: str | Sequence[str], return_tensors: str
@@ -66,21 +66,21 @@ class Reader:
         texts = [self._asked(one) for one in ([text] if isinstance(text, str) else text)]
         counts = seen["image_grid_thw"].prod(-1) // self.images.merge_size**2
         whole = [one.replace(_IMAGE, _IMAGE * int(count)) for one, count in zip(texts, counts, strict=True)]
-        read = self.tokenizer(
+        read = self.words(
             whole, padding=True, padding_side="left", add_special_tokens=False, return_tensors=return_tensors
         )
-        is_image = (read["input_ids"] == self.tokenizer.convert_tokens_to_ids(_IMAGE)).int()
+        is_image = (read["input_ids"] == self.words.convert_tokens_to_ids(_IMAGE)).int()
         ids = {"input_ids": read["input_ids"], "attention_mask": read["attention_mask"], "mm_token_type_ids": is_image}
         return transformers.BatchFeature({**ids, **seen})
 
     def batch_decode(self, tokens: torch.Tensor, skip_special_tokens: bool) -> list[str]:
         """Texts of token ids [B, L]."""
-        found: list[str] = self.tokenizer.batch_decode(tokens, skip_special_tokens=skip_special_tokens)
+        found: list[str] = self.words.batch_decode(tokens, skip_special_tokens=skip_special_tokens)
         return found
 
     def _asked(self, prompt: str) -> str:
         content = [{"type": "image"}, {"type": "text", "text": prompt}]
-        found: str = self.tokenizer.apply_chat_template(
+        found: str = self.words.apply_chat_template(
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
         )
         return found

@@ -102,7 +102,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _beside(site: Site) -> AbstractContextManager[None]:
-    """What works as long as the page is served: copies of runs in a store are kept up to date, and the queue is run."""
+    """Helpers of a page while it is served: copies of runs in a store are kept up to date, and the queue is run."""
     if site.catalog.copies:
         return background("copies", site.catalog.copies.keep)
     if site.rules.control:

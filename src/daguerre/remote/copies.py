@@ -82,7 +82,7 @@ class Copies:
 
     at: Prefix
     problem: str = field(default="", init=False)
-    """Why the store cannot be read now."""
+    """The reason why the store cannot be read now; empty if it can."""
     runs: dict[Path, Far] = field(default_factory=dict, init=False)
     """By the folders of their copies."""
     _asked: float = field(default=-1e9, init=False)
@@ -207,7 +207,7 @@ def _bring_up(one: Far, listed: bool) -> None:
 
 
 def _note_holder(one: Far, now: float) -> None:
-    """Who works at the run: the writer of a lock that has changed while one looked, or not long before."""
+    """Notes the process that works at the run: the writer of a lock that has changed while one looked, or not long before."""
     found = next((file for file in one.top if file.name == lock.NAME), None)
     if found is None:
         one.lock_tag, one.holder = "", None

@@ -53,7 +53,7 @@ class Catalog:
         return far.run.url if far else str(folder)
 
     def problem(self, folder: Path | None = None) -> str:
-        """Why the store, or a run in it, cannot be read now."""
+        """The reason why the store, or a run in it, cannot be read now; empty if it can."""
         far = self.copies.far(folder) if self.copies and folder else None
         return far.problem if far else self.copies.problem if self.copies else ""
 

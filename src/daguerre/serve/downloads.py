@@ -150,7 +150,7 @@ def _tar(folder: Path, roots: tuple[Path, ...]) -> Iterator[bytes]:
 
 
 def _head(name: str, size_bytes: int) -> bytes:
-    """What stands before a file in a tar."""
+    """The bytes that stand before a file in a tar."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = size_bytes, 0o644
     return info.tobuf(tarfile.PAX_FORMAT)
