@@ -207,7 +207,7 @@ def _bring_up(one: Far, listed: bool) -> None:
 
 
 def _note_holder(one: Far, now: float) -> None:
-    """Notes the process that works at the run: the writer of a lock that has changed while one looked, or not long before."""
+    """Notes the process that works at the run: the writer of a lock that changed while one looked, or not long before."""
     found = next((file for file in one.top if file.name == lock.NAME), None)
     if found is None:
         one.lock_tag, one.holder = "", None
