@@ -207,7 +207,7 @@ def _bring_up(one: Far, listed: bool) -> None:
 
 
 def _note_holder(one: Far, now: float) -> None:
-    """Notes the process that works at the run: the writer of a lock that changed while one looked, or not long before."""
+    """Notes who works at the run: the writer of a lock that changed while one looked, or shortly before."""
     found = next((file for file in one.top if file.name == lock.NAME), None)
     if found is None:
         one.lock_tag, one.holder = "", None
