@@ -1,4 +1,4 @@
-"""docs/extending.md: the five files stand in a copy of the package as they are written there, and train together; the
+"""docs/extending.md: the files stand in a copy of the package as they are written there, and train together; the
 lines about a transformer put a family together."""
 
 import os
@@ -21,6 +21,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from tiny_models import prompts, tiny_vae
 
+from daguerre import plugins
 from daguerre.checkpoint.store import Store
 from daguerre.models import trained_net
 from daguerre.models.components import ComponentLoader
@@ -45,8 +46,8 @@ raise SystemExit(cli.run(["train", "quickstart", "run_name=extended", "model.fam
     "objective.name=difference", "adapter.name=biases", "data.source=stripes",
     "data.resolution=16", "training.duration=3 steps",
     "training.global_batch_size=2", "training.per_device_batch_size=2", "lr_scheduler.warmup=1 step",
-    "checkpoint.every=2 steps", "validation.every=2 steps", "validation.num_samples=2", "logging.tensorboard=false",
-    "sampling.num_images=1", "sampling.num_inference_steps=2"]))
+    "checkpoint.every=2 steps", "validation.every=2 steps", "validation.num_samples=2", "logging.trackers=[csv_file]",
+    "logging.every=1 step", "sampling.num_images=1", "sampling.num_inference_steps=2"]))
 """
 
 
@@ -54,7 +55,8 @@ def extended(folder: Path) -> None:
     """A copy of the package in a folder, with the files of the page."""
     shutil.copytree(ROOT / "src" / "daguerre", folder / "daguerre", ignore=shutil.ignore_patterns("assets"))
     blocks = BLOCK.findall((ROOT / "docs" / "extending.md").read_text(encoding="utf-8"))
-    assert [path.split("/")[1] for path, _ in blocks] == ["objectives", "data", "families", "adapters", "conditions"]
+    kinds = [kind for path, _ in blocks for kind, own in plugins.FOLDERS.items() if Path(path).parent.match(own)]
+    assert kinds == ["objectives", "sources", "families", "adapters", "conditions", "samplers", "metrics", "trackers"]
     for path, code in blocks:
         assert not (folder / path).exists(), f"{path} is a name that the package has: choose another"
         (folder / path).write_text(code, encoding="utf-8")
@@ -78,6 +80,7 @@ def test_an_objective_a_source_a_family_an_adapter_and_a_condition_are_one_file_
     assert trained
     assert all(name.startswith("unet.") and name.endswith(".bias") for name in trained)
     assert "validation/loss" in (run / "metrics" / "metrics.jsonl").read_text()
+    assert "3,validation/loss," in (run / "numbers.csv").read_text()
 
 
 @pytest.mark.long

@@ -122,7 +122,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "bench": {"assembly", "config", "data", "families", "models", "objectives", "run", "training"},
     "serve": {"checkpoint", "config", "data", "queue", "remote", "report", "storage", "tracking"},
-    "contracts": {"conditions", "data", "objectives", "samplers", "tracking", "training"},
+    "contracts": {
+        *("adapters", "assembly", "captioning", "conditions", "config", "data", "distributed", "evaluation", "models"),
+        *("objectives", "samplers", "tracking", "training"),
+    },
     "cli": {
         *("contracts", "serve"),
         *("bench", "assembly", "caching", "captioning", "checkpoint", "conditions", "config", "data", "distributed"),

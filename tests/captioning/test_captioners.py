@@ -7,22 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_captioners
 from PIL import Image
-from tiny_tagger import TAGS, write
+from tiny_tagger import TAGS, WEIGHTS, of_colours, write
 
 from daguerre import errors, plugins
 from daguerre.captioning import wd14
 from daguerre.cli import main
 from daguerre.errors import UserError
 
-WEIGHTS = np.array([[0, 0, 1, 0, 0, 0], [0, 0, 0, 1, -1, 0], [0.1, 0.2, 0, 0, 0, 1]]) / 40
-"""1girl by blue, long_hair by green, hatsune_miku by red; the ratings by red."""
-
 
 @pytest.fixture
 def tagger(tmp_path):
     pytest.importorskip("onnxruntime")
-    return write(tmp_path / "tagger", WEIGHTS)
+    return of_colours(tmp_path / "tagger")
 
 
 def pictures(folder: Path) -> Path:
@@ -137,35 +135,10 @@ def test_refusals(tagger, tmp_path, capsys):
         wd14.load(wd14.Settings(path=str(tagger)), "cpu")
 
 
-def blip_folder(folder: Path) -> Path:
-    """A tiny random network of BLIP's class that says `red`, with its processor."""
-    import torch
-    import transformers
-
-    folder.mkdir()
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "photo", "of", "red"]
-    own = {"hidden_size": 16, "intermediate_size": 16, "projection_dim": 8, "num_hidden_layers": 1}
-    own |= {"num_attention_heads": 2}
-    texts = {"vocab_size": len(words) + 1, "encoder_hidden_size": 16, "max_position_embeddings": 32}
-    # The first token of a caption is none of the tokenizer's, as in the published files.
-    texts |= {"bos_token_id": len(words), "pad_token_id": 0, "eos_token_id": 3, "sep_token_id": 3}
-    config = transformers.BlipConfig(
-        text_config=own | texts, vision_config=own | {"image_size": 16, "patch_size": 8}, projection_dim=8
-    )
-    torch.manual_seed(0)
-    model = transformers.BlipForConditionalGeneration(config)
-    model.text_decoder.get_output_embeddings().bias.data[words.index("red")] = 100.0
-    model.save_pretrained(folder)
-    images = transformers.BlipImageProcessorPil(size={"height": 16, "width": 16})
-    tokens = transformers.BertTokenizer(vocab={word: i for i, word in enumerate(words)})
-    transformers.BlipProcessor(images, tokens).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.long  # transformers is loaded for it; of the quick tests, the tagger writes captions
 def test_blip_writes_a_sentence(tmp_path):
     blip = plugins.find("captioners", "blip")
-    place = str(blip_folder(tmp_path / "blip"))
+    place = str(tiny_captioners.blip(tmp_path / "blip"))
     images = [Image.new("RGB", (20, 30), (200, 10, 10)), Image.new("RGBA", (20, 30), (200, 10, 10, 0))]
     found = blip.load(blip.Settings(path=place, max_new_tokens=3), "cpu").captions(images)
     assert found == [{"blip": "red red red"}] * 2
@@ -186,45 +159,10 @@ def test_blip_writes_a_sentence(tmp_path):
         blip.load(blip.Settings(path=place, max_new_tokens=3), "cpu")
 
 
-def florence2_folder(folder: Path) -> Path:
-    """A tiny random network of Florence-2's class that says `red`, with its processor."""
-    import torch
-    import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = ["<s>", "<pad>", "</s>", "<unk>", "<image>", "red", "Describe", "What", "does", "the"]
-    vision = {"depths": (1, 1, 1, 1), "embed_dim": (8, 8, 8, 8), "num_heads": (1, 1, 1, 1), "num_groups": (1, 1, 1, 1)}
-    texts = {"vocab_size": len(words), "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
-    texts |= {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}
-    texts |= {f"{side}_ffn_dim": 16 for side in ("encoder", "decoder")}
-    texts |= {"max_position_embeddings": 64, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
-    config = transformers.Florence2Config(
-        vision_config=vision | {"projection_dim": 16, "window_size": 2},
-        text_config={"model_type": "bart", "decoder_start_token_id": 2, "forced_eos_token_id": 2, **texts},
-        image_token_id=4, bos_token_id=0, pad_token_id=1, eos_token_id=2, decoder_start_token_id=2,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.Florence2ForConditionalGeneration(config)
-    model.get_output_embeddings().weight.data[5] *= 100
-    model.save_pretrained(folder)
-    own = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    own.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokens = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=own, bos_token="<s>", pad_token="<pad>", eos_token="</s>", unk_token="<unk>",
-        extra_special_tokens={"image_token": "<image>"},
-    )  # fmt: skip
-    images = transformers.CLIPImageProcessorPil(
-        size={"height": 64, "width": 64}, crop_size={"height": 64, "width": 64}, do_center_crop=False
-    )
-    images.image_seq_length = 5
-    transformers.Florence2Processor(images, tokens).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.long
 def test_florence2_writes_a_field_for_each_task(tmp_path):
     florence2 = plugins.find("captioners", "florence2")
-    place = str(florence2_folder(tmp_path / "florence2"))
+    place = str(tiny_captioners.florence2(tmp_path / "florence2"))
     settings = florence2.Settings(path=place, max_new_tokens=4, tasks=["caption", "detailed_caption"])
     with pytest.raises(UserError, match="64 tokens, so at most 64"):
         florence2.load(settings.model_copy(update={"max_new_tokens": 65}), "cpu")

@@ -23,12 +23,11 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 from transformers import CLIPModel
 
-from daguerre import errors, plugins
+from daguerre import errors
 from daguerre.cli import main
 from daguerre.errors import UserError
 from daguerre.evaluation import blocks, compare, reference, results
 from daguerre.evaluation.formulas import frechet, kernels, pairs
-from daguerre.evaluation.metric import MetricSettings
 from daguerre.evaluation.networks import clip
 from daguerre.evaluation.networks.place import NetworkPlace
 from daguerre.evaluation.settings import EvaluationSettings
@@ -74,14 +73,6 @@ def whole(setup, tmp_path_factory):
 
 def arrays(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.npy")}
-
-
-def test_every_metric_has_the_contract():
-    for name in plugins.names("metrics"):
-        module = plugins.find("metrics", name)
-        assert issubclass(module.Settings, MetricSettings)
-        assert module.Settings().name == name
-        assert callable(module.evaluate)
 
 
 @pytest.mark.long

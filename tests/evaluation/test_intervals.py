@@ -191,13 +191,13 @@ def test_a_frechet_distance_of_fewer_samples_than_dimensions_says_so():
     assert not frechet.warning(narrow, narrow)
 
 
-def evaluated(folder: Path, values: np.ndarray, **settings: object) -> Path:
-    """A folder as `daguerre evaluate` leaves it, of PSNR by pairs."""
+def evaluated(folder: Path, values: np.ndarray, name: str = "psnr", label: str = "", **settings: object) -> Path:
+    """A folder as `daguerre evaluate` leaves it, of a metric of pairs, by a network where a label says so."""
     folder.mkdir()
-    blocks.save(folder / "psnr.npy", values)
-    row = {"name": "psnr", "value": float(values.mean()), "share": False, "better": "higher"}
-    table = {"count": 30, "rows": [row], "made_with": {"settings": {"name": "psnr", **settings}}, "places": {}}
-    document = {"protocol": {"images": 30, "step": 1}, "tables": {"psnr": table}}
+    blocks.save(folder / f"{name}{label}.npy", values)
+    row = {"name": name, "value": float(values.mean()), "share": False, "better": "higher"}
+    table = {"count": 30, "rows": [row], "made_with": {"settings": {"name": name, **settings}}, "places": {}}
+    document = {"protocol": {"images": 30, "step": 1}, "tables": {f"{name}{label}": table}}
     (folder / results.NAME).write_text(json.dumps(document))
     return folder
 
@@ -208,6 +208,9 @@ def test_what_was_kept_has_to_fit_what_was_written(tmp_path, capsys):
     a, b = evaluated(tmp_path / "a", values), evaluated(tmp_path / "b", values + 2)
     compare.run(str(a), str(b))
     assert "B - A +2 (+2 to +2): B is better" in capsys.readouterr().out
+    c, d = (evaluated(tmp_path / n, v, "lpips", "-vgg-0") for n, v in (("c", values), ("d", values + 2)))
+    compare.run(str(c), str(d))
+    assert "B - A +2 (+2 to +2)" in capsys.readouterr().out
     few = evaluated(tmp_path / "few", values[:20])
     with pytest.raises(UserError, match=r"psnr\.npy has 20 samples, and result\.json in its folder says 30"):
         compare.run(str(a), str(few))

@@ -18,6 +18,7 @@ from torch import Tensor
 from daguerre import plugins
 from daguerre.adapters import lora
 from daguerre.adapters.adapter import attach
+from daguerre.contracts.families import asked
 from daguerre.errors import UserError
 from daguerre.families.pretrained import bases, catalogue
 from daguerre.models.export.about import UNKNOWN
@@ -43,7 +44,7 @@ NAMES = [name for name in catalogue.pretrained() if extensible(name)]
 
 @torch.no_grad()
 def prediction(family: Family, net: torch.nn.Module) -> Tensor:
-    cond, _ = family.encode_prompts(tiny_families.asked(family, ["a red dog", "a"]), SIZE)
+    cond, _ = family.encode_prompts(asked(family, ["a red dog", "a"]), SIZE)
     x = torch.randn(2, *family.latent_shape(SIZE), generator=torch.Generator().manual_seed(2))
     y: Tensor = net.eval()(x, torch.tensor([0.3, 0.7]), {**cond, "guidance": torch.tensor([1.0, 3.5])})
     return y

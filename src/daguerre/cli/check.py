@@ -3,15 +3,15 @@
 usage: daguerre check NAME [key=value ...]
 
 Runs the tests that Daguerre's own plug-ins of the kind must pass, with pytest. NAME is a plug-in's name, or
-KIND.NAME where several kinds have one. key=value are settings that it does not work without.
+KIND.NAME where several kinds have one. key=value are settings that it does not work without, or that make it small:
+a family and a captioner are loaded for it.
 
   daguerre --plugins my_plugins check difference
   daguerre --plugins my_plugins check sources.stripes widest_px=4
+  daguerre --plugins my_plugins check families.pixels channels=[8,16]
   daguerre check objectives.v
 
-Kinds with a contract of their own: objectives, sources, samplers, conditions, optimizers, trackers. Of the others
-settings alone are checked:
-each is documented, and they are read back as they were written. docs/plugins.md says more.
+docs/plugins.md says more.
 """
 
 import difflib

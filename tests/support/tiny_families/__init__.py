@@ -4,11 +4,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from daguerre import plugins
 from daguerre.models.family import Family
-from daguerre.types import Prompt
 
 NAMES = plugins.names("families")
 
@@ -17,12 +14,6 @@ def settings(name: str, folder: Path) -> dict[str, Any]:
     """The settings of the section `model`, which the family's file here writes what it needs in `folder` for."""
     found: dict[str, Any] = import_module(f"tiny_families.{name}").settings(folder)
     return {"family": name, **found}
-
-
-def asked(family: Family, texts: list[str]) -> list[Prompt]:
-    """Prompts of these texts, with as many reference images as the family needs."""
-    rule, pixels_HWC = family.prompt_references, np.full((64, 64, 3), 128, dtype=np.uint8)
-    return [Prompt(text, images=dict.fromkeys(rule.names[: rule.least] if rule else (), pixels_HWC)) for text in texts]
 
 
 def load(name: str, folder: Path, seed: int = 1) -> Family:
