@@ -17,6 +17,7 @@ from daguerre.contracts.captioners import CaptionerContract
 WRITE: Mapping[str, Callable[[Path], Path]] = {
     "blip": tiny_captioners.blip,
     "florence2": tiny_captioners.florence2,
+    "qwen3_vl": tiny_captioners.qwen3_vl,
     "wd14": tiny_tagger.of_colours,
 }
 

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% for part in message.content %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 def blip(folder: Path) -> Path:
@@ -59,4 +66,35 @@ def florence2(folder: Path) -> Path:
     )
     images.image_seq_length = 5
     transformers.Florence2Processor(images, tokens).save_pretrained(folder)
+    return folder
+
+
+def qwen3_vl(folder: Path) -> Path:
+    """A tiny random network of Qwen3-VL's class, with the files of its processor."""
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
+    vocabulary = [*special, "<|video_pad|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    own = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(vocabulary)}, merges=[]))
+    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    own.decoder = decoders.ByteLevel()
+    tokens = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=own, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=TEMPLATE,
+        additional_special_tokens=vocabulary[:7],
+    )  # fmt: skip
+    texts = {"vocab_size": len(vocabulary), "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    texts |= {"initializer_range": 0.5}  # so large that what stands before the last word counts
+    texts |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 2048}
+    texts |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}
+    vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
+    vision |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
+    config = transformers.Qwen3VLConfig(
+        text_config=texts, vision_config=vision, image_token_id=5, video_token_id=6, vision_start_token_id=3,
+        vision_end_token_id=4,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.Qwen3VLForConditionalGeneration(config).save_pretrained(folder)
+    tokens.save_pretrained(folder)
+    size = {"shortest_edge": 4096, "longest_edge": 1 << 24}
+    Qwen2VLImageProcessorPil(patch_size=16, size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3).save_pretrained(
+        folder
+    )
     return folder
