@@ -19,7 +19,7 @@ from daguerre.assembly.parts import Components, build
 from daguerre.config import config as configs
 from daguerre.contracts import contract
 from daguerre.samplers.settings import SamplingSettings
-from daguerre.types import Batch
+from daguerre.types import AdapterInputs
 
 SHAPE = (3, 32, 32)
 Build = Callable[[str], Components]
@@ -40,14 +40,13 @@ def prediction(parts: Components) -> torch.Tensor:
     cond = parts.family.text.tokens(["a small red star", ""])
     generator, shape = torch.Generator().manual_seed(2), parts.family.latent_shape(SHAPE)
     x = torch.randn(2, *shape, generator=generator)
-    keys, sizes = np.array([[7, 0, 0], [8, 0, 0]]), np.zeros((2, 6), dtype=np.int32)
+    keys = np.array([[7, 0, 0], [8, 0, 0]])
     images = {
         name: torch.randint(0, 256, (2, 4, *SHAPE[1:]), generator=generator, dtype=torch.uint8)
         for name in parts.attached.images
     }
-    draws = parts.attached.random_inputs(0, keys, shape)
-    batch = Batch(keys, images, ["a small red star", ""], torch.ones(2), ["", ""], sizes, draws)
-    y: torch.Tensor = parts.net(x, torch.tensor([10.0, 500.0]), parts.attached.condition(batch, cond))
+    inputs = AdapterInputs(images, ["a small red star", ""], parts.attached.random_inputs(0, keys, shape))
+    y: torch.Tensor = parts.net(x, torch.tensor([10.0, 500.0]), parts.attached.condition(inputs, cond))
     return y
 
 
