@@ -199,8 +199,7 @@ class FamilyContract(contract.SettingsContract):
         assert x0.shape == (3, *family.latent_shape(shape_of(family)))
         if family.text is not None:
             tokens = {name.removeprefix(TOKENS): rows for name, rows in family.told(given).items() if TOKENS in name}
-            in_net = any(family.networks[name].role == "text_encoder" for name in family.trained)
-            read = tokens if in_net else family.text.features(tokens)
+            read = tokens if family.trained_readers else family.text.features(tokens)
             assert all(torch.equal(cond[name], rows) for name, rows in read.items())
             assert (
                 family.encode_prompts(asked(family, TEXTS), shape_of(family))[0].keys()
