@@ -173,6 +173,22 @@ def test_what_trains_something_else_is_named_and_not_converted(old, new, words, 
     assert not Path("ours.yaml").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"num_frames": "81"}, "a model of videos (num_frames)"),
+        ({"flux_name": "flux-dev"}, "a model of flow matching (flux_name)"),
+        ({"model_name": "z_image", "model_type": "T2I"}, "a model of flow matching (model_type)"),
+        ({"pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev"}, "(black-forest-labs/FLUX.1-dev)"),
+    ],
+)
+def test_other_models_of_maxdiffusion_make_no_recipe_of_stable_diffusion(capsys, given, what):
+    path = file(foreign_configs.maxdiffusion(**given))
+    assert main.run(["convert", "config", str(path), "out=ours.yaml"]) == 2
+    assert what in capsys.readouterr().err
+    assert not Path("ours.yaml").exists()
+
+
 def test_dreambooth_of_maxdiffusion_is_named_and_not_converted(capsys):
     path = file(foreign_configs.maxdiffusion(instance_data_dir="mine"))
     assert main.run(["convert", "config", str(path)]) == 2

@@ -112,7 +112,7 @@ def test_lengths_are_those_that_the_gui_counts(convert):
         ({"LoRA_type": "Kohya LoCon", "conv_dim": 0, "conv_alpha": 1}, {"kind": "lora", "targets": "attention+ff"}),
         ({"LoRA_type": "LyCORIS/LoCon", "LyCORIS_preset": "full", "conv_dim": 0}, {"targets": "attention+ff+conv"}),
         ({"LoRA_type": "LyCORIS/LoHa", "LyCORIS_preset": "attn-mlp"}, {"kind": "loha", "targets": "attention+ff"}),
-        ({"LoRA_type": "LyCORIS/LoKr", "LyCORIS_preset": "attn-only", "factor": -1}, {"kind": "lokr"}),
+        ({"LoRA_type": "LyCORIS/LoKr", "factor": -1, "network_alpha": 32}, {"kind": "lokr"}),
         ({"LoRA_type": "LyCORIS/LoCon", "LyCORIS_preset": "full", "dora_wd": True}, {"kind": "dora"}),
         ({"LoRA_type": "LoRA-FA"}, {"kind": "lora", "lora_fa": True}),
     ],
@@ -123,11 +123,27 @@ def test_kinds_of_networks(convert, fields, expected):
     assert not [key for key, (kind, _) in lines.items() if kind == "refused"]
 
 
+@pytest.mark.parametrize(
+    ("rank", "theirs", "alpha", "lost"),
+    [(100_000, 1, 100_000, set()), (8, 1, 1, {"network_alpha"}), (8, 8, 8, set())],
+)
+def test_a_lokr_of_whole_matrices_is_multiplied_by_1_as_in_lycoris(convert, rank, theirs, alpha, lost):
+    lokr = {"LoRA_type": "LyCORIS/LoKr", "LyCORIS_preset": "full", "network_dim": rank, "network_alpha": theirs}
+    values, lines = convert(LORA | lokr | {"conv_dim": 100_000, "conv_alpha": 2})
+    assert values["adapters.lora.alpha"] == alpha
+    assert values.get("adapters.lora.alpha_pattern.conv[12]", alpha) == 100_000
+    assert {key for key, (kind, _) in lines.items() if kind == "refused"} == lost
+
+
 def test_what_no_network_here_has_is_lost_by_its_field(convert):
-    lycoris = {"LoRA_type": "LyCORIS/LoKr", "LyCORIS_preset": "full"}
+    lycoris = {"LoRA_type": "LyCORIS/LoKr", "LyCORIS_preset": "full", "network_alpha": 32}
     _, lines = convert(LORA | lycoris | {"factor": 8, "rank_dropout": 0.1, "module_dropout": 0.0, "train_norm": True})
     lost = {key for key, (kind, _) in lines.items() if kind == "refused"}
     assert lost == {"factor", "rank_dropout", "train_norm"}
+    _, lines = convert(LORA | lycoris | {"dora_wd": True})  # a LoKr of rows of one length, not a DoRA
+    assert lines["dora_wd"][0] == "refused"
+    _, lines = convert(LORA | {"lr_scheduler": "constant", "lr_warmup": 10, "train_data_dir": "elsewhere"})
+    assert lines["lr_warmup"][0] == "notice"
     for name in ("LyCORIS/iA3", "LyCORIS/BOFT", "LyCORIS/Native Fine-Tuning", "Kohya DyLoRA"):
         assert name in convert(LORA | {"LoRA_type": name}, code=2)[1]
     assert "Flux.1" in convert(LORA | {"flux1_checkbox": True}, code=2)[1]

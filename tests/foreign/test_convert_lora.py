@@ -105,8 +105,10 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "LyCORIS": (
         "x.toml",
-        KOHYA.replace("networks.lora", "lycoris.kohya").replace('"conv_dim=2", "conv_alpha=1"', '"algo=lokr"'),
-        {"kind": "lokr", "targets": "attention+ff+conv", "alpha": 2},
+        KOHYA.replace("networks.lora", "lycoris.kohya")
+        .replace('"conv_dim=2", "conv_alpha=1"', '"algo=lokr"')
+        .replace("network_alpha = 2", "network_alpha = 4"),
+        {"kind": "lokr", "targets": "attention+ff+conv", "alpha": 4},
     ),
     "OneTrainer": (
         "x.json",

@@ -104,6 +104,11 @@ def test_a_pattern_that_matches_nothing_is_refused_with_near_names(toy):
         toy.state(learning_rates={"inne.*": 0.1})
 
 
+def test_a_pattern_of_a_network_that_is_not_trained_is_told_how_to_train_it(toy):
+    with pytest.raises(UserError, match=r"no network that is trained \(inner, out\).*adapter.ranks.NETWORK=RANK"):
+        toy.state(learning_rates={"text_encoder*": 0.1})
+
+
 def test_a_parameter_of_two_patterns_is_refused(toy):
     with pytest.raises(UserError, match=r"learning_rates: inner.weight matches 'inner.\*' and '\*.weight'"):
         toy.state(learning_rates={"inner.*": 0.1, "*.weight": 0.2})

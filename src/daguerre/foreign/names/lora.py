@@ -17,6 +17,7 @@ WITH_KERNEL = ("conv[12]", "*samplers.*.conv")
 """The convolutions of 3 x 3, which have numbers of their own there."""
 _OFF = {"rank_dropout": "0", "module_dropout": "0", "train_norm": "false", "use_tucker": "false", "use_cp": "false"}
 _OFF |= {"factor": "-1", "decompose_both": "false", "use_scalar": "false", "rank_dropout_scale": "false"}
+_OFF |= {"dora_wd": "false", "rs_lora": "false"}
 """Arguments of a network that are not here, and the value with which they ask for nothing."""
 _MODULES: dict[str, dict[str, Any]] = {"networks.lora": {}, "networks.lora_fa": {"adapter.lora_fa": True}, _LYCORIS: {}}
 """Networks of kohya's scripts, and settings that they have in addition."""
@@ -37,6 +38,9 @@ _SAME = ("bypass_mode", "split_qkv")
 """Arguments that choose how the same product is computed."""
 KOHYA_RANK, KOHYA_ALPHA = 4, 1
 """Of kohya's scripts, where nothing is said."""
+WHOLE = 64
+"""The rank from which no layer of Stable Diffusion or SDXL has a LoKr with a product in it: LyCORIS then takes two
+whole matrices and multiplies by 1, whatever alpha is (lycoris-lora 4.1.3, modules/lokr.py)."""
 
 
 def kohya(module: str, arguments: Sequence[str], rank: int, alpha: float) -> dict[str, Any]:
@@ -53,12 +57,15 @@ def kohya(module: str, arguments: Sequence[str], rank: int, alpha: float) -> dic
             "lists them",
             code="unsupported",
         )
+    for name, value in lost(given).items():
+        raise UserError(f"network_args: {name}={value} is not supported", code="unsupported")
     algorithm, preset = given.pop("algo", "lora").lower(), given.pop("preset", "full" if is_lycoris else "attn-mlp")
     if algorithm not in _KINDS or preset not in _PRESETS:
         allowed = f"algo={'|'.join(_KINDS)} and preset={'|'.join(_PRESETS)}"
         raise UserError(f"network_args: algo={algorithm} preset={preset}: there are {allowed}", code="unsupported")
     kind = "dora" if _is_on(given.pop("dora_wd", "")) else _KINDS[algorithm]
     kind = "rslora" if _is_on(given.pop("rs_lora", "")) else kind
+    alpha = strength(kind, rank, alpha)
     found: dict[str, Any] = {"adapter.rank": rank, "adapter.alpha": alpha, "adapter.kind": kind} | _MODULES.get(
         module, {}
     )
@@ -66,8 +73,9 @@ def kohya(module: str, arguments: Sequence[str], rank: int, alpha: float) -> dic
         given = {name: value for name, value in given.items() if name not in ("conv_dim", "conv_alpha")}
     found["adapter.targets"] = "attention+ff+conv" if "conv_dim" in given else _PRESETS[preset]
     of_conv = given.pop("conv_dim", str(rank)), given.pop("conv_alpha", str(alpha if is_lycoris else KOHYA_ALPHA))
-    for name, text, usual in zip(("rank", "alpha"), of_conv, (rank, alpha), strict=True):
-        own = number(f"network_args: conv_{name}", text)
+    numbers = [number(f"network_args: conv_{name}", text) for name, text in zip(("dim", "alpha"), of_conv, strict=True)]
+    numbers[1] = strength(kind, int(numbers[0]), numbers[1])
+    for name, own, usual in zip(("rank", "alpha"), numbers, (rank, alpha), strict=True):
         if "conv" in found["adapter.targets"] and own != usual:
             found[f"adapter.{name}_pattern"] = dict.fromkeys(WITH_KERNEL, int(own) if name == "rank" else own)
     if dropout := number("network_args: dropout", given.pop("dropout", "0")):
@@ -77,9 +85,22 @@ def kohya(module: str, arguments: Sequence[str], rank: int, alpha: float) -> dic
         found["adapter.targets"] = _BLOCKS[module]
     for name in [name for name in given if name in _RATIOS]:
         found |= {path: json.loads(text) for path, text in ratio(name, given.pop(name), _RATIOS[name]).values}
-    for name, value in lost(given).items():
-        raise UserError(f"network_args: {name}={value} is not supported", code="unsupported")
     return found
+
+
+def strength(kind: str, rank: int, alpha: float) -> float:
+    """The alpha that counts there: for a LoKr of whole matrices the rank, as its additions are multiplied by 1."""
+    return rank if kind == "lokr" and rank >= WHOLE else alpha
+
+
+def doubt(kind: str, rank: int, alpha: float) -> str:
+    """What is lost of an alpha that LyCORIS reads in some layers of a LoKr alone; empty where nothing is."""
+    if kind != "lokr" or strength(kind, rank, alpha) == rank:
+        return ""
+    return (
+        f"of a LoKr of rank {rank} some layers are two whole matrices, which LyCORIS multiplies by 1; here alpha / "
+        "rank counts in all layers: alpha = rank gives both the same"
+    )
 
 
 def encoders(module: str, of_family: Sequence[str]) -> tuple[str, ...]:
@@ -106,7 +127,12 @@ def has_ratio(given: Mapping[str, str]) -> bool:
 
 def lost(given: Mapping[str, str]) -> dict[str, str]:
     """The arguments of a network that ask for what is not here."""
-    others = {name: value for name, value in given.items() if name not in (*_KNOWN, *_RATIOS, *_SAME)}
+    known = {*_KNOWN, *_RATIOS, *_SAME}
+    if given.get("algo", "lora").lower() in ("loha", "lokr"):  # rows of one length, and the root, are of a LoRA alone
+        known -= {"dora_wd", "rs_lora"}
+    elif _is_on(given.get("dora_wd", "")):
+        known -= {"rs_lora"}
+    others = {name: value for name, value in given.items() if name not in known}
     return {name: value for name, value in others.items() if not _is_off(name, value.lower())}
 
 
@@ -150,7 +176,9 @@ def network(key: str, text: str, look: Callable[[str], str | None]) -> Meaning:
     reach(settings, () if _is_on(look("network_train_unet_only") or "") else reached, int(rank))
     if _is_on(look("network_train_text_encoder_only") or ""):
         settings[f"adapter.ranks.{'transformer' if text in _BLOCKS else 'unet'}"] = None
-    return Meaning((("adapter.name", "lora"), *((path, _text(value)) for path, value in settings.items())))
+    said = doubt(settings["adapter.kind"], int(rank), settings["adapter.alpha"])
+    values = (("adapter.name", "lora"), *((path, _text(value)) for path, value in settings.items()))
+    return Meaning(values, (f"network_alpha: {said}",) if said else ())
 
 
 def beside(key: str, text: str, look: Callable[[str], str | None]) -> Meaning:

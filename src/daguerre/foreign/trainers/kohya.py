@@ -201,10 +201,15 @@ def network(reading: Reading, family: str, net: str) -> None:
     apart = lora.parted(words).get(lora.FUSED.get(module, ""), "").lower() == "true"
     why = "query, key and value share the first factor there" if module in lora.FUSED and not apart else ""
     reading.carry_all("network_module", {"adapters.lora.name": "lora", **ours}, why)
-    peers.no_dropout(reading, "network_dropout", found["adapter.kind"])
+    kind = found["adapter.kind"]
+    peers.no_dropout(reading, "network_dropout", kind)
     _rates(reading, encoders, net)
     if not peers.asks(reading.get("network_alpha")):
         reading.notice("network_alpha", "the rank")
+    elif found["adapter.alpha"] != alpha:
+        reading.notice("network_alpha", "LyCORIS multiplies a LoKr of two whole matrices by 1, whatever it is")
+    elif lost := lora.doubt(kind, int(rank), alpha):
+        reading.refuse("network_alpha", lost)
     reading.take({key: row for key, row in TABLES["network"].items() if peers.asks(reading.get(key)) or "," in key})
 
 
@@ -482,7 +487,7 @@ def schedule(reading: Reading, folders: Sequence[Folder], sizes: tuple[Any, Any]
         reading.notice("lr_warmup_steps", "lr_scheduler=constant has no warm-up")
     for key, path in {"lr_warmup_steps": "lr_scheduler.warmup", "lr_decay_steps": "lr_scheduler.decay"}.items():
         share = peers.share(reading.get(key))
-        if not isinstance(share, float) or not 0 < share <= 1:
+        if not isinstance(share, float) or not 0 < share <= 1 or key not in reading.rest:
             continue
         if peers.asks(epochs):
             length = peers.updates_of(folders, epochs * share, *sizes) if isinstance(epochs, int | float) else None

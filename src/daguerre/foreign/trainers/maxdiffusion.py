@@ -2,12 +2,14 @@
 
 from daguerre.errors import UserError
 from daguerre.foreign import base_models as models
+from daguerre.foreign import peers
 from daguerre.foreign.reader import REQUIRED, Reading, Tables
 
 TABLES = Tables("maxdiffusion")
 
 
 def convert(reading: Reading) -> None:
+    _refuse_others(reading)
     for key in ("run_name", "output_dir"):
         reading.carry(key, key, reading.get(key) or REQUIRED)
     _model(reading)
@@ -28,6 +30,24 @@ def convert(reading: Reading) -> None:
     without = [] if computes == "bf16" else ["training.frozen_precision"]
     without += ["training.stochastic_rounding"] if narrow in (None, "float32", REQUIRED) else []
     reading.assume(TABLES["unasked"], *without)
+
+
+def _refuse_others(reading: Reading) -> None:
+    """UserError for a model that its trainers of Stable Diffusion and SDXL do not train."""
+    place = reading.get("pretrained_model_name_or_path", REQUIRED)
+    for key, what in TABLES["others"].items():
+        if peers.asks(reading.get(key)):
+            raise _other(what, key)
+    if models.is_flow(models.base(place).family):
+        raise _other("a model of flow matching", str(place))
+
+
+def _other(what: str, sign: str) -> UserError:
+    return UserError(
+        f"MaxDiffusion's configs are read for Stable Diffusion and SDXL alone, and this one is of {what} ({sign}): no "
+        "recipe was written. `daguerre recipes` lists the models that have a recipe",
+        code="unsupported",
+    )
 
 
 def _model(reading: Reading) -> None:

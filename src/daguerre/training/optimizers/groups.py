@@ -1,6 +1,7 @@
 """Groups of trained parameters by weight decay and learning rate, chosen by patterns of names."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import product
@@ -90,11 +91,20 @@ def check_rates(settings: OptimizerSettings, trained: Parameters) -> None:
 
 
 def check(patterns: Sequence[str], trained: Parameters, setting: str) -> None:
-    """UserError, with the nearest names, for a pattern that means no trained parameter."""
+    """UserError, with the nearest names or the networks that are trained, for a pattern that means no trained
+    parameter."""
+    networks = {name.partition(".")[0] for name in trained}
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in trained):
-            near = ", ".join(_near(pattern, list(trained)))
-            text = f"{setting}: {pattern!r} matches no trained parameter. Similar names: {near}"
+            why = f"Similar names: {', '.join(_near(pattern, list(trained)))}"
+            first = re.split(r"[.*?[]", pattern)[0]
+            close = difflib.get_close_matches(first, networks, cutoff=0.5)
+            if first and not close and not any(name.startswith(first) for name in networks):
+                why = (
+                    f"It starts with no network that is trained ({', '.join(sorted(networks))}): leave it out, start "
+                    "it with *, or train the network: model.train_NETWORK=true, in a LoRA adapter.ranks.NETWORK=RANK"
+                )
+            text = f"{setting}: {pattern!r} matches no trained parameter. {why}"
             raise UserError(text, code="unknown", setting=setting)
 
 
