@@ -195,7 +195,23 @@ def test_an_empty_recipe_is_told_everything_that_it_lacks(base):
     assert "shapes" in found["data.source"]
 
 
+def test_a_name_of_another_trainer_in_a_file_is_told_what_to_write(base):
+    theirs = "extends: base.yaml\nmax_train_steps: 100\ntrain_batch_size: 4\nbatch_size: 4\ndream_training: true\n"
+    found = problems(beside(base, theirs))
+    assert found["max_train_steps"].endswith("in a recipe write training.duration: 100 steps")
+    assert "training.per_device_batch_size: 4 and" in found["train_batch_size"]
+    assert "global_batch_size" in found["batch_size"]
+    assert "DREAM is not supported yet" in found["dream_training"]
+
+
+@pytest.mark.parametrize("path", ["checkpoint.every", "checkpoint.backup_every", "validation.every", "logging.every"])
+def test_an_interval_of_nothing_is_refused(base, path):
+    assert "write null for none" in problems(base, f"{path}=0 steps")[path]
+    assert "write null for none" in problems(base, f"{path}=1 epochs up to 0 steps")[path]
+
+
 def test_a_key_of_another_plugin_names_it(base):
+    assert "exists only with adapter.name=controlnet" in problems(base, "condition=canny")["condition"]
     found = problems(base, "objective.sigma_data=1", "sigma_data=1")
     assert "exists only with objective.name=edm" in found["objective.sigma_data"]
     assert "exists only with objective.name=edm" in found["sigma_data"]

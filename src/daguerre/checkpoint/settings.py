@@ -1,13 +1,14 @@
 """Settings of checkpoints. No torch here."""
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from daguerre.settings import FREE, Duration, Settings
+from daguerre.settings import FREE, Duration, Settings, interval
 
 
 class CheckpointSettings(Settings):
     """Intervals at which a run is saved, and how many states are kept."""
 
+    _intervals = field_validator("every", "backup_every")(interval)
     every: Duration | None = Field(Duration("1000 steps"), json_schema_extra=FREE)
     """Interval between saves (state, sample images, export); null for the end only."""
     keep: int = Field(2, ge=2, json_schema_extra=FREE)

@@ -65,8 +65,10 @@ def unknown(path: str, given: Any, leaves: Mapping[str, Leaf], sections: Sequenc
     elsewhere = _other_plugins(section, name, leaves)
     if elsewhere:
         return Problem(path, elsewhere, given)
-    if section and (instead := lookup.refused(name)):  # training.epochs: the name alone is another trainer's
+    if instead := lookup.refused(name):  # training.epochs: the name alone is another trainer's
         return Problem(path, instead, given)
+    if not section and meant not in lookup.SAME and (ours := _of_another(meant, given)):
+        return Problem(path, ours, given)
     theirs = name in lookup.NAMES and not any(known.rpartition(".")[2] == name for known in leaves)
     found = [lookup.SAME.get(name, name)] if theirs else []  # optimizer.lr, likewise
     near = found or nearest(meant, [*leaves, *sections]) or nearest(meant, lookup.NAMES)
@@ -78,9 +80,23 @@ def unknown(path: str, given: Any, leaves: Mapping[str, Leaf], sections: Sequenc
     return Problem(path, f"there is no such setting.{hint}", given)
 
 
+def _of_another(name: str, given: Any) -> str:
+    """What a name of another trainer is, where it stands in a recipe; empty for other names."""
+    if not lookup.known(name):
+        return ""
+    text = str(given).lower() if isinstance(given, bool) else str(given)
+    try:
+        values = lookup.translate(name, text, lookup.look_in({name: text}, {})).values
+    except UserError as error:
+        return str(error)
+    ours = " and ".join(f"{path}: {value}" for path, value in values)
+    here = f"in a recipe write {ours}" if ours else "docs/coming-from.md says what it sets"
+    return f"a name of another trainer, which the command line alone reads ({name}={text}): {here}"
+
+
 def _other_plugins(section: str, name: str, leaves: Mapping[str, Leaf]) -> str:
     """Says so where a key (of a section, or without one) belongs to other plug-ins than those that were chosen."""
-    owners = []
+    owners, section = [], "" if section == "adapter" else section
     for path, leaf in leaves.items():
         plugged = path.rpartition(".")[0]
         field = section[len(plugged) + 1 :].partition(".")[0] or name
@@ -88,6 +104,9 @@ def _other_plugins(section: str, name: str, leaves: Mapping[str, Leaf]) -> str:
         if leaf.plugin and inside and not any(known.startswith(f"{plugged}.{field}.") for known in leaves):
             able = [n for n in leaf.plugin.able() if field in leaf.plugin.settings_class(n).model_fields]
             owners += [f"{path}={' or '.join(able)}"] if able else []
+    mark = fields.plugin_inside(leaves["adapters"].field) if "adapters" in leaves and not (owners or section) else None
+    if mark and (able := [n for n in mark.able() if name in mark.settings_class(n).model_fields]):
+        owners = [f"adapter.{mark.key}={' or '.join(able)}"]
     return f"this setting exists only with {' or '.join(owners)}" if owners else ""
 
 

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from daguerre.settings import FREE, Duration, Plugin, Settings
+from daguerre.settings import FREE, Duration, Plugin, Settings, interval
 
 DEFAULT = {"tensorboard": {"name": "tensorboard"}}
 """The trackers of a recipe that names none."""
@@ -25,6 +25,7 @@ class TrackerSettings(Settings):
 class LoggingSettings(Settings):
     """Intervals and places of logged numbers."""
 
+    _intervals = field_validator("every")(interval)
     every: Duration | None = Field(Duration("10 steps"), json_schema_extra=FREE)
     """Interval between lines of metrics, and one at the end; null for that alone. Updates in between do not wait for
     the device, but for one in 50, which asks whether they were finite (training.max_nonfinite_steps)."""

@@ -100,9 +100,6 @@ class Pace:
 
     def number(self, every: Duration) -> Callable[[int], int]:
         """Counts how often an interval has gone by after so many updates."""
-        # An interval of nothing goes by with every update.
-        if not every.number:
-            return int
         return lambda step: int(self.position(step, every.unit) // every.number)
 
     def due(self, every: Duration) -> Callable[[int], bool]:

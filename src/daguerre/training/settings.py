@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from daguerre.errors import UserError
-from daguerre.settings import ADDRESS, ELASTIC, FREE, Choice, Duration, Settings, Unused
+from daguerre.settings import ADDRESS, ELASTIC, FREE, Choice, Duration, Settings, Unused, interval
 
 _BYTES = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _COMPUTES = {"float32": ("auto", "no", "bf16", "fp16"), "bfloat16": ("auto", "bf16"), "float16": ("auto", "fp16")}
@@ -394,6 +394,7 @@ class ValidationSettings(Settings):
     unused_when: ClassVar[tuple[Unused, ...]] = (
         Unused(("num_samples", "num_levels"), lambda own: own.every is None, "no effect while every is null"),
     )
+    _intervals = field_validator("every")(interval)
 
     every: Duration | None = Field(Duration("500 steps"), json_schema_extra=FREE)
     """Interval; null for none."""

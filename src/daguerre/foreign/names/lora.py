@@ -94,7 +94,7 @@ def strength(kind: str, rank: int, alpha: float) -> float:
 
 
 def doubt(kind: str, rank: int, alpha: float) -> str:
-    """What is lost of an alpha that LyCORIS reads in some layers of a LoKr alone; empty where nothing is."""
+    """The loss of an alpha that LyCORIS reads in some layers of a LoKr alone; empty where nothing is."""
     if kind != "lokr" or strength(kind, rank, alpha) == rank:
         return ""
     return (
