@@ -254,7 +254,7 @@ class Duration(str):
 def interval(value: Duration | None) -> Duration | None:
     """Refuses an interval of nothing, which would go by with every update; for `field_validator`."""
     if value is not None and not all(each.number for each in (value, value.at_most) if each is not None):
-        raise ValueError(f"{str(value)!r} is no interval: write null for none, or '1 steps' for every update")
+        raise UserError(f"{str(value)!r} is no interval: write null for none, or '1 steps' for every update")
     return value
 
 

@@ -81,7 +81,7 @@ def unknown(path: str, given: Any, leaves: Mapping[str, Leaf], sections: Sequenc
 
 
 def _of_another(name: str, given: Any) -> str:
-    """What a name of another trainer is, where it stands in a recipe; empty for other names."""
+    """Says what to write for a name of another trainer that stands in a recipe; empty for other names."""
     if not lookup.known(name):
         return ""
     text = str(given).lower() if isinstance(given, bool) else str(given)
