@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from daguerre import errors
 from daguerre.cli import main
+from daguerre.cli.parts import output
 from daguerre.evaluation.formulas import outcome
 from daguerre.evaluation.formulas.outcome import Features
 from daguerre.evaluation.outcome import prompts
@@ -175,8 +176,12 @@ def test_compare_draws_the_grid_and_goes_on(place, capsys):
     assert text.count("<img") == 3 * 2 * 3, "three prompts, two updates, the base and two strengths"
     assert "http" not in text.replace("http-equiv", "")
     made = {path: path.stat().st_mtime_ns for path in folder.rglob("*.tar")}
-    assert main.run([*given, "strengths=[0.5,1,1.5]", "updates=[2]"]) == errors.DONE
+    capsys.readouterr()
+    assert main.run([*given, "strengths=[0.5,1,1.5]", "updates=[2]", "--json"]) == errors.DONE
+    printed = output.printed.validate_json(capsys.readouterr().out)
     again = documents(run)[name]["cells"]
+    assert printed.verb == "compare"
+    assert [cell.model_dump(exclude_unset=True) for cell in printed.cells] == again
     assert [(cell["step"], cell["strength"]) for cell in again] == [(2, 0.5), (2, 1.0), (2, 1.5)]
     assert all(path.stat().st_mtime_ns == time for path, time in made.items()), "nothing is drawn twice"
     ended = documents(run)["compare-step-00000002"]["cells"][0]["numbers"]

@@ -1,6 +1,6 @@
 """Compare a LoRA with its base: what it learnt, copied and forgot.
 
-usage: daguerre compare RUN [strengths=0.4..1.2] [key=value ...]
+usage: daguerre compare RUN [strengths=0.4..1.2] [key=value ...] [--json]
 
 Draws images of three lists of prompts by each saved update of a LoRA's run at each strength, and by the base from the
 same seeds: captions of the training pictures, new prompts, and prompts that the base was made for. Writes numbers with
@@ -21,6 +21,7 @@ their intervals and a page with all of them into RUN/evaluations, and the report
   weights=ema              or raw
   sampler, num_inference_steps, guidance_scale, seed ...    as in `generate`
   out=FILE                 the page (RUN/evaluations/compare-DIGEST/compare.html)
+  --json                   prints the numbers for programs (docs/json.md), and all else on standard error
 
 docs/evaluate.md says more.
 """
@@ -32,6 +33,7 @@ from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.checkpoint.run_dir import lock_holder
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.cli.options import evaluate_options
+from daguerre.cli.parts import output
 from daguerre.config import config as configs
 from daguerre.config import options, overrides
 from daguerre.errors import UserError
@@ -47,6 +49,16 @@ _LISTS = ("strengths", "updates")
 
 def run(arguments: list[str]) -> int:
     """Compares what the command line asks for. Returns 0 or the code of a signal; UserError."""
+    as_json = output.FLAG in arguments
+    with output.for_people(as_json):
+        code, found = _compared([word for word in arguments if word != output.FLAG])
+    if as_json and found is not None:
+        output.write(found)
+    return code
+
+
+def _compared(arguments: list[str]) -> tuple[int, output.Outcome | None]:
+    """The exit code and the numbers; none where a signal stopped it."""
     found = options.split(arguments)
     if len(found.bare) != 1:
         raise UserError("give one run of an adapter, such as runs/style", code="missing")
@@ -73,11 +85,12 @@ def run(arguments: list[str]) -> int:
         except generate.Stopped:
             assert stop.signal is not None
             print(f"stopped by {stop.signal.name}: finished images are kept; the same command continues from there")
-            return stop.exit_code
+            return stop.exit_code, None
     print("\n".join(outcome.lines(document)))
     path = out or grid.folder.path / "compare.html"
     write_bytes_atomically(path, outcome.render(Path(model.name).name, document, grid.shown()).encode())
     if local_copy.origin(model.run.path) is None and lock_holder(model.run.path) is None:
         page.write(model.run.path)
     print(f"page: {path}")
-    return 0
+    told = {name: document[name] for name in ("run", "images", "features", "unrelated", "cells", "best")}
+    return 0, output.Outcome(page=str(path), **told)

@@ -30,6 +30,7 @@ from daguerre.config import (
     outside,
     overrides,
     recipe,
+    renamed,
     roots,
     short_forms,
 )
@@ -277,9 +278,10 @@ def _gathered(
     own: Tree = {}
     problems: list[Problem] = []
     for layer in layers:  # what drops out of a shipped recipe is meant
-        tree = merge.lay_over(root, tree, layer.tree, [] if layer.is_shipped else notices, problems)
-        own = own if layer.is_shipped else trees.merge(own, layer.tree)
-    values, wrong = command.values(root, tree, given, notices)
+        over = renamed.layer(layer.tree, notices, problems)
+        tree = merge.lay_over(root, tree, over, [] if layer.is_shipped else notices, problems)
+        own = own if layer.is_shipped else trees.merge(own, over)
+    values, wrong = command.values(root, tree, renamed.given(given, notices, problems), notices)
     tree = merge.lay_over(root, tree, values, notices, problems)
     source = f"{name} with {len(given)} override{'s' * (len(given) > 1)}" if given else name
     if only := short_forms.only(tree):

@@ -286,7 +286,50 @@ class Comparison(Document):
     not_compared: list[str]
 
 
-Printed: TypeAlias = Refused | Plan | ImagesPlan | Findings | Recipes | Evaluations | Comparison
+class OutcomeNumber(Part):
+    """One number of what an adapter learnt, copied or forgot."""
+
+    value: float
+    base: float | None = None
+    """The number of the base, if it has one."""
+    low: float | None = None
+    """Interval at 95 %: of the value, or of its difference from the base's."""
+    high: float | None = None
+
+
+class OutcomeWeights(Part):
+    """A saved update at a strength."""
+
+    step: int
+    strength: float
+
+
+class OutcomeCell(OutcomeWeights):
+    """Its numbers."""
+
+    numbers: dict[str, OutcomeNumber]
+    behind: list[float] | None = None
+    """Interval of the best balance less this one's."""
+
+
+class Outcome(Document):
+    """`compare RUN`."""
+
+    verb: Literal["compare"] = "compare"
+    run: str
+    page: str
+    images: int
+    """Of each of the three lists of prompts."""
+    features: str
+    """The network that compares."""
+    unrelated: float
+    """Drift of images of unrelated prompts."""
+    cells: list[OutcomeCell]
+    best: OutcomeWeights | None
+    """The best balance of learning and keeping; null where there is one cell."""
+
+
+Printed: TypeAlias = Refused | Plan | ImagesPlan | Findings | Recipes | Evaluations | Comparison | Outcome
 printed: TypeAdapter[Printed] = TypeAdapter(Printed)
 
 
