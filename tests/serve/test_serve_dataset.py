@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import subprocess
@@ -10,13 +11,15 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import urljoin
+from urllib.parse import parse_qs, urljoin, urlsplit
 
 import fake_run
+import numpy as np
 import photos
 import pytest
 import served
 from photos import OWN
+from PIL import Image
 
 from daguerre.checkpoint import atomic
 from daguerre.checkpoint.atomic import write_bytes_atomically
@@ -26,6 +29,7 @@ from daguerre.data.plan.selection import select
 from daguerre.data.sources.folder import Settings, open_source
 from daguerre.errors import UserError
 from daguerre.formatting import percent
+from daguerre.serve import pictures
 from daguerre.serve.dataset import jobs, uploads
 from daguerre.serve.dataset.captions import Tag
 
@@ -360,12 +364,49 @@ def test_a_recipe_is_made_of_a_folder(folder: Path, monkeypatch: pytest.MonkeyPa
         form = page.client.get(urljoin(page.address, state["start"]))
         assert form.status_code == 200
         assert str(folder) in form.text
+        assert parse_qs(urlsplit(state["start"]).query)["set"][-1] == "run_name=mine"
+        (folder.parent / "runs" / "mine").mkdir()  # pictures of that name: a run has another one
+        again = parse_qs(urlsplit(page.get("job").json()["start"]).query)["set"][-1]
+        assert again == "run_name=mine_run"
         assert (
             str(["init", str(folder), "-o", str(folder.parent / "runs" / "mine.yaml"), "base=sdxl_lora"])
             in state["text"]
         )
-        for wrong in ({"kind": "init", "name": "x", "base": "/etc"}, {"kind": "caption", "by": "os"}, {"kind": "rm"}):
-            assert page.post("job", wrong).status_code in (404, 422)
+        wrong: list[dict[str, str]] = [{"kind": "init", "name": "x", "base": "/etc"}, {"kind": "rm"}]
+        places = ("/etc", "../..", "no/such/place", str(folder.parent.parent), "--help", "https://example.com/x")
+        wrong += [{"kind": "caption", "by": "os"}, *({"kind": "caption", "by": "blip", "path": one} for one in places)]
+        for message in wrong:
+            assert page.post("job", message).status_code in (404, 422), message
+
+
+@pytest.mark.parametrize("place", ["", "OWNER/blip", "FOLDER"])
+def test_captions_are_written_by_a_network_of_the_page_or_the_hub(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    asked: list[list[str]] = []
+
+    def instead(command: list[str], **more: object) -> subprocess.Popen[bytes]:
+        asked.append(command[3:])
+        return subprocess.Popen([sys.executable, "-c", ""], **more)
+
+    named = {name: getattr(subprocess, name) for name in ("DEVNULL", "STDOUT")}
+    monkeypatch.setattr(jobs, "subprocess", SimpleNamespace(Popen=instead, **named))
+    path = str(folder) if place == "FOLDER" else place
+    with photos.shown(folder, control=True) as page:
+        assert page.post("job", {"kind": "caption", "by": "blip", "path": path}).status_code == 200
+        while page.get("job").json()["running"]:
+            time.sleep(0.05)
+    assert asked == [["caption", str(folder), "with=blip", "write=txt", *([f"path={path}"] if path else [])]]
+
+
+def test_a_transparent_picture_is_shown_on_white_as_it_is_trained_on(tmp_path: Path) -> None:
+    pixels = np.full((8, 8, 4), (200, 30, 30, 0), dtype=np.uint8)
+    pixels[:, :4, 3] = 255
+    Image.fromarray(pixels).save(tmp_path / "half.png")
+    data, _ = pictures.small(tmp_path / "half.png")
+    shown = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert shown[0, 0].tolist() == [200, 30, 30]
+    assert shown[0, 7].tolist() == [255, 255, 255]
 
 
 @pytest.mark.parametrize(
@@ -390,3 +431,11 @@ def test_names_are_made_safe(given: str, name: str) -> None:
 def test_names_of_which_nothing_is_left_are_refused(given: str) -> None:
     with pytest.raises(UserError, match="no name of a file"):
         uploads.safe_name(given)
+
+
+def test_the_folder_of_what_is_put_away_is_not_told_as_one_of_other_programs(tmp_path: Path) -> None:
+    for name in (".daguerre/trash/a.png", ".DS_Store"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    (told,) = scan.scan(tmp_path, Rules(("png",)), {}).skipped.values()
+    assert told["examples"] == [".DS_Store"]

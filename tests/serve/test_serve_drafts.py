@@ -205,6 +205,12 @@ def test_the_page_adds_what_the_command_would(
     assert sent.json()["id"] in entries.render(served.queue_of(folder), client.app.state.site.catalog, True)
     again = client.post("/queue/add", content=json.dumps(message), headers=CHANGE)
     assert (again.status_code, "in the queue already" in again.text) == (422, True)
+    (folder / "photos").mkdir()
+    (folder / "photos" / "a.png").write_bytes(b"a picture")
+    taken = client.post(
+        "/queue/add", content=json.dumps({"recipe": "quickstart", "yaml": "run_name: photos"}), headers=CHANGE
+    )
+    assert "photos is a folder with other files" in taken.json()["problems"][0][1]
     secret = {"recipe": "quickstart", "yaml": "init_from: https://me:secretword@example.com/x"}
     refused = client.post("/queue/add", content=json.dumps(secret), headers=CHANGE).json()
     assert "no secret is written" in refused["problems"][0][1]

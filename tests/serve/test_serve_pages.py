@@ -18,7 +18,7 @@ from PIL import Image
 
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.cli import main
-from daguerre.serve import figures
+from daguerre.serve import figures, server
 from daguerre.serve.catalog import News
 from daguerre.tracking.sinks import MetricsFile, read_metrics, truncate_after
 
@@ -333,3 +333,14 @@ def test_a_token_that_can_be_guessed_is_refused(tmp_path: Path, monkeypatch, cap
 def test_a_client_without_runs_is_told_how_to_begin(tmp_path: Path) -> None:
     with served.asked(tmp_path) as client:
         assert "daguerre train quickstart" in client.get("/").text
+
+
+def test_who_begins_with_the_page_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(server, "serve", lambda *_: None)
+    assert main.run(["serve", "--port", "0", "--queue", str(tmp_path / "queue")]) == 2, "it only reads"
+    assert not (tmp_path / "runs").exists()
+    assert main.run(["serve", "--port", "0", "--queue", str(tmp_path / "queue"), "--control"]) == 0
+    assert (tmp_path / "runs").is_dir()
+    with served.asked(tmp_path / "runs", control=True) as client:
+        assert "add pictures of your own" in client.get("/").text

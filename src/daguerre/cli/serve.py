@@ -34,6 +34,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from daguerre.checkpoint.atomic import make_folder
 from daguerre.errors import UserError
 from daguerre.queue.queue import Queue, usual_folder
 from daguerre.queue.runner import Runner, devices_of_this_machine
@@ -47,6 +48,7 @@ from daguerre.storage.bucket import prefix
 from daguerre.threads import background
 
 TOKEN = "DAGUERRE_SERVE_TOKEN"
+_USUAL = "runs"
 _LEAST_TOKEN = 16
 _VALUES = ("--port", "--host", "--allow-host", "--root", "--queue", "--cert", "--key")
 _SWITCHES = ("--control", "--open")
@@ -112,9 +114,13 @@ def _beside(site: Site) -> AbstractContextManager[None]:
 
 def _folder(given: Given) -> Path:
     folder = given.folder.resolve()
+    if given.name == _USUAL and "--control" in given.switches:
+        make_folder(folder)  # of who begins with the page
     if not folder.is_dir():
         raise UserError(
-            f"there is no folder {given.folder}: give the folder that holds your runs, such as runs", code="missing"
+            f"there is no folder {given.folder}: give the folder that holds your runs, or start with --control, which "
+            f"makes {_USUAL}",
+            code="missing",
         )
     return folder
 
@@ -156,7 +162,7 @@ def read(arguments: Sequence[str]) -> Given:
             folders.append(word)
     if len(folders) > 1:
         raise UserError(f"`daguerre serve` takes one folder or address; you gave {', '.join(folders)}", code="conflict")
-    return Given((folders or ["runs"])[0], values, frozenset(switches))
+    return Given((folders or [_USUAL])[0], values, frozenset(switches))
 
 
 def is_loopback(host: str) -> bool:

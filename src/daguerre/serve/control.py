@@ -106,7 +106,9 @@ def _form(kind: str, title: str, done: str, prompts: str, alone: Iterable[Callab
             "form",
             element("h2", title, id=f"{kind}-title"),
             element("label", "Prompts, one a line", for_=f"{kind}-prompts"),
-            element("textarea", prompts, id=f"{kind}-prompts", name="prompts", rows=4, maxlength=8000),
+            element(
+                "textarea", prompts, id=f"{kind}-prompts", name="prompts", rows=4, maxlength=8000, placeholder=_AS_IT_IS
+            ),
             element("label", "Sampler", for_=f"{kind}-sampler"),
             element("input", id=f"{kind}-sampler", name="sampler", maxlength=50, placeholder=_AS_IT_IS),
             *(number(kind) for number in (*alone, *_NUMBERS)),

@@ -6,7 +6,7 @@ import shutil
 import yaml
 
 from daguerre.checkpoint.run_dir import RunFolder
-from daguerre.formatting import format_duration, format_size
+from daguerre.formatting import counted, format_duration, format_size
 from daguerre.report.facts import STATES
 from daguerre.report.html import Html, element, join, when
 from daguerre.report.run import MOST_BYTES, SAFE_LOADER
@@ -61,14 +61,16 @@ def render(catalog: Catalog, control: bool = False) -> str:
 def _no_runs(catalog: Catalog, control: bool) -> list[Html | str]:
     if catalog.copies:
         return [f"No run below {catalog.name} is read yet: those that are there appear one after the other."]
-    start = [" ", element("a", "Start one here", href="queue/new"), "."] if control else []
+    if control:
+        pictures = element("a", "add pictures of your own", href="data/")
+        return ["No runs here yet: ", pictures, ", or ", element("a", "start a run of a recipe", href="queue/new"), "."]
     trains = element("code", "daguerre train quickstart")
-    return ["No runs here yet. ", trains, " trains one; this page shows it as it begins.", *start]
+    return ["No runs here yet. ", trains, " trains one; this page shows it as it begins."]
 
 
 def _count(entries: list[Entry]) -> str:
     running = sum(one.summary is not None and one.summary.state == "running" for one in entries)
-    return f"{len(entries):,} runs, {running} training now"
+    return f"{counted(len(entries), 'run')}, {running} training now"
 
 
 def row(entry: Entry) -> Html:

@@ -77,12 +77,20 @@ def _small(path: Path, changed_ns: int, size_bytes: int) -> bytes:
     with DECODING, _opened(path) as opened:
         opened.draft("RGB", (SMALL, SMALL))
         try:
-            image = ImageOps.exif_transpose(opened).convert("RGB")
+            image = _on_white(ImageOps.exif_transpose(opened))
         except headers.BROKEN as error:
             raise UserError(f"{path.name} is damaged: it cannot be decoded", code="damaged") from error
     image.thumbnail((SMALL, SMALL), Image.Resampling.LANCZOS)
     image.save(stream, "WEBP", quality=86, lossless=max(image.size) <= SMALL_PX)
     return stream.getvalue()
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """An image without transparency, as training reads it, unless a run sets another colour."""
+    if image.mode == "RGB":
+        return image
+    whole = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("RGB")
 
 
 def _opened(path: Path) -> Image.Image:

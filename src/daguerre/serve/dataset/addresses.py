@@ -35,7 +35,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         self.folders, self.shelf = Folders(self.roots), Shelf(self.roots)
-        self.commands = jobs.Jobs(self.roots[0])
+        self.commands = jobs.Jobs(self.roots)
 
 
 def routes() -> list[Route]:

@@ -9,6 +9,8 @@ from daguerre.serve.dataset.folders import Place
 from daguerre.unicode import printable
 
 _ACCEPT = ".jpg,.jpeg,.png,.webp,.txt"
+_USUAL_BASE = "sdxl_lora"
+"""Recipe of a run that is started without a recipe of the pictures; the form of the run has all others."""
 
 
 def tools(control: bool, shown: Mapping[str, str]) -> Html:
@@ -60,9 +62,7 @@ def _many() -> Html:
             element("input", id="m-find", name="find", maxlength=1000, autocomplete="off"),
             element("label", "Replace by", for_="m-by"),
             element("input", id="m-by", name="by", maxlength=1000, autocomplete="off"),
-            element(
-                "label", element("input", type="checkbox", name="any_case"), " small letters are capital ones, too"
-            ),
+            element("label", element("input", type="checkbox", name="any_case"), " ignore capitals"),
             data_for="replace",
         ),
         element(
@@ -157,14 +157,16 @@ def new_folder(roots: Sequence[Path]) -> Html:
     )
 
 
-def more(place: Place) -> Html:
-    """More pictures, captions by a network, and a recipe."""
+def more(place: Place, home: Path) -> Html:
+    """More pictures, captions by a network, and a recipe; runs are written in `home`."""
     networks = (element("option", name, value=name) for name in jobs.captioners())
     bases = (element("option", name, value=name) for name in jobs.bases())
     name = element("input", name="name", value=printable(place.path.name), maxlength=100, required=True)
-    there = "For pictures without NAME.txt; what is there stays. The network is downloaded once."
+    there = "For pictures without NAME.txt; what is there stays. It is downloaded once."
+    weights = element("input", name="path", maxlength=1000, placeholder="as it is published", autocomplete="off")
     by_network = [
         element("label", "Network ", element("select", *networks, name="by")),
+        element("label", "Its folder, or OWNER/NAME of the hub ", weights),
         element("button", "Write captions", type="submit"),
         element("span", there, class_="note"),
     ]
@@ -173,6 +175,7 @@ def more(place: Place) -> Html:
         element("label", "Base ", element("select", element("option", "chosen for me", value=""), *bases, name="base")),
         element("button", "Make a recipe", type="submit"),
         element("span", "Nothing is trained yet.", class_="note"),
+        element("a", "Start a run without one", href=jobs.start(home, place.path, _USUAL_BASE, place.path.name)),
     ]
     return join(
         _section("More pictures", drop("Drop pictures here, or choose them:")),

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 from urllib.parse import urlencode
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from daguerre import documents, errors, plugins
 from daguerre.config import recipe
 from daguerre.errors import UserError
+from daguerre.serve.bounds import within
 from daguerre.serve.dataset.folders import Place
 from daguerre.serve.dataset.uploads import safe_name
 
@@ -25,6 +27,7 @@ _TAIL_BYTES = 16 << 10
 _MOST = 2
 """Commands at a time."""
 _BASE = re.compile(r", from the recipe (\w+); written by `daguerre init`")
+_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DONE = re.compile(r"^([\d,]+) of ([\d,]+)$", re.MULTILINE)
 
 
@@ -36,6 +39,16 @@ def captioners() -> tuple[str, ...]:
 def bases() -> list[str]:
     """The shipped recipes of a LoRA."""
     return sorted(name for name in recipe.shipped() if name.endswith("_lora"))
+
+
+def start(home: Path, folder: Path, base: str, name: str) -> str:
+    """The address of a new run by a shipped recipe on the pictures of a folder, from the page of that folder; its name
+    is one that no folder of `home` has."""
+    names = chain([name, f"{name}_run"], (f"{name}_run{number}" for number in count(2)))
+    free = next(one for one in names if not (home / one).exists())
+    own = {"data.source": "folder", "data.path": str(folder), "run_name": free}
+    given = [("recipe", base), *(("set", f"{setting}={value}") for setting, value in own.items())]
+    return f"../../queue/new?{urlencode(given)}"
 
 
 class Recipe(BaseModel):
@@ -64,6 +77,8 @@ class Captions(BaseModel):
 
     kind: Literal["caption"]
     by: str
+    path: str = Field("", max_length=1000)
+    """Of its weights: a folder below the roots, or OWNER/NAME of the hub; empty: as they are published."""
 
 
 class Stop(BaseModel):
@@ -116,9 +131,7 @@ class Job:
         base = _BASE.search(text.replace("\n#   ", " "))  # long lines of the head are wrapped
         if base is None:
             return {"file": str(made), "recipe": text}
-        own = {"data.source": "folder", "data.path": str(self.folder), "run_name": made.stem}
-        given = [("recipe", base[1]), *(("set", f"{name}={value}") for name, value in own.items())]
-        return {"file": str(made), "recipe": text, "start": f"../../queue/new?{urlencode(given)}"}
+        return {"file": str(made), "recipe": text, "start": start(made.parent, self.folder, base[1], made.stem)}
 
     def _tail(self) -> str:
         if self.said.closed:
@@ -137,8 +150,8 @@ class Job:
 class Jobs:
     """The last command of each folder. Threads may call it."""
 
-    home: Path
-    """Folder in which recipes are written."""
+    roots: tuple[Path, ...]
+    """Folders below which the page reads; in the first one recipes are written."""
     _of: dict[str, Job] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -175,13 +188,14 @@ class Jobs:
                     f"there is no captioner {wanted.by}: there are {', '.join(captioners())}", code="unknown"
                 )
             words = ["caption", str(place.path), f"with={wanted.by}", "write=txt"]
+            words += [f"path={self._weights(wanted.path)}"] if wanted.path else []
         elif isinstance(wanted, Plan):
             made = before.made if before else None
             if made is None or not made.is_file():
                 raise UserError("make a recipe first", code="missing")
             words = ["plan", str(made)]
         else:
-            made = self.home / f"{safe_name(wanted.name).removesuffix('.yaml')}.yaml"
+            made = self.roots[0] / f"{safe_name(wanted.name).removesuffix('.yaml')}.yaml"
             words = ["init", str(place.path), "-o", str(made)]
             if wanted.base and wanted.base not in bases():
                 raise UserError(f"there is no recipe {wanted.base}: there are {', '.join(bases())}", code="unknown")
@@ -189,9 +203,21 @@ class Jobs:
         said = tempfile.TemporaryFile()  # noqa: SIM115 closed when it is read to its end
         command = [sys.executable, "-m", "daguerre", *words]
         process = subprocess.Popen(
-            command, cwd=self.home, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
+            command, cwd=self.roots[0], stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
         )
         return Job(wanted.kind, place.path, process, said, made)
+
+    def _weights(self, text: str) -> str:
+        """The place of a network. UserError for a folder that is not below the roots."""
+        folder = self.roots[0] / Path(text).expanduser()
+        if folder.is_dir() and within(folder, self.roots):
+            return str(folder)
+        if _HUB.fullmatch(text):
+            return text
+        raise UserError(
+            f"there is no folder {text!r} below {', '.join(map(str, self.roots))}: give one, or OWNER/NAME of the hub",
+            code="missing",
+        )
 
     def end(self) -> None:
         """Stops what still runs: captions go on with the next start."""

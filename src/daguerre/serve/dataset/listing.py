@@ -18,7 +18,7 @@ from daguerre.data.folder.scan import Found, Sample
 from daguerre.data.images import headers, kinds
 from daguerre.data.index.file import metadata_columns
 from daguerre.data.index.index import Index
-from daguerre.data.leftovers import is_leftover
+from daguerre.data.leftovers import OWN, is_leftover
 from daguerre.data.plan import buckets as bucketing
 from daguerre.data.plan.buckets import TOO_SMALL, Bucket
 from daguerre.data.tools import statistics
@@ -29,7 +29,7 @@ from daguerre.serve.dataset.folders import Place
 from daguerre.serve.dataset.reading import Reading
 from daguerre.unicode import printable
 
-HIDDEN = ".daguerre"
+HIDDEN = OWN
 """Folder next to pictures for those that are put away; training reads no hidden folder."""
 AWAY = {"left_out": "left out", "trash": "in the trash"}
 _KEPT = 4

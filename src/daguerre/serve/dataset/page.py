@@ -110,7 +110,7 @@ def folder(place: Place, readers: Sequence[Reader], roots: Sequence[Path], contr
             element("p", class_="note", id="said", role="status"),
             element("div", id="cards", class_="cards-of"),
             element("nav", class_="pager", id="pager", aria_label="Pages of pictures"),
-            forms.more(place) if control else None,
+            forms.more(place, roots[0]) if control else None,
         ),
         forms.viewer(control),
         json_script({"control": control, "per_page": PER_PAGE}, id="about"),
@@ -227,9 +227,6 @@ def _facts(listing: Listing, reading: Reading, filtered: FilterResult) -> Iterat
         table = dataset_page.filters(conditions, listing.index.count)
         yield element("details", element("summary", f"Filters ({len(conditions)})"), table, id="filters")
     report = skipped.merged(listing.found.skipped, skipped.counted({**filtered.rejected, **plan.dropped}))
-    report = {
-        reason: entry for reason, entry in report.items() if not all(HIDDEN in e for e in entry["examples"] or [""])
-    }
     if report:
         title = f"Left out, and notes ({sum(entry['count'] for entry in report.values()):,})"
         yield element("details", element("summary", title), dataset_page.left_out(report), id="reasons")

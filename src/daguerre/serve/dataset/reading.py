@@ -23,7 +23,7 @@ from daguerre.serve.catalog import Catalog, Entry
 from daguerre.serve.dataset.folders import Place
 
 ENDED = "finished"
-RESOLUTIONS = (256, 512, 768, 1024, 1280, 1536)
+RESOLUTIONS = (64, 128, 256, 512, 768, 1024, 1280, 1536)
 RESOLUTION = 1024
 SHAPES = {"auto": "of every aspect", "square": "square"}
 _SHARED = ("resolution", "buckets", "crop", "crops", "formats", "filters")

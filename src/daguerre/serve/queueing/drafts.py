@@ -19,6 +19,7 @@ from daguerre.config.errors import Problem
 from daguerre.errors import UserError
 from daguerre.report.run import MOST_BYTES as MOST_CONFIG_BYTES
 from daguerre.serve.bounds import check_file
+from daguerre.serve.catalog import is_run
 from daguerre.serve.queueing.schema import Setting
 from daguerre.serve.settings_shown import flat
 from daguerre.serve.site import Site
@@ -191,6 +192,11 @@ def place_of(site: Site, meant: Meant) -> tuple[str, Path]:
     where, works_in = place.of(meant.words[0], meant.words[1:])
     if site.catalog.folder not in Path(where).resolve().parents:
         raise UserError(f"{where} is outside of {site.catalog.folder}, below which this page writes runs")
+    folder = Path(where)
+    if folder.is_dir() and not is_run(folder) and any(folder.iterdir()):
+        raise UserError(
+            f"run_name: {folder.name} is a folder with other files, such as pictures: choose another name for the run"
+        )
     return where, works_in
 
 

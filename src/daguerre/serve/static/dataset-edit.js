@@ -164,7 +164,7 @@ const start = async (body) => {
 };
 $("#by-network").addEventListener("submit", (event) => {
   event.preventDefault();
-  start({ kind: "caption", by: event.target.elements.by.value });
+  start({ kind: "caption", by: event.target.elements.by.value, path: event.target.elements.path.value.trim() });
 });
 $("#recipe").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -24,7 +24,7 @@ const arrange = () => {
     shown += !row.hidden;
     running += !row.hidden && row.querySelector(".state.running") !== null;
   }
-  count.textContent = `${shown.toLocaleString("en")} runs, ${running} training now`;
+  count.textContent = `${shown.toLocaleString("en")} run${shown === 1 ? "" : "s"}, ${running} training now`;
   document.querySelector("#none").hidden = runs.children.length > 0;
   choose();
 };
