@@ -51,6 +51,12 @@ def distance(first_nd: np.ndarray, second_nd: np.ndarray) -> np.ndarray:
     return np.asarray(np.sqrt(np.square(first_nd - second_nd).mean(axis=1)))
 
 
+def paired(change_n: np.ndarray) -> str:
+    """The mean of COUNT differences, with its 95 % interval of Student's t."""
+    mean, half = change_n.mean(), STUDENT * change_n.std(ddof=1) / np.sqrt(COUNT)
+    return f"{mean:8.4f} (95 %: {mean - half:.4f} to {mean + half:.4f})"
+
+
 def main(run: str, base: str, folder: str, *dino: str) -> None:
     seen, fonts = pictures(source(run)), pictures(source(base))
     publishers = pictures(Settings(font=folder, resolution=SIDE_PX))
@@ -69,10 +75,7 @@ def main(run: str, base: str, folder: str, *dino: str) -> None:
             moved[name] = distance(found, theirs) - distance(found, own)
             print(f"{kind:10} {name:12} nearer to the font by {moved[name].mean():8.4f}, mean of {COUNT}")
         for name in [name for name in models if name != "base"]:
-            change = moved[name] - moved["base"]
-            half = STUDENT * change.std(ddof=1) / np.sqrt(COUNT)
-            low, high = change.mean() - half, change.mean() + half
-            print(f"{kind:10} {name:12} less base: {change.mean():8.4f} (95 %: {low:.4f} to {high:.4f})")
+            print(f"{kind:10} {name:12} less base: {paired(moved[name] - moved['base'])}")
 
 
 if __name__ == "__main__":
