@@ -437,5 +437,7 @@ def test_the_folder_of_what_is_put_away_is_not_told_as_one_of_other_programs(tmp
     for name in (".daguerre/trash/a.png", ".DS_Store"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "b.png").write_bytes(photos.image())
+    (tmp_path / "b.txt").write_text("a boat")
     (told,) = scan.scan(tmp_path, Rules(("png",)), {}).skipped.values()
     assert told["examples"] == [".DS_Store"]
