@@ -46,6 +46,7 @@ from daguerre.bench.timing import Ended, Result, Rounds
 from daguerre.bench.variants import Variant
 from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.environment import environment
+from daguerre.cli.parts import out_file
 from daguerre.errors import UserError
 from daguerre.run import summary
 from daguerre.training import device as devices
@@ -74,12 +75,7 @@ def run(arguments: list[str]) -> int:
 
 def _out(request: Request) -> Path:
     """The file to write, checked before hours of measuring, not after."""
-    out = Path(request.options.out or f"bench-{Path(request.recipe).stem}.json")
-    if not out.parent.is_dir():
-        raise UserError(f"out={out}: there is no folder {out.parent}", code="missing", setting="out")
-    if out.is_dir():
-        raise UserError(f"out={out} is a folder: give the name of a file", code="conflict", setting="out")
-    return out
+    return out_file.place(request.options.out or f"bench-{Path(request.recipe).stem}.json")
 
 
 def measure(

@@ -33,7 +33,7 @@ from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.checkpoint.run_dir import lock_holder
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.cli.options import evaluate_options
-from daguerre.cli.parts import output
+from daguerre.cli.parts import out_file, output
 from daguerre.config import config as configs
 from daguerre.config import options, overrides
 from daguerre.errors import UserError
@@ -68,7 +68,7 @@ def _compared(arguments: list[str]) -> tuple[int, output.Outcome | None]:
     for override in found.overrides:
         key, text = overrides.pair(override)
         if key == "out":
-            out = Path(text).expanduser()
+            out = out_file.place(text)
         elif key.partition(".")[0] in CompareSettings.model_fields:
             tree = trees.merge(tree, evaluate_options.value(key, text, CompareSettings, _LISTS))
         else:

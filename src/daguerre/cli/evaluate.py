@@ -44,7 +44,7 @@ from pathlib import Path
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.cli.options import evaluate_options
 from daguerre.cli.options.evaluate_options import Arguments, Options
-from daguerre.cli.parts import output
+from daguerre.cli.parts import out_file, output
 from daguerre.config import options, recipe
 from daguerre.data.dataset import open_dataset
 from daguerre.errors import UserError
@@ -73,7 +73,8 @@ def run(arguments: list[str]) -> int:
         if asked.rest:
             raise UserError(f"{asked.rest[0]} has no effect on a comparison: remove it", code="conflict")
         with output.for_people(asked.json):
-            compared = compare.run(*asked.words, out=asked.options.out)
+            page = str(out_file.place(asked.options.out)) if asked.options.out else None
+            compared = compare.run(*asked.words, out=page)
         if asked.json:
             output.write(_comparison(compared))
         return 0

@@ -37,6 +37,7 @@ from daguerre.cli.data import figures, samples
 from daguerre.cli.data.opened import Opened
 from daguerre.cli.data.samples import Lost
 from daguerre.cli.options import plan_options
+from daguerre.cli.parts import out_file
 from daguerre.config import annotated, cards, recipe
 from daguerre.config import config as configs
 from daguerre.config import options as config_options
@@ -101,7 +102,7 @@ def run(arguments: list[str]) -> int:
         raise UserError(f"init takes one folder of images, you gave {' '.join(words.bare) or 'none'}", code="missing")
     folder = words.bare[0]
     name = Path(folder).expanduser().resolve().name
-    path = Path(options.out or f"{name}.yaml").expanduser()
+    path = out_file.place(options.out or f"{name}.yaml")
     if path.exists():
         raise UserError(
             f"{path} exists and is left as it is: write elsewhere by -o FILE, or delete it", code="conflict"

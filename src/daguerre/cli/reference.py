@@ -21,12 +21,12 @@ docs/evaluate.md says more.
 
 import shutil
 from functools import partial
-from pathlib import Path
 from typing import get_args
 
 from daguerre.cli import evaluate
 from daguerre.cli.options import evaluate_options
 from daguerre.cli.options.evaluate_options import Options
+from daguerre.cli.parts import out_file
 from daguerre.errors import UserError
 from daguerre.evaluation import blocks, reference
 from daguerre.evaluation.evaluate import FolderEvaluation
@@ -70,13 +70,12 @@ def run(arguments: list[str]) -> int:
     asked.refuse({*Options.model_fields} - _ACTING, "the statistics of a data set")
     if not asked.options.out or not asked.words:
         raise UserError("give the data, and out=FILE for the statistics", code="missing", setting="out")
-    if Path(asked.options.out).expanduser().is_dir():
-        raise UserError(f"out={asked.options.out} is a folder: give a file's name", code="conflict", setting="out")
+    out = out_file.place(asked.options.out)
     if not asked.options.networks:
         raise UserError("networks.NAME=PATH is missing: features of which network?", code="missing", setting="networks")
     options = {name: _options(name, own.get("resize")) for name in asked.options.networks}
     images = evaluate.source_images(asked.words, asked.rest, asked.options, False, own.get("split"))
-    where, out = device.choose_device("auto"), Path(asked.options.out).expanduser()
+    where = device.choose_device("auto")
     used = [network(asked.options, name, where, **each) for name, ways in options.items() for each in ways]
     data = FolderEvaluation(", ".join(asked.words), images, asked.options, out.parent).protocol
     folder = out.parent / f".{out.stem}-{data['images_sha256'][:8]}"

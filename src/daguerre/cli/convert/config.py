@@ -30,6 +30,7 @@ from pathlib import Path
 from daguerre import errors, trees
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.cli.convert import options
+from daguerre.cli.parts import out_file
 from daguerre.config import config as configs
 from daguerre.config import converted, short_forms
 from daguerre.config.config import Config
@@ -100,7 +101,7 @@ def read(arguments: Sequence[str]) -> tuple[Path, Path]:
             f"{f'there is no file {name}' if name else 'which config?'}: give the file of a config{hint}",
             code="missing",
         )
-    out = Path(chosen.out or f"{path.stem}-daguerre.yaml").expanduser()
+    out = out_file.place(chosen.out or f"{path.stem}-daguerre.yaml")
     if out.exists() and out.samefile(path):
         raise UserError(f"{out} exists, and is the config: choose another file with out=FILE")
     return path, out

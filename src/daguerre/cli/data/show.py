@@ -22,7 +22,6 @@ right; a checkerboard stands for what is unknown in them. The same command shows
 import io
 import textwrap
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -36,6 +35,7 @@ from daguerre.cli.data import fonts, samples
 from daguerre.cli.data.fonts import Font
 from daguerre.cli.data.opened import opened
 from daguerre.cli.data.samples import Lost
+from daguerre.cli.parts import out_file
 from daguerre.conditions.condition import OptionalCondition
 from daguerre.config import options
 from daguerre.config.options import Request
@@ -82,7 +82,7 @@ class Cell:
 def run(arguments: list[str]) -> int:
     """Exit code 0; UserError where nothing can be shown."""
     request = options.read(arguments, Options)
-    path = Path(request.options.out).expanduser()
+    path = out_file.place(request.options.out)
     if path.suffix.lower() not in _SUFFIXES:
         what = f"out={path}: the output is an image; its name must end in {', '.join(_SUFFIXES)}"
         raise UserError(what, setting="out")

@@ -22,7 +22,6 @@ and metadata come from the index, of all samples; captions from random samples.
 import io
 import webbrowser
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -35,6 +34,7 @@ from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.cli.data import figures, samples
 from daguerre.cli.data.opened import Opened, opened
 from daguerre.cli.data.samples import Lost, Seen
+from daguerre.cli.parts import out_file
 from daguerre.config import options
 from daguerre.config.options import Request
 from daguerre.data import captions, skipped
@@ -82,8 +82,8 @@ def run(arguments: list[str]) -> int:
     request = options.read(arguments, Options)
     for notice in request.notices:
         print(notice)
+    path = out_file.place(request.options.out)
     parts = [_part(name, settings, request) for name, settings in request.settings.named().items()]
-    path = Path(request.options.out).expanduser()
     given = request.settings.model_dump(mode="json", exclude_unset=True)
     title = request.what.rstrip("/").rpartition("/")[2] or request.what
     page = dataset_page.render(title, request.what, parts, yaml.safe_dump(given, sort_keys=False))

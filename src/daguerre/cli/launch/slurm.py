@@ -42,6 +42,7 @@ from daguerre import credentials
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.cli.launch import trainable, without_secrets
 from daguerre.cli.options import evaluate_options
+from daguerre.cli.parts import out_file
 from daguerre.config import merge, options, overrides
 from daguerre.config.config import Config, Loaded
 from daguerre.config.errors import ConfigError
@@ -154,12 +155,11 @@ def names_workers(given: Sequence[str]) -> bool:
 
 def write(file: Path, text: str) -> None:
     """UserError for a file that is there and says something else: a person may have edited it."""
+    out_file.place(file)
     if file.exists() and file.read_text(encoding="utf-8") != text:
         raise UserError(
             f"{file} exists with other content: set out=FILE, or remove it first", code="conflict", setting="out"
         )
-    if not file.parent.is_dir():
-        raise UserError(f"out={file}: there is no folder {file.parent}", code="missing", setting="out")
     write_bytes_atomically(file, text.encode())
 
 
