@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from daguerre.formatting import counted
 from daguerre.report.html import Html, element, join, json_script
 from daguerre.report.run import Run
 from daguerre.serve import figures, pages, pictures, settings_shown
@@ -71,7 +72,7 @@ def render(runs: Sequence[Chosen]) -> str:
     header = element(
         "header",
         element("p", "Daguerre · comparison of runs", class_="kicker"),
-        element("h1", " and ".join(one.name for one in runs) if len(runs) == 2 else f"{len(runs)} runs"),
+        element("h1", " and ".join(one.name for one in runs) if len(runs) == 2 else counted(len(runs), "run")),
         element("ul", *heads, class_="chosen"),
     )
     body = join(
