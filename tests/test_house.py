@@ -331,6 +331,13 @@ def test_nothing_that_runs_data_as_code():
         assert not banned & {module.split(".")[0] for module in imported(trees()[path])}
 
 
+def test_the_page_on_architecture_has_every_package_and_leaf():
+    page = (PACKAGE.parents[1] / "docs/architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## Packages and imports")[2].partition("\n## ")[0]
+    named = {each.strip("`/") for each in re.findall(r"`[a-z_]+/?`", table)}
+    assert (LEAVES | MAY_IMPORT.keys()) - named == {"__version__", "__main__"}
+
+
 def test_what_users_cause_is_a_user_error():
     """A bare ValueError means pydantic in its validators; elsewhere it would be told as a fault of the program."""
     for path in FILES:
