@@ -90,8 +90,6 @@ def word(given: str) -> str:
     For every word, as few are settings that are checked: data to measure, LoRAs by name, folders to write. Prompts are
     no addresses and keep their words.
     """
-    if given.startswith("pipe:"):
-        return str(redact(given))
     if "://" not in given or _PROMPT.match(given):
         return given
     listed = given.partition("=")[2].lstrip().startswith(("[", "{")) or given.lstrip().startswith("[")

@@ -34,6 +34,12 @@ def place(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+def test_a_command_that_stands_for_a_file_is_read_as_a_word_too(place, capsys):
+    data_sets.shards(place / "set", 1, 4)
+    (shard,) = (place / "set").glob("*.tar")
+    assert main.run(["data", "stats", f"pipe:cat {shard}", "data.resolution=64"]) == 0, capsys.readouterr().err
+
+
 def test_the_verbs_are_those_that_have_a_file():
     for name, verb in main.verbs("data").items():
         text = verb.help

@@ -368,6 +368,8 @@ def test_statistics_of_protected_data_hold_none(place, tmp_path, capfd):
         ("sampling.prompts=[see https://h/?q=1]", "sampling.prompts=[see https://h/?q=1]", None),
         ("prompts_file=https://u:pass12@h/a.txt", "prompts_file=https://***@h/a.txt", "https://u:pass12@h/a.txt"),
         ("https://h/a.tar", "https://h/a.tar", None),
+        ("pipe:aws s3 cp s3://b/a.tar -", "pipe:aws s3 cp s3://b/a.tar -", None),  # it names a file
+        ("pipe:curl https://u:pass12@h/a", "pipe:curl https://***@h/a", "https://u:pass12@h/a"),
     ],
 )  # fmt: skip
 def test_words_of_the_command_line(word, expected, kept):
