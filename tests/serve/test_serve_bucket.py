@@ -112,10 +112,17 @@ def test_a_run_is_followed_from_its_last_byte(far: Prefix) -> None:
         client.get(f"{place}image/20/0")
         again(copies)
         assert first["step"] == 20
+        later = Copies(far)  # of another server, which finds the copy
         run.delete([one.name for one in run.listing()])
-        again(copies)
+        later.look()
         assert not path.exists()
         assert client.get("/").text.count("<article") == 0
+        run.write("config.yaml", b"run_name: another")
+        again(copies)
+        assert (copies.folder / "good" / "config.yaml").is_file()
+        run.delete(["config.yaml"])
+        again(copies)
+        assert not (copies.folder / "good").exists()
 
 
 def test_who_works_at_a_run_is_known_by_its_lock(far: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ class Copies:
     def _find(self) -> None:
         """Finds the runs; copies of those that are gone go. StoreError, OSError."""
         there = {one.folder: one for one in self._below(self.at, self.folder, _DEPTH)}
-        for gone in set(self.runs) - set(there):
+        for gone in (set(self.runs) or self._left()) - set(there):
             shutil.rmtree(gone, ignore_errors=True)
         for folder, one in there.items():
             known = self.runs.get(folder)
@@ -163,6 +163,11 @@ class Copies:
                 known.top, known.folders = one.top, one.folders
         self.runs = {folder: self.runs.get(folder, one) for folder, one in there.items()}
         self._next_all = time.monotonic() + ALL_SECONDS
+
+    def _left(self) -> set[Path]:
+        """Copies that an earlier server left here."""
+        names = ["/".join([*"*" * depth, "config.yaml"]) for depth in range(_DEPTH + 1)]
+        return {config.parent for name in names for config in self.folder.glob(name)}
 
     def _below(self, place: Prefix, folder: Path, depth: int) -> Iterator[Far]:
         objects, folders = place.level()
