@@ -8,7 +8,7 @@ a family and a captioner are loaded for it.
 
   daguerre --plugins my_plugins check difference
   daguerre --plugins my_plugins check sources.stripes widest_px=4
-  daguerre --plugins my_plugins check families.pixels channels=[8,16]
+  daguerre --plugins my_plugins check families.pixels 'channels=[8,16]'
   daguerre check objectives.v
 
 docs/plugins.md says more.
