@@ -140,12 +140,12 @@ def test_pairs_teach_that_large_shapes_are_preferred(quickstart, seed):
 @pytest.mark.long
 @pytest.mark.skipif(not any(Path(place).is_file() for place in PLACES), reason="needs a colour emoji font")
 def test_emoji_in_a_seventh_of_their_updates(tmp_path):
-    """Eight minutes of one thread: seed 0 had 28 % of the known ones, 50 % among the five nearest, 70 % of the held-out
-    colours; by chance it is .2, .8 and about 20 %."""
-    given = ["training.duration=1200 steps", f"output_dir={tmp_path}"]
+    """Eight minutes of one thread: seed 0 had 45 % of the known ones, 65 % among the five nearest; by chance it is .2,
+    .8 and, of the held-out colours, about 20 %."""
+    given = ["training.duration=1600 steps", f"output_dir={tmp_path}"]
     assert main.run(["train", "emoji", *given]) == errors.DONE
     (table,) = json.loads((tmp_path / "emoji" / "evaluation.json").read_text()).values()
     found = {row["name"]: row["value"] for row in table["rows"]}
-    assert found["known"] >= 0.15
-    assert found["known_top5"] >= 0.35
+    assert found["known"] >= 0.3
+    assert found["known_top5"] >= 0.5
     assert found["held_out_colour"] >= 0.5
