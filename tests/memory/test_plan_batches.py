@@ -116,7 +116,9 @@ def test_what_a_recipe_says_gives_way_and_that_is_said(name, devices, whole, mic
         (["training.global_batch_size=16"], 128, "set training.global_batch_size=128 or another multiple of 128"),
         (["global_batch_size=6"], 4, "set training.global_batch_size=8"),
         (["per_device_batch_size=2"], 16, "such as training.per_device_batch_size=1, or remove it"),
-        (["gradient_accumulation_steps=8"], 16, None),
+        (["gradient_accumulation_steps=8"], 2, None),
+        (["gradient_accumulation_steps=8"], 16, "choose a training.gradient_accumulation_steps that divides 1, such"),
+        (["global_batch_size=80", "gradient_accumulation_steps=4"], 8, "10 a device, cannot be accumulated in 4 equal"),
         (["global_batch_size=40", "gradient_accumulation_steps=2"], 8, "split into micro-batches of 2"),
     ],
 )
@@ -145,7 +147,7 @@ def test_a_global_batch_that_is_given_takes_the_recipes_micro_batch_along():
     assert loaded.config.training.per_device_batch_size == 3
     assert "in place of the recipe's 4, which does not divide the global batch of 6" in " ".join(loaded.notices)
     both = ["training.global_batch_size=6", "training.per_device_batch_size=4"]
-    with pytest.raises(UserError, match="must be a multiple of per_device_batch_size"):
+    with pytest.raises(UserError, match="multiple of per_device_batch_size, which is 4: 3 would divide it"):
         configs.load("sd15", both)
 
 
@@ -253,3 +255,5 @@ def test_a_run_that_goes_on_elsewhere_needs_not_the_numbers_of_its_first_start(t
     home.folder.config.write_text(configs.dump(loaded.config))
     assert resume.foreseen_sizes(loaded, home, mesh).accumulation == 4
     assert resume.foreseen_sizes(loaded, storage.of("s3://bucket/runs", "sdxl"), mesh) is None
+    steps = configs.load("sdxl", [f"output_dir={tmp_path}", *(f"training.{size}" for size in (sizes[0], sizes[2]))])
+    assert resume.foreseen_sizes(steps, home, loaded.config.mesh.resolved(16, 2)).accumulation == 1

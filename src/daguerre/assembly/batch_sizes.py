@@ -171,6 +171,8 @@ def batch_sizes(
     # Only a first start: later ones may have another number of devices, and the recorded global batch decides.
     if recorded is None and _MICRO in held:
         _refuse_other_product(config, sizes)
+    if recorded is None and _ACCUMULATION in held:
+        _refuse_other_accumulation(config.training.gradient_accumulation_steps, sizes)
     return sizes
 
 
@@ -257,4 +259,17 @@ def _refuse_other_product(config: Config, sizes: BatchSizes) -> None:
             f"gradient_accumulation_steps {asked} x {sizes.ranks} devices: remove one of the three",
             code="conflict",
             setting="training.gradient_accumulation_steps",
+        )
+
+
+def _refuse_other_accumulation(asked: int, sizes: BatchSizes) -> None:
+    """UserError where a new run says how often gradients are accumulated, and a device's share has no such parts."""
+    share = sizes.whole // sizes.ranks
+    if asked > 1 and sizes.accumulation != asked:
+        raise UserError(
+            f"the global batch of {sizes.whole} samples, {share} a device, cannot be accumulated in {asked} equal "
+            f"micro-batches: choose a {_ACCUMULATION} that divides {share}, such as {largest_divisor(share, asked)}, "
+            "or remove it",
+            code="conflict",
+            setting=_ACCUMULATION,
         )

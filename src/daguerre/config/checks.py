@@ -20,6 +20,7 @@ from daguerre.training.settings import (
     OptimizerSettings,
     ProfilerSettings,
     TrainingSettings,
+    largest_divisor,
 )
 
 
@@ -47,7 +48,8 @@ def _batches(training: TrainingSettings) -> list[Problem]:
         return [Problem(path, f"is not a multiple of {product}: remove one of the three", whole)]
     name, divisor = ("per_device_batch_size", part) if part else ("gradient_accumulation_steps", accumulation)
     if whole % divisor:
-        return [Problem(path, f"must be a multiple of {name}, which is {divisor}", whole)]
+        text = f"must be a multiple of {name}, which is {divisor}: {largest_divisor(whole, divisor)} would divide it"
+        return [Problem(path, text, whole)]
     return []
 
 
