@@ -92,6 +92,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         (root / kind / f"wrong_{name}.py").write_text(changed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(plugins.VARIABLE, str(root))
+        patch.delenv("PYTEST_ADDOPTS", raising=False)  # is for these tests, not for those that they start
         yield names
 
 
