@@ -13,6 +13,7 @@ from faulty_store import ACCESS_KEY, SECRETS, Faults, environment, s3, web_serve
 from daguerre.errors import UserError
 from daguerre.storage import aws, clients
 from daguerre.storage import io as storage_io
+from daguerre.storage.errors import StoreError
 from daguerre.storage.expand import expand
 from daguerre.storage.location import Location
 
@@ -329,3 +330,12 @@ def test_google_credentials_of_the_environment(google, monkeypatch):
     with pytest.raises(storage_io.StoreError) as refused:
         storage_io.read(Location("gs://bucket/x.tar"), 0, 1)
     assert "t0ken" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["APPLICATION_CREDENTIALS", "SERVICE_ACCOUNT", "SERVICE_ACCOUNT_KEY"])
+def test_google_credentials_that_cannot_be_read(google, tmp_path, monkeypatch, name):
+    clients.forget()
+    monkeypatch.setenv(f"GOOGLE_{name}", str(tmp_path / "s3cret.json"))
+    with pytest.raises(StoreError, match=f"credentials from GOOGLE_{name} cannot be read") as caught:
+        clients.client(Location("gs://bucket/x.tar"))
+    assert "s3cret" not in str(caught.value)

@@ -16,6 +16,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from obstore.exceptions import BaseError
 from obstore.store import GCSStore, HTTPStore, S3Store
 
 from daguerre.storage.errors import StoreError
@@ -139,7 +140,11 @@ def _gs(location: Location, writing: bool) -> Client:
     if endpoint:
         config["base_url"] = endpoint
     options = _options(_plain_http(location, endpoint, "GOOGLE_ALLOW_HTTP"), writing)
-    store = GCSStore(location.bucket, config=config, **options)
+    try:
+        store = GCSStore(location.bucket, config=config, **options)
+    except BaseError:  # its words may hold a key
+        what = f"the credentials from {credentials or 'GOOGLE_BASE_URL'} cannot be read: check the file or the value"
+        raise StoreError(location, what) from None
     none = "no credentials found: GOOGLE_APPLICATION_CREDENTIALS"
     origin = f"credentials from {credentials}" if credentials else none
     return Client(store, f"{_endpoint_name(endpoint)}, {origin}")
