@@ -69,12 +69,3 @@ def folder_of(settings: CaptionerSettings) -> Path:
     if settings.digest is not None:  # gigabytes, of which nobody else asks for the digest
         check_digest(place, digest_of(weights), settings.digest)
     return folder
-
-
-def on_white(image: Image.Image) -> Image.Image:
-    """An image without transparency: what is transparent is white."""
-    if image.mode == "RGB":
-        return image
-    whole = image.convert("RGBA")
-    ground = Image.new("RGBA", whole.size, (255, 255, 255, 255))
-    return Image.alpha_composite(ground, whole).convert("RGB")

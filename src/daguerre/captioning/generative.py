@@ -11,7 +11,8 @@ from PIL import Image
 from pydantic import Field
 
 from daguerre import documents
-from daguerre.captioning.captioner import CaptionerSettings, folder_of, on_white
+from daguerre.captioning.captioner import CaptionerSettings, folder_of
+from daguerre.data.images.transparency import on_white
 from daguerre.errors import UserError
 from daguerre.evaluation.networks import transformers as networks
 

@@ -16,7 +16,8 @@ import numpy as np
 from PIL import Image
 from pydantic import Field
 
-from daguerre.captioning.captioner import CaptionerSettings, folder_of, on_white
+from daguerre.captioning.captioner import CaptionerSettings, folder_of
+from daguerre.data.images.transparency import on_white
 from daguerre.errors import UserError, install
 
 GENERAL, CHARACTER, RATING = "0", "4", "9"

@@ -3,7 +3,7 @@
 import re
 
 LEFTOVER = "left there by a system or another program (such as .DS_Store, Thumbs.db, @eaDir, caches of latents)"
-OWN = ".daguerre"
+HIDDEN = ".daguerre"
 """Folder of `daguerre serve` in a folder of pictures, with those that were left out: no sample, and nothing to tell."""
 _FOLDERS = frozenset(
     {

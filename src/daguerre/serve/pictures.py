@@ -11,6 +11,7 @@ from PIL import Image, ImageOps
 
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.data.images import headers
+from daguerre.data.images.transparency import on_white
 from daguerre.errors import UserError
 from daguerre.report.html import SMALL_PX, Html, element
 from daguerre.report.run import MOST_BYTES, Run, Sample, asked, samples, strengths
@@ -77,20 +78,12 @@ def _small(path: Path, changed_ns: int, size_bytes: int) -> bytes:
     with DECODING, _opened(path) as opened:
         opened.draft("RGB", (SMALL, SMALL))
         try:
-            image = _on_white(ImageOps.exif_transpose(opened))
+            image = on_white(ImageOps.exif_transpose(opened))
         except headers.BROKEN as error:
             raise UserError(f"{path.name} is damaged: it cannot be decoded", code="damaged") from error
     image.thumbnail((SMALL, SMALL), Image.Resampling.LANCZOS)
     image.save(stream, "WEBP", quality=86, lossless=max(image.size) <= SMALL_PX)
     return stream.getvalue()
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    """An image without transparency, as training reads it, unless a run sets another colour."""
-    if image.mode == "RGB":
-        return image
-    whole = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("RGB")
 
 
 def _opened(path: Path) -> Image.Image:

@@ -19,7 +19,7 @@ from daguerre.data import skipped
 from daguerre.data.folder.captions import METADATA, NoCaption, Rules, Words
 from daguerre.data.images import headers, kinds
 from daguerre.data.images.headers import Undecodable
-from daguerre.data.leftovers import LEFTOVER, OWN, is_leftover
+from daguerre.data.leftovers import HIDDEN, LEFTOVER, is_leftover
 from daguerre.data.skipped import SkipReport
 from daguerre.data.tar import samples
 from daguerre.errors import UserError
@@ -145,7 +145,7 @@ def _files(folder: Path, suffixes: tuple[str, ...], counts: skipped.Counts, rule
         shown = [e for e in entries if not is_leftover(os.path.join(inside, e.name))]
         for entry in entries:
             path = os.path.join(inside, entry.name)
-            if is_leftover(path) and entry.name != OWN:
+            if is_leftover(path) and entry.name != HIDDEN:
                 skipped.add(counts, LEFTOVER, printable(path + "/" * entry.is_dir()), damage=False)
         files = (e for e in shown if not e.is_dir())
         yield from _unseen(files, inside, real, seen, suffixes, counts)

@@ -14,11 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from daguerre import documents
 from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically
 from daguerre.data.folder.captions import METADATA, TEXT_BYTES, TEXT_FILES, NoCaption
+from daguerre.data.leftovers import HIDDEN
 from daguerre.errors import UserError
 from daguerre.formatting import counted
 from daguerre.report.run import MOST_BYTES as MOST_WHOLE
 from daguerre.serve.bounds import check_file, within
-from daguerre.serve.dataset.listing import HIDDEN, Listing, Picture
+from daguerre.serve.dataset.listing import Listing, Picture
 from daguerre.serve.dataset.moves import put_in_trash
 from daguerre.unicode import NO_TEXT, is_text, printable
 

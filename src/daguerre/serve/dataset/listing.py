@@ -18,7 +18,7 @@ from daguerre.data.folder.scan import Found, Sample
 from daguerre.data.images import headers, kinds
 from daguerre.data.index.file import metadata_columns
 from daguerre.data.index.index import Index
-from daguerre.data.leftovers import OWN, is_leftover
+from daguerre.data.leftovers import HIDDEN, is_leftover
 from daguerre.data.plan import buckets as bucketing
 from daguerre.data.plan.buckets import TOO_SMALL, Bucket
 from daguerre.data.tools import statistics
@@ -29,8 +29,6 @@ from daguerre.serve.dataset.folders import Place
 from daguerre.serve.dataset.reading import Reading
 from daguerre.unicode import printable
 
-HIDDEN = OWN
-"""Folder next to pictures for those that are put away; training reads no hidden folder."""
 AWAY = {"left_out": "left out", "trash": "in the trash"}
 _KEPT = 4
 _UNKNOWN_PX = 256

@@ -14,8 +14,9 @@ from daguerre import documents
 from daguerre.checkpoint.atomic import make_folder, replacing, sync_folder, write_bytes_atomically, write_durably
 from daguerre.data.folder.captions import METADATA
 from daguerre.data.images import kinds
+from daguerre.data.leftovers import HIDDEN
 from daguerre.errors import UserError
-from daguerre.serve.dataset.listing import HIDDEN, Listing, Picture, is_picture
+from daguerre.serve.dataset.listing import Listing, Picture, is_picture
 from daguerre.unicode import printable
 
 MOST_BYTES = 2 << 20

@@ -11,6 +11,7 @@ import numpy as np
 from daguerre.data import skipped
 from daguerre.data.filters.evaluate import FilterResult
 from daguerre.data.images import kinds
+from daguerre.data.leftovers import HIDDEN
 from daguerre.data.tools import statistics
 from daguerre.formatting import counted, percent
 from daguerre.report import dataset_page
@@ -20,7 +21,7 @@ from daguerre.report.html import SMALL_PX, Html, element, join, json_script
 from daguerre.serve import pages
 from daguerre.serve.dataset import captions, forms
 from daguerre.serve.dataset.folders import Place
-from daguerre.serve.dataset.listing import FILTERED, HIDDEN, Listing, Picture, Shape
+from daguerre.serve.dataset.listing import FILTERED, Listing, Picture, Shape
 from daguerre.serve.dataset.reading import RESOLUTION, RESOLUTIONS, SHAPES, Reader, Reading
 from daguerre.unicode import printable
 
