@@ -1,6 +1,7 @@
 """docs/extending.md: the files stand in a copy of the package as they are written there, and train together; the
 lines about a transformer put a family together."""
 
+import json
 import os
 import re
 import shutil
@@ -41,13 +42,14 @@ BLOCK = re.compile(r"```python\n# src/(daguerre/\S+)\n(.*?)```", re.DOTALL)
 RUN = """
 from daguerre.cli import main as cli; from daguerre import plugins
 assert "difference" in plugins.names("objectives"), plugins.__file__
+assert cli.run(["caption", "pictures", "with=shade", "least=100"]) == 0
 assert cli.run(["data", "show", "stripes.yaml", "count=4", "condition=posterize", "condition.levels=2"]) == 0
 raise SystemExit(cli.run(["train", "quickstart", "run_name=extended", "model.family=pixels", "model.channels=[8, 16]",
-    "objective.name=difference", "adapter.name=biases", "data.source=stripes",
+    "objective.name=difference", "adapter.name=biases", "data.source=stripes", "optimizer.name=radam",
     "data.resolution=16", "training.duration=3 steps",
     "training.global_batch_size=2", "training.per_device_batch_size=2", "lr_scheduler.warmup=1 step",
     "checkpoint.every=2 steps", "validation.every=2 steps", "validation.num_samples=2", "logging.trackers=[csv_file]",
-    "logging.every=1 step", "sampling.num_images=1", "sampling.num_inference_steps=2"]))
+    "logging.every=1 step", "sampling.num_images=1", "sampling.num_inference_steps=2", "sampling.sampler=twice"]))
 """
 
 
@@ -56,21 +58,24 @@ def extended(folder: Path) -> None:
     shutil.copytree(ROOT / "src" / "daguerre", folder / "daguerre", ignore=shutil.ignore_patterns("assets"))
     blocks = BLOCK.findall((ROOT / "docs" / "extending.md").read_text(encoding="utf-8"))
     kinds = [kind for path, _ in blocks for kind, own in plugins.FOLDERS.items() if Path(path).parent.match(own)]
-    assert kinds == ["objectives", "sources", "families", "adapters", "conditions", "samplers", "metrics", "trackers"]
+    assert sorted(kinds) == sorted(plugins.FOLDERS)
     for path, code in blocks:
         assert not (folder / path).exists(), f"{path} is a name that the package has: choose another"
         (folder / path).write_text(code, encoding="utf-8")
 
 
 @pytest.mark.long  # of the quick tests, contracts take whatever files there are
-def test_an_objective_a_source_a_family_an_adapter_and_a_condition_are_one_file_each(tmp_path):
+def test_each_plug_in_is_one_file(tmp_path):
     extended(tmp_path)
+    (tmp_path / "pictures").mkdir()
+    Image.new("RGB", (8, 8), (110, 110, 110)).save(tmp_path / "pictures" / "grey.png")
     (tmp_path / "stripes.yaml").write_text("data: {source: stripes, resolution: 16, formats: [png]}")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", RUN], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "pictures" / "grey.json").read_text()) == {"shade": "a light picture"}
     shown = np.asarray(Image.open(tmp_path / "data-show.png").convert("RGB")).reshape(-1, 3)
     assert {(64, 64, 64), (192, 192, 192)} <= {*map(tuple, shown.tolist())}
     run = tmp_path / "runs" / "extended"

@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
+from torch.optim import RAdam
 from transformers.optimization import Adafactor
 
 from daguerre import plugins
@@ -21,7 +22,8 @@ from daguerre.errors import UserError, install
 from daguerre.run.schedule import peak_learning_rate
 from daguerre.training import step
 from daguerre.training.optimizers import adamw_8bit
-from daguerre.training.optimizers.optimizer import Optimizer, build
+from daguerre.training.optimizers.groups import decay_groups
+from daguerre.training.optimizers.optimizer import Optimizer, OptimizerPart, build
 from daguerre.training.settings import EMASettings
 from daguerre.training.state import evaluating
 
@@ -147,6 +149,25 @@ def test_lion_is_algorithm_2_of_its_paper(toy):
                 m.copy_(0.99 * m + 0.01 * p.grad)
                 p.grad = None
     assert_equal(ours(toy, "lion").net, net)
+
+
+def test_one_that_counts_in_a_tensor_counts_from_its_first_update():
+    """As torch's own do: the update in which its state is made is none."""
+    torch.manual_seed(0)
+    ours, theirs = nn.Linear(3, 3), nn.Linear(3, 3)
+    theirs.load_state_dict(ours.state_dict())
+    settings = plugins.find("optimizers", "adamw").Settings(learning_rate=0.01, weight_decay=0.1)
+    wrapped = RAdam(decay_groups(settings, dict(ours.named_parameters())), decoupled_weight_decay=True)
+    optimizer = Optimizer((OptimizerPart(wrapped, "restored"),))
+    bare = RAdam(groups(theirs, 0.1), lr=0.01, decoupled_weight_decay=True)
+    for _ in range(10):  # its second moment counts from the sixth update on
+        x_BD = torch.randn(4, 3)
+        for net in (ours, theirs):
+            net.zero_grad()
+            net(x_BD).square().mean().backward()
+        optimizer.step(0.01, torch.tensor(False))
+        bare.step()
+    assert_equal(ours, theirs)
 
 
 class Wide(nn.Module):

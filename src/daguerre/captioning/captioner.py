@@ -3,7 +3,8 @@
     class Settings(CaptionerSettings)                                # torch-free; `name` narrowed to the file's name
     def load(settings: Settings, device: str) -> Captioner           # UserError where its network is missing
 
-and is named in `daguerre caption FOLDER with=NAME`. Weights are of a folder of this machine or of the hub, by digest.
+and is named in `daguerre caption FOLDER with=NAME`. Settings of one that computes with a network start from
+`NetworkSettings`: its weights are of a folder of this machine or of the hub (`folder_of`), by digest.
 """
 
 from collections.abc import Sequence
@@ -22,6 +23,13 @@ from daguerre.settings import ADDRESS, Choice
 class CaptionerSettings(Choice):
     """Base of the `Settings` of captioners."""
 
+    name: str
+    """Name of the captioner."""
+
+
+class NetworkSettings(CaptionerSettings):
+    """Base of the `Settings` of captioners that compute with a network."""
+
     published: ClassVar[str]
     """Where its weights are published."""
     files: ClassVar[tuple[str, ...]] = ("*.json", "*.txt", "*.safetensors")
@@ -29,8 +37,6 @@ class CaptionerSettings(Choice):
     weights: ClassVar[str] = "*.safetensors"
     """Those with the weights, which the digest is of."""
 
-    name: str
-    """Name of the captioner."""
     path: Annotated[str | None, ADDRESS] = Field(None, min_length=1)
     """Folder of its network, or `OWNER/NAME` of the hub. null: as it is published."""
     digest: str | None = Field(None, pattern="^[0-9a-f]{8,64}$")
@@ -38,13 +44,13 @@ class CaptionerSettings(Choice):
 
 
 class Captioner(Protocol):
-    """A network that says what is in images."""
+    """Says what is in images."""
 
     def captions(self, images: Sequence[Image.Image]) -> list[dict[str, str]]:
         """Of each image, RGB or RGBA and upright, the captions by field; the first field is its usual one."""
 
 
-def folder_of(settings: CaptionerSettings) -> Path:
+def folder_of(settings: NetworkSettings) -> Path:
     """The folder of a captioner's network, fetched from the hub where it is named by `OWNER/NAME`. UserError where it
     cannot be had, or has other weights than `digest` asks for."""
     place = settings.path or settings.published

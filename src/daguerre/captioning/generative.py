@@ -11,13 +11,13 @@ from PIL import Image
 from pydantic import Field
 
 from daguerre import documents
-from daguerre.captioning.captioner import CaptionerSettings, folder_of
+from daguerre.captioning.captioner import NetworkSettings, folder_of
 from daguerre.data.images.transparency import on_white
 from daguerre.errors import UserError
 from daguerre.evaluation.networks import transformers as networks
 
 
-class GenerativeSettings(CaptionerSettings):
+class GenerativeSettings(NetworkSettings):
     """Base of the `Settings` of captioners that write text."""
 
     max_new_tokens: int = Field(256, ge=1, le=4096)

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 from pydantic import Field
 
-from daguerre.captioning.captioner import CaptionerSettings, folder_of
+from daguerre.captioning.captioner import NetworkSettings, folder_of
 from daguerre.data.images.transparency import on_white
 from daguerre.errors import UserError, install
 
@@ -24,7 +24,7 @@ GENERAL, CHARACTER, RATING = "0", "4", "9"
 """Categories of selected_tags.csv."""
 
 
-class Settings(CaptionerSettings):
+class Settings(NetworkSettings):
     """Tags, by a tagger in ONNX with its selected_tags.csv."""
 
     published: ClassVar[str] = "SmilingWolf/wd-swinv2-tagger-v3"

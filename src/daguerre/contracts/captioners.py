@@ -42,9 +42,10 @@ class CaptionerContract(contract.SettingsContract):
         assert [*captioner.captions(pictures()[:1])[0]] == [*found[0]]
 
     def test_captions_follow_their_pictures(self, captioner: Any) -> None:
-        """Nothing is drawn, and the place in the list does not count."""
+        """Nothing is drawn, and neither the place in the list nor the others in it count."""
         found = captioner.captions(pictures())
         assert captioner.captions(pictures()) == found
+        assert captioner.captions(pictures()[:1]) == found[:1]
         assert captioner.captions(pictures()[::-1]) == found[::-1]
 
     def test_pictures_stay_as_they_are(self, captioner: Any) -> None:

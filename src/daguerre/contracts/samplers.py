@@ -49,7 +49,7 @@ class SamplerContract(contract.Contract):
     def test_signature(self, name: str) -> None:
         parameters = inspect.signature(plugins.find("samplers", name).sample).parameters.values()
         assert [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY] == ["denoise", "x_BCHW", "grid"]
-        assert all(p.default is not p.empty for p in parameters if p.kind is p.KEYWORD_ONLY)
+        assert [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty] == [], "need a default"
         assert tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY) == keywords(name)
         assert set(keywords(name)) <= GIVEN_BY_DRAW | set(SamplingSettings.model_fields)
         assert SamplingSettings(sampler=name).sampler == name

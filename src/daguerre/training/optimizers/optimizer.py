@@ -96,6 +96,8 @@ class OptimizerPart:
         for p in parameters:
             entry = self.optimizer.state[p]
             entry |= {name: type(value)(0) for name, value in entry.items() if isinstance(value, (int, float))}
+            if isinstance(count := entry.get("step"), Tensor):  # as torch's own optimizers count
+                count.zero_()
 
     def _tensors(self) -> Iterator[tuple[tuple[int, str], Tensor]]:
         """Weights and moments, by the parameter's number and their name."""
