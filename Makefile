@@ -8,23 +8,29 @@ BIN := .venv/bin
 # a clock. Compiled modules are kept, as tests start many.
 TEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: quickstart test test-long check types clean docs package sbom exchange-table recipe-tables
+.PHONY: quickstart test test-long check lint types clean docs package sbom exchange-table recipe-tables
 .DELETE_ON_ERROR:
 
 quickstart: .venv/installed
 	$(BIN)/daguerre train quickstart
 	@echo 'For the command `daguerre` in this shell: source $(BIN)/activate'
 
-test: check
-	$(TEST) -m "not long" -n 3 --dist loadfile --no-loadscope-reorder
+# What mypy finds stands at the end: it takes one process a minute and more where it has kept nothing.
+test: lint
+	@mkdir -p build
+	@$(BIN)/mypy > build/types.txt 2>&1 & types=$$!; \
+	$(TEST) -m "not long" -n 3 --dist loadfile --no-loadscope-reorder; failed=$$?; \
+	wait $$types || failed=$$?; echo "mypy:"; cat build/types.txt; exit $$failed
 
 test-long: .venv/installed-dev
 	$(TEST) -m long
 
-check: .venv/installed-dev
+check: lint
+	$(BIN)/mypy
+
+lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 
 # What the types say on every Python that pyproject.toml allows; `check` asks the oldest alone.
 types: .venv/installed-dev

@@ -155,7 +155,19 @@ def test_a_python_that_cannot_make_an_environment_is_named_with_what_it_lacks(ma
     assert "apt install python3.12-venv" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.fixture
+def make(tmp_path):
+    """Runs make in a folder with the files of a clone that it reads."""
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    (tmp_path / "tools").mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "tools/make_venv.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    # `make test` hands its own level and switches on: a make of its own, as a user's is, has none.
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return lambda *words: subprocess.run(["make", *words], cwd=tmp_path, env=outside, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize(
     ("target", "set_up", "last"),
     [
@@ -163,17 +175,25 @@ def test_a_python_that_cannot_make_an_environment_is_named_with_what_it_lacks(ma
         ("check", ["", "--dev"], ".venv/bin/mypy"),
     ],
 )
-def test_what_make_does_in_a_fresh_clone(tmp_path, target, set_up, last):
-    (tmp_path / "tools").mkdir()
-    for name in ("Makefile", "pyproject.toml", "constraints.txt", "tools/make_venv.py"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    # `make test` hands its own level and switches on: a make of its own, as a user's is, has none.
-    outside = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    shown = subprocess.run(
-        ["make", "-n", target], cwd=tmp_path, env=outside, capture_output=True, text=True, check=True
-    ).stdout
+def test_what_make_does_in_a_fresh_clone(make, target, set_up, last):
+    shown = make("-n", target).stdout
     assert [words.strip() for words in re.findall(r"make_venv\.py(.*)", shown)] == set_up
     assert last in shown.splitlines()[-1]
+
+
+@pytest.mark.parametrize("failing", ["", "ruff", "mypy", "python"])
+def test_make_test_fails_with_each_of_its_parts(make, tmp_path, failing):
+    """mypy runs beside the tests."""
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for made in ("installed", "installed-dev"):
+        (tmp_path / ".venv" / made).touch()
+    for name in ("ruff", "mypy", "python"):
+        program = tmp_path / ".venv" / "bin" / name
+        program.write_text(f"#!/bin/sh\necho said by {name}\nexit {int(name == failing)}\n")
+        program.chmod(0o755)
+    done = make("test")
+    assert (done.returncode == 0) == (failing == ""), done.stderr
+    assert ("said by mypy" in done.stdout) == ("said by python" in done.stdout) == (failing != "ruff")
 
 
 def test_an_error_names_the_command_that_installs_what_is_missing(monkeypatch, tmp_path):
