@@ -36,11 +36,12 @@ lint: .venv/installed-dev
 types: .venv/installed-dev
 	for version in 3.11 3.12 3.13; do $(BIN)/mypy --python-version $$version || exit 1; done
 
-# sdist and wheel in dist/, with the tests of what they hold and of the wheel in an empty folder. Needs no network.
+# sdist and wheel in dist/, with the tests of what they hold and of the wheel in an empty folder, and the notebooks.
+# Needs no network.
 package: .venv/installed-dev
 	rm -rf dist
 	$(BIN)/python -m build --quiet --no-isolation --outdir dist
-	$(TEST) tests/package
+	$(TEST) tests/package tests/library/test_notebooks.py
 
 # What is installed with Daguerre and vendored in it, with licences, as CycloneDX JSON.
 sbom: .venv/installed-dev

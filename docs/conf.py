@@ -21,3 +21,15 @@ autodoc_default_options = {"members": True, "no-value": True}
 autodoc_class_signature = "separated"  # fields stand below, each with its own words
 add_module_names = False
 suppress_warnings = ["ref.python"]  # names that several contracts have, such as `name`
+
+
+def with_code(app, what, name, documented, options, lines):
+    """Indented lines of docstrings are code, as in Markdown."""
+    for number in range(len(lines) - 1, 0, -1):
+        above = next((line for line in reversed(lines[:number]) if line), " ")
+        if lines[number].startswith("    ") and not lines[number - 1] and not above.startswith(" "):
+            lines[number:number] = ["::", ""]
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", with_code)

@@ -22,7 +22,8 @@ def test_the_notebooks_run(tmp_path, monkeypatch):
     client = pytest.importorskip("nbclient")
     import nbformat
 
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
     shown = {}
     for name in ORDER:
         notebook = nbformat.read(FOLDER / f"{name}.ipynb", 4)
