@@ -382,7 +382,7 @@ OPEN_DIFFUSION = [
     alias("dataset.params.path=pipe:aws s3 cp s3://b/{00..09}.tar -", data__source="webdataset"),
     alias("dataset.params.resolution=256", data__resolution=256),
     alias("dataset.params.filters={pwatermark: '<=0.5'}", data__filters={"pwatermark": "<=0.5"}),
-    refused("dataset.params.filters.pwatermark=<=0.5", "filters are given together"),
+    alias("dataset.params.filters.pwatermark=<=0.5", data__filters={"pwatermark": "<=0.5"}),
     alias("dataset.params.idx_to_prompt=imagenet", "data_path=a.tar", data__idx_to_prompt="imagenet"),
     alias("dataset.params.batch_size=1", training__per_device_batch_size=1),
     alias("dataset.params.workers=2", loader__num_workers=2),

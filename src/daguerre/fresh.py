@@ -15,12 +15,12 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Gives an OSError of a full disk that names no file, as of one that is open, the name of this one."""
+    """Gives an OSError of a full disk the name of this file: it has none where the file is open, or the hidden one."""
     try:
         yield
     except OSError as error:
         if error.errno in FULL:  # others may come from what is read in the block
-            error.filename = error.filename or str(path)
+            error.filename, error.filename2 = str(path), None
         raise
 
 

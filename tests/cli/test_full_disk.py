@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from daguerre import errors, fresh
+from daguerre.checkpoint import atomic
 from daguerre.checkpoint.export import replaced
 from daguerre.cli import main
 from daguerre.data.tar import writer
@@ -86,6 +87,9 @@ def test_what_is_written_is_named_and_nothing_is_left(tmp_path, number):
     assert refused.value.filename == str(tmp_path / name)
     with pytest.raises(OSError, match=os.strerror(number)) as refused, writer.replacing(tmp_path / name) as file:
         _refused(file, number)
+    assert refused.value.filename == str(tmp_path / name)
+    with pytest.raises(OSError, match=os.strerror(number)) as refused, atomic.replacing(tmp_path / name) as fresh_file:
+        raise OSError(number, os.strerror(number), str(fresh_file))  # as `write_durably` names it
     assert refused.value.filename == str(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 

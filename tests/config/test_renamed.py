@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from daguerre.config import config as configs
-from daguerre.config import renamed
+from daguerre.config import options, renamed
 from daguerre.config.errors import ConfigError
 from daguerre.config.renamed import Renamed
 
@@ -78,3 +78,27 @@ def test_later_versions_refuse_it_and_name_the_new_key(version, tmp_path, monkey
 def test_one_that_was_removed_is_refused_with_what_to_do():
     with pytest.raises(ConfigError, match=r"gone since version 0\.3: every run is as fast"):
         configs.load("quickstart", ["training.turbo=true"])
+
+
+def test_the_place_of_a_run_is_read_from_old_keys(tmp_path, monkeypatch):
+    """Before anything else of the recipe is."""
+    monkeypatch.setattr(renamed, "RENAMED", (Renamed("name", "run_name", (0, 3)), Renamed("dir", "output_dir", (0, 3))))
+    path = tmp_path / "old.yaml"
+    path.write_text("name: a\ndir: b\n")
+    assert configs.peek(str(path)) == ("b", "a")
+    assert configs.peek(str(path), ["dir=c"]) == ("c", "a")
+    monkeypatch.setattr(renamed, "__version__", "0.4.0")
+    with pytest.raises(ConfigError, match=r"since version 0\.3: write run_name"):
+        configs.peek(str(path))
+
+
+def test_the_verbs_of_data_read_old_keys(tmp_path, monkeypatch):
+    monkeypatch.setattr(renamed, "RENAMED", (Renamed("data.dropout", "data.caption_dropout", (0, 3)),))
+    path = recipe(tmp_path, data={"dropout": 0.25})
+    found, notices = options.from_recipe(path, [])
+    assert found.data.sources["images"].caption_dropout == 0.25
+    assert any("data.dropout is called data.caption_dropout now" in line for line in notices)
+    assert options.from_recipe(path, ["data.dropout=0.5"])[0].data.sources["images"].caption_dropout == 0.5
+    monkeypatch.setattr(renamed, "__version__", "0.4.0")
+    with pytest.raises(ConfigError, match=r"since version 0\.3: write data\.caption_dropout"):
+        options.from_recipe(path, [])

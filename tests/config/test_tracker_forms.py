@@ -12,3 +12,8 @@ from daguerre.config.errors import ConfigError
 def test_a_tracker_whose_settings_are_no_mapping_is_refused(own):
     with pytest.raises(ConfigError, match=r"logging\.trackers\.wandb"):
         configs.load("quickstart", [f"logging.trackers={{wandb: {own}}}"])
+
+
+def test_a_tracker_is_switched_by_true_or_false_alone():
+    with pytest.raises(ConfigError, match=r"tensorboard = \"maybe\"\n +allowed: true or false"):
+        configs.load("quickstart", ["tensorboard=maybe"])

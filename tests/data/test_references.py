@@ -246,6 +246,13 @@ def test_a_family_that_needs_one_leaves_out_samples_without_and_refuses_data_wit
         update(loading(opened(plain), 4))
 
 
+def test_second_references_without_a_first_are_named(tmp_path, build_images):
+    folder = build_images(tmp_path, 4)
+    Image.fromarray(picture(4, 1)).save(next(folder.glob("*.jpg")).with_suffix(".ref2.png"))
+    with pytest.raises(UserError, match=r"samples have a reference_2 \(.*cat\.ref2\.png\).*cat\.ref1\.png"):
+        update(loading(opened({"source": "folder", "path": str(folder)}), 4))
+
+
 def test_what_no_sample_of_a_batch_says_is_made_up_so_that_every_batch_can_be_computed(tmp_path):
     needs = References(most=2, least=1, max_px=1024, step_px=8)
     folder = files(tmp_path / "a")

@@ -132,7 +132,7 @@ def test_a_long_build_says_how_far_it_is(files, tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "_PROGRESS_SECONDS", 0.0)
     said = []
     cache.indexes(files((1, 2), (3,)), "lines", Lines(), tmp_path / "cache", said.append)
-    assert said[-1].startswith("indexed 2 of 2 shards, 3 samples")
+    assert said[-1].startswith("2 of 2 shards have their index here, 3 samples")
 
 
 def test_a_cache_that_cannot_be_written_names_the_setting(files, tmp_path):

@@ -195,6 +195,42 @@ def test_dreambooth_of_maxdiffusion_is_named_and_not_converted(capsys):
     assert "daguerre train sd15_dreambooth instance_data_dir=" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("freeze", ["True", None])
+def test_a_text_encoder_that_mindone_freezes_is_not_trained(freeze):
+    """`freeze` of its class is True unless it is given, and holds whatever is_trainable says."""
+    own = "" if freeze is None else f"                      freeze: {freeze}\n"
+    text = foreign_configs.mindone().replace("                      freeze: False\n", own, 1)
+    reading = reading_of(text)
+    assert "model.train_text_encoder" not in reading.values
+    said = [line for line in reading.lines if line.kind == "refused"]
+    assert [line.key.rpartition(".")[2] for line in said] == ["is_trainable"]
+    assert "model.train_text_encoder=true trains it" in said[0].text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "text"),
+    [
+        ("DiffusionEngine", "DiffusionEngineMultiGraph", "model.target", None),
+        ("mindspore.nn.AdamWeightDecay", "gm.modules.optimizers.AdamWeightDecayZeRO1", "optimizer_config.target", None),
+        ("FrozenOpenCLIPEmbedder2", "FrozenOpenCLIPEmbedder2_CLIPTokenizer", "emb_models.1.params.arch", None),
+        ("FrozenCLIPEmbedder\n", "FrozenCnCLIPEmbedder\n", "emb_models.0.params.layer", "the base's own takes its place"),
+        ("LambdaWarmUpScheduler", "MultiStepLR", "scheduler_config.target", "MultiStepLR: the rate stays as it is"),
+    ],
+)
+def test_other_classes_of_mindone(old, new, key, text):
+    reading = reading_of(foreign_configs.mindone().replace(old, new))
+    refused = {line.key: line.text for line in reading.lines if line.kind == "refused"}
+    assert [text in why for name, why in refused.items() if name.endswith(key)] == [True] * (text is not None)
+    assert reading.values["optimizer.epsilon"] == 1e-6
+
+
+def test_new_tokens_of_mindone_are_clipped_and_all_else_is_frozen():
+    text = foreign_configs.mindone().replace("Text2ImageDataset\n", "Text2ImageDatasetTextualInversion\n")
+    found = values_of(text)
+    assert found["training.max_grad_norm"] == 1.0
+    assert "model.train_text_encoder" not in found
+
+
 def test_shapes_of_mindone_are_buckets():
     shapes = "            multi_aspect: [[704, 1408], [1024, 1024]]\n"
     text = foreign_configs.mindone().replace("            target_size: 1024\n", shapes)

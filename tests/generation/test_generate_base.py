@@ -44,6 +44,16 @@ def test_without_a_run_nothing_stands_in_for_it(tmp_path, capsys, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_that_is_called_as_a_recipe_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("sd15").mkdir()
+    Path("sd15/model_index.json").write_text("{}", encoding="utf-8")
+    assert main.run(["generate", "sd15", "prompt=a"]) == 2
+    assert "sd15 is the shipped recipe here; the folder of that name is ./sd15" in capsys.readouterr().err
+    assert load.find("sd15", [], base=True).notices == (load._namesake("sd15", Path("sd15")),)
+
+
+
 def test_a_base_model_is_drawn_with_where_that_is_asked_for(sd1, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     base = f"pretrained_model_name_or_path={sd1}"

@@ -138,6 +138,15 @@ def test_a_file_of_the_users_own_chooses_the_batch_and_not_the_micro_batch(tmp_p
     assert told(own, 8)[0].micro == 2
     with pytest.raises(UserError, match="cannot be split evenly over 128 devices"):
         told(own, 128)
+
+
+@pytest.mark.parametrize(("micro", "devices", "steps"), [("null", 8, 2), (4, 2, 2), (4, 1, 4), ("null", 1, 4)])
+def test_a_files_own_accumulation_follows_and_that_is_said(tmp_path, micro, devices, steps):
+    sizes = f"global_batch_size: 16, per_device_batch_size: {micro}, gradient_accumulation_steps: 4"
+    (tmp_path / "own.yaml").write_text(f"extends: sdxl\ntraining: {{{sizes}}}\n")
+    found, said = told(str(tmp_path / "own.yaml"), devices)
+    assert found.accumulation == steps
+    assert ("accumulated over 2 micro-batches instead of the recipe's 4" in said) is (steps == 2)
     (tmp_path / "other.yaml").write_text("extends: sdxl\nrun_name: other\n")
     assert told(str(tmp_path / "other.yaml"), 128)[0].whole == 128
 

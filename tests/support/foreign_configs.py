@@ -343,6 +343,7 @@ model:
                     params:
                       layer: hidden
                       layer_idx: 11
+                      freeze: False
                       version: openai/clip-vit-large-patch14
                   - is_trainable: False
                     input_key: txt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -168,11 +168,14 @@ def batch_sizes(
     whole, whole_notices = _whole(config.training, recorded, ranks, held)
     micro, micro_notices = _micro(config.training, whole, ranks, held)
     sizes = BatchSizes(whole, micro, ranks, (*whole_notices, *micro_notices))
+    asked = config.training.gradient_accumulation_steps
+    if 1 < asked != sizes.accumulation and not micro_notices and _ACCUMULATION not in held:
+        sizes = replace(sizes, notices=(*sizes.notices, _accumulated(sizes, asked)))
     # Only a first start: later ones may have another number of devices, and the recorded global batch decides.
     if recorded is None and _MICRO in held:
         _refuse_other_product(config, sizes)
     if recorded is None and _ACCUMULATION in held:
-        _refuse_other_accumulation(config.training.gradient_accumulation_steps, sizes)
+        _refuse_other_accumulation(asked, sizes)
     return sizes
 
 
@@ -246,6 +249,13 @@ def _smaller(share: int, wanted: int, fitting: int, ranks: int) -> str:
     if share > wanted:
         return said
     return f"{said}, few for {ranks} devices; {_WHOLE}={wanted * ranks} would give each device more"
+
+
+def _accumulated(sizes: BatchSizes, asked: int) -> str:
+    return (
+        f"gradients are accumulated over {sizes.accumulation} micro-batches instead of the recipe's {asked}: each device "
+        f"computes {sizes.whole // sizes.ranks} of the {sizes.whole} samples of the global batch"
+    )
 
 
 def _refuse_other_product(config: Config, sizes: BatchSizes) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from daguerre import system
-from daguerre.fresh import hidden
+from daguerre.fresh import hidden, naming
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,9 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = hidden(path, ".tmp")
     temporary.unlink(missing_ok=True)
     try:
-        yield temporary
-        os.replace(temporary, path)
+        with naming(path):
+            yield temporary
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)

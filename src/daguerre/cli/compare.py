@@ -78,7 +78,7 @@ def _compared(arguments: list[str]) -> tuple[int, output.Outcome | None]:
     if model.run is None:
         raise UserError(f"{model.name} is a {model.kind}, and compare takes a run", code="unsupported")
     with StopSignals() as stop:
-        config = evaluate_options.config_of(model, rest)
+        config = evaluate_options.config_of(model, rest, "compare", CompareSettings)
         grid = Grid(model, config, settings, evaluate_options.root_of(model), lambda: stop.requested)
         try:
             document = grid.run()

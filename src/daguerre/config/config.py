@@ -305,10 +305,11 @@ def peek(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> tup
     if whole is None and (theirs := converted.of(Config, name, given, may_lose=True)) is not None:
         return peek(name, theirs.rest, theirs.tree)
     tree: Tree = {}
+    problems: list[Problem] = []
     for layer in _layers(name, given, whole, []):
-        tree = trees.merge(tree, layer.tree)
+        tree = trees.merge(tree, renamed.layer(layer.tree, [], problems))
     values: Tree = {}
-    for override in given:
+    for override in renamed.given(given, [], problems):
         try:
             meaning = lookup.translate(*overrides.pair(override))
         except UserError:
@@ -317,7 +318,7 @@ def peek(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> tup
     resolved, _ = yaml_text.resolve(tree, values, name)
     run_name = resolved.get("run_name")
     if not isinstance(run_name, str):
-        raise ConfigError([missing("run_name", fields.leaves(Config))], name)
+        raise ConfigError([*problems, missing("run_name", fields.leaves(Config))], name)
     return str(resolved.get("output_dir", Config.model_fields["output_dir"].default)), run_name
 
 

@@ -174,8 +174,9 @@ def _without_third_batch_size(base: Tree, over: Tree, notices: list[str]) -> Tre
     old = [name for name in (_ACCUMULATION, _PART, _WHOLE) if name in below and name not in above]
     if not old or len(old) == 3 or (old[0] == _ACCUMULATION and sizes[2] == 1):
         return base
-    given = ", ".join(f"training.{name}" for name in (_ACCUMULATION, _PART, _WHOLE) if name in above)
-    notices.append(f"{given} is given: the recipe's training.{old[0]} dropped out")
+    given = " and ".join(f"training.{name}" for name in (_ACCUMULATION, _PART, _WHOLE) if name in above)
+    are = "are" if " and " in given else "is"
+    notices.append(f"{given} {are} given: the recipe's training.{old[0]} dropped out")
     return trees.without(base, f"training.{old[0]}")
 
 

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from pydantic import Field
 
 from daguerre import plugins, trees, yaml_text
-from daguerre.config import command, config, fields, merge, overrides, recipe, short_forms
+from daguerre.config import command, config, fields, merge, overrides, recipe, renamed, short_forms
 from daguerre.config.errors import Problem
 from daguerre.credentials import scrub
 from daguerre.data.settings import DataSettings
@@ -175,11 +175,12 @@ def _resolved(
     tree: Tree = {}
     problems: list[Problem] = []
     for layer in layers:
-        tree = merge.lay_over(DataRecipe, tree, layer, notices, problems)
-    values, wrong = command.values(DataRecipe, tree, given, notices)
+        tree = merge.lay_over(DataRecipe, tree, renamed.layer(layer, notices, problems), notices, problems)
+    values, wrong = command.values(DataRecipe, tree, renamed.given(given, notices, problems), notices)
     tree = merge.lay_over(DataRecipe, tree, values, notices, problems)
     resolved, absent = yaml_text.resolve(tree, merge.kept(values), source)
     own = merge.finished({name: resolved[name] for name in DataRecipe.model_fields if name in resolved})
     absent = [path for path in absent if path.startswith("data.")]
-    found = config.checked(DataRecipe, own, absent, wrong, source)
+    of_data = [problem for problem in problems if problem.path.startswith("data.")]
+    found = config.checked(DataRecipe, own, absent, [*of_data, *wrong], source)
     return found, tuple(short_forms.short(notice, tree) for notice in notices)

@@ -85,7 +85,7 @@ def _is_short(path: str, value: Any) -> bool:
 def long(given: Sequence[Pair], tree: Tree, problems: list[Problem]) -> list[Pair]:
     """Settings by paths of the mappings, for a recipe whose values are `tree`; those that say what is there first."""
     pairs = _of_adapters([pair for each in given for pair in _spread(each)], tree, problems)
-    return _of_trackers(_of_sources(pairs, tree), tree)
+    return _of_trackers(_of_sources(pairs, tree), tree, problems)
 
 
 def _spread(pair: Pair) -> list[Pair]:
@@ -185,13 +185,15 @@ def _of_sources(given: Sequence[Pair], tree: Tree) -> list[Pair]:
     return [*((label, f"{_SOURCES}.{name}", None) for name in out), *pairs]
 
 
-def _of_trackers(given: Sequence[Pair], tree: Tree) -> list[Pair]:
+def _of_trackers(given: Sequence[Pair], tree: Tree, problems: list[Problem]) -> list[Pair]:
     first, rest = list[Pair](), list[Pair]()
     for label, short, value in given:
         path, switch = _OF_TRACKERS.get(short, short), str(value).lower()
         whole = yaml_text.value(value) if isinstance(value, str) and path == _TRACKERS else value
         if path == "logging.tensorboard" and switch in ("true", "false"):
             first.append((label, f"{_TRACKERS}.tensorboard", {"name": "tensorboard"} if switch == "true" else None))
+        elif path == "logging.tensorboard":
+            problems.append(Problem(label, "allowed: true or false", value))
         elif path == _TRACKERS and (not whole or isinstance(whole, str | list)):
             listed = [whole] if isinstance(whole, str) else whole or []
             out = [name for name in members(tree, path) if name not in listed]

@@ -200,7 +200,8 @@ class Dataset:
         told = REFERENCES[:1] if all(index is not None and index.images is not None for index in indexes) else ()
         for name, needed in kinds.stored(images).items():
             if (needed or name not in REFERENCES or name in told) and not any(self._share_with(name)):
-                raise UserError(kinds.nowhere(name, needed), code="missing" if needed else "unused")
+                there = {other for index in indexes if index is not None for other in index.images or ()}
+                raise UserError(kinds.nowhere(name, needed, there), code="missing" if needed else "unused")
 
     def _lacking(self, images: Mapping[str, bool]) -> SkipReport:
         found: skipped.Counts = {}

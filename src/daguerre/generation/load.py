@@ -21,7 +21,7 @@ from daguerre.assembly.parts import load as load_networks
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.checkpoint.store import Checkpoint, Found, Store
 from daguerre.config import config as configs
-from daguerre.config import converted, overrides, recipe, short_forms
+from daguerre.config import converted, overrides, recipe, renamed, short_forms
 from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError, named
@@ -99,7 +99,9 @@ def find(target: str, place: Sequence[str], base: bool, given: Sequence[str] = (
     if folder.is_file() and folder.suffix in (*SINGLE_FILES, GGUF):
         return _of_file(target, folder, place, _opening(given))
     if not folder.is_dir() or target in recipe.shipped():
-        return _of_recipe(target, place, base, planned)
+        other = _namesake(target, folder)
+        found = _of_recipe(target, place, base, planned, other)
+        return replace(found, notices=(*found.notices, other)) if other else found
     _check_unplaced(target, place, "folder")
     if (folder / "config.yaml").is_file():
         return _base(target, str(folder), folder) if base else _of_run(target, RunFolder(folder))
@@ -112,13 +114,19 @@ def find(target: str, place: Sequence[str], base: bool, given: Sequence[str] = (
     )
 
 
+def _namesake(target: str, folder: Path) -> str:
+    """A line on a model whose folder is called as a shipped recipe, which the name means; "" without one."""
+    there = folder.is_dir() and ((folder / "config.yaml").is_file() or index.find(folder) is not None)
+    return f"{target} is the shipped recipe here; the folder of that name is ./{target}" if there else ""
+
+
 def _check_unplaced(target: str, place: Sequence[str], kind: str) -> None:
     """UserError for output_dir and run_name together with a path, which is the place."""
     if place:
         raise UserError(f"{target} is a {kind}: {' '.join(place)} would have no effect, remove it", code="unused")
 
 
-def _of_recipe(target: str, place: Sequence[str], base: bool, planned: bool) -> Model:
+def _of_recipe(target: str, place: Sequence[str], base: bool, planned: bool, other: str) -> Model:
     try:
         output_dir, run_name = configs.peek(target, place)
     except ConfigError:
@@ -135,7 +143,7 @@ def _of_recipe(target: str, place: Sequence[str], base: bool, planned: bool) -> 
     if trains and not planned:
         raise UserError(
             f"there is no run in {folder.path}: train one with `daguerre train {target}`, give the folder of another "
-            "run, or set base=true to generate with the pretrained networks",
+            f"run, or set base=true to generate with the pretrained networks{other and '. '}{other}",
             code="missing",
         )
     defaults = [f"output_dir={output_dir}", f"run_name={run_name}"]
@@ -155,7 +163,7 @@ def _tree(target: str) -> trees.Tree:
     theirs = converted.of(Config, target, (), may_lose=True)
     tree: trees.Tree = {} if theirs is None else theirs.tree
     for layer in [] if theirs is not None else recipe.layers(target):
-        tree = trees.merge(tree, short_forms.layer(tree, layer.tree, []))
+        tree = trees.merge(tree, short_forms.layer(tree, renamed.layer(layer.tree, [], []), []))
     return tree
 
 

@@ -127,14 +127,16 @@ def value(key: str, text: str, kind: type[Settings], plain: Collection[str] = ("
     return trees.nested(key, found)
 
 
-def config_of(model: Model, given: Sequence[str]) -> Config:
+def config_of(
+    model: Model, given: Sequence[str], verb: str = "evaluate", options: type[Settings] = Options
+) -> Config:
     """The model's config with the settings of sampling that are given, and an image for each prompt. UserError for
-    settings that a model which is there does not take."""
+    settings that a model which is there does not take, with those that the verb takes."""
     notices: list[str] = []
     plain = model.trained or model.config(()).config
-    changes = generate_options.changes_of(model, plain, [overrides.pair(each) for each in given], notices)
+    changes = generate_options.changes_of(model, plain, [overrides.pair(each) for each in given], notices, options)
     loaded = model.config([*changes, "sampling.num_images=1"])
-    generate_options.check_changes(model, plain, loaded.config)
+    generate_options.check_changes(model, plain, loaded.config, verb, options)
     for notice in notices:
         print(notice)
     return loaded.config

@@ -199,8 +199,15 @@ def _of_examples(given: overrides.Arguments, notices: list[str]) -> overrides.Ar
     return replace(given, recipe=recipe, overrides=tuple(kept))
 
 
-def changes_of(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], notices: list[str]) -> list[str]:
-    """Overrides of the settings that images depend on; a notice names those that only matter for training."""
+def changes_of(
+    model: Model,
+    plain: Config,
+    pairs: Sequence[tuple[str, str]],
+    notices: list[str],
+    options: type[Settings] = Options,
+) -> list[str]:
+    """Overrides of the settings that images depend on; a notice names those that only matter for training. `options`
+    are those of the verb."""
     tree = plain.model_dump()
     leaves, sections = fields.leaves_and_sections(Config, tree)
     look = look_in(dict(pairs), short_forms.flat(tree))
@@ -219,7 +226,7 @@ def changes_of(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], no
             full = ".".join([found[0], *found[1]]) if found else path
             if found is None:
                 # The config knows which settings are near; here it is the options.
-                near = difflib.get_close_matches(key, [*Options.model_fields, *SAMPLING], n=1, cutoff=0.75)
+                near = difflib.get_close_matches(key, [*options.model_fields, *SAMPLING], n=1, cutoff=0.75)
                 if near:
                     raise UserError(f"there is no option {key}; did you mean {near[0]}?", code="unknown")
             if full == _BATCH:
@@ -240,8 +247,10 @@ def _allowed(model: Model, plain: Config) -> tuple[str, ...]:
     return *MAY_CHANGE, *_PLACES, *(f"model.{name}" for name in model.trained.model.decoding)
 
 
-def check_changes(model: Model, plain: Config, config: Config) -> None:
-    """UserError for settings that are fixed by the run, or have no effect on images."""
+def check_changes(
+    model: Model, plain: Config, config: Config, verb: str = "generate", options: type[Settings] = Options
+) -> None:
+    """UserError for settings that are fixed by the run, or have no effect on images, with those that the verb takes."""
     allowed = _allowed(model, plain)
     idle = f"model.{ASSISTANT}"  # it acts where a loss is computed
     if config.training.weights_dtype != plain.training.weights_dtype:
@@ -251,9 +260,9 @@ def check_changes(model: Model, plain: Config, config: Config) -> None:
     if not paths:
         return
     fixed = f"fixed when {model.run.path} was trained, or " if model.run else ""
-    known = [name for name in Options.model_fields if name != "base"]
+    known = [name for name in options.model_fields if name != "base"]
     raise UserError(
-        f"{', '.join(paths)}: {fixed}no effect on images; `generate` accepts "
+        f"{', '.join(paths)}: {fixed}no effect on images; `{verb}` accepts "
         f"{', '.join([*known, *SAMPLING, *(name.rstrip('.') for name in allowed[1:])])}",
         code="unused",
     )

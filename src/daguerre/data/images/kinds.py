@@ -7,7 +7,7 @@ also keeps its size.
 
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -132,9 +132,16 @@ def stored(images: Images) -> dict[str, bool]:
     return found
 
 
-def nowhere(name: str, needed: bool) -> str:
-    """The message where no sample has this image; `needed` where one without it is left out."""
+def nowhere(name: str, needed: bool, there: Container[str]) -> str:
+    """The message where no sample has this image; `needed` where one without it is left out. `there` are the further
+    images that samples have."""
     kind, (folder, column) = KINDS[name], KINDS[name].settings
+    first, *rest = REFERENCES
+    if name == first and (later := next((other for other in rest if other in there), "")):
+        return (
+            f"samples have a {later} (cat.{later}.png or cat.ref{later.rpartition('_')[2]}.png), and none has the "
+            f"first one: {kind.word}s are counted from {first} (cat.{first}.png or cat.ref1.png)"
+        )
     where = f"cat.{name}.png next to cat.jpg, data.{folder}, or data.{column} of a table (docs/data.md)"
     if needed:
         return (

@@ -146,7 +146,8 @@ def _build(locations: Sequence[Location], building: _Building, say: Callable[[st
         shards += 1
         if (now := time.monotonic()) - spoken > _PROGRESS_SECONDS:
             left_s = (now - started) / shards * (len(locations) - shards)
-            say(f"indexed {shards:,} of {len(locations):,} shards, {samples:,} samples; about {left_s:,.0f} s left")
+            done = f"{shards:,} of {len(locations):,} shards have their index here"  # made, or fetched
+            say(f"{done}, {samples:,} samples; about {left_s:,.0f} s left")
             spoken = now
 
 

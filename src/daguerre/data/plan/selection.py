@@ -92,7 +92,7 @@ def _with_images(index: Index, chosen_N: np.ndarray, images: Sequence[str]) -> t
         column = (index.images or {}).get(name)
         has_N = np.zeros(index.count, dtype=bool) if column is None else column.to_numpy(zero_copy_only=False)
         if index.count and not has_N.any():
-            raise UserError(kinds.nowhere(name, needed=True), code="missing")
+            raise UserError(kinds.nowhere(name, True, index.images or ()), code="missing")
         counts[kinds.lacking(name, needed=True)] = int((chosen_N & ~has_N).sum())
         chosen_N = chosen_N & has_N
     return chosen_N, counts

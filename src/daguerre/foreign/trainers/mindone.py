@@ -13,6 +13,13 @@ MODEL, DATA = "model.params.", "data.dataset_config.params"
 CLIP_LAYERS = 12
 """Of CLIP-L, which FrozenCLIPEmbedder counts from the embeddings, which are 0."""
 LAYERS = {"last": -1, "penultimate": -2}
+ENCODERS = {
+    "FrozenCLIPEmbedder": "",
+    **dict.fromkeys(
+        ("FrozenOpenCLIPEmbedder", "FrozenOpenCLIPEmbedder2", "FrozenOpenCLIPEmbedder2_CLIPTokenizer"), "_2"
+    ),
+}
+"""Classes of text encoders, without the mark of a LoRA, and what ends the names of the encoder's settings here."""
 
 
 def convert(reading: Reading) -> None:
@@ -28,9 +35,11 @@ def convert(reading: Reading) -> None:
     _learning(reading)
     _data(reading)
     reading.aliases()
-    plain = last(reading.get("optim.optimizer_config.target")) != "AdamWeightDecay"
+    plain = not last(reading.get("optim.optimizer_config.target")).startswith("AdamWeightDecay")
     of_one_source = [path for path in TABLES["unasked"] if path.startswith("data.")] if _is_dreambooth(reading) else []
     own = {"data.resolution", "data.interpolation"}
+    if _has_tokens(reading):
+        reading.assume(TABLES["unasked_of_tokens"])
     without = [*(["optimizer.epsilon"] if plain else []), *(path for path in of_one_source if path not in own)]
     reading.assume(TABLES["unasked"], *without)
 
@@ -146,14 +155,20 @@ def _embedder(reading: Reading, key: str) -> None:
         for part in ("target", "input_key"):
             reading.notice(f"{key}{part}", f"{field} conditions the UNet, as SDXL has it")
         reading.take(TABLES["sizes"], key)
-    if field != "txt" or name not in ("FrozenCLIPEmbedder", "FrozenOpenCLIPEmbedder2", "FrozenOpenCLIPEmbedder"):
+    if field == "txt" and name not in ENCODERS:
+        for part in reading.keys(f"{key}*"):
+            reading.refuse(part, f"{name} is no text encoder of SDXL's here: the base's own takes its place")
+    if field != "txt" or name not in ENCODERS:
         return
-    mark = "" if name == "FrozenCLIPEmbedder" else "_2"
+    mark = ENCODERS[name]
     reading.notice(f"{key}target", f"the text encoder model.text_encoder{mark}")
     if _has_lora(reading):
         _encoder_lora(reading, key, f"text_encoder{mark}")
-    elif _adapts(reading) and reading.get(f"{key}is_trainable") is False:
+    elif _adapts(reading) and (reading.get(f"{key}is_trainable") is False or _has_tokens(reading)):
         reading.notice(f"{key}is_trainable", "frozen")
+    elif reading.get(f"{key}is_trainable") is True and reading.get(f"{key}params.freeze", True) is not False:
+        why = "it has no effect there, as `freeze` is True unless it is given: model.train_text_encoder{0}=true trains it"
+        reading.refuse(f"{key}is_trainable", why.format(mark))
     reading.carry(f"{key}is_trainable", f"model.train_text_encoder{mark}")
     reading.notice(f"{key}params.freeze", f"model.train_text_encoder{mark} says it")
     layer, index = reading.get(f"{key}params.layer"), reading.get(f"{key}params.layer_idx")
@@ -175,8 +190,11 @@ def _has_lora(reading: Reading) -> bool:
 
 def _adapts(reading: Reading) -> bool:
     """True for a ControlNet or new tokens, with which everything else is frozen."""
-    tokens = last(reading.get("data.dataset_config.target")) == "Text2ImageDatasetTextualInversion"
-    return tokens or "adapters.controlnet.name" in reading.values
+    return _has_tokens(reading) or "adapters.controlnet.name" in reading.values
+
+
+def _has_tokens(reading: Reading) -> bool:
+    return last(reading.get("data.dataset_config.target")) == "Text2ImageDatasetTextualInversion"
 
 
 def _named(table: dict[str, Any]) -> dict[str, Any]:
@@ -219,6 +237,9 @@ def _learning(reading: Reading) -> None:
         reading.carry(f"{scheduler}warm_up_steps", "lr_scheduler.warmup", f"{int(steps)} steps")
     if [_only(reading.get(f"{scheduler}{name}")) for name in ("f_max", "f_min")] == [1, 1]:
         reading.take(TABLES["constant_after_warmup"], scheduler)
+    for key in ("optim.scheduler_config.target", *reading.keys(f"{scheduler}*")):
+        name = last(reading.get("optim.scheduler_config.target"))
+        reading.refuse(key, f"{name}: the rate stays as it is here; lr_scheduler.name has the schedules that are there")
 
 
 def _only(value: Any) -> Any:
