@@ -428,6 +428,7 @@ CASCADE = [
     ),
     refused("controlnet_filter=PidiFilter", "there is no PiDiNet here"),
     refused("controlnet_filter_params={'resize': 224}", "adapter.condition"),
+    refused("controlnet_filter_params.resize=224", "adapter.condition"),
     alias("controlnet_bottleneck_mode=simple", adapters__controlnet__bottleneck="simple"),
     alias(
         "controlnet_checkpoint_path=x.safetensors", adapters__controlnet__controlnet_model_name_or_path="x.safetensors"
@@ -441,6 +442,7 @@ CASCADE = [
     alias("stage_a_checkpoint_path=x.safetensors", "model_version=3B", model__vqgan="x.safetensors"),
     alias("edm_objective=True", objective__name="v", objective__schedule__name="cosine"),
     alias("generator_checkpoint_path=x.safetensors", "model_version=3.6B", model__prior="x.safetensors"),
+    alias("generator_checkpoint_path=x.safetensors", "model_version=3B", model__decoder="x.safetensors"),
     alias("shift=4", objective__schedule__shift=4.0),
     alias("dtype=bfloat16", training__weights_dtype="bfloat16"),
     alias("captions_getter=[txt, identity]", data__captions__fields=["text"]),

@@ -213,7 +213,12 @@ def test_a_text_encoder_that_mindone_freezes_is_not_trained(freeze):
         ("DiffusionEngine", "DiffusionEngineMultiGraph", "model.target", None),
         ("mindspore.nn.AdamWeightDecay", "gm.modules.optimizers.AdamWeightDecayZeRO1", "optimizer_config.target", None),
         ("FrozenOpenCLIPEmbedder2", "FrozenOpenCLIPEmbedder2_CLIPTokenizer", "emb_models.1.params.arch", None),
-        ("FrozenCLIPEmbedder\n", "FrozenCnCLIPEmbedder\n", "emb_models.0.params.layer", "the base's own takes its place"),
+        (
+            "FrozenCLIPEmbedder\n",
+            "FrozenCnCLIPEmbedder\n",
+            "emb_models.0.params.layer",
+            "the base's own takes its place",
+        ),
         ("LambdaWarmUpScheduler", "MultiStepLR", "scheduler_config.target", "MultiStepLR: the rate stays as it is"),
     ],
 )

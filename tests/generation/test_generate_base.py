@@ -53,7 +53,6 @@ def test_a_folder_that_is_called_as_a_recipe_is_named(tmp_path, monkeypatch, cap
     assert load.find("sd15", [], base=True).notices == (load._namesake("sd15", Path("sd15")),)
 
 
-
 def test_a_base_model_is_drawn_with_where_that_is_asked_for(sd1, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     base = f"pretrained_model_name_or_path={sd1}"

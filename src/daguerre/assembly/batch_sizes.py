@@ -253,8 +253,8 @@ def _smaller(share: int, wanted: int, fitting: int, ranks: int) -> str:
 
 def _accumulated(sizes: BatchSizes, asked: int) -> str:
     return (
-        f"gradients are accumulated over {sizes.accumulation} micro-batches instead of the recipe's {asked}: each device "
-        f"computes {sizes.whole // sizes.ranks} of the {sizes.whole} samples of the global batch"
+        f"gradients are accumulated over {sizes.accumulation} micro-batches instead of the recipe's {asked}: each "
+        f"device computes {sizes.whole // sizes.ranks} of the {sizes.whole} samples of the global batch"
     )
 
 

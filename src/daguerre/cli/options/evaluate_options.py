@@ -127,9 +127,7 @@ def value(key: str, text: str, kind: type[Settings], plain: Collection[str] = ("
     return trees.nested(key, found)
 
 
-def config_of(
-    model: Model, given: Sequence[str], verb: str = "evaluate", options: type[Settings] = Options
-) -> Config:
+def config_of(model: Model, given: Sequence[str], verb: str = "evaluate", options: type[Settings] = Options) -> Config:
     """The model's config with the settings of sampling that are given, and an image for each prompt. UserError for
     settings that a model which is there does not take, with those that the verb takes."""
     notices: list[str] = []

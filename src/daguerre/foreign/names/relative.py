@@ -65,6 +65,11 @@ def warmup_share(key: str, text: str, look: Look) -> Meaning:
     )
 
 
+def generator(key: str, text: str, look: Look) -> Meaning:
+    """Stable Cascade's weights of the stage that is trained."""
+    return one("model.decoder" if look("model.family") == "cascade_b" else "model.prior", text)
+
+
 def cycles(key: str, text: str, look: Look) -> Meaning:
     """`lr_num_cycles`: falls of a schedule that restarts; diffusers' scripts have it for all and read it for one."""
     schedule = look("lr_scheduler.name") or "constant"

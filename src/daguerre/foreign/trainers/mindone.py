@@ -167,7 +167,9 @@ def _embedder(reading: Reading, key: str) -> None:
     elif _adapts(reading) and (reading.get(f"{key}is_trainable") is False or _has_tokens(reading)):
         reading.notice(f"{key}is_trainable", "frozen")
     elif reading.get(f"{key}is_trainable") is True and reading.get(f"{key}params.freeze", True) is not False:
-        why = "it has no effect there, as `freeze` is True unless it is given: model.train_text_encoder{0}=true trains it"
+        why = (
+            "it has no effect there, as `freeze` is True unless it is given: model.train_text_encoder{0}=true trains it"
+        )
         reading.refuse(f"{key}is_trainable", why.format(mark))
     reading.carry(f"{key}is_trainable", f"model.train_text_encoder{mark}")
     reading.notice(f"{key}params.freeze", f"model.train_text_encoder{mark} says it")
