@@ -290,7 +290,7 @@ def rows_of(folder: Path) -> dict[str, tuple[int, ...]]:
 @pytest.mark.long
 def test_kohyas_controlnet_trains(place, shelf, capsys):
     converted("x.toml", adapter_configs.KOHYA_CONTROLNET, capsys)
-    given = {"data.path": shelf / "images", "data.control_dir": shelf / "controls"}
+    given = {"data.path": shelf / "images", "data.control_dir": shelf / "controls", "data.caption_extension": ".txt"}
     assert (train("ours.yaml", shelf, "sd", **given) / "diffusion_pytorch_model.safetensors").is_file()
 
 
