@@ -175,6 +175,15 @@ def test_guidance_of_nought_and_of_one_are_none(run, tmp_path):
     assert not np.array_equal(one, draw(run, tmp_path / "c", "guidance_scale=1.5"))
 
 
+@pytest.mark.parametrize(("verb", "own"), [("evaluate", "metrics"), ("compare", "strengths"), ("generate", "prompt")])
+def test_each_verb_names_the_settings_that_it_takes(run, verb, own, capsys):
+    assert main.run([verb, str(run), "validation.num_samples=4", *["prompt=a"] * (verb == "generate")]) == 2
+    said = capsys.readouterr().err
+    assert f"validation.num_samples: fixed when {run} was trained" in said
+    assert f"`{verb}` accepts" in said
+    assert own in said.partition("accepts ")[2].split(", ")
+
+
 @pytest.mark.parametrize(("format", "suffix"), [pytest.param("jpeg", "jpg", marks=pytest.mark.long), ("webp", "webp")])
 def test_other_formats(run, tmp_path, format, suffix):
     draw(run, tmp_path / "png")
