@@ -72,9 +72,10 @@ def run(arguments: list[str]) -> int:
     flags = [word for word in arguments if word == "--dry-run"]
     folder, repository, options = read([word for word in arguments if word not in flags])
     check_not_held(folder)
+    found = read_run(folder)
     api = HfApi(endpoint=constants.ENDPOINT, token=_token(needed=not flags))
     with explained(repository):
-        upload = gather(read_run(folder), repository, options, api)
+        upload = gather(found, repository, options, api)
     print(f"{repository}: {counted(len(upload.files), 'file')}, {format_size(upload.size_bytes)}")
     print(f"licence: {upload.licence or 'none is stated; license=apache-2.0, for instance, states one'}")
     if flags:
