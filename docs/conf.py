@@ -1,5 +1,7 @@
 """How `make docs` builds these pages into one site: Sphinx, with Markdown by MyST and the theme Furo."""
 
+from docutils import nodes
+
 from daguerre import __version__
 
 project = "Daguerre"
@@ -31,5 +33,13 @@ def with_code(app, what, name, documented, options, lines):
             lines[number:number] = ["::", ""]
 
 
+def with_long_cells(app, tree, page):
+    """Cells with much text are marked, so that they are not narrow on a phone (tables.css)."""
+    for cell in tree.findall(nodes.entry):
+        if len(cell.astext()) > 100:
+            cell["classes"].append("long")
+
+
 def setup(app):
     app.connect("autodoc-process-docstring", with_code)
+    app.connect("doctree-resolved", with_long_cells)
