@@ -52,7 +52,7 @@ def line(path: Path, name: str) -> str:
     """A line of a header with those that continue it; empty for a header that lacks it."""
     words: list[str] = []
     for comment in _comments(path):
-        if words and (not comment or re.match(r"\w+:", comment)):
+        if words and (not comment or re.match(r"[A-Z][a-z]+:", comment)):
             break
         if comment.startswith(f"{name}:") or words:
             words.append(comment)
