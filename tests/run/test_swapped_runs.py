@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import forked_runs
@@ -235,6 +236,7 @@ def test_as_many_blocks_wait_as_a_planned_step_needs(place, monkeypatch):
     monkeypatch.setattr(estimate, "simulated_step", lambda target, parts, count: Held(count))
     given = place.config("training.swap_blocks=auto")
 
+    @cache
     def held(count):
         one = swapped.fixed(given, count)
         return static.count(one, outline(one), one.mesh.resolved(1, 1)).whole
