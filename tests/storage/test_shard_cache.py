@@ -159,6 +159,30 @@ def test_a_copy_that_is_removed_before_it_is_read_comes_again(shards, cache, mon
         cache.read(shards[1], 0, 10, digest(content(1)))
 
 
+def test_so_does_one_that_is_opened_by_its_path(tmp_path, monkeypatch):
+    """As indexes are made: other processes fetch into the same cache while a copy is read through."""
+    cache, place, tried = ShardCache(tmp_path, 100), Location("s3://bucket/0.tar"), []
+
+    def fetched(self, location, digest=None):
+        (self.folder / "copy").write_bytes(b"whole")
+        return self.folder / "copy"
+
+    def opened(path):
+        tried.append(path)
+        if len(tried) < 3:
+            path.unlink()
+        return path.read_bytes()
+
+    monkeypatch.setattr(ShardCache, "path", fetched)
+    assert cache.using(place, opened) == b"whole"
+    monkeypatch.setattr(file_cache, "_OPENINGS", 2)
+    tried.clear()
+    with pytest.raises(storage_io.Transient, match=r"several times before it could be read: raise data\.cache_gb"):
+        cache.using(place, opened)
+    with pytest.raises(FileNotFoundError, match="elsewhere"):  # that is not the copy
+        cache.using(place, lambda path: Path("elsewhere").read_bytes())
+
+
 def test_a_file_that_is_nowhere_is_missing(cache, shards, tmp_path):
     with pytest.raises(storage_io.Missing, match=r"^data\.path: s3://bucket/nope\.tar does not exist"):
         cache.read(Location("s3://bucket/nope.tar"), 0, 10)

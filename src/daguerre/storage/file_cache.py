@@ -15,6 +15,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
+from typing import TypeVar
 
 from daguerre import system, user_cache
 from daguerre.errors import UserError
@@ -22,6 +23,8 @@ from daguerre.storage import io as storage_io
 from daguerre.storage.download import digest_of, fetch_into
 from daguerre.storage.io import Stat
 from daguerre.storage.location import Location
+
+_T = TypeVar("_T")
 
 _LOCKS = 4096
 _OPENINGS = 5
@@ -67,7 +70,7 @@ class ShardCache:
 
         `digest` (xxh3_128, hex) is the expected one: if the store holds other bytes, those come all the same, for
         callers that check samples one by one. Without it, the copy is the store's newest. Another process may remove
-        the copy at any time, which `read` handles.
+        the copy at any time, which `read` and `using` handle.
         """
         if location.local is not None:
             return location.local
@@ -101,8 +104,23 @@ class ShardCache:
                         raise
                     copy.unlink(missing_ok=True)
                     _sound.cache_clear()
+        raise self._removed(location)
+
+    def using(self, location: Location, use: Callable[[Path], _T], digest: str | None = None) -> _T:
+        """What `use` makes of the whole copy, which may open it several times: anew where another process removes the
+        copy meanwhile. StoreError where that happens again and again."""
+        for _ in range(_OPENINGS):
+            copy = self.path(location, digest)
+            try:
+                return use(copy)
+            except FileNotFoundError:
+                if location.local is not None or copy.exists():
+                    raise
+        raise self._removed(location)
+
+    def _removed(self, location: Location) -> storage_io.Transient:
         what = f"was removed from {str(self.folder)!r} several times before it could be read: raise data.cache_gb"
-        raise storage_io.Transient(location, what, "data.cache_gb")
+        return storage_io.Transient(location, what, "data.cache_gb")
 
     def holds(self, location: Location) -> bool:
         """True if there is a whole copy, or the file is local. Sends no request."""

@@ -272,11 +272,14 @@ class Build:
 
 def build(location: Location, formats: Sequence[str] = headers.USUAL, cache: ShardCache | None = None) -> ShardIndex:
     """The index of one shard, made again. UserError for a file that is not a tar."""
-    local = location.local
-    if local is None:
-        assert cache is not None, "a remote shard is indexed through the cache"
-        local = cache.path(location)
-    return tar_index.build(local, location.name, formats, storage_io.size(location).version)
+
+    def made(local: Path) -> ShardIndex:
+        return tar_index.build(local, location.name, formats, storage_io.size(location).version)
+
+    if location.local is not None:
+        return made(location.local)
+    assert cache is not None, "a remote shard is indexed through the cache"
+    return cache.using(location, made)
 
 
 def _pieces(shard: ShardIndex, row: int) -> list[Piece]:

@@ -49,7 +49,9 @@ class Builder:
 
     def __call__(self, location: Location) -> ShardIndex:
         """Reads the whole table, and the headers of images that are here. UserError where it is no table."""
-        file = location.local or self.cache.path(location, None)
+        return self.cache.using(location, lambda file: self._built(location, file))
+
+    def _built(self, location: Location, file: Path) -> ShardIndex:
         schema = read_schema(self.tables, file, location)
         check(schema, self.columns, self.first, location.name)
         counts: skipped.Counts = {}

@@ -123,7 +123,7 @@ class TableSource:
         location, about = self.locations[table], index_cache.load(self.index_paths[table]).about
         if found and self.whole and not self.whole[table] and not self.cache.holds(location):
             return remote_file(location, about.shard_bytes)
-        return file_now(self.cache.path(location, about.shard_digest))
+        return self.cache.using(location, file_now, about.shard_digest)
 
     def _row(self, file: File, at: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         """The row and its captions, as they were indexed: the image by its places in the file where they are known.
@@ -198,7 +198,7 @@ def open_tables(settings: TableSettings, tables: Tables, locations: Sequence[Loc
 
 def _opened(settings: TableSettings, tables: Tables, locations: Sequence[Location]) -> TableSource:
     cache = cache_of(settings)
-    first = read_schema(tables, cache.path(locations[0]), locations[0])
+    first = cache.using(locations[0], lambda file: read_schema(tables, file, locations[0]))
     columns = table_columns.choose(first, settings, locations[0].name)
     made_by = repr((tables, columns.digest, settings.formats)).encode()
     kind = f"{settings.source} {blake2b(made_by, digest_size=8).hexdigest()}"
