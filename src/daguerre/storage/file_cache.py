@@ -107,7 +107,7 @@ class ShardCache:
         raise self._removed(location)
 
     def using(self, location: Location, use: Callable[[Path], _T], digest: str | None = None) -> _T:
-        """Returns what `use` makes of the whole copy, which may open it several times: anew where another process
+        """Returns what `use` makes of the whole copy, which may open it several times: once more where another process
         removes the copy meanwhile. StoreError where that happens again and again."""
         for _ in range(_OPENINGS):
             copy = self.path(location, digest)
