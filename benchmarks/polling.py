@@ -1,11 +1,11 @@
 """What it costs a run that it can be watched and asked: looks for actions, lines of metrics, and its log.
 
-    python benchmarks/polling.py [--pairs 10] [--updates 300] [--recipe quickstart] [key=value ...]
+    python benchmarks/polling.py [--pairs 10] [--updates 300] [--turn 20] [--recipe quickstart] [key=value ...]
 
-One run trains with one thread. Stretches of updates by turns do all this and none of it, in an order that turns from
-pair to pair. Counted is processor time of the whole process, so that a shared machine may be used. Printed: the mean
-over the pairs of what a stretch with it takes more, in per cent, with its 95 % interval by Student's t; and the same
-from the time spent inside those calls alone, which the machine disturbs less. `--calls` measures the calls without a
+One run trains with one thread. Of each pair 300 updates do all this and 300 none of it, in turns of 20 updates whose
+order changes, so that spells in which a shared machine is slower meet both. Counted is processor time of the whole
+process. Printed: the mean over the pairs of what updates with it take more, in per cent, with its 95 % interval by
+Student's t; and the same from the time spent inside those calls alone, which the machine disturbs less. `--calls` measures the calls without a
 run: a look that is not due yet, one into an empty folder (one is due each second), and a line of 24 metrics.
 """
 
@@ -32,43 +32,47 @@ from daguerre.tracking.console import Progress
 from daguerre.tracking.sinks import MetricsFile
 
 WARM = 50
-"""Updates before the first stretch, in which everything starts."""
+"""Updates before the first turn, in which everything starts."""
 _T95 = {4: 2.776, 9: 2.262, 19: 2.093}
 
 
 class Turns:
-    """Processor time of stretches of updates that write and look, and of such that do not."""
+    """Processor time of updates that write and look, and of such that do not, by pairs; they change places each
+    `turn` updates."""
 
-    def __init__(self, pairs: int, updates: int) -> None:
-        self.order = [turn for pair in range(pairs) for turn in ((True, False) if pair % 2 else (False, True))]
-        self.updates, self.done = updates, 0
-        self.seconds: dict[bool, list[float]] = {True: [], False: []}
-        self.inside: list[float] = []
+    def __init__(self, pairs: int, updates: int, turn: int) -> None:
+        each = updates // turn
+        self.order = [
+            kind for number in range(pairs * each) for kind in ((True, False) if number % 2 else (False, True))
+        ]
+        self.turn, self.turns_of_a_pair, self.done = turn, 2 * each, 0
+        self.seconds: dict[bool, list[float]] = {True: [0.0] * pairs, False: [0.0] * pairs}
+        self.inside = [0.0] * pairs
         self._began = self._inside = 0.0
 
     @property
     def total(self) -> int:
-        return WARM + len(self.order) * self.updates
+        return WARM + len(self.order) * self.turn
 
     @property
     def works(self) -> bool:
-        """True in a stretch that does everything."""
-        at = (self.done - WARM) // self.updates
+        """True in a turn that does everything."""
+        at = (self.done - WARM) // self.turn
         return self.done < WARM or at >= len(self.order) or self.order[at]
 
     def ended(self) -> None:
         """Notes the end of an update."""
-        place = self.done - WARM
-        if place > 0 and place % self.updates == 0 and place // self.updates <= len(self.order):
-            kind = self.order[place // self.updates - 1]
-            self.seconds[kind].append(time.process_time() - self._began)
-            if kind:
-                self.inside.append(self._inside)
-        if place >= 0 and place % self.updates == 0:
-            self._began, self._inside = time.process_time(), 0.0
+        number, within = divmod(self.done - WARM, self.turn)
+        if within:
+            return
+        if 0 < number <= len(self.order):
+            kind, pair = self.order[number - 1], (number - 1) // self.turns_of_a_pair
+            self.seconds[kind][pair] += time.process_time() - self._began
+            self.inside[pair] += self._inside if kind else 0.0
+        self._began, self._inside = time.process_time(), 0.0
 
     def timed(self, call: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-        """The call in stretches that do everything, with its time; `otherwise` in the others."""
+        """The call in turns that do everything, with its time; `otherwise` in the others."""
 
         def turn(*given: Any, **named: Any) -> Any:
             if not self.works:
@@ -141,6 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, choices=[count + 1 for count in _T95], default=10)
     parser.add_argument("--updates", type=int, default=300)
+    parser.add_argument("--turn", type=int, default=20)
     parser.add_argument("--recipe", default="quickstart")
     parser.add_argument("--calls", action="store_true")
     parser.add_argument("overrides", nargs="*")
@@ -148,14 +153,14 @@ def main() -> None:
     if given.calls:
         calls(5000)
         return
-    turns = Turns(given.pairs, given.updates)
+    turns = Turns(given.pairs, given.updates, given.turn)
     with tempfile.TemporaryDirectory() as folder, watched(turns):
         words = ["train", given.recipe, f"output_dir={folder}", "run_name=watched", f"duration={turns.total} steps"]
         words += ["validation.every=null", "checkpoint.every=null", "sampling.num_images=0", "loader.num_workers=0"]
         assert cli.run([*words, *given.overrides]) == 0
     with_it, without = turns.seconds[True], turns.seconds[False]
     print(f"an update: {1e3 * statistics.mean(without) / given.updates:.1f} ms of processor time without")
-    print("stretches: " + interval([100 * (a / b - 1) for a, b in zip(with_it, without, strict=True)]))
+    print("all of an update: " + interval([100 * (a / b - 1) for a, b in zip(with_it, without, strict=True)]))
     print("the calls alone: " + interval([100 * a / b for a, b in zip(turns.inside, without, strict=True)]))
 
 

@@ -5,6 +5,8 @@ They are POSIX's, and run on Linux and macOS. On Windows locks of this kind do n
 
 import ctypes
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -88,6 +90,34 @@ def boot() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+class Gpu(NamedTuple):
+    """One GPU, as its driver sees it."""
+
+    busy_percent: int
+    used_bytes: int
+    total_bytes: int
+
+
+def gpus() -> list[Gpu]:
+    """The GPUs of this machine by nvidia-smi, with what all programs do on them; [] without it."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    asked = [program, "--query-gpu=utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    rows = [[part.strip() for part in line.split(",")] for line in said.splitlines()]
+    numbers = [[*map(int, row)] for row in rows if len(row) == 3 and all(part.isdecimal() for part in row)]
+    return [Gpu(busy, used << 20, total << 20) for busy, used, total in numbers]
+
+
+def load() -> float:
+    """Processes that wait for a core or have one, by the mean of the last minute."""
+    return os.getloadavg()[0]
 
 
 def peak_resident_bytes() -> int:

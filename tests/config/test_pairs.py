@@ -55,6 +55,7 @@ REFUSED = [
     # precision, averages, batches
     ("sdxl", ["weights_dtype=float16", "mixed_precision=no"], "mixed_precision=no does not work with weights_dtype=fl"),
     ("sdxl", ["ema.decay=0.999"], "no effect while ema.enabled is false"),
+    ("sd15", ["ema.enabled=false", "validation.raw_weights=true"], "no average of the weights is kept"),
     ("sd15", ["training.per_device_batch_size=3"], "must be a multiple of per_device_batch_size, which is 3"),
 ]
 

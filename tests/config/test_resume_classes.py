@@ -80,7 +80,7 @@ FREE = {
     *(f"training.{name}" for name in ("duration", "gradient_checkpointing", "max_device_memory")),
     "training.max_nonfinite_steps",
     *("profiler.ranks", "profiler.steps"),
-    *(f"validation.{name}" for name in ("compared_images", "every", "num_levels", "num_samples")),
+    *(f"validation.{name}" for name in ("compared_images", "every", "num_levels", "num_samples", "raw_weights")),
 }
 SECTIONS = {"families": "model.family", "objectives": "objective.name"}
 SECTIONS |= {"sources": "data.source", "optimizers": "optimizer.name"}

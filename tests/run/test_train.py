@@ -76,6 +76,17 @@ def test_metrics_keep_their_names(whole):
     assert read[0]["perf/per_device_tflops_per_sec"] == pytest.approx(per_second)
 
 
+@pytest.mark.long  # two trainings; of the quick tests, the ledger's measures raw weights beside their average
+def test_validation_measures_the_raw_weights_beside_their_average(tmp_path):
+    few = ["checkpoint.every=null", "checkpoint.export=false", "sampling.num_images=0"]
+    assert train(tmp_path / "both", *few, "validation.raw_weights=true") == errors.DONE
+    assert train(tmp_path / "alone", *few, "ema.enabled=false") == errors.DONE
+    both, alone = lines(tmp_path / "both" / "tiny"), lines(tmp_path / "alone" / "tiny")
+    raw = [line["validation/loss_raw"] for line in both if "validation/loss" in line]
+    assert raw == [line["validation/loss"] for line in alone if "validation/loss" in line]
+    assert raw != [line["validation/loss"] for line in both if "validation/loss" in line]
+
+
 def test_stock_diffusers_opens_the_pipeline(whole):
     diffusers = pytest.importorskip("diffusers")
     with warnings.catch_warnings():

@@ -16,6 +16,7 @@ from browser import Page
 
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.serve.dataset.folders import identity
+from daguerre.serve.queueing.schema import Schema
 
 pytestmark = [browser.needed, axe.needed]
 WIDTHS = {1280: 900, 360: 740}
@@ -52,6 +53,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
         served.queue_of(runs).add([name, "x=1"], str(runs / name), runs / name, runs)
     with pytest.MonkeyPatch.context() as patch, browser.opened(root / "profile") as chromium:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        Schema().document()  # which takes ten seconds and more
         with served.running(runs, control=True) as here, RunFolder(runs / "quickstart").hold():
             yield Shown(chromium.page(), runs, here)
 

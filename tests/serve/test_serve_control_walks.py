@@ -16,7 +16,7 @@ import served
 from browser import Browser, Page
 
 from daguerre.checkpoint import actions
-from daguerre.checkpoint.actions import Inbox
+from daguerre.checkpoint.actions import PAUSED, RELEASED, Inbox
 from daguerre.checkpoint.run_dir import RunFolder, lock_holder
 
 pytestmark = [browser.needed, pytest.mark.long]
@@ -53,7 +53,7 @@ def trained(run: Path) -> Iterator[list[dict[str, Any]]]:
                     asked.append(one.action.model_dump(include={"kind", "values"}))
                     if one.action.kind == "sample":
                         fake_run.write_samples(run, 200, 1.0, run / "samples" / "asked" / one.ident)
-                    states = {"pause": ("running", "paused"), "continue": ("running", ""), "release": ("saved", "")}
+                    states = {"pause": ("running", PAUSED), "continue": ("running", ""), "release": ("saved", RELEASED)}
                     if one.action.kind in states:
                         fake_run.write_status(run, states[one.action.kind][0], 200, states[one.action.kind][1])
                     inbox.answer(one, True, f"{one.action.kind} is done", 200)
@@ -96,11 +96,12 @@ def test_with_keys_alone_a_run_is_sampled_paused_continued_and_released(folder: 
         page.wait("document.querySelector('#asked img').naturalWidth > 0")
         page.press("[data-action=pause]")
         page.wait("document.querySelector('[data-action=pause]').hidden")
-        page.wait("document.querySelector('[data-part=head]').textContent.toLowerCase().includes('paused')")
+        page.wait("document.querySelector('.state.paused') && document.title.startsWith('Paused')")
+        page.wait("document.querySelector('.notice.paused').textContent.includes('daguerre control RUN continue')")
         page.press("[data-action=continue]")
-        page.wait("document.querySelector('[data-action=continue]').hidden")
+        page.wait("document.querySelector('[data-action=continue]').hidden && document.querySelector('.state.running')")
         page.press("[data-action=release]")
-        page.wait("document.querySelector('.state.saved') && document.querySelector('#control').hidden")
+        page.wait("document.querySelector('.state.released') && document.querySelector('#control').hidden")
         page.close()
     values = {"prompts": ["a green star", "a yellow ring"], "seed": 7, "strength": 0.5}
     assert asked[0] == {"kind": "sample", "values": values}

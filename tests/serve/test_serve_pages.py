@@ -7,7 +7,9 @@ import json
 import subprocess
 import sys
 import tarfile
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 import fake_run
@@ -48,6 +50,32 @@ def test_the_list_has_every_run_with_its_state_by_the_lock(folder: Path) -> None
         assert "Training now" in page
         assert page.index(">slow<") < page.index(">quickstart<"), "what runs stands first"
         assert " left<" in page
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "word", "command"),
+    [
+        ("running", "paused", "Paused", "daguerre control RUN continue"),
+        ("saved", "released on request", "Released", "daguerre train RUN"),
+    ],
+)
+def test_a_run_that_waits_says_since_when_and_what_lets_it_go_on(
+    folder: Path, state: Any, reason: str, word: str, command: str
+) -> None:
+    run = RunFolder(folder / "quickstart")
+    with ExitStack() as stack:
+        if state == "running":
+            stack.enter_context(run.hold())
+        run.write_status(state, step=100, samples=3200, reason=reason, since="2100-11-28T04:20:00+00:00")
+        with served.asked(folder) as client:
+            listed, page = client.get("/").text, client.get(served.address(folder, "quickstart")).text
+            assert f'<span class="state {word.lower()}">{word}</span>' in listed
+            assert f'<span class="state {word.lower()}">{word}</span>' in page
+            assert f"<b>{word} since 28 November 2100, 04:20 UTC</b>" in page
+            assert f"<code>{command}</code>" in listed
+            assert f"<code>{command}</code>" in page
+            assert "0 training now" in listed
+            assert client.get("/match", params={"q": word}).json()["ids"] == [run_id(folder, "quickstart")]
 
 
 @pytest.mark.parametrize(

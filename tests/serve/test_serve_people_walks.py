@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
 
@@ -286,6 +288,64 @@ def test_a_run_that_is_killed_says_so_and_one_that_failed_says_why(folder: Path,
         page.wait("document.querySelector('.notice.failed')?.textContent.includes('out of memory on <b>GPU 0</b>')")
         page.go(here)
         page.wait("document.querySelector('.runs .reason')?.textContent.includes('out of memory')")
+    assert [error for error in page.browser.errors if "ERR_CONNECTION" not in error] == []
+
+
+@contextmanager
+def behind(here: str, prefix: bytes) -> Iterator[str]:
+    """The address of a proxy that takes a sub-path off, and has nothing elsewhere."""
+    port = int(here.rstrip("/").rpartition(":")[2])
+
+    def pipe(one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while data := one.recv(1 << 16):
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
+
+    class Passed(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                if not (data := self.request.recv(1 << 16)):
+                    return
+                head += data
+            if b" " + prefix not in head.partition(b"\r\n")[0]:
+                self.request.sendall(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                return
+            head = head.replace(prefix, b"/", 1).replace(b"Connection: keep-alive", b"Connection: close", 1)
+            with socket.create_connection(("127.0.0.1", port)) as inner:
+                inner.sendall(head)
+                threading.Thread(target=pipe, args=(self.request, inner), daemon=True).start()
+                pipe(inner, self.request)
+
+    class Proxy(socketserver.ThreadingTCPServer):
+        daemon_threads, block_on_close = True, False
+
+    with Proxy(("127.0.0.1", 0), Passed) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{proxy.server_address[1]}{prefix.decode()}"
+        proxy.shutdown()
+        thread.join()
+
+
+def test_behind_a_proxy_at_a_sub_path_the_page_lives_and_changes(folder: Path, page: Page) -> None:
+    names = frozenset({"127.0.0.1"})  # as `--allow-host` gives it: the port of the proxy is another
+    with served.running(folder, control=True, hosts=names) as inner, behind(inner, b"/lab/daguerre/") as here:
+        page.go(here)
+        page.evaluate("[...document.querySelectorAll('.runs h2 a')].find((one) => one.textContent === 'one').click()")
+        page.wait(CURVES)
+        page.wait("document.querySelector('.strip img').naturalWidth > 0")
+        with RunFolder(folder / "one").hold():
+            fake_run.write_status(folder / "one", "running", 200)
+            page.wait("document.querySelector('.state.running')")
+        page.evaluate("document.querySelector('#edit').click()")
+        page.evaluate("document.querySelector('#own-name').value = 'behind a proxy'")
+        page.evaluate("document.querySelector('#notes form').requestSubmit()")
+        page.wait("document.querySelector('h1').textContent.startsWith('behind a proxy')")
+        page.press(".bar-top [href='../../queue/']")
+        page.wait("document.title.startsWith('0 training, 0 waiting')")
+        assert page.evaluate("location.pathname") == "/lab/daguerre/queue/"
     assert [error for error in page.browser.errors if "ERR_CONNECTION" not in error] == []
 
 

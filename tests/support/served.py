@@ -24,7 +24,8 @@ HERE = "http://127.0.0.1:8800"
 def site(folder: Path, *roots: Path, copies: Copies | None = None, **rules: Any) -> Site:
     whole = folder.resolve()
     catalog = Catalog(whole, (whole, *(root.resolve() for root in roots)), copies)
-    return Site(catalog, Rules(**rules), queue_of(folder))
+    # However busy the machine is, an answer is whole.
+    return Site(catalog, Rules(**rules), queue_of(folder), patience_seconds=600.0)
 
 
 def queue_of(folder: Path) -> Queue:

@@ -41,6 +41,8 @@ WITH_VALUES: tuple[Kind, ...] = ("sample", "change")
 """Kinds to which settings of sampling belong."""
 ENDS: tuple[Kind, ...] = ("stop", "release")
 """Kinds that end the process."""
+PAUSED = "paused"
+"""The reason in the status of a run that is paused; `since` says from when."""
 STOPPED, RELEASED = "stopped on request", "released on request"
 """Reasons in the status of a run that has ended so."""
 EXPIRES_SECONDS = 600.0

@@ -57,7 +57,7 @@ class Holder:
 
     @classmethod
     def this_process(cls) -> Holder:
-        return cls(os.getpid(), socket.gethostname(), _now())
+        return cls(os.getpid(), socket.gethostname(), now())
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} (since {self.since})" if self.pid else "another process"
@@ -154,11 +154,20 @@ class RunFolder:
             time.sleep(0.02)
 
     def write_status(
-        self, state: State, *, step: int, samples: int, total_steps: int | None = None, reason: str = ""
+        self,
+        state: State,
+        *,
+        step: int,
+        samples: int,
+        total_steps: int | None = None,
+        reason: str = "",
+        since: str = "",
     ) -> None:
-        """Replace status.json. `reason` says why a run failed or stopped early. RunFolderError for a full disk."""
+        """Replace status.json. `reason` says why a run failed, stopped early or makes no update, `since` from when on it
+        makes none. RunFolderError for a full disk."""
         document = {"state": state, "reason": reason, "step": step, "samples": samples, "total_steps": total_steps}
-        document |= {"pid": os.getpid(), "host": socket.gethostname(), "updated": _now()}
+        document |= {"pid": os.getpid(), "host": socket.gethostname(), "updated": now()}
+        document |= {"since": since} if since else {}
         try:
             write_json_atomically(self.status, document)
         except OSError as error:
@@ -239,7 +248,8 @@ def in_use(where: object, holder: Holder) -> str:
     )
 
 
-def _now() -> str:
+def now() -> str:
+    """This moment as files of a run have it: ISO 8601, with the offset of this machine."""
     return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
 
 

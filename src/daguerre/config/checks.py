@@ -20,6 +20,7 @@ from daguerre.training.settings import (
     OptimizerSettings,
     ProfilerSettings,
     TrainingSettings,
+    ValidationSettings,
     largest_divisor,
 )
 
@@ -81,6 +82,14 @@ def _masks(data: DataSettings, objective: ObjectiveSettings) -> list[Problem]:
     given += [("data.alpha_mask", True)] if data.alpha_mask else []
     text = "has no effect without objective.mask: remove it, or set objective.mask={} (docs/objectives.md)"
     return [Problem(path, text, value) for path, value in given]
+
+
+def _raw_validation(validation: ValidationSettings, ema: EMASettings, optimizer: OptimizerSettings) -> list[Problem]:
+    """Weights beside their average are measured where there is one."""
+    if not validation.raw_weights or ema.enabled or optimizer.averages_weights:
+        return []
+    text = "no average of the weights is kept (ema.enabled=false), so that the loss is that of the raw ones: remove it"
+    return [Problem("validation.raw_weights", text, True)]
 
 
 def _own_averages(optimizer: OptimizerSettings, ema: EMASettings, schedule: LRSchedulerSettings) -> list[Problem]:
@@ -239,6 +248,7 @@ CHECKS: dict[tuple[str, ...], Callable[..., list[Problem]]] = {
     ("model", "objective", "init_from"): _own_teacher,
     ("profiler", "output_dir"): _profiles,
     ("optimizer", "ema", "lr_scheduler"): _own_averages,
+    ("validation", "ema", "optimizer"): _raw_validation,
     ("optimizer", "training"): _in_backward,
 }
 """The sections that a check needs, and the check."""

@@ -7,7 +7,7 @@ from daguerre.report.html import Html
 from daguerre.report.run import Run
 from daguerre.report.svg import Series, chart, smooth
 
-MAIN, SECOND = "var(--accent)", "var(--second)"
+MAIN, SECOND, THIRD = "var(--accent)", "var(--second)", "var(--high)"
 _QUARTERS = ("cleanest quarter", "second", "third", "noisiest quarter")
 
 
@@ -61,6 +61,7 @@ def definitions(run: Run) -> list[Chart]:
             [
                 Line("learning/loss", "smoothed", MAIN, smoothed=True, raw=True),
                 Line("validation/loss", "validation", SECOND, dots=True),
+                Line("validation/loss_raw", "validation, raw weights", THIRD, dots=True),
             ],
             log=True,
         ),

@@ -5,17 +5,24 @@ from typing import Any
 
 from daguerre.formatting import counted, format_duration, scaled
 from daguerre.report.html import Html, element, join, table, when
-from daguerre.report.run import Run
+from daguerre.report.run import LIVE, Run
 from daguerre.report.svg import format_number
 
 STATES = {
     "running": "Training now",
+    "paused": "Paused",
+    "released": "Released",
     "saved": "Saved, not finished",
     "finished": "Finished",
     "failed": "Failed",
     "interrupted": "Interrupted",
     "unknown": "State unknown",
 }
+WAITS: dict[str, tuple[str, str, str]] = {
+    "paused": ("It makes no update, and its model stays in memory.", "daguerre control RUN continue", "Go on"),
+    "released": ("It is saved, and its device is free.", "daguerre train RUN", "Train on"),
+}
+"""What a run does that waits for a person, and what lets it go on: a command, and a button of its page."""
 _COUNTS = {"B": 1e9, "M": 1e6, "k": 1e3}
 _CACHED = {"images": "images", "texts": "captions"}
 _OBJECTIVES = {
@@ -33,7 +40,7 @@ def summary(run: Run) -> Html:
     named = sources.values() if isinstance(sources, dict) else ()
     source = ", ".join(dict.fromkeys(str(own.get("source")) for own in named if isinstance(own, dict)))
     words: list[object] = ["A model" if family is None else join("A model of the family ", element("b", family))]
-    words.append(" is being trained" if run.state == "running" else " was trained")
+    words.append(" is being trained" if run.state in LIVE else " was trained")
     words.append(join(" on ", element("b", source)) if source else None)
     cache = run.environment.get("cache")
     halves = [what for name, what in _CACHED.items() if name in cache] if isinstance(cache, dict) else []
@@ -112,7 +119,13 @@ def notices(run: Run) -> list[Html]:
             "The process ended without a message. Run the same command again to continue from the last save."
         )
     if reason:
-        found.append(element("div", element("b", STATES.get(run.state, run.state)), element("p", reason)))
+        state, said = STATES.get(run.state, run.state), element("p", reason)
+        if run.state in WAITS:
+            since = when(run.status.get("since") or run.status.get("updated"))
+            what, command, button = WAITS[run.state]
+            how = f" lets it go on; so does the button {button} on a page with --control."
+            state, said = f"{state} since {since}", element("p", f"{what} ", element("code", command), how)
+        found.append(element("div", element("b", state), said))
     if run.problems:
         items = (element("li", problem) for problem in run.problems)
         found.append(element("div", element("b", "Not everything could be read"), element("ul", *items)))

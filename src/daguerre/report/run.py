@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from daguerre import documents
+from daguerre.checkpoint.actions import PAUSED, RELEASED
 from daguerre.checkpoint.run_dir import Holder, RunFolder, RunFolderError, lock_holder
 from daguerre.errors import UserError
 from daguerre.regular import check_regular
@@ -23,6 +24,9 @@ SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """That of libyaml reads a recipe nine times as fast."""
 MOST_BYTES = 32 << 20
 """Of a file that is read as a whole."""
+LIVE = ("running", "paused")
+"""States of a run that a process holds."""
+_BY_REASON = {("running", PAUSED): "paused", ("saved", RELEASED): "released"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,8 @@ class Run:
 
     folder: Path
     state: str
-    """running, saved, finished, failed; interrupted: it says running, but nobody holds the folder; unknown."""
+    """running, paused, saved, released, finished, failed; interrupted: it says running, but nobody holds the folder;
+    unknown."""
     status: dict[str, Any]
     config: dict[str, Any]
     config_text: str
@@ -122,12 +127,13 @@ def holder(folder: Path) -> Holder | None:
 
 def run_state(folder: Path, status: Mapping[str, Any]) -> str:
     """The state of a run, by its lock: a status that says `running` is of a killed run if nobody holds the folder, and
-    one of a process before the one that holds it now says nothing any more."""
+    one of a process before the one that holds it now says nothing any more. `paused` and `released` are reasons there."""
     state, now = str(status.get("state", "unknown")), holder(folder)
+    told = _BY_REASON.get((state, str(status.get("reason"))), state)
     if now is None:
-        return "interrupted" if state == "running" else state
+        return "interrupted" if state == "running" else told
     own = (status.get("pid"), status.get("host")) == (now.pid, now.host) and str(status.get("updated")) >= now.since
-    return state if own else "running"
+    return told if own else "running"
 
 
 def evaluations(folder: Path, problems: list[str]) -> list[dict[str, Any]]:

@@ -10,8 +10,9 @@ from signal import SIGINT, Signals
 from types import TracebackType
 from typing import Any, Self
 
-from daguerre.checkpoint.actions import ENDS, RELEASED, STOPPED, Action, Asked, Inbox
+from daguerre.checkpoint.actions import ENDS, PAUSED, RELEASED, STOPPED, Action, Asked, Inbox
 from daguerre.checkpoint.manifest import CheckpointError
+from daguerre.checkpoint.run_dir import now
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.config import checks
 from daguerre.config.config import Config
@@ -31,8 +32,6 @@ _PAUSE_SECONDS = 0.2
 """Between two looks of a run that is paused."""
 _MOST_IMAGES, _MOST_STEPS, _MOST_PX = 100, 1000, 8192
 """Of images that are asked for: training waits for them."""
-PAUSED = "paused"
-"""The reason in the status of a run that is paused."""
 _OUTCOMES = {"stop": STOPPED, "release": RELEASED}
 
 Done = tuple[Run, str, str]
@@ -47,7 +46,8 @@ class Control:
     """None on other ranks."""
     stop: StopSignals
     processes: Processes
-    paused: bool = field(default=False, init=False)
+    paused_since: str = field(default="", init=False)
+    """Empty unless it is paused."""
     _new: list[Asked] = field(default_factory=list, init=False)
     _asked: int = field(default=0, init=False)
     _saving: list[tuple[Asked, str]] = field(default_factory=list, init=False)
@@ -79,11 +79,11 @@ class Control:
         """Does what was asked, shows what became of a save that has ended, and returns at the end of a pause: the run
         as it goes on, and the signal to stop, if there is one by now; the state is saved then."""
         run = self._do_all(run)
-        if not self.paused or signal is not None:
+        if not self.paused_since or signal is not None:
             return run, signal
         with results.busy(run, PAUSED):
-            run.status("running", reason=PAUSED)
-            while self.paused and signal is None:
+            run.status("running", reason=PAUSED, since=self.paused_since)
+            while self.paused_since and signal is None:
                 time.sleep(_PAUSE_SECONDS)
                 signal = self.signalled()
                 run = self._do_all(run)
@@ -113,8 +113,8 @@ class Control:
         if run.saver.finished():
             run.saved(run.saver.settle())
         self._answer_saves(run)
-        if acted and self.paused:
-            run.status("running", reason=PAUSED)  # what was done may have written another
+        if acted and self.paused_since:
+            run.status("running", reason=PAUSED, since=self.paused_since)  # what was done may have written another
         return run
 
     def _do(self, run: Run, asked: Asked) -> Run:
@@ -162,15 +162,15 @@ class Control:
             self.inbox.answer(asked, done, reason, step, files)
 
     def _pause(self, run: Run, asked: Asked) -> Done:
-        if self.paused:
+        if self.paused_since:
             raise UserError("the run is paused already")
-        self.paused = True
+        self.paused_since = now()
         return run, f"paused after {_updates(run)}; the model stays in memory", ""
 
     def _continue(self, run: Run, asked: Asked) -> Done:
-        if not self.paused:
+        if not self.paused_since:
             raise UserError("the run is not paused")
-        self.paused = False
+        self.paused_since = ""
         run.status("running")
         return run, f"goes on after {_updates(run)}", ""
 

@@ -39,22 +39,31 @@ from daguerre.types import IMAGE, Batch
 
 
 def validate(run: Run) -> None:
-    """Loss on the first held-out samples at fixed noise levels, by the averaged weights."""
-    settings, sharding = run.config.validation, run.state.sharding
-    with busy(run, "validating", advice.of_validation), evaluating(run.state):
-        made = loader.fixed_batches(
-            run.validated,
-            settings.num_samples,
-            run.loading.micro_size,
-            sharding.rank,
-            sharding.ranks,
-            run.parts.images,
-            run.parts.columns,
-            run.parts.is_ragged,
-        )
-        values = validation.validation_losses(named(run, made), run.parts.losses_at, settings.num_levels, sharding)
+    """Loss on the first held-out samples at fixed noise levels, by the averaged weights, and by those that are trained
+    if that is asked for."""
+    with busy(run, "validating", advice.of_validation):
+        with evaluating(run.state):
+            values = _held_out_losses(run)
+        if values and run.config.validation.raw_weights:
+            with evaluating(run.state, averaged=False):
+                values |= {"validation/loss_raw": _held_out_losses(run)["validation/loss"]}
     if values:
         run.log(values)
+
+
+def _held_out_losses(run: Run) -> dict[str, float]:
+    settings, sharding = run.config.validation, run.state.sharding
+    made = loader.fixed_batches(
+        run.validated,
+        settings.num_samples,
+        run.loading.micro_size,
+        sharding.rank,
+        sharding.ranks,
+        run.parts.images,
+        run.parts.columns,
+        run.parts.is_ragged,
+    )
+    return validation.validation_losses(named(run, made), run.parts.losses_at, settings.num_levels, sharding)
 
 
 def named(run: Run, batches: Iterator[Batch]) -> Iterator[Batch]:

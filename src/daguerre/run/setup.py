@@ -109,12 +109,14 @@ class Run:
         if self.processes.leads:
             resume.record_recipe(self.config, self.folder, self.sizes)
 
-    def status(self, state: State, reason: str = "") -> None:
+    def status(self, state: State, reason: str = "", since: str = "") -> None:
         """Writes status.json, on rank 0. RunFolderError if the folder is gone."""
         now, total = self.state, self.every.total
         if self.processes.leads:
             self.folder.check_not_moved()
-            self.folder.write_status(state, step=now.step, samples=now.samples, total_steps=total, reason=reason)
+            self.folder.write_status(
+                state, step=now.step, samples=now.samples, total_steps=total, reason=reason, since=since
+            )
             if state != "running" and (why := webhook.tell(self.folder.path, state, reason, now.step, total)):
                 self.say([why])
 

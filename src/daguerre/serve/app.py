@@ -40,9 +40,6 @@ from daguerre.serve.static import static
 from daguerre.serve.watched import Watched
 
 MOST_LOGIN_BYTES = 4096
-_PATIENCE_SECONDS = 0.7
-"""A page waits so long for metrics that are not read yet; then it comes without, and they follow."""
-
 _REPORT_POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; sandbox allow-scripts"
 )
@@ -88,8 +85,10 @@ async def _nothing(request: Request, error: Exception) -> Response:
     return PlainTextResponse("There is nothing at this address.\n", 404)
 
 
-async def _watched(request: Request, patience: float = _PATIENCE_SECONDS) -> Watched:
-    return await site_of(request).watching.look(request.path_params["id"], patience)
+async def _watched(request: Request, patience: float | None = None) -> Watched:
+    site = site_of(request)
+    wait = site.patience_seconds if patience is None else patience
+    return await site.watching.look(request.path_params["id"], wait)
 
 
 async def _list(request: Request) -> Response:

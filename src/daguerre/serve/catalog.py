@@ -9,6 +9,7 @@ from pathlib import Path
 
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.remote.copies import Copies
+from daguerre.report.run import LIVE
 from daguerre.serve import summaries
 from daguerre.serve.bounds import check_run, within
 from daguerre.serve.summaries import Summary
@@ -66,7 +67,7 @@ class Catalog:
                 found = {identity(path, self.folder): path for path in self._folders()}
                 self.entries = {id: self.entries.get(id) or Entry(id, path) for id, path in found.items()}
             for entry in self.entries.values():
-                if everything or (entry.summary is not None and entry.summary.state == "running"):
+                if everything or (entry.summary is not None and entry.summary.state in LIVE):
                     self._look(entry)
 
     def refresh(self, id: str) -> None:
@@ -159,4 +160,4 @@ def is_run(folder: Path) -> bool:
 
 def _order(entry: Entry) -> tuple[bool, float]:
     assert entry.summary is not None
-    return entry.summary.state != "running", -entry.summary.updated
+    return entry.summary.state not in LIVE, -entry.summary.updated

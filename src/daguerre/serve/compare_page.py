@@ -15,6 +15,7 @@ _COLORS = ("#8a5a2b", "#2f6f8f", "#7a3b8f", "#2f7d4f", "#b23a3a", "#a67c1a", "#2
 _SHOWN = {
     "learning/loss": ("Loss", "smoothed", True),
     "validation/loss": ("Validation loss", "held-out samples", True),
+    "validation/loss_raw": ("Validation loss, raw weights", "held-out samples", True),
     "perf/samples_per_second": ("Speed", "samples per second", False),
     "learning/gradient_norm": ("Gradient norm", "before clipping", True),
     "learning/current_learning_rate": ("Learning rate", "per update", False),

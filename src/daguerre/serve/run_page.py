@@ -2,15 +2,17 @@
 
 import os
 import shutil
+import socket
 from pathlib import Path
 
+from daguerre import system
 from daguerre.checkpoint.run_dir import RunFolder
-from daguerre.formatting import format_duration, format_size
+from daguerre.formatting import counted, format_duration, format_size
 from daguerre.report import evaluations, facts, outcome
 from daguerre.report.html import Html, element, join, json_script
 from daguerre.report.ledger import ledger
 from daguerre.report.results import results
-from daguerre.report.run import Run
+from daguerre.report.run import Run, holder
 from daguerre.serve import control as buttons
 from daguerre.serve import downloads, figures, pages, pictures, settings_shown
 from daguerre.serve.catalog import Catalog
@@ -79,8 +81,24 @@ def _now(run: Run, summary: Summary | None) -> list[str]:
     left = summary.left_seconds if summary else None
     return [
         f"{format_duration(left)} left, without saves" if left is not None else "",
+        _load(run),
         f"{format_size(free)} free on the disk",
     ]
+
+
+def _load(run: Run) -> str:
+    """How busy the devices are on which a run trains; "" for one that does not train on this machine."""
+    own = holder(run.folder)
+    if run.state != "running" or own is None or own.host != socket.gethostname():
+        return ""
+    on_gpu = run.environment.get("gpus") and run.setting("training.device") != "cpu"
+    if not on_gpu:
+        return f"load {system.load():.1f} on {counted(system.cores(), 'core')}"
+    each = (
+        f"GPU {one.busy_percent} % busy, {format_size(one.used_bytes)} of {format_size(one.total_bytes)} in use"
+        for one in system.gpus()
+    )
+    return " · ".join(each)
 
 
 def tail(path: Path) -> str:

@@ -42,6 +42,8 @@ class Site:
     """The queue of this machine that is shown, and with `rules.control` changed."""
     bounds: tuple[str, ...] = ()
     """Folders and addresses below which a run reads that this page queues; its own folder without any."""
+    patience_seconds: float = 0.7
+    """A page waits so long for metrics that are not read yet; then it comes without, and they follow."""
     stopping: Callable[[], bool] = lambda: False
     """True when the server is about to end: streams end then."""
     streams: int = 0

@@ -10,6 +10,7 @@ from typing import Any
 from daguerre import documents
 from daguerre.checkpoint.run_dir import Holder, RunFolder
 from daguerre.errors import UserError
+from daguerre.report.facts import WAITS
 from daguerre.report.run import MOST_BYTES, holder, run_state
 from daguerre.serve.bounds import check_file
 from daguerre.tracking.running_mean import RunningMean
@@ -31,6 +32,8 @@ class Summary:
     state: str
     """As `report.run.Run.state`."""
     reason: str
+    since: str
+    """From when on it waits for a person, as text; empty for one that does not."""
     step: int
     total: int | None
     loss: float | None
@@ -66,6 +69,7 @@ def summary(folder: Path, roots: tuple[Path, ...]) -> Summary:
         name=str(page.get("name") or folder.name),
         state=state,
         reason=str(status.get("reason") or ""),
+        since=str(status.get("since") or status.get("updated") or "") if state in WAITS else "",
         step=step,
         total=total,
         loss=RunningMean(line.get("learning/loss", math.nan) for line in lines).value,

@@ -220,12 +220,14 @@ class TrainState:
 
 
 @contextmanager
-def evaluating(state: TrainState) -> Iterator[None]:
-    """Within the context the net is in evaluation mode and computes with its averaged weights."""
+def evaluating(state: TrainState, averaged: bool = True) -> Iterator[None]:
+    """Within the context the net is in evaluation mode and computes with its averaged weights, unless these are not
+    asked for."""
+    averages = (state.ema.averages or state.optimizer_averages()) if averaged else {}
     state.net.eval()
     # The memory changes places: no third copy of the weights is needed, and putting it back is exact.
     try:
-        with state.sharding.swapped(state.net, state.trained, state.ema.averages or state.optimizer_averages()):
+        with state.sharding.swapped(state.net, state.trained, averages):
             yield
     finally:
         state.net.train()  # also after an error: some of them, such as a full disk, do not end a run

@@ -1,8 +1,6 @@
 """Answers of `daguerre train --dry-run` and `daguerre plan` as a page shows them."""
 
 import re
-import shutil
-import subprocess
 from typing import Any
 
 from daguerre import system
@@ -32,14 +30,8 @@ def problems(text: str) -> list[Problem]:
 def machine() -> list[str]:
     """Options of `plan` that say what this machine has: the memory of the host, and of its GPU if there is one."""
     found = [f"ram={system.memory_bytes() // 1_000_000}MB"]
-    if program := shutil.which("nvidia-smi"):
-        asked = [program, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-        try:
-            said = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False).stdout.split()
-        except (OSError, subprocess.TimeoutExpired):
-            return found
-        if said and all(text.isdecimal() for text in said):
-            found.append(f"card={min(map(int, said))}MiB")
+    if gpus := system.gpus():
+        found.append(f"card={min(one.total_bytes for one in gpus) >> 20}MiB")
     return found
 
 

@@ -4,9 +4,11 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from daguerre.checkpoint.actions import PAUSED
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.errors import UserError
 from daguerre.queue.queue import Listed, Queue, State
+from daguerre.report.facts import STATES
 from daguerre.report.html import Html, element, join, when
 from daguerre.serve import pages
 from daguerre.serve.catalog import Catalog, identity
@@ -129,7 +131,8 @@ def _none(now: Shown, control: bool) -> Html:
 
 
 def _row(each: Listed, queue: Queue, catalog: Catalog, control: bool) -> Html:
-    state = element("span", _STATES[each.state], class_=f"state {each.state}")
+    waits = each.state == "running" and each.why == PAUSED  # in memory, which frees no device
+    state = element("span", STATES["paused"] if waits else _STATES[each.state], class_=f"state {each.state}")
     name, address = Path(each.entry.place).name, _address(each, catalog)
     title = element("a", name, href=address) if address else name
     why = element("p", each.why, class_="note reason") if each.why else None

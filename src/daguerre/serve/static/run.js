@@ -7,6 +7,7 @@ import { bind, more } from "./viewer.js";
 const MOST_TAILS = 300;
 const about = JSON.parse(document.querySelector("#about").textContent);
 const lost = document.querySelector(".lost-line");
+const LIVE = ["running", "paused"];
 let version = "", step = -1, tails = 0, fetching = false, state = null;
 
 const places = (element) => [...element.querySelectorAll(".strip, pre, .scroll")].map((one) => [one.scrollLeft, one.scrollTop, one.scrollHeight - one.clientHeight]);
@@ -90,15 +91,15 @@ for (const dialog of document.querySelectorAll("dialog[data-asks]")) {
 }
 
 const notice = (now) => {
-  const share = now.done == null || now.state !== "running" ? "" : `${Math.floor(100 * now.done)} % · `;
+  const share = now.done == null ? "" : `${Math.floor(100 * now.done)} % · `;
   document.title = `${now.state === "running" ? share : `${now.words} · `}${now.name} · Daguerre`;
-  if (state === "running" && now.state !== "running" && "Notification" in window && Notification.permission === "granted") {
+  if (LIVE.includes(state) && !LIVE.includes(now.state) && "Notification" in window && Notification.permission === "granted") {
     new Notification(`${now.name}: ${now.words}`, { body: now.reason || undefined, tag: about.id });
   }
   state = now.state;
   if (!control) return;
-  control.hidden = state !== "running";
-  const paused = now.reason === "paused";
+  control.hidden = !LIVE.includes(state);
+  const paused = state === "paused";
   control.querySelector("[data-action=pause]").hidden = paused;
   control.querySelector("[data-action=continue]").hidden = !paused;
 };
