@@ -5,8 +5,9 @@
 One run trains with one thread. Of each pair 300 updates do all this and 300 none of it, in turns of 20 updates whose
 order changes, so that spells in which a shared machine is slower meet both. Counted is processor time of the whole
 process. Printed: the mean over the pairs of what updates with it take more, in per cent, with its 95 % interval by
-Student's t; and the same from the time spent inside those calls alone, which the machine disturbs less. `--calls` measures the calls without a
-run: a look that is not due yet, one into an empty folder (one is due each second), and a line of 24 metrics.
+Student's t; and the same from the time spent inside those calls alone, which the machine disturbs less. `--calls`
+measures the calls without a run: a look that is not due yet, one into an empty folder (one is due each second), and a
+line of 24 metrics.
 """
 
 from __future__ import annotations

@@ -163,8 +163,8 @@ class RunFolder:
         reason: str = "",
         since: str = "",
     ) -> None:
-        """Replace status.json. `reason` says why a run failed, stopped early or makes no update, `since` from when on it
-        makes none. RunFolderError for a full disk."""
+        """Replace status.json. `reason` says why a run failed, stopped early or makes no update, `since` from when on.
+        RunFolderError for a full disk."""
         document = {"state": state, "reason": reason, "step": step, "samples": samples, "total_steps": total_steps}
         document |= {"pid": os.getpid(), "host": socket.gethostname(), "updated": now()}
         document |= {"since": since} if since else {}

@@ -127,7 +127,7 @@ def holder(folder: Path) -> Holder | None:
 
 def run_state(folder: Path, status: Mapping[str, Any]) -> str:
     """The state of a run, by its lock: a status that says `running` is of a killed run if nobody holds the folder, and
-    one of a process before the one that holds it now says nothing any more. `paused` and `released` are reasons there."""
+    one of a process before the one that holds it now says nothing any more. `paused` and `released` are reasons."""
     state, now = str(status.get("state", "unknown")), holder(folder)
     told = _BY_REASON.get((state, str(status.get("reason"))), state)
     if now is None:
