@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -112,6 +113,28 @@ def test_a_page_has_the_parts_of_a_report_and_the_numbers_of_the_file(folder: Pa
         titles = [chart["title"] for chart in curves["charts"]]
         assert titles[:2] == ["Loss", "Training loss by noise quartile"]
         assert "Memory of the device" in titles
+
+
+def test_a_run_that_trains_here_says_how_busy_its_devices_are(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, run = tmp_path / "nvidia-smi", RunFolder(folder / "quickstart")
+    program.write_text("#!/bin/sh\necho '93, 12288, 81559'\necho '0, 4, 81559'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    def head() -> str:
+        with served.asked(folder) as client:
+            return client.get(served.address(folder, "quickstart")).text.partition("<dl")[0]
+
+    gpus = {"gpus": [{"name": "a card"}, {"name": "a card"}]}
+    assert " core" not in head().partition("free on the disk")[0].rpartition("<p")[2]
+    with run.hold():
+        run.write_status("running", step=100, samples=3200, total_steps=3000)
+        assert re.search(r"load [0-9.]+ on \d+ cores? · ", head())
+        fake_run.document(run.path, "environment.json", fake_run.ENVIRONMENT | gpus)
+        assert "GPU 93 % busy, 12.9 GB of 85.5 GB in use · GPU 0 % busy" in head()
+    assert "busy" not in head()
 
 
 def test_a_run_that_goes_on_is_followed_from_its_last_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

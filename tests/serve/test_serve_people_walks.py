@@ -128,6 +128,32 @@ def test_with_keys_alone_a_run_is_renamed_noted_put_away_and_found_again(folder:
     assert json.loads((folder / "two" / "page.json").read_text())["archived"] is True
 
 
+def test_with_keys_alone_a_chart_is_read_zoomed_and_whole_again(folder: Path, page: Page) -> None:
+    with served.running(folder) as here:
+        on_run(page, here, folder, "one")
+        whole = page.evaluate("daguerreCharts.shownRange()")
+        page.tab_to(".plot")
+        page.key("ArrowRight")
+        tip = "document.querySelector('.plot .tip')"
+        page.wait(f"!{tip}.hidden && {tip}.textContent.startsWith('updates 1')")
+        page.key("+")
+        page.key("+")
+        page.wait("!document.querySelector('#whole').hidden")
+        zoomed = page.evaluate("daguerreCharts.shownRange()")
+        assert all(each == zoomed[0] for each in zoomed)
+        assert (zoomed[0][1] - zoomed[0][0]) == pytest.approx((whole[0][1] - whole[0][0]) / 4)
+        page.key("-")
+        page.wait(
+            "JSON.stringify(daguerreCharts.shownRange()) !== " + json.dumps(json.dumps(zoomed, separators=(",", ":")))
+        )
+        page.key("0")
+        page.wait("document.querySelector('#whole').hidden")
+        assert page.evaluate("daguerreCharts.shownRange()") == whole
+        page.key("Tab")
+        assert page.evaluate(f"{tip}.hidden")
+    assert page.browser.errors == []
+
+
 def test_a_reload_keeps_what_was_set_and_what_was_written(folder: Path, page: Page, form: None) -> None:
     with served.running(folder, control=True) as here:
         on_run(page, here, folder, "one")

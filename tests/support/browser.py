@@ -64,9 +64,9 @@ class Page:
 
     def key(self, name: str) -> None:
         codes = {"ArrowLeft": 37, "ArrowRight": 39, "Escape": 27, "Enter": 13, "Tab": 9, " ": 32}
-        text = {"text": {"Enter": "\r", " ": " "}[name]} if name in ("Enter", " ") else {}
+        text = {"text": "\r" if name == "Enter" else name} if name == "Enter" or len(name) == 1 else {}
         for kind in ("keyDown", "keyUp"):
-            key = {"key": name, "code": name, "windowsVirtualKeyCode": codes[name]}
+            key = {"key": name, "code": name, "windowsVirtualKeyCode": codes.get(name, 0)}
             self.send("Input.dispatchKeyEvent", type=kind, **key, **(text if kind == "keyDown" else {}))
 
     def tab_to(self, selector: str) -> None:

@@ -101,8 +101,27 @@ const frame = (chart) => {
   const legend = document.createElement("div"), place = document.createElement("div");
   legend.className = "legend";
   place.className = "plot";
+  place.tabIndex = 0;
+  place.setAttribute("role", "group");
+  place.setAttribute("aria-label", `${chart.title}: arrow keys walk along it, + and - zoom, 0 shows the whole range`);
   figure.append(caption, legend, place);
-  return { element: figure, unit, legend, place };
+  const made = { element: figure, unit, legend, place };
+  place.addEventListener("keydown", (event) => { if (made.plot && pressed(made, event.key)) event.preventDefault(); });
+  place.addEventListener("blur", () => { if (made.tip) made.tip.hidden = true; });
+  return made;
+};
+
+/** What a key does in a chart that has the focus; false for one that does nothing. */
+const pressed = ({ plot }, key) => {
+  const { min, max } = plot.scales.x, wide = plot.over.clientWidth, at = plot.cursor.left >= 0 ? plot.cursor.left : wide / 2;
+  const xs = plot.data[0], walk = { ArrowLeft: -1, ArrowRight: 1 }[key], zoom = { "+": 0.25, "=": 0.25, "-": 1 }[key];
+  if (walk) plot.setCursor({ left: Math.min(wide, Math.max(0, at + (walk * wide) / 40)), top: plot.over.clientHeight / 2 });
+  else if (zoom) {
+    const half = zoom * (max - min), middle = plot.posToVal(at, "x");
+    const found = [Math.max(xs[0], middle - half), Math.min(xs[xs.length - 1], middle + half)];
+    if (found[0] <= xs[0] && found[1] >= xs[xs.length - 1]) resetRange(); else setRange(found);
+  } else if (key === "0") resetRange();
+  return walk || zoom || key === "0";
 };
 
 const options = (figure, chart) => {
@@ -144,7 +163,7 @@ const options = (figure, chart) => {
 
 const showTip = (figure, u) => {
   const { left, idx } = u.cursor;
-  if (!u.over.matches(":hover") || left < 0 || idx == null) {
+  if (!(u.over.matches(":hover") || figure.place === document.activeElement) || left < 0 || idx == null) {
     figure.tip.hidden = true;
     return;
   }
