@@ -11,7 +11,7 @@ from daguerre.report.run import Run
 from daguerre.serve import figures, pages, pictures, settings_shown
 
 MOST = 8
-_COLORS = ("#8a5a2b", "#2f6f8f", "#7a3b8f", "#2f7d4f", "#b23a3a", "#a67c1a", "#2a8f8a", "#5b6470")
+_COLORS = tuple(f"var(--run-{number})" for number in range(MOST))
 _SHOWN = {
     "learning/loss": ("Loss", "smoothed", True),
     "validation/loss": ("Validation loss", "held-out samples", True),

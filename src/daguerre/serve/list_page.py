@@ -113,8 +113,8 @@ def _pictures(entry: Entry) -> list[Html]:
 
 def _steps(found: summaries.Summary) -> Html:
     of = f" of {found.total:,}" if found.total else ""
-    left = f", {format_duration(found.left_seconds)} left" if found.left_seconds is not None else ""
-    return element("small", f"{found.step:,}{of} updates{left}")
+    left = f"{format_duration(found.left_seconds)} left" if found.left_seconds is not None else None
+    return join(element("small", f"{found.step:,}{of} updates"), element("small", left) if left else None)
 
 
 def _number(value: float | None) -> Html:

@@ -26,6 +26,8 @@ from daguerre.storage import local_files
 from daguerre.unicode import NO_TEXT, is_text, mended, printable
 
 METADATA = "metadata.jsonl"
+UNCAPTIONED = "image without a caption"
+"""The reason why an image is left out."""
 TEXT_BYTES = 1 << 20
 """Longest caption file, as in tar shards."""
 TEXT_FILES = (".txt", ".caption", ".tags")
@@ -122,7 +124,7 @@ class Words:
         if wanted and not any(map(is_text, wanted)):
             raise NoCaption(NO_TEXT, damage=True)
         if self.rules.fields and not wanted:
-            raise NoCaption("image without a caption")
+            raise NoCaption(UNCAPTIONED)
         metadata = {name: value for name, value in about.items() if name != CAPTION}
         return texts, mended(metadata)
 

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from daguerre.data import skipped
-from daguerre.data.folder.captions import METADATA, NoCaption, Rules, Words
+from daguerre.data.folder.captions import METADATA, UNCAPTIONED, NoCaption, Rules, Words
 from daguerre.data.images import headers, kinds
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.leftovers import HIDDEN, LEFTOVER, is_leftover
@@ -252,7 +252,7 @@ def _nothing(folder: Path, images: Sequence[str], words: Words, counts: SkipRepo
     if not images:
         formats = _spoken(rules.formats, "or")
         return f"data.path: there is no {formats} file in {str(folder)!r}.{found}\n{LAYOUT}"
-    if counts.get("image without a caption", {"count": 0})["count"] == len(images):
+    if counts.get(UNCAPTIONED, {"count": 0})["count"] == len(images):
         name = printable(os.path.splitext(images[0])[0]) + rules.text_files[0]
         return (
             f"data.path: none of the {len(images):,} images in {str(folder)!r} has a caption. Write one next to each: "

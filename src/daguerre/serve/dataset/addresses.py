@@ -105,7 +105,7 @@ async def _shown(request: Request) -> Response:
     question = Question(query.get("q", "")[:500], show, int(number))
 
     def work() -> dict[str, Any]:
-        return page.answer(_desk(request).shelf.listing(place, way), way, question)
+        return page.answer(_desk(request).shelf.listing(place, way), way, question, site_of(request).rules.control)
 
     return JSONResponse(await run_in_threadpool(work))
 

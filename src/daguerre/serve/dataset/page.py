@@ -10,6 +10,7 @@ import numpy as np
 
 from daguerre.data import skipped
 from daguerre.data.filters.evaluate import FilterResult
+from daguerre.data.folder.captions import UNCAPTIONED
 from daguerre.data.images import kinds
 from daguerre.data.leftovers import HIDDEN
 from daguerre.data.tools import statistics
@@ -37,6 +38,10 @@ SHOWN = {
 }
 _STYLES = ("data.css", "live.css", "dataset.css")
 _MUCH = 0.2
+_BARE = (
+    "Pictures without a caption are left out: open one to write it, or let a network write them (below). A recipe may "
+    "give all of them one text (data.captions.text)."
+)
 
 
 def index(places: Sequence[Place], roots: Sequence[Path], control: bool) -> str:
@@ -173,8 +178,8 @@ class Question:
     page: int = 0
 
 
-def answer(listing: Listing, reading: Reading, question: Question) -> dict[str, Any]:
-    """The facts, and the cards of a page of pictures."""
+def answer(listing: Listing, reading: Reading, question: Question, control: bool) -> dict[str, Any]:
+    """The facts, and the cards of a page of pictures; with `control` captions are written there."""
     filtered = listing.filtered(reading)
     shapes = listing.shapes(reading, filtered.passes)
     found = [one for one in listing.pictures if _fits(one, shapes.get(one.id), question)]
@@ -182,7 +187,7 @@ def answer(listing: Listing, reading: Reading, question: Question) -> dict[str, 
     page = min(question.page, last)
     here = found[page * PER_PAGE : (page + 1) * PER_PAGE]
     return {
-        "facts": join(*_facts(listing, reading, filtered)),
+        "facts": join(*_facts(listing, reading, filtered, control)),
         "cards": join(*(_card(listing, one, shapes.get(one.id), reading) for one in here)),
         "count": f"{counted(len(found), 'picture')}",
         "page": page,
@@ -210,7 +215,7 @@ def _fits(one: Picture, shape: Shape | str | None, question: Question) -> bool:
     }.get(question.show, True)
 
 
-def _facts(listing: Listing, reading: Reading, filtered: FilterResult) -> Iterator[Html | None]:
+def _facts(listing: Listing, reading: Reading, filtered: FilterResult, control: bool) -> Iterator[Html | None]:
     there = [one for one in listing.pictures if not one.away]
     plan, away = listing.plan(reading, filtered.passes), len(listing.pictures) - len(there)
     lost = len(there) - plan.samples
@@ -218,6 +223,8 @@ def _facts(listing: Listing, reading: Reading, filtered: FilterResult) -> Iterat
     clauses += [f"{lost:,} cannot"] if lost else []
     clauses += [f"{away:,} put away"] if away else []
     yield element("p", ", ".join(clauses) + ".", class_="summary")
+    if control and any(one.reason == UNCAPTIONED for one in there):
+        yield element("p", _BARE, class_="note")
     yield dataset_page.facts([*_figures(listing, plan, there)])
     rows = [BucketRow(u.bucket.width_px, u.bucket.height_px, u.samples, u.cropped, u.enlarged) for u in plan.used]
     buckets = dataset_page.buckets(rows, [])
@@ -280,8 +287,8 @@ def _card(listing: Listing, one: Picture, shape: Shape | str | None, reading: Re
         "article",
         element("input", type="checkbox", class_="pick", value=one.id, aria_label=f"choose {name}"),
         link,
-        element("p", one.caption or element("em", "no caption"), class_="words"),
-        element("p", _sizes(shape, width, height), class_="note"),
+        element("p", one.caption or element("em", "no caption"), class_="words") if one.caption or not reason else None,
+        element("p", _sizes(shape, width, height), class_="note") if one.width or reason == UNCAPTIONED else None,
         element("p", reason, class_="wrong") if reason else None,
         element("p", *(element("span", each) for each in one.images), class_="tags") if one.images else None,
         id=f"p-{one.id}",

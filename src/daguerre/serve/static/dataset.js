@@ -135,6 +135,13 @@ cards.addEventListener("click", (event) => {
   open(link.closest("article"));
 });
 
+cards.addEventListener("error", ({ target }) => {
+  const said = document.createElement("span");
+  said.className = "lost";
+  said.textContent = "cannot be shown";
+  target.replaceWith(said);
+}, true);
+
 export const step = (by) => {
   const all = opened(), next = all[all.findIndex((one) => one.id === at) + by];
   if (next) open(next);
