@@ -1,11 +1,12 @@
 """How long pages of large runs take, what they hold, and whether others get their answers meanwhile.
 
-    python benchmarks/pages.py FOLDER [--runs 100] [--lines 100000] [--opened 100]
+    python benchmarks/pages.py FOLDER [--runs 100] [--lines 100000] [--opened 100] [--looked 100]
 
 Writes so many runs with so many logged lines each below FOLDER (56 MB a run, unless they are there), starts
-`daguerre serve` with an empty cache, and opens the list and runs one after the other in Chromium, then all again with a
-new server. Printed: processor time of the server and time on the clock, memory of both, how long another question waits
-meanwhile, and the bytes that the server reads when a running file grows by a line.
+`daguerre serve` with an empty cache, and opens the list and runs one after the other, the first of them in Chromium and
+those after `--looked` without it (page and curves, once they are read), then all again with a new server. Printed:
+processor time of the server and time on the clock, memory of both, how long another question waits meanwhile, and the
+bytes that the server reads when a running file grows by a line.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def served(folder: Path, cache: Path) -> Iterator[int]:
 
 def answered(path: str) -> bool:
     try:
-        build_opener(ProxyHandler({})).open(HERE + path, timeout=120).read()
+        build_opener(ProxyHandler({})).open(HERE + path, timeout=1200).read()
     except OSError:
         return False
     return True
@@ -119,33 +120,46 @@ def opened(page: browser.Page, pid: int, address: str, ready: str) -> tuple[floa
     return processor_seconds(pid) - used, time.monotonic() - began, said
 
 
+def fetched(pid: int, run: str) -> tuple[float, float]:
+    """Seconds of the server's processor and on the clock until a page and its whole curves are there."""
+    began, used = time.monotonic(), processor_seconds(pid)
+    for path in (f"run/{run}/", f"compare.json?run={run}", f"run/{run}/curves"):  # the second waits until all is read
+        assert answered(path), path
+    return processor_seconds(pid) - used, time.monotonic() - began
+
+
 def heap_mb(page: browser.Page) -> float:
     """Memory of the page's JavaScript after a collection, by Chromium's protocol."""
     page.send("HeapProfiler.collectGarbage")
     return page.send("Runtime.getHeapUsage")["usedSize"] / 1e6
 
 
-def walk(folder: Path, cache: Path, count: int, chromium: browser.Browser, what: str) -> None:
+def walk(folder: Path, cache: Path, count: int, looked: int, chromium: browser.Browser, what: str) -> None:
     names = [f"run-{number:03d}" for number in range(count)]
     with served(folder, cache) as pid:
         page, rows = chromium.page(), len(list(folder.glob("run-*")))
         used, clock, _ = opened(page, pid, "", f"document.querySelectorAll('.runs article').length === {rows}")
         print(f"{what}, list of {rows}: {used:.2f} s of processor, {clock:.2f} s, {heap_mb(page):.1f} MB of heap")
         seconds, clocks, heaps, waits, said = list[float](), list[float](), list[float](), list[float](), 0
-        for name in names:
+        for name in names[:looked]:
             with asking(waits):
                 used, clock, told_how_far = opened(page, pid, f"run/{identity(folder / name, folder)}/", CURVES)
             seconds.append(used)
             clocks.append(clock)
             heaps.append(heap_mb(page))
             said += told_how_far
+        for name in names[looked:]:
+            with asking(waits):
+                used, clock = fetched(pid, identity(folder / name, folder))
+            seconds.append(used)
+            clocks.append(clock)
         told(f"{what}, a run: processor", seconds, "s")
         told(f"{what}, a run: clock", clocks, "s")
         told(f"{what}, heap", heaps, "MB")
         told(f"{what}, another question meanwhile", waits or [0.0], "s")
-        print(f"{what}: {said} of {count} said how far they were read")
+        print(f"{what}: {said} of {looked} said how far they were read")
         print(f"{what}: the server holds {status(pid, 'VmRSS') / 1e3:.0f} MB", flush=True)
-        grow(page, pid, folder / names[-1])
+        grow(page, pid, folder / names[looked - 1])
         page.close()
 
 
@@ -167,6 +181,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--lines", type=int, default=100_000)
     parser.add_argument("--opened", type=int, default=100)
+    parser.add_argument("--looked", type=int, default=100)
     given = parser.parse_args()
     browser.SECONDS = 1800.0  # other programs may have the processor
     folder = given.folder.resolve() / "runs"
@@ -174,7 +189,8 @@ def main() -> None:
     with browser.opened(given.folder / "profile") as chromium:
         shutil.rmtree(given.folder / "cache", ignore_errors=True)
         for what in ("first", "again"):
-            walk(folder, given.folder / "cache", min(given.runs, given.opened), chromium, what)
+            count = min(given.runs, given.opened)
+            walk(folder, given.folder / "cache", count, min(count, given.looked), chromium, what)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ _MOST_USED = (
     *("run_name", "data.source", "data.path", "training.duration", "optimizer.learning_rate"),
     *("training.global_batch_size", "data.resolution", "sampling.prompts", "checkpoint.every", "init_from", "seed"),
 )
+_READING = "Reading the settings: the first time with a version of Daguerre this takes ten seconds and more ..."
 _LONG = 60
 """Signs of a value beyond which its box has several lines."""
 
@@ -49,7 +50,7 @@ def render(choice: Mapping[str, Any], title: str, files: Collection[str]) -> str
             element("span", class_="note", id="found", role="status"),
             class_="tools",
         ),
-        element("div", element("p", "Reading the settings ...", class_="note"), id="settings"),
+        element("div", element("p", _READING, class_="note"), id="settings"),
         class_="settings",
     )
     body = join(
