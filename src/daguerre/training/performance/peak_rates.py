@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from daguerre import devices
+from daguerre.formatting import counted
 
 _TRIES = 5
 _SECONDS_A_TRY = 0.2
@@ -182,6 +183,6 @@ def _of_this_cpu(dtype: torch.dtype) -> Rates:
     target = torch.empty_like(source)
     product = min(_seconds(lambda: torch.mm(left, right), device, 1) for _ in range(_TRIES))
     copy = min(_seconds(lambda: target.copy_(source), device, 1) for _ in range(_TRIES))
-    threads = f"this CPU with {torch.get_num_threads()} threads, measured for a moment"
+    threads = f"this CPU with {counted(torch.get_num_threads(), 'thread')}, measured for a moment"
     memory = 2 * len(source) / copy * _MEMORY
     return Rates(threads, 2 * 512**3 / product * _PRODUCTS, memory, _CPU_LAUNCH_SECONDS, memory / 2)
