@@ -10,6 +10,7 @@ import fake_run
 import pytest
 import served
 
+from daguerre import system
 from daguerre.queue.queue import Queue
 
 CHANGE = {"origin": served.HERE, "x-daguerre": "1"}
@@ -59,6 +60,16 @@ def test_the_page_says_what_the_queue_says(folder: Path, queue: Queue) -> None:
         assert (HOSTILE in printed.text, "\x1b" in printed.text) == (True, False)
         assert client.get(f"/queue/entry/{waits}/log").status_code == 404
         assert client.get("/queue/entry/..%2f..%2fruns/log").status_code == 404
+
+
+def test_a_run_that_is_paused_in_memory_is_said_to_be(folder: Path, queue: Queue) -> None:
+    ident = put(queue, folder / "done")
+    with (queue.path / f"{ident}.lock").open("w") as lock, served.asked(folder) as client:
+        system.lock(lock.fileno())
+        fake_run.write_status(folder / "done", "running", 100)
+        assert '<span class="state running">Training now</span>' in client.get("/queue/").text
+        fake_run.write_status(folder / "done", "running", 100, "paused")
+        assert '<span class="state paused">Paused</span>' in client.get("/queue/").text
 
 
 def test_changes_are_those_of_the_command(folder: Path, queue: Queue) -> None:

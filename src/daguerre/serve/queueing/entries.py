@@ -131,8 +131,10 @@ def _none(now: Shown, control: bool) -> Html:
 
 
 def _row(each: Listed, queue: Queue, catalog: Catalog, control: bool) -> Html:
-    waits = each.state == "running" and each.why == PAUSED  # in memory, which frees no device
-    state = element("span", STATES["paused"] if waits else _STATES[each.state], class_=f"state {each.state}")
+    kind, word = each.state, _STATES[each.state]
+    if each.state == "running" and each.why == PAUSED:  # in memory, which frees no device
+        kind, word = "paused", STATES["paused"]
+    state = element("span", word, class_=f"state {kind}")
     name, address = Path(each.entry.place).name, _address(each, catalog)
     title = element("a", name, href=address) if address else name
     why = element("p", each.why, class_="note reason") if each.why else None
