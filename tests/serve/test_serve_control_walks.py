@@ -17,7 +17,7 @@ from browser import Browser, Page
 
 from daguerre.checkpoint import actions
 from daguerre.checkpoint.actions import PAUSED, RELEASED, Inbox
-from daguerre.checkpoint.run_dir import RunFolder, lock_holder
+from daguerre.checkpoint.run_dir import RunFolder, State, lock_holder
 
 pytestmark = [browser.needed, pytest.mark.long]
 
@@ -53,9 +53,14 @@ def trained(run: Path) -> Iterator[list[dict[str, Any]]]:
                     asked.append(one.action.model_dump(include={"kind", "values"}))
                     if one.action.kind == "sample":
                         fake_run.write_samples(run, 200, 1.0, run / "samples" / "asked" / one.ident)
-                    states = {"pause": ("running", PAUSED), "continue": ("running", ""), "release": ("saved", RELEASED)}
+                    states: dict[str, tuple[State, str]] = {
+                        "pause": ("running", PAUSED),
+                        "continue": ("running", ""),
+                        "release": ("saved", RELEASED),
+                    }
                     if one.action.kind in states:
-                        fake_run.write_status(run, states[one.action.kind][0], 200, states[one.action.kind][1])
+                        state, reason = states[one.action.kind]
+                        RunFolder(run).write_status(state, step=200, samples=6400, total_steps=3000, reason=reason)
                     inbox.answer(one, True, f"{one.action.kind} is done", 200)
                     if one.action.kind == "release":
                         return
