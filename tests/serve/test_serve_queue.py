@@ -69,7 +69,9 @@ def test_a_run_that_is_paused_in_memory_is_said_to_be(folder: Path, queue: Queue
         fake_run.write_status(folder / "done", "running", 100)
         assert '<span class="state running">Training now</span>' in client.get("/queue/").text
         fake_run.write_status(folder / "done", "running", 100, "paused")
-        assert '<span class="state paused">Paused</span>' in client.get("/queue/").text
+        page = client.get("/queue/").text
+        assert '<span class="state paused">Paused</span>' in page
+        assert "its button Go on, or <code>daguerre control RUN continue</code>, continues it" in page
 
 
 def test_changes_are_those_of_the_command(folder: Path, queue: Queue) -> None:

@@ -56,6 +56,13 @@ def summary(run: Run) -> Html:
     return element("p", *words, ".", class_="summary")
 
 
+def waits(state: str, since: str) -> Html:
+    """Since when a run waits for a person, and what lets it go on, in a line."""
+    _, command, button = WAITS[state]
+    moment = element("time", when(since), datetime=since)
+    return join(f"{STATES[state]} ", moment, f"; its button {button}, or ", element("code", command), ", continues it")
+
+
 def progress(run: Run) -> tuple[int, int]:
     """Updates and samples, as the status or the newest line says."""
     last = run.curves

@@ -7,7 +7,7 @@ import yaml
 
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.formatting import counted, format_duration, format_size
-from daguerre.report.facts import STATES, WAITS
+from daguerre.report.facts import STATES, WAITS, waits
 from daguerre.report.html import Html, element, join, when
 from daguerre.report.run import MOST_BYTES, SAFE_LOADER
 from daguerre.report.svg import format_number
@@ -79,7 +79,8 @@ def row(entry: Entry) -> Html:
     assert found is not None
     state = element("span", STATES.get(found.state, found.state), class_=f"state {found.state}")
     link = element("a", found.name, href=f"run/{entry.id}/")
-    reason = element("p", *_reason(found), class_="note reason") if found.reason else None
+    said = waits(found.state, found.since) if found.state in WAITS else found.reason
+    reason = element("p", said, class_="note reason") if said else None
     note = element("p", found.note, class_="own-note") if found.note else None
     cells = [
         element("div", *_pictures(entry), class_="cell pictures"),
@@ -91,15 +92,6 @@ def row(entry: Entry) -> Html:
     ]
     box = element("input", type="checkbox", class_="pick", value=entry.id, aria_label=f"choose {found.name} to compare")
     return element("article", box, *cells, id=f"run-{entry.id}", class_="archived" if found.archived else None)
-
-
-def _reason(found: summaries.Summary) -> list[Html | str]:
-    """The reason why a run ended; of one that waits for a person, since when, and what lets it go on."""
-    if found.state not in WAITS:
-        return [found.reason]
-    _, command, button = WAITS[found.state]
-    since = element("time", when(found.since), datetime=found.since)
-    return [f"{STATES[found.state]} ", since, f"; its button {button}, or ", element("code", command), ", continues it"]
 
 
 def _pictures(entry: Entry) -> list[Html]:

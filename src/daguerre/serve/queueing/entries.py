@@ -8,7 +8,7 @@ from daguerre.checkpoint.actions import PAUSED
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.errors import UserError
 from daguerre.queue.queue import Listed, Queue, State
-from daguerre.report.facts import STATES
+from daguerre.report.facts import STATES, waits
 from daguerre.report.html import Html, element, join, when
 from daguerre.serve import pages
 from daguerre.serve.catalog import Catalog, identity
@@ -131,13 +131,14 @@ def _none(now: Shown, control: bool) -> Html:
 
 
 def _row(each: Listed, queue: Queue, catalog: Catalog, control: bool) -> Html:
-    kind, word = each.state, _STATES[each.state]
+    kind, word, said = each.state, _STATES[each.state], element("span", each.why) if each.why else None
     if each.state == "running" and each.why == PAUSED:  # in memory, which frees no device
         kind, word = "paused", STATES["paused"]
+        said = waits(kind, str(each.status.get("since") or each.status.get("updated")))
     state = element("span", word, class_=f"state {kind}")
     name, address = Path(each.entry.place).name, _address(each, catalog)
     title = element("a", name, href=address) if address else name
-    why = element("p", each.why, class_="note reason") if each.why else None
+    why = element("p", said, class_="note reason") if said else None
     log = element("a", "what it printed", href=f"entry/{each.ident}/log") if each.log.exists() else None
     facts = [_devices(each, queue), join("added ", element("time", when(iso(each.entry.added)))), log]
     split = (part for fact in facts if fact for part in (" · ", fact))
