@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Makes the pictures of docs/serve.md and README by the pages themselves, in Chromium.
 
-python tools/serve_pictures.py FOLDER --live RUN --compared RUN RUN --data DIR
+python tools/serve_pictures.py FOLDER --live RUN --data DIR
 
-FOLDER holds runs of this version, and folders of pictures. RUN `--live` is shown as it stands in its status, which says
+FOLDER holds runs, and DIR, a folder of pictures, in it. RUN is shown as it stands in its status, which says
 `running`: its lock is held meanwhile, as by the training that has written it. For the queue a small training is started
 by the page, two wait, and one is killed. Pictures of the phone are 360 px wide. Written are docs/images/serve-*.png and
 docs/images/pictures.png.
@@ -27,7 +27,6 @@ from PIL import Image
 HERE = Path(__file__).parent.parent
 sys.path.append(str(HERE / "tests" / "support"))
 import browser  # noqa: E402
-import tiny_runs  # noqa: E402
 
 from daguerre.checkpoint.run_dir import RunFolder  # noqa: E402
 from daguerre.queue.queue import Queue  # noqa: E402
@@ -84,17 +83,17 @@ def shown(page: browser.Page, address: str, ready: str, wide: bool = True, dark:
 
 
 def queued(queue: Queue, folder: Path, name: str, *more: str) -> str:
-    words = ["quickstart", f"output_dir={folder}", *tiny_runs.TINY[1:], f"run_name={name}", *more]
+    words = ["quickstart", "output_dir=.", f"run_name={name}", *more]
     return queue.add(words, str(folder / name), folder / name, folder)
 
 
 def fill_queue(page: browser.Page, queue: Queue, folder: Path) -> None:
     """A training that is killed, one that trains, one that waits and one that is held back."""
-    long = ["training.duration=20k steps", "checkpoint.every=10k steps", "validation.every=10k steps"]
-    killed = queued(queue, folder, "first-try", *long)
-    queued(queue, folder, "second-try", *long, "optimizer.learning_rate=5e-4")
-    queued(queue, folder, "longer", "training.duration=40k steps")
-    queue.pause(queued(queue, folder, "flow", "objective.name=flow"))
+    few = "training.global_batch_size=2"
+    killed = queued(queue, folder, "first-try", few)
+    queued(queue, folder, "second-try", few, "optimizer.learning_rate=5e-4")
+    queued(queue, folder, "longer", "training.duration=3k steps", "logging.every=50 steps")
+    queue.pause(queued(queue, folder, "larger", "training.global_batch_size=32"))
     shown(page, "queue/", f"document.querySelector('#running #entry-{killed} .done')")
     os.kill(queue.document(killed, "begun")["training"], signal.SIGKILL)
     page.wait(f"document.querySelector('#ended #entry-{killed}') && document.querySelector('#running .done')")
@@ -106,17 +105,17 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     for name in ("--live", "--data"):
         parser.add_argument(name, required=True)
-    parser.add_argument("--compared", nargs=2, required=True)
     given = parser.parse_args()
     browser.SECONDS = 1800.0
     folder, live = given.folder.resolve(), RunFolder(given.folder.resolve() / given.live)
-    run, compared = (identity(live.path, folder), [identity(folder / name, folder) for name in given.compared])
+    run = identity(live.path, folder)
     pictures = f"data/{pictures_identity(folder / given.data)}/"
-    with tempfile.TemporaryDirectory() as place, live.hold():
+    # The browser first: it takes descriptors 3 and 4, and a child closes those of locks.
+    with tempfile.TemporaryDirectory() as place, browser.opened(Path(place) / "profile") as chromium, live.hold():
         status = live.read_status() or {}
         live.write_status("running", step=status["step"], samples=status["samples"], total_steps=status["total_steps"])
         queue = Queue(Path(place) / "queue")
-        with served(folder, queue.path), browser.opened(Path(place) / "profile") as chromium:
+        with served(folder, queue.path):
             page = chromium.page()
             ready = f"{CURVES} && !document.querySelector('#control').hidden"
             shown(page, f"run/{run}/", ready)
@@ -124,10 +123,8 @@ def main() -> None:
             kept(taken(page, 1290).resize((826, 903), Image.Resampling.LANCZOS), "serve-small.png")
             top = page.evaluate("document.querySelector('#curves').getBoundingClientRect().top + scrollY")
             kept(taken(page, 1000, top - 10), "serve-curves.png")
-            shown(page, f"compare?run={compared[0]}&run={compared[1]}", CURVES)
-            kept(taken(page, 1100), "serve-compare.png")
             shown(page, pictures, "document.querySelectorAll('#cards img').length > 4")
-            kept(taken(page, 1100), "pictures.png")
+            kept(taken(page, 1190), "pictures.png")
             shown(page, "queue/new?recipe=quickstart", "document.querySelectorAll('.setting').length > 200")
             page.evaluate("document.querySelector('#yaml').value = 'training:\\n  duration: 5k steps\\n'")
             page.evaluate("document.querySelector('#yaml').dispatchEvent(new Event('input'))")
@@ -143,6 +140,7 @@ def main() -> None:
             phone += [taken(page, 1000)]
             top = page.evaluate("document.querySelector('#images').getBoundingClientRect().top + scrollY")
             kept(beside(*phone, taken(page, 1000, top - 10)), "serve-phone.png")
+            queue.pause_all(True)
             for entry in queue.entries():
                 if entry.state == "running":
                     queue.kill(entry)

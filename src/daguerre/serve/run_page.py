@@ -87,7 +87,7 @@ def _now(run: Run, summary: Summary | None) -> list[str]:
 
 
 def _load(run: Run) -> str:
-    """How busy the devices are on which a run trains; "" for one that does not train on this machine."""
+    """The load of the devices on which a run trains; "" for one that does not train on this machine."""
     own = holder(run.folder)
     if run.state != "running" or own is None or own.host != socket.gethostname():
         return ""

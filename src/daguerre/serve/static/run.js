@@ -10,7 +10,10 @@ const lost = document.querySelector(".lost-line");
 const LIVE = ["running", "paused"];
 let version = "", step = -1, tails = 0, fetching = false, state = null;
 
-const places = (element) => [...element.querySelectorAll(".strip, pre, .scroll")].map((one) => [one.scrollLeft, one.scrollTop, one.scrollHeight - one.clientHeight]);
+const places = (element) => [...element.querySelectorAll(".strip, pre, .scroll")].map((one) => (
+  [one.scrollLeft, one.scrollTop, one.scrollHeight - one.clientHeight, one.scrollWidth - one.clientWidth]));
+/** True for a row of images whose newest one is the last; on a phone it is the first. */
+const endsNew = (one) => one.classList.contains("strip") && getComputedStyle(one).flexDirection === "row";
 
 const replace = async (part, mark) => {
   const answer = await fetch(`part/${part.dataset.part}`);
@@ -22,8 +25,8 @@ const replace = async (part, mark) => {
   part.innerHTML = html;
   [...part.querySelectorAll("details")].forEach((one, i) => { one.open = opened[i] ?? one.open; });
   [...part.querySelectorAll(".strip, pre, .scroll")].forEach((one, i) => {
-    const [left, top, room] = before[i] ?? [0, 0, 0];
-    one.scrollLeft = left;
+    const [left, top, room, wide] = before[i] ?? [0, 0, 0, 0];
+    one.scrollLeft = endsNew(one) && left >= wide - 2 ? one.scrollWidth : left;
     // A log that was read to its end goes on to its end.
     one.scrollTop = one.classList.contains("log") && (!before[i] || top >= room - 2) ? one.scrollHeight : top;
   });
@@ -145,3 +148,4 @@ document.querySelector("#notes .cancel")?.addEventListener("click", () => docume
 tools();
 bind(document);
 for (const log of document.querySelectorAll("pre.log")) log.scrollTop = log.scrollHeight;
+for (const strip of document.querySelectorAll(".strip")) if (endsNew(strip)) strip.scrollLeft = strip.scrollWidth;
