@@ -23,6 +23,7 @@ const replace = async (part, mark) => {
   const focused = part.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
   part.dataset.mark = answer.headers.get("x-mark") ?? mark;
   part.innerHTML = html;
+  if (part.dataset.part !== "head") part.parentElement.hidden = !html; // what is hidden cannot be scrolled
   [...part.querySelectorAll("details")].forEach((one, i) => { one.open = opened[i] ?? one.open; });
   [...part.querySelectorAll(".strip, pre, .scroll")].forEach((one, i) => {
     const [left, top, room, wide] = before[i] ?? [0, 0, 0, 0];
@@ -31,7 +32,6 @@ const replace = async (part, mark) => {
     one.scrollTop = one.classList.contains("log") && (!before[i] || top >= room - 2) ? one.scrollHeight : top;
   });
   if (focused) part.querySelector(`[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
-  if (part.dataset.part !== "head") part.parentElement.hidden = !html;
   if (part.dataset.part === "images") more(part);
 };
 
