@@ -54,12 +54,11 @@ def served(folder: Path, queue: Path) -> Iterator[None]:
         process.wait(60)
 
 
-def taken(page: browser.Page, height: int, top: int = 0) -> Image.Image:
-    """A picture of the page from `top` on."""
-    width = page.evaluate("innerWidth")
-    clip = {"x": 0, "y": top, "width": width, "height": height, "scale": 1}
+def taken(page: browser.Page, top: int = 0) -> Image.Image:
+    """A picture of the window, with the page scrolled to `top`."""
+    page.evaluate(f"scrollTo(0, {top})")
     time.sleep(1)  # images fade in
-    found = page.send("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+    found = page.send("Page.captureScreenshot", format="png")
     return Image.open(io.BytesIO(base64.b64decode(found["data"]))).convert("RGB")
 
 
@@ -76,8 +75,9 @@ def beside(*pictures: Image.Image) -> Image.Image:
     return whole
 
 
-def shown(page: browser.Page, address: str, ready: str, wide: bool = True, dark: bool = False) -> None:
-    page.size(WIDE if wide else PHONE, 900 if wide else 740, dark=dark, mobile=not wide)
+def shown(page: browser.Page, address: str, ready: str, height: int, wide: bool = True, dark: bool = False) -> None:
+    """Opens a page in a window of that height: larger pictures would lose where rows of images are scrolled to."""
+    page.size(WIDE if wide else PHONE, height, dark=dark, mobile=not wide)
     page.go(ADDRESS + address)
     page.wait(ready)
 
@@ -94,7 +94,7 @@ def fill_queue(page: browser.Page, queue: Queue, folder: Path) -> None:
     queued(queue, folder, "second-try", few, "optimizer.learning_rate=5e-4")
     queued(queue, folder, "longer", "training.duration=3k steps", "logging.every=50 steps")
     queue.pause(queued(queue, folder, "larger", "training.global_batch_size=32"))
-    shown(page, "queue/", f"document.querySelector('#running #entry-{killed} .done')")
+    shown(page, "queue/", f"document.querySelector('#running #entry-{killed} .done')", 1140)
     os.kill(queue.document(killed, "begun")["training"], signal.SIGKILL)
     page.wait(f"document.querySelector('#ended #entry-{killed}') && document.querySelector('#running .done')")
     time.sleep(5)  # some updates
@@ -118,28 +118,30 @@ def main() -> None:
         with served(folder, queue.path):
             page = chromium.page()
             ready = f"{CURVES} && !document.querySelector('#control').hidden"
-            shown(page, f"run/{run}/", ready)
-            kept(taken(page, 1500), "serve-run.png")
-            kept(taken(page, 1290).resize((826, 903), Image.Resampling.LANCZOS), "serve-small.png")
+            shown(page, f"run/{run}/", ready, 1500)
+            whole = taken(page)
+            kept(whole, "serve-run.png")
+            kept(whole.crop((0, 0, WIDE, 1290)).resize((826, 903), Image.Resampling.LANCZOS), "serve-small.png")
             top = page.evaluate("document.querySelector('#curves').getBoundingClientRect().top + scrollY")
-            kept(taken(page, 1000, top - 10), "serve-curves.png")
-            shown(page, pictures, "document.querySelectorAll('#cards img').length > 4")
-            kept(taken(page, 1190), "pictures.png")
-            shown(page, "queue/new?recipe=quickstart", "document.querySelectorAll('.setting').length > 200")
+            kept(taken(page, top - 10).crop((0, 0, WIDE, 1000)), "serve-curves.png")
+            shown(page, pictures, "document.querySelectorAll('#cards img').length > 4", 1190)
+            kept(taken(page), "pictures.png")
+            shown(page, "queue/new?recipe=quickstart", "document.querySelectorAll('.setting').length > 200", 900)
             page.evaluate("document.querySelector('#yaml').value = 'training:\\n  duration: 5k steps\\n'")
             page.evaluate("document.querySelector('#yaml').dispatchEvent(new Event('input'))")
             page.wait("document.querySelector('.setting.given')")
-            kept(taken(page, 900), "serve-new.png")
+            kept(taken(page), "serve-new.png")
             fill_queue(page, queue, folder)
-            kept(taken(page, page.evaluate("document.documentElement.scrollHeight")), "serve-queue.png")
-            shown(page, "", "document.querySelector('.runs .state.running')")
-            kept(taken(page, page.evaluate("document.documentElement.scrollHeight")), "serve-list.png")
-            shown(page, "", "document.querySelector('.runs .state.running')", wide=False)
-            phone = [taken(page, 1000)]
-            shown(page, f"run/{run}/", ready, wide=False, dark=True)
-            phone += [taken(page, 1000)]
+            kept(taken(page), "serve-queue.png")
+            trains = "document.querySelector('.runs .state.running')"
+            shown(page, "", trains, 720)
+            kept(taken(page), "serve-list.png")
+            shown(page, "", trains, 1000, wide=False)
+            phone = [taken(page)]
+            shown(page, f"run/{run}/", ready, 1000, wide=False, dark=True)
+            phone += [taken(page)]
             top = page.evaluate("document.querySelector('#images').getBoundingClientRect().top + scrollY")
-            kept(beside(*phone, taken(page, 1000, top - 10)), "serve-phone.png")
+            kept(beside(*phone, taken(page, top - 10)), "serve-phone.png")
             queue.pause_all(True)
             for entry in queue.entries():
                 if entry.state == "running":

@@ -85,7 +85,7 @@ def _masks(data: DataSettings, objective: ObjectiveSettings) -> list[Problem]:
 
 
 def _raw_validation(validation: ValidationSettings, ema: EMASettings, optimizer: OptimizerSettings) -> list[Problem]:
-    """Weights beside their average are measured where there is one."""
+    """The raw weights are measured, too, where there is an average of them."""
     if not validation.raw_weights or ema.enabled or optimizer.averages_weights:
         return []
     text = "no average of the weights is kept (ema.enabled=false), so that the loss is that of the raw ones: remove it"

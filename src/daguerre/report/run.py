@@ -129,11 +129,11 @@ def run_state(folder: Path, status: Mapping[str, Any]) -> str:
     """The state of a run, by its lock: a status that says `running` is of a killed run if nobody holds the folder, and
     one of a process before the one that holds it now says nothing any more. `paused` and `released` are reasons."""
     state, now = str(status.get("state", "unknown")), holder(folder)
-    told = _BY_REASON.get((state, str(status.get("reason"))), state)
+    known = _BY_REASON.get((state, str(status.get("reason"))), state)
     if now is None:
-        return "interrupted" if state == "running" else told
+        return "interrupted" if state == "running" else known
     own = (status.get("pid"), status.get("host")) == (now.pid, now.host) and str(status.get("updated")) >= now.since
-    return told if own else "running"
+    return known if own else "running"
 
 
 def evaluations(folder: Path, problems: list[str]) -> list[dict[str, Any]]:

@@ -405,8 +405,8 @@ class ValidationSettings(Settings):
     num_levels: int = Field(8, ge=1, json_schema_extra=FREE)
     """Noise levels, at the mid-points of equal parts of the time law."""
     raw_weights: bool = Field(False, json_schema_extra=FREE)
-    """Measures the weights as they are trained, too, without their average: `validation/loss_raw`, beside the loss by
-    the averages. It takes as long again."""
+    """Measures the weights as they are trained, too, without their average: `validation/loss_raw`. It takes as long
+    again."""
     compared_images: int = Field(0, ge=0, json_schema_extra=FREE)
     """At the end of the run of an adapter that has a strength: images of each of three lists of prompts, by the adapter
     and by its base, which say what was learnt, copied and forgotten (as `daguerre compare` does afterwards). Below 20
