@@ -131,6 +131,13 @@ def find(kind: str, name: str) -> ModuleType:
     wanted = "sample" if kind in _MARKS else "Settings"
     if not hasattr(found, wanted):
         raise UserError(f"the plug-in {name!r} of {kind} ({there.place}) has no `{wanted}`: docs/extending.md")
+    key = {"families": "family", "sources": "source"}.get(kind, "name")
+    field = getattr(getattr(found, "Settings", None), "model_fields", {}).get(key)
+    if field is not None and field.default != name:
+        raise UserError(
+            f"the plug-in {name!r} of {kind} ({there.place}) has {key}={field.default!r} in its Settings: write "
+            f'{key}: Literal["{name}"] = "{name}"'
+        )
     return found
 
 
@@ -275,11 +282,21 @@ def digest(plugin: Outside) -> str:
     return digests.sha256([path for path in every if path in found])
 
 
+def parsed(path: Path) -> Any:
+    """The syntax tree of a file. UserError for one that is no Python, as a plug-in from outside may be."""
+    import ast  # as in `digest`
+
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"), path.name)
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as Python: {error}") from error
+
+
 def _imported(path: Path) -> Iterator[str]:
     """The words of a file's imports."""
     import ast  # as in `digest`
 
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from (getattr(node, "module", None) or "").split(".")
             yield from (word for alias in node.names for word in alias.name.split("."))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -167,6 +168,18 @@ def test_what_a_folder_may_not_hold(tmp_path, monkeypatch, capsys):
     in_folder(tmp_path / "c", more="import nothing_of_this_name\n")
     asked = [f"--plugins={tmp_path / 'c'}", "train", "quickstart", "objective.name=difference", "--dry-run"]
     assert "cannot be imported: No module named 'nothing_of_this_name'" in said(*asked)
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    in_folder(tmp_path / "d", name="cut", more="def broken(:\n")
+    asked = [f"--plugins={tmp_path / 'd'}", "train", "quickstart", "objective.name=cut", "--dry-run"]
+    assert "cut.py cannot be read as Python: invalid syntax (cut.py, line " in said(*asked)
+
+
+def test_settings_of_another_name_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "conditions").mkdir()
+    shutil.copy(EXAMPLE / "src" / "daguerre_example" / "posterize.py", tmp_path / "conditions" / "moved.py")
+    named(tmp_path, monkeypatch)
+    with pytest.raises(UserError, match=r"""has name='posterize' in its Settings: write name: Literal\["moved"\]"""):
+        plugins.find("conditions", "moved")
 
 
 def test_two_packages_with_one_name_and_one_that_names_no_module_are_refused(site, tmp_path, monkeypatch):

@@ -179,7 +179,7 @@ def _names(module: str) -> _Names:
     """A module's names, read from its file."""
     if (file := plugins.file_of(module)) is None:  # of an extension in another language
         return _Names({}, {}, {})
-    tree, package = ast.parse(file.read_text(encoding="utf-8")), module.rpartition(".")[0]
+    tree, package = plugins.parsed(file), module.rpartition(".")[0]
     package = module if file.name == "__init__.py" else package
     found = _Names({}, {}, {})
     for node in tree.body:

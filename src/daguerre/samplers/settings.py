@@ -37,7 +37,7 @@ def keywords(sampler: str) -> tuple[str, ...]:
     """
     file = plugins.file_of(plugins.module("samplers", sampler))
     assert file is not None
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree = plugins.parsed(file)
     defs = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "sample")
     return tuple(argument.arg for argument in next(defs).args.kwonlyargs)
 
