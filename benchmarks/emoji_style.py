@@ -51,10 +51,15 @@ def distance(first_nd: np.ndarray, second_nd: np.ndarray) -> np.ndarray:
     return np.asarray(np.sqrt(np.square(first_nd - second_nd).mean(axis=1)))
 
 
+def interval(change_n: np.ndarray) -> tuple[float, float, float]:
+    """The mean of COUNT differences, and both ends of its 95 % interval of Student's t."""
+    mean, half = float(change_n.mean()), float(STUDENT * change_n.std(ddof=1) / np.sqrt(COUNT))
+    return mean, mean - half, mean + half
+
+
 def paired(change_n: np.ndarray) -> str:
-    """The mean of COUNT differences, with its 95 % interval of Student's t."""
-    mean, half = change_n.mean(), STUDENT * change_n.std(ddof=1) / np.sqrt(COUNT)
-    return f"{mean:8.4f} (95 %: {mean - half:.4f} to {mean + half:.4f})"
+    mean, low, high = interval(change_n)
+    return f"{mean:8.4f} (95 %: {low:.4f} to {high:.4f})"
 
 
 def main(run: str, base: str, folder: str, *dino: str) -> None:
