@@ -6,6 +6,7 @@ that is a family's affair. Shape letters: B samples, C channels, H and W height 
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -174,8 +175,9 @@ class Reconstruction(Objective):
         metrics = {"absolute_error": absolute_B, "square_error": square_B, "psnr": psnr(again_BCHW, x_BCHW)}
         loss_B = settings.absolute_weight * absolute_B + settings.square_weight * square_B
         if settings.perceptual is not None:
-            # LPIPS squares small differences of features, of which 16 bits would keep little.
-            with torch.autocast(x_BCHW.device.type, enabled=False):
+            # LPIPS squares small differences of features, of which 16 bits would keep little. Without memory, where
+            # FLOPs are counted, there is no autocast.
+            with nullcontext() if x_BCHW.is_meta else torch.autocast(x_BCHW.device.type, enabled=False):
                 metrics[LPIPS] = nets[LPIPS](again_BCHW, x_BCHW)
             loss_B = loss_B + settings.perceptual.weight * metrics[LPIPS]
         observed: dict[str, Tensor] = {}
