@@ -62,19 +62,20 @@ class Page:
         found = self.send("Page.captureScreenshot", format="png")
         path.write_bytes(base64.b64decode(found["data"]))
 
-    def key(self, name: str) -> None:
-        codes = {"ArrowLeft": 37, "ArrowRight": 39, "Escape": 27, "Enter": 13, "Tab": 9, " ": 32}
+    def key(self, name: str, shift: bool = False) -> None:
+        codes = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Escape": 27, "Enter": 13, "Tab": 9}
+        codes |= {" ": 32}
         text = {"text": "\r" if name == "Enter" else name} if name == "Enter" or len(name) == 1 else {}
         for kind in ("keyDown", "keyUp"):
-            key = {"key": name, "code": name, "windowsVirtualKeyCode": codes.get(name, 0)}
+            key = {"key": name, "code": name, "windowsVirtualKeyCode": codes.get(name, 0), "modifiers": 8 * shift}
             self.send("Input.dispatchKeyEvent", type=kind, **key, **(text if kind == "keyDown" else {}))
 
-    def tab_to(self, selector: str) -> None:
-        """Presses Tab until what has the focus fits."""
+    def tab_to(self, selector: str, back: bool = False) -> None:
+        """Presses Tab, or Shift+Tab, until what has the focus fits."""
         for _ in range(90):
             if self.evaluate(f"document.activeElement.matches({selector!r})"):
                 return
-            self.key("Tab")
+            self.key("Tab", shift=back)
         raise AssertionError(f"Tab never comes to {selector}")
 
     def press(self, selector: str) -> None:
@@ -85,6 +86,18 @@ class Page:
     def type(self, text: str) -> None:
         """Text into what has the focus."""
         self.send("Input.insertText", text=text)
+
+    def choose(self, files: list[Path]) -> None:
+        """Presses Enter on the file input that has the focus, and answers the system's dialog, which must open."""
+        self.send("Page.setInterceptFileChooserDialog", enabled=True)
+        self.browser.dialogs.clear()
+        self.key("Enter")
+        end = time.monotonic() + SECONDS
+        while not self.browser.dialogs:
+            assert time.monotonic() < end, "no dialog for files opens"
+            self.wait("true")
+        paths = [str(each) for each in files]
+        self.send("DOM.setFileInputFiles", backendNodeId=self.browser.dialogs.pop(), files=paths)
 
     def front(self) -> None:
         """Shows this tab, and hides the others."""
@@ -99,7 +112,7 @@ class Page:
 
 
 class Browser:
-    """The process; `errors` are what its pages have complained about."""
+    """The process; `errors` are what its pages complained about, `dialogs` the file inputs that opened one."""
 
     def __init__(self, profile: Path) -> None:
         read, self.to = os.pipe()
@@ -126,7 +139,7 @@ class Browser:
         )
         os.close(read)
         os.close(write)
-        self.number, self.left, self.errors = 0, b"", list[str]()
+        self.number, self.left, self.errors, self.dialogs = 0, b"", list[str](), list[int]()
 
     def send(self, method: str, params: dict[str, Any], session: str = "") -> Any:
         self.number += 1
@@ -153,6 +166,8 @@ class Browser:
         told, kind = event.get("params", {}), event.get("method")
         if kind == "Runtime.exceptionThrown":
             self.errors.append(json.dumps(told["exceptionDetails"])[:500])
+        elif kind == "Page.fileChooserOpened":
+            self.dialogs.append(told["backendNodeId"])
         elif kind == "Log.entryAdded" and told["entry"]["level"] == "error":
             self.errors.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
 

@@ -31,6 +31,7 @@ $("#chosen").addEventListener("click", async (event) => {
     const words = { left_out: "left out", trash: "moved to the trash", back: "restored" };
     say(`${found.moved} ${found.moved === 1 ? "picture" : "pictures"} ${words[to]}.${named(found.runs)}`);
     await refresh();
+    if (event.target.disabled) every.focus(); // else the keys have lost their place
   } catch (error) { say(error.message); }
 });
 
@@ -54,6 +55,7 @@ undo.addEventListener("click", async () => {
     const stayed = found.stayed.length ? ` Changed since, and left as they are: ${found.stayed.join(", ")}.` : "";
     say(`Undone: ${found.title}.${stayed}${named(found.runs)}`);
     await refresh();
+    if (undo.hidden) $("#change").focus();
   } catch (error) { say(error.message); }
 });
 
@@ -131,6 +133,7 @@ const watch = async () => {
       const found = await fetch("job").then((one) => (one.ok ? one.json() : null)).catch(() => null);
       if (!found) return;
       job.hidden = false;
+      const held = document.activeElement;
       const done = $("#job-done"), text = $("#job-text"), end = text.scrollTop >= text.scrollHeight - text.clientHeight - 2;
       done.hidden = $("#job-stop").hidden = !found.running;
       if (found.share) { [done.value, done.max] = found.share; } else done.removeAttribute("value");
@@ -142,6 +145,7 @@ const watch = async () => {
       if (found.start) $("#job-start").href = found.start;
       $("#job-recipe").hidden = !found.recipe;
       $("#job-recipe").textContent = found.recipe ?? "";
+      if (held.hidden) text.focus({ preventScroll: true });
       if (was?.running && !found.running) await refresh();
       if (!found.running) return;
       was = found;

@@ -108,6 +108,7 @@ const open = async (card) => {
   const all = opened(), place = all.indexOf(card);
   $("#v-before").disabled = place <= 0;
   $("#v-after").disabled = place >= all.length - 1;
+  if (document.activeElement.disabled) $("#viewer .cancel").focus();
   if (!viewer.open) viewer.showModal();
   const answer = await fetch(`caption/${id}?${query()}`);
   if (!answer.ok) { $("#viewer .wrong").textContent = await answer.text(); return; }

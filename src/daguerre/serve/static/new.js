@@ -82,7 +82,7 @@ const filter = () => {
     if (words.length) group.open = inside > 0;
     count += inside;
   }
-  found.textContent = words.length ? `${count} settings` : "";
+  found.textContent = words.length ? `${count} ${count === 1 ? "setting" : "settings"}` : "";
 };
 
 const refresh = (change) => {
@@ -116,9 +116,15 @@ yaml.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeo
 recipe?.addEventListener("change", () => { history.replaceState(null, "", `?recipe=${encodeURIComponent(recipe.value)}`); refresh(); });
 search.addEventListener("input", filter);
 
+let pressed = null;
 const busy = (text) => {
+  const active = document.activeElement;
+  if (text && buttons.includes(active)) pressed = active;
   doing.textContent = text;
   for (const button of buttons) button.disabled = text !== "";
+  if (text) return;
+  if (active === document.body) pressed?.focus({ preventScroll: true }); // a disabled button has lost it
+  pressed = null;
 };
 
 const asked = async (name) => {

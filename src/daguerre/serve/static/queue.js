@@ -8,7 +8,11 @@ const lists = ["running", "waiting", "ended"].map((name) => document.querySelect
 const row = (id) => document.querySelector(`#entry-${id}`);
 const idOf = (element) => element.id.slice(6);
 
+/** Gives the focus to a button of an entry, or to what took its place. */
+const give = (id, kind) => (row(id)?.querySelector(`[data-do="${kind}"]`) ?? row(id)?.querySelector("[data-do]") ?? pauseAll)?.focus({ preventScroll: true });
+
 const ask = async (message) => {
+  const held = document.activeElement; // a disabled button loses the focus
   for (const button of document.querySelectorAll("button")) button.disabled = true;
   try {
     const sent = await post("change", message);
@@ -17,6 +21,7 @@ const ask = async (message) => {
     answer.textContent = "The server does not answer: nothing was changed.";
   }
   for (const button of document.querySelectorAll("button")) button.disabled = false;
+  if (document.activeElement === document.body) held.focus({ preventScroll: true });
 };
 
 const moved = (id, up) => {
@@ -36,7 +41,7 @@ main.addEventListener("click", async (event) => {
   } else if (!["stop", "kill", "remove"].includes(kind) || confirm(`${button.title}. ${button.textContent} this run?`)) {
     await ask({ kind: kind === "kill" ? "stop" : kind, id });
   }
-  row(id)?.querySelector(`[data-do="${kind}"]`)?.focus({ preventScroll: true });
+  give(id, kind);
 });
 pauseAll?.addEventListener("click", () => ask({ kind: pauseAll.getAttribute("aria-pressed") === "true" ? "resume_all" : "pause_all" }));
 
@@ -56,9 +61,9 @@ const show = (now) => {
       const one = row(id);
       if (list.children[i] !== one) list.insertBefore(one, list.children[i] ?? null);
     });
-    list.parentElement.hidden = !list.children.length;
   }
-  if (held && !document.activeElement?.dataset?.do) row(held.id)?.querySelector(`[data-do="${held.kind}"]`)?.focus({ preventScroll: true });
+  for (const list of lists) list.parentElement.hidden = !list.children.length; // once no row moves any more
+  if (held && !document.activeElement?.dataset?.do) give(held.id, held.kind);
   document.querySelector("#none").hidden = known.size > 0;
   document.querySelector("#said").textContent = now.said;
   if (pauseAll) {
