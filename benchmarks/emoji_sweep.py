@@ -92,8 +92,8 @@ class Judge:
         return [np.asarray(one) for one in model.generate(self.names, "seed=0")]
 
     def nearer_to_font(self, images: list[np.ndarray]) -> np.ndarray:
-        theirs_nd, fonts_nd = self.small
-        return distance(emoji.small(images), theirs_nd) - distance(emoji.small(images), fonts_nd)
+        own_nd, (theirs_nd, fonts_nd) = emoji.small(images), self.small
+        return distance(own_nd, theirs_nd) - distance(own_nd, fonts_nd)
 
     def chosen(self, count: int) -> list[str]:
         """The first of all lists are the recipe's own twenty; fewer are evenly from these."""

@@ -95,7 +95,8 @@ def boot() -> str:
 class Gpu(NamedTuple):
     """One GPU, as its driver sees it."""
 
-    busy_percent: int
+    busy_percent: int | None
+    """None of a card that is cut into parts (MIG), of which the driver does not say it."""
     used_bytes: int
     total_bytes: int
 
@@ -111,8 +112,11 @@ def gpus() -> list[Gpu]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     rows = [[part.strip() for part in line.split(",")] for line in said.splitlines()]
-    numbers = [[*map(int, row)] for row in rows if len(row) == 3 and all(part.isdecimal() for part in row)]
-    return [Gpu(busy, used << 20, total << 20) for busy, used, total in numbers]
+    return [
+        Gpu(int(busy) if busy.isdecimal() else None, int(used) << 20, int(total) << 20)
+        for busy, used, total in (row for row in rows if len(row) == 3)
+        if used.isdecimal() and total.isdecimal()
+    ]
 
 
 def load() -> float:

@@ -23,6 +23,7 @@ from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.cli import main
 from daguerre.serve import figures, server
 from daguerre.serve.catalog import News
+from daguerre.serve.queueing import checking
 from daguerre.tracking.sinks import MetricsFile, read_metrics, truncate_after
 
 
@@ -119,7 +120,7 @@ def test_a_run_that_trains_here_says_how_busy_its_devices_are(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program, run = tmp_path / "nvidia-smi", RunFolder(folder / "quickstart")
-    program.write_text("#!/bin/sh\necho '93, 12288, 81559'\necho '0, 4, 81559'\n")
+    program.write_text("#!/bin/sh\necho '93, 12288, 81559'\necho '0, 4, 81559'\necho '[N/A], 8, 40960'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
@@ -134,6 +135,8 @@ def test_a_run_that_trains_here_says_how_busy_its_devices_are(
         assert re.search(r"load [0-9.]+ on \d+ cores? · ", head())
         fake_run.document(run.path, "environment.json", fake_run.ENVIRONMENT | gpus)
         assert "GPU 93 % busy, 12.9 GB of 85.5 GB in use · GPU 0 % busy" in head()
+        assert " · GPU 8.39 MB of 42.9 GB in use · " in head(), "of a card in parts the driver says memory alone"
+    assert checking.machine()[-1] == "card=40960MiB"
     assert "busy" not in head()
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from daguerre.formatting import counted, format_duration, scaled
 from daguerre.report.html import Html, element, join, table, when
-from daguerre.report.run import LIVE, Run
+from daguerre.report.run import LIVE, Run, waits_since
 from daguerre.report.svg import format_number
 
 STATES = {
@@ -128,7 +128,7 @@ def notices(run: Run) -> list[Html]:
     if reason:
         state, said = STATES.get(run.state, run.state), element("p", reason)
         if run.state in WAITS:
-            since = when(run.status.get("since") or run.status.get("updated"))
+            since = when(waits_since(run.status))
             what, command, button = WAITS[run.state]
             how = f" lets it go on; so does the button {button} on a page with --control."
             state, said = f"{state} since {since}", element("p", f"{what} ", element("code", command), how)

@@ -136,6 +136,11 @@ def run_state(folder: Path, status: Mapping[str, Any]) -> str:
     return known if own else "running"
 
 
+def waits_since(status: Mapping[str, Any]) -> str:
+    """From when on a paused or released run waits for a person, as text; empty where its status does not say it."""
+    return str(status.get("since") or status.get("updated") or "")
+
+
 def evaluations(folder: Path, problems: list[str]) -> list[dict[str, Any]]:
     """The results of `daguerre evaluate`, oldest step first; adds those that cannot be read to `problems`."""
     found = [_document(path, problems) for path in sorted(folder.glob("*/result.json"))]

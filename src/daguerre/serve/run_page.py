@@ -95,7 +95,8 @@ def _load(run: Run) -> str:
     if not on_gpu:
         return f"load {system.load():.1f} on {counted(system.cores(), 'core')}"
     each = (
-        f"GPU {one.busy_percent} % busy, {format_size(one.used_bytes)} of {format_size(one.total_bytes)} in use"
+        f"GPU {'' if one.busy_percent is None else f'{one.busy_percent} % busy, '}"
+        f"{format_size(one.used_bytes)} of {format_size(one.total_bytes)} in use"
         for one in system.gpus()
     )
     return " · ".join(each)

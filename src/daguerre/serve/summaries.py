@@ -11,7 +11,7 @@ from daguerre import documents
 from daguerre.checkpoint.run_dir import Holder, RunFolder
 from daguerre.errors import UserError
 from daguerre.report.facts import WAITS
-from daguerre.report.run import MOST_BYTES, holder, run_state
+from daguerre.report.run import MOST_BYTES, holder, run_state, waits_since
 from daguerre.serve.bounds import check_file
 from daguerre.tracking.running_mean import RunningMean
 from daguerre.tracking.sinks import parse_line
@@ -69,7 +69,7 @@ def summary(folder: Path, roots: tuple[Path, ...]) -> Summary:
         name=str(page.get("name") or folder.name),
         state=state,
         reason=str(status.get("reason") or ""),
-        since=str(status.get("since") or status.get("updated") or "") if state in WAITS else "",
+        since=waits_since(status) if state in WAITS else "",
         step=step,
         total=total,
         loss=RunningMean(line.get("learning/loss", math.nan) for line in lines).value,

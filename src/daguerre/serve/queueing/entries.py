@@ -10,6 +10,7 @@ from daguerre.errors import UserError
 from daguerre.queue.queue import Listed, Queue, State
 from daguerre.report.facts import STATES, waits
 from daguerre.report.html import Html, element, join, when
+from daguerre.report.run import waits_since
 from daguerre.serve import pages
 from daguerre.serve.catalog import Catalog, identity
 from daguerre.serve.run_page import progress_bar, tail
@@ -134,7 +135,7 @@ def _row(each: Listed, queue: Queue, catalog: Catalog, control: bool) -> Html:
     kind, word, said = each.state, _STATES[each.state], element("span", each.why) if each.why else None
     if each.state == "running" and each.why == PAUSED:  # in memory, which frees no device
         kind, word = "paused", STATES["paused"]
-        said = waits(kind, str(each.status.get("since") or each.status.get("updated")))
+        said = waits(kind, waits_since(each.status))
     state = element("span", word, class_=f"state {kind}")
     name, address = Path(each.entry.place).name, _address(each, catalog)
     title = element("a", name, href=address) if address else name
