@@ -196,6 +196,16 @@ def test_make_test_fails_with_each_of_its_parts(make, tmp_path, failing):
     assert ("said by mypy" in done.stdout) == ("said by python" in done.stdout) == (failing != "ruff")
 
 
+def test_what_a_training_leaves_in_the_clone_changes_no_check(tmp_path):
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copytree(
+        ROOT / "benchmarks", tmp_path / "benchmarks", ignore=shutil.ignore_patterns("*.json", "__pycache__")
+    )
+    (tmp_path / "runs").mkdir()  # as `make quickstart` does; benchmarks/runs.py is a module of that name
+    ruff = [sys.executable, "-m", "ruff", "check", "--no-cache", "--quiet", str(tmp_path / "benchmarks")]
+    subprocess.run(ruff, cwd=tmp_path, check=True)
+
+
 def test_an_error_names_the_command_that_installs_what_is_missing(monkeypatch, tmp_path):
     constraints = ROOT / "constraints.txt"
     assert errors.install("torch>=2") == f"{sys.executable} -m pip install -c {constraints} 'torch>=2'"
