@@ -201,6 +201,7 @@ def test_what_a_training_leaves_in_the_clone_changes_no_check(tmp_path):
     shutil.copytree(
         ROOT / "benchmarks", tmp_path / "benchmarks", ignore=shutil.ignore_patterns("*.json", "__pycache__")
     )
+    (tmp_path / "src").symlink_to(ROOT / "src")
     (tmp_path / "runs").mkdir()  # as `make quickstart` does; benchmarks/runs.py is a module of that name
     ruff = [sys.executable, "-m", "ruff", "check", "--no-cache", "--quiet", str(tmp_path / "benchmarks")]
     subprocess.run(ruff, cwd=tmp_path, check=True)
