@@ -47,6 +47,21 @@ def test_what_is_chosen_on_a_cpu(given, text):
     assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_on_a_cpu_computes_16_bits_in_float32(masked):
+    q, k, v = (torch.randn(2, 3, n, 8, dtype=torch.bfloat16, requires_grad=True) for n in (16, 5, 5))
+    mask = torch.zeros(2, 1, 16, 5, dtype=torch.bfloat16).masked_fill(torch.rand(2, 1, 16, 5) < 0.3, -1e4)
+    given = {"attn_mask": mask} if masked else {}
+    with dtypes.choose(settings(mixed_precision="bf16"), CPU).forward():
+        found = scaled_dot_product_attention(q, k, v, scale=0.3, **given)
+    wide = {name: tensor.float() for name, tensor in given.items()}
+    exact = scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=0.3, **wide)
+    assert found.dtype == torch.bfloat16 and found.equal(exact.bfloat16())
+    dy = torch.randn_like(found)
+    for ours, theirs in zip(*(torch.autograd.grad(y, (q, k, v), dy.to(y.dtype)) for y in (found, exact)), strict=True):
+        assert ours.equal(theirs)
+
+
 @pytest.mark.parametrize(
     ("weights_dtype", "mixed_precision"),
     [("bfloat16", "no"), ("bfloat16", "fp16"), ("float16", "no"), ("float16", "bf16")],

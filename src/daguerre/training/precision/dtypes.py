@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from daguerre import deferred, devices
 from daguerre.errors import UserError
+from daguerre.training.precision import cpu_attention
 from daguerre.training.precision.loss_scaling import DynamicScale, Scaler
 from daguerre.training.precision.stochastic_rounding import Rounding
 from daguerre.training.settings import TrainingSettings
@@ -107,6 +108,8 @@ def choose(settings: TrainingSettings, device: torch.device) -> Precision:
     """The precision of these settings on a device. UserError if the device cannot compute so."""
     weights = getattr(torch, settings.weights_dtype)
     compute = _compute(settings, weights, device)
+    if device.type == "cpu" and compute != torch.float32:
+        cpu_attention.enable()
     kernels = () if settings.attention in ("auto", "measured") else _kernels(settings.attention, compute, device)
     return Precision(compute, weights, settings.stochastic_rounding, kernels, device.type)
 
