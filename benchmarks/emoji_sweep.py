@@ -2,6 +2,7 @@
 """What rate, rank, updates and number of pictures do to a style LoRA: the recipe `emoji_lora` with one of them changed.
 
 python benchmarks/emoji_sweep.py FOLDER DINOV2 [AXIS ...]     # FOLDER: Twemoji's pictures; AXIS: rate rank updates ...
+python benchmarks/emoji_sweep.py show                          # tables, and curves in runs/emoji_sweep.html
 
 Each run is drawn from the same noise as the base: COUNT emoji that no run of any sweep was trained on.
 * style: how much nearer they are to the publisher's picture than the base's, less how much nearer to the font's, by
@@ -11,7 +12,8 @@ Each run is drawn from the same noise as the base: COUNT emoji that no run of an
 * like: the share that is nearest to a picture that the LoRA was trained on: what is memorised.
 The balance of a run is the harmonic mean of its style, as a share of the highest of the sweep, and of its `own`, as a
 share of the base's. The value of each sweep that has the highest is trained with seeds 1 and 2, too. Results are lines
-of JSON, a run each, in runs/emoji_sweep.jsonl; what stands there is not trained again.
+of JSON, a run each, in runs/emoji_sweep.jsonl; what stands there is not trained again, so that the middle of all sweeps
+is trained once, and two processes can share the axes.
 """
 
 import json
@@ -29,10 +31,13 @@ import daguerre
 from daguerre.config import config as configs
 from daguerre.data.sources.emoji import Settings
 from daguerre.evaluation.metrics import emoji
+from daguerre.report.charts import MAIN, SECOND
+from daguerre.report.html import Html, element, render_page
+from daguerre.report.svg import Series, chart
 
 RESULTS = Path("runs/emoji_sweep.jsonl")
 BASE = "runs/emoji_unet"
-MIDDLE = {"rate": 1e-3, "rank": 16, "updates": 400, "images": 20}
+MIDDLE = {"rate": 1e-3, "rank": 16, "updates": 200, "images": 20}
 VALUES = {
     "rate": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
     "rank": (1, 4, 16, 64, 128),
@@ -44,10 +49,18 @@ BATCH = 16
 """Images of an update of the recipe, of which an epoch has as many at least."""
 
 Point = dict[str, float]
+Row = dict[str, float]
+"""The numbers of a run, and its name under `run`."""
 
 
 def named(point: Point, seed: int) -> str:
     return "emoji_lora-" + "-".join(f"{name}{value:g}" for name, value in point.items()) + f"-s{seed}"
+
+
+def results() -> dict[str, Row]:
+    """The rows of the runs that are measured, by name."""
+    rows = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    return {row["run"]: row for row in rows}
 
 
 def train(point: Point, seed: int, names: list[str], folder: str) -> float:
@@ -80,7 +93,7 @@ class Judge:
         others = [name for name in both if name not in first]
         self.names = [others[i * len(others) // COUNT] for i in range(COUNT)]
         pool = [name for name in others if name not in self.names]
-        more = max(VALUES["images"]) - len(first)
+        more = int(max(VALUES["images"])) - len(first)
         self.trained = first + [pool[i * len(pool) // more] for i in range(more)]
         self.real = [*both, *both]
         self.real_nd = features([*(fonts[name] for name in both), *(publishers[name] for name in both)])
@@ -100,7 +113,7 @@ class Judge:
         twenty = int(MIDDLE["images"])
         return self.trained[: twenty : twenty // count] if count < twenty else self.trained[:count]
 
-    def judge(self, seen: list[str], *settings: str) -> dict[str, float]:
+    def judge(self, seen: list[str], *settings: str) -> Row:
         images = self.draw(*settings)
         nearest = emoji.distances(self.features(images), self.real_nd).argmin(axis=1)
         found = [self.real[i] for i in nearest]
@@ -110,7 +123,7 @@ class Judge:
         return {"style": mean, "low": low, "high": high, "own": float(own), "like": float(like)}
 
 
-def balance(row: dict[str, float], rows: list[dict[str, float]], base: dict[str, float]) -> float:
+def balance(row: Row, rows: list[Row], base: Row) -> float:
     most = max(each["style"] for each in rows)
     if row["style"] <= 0 or not row["own"]:
         return 0.0
@@ -127,34 +140,79 @@ def first_twenty(folder: str) -> list[str]:
 
 def main(folder: str, dino: str, *axes: str) -> None:
     judge = Judge(folder, by_dinov2(dino))
-    done = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
-    def row(name: str, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
-        for each in done:
-            if each["run"] == name:
-                return each
-        found = {"run": name, **measure()}
-        done.append(found)
+    def row(name: str, measure: Callable[[], Row]) -> Row:
+        if name in (rows := results()):
+            return rows[name]
+        found = measure()
         with RESULTS.open("a") as out:
-            print(json.dumps(found), file=out)
-        print(found, flush=True)
+            print(json.dumps({"run": name} | found), file=out)
+        print(name, found, flush=True)
         return found
 
-    def run(point: Point, seed: int) -> dict[str, float]:
-        def measure() -> dict[str, float]:
+    def run(point: Point, seed: int) -> Row:
+        def measure() -> Row:
             names, name = judge.chosen(int(point["images"])), named(point, seed)
             return {"seconds": train(point, seed, names, folder), **judge.judge(names, f"use={{runs/{name}: 1}}")}
 
         return row(named(point, seed), measure)
 
-    base = row("base", lambda: judge.judge([]))
+    row("base", lambda: judge.judge([]))
+    run(MIDDLE, 0)
     for axis in axes or VALUES:
-        rows = {value: run(MIDDLE | {axis: value}, 0) for value in VALUES[axis]}
-        best = max(rows, key=lambda value: balance(rows[value], [*rows.values()], base))
+        for value in VALUES[axis]:
+            run(MIDDLE | {axis: value}, 0)
+        best = optimum(axis, results())
         print(axis, "has its best balance at", best)
         for seed in SEEDS:
             run(MIDDLE | {axis: best}, seed)
 
 
+def sweep(axis: str, rows: dict[str, Row]) -> dict[float, Row]:
+    """The rows of seed 0, by the value of the axis."""
+    points = {value: named(MIDDLE | {axis: value}, 0) for value in VALUES[axis]}
+    return {value: rows[name] for value, name in points.items() if name in rows}
+
+
+def optimum(axis: str, rows: dict[str, Row]) -> float:
+    of = sweep(axis, rows)
+    return max(of, key=lambda value: balance(of[value], [*of.values()], rows["base"]))
+
+
+def show() -> None:
+    """Print a table of each sweep in Markdown, and write its curves as one page."""
+    rows, figures = results(), []
+    base = rows["base"]
+    print(f"base: {base['own']:.0%} own")
+    for axis in VALUES:
+        of = sweep(axis, rows)
+        if not of:
+            continue
+        best, others = optimum(axis, rows), [*of.values()]
+        again = [name for seed in SEEDS if (name := named(MIDDLE | {axis: best}, seed)) in rows]
+        print(f"\n| {axis} | style (95 %) | own | a training picture | balance |\n|---|---|---|---|---|")
+        for value, row in [*of.items(), *((best, rows[name]) for name in again)]:
+            print(
+                f"| {value:g} | {row['style']:.1f} ({row['low']:.1f} to {row['high']:.1f}) | {row['own']:.0%} "
+                f"| {row['like']:.0%} | {balance(row, others, base):.2f} |"
+            )
+        figures.append(curves(axis, of, base))
+    what = element("header", element("h1", "What rate, rank, updates and pictures do to a style LoRA"))
+    page = render_page("Sweeps", what, element("div", *figures, class_="charts"), str(RESULTS), ("style.css",))
+    RESULTS.with_suffix(".html").write_text(page)
+
+
+def curves(axis: str, of: dict[float, Row], base: Row) -> Html | None:
+    """What is learnt and what is kept, each as a share, over the values of an axis."""
+    most = max(row["style"] for row in of.values())
+    places = [math.log2(value) for value in of]
+    learnt, kept = [row["style"] / most for row in of.values()], [row["own"] / base["own"] for row in of.values()]
+    lines = [
+        Series("style learnt", places, learnt, MAIN, dots=True, labels=[f"{value:g}" for value in of]),
+        Series("own emoji kept", places, kept, SECOND, dots=True),
+    ]
+    return chart(axis.capitalize(), "shares of the sweep's best and of the base, over powers of two", lines, over=axis)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    show() if sys.argv[1:] == ["show"] else main(*sys.argv[1:])
