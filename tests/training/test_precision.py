@@ -56,7 +56,8 @@ def test_attention_on_a_cpu_computes_16_bits_in_float32(masked):
         found = scaled_dot_product_attention(q, k, v, scale=0.3, **given)
     wide = {name: tensor.float() for name, tensor in given.items()}
     exact = scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=0.3, **wide)
-    assert found.dtype == torch.bfloat16 and found.equal(exact.bfloat16())
+    assert found.dtype == torch.bfloat16
+    assert found.equal(exact.bfloat16())
     dy = torch.randn_like(found)
     for ours, theirs in zip(*(torch.autograd.grad(y, (q, k, v), dy.to(y.dtype)) for y in (found, exact)), strict=True):
         assert ours.equal(theirs)
