@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from quick_cases import chosen
 from torch.nn.functional import scaled_dot_product_attention
 
+from daguerre import plugins
 from daguerre.errors import UserError
 from daguerre.training import device, step
 from daguerre.training.guard import READ_EVERY, NonFiniteError
@@ -279,7 +280,7 @@ def test_training_in_16_bits_learns_what_float32_learns(toy, weights_dtype, mixe
         net = torch.nn.Sequential(
             torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.GroupNorm(2, 8), torch.nn.SiLU(), torch.nn.Conv2d(8, 3, 1)
         )
-        optimizer = toy.plugins.find("optimizers", "adamw").Settings(learning_rate=0.01)
+        optimizer = plugins.find("optimizers", "adamw").Settings(learning_rate=0.01)
         state = toy.TrainState.start(net, toy.NothingLearnt(), optimizer, EMASettings(), chosen)
         plan = toy.plan(total_steps=60, log_every=30, warmup_steps=0)
         lines = train(state, toy.batches(), convolutions, plan, chosen.forward)

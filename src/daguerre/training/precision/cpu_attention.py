@@ -6,6 +6,7 @@ float32 on one that computes bf16 in software, and 3 to 20 times on one with AMX
 
 import warnings
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +31,7 @@ def _attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    **others: float | bool | None,
+    **others: Any,
 ) -> Tensor:
     """The result in autocast's type, as autocast gives it, of float32 numbers."""
     mask = attn_mask.float() if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
