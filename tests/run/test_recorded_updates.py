@@ -20,7 +20,7 @@ from daguerre.errors import UserError
 from daguerre.training.performance.recording import BEFORE, Recorder
 
 QUICK = ("cascade_c", "sd15_controlnet")
-"""Weights by level that are learnt, an adapter that reads images."""
+"""Weights by level that are learnt and dropout; an adapter that reads images."""
 WHOLE = ("training.per_device_batch_size=2",)
 """Norms over a batch want it whole."""
 TRAINED = [name for name in recipe.shipped() if tree(name)["training"]["duration"] != "0 steps"]
@@ -40,7 +40,7 @@ def twins(tmp_path_factory):
 
 def variant(twins, name, tmp_path, *more):
     given = [*twins.overrides(name), "training.global_batch_size=2", "training.per_device_batch_size=1", *more]
-    config = configs.load(name, [*given, "training.gradient_checkpointing=false", "cache.path=null"]).config
+    config = configs.load(name, [*given, "cache.path=null"]).config
     return Update(config, Options(inputs="pixels"), tmp_path)
 
 

@@ -2,12 +2,14 @@
 
 A recording is a list of operators with their very arguments and results. Replayed, each computes from the same memory
 and leaves its result in the memory of the result that was recorded. So a number of the host that a pass has read stays
-what it was, as in a CUDA graph, and reading one of the device's is an error.
+what it was, as in a CUDA graph, and reading one of the device's is an error. The random state may be asked for, and set
+to what it was at some place of the recording: torch's graphs hold it as the distance from the state of the replay.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -25,7 +27,7 @@ class Tape(Graphs):
         return nullcontext()
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        with _Written() as written:
+        with _Written() as written, mock.patch.multiple(torch, **written.chance()):
             work()
         self.recorded += 1
         # A GPU does nothing while it records. Here it is done then, and the first replay, on that batch, does nothing.
@@ -56,6 +58,22 @@ class _Written(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         self.calls.append((func, args, kwargs or {}, made))
         return made
+
+    def chance(self) -> dict[str, Any]:
+        """torch's functions of the random state, which are no operators, as they are recorded."""
+        known: list[Tensor] = []
+
+        def get_rng_state() -> Tensor:
+            known.append(torch.default_generator.get_state())
+            self.calls.append((torch.default_generator.get_state, (), {}, known[-1]))
+            return known[-1]
+
+        def set_rng_state(state: Tensor) -> None:
+            assert any(state is each for each in known), "a random state from outside of the recording"
+            torch.default_generator.set_state(state)
+            self.calls.append((torch.default_generator.set_state, (state,), {}, torch.default_generator))
+
+        return {"get_rng_state": get_rng_state, "set_rng_state": set_rng_state}
 
 
 def _keep(fresh: Any, made: Any) -> None:

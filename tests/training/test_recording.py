@@ -10,6 +10,7 @@ from torch import nn
 
 from daguerre.training import step
 from daguerre.training.loop import train
+from daguerre.training.performance import activation_checkpointing
 from daguerre.training.performance.recording import BEFORE, Recorder
 from daguerre.training.precision.loss_scaling import DynamicScale
 from daguerre.training.settings import EMASettings
@@ -18,14 +19,27 @@ from daguerre.training.settings import EMASettings
 class Net(nn.Module):
     """Dropout, a frozen layer, a weight that is used twice, one that is never used."""
 
+    _supports_gradient_checkpointing = True
+    block = None
+
     def __init__(self):
         super().__init__()
         self.inner, self.twice, self.out = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 3)
         self.frozen, self.unread, self.dropout = nn.Linear(8, 8).requires_grad_(False), nn.Linear(2, 2), nn.Dropout(0.2)
 
+    def enable_gradient_checkpointing(self, checkpoint):
+        self.block = checkpoint
+
+    def first(self, x):
+        return self.dropout(torch.tanh(self.inner(x)))
+
+    def second(self, x):
+        return self.dropout(self.frozen(torch.tanh(self.twice(torch.tanh(self.twice(x))))))
+
     def forward(self, x):
-        x = self.dropout(torch.tanh(self.inner(x)))
-        return self.out(self.frozen(torch.tanh(self.twice(torch.tanh(self.twice(x))))))
+        for part in (self.first, self.second):
+            x = part(x) if self.block is None else self.block(part, x)
+        return self.out(x)
 
 
 def updates(toy):
@@ -39,11 +53,14 @@ def updates(toy):
         yield [replace(each, weights_B=torch.linspace(0.5, 1.5, size)) for each in (one, two)]
 
 
-def run(toy, recorder, name):
+def run(toy, recorder, name, recomputed=False):
     torch.manual_seed(0)
     averages = name == "schedule_free"  # of its own, at a constant rate
     ema = EMASettings(enabled=False) if averages else EMASettings(decay=0.9, post_hoc=[0.1])
-    state = toy.state(ema=ema, net=Net(), name=name)
+    net = Net()
+    if recomputed:
+        activation_checkpointing.enable(net, [], nullcontext)
+    state = toy.state(ema=ema, net=net, name=name)
     state.recorder, lines = recorder, []
     schedule = toy.LRSchedulerSettings(name="constant" if averages else "cosine")
     plan = replace(toy.plan(total_steps=20, log_every=1), lr_scheduler=schedule)
@@ -59,11 +76,14 @@ def assert_equal(one, other):
         assert [name for name, tensor in tensors.items() if not torch.equal(tensor, theirs[file][name])] == []
 
 
-@pytest.mark.parametrize("name", ["adamw", "lion", "schedule_free"])
-def test_twenty_updates_are_equal_to_the_bit(toy, name):
+@pytest.mark.parametrize(
+    ("name", "recomputed"), [("adamw", False), ("adamw", True), ("lion", False), ("schedule_free", False)]
+)
+def test_twenty_updates_are_equal_to_the_bit(toy, name, recomputed):
+    """Activations that are computed again are dropped as the first time."""
     computed, expected = run(toy, None, name)
     tape = Tape()
-    replayed, lines = run(toy, Recorder(tape), name)
+    replayed, lines = run(toy, Recorder(tape), name, recomputed)
     assert lines == expected
     assert lines[-1]["learning/nonfinite_steps"] == 1
     assert_equal(computed, replayed)

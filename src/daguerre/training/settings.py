@@ -163,11 +163,6 @@ class TrainingSettings(Settings):
                 f"capture does not work with {name}, whose copies between host and device are no part of what is "
                 "recorded: remove one of them"
             )
-        if self.capture and self.gradient_checkpointing:
-            raise ValueError(
-                "capture does not work with gradient_checkpointing, which sets the state of dropout back while it "
-                "computes activations again: remove one of them"
-            )
         return self
 
     @model_validator(mode="after")
