@@ -6,14 +6,13 @@ python fused_ranks.py FOLDER RANKS; forks the ranks, so that everything is impor
 from __future__ import annotations
 
 import json
-import os
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from forked_ranks import forked
 from fused_networks import BATCH, KINDS, known, network, output, with_lora
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -161,7 +160,6 @@ def saved_and_read(kind: str, lora: bool, rank: int, folder: Path) -> dict[str, 
 
 
 def work(rank: int, ranks: int, folder: Path, cases: list[tuple[str, bool]], saves: bool) -> dict[str, Any]:
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=ranks)
     shapes = MESHES[ranks] if saves else MESHES[ranks][:1]
     found: dict[str, Any] = {
         f"{kind} {'lora' if lora else 'full'} {shape}": compared(kind, lora, shape, rank)
@@ -170,33 +168,15 @@ def work(rank: int, ranks: int, folder: Path, cases: list[tuple[str, bool]], sav
     }
     if ranks == 2 and saves:
         found |= {f"{kind} {lora} saved": saved_and_read(kind, lora, rank, folder) for kind, lora in cases}
-    dist.barrier()
-    dist.destroy_process_group()
     return found
 
 
-def forked(ranks: int, folder: Path, cases: list[tuple[str, bool]], saves: bool = False) -> dict[str, Any]:
-    """What rank 0 of so many forked processes has found; AssertionError where one of them fails."""
-    pids = []
-    for rank in range(ranks):
-        if (pid := os.fork()) == 0:
-            code = 1
-            try:
-                found = work(rank, ranks, folder, cases, saves)
-                if rank == 0:
-                    (folder / "found.json").write_text(json.dumps(found))
-                code = 0
-            finally:
-                if code:
-                    traceback.print_exc()
-                os._exit(code)
-        pids.append(pid)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    assert codes == [0] * ranks, codes
-    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+def together(ranks: int, folder: Path, cases: list[tuple[str, bool]], saves: bool = False) -> dict[str, Any]:
+    """What rank 0 of so many forked processes has found."""
+    found: dict[str, Any] = forked(ranks, folder, lambda rank: work(rank, ranks, folder, cases, saves))
     return found
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(forked(int(sys.argv[2]), Path(sys.argv[1]), CASES, saves=True)))
+    print(json.dumps(together(int(sys.argv[2]), Path(sys.argv[1]), CASES, saves=True)))

@@ -87,7 +87,7 @@ def test_norms_of_heads_that_are_whole_have_whole_gradients():
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_two_processes_train_a_fused_transformer_as_one(tmp_path):
     """Outputs, all gradients, their norm and the weights after AdamW, in float64. klein is fused in both dims."""
-    (found,) = fused_ranks.forked(2, tmp_path, [("klein", False)]).values()
+    (found,) = fused_ranks.together(2, tmp_path, [("klein", False)]).values()
     assert max(found[name] for name in ("outputs", "gradients", "norm", "weights")) < 1e-10, found
     assert 0.6 < found["share"] < 0.7
 

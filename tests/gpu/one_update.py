@@ -3,16 +3,17 @@
 A job is {"recipe": NAME, "overrides": [...]}. The project's own loop trains networks of the recipe's numbers, as
 `daguerre train` would on an H100: it encodes a batch, computes the loss and its gradients, clips, moves weights,
 moments and averages; and it validates the batch. A result is of the second update, as the first one makes what later
-ones find: `kernels` (how many of each operator are launched), `work` (operators with their floating-point operations
-and bytes, and how often each ran, without the one-launch kernel), `samples` (of the update), `waits` and
-`validation_waits` (what the host waits for), `adamw` (how many parameters are AdamW's), `one_pass` (how many of them
-the one-launch kernel moves) and `misplaced` (tensors of the optimizer that lie in memory otherwise than their
-parameter, as they are made and as a checkpoint gives them back).
+ones find, or of the third, which training.capture records: `kernels` (how many of each operator are launched), `work`
+(operators with their floating-point operations and bytes, and how often each ran, without the one-launch kernel),
+`samples` (of the update), `waits` and `validation_waits` (what the host waits for), `adamw` (how many parameters are
+AdamW's), `one_pass` (how many of them the one-launch kernel moves) and `misplaced` (tensors of the optimizer that lie
+in memory otherwise than their parameter, as they are made and as a checkpoint gives them back).
 """
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ from daguerre.kernels import attention, available  # noqa: E402
 from daguerre.training import device as devices  # noqa: E402
 from daguerre.training import loop  # noqa: E402
 from daguerre.training.optimizers import optimizer  # noqa: E402
+from daguerre.training.performance import recording  # noqa: E402
+from daguerre.training.performance.recording import Graphs  # noqa: E402
 from daguerre.training.performance.work import Watched  # noqa: E402
 from daguerre.training.state import TrainState  # noqa: E402
 from daguerre.types import Batch, wait, waits  # noqa: E402
@@ -53,6 +56,17 @@ class OnePass:
     def move(self, tensors: Any, rule: Any, skip: Tensor, factor: Tensor | None) -> None:
         self.moved += sum(p.numel() for p in tensors.parameters)
         tensors.step.add_(1.0 - skip.float())
+
+
+class AsItIs(Graphs):
+    """Records on a device that does nothing."""
+
+    def aside(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        return lambda: None
 
 
 ONE_PASS = OnePass()
@@ -138,13 +152,16 @@ def update(recipe: str, overrides: list[str]) -> dict[str, Any]:
         on_the_device([*parts.family.components.values(), parts.net])
         state = build.begin(config, parts)
         parts = roles.in_training(parts, state)
+        if config.training.capture:
+            state.recorder = recording.Recorder(AsItIs())
 
         def updates() -> Any:
             while True:
                 yield [devices.on(parts.device, batch) for batch in host]
 
         steps = loop.train(state, updates(), parts.loss, numbers, parts.autocast)
-        next(steps)  # the first one makes what later ones find: moments, streams
+        for _ in range(recording.BEFORE if state.recorder else 1):
+            next(steps)  # the first one makes what later ones find: moments, streams
         seen.forget()
         ONE_PASS.moved = 0
         with Watched() as watched:

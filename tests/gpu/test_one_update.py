@@ -42,6 +42,7 @@ QUICK = ("sdxl_pivotal", "quickstart_vae")
 """Adapters and new tokens of a denoiser with two text encoders, and an autoencoder: 20 s, of which 12 load torch."""
 TRAINED = [name for name in recipe.shipped() if tree(name)["training"]["duration"] != "0 steps"]
 TRAINED += ["sd15 model.long_prompts=true", "z_image_lora training.swap_blocks=3"]
+TRAINED += ["cascade_c_lora training.capture=true training.gradient_checkpointing=true"]
 
 
 @pytest.fixture(scope="module")

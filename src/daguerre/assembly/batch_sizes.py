@@ -106,9 +106,9 @@ def _check_split(config: Config, mesh: Mesh) -> None:
     training, in_backward, cuts = config.training, config.optimizer.in_backward, mesh.degree("tensor") > 1
     alone = "train with data parallelism alone (mesh.ici_fsdp_parallelism=1 mesh.ici_tensor_parallelism=1)"
     refused = {
-        "training.capture": mesh.devices > 1 and training.capture and (
-            "=true records the passes of one device, and those of several share gradients while they compute: remove "
-            "it, or train on one device"
+        "training.capture": mesh.splits and training.capture and (
+            "=true records what one device computes, and on a mesh with fsdp or tensor devices send each other parts "
+            f"of weights while they compute: remove it, or {alone}"
         ),
         "training.base_precision": cuts and training.base_precision != "no" and (
             f"={training.base_precision}: codes are made of whole rows or blocks of a weight, and the mesh's tensor "

@@ -119,7 +119,8 @@ class TrainingSettings(Settings):
     capture: bool = Field(False, json_schema_extra=FREE)
     """Forward and backward passes are recorded as a CUDA graph, for each shape of batches when it comes for the third
     time, and replayed by one launch: less time where the GPU waits for the host between small kernels (a LoRA, small
-    images), the same numbers. Each further shape takes memory for gradients of its own. Needs a GPU of one process."""
+    images), the same numbers. Each further shape takes memory for gradients of its own. Needs a GPU; several sum their
+    gradients after the passes."""
     compile_cache_dir: Annotated[str | None, ADDRESS] = Field(None, min_length=1, json_schema_extra=FREE)
     """Folder of this machine in which compiled code is kept. null: TORCHINDUCTOR_CACHE_DIR, or the user's cache
     folder."""

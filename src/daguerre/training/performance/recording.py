@@ -4,7 +4,7 @@ A GPU that waits for its host between small kernels computes a LoRA at a tenth o
 launches of the forward and backward passes of an update, with the addresses of what they read and write. So it is made
 for one shape of batches, and whatever changes from one update to the next lies in tensors that stay where they are: a
 copy of the batch, and the count of its samples. Dropout's seed the graph takes from torch's generator. What follows
-(clipping, optimizer, averages) is a few launches, and stays as it is.
+(sums over devices, clipping, optimizer, averages) is a few launches, and stays as it is.
 """
 
 from collections import Counter
@@ -28,6 +28,10 @@ from daguerre.types import Batch, LossTerms
 BEFORE = 2
 """Updates of a shape that are computed before it is recorded: kernels are compiled and chosen there, which a recording
 must not do."""
+
+
+_Computed = Callable[[Sequence[Batch], int | Tensor, See], Tensor]
+"""Computes the passes over batches, given the count of valid samples."""
 
 
 class Graphs(Protocol):
@@ -84,7 +88,11 @@ class _Recording:
 
 
 class Recorder:
-    """`passes.backward` for a run on one device: the same numbers to the bit."""
+    """`passes.backward` for a net of which each device has all: the same numbers to the bit.
+
+    Devices sum their gradients when the passes are done, not while they go on: a recording would hold their
+    collectives, and each device records when it has seen a shape often enough, which others may not have.
+    """
 
     def __init__(self, graphs: Graphs) -> None:
         self._graphs = graphs
@@ -106,8 +114,16 @@ class Recorder:
         is given, stays what it is until the next update."""
 
         def computed(batches: Sequence[Batch], count: int | Tensor, see: See) -> Tensor:
-            return passes.backward(net, batches, loss_fn, count, autocast, see, scaler, sharding)
+            return passes.backward(net, batches, loss_fn, count, autocast, see, scaler)
 
+        loss = self._passed(net, micro_batches, valid, see, computed)
+        sharding.after_backward()
+        return sharding.sum(loss)
+
+    def _passed(
+        self, net: nn.Module, micro_batches: Sequence[Batch], valid: int, see: See, computed: _Computed
+    ) -> Tensor:
+        """This device's part of the gradients, in the parameters, and of the loss."""
         shape = tuple(_shape(batch) for batch in micro_batches)
         if self._computed[shape] < BEFORE:
             self._computed[shape] += 1
@@ -130,13 +146,7 @@ class Recorder:
             see(terms, valid_B)
         return recording.loss
 
-    def _recorded(
-        self,
-        net: nn.Module,
-        micro_batches: Sequence[Batch],
-        valid: int,
-        computed: Callable[[Sequence[Batch], Tensor, See], Tensor],
-    ) -> _Recording:
+    def _recorded(self, net: nn.Module, micro_batches: Sequence[Batch], valid: int, computed: _Computed) -> _Recording:
         device = devices.of(net)
         batches = [_placed(batch, device) for batch in micro_batches]
         count = torch.full((), float(valid), device=device)
