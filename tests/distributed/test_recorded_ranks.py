@@ -29,7 +29,7 @@ UPDATES = 20
 
 
 class Net(nn.Module):
-    """Of two buckets of gradients; dropout, and a weight that takes no part."""
+    """Of several buckets of gradients; dropout, and a weight that takes no part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,6 +51,8 @@ def trained(rank: int, recorder: Recorder | None) -> tuple[dict[str, torch.Tenso
     settings, losses = adamw.Settings(learning_rate=0.01), []
     state = TrainState.start(net, NothingLearnt(), settings, EMASettings(decay=0.9), sharding=sharding)
     state.recorder = recorder
+    if recorder is not None:
+        sharding._reducer._works = Noted()
     for number in range(UPDATES):
         size = 2 if (number + rank) % 5 == 4 else 4
         valid = [1.0] * size if number % 3 else [1.0, 0.0] * (size // 2)
@@ -61,13 +63,23 @@ def trained(rank: int, recorder: Recorder | None) -> tuple[dict[str, torch.Tenso
     return {f"{file}/{key}": t for file, own in state.tensors().items() for key, t in own.items()}, losses
 
 
+class Noted(dict):
+    """Sums that are on their way, and the most of them at a time."""
+
+    most = 0
+
+    def __setitem__(self, index, work):
+        super().__setitem__(index, work)
+        Noted.most = max(Noted.most, len(self))
+
+
 def compared(rank: int) -> dict[str, object]:
     collectives._BUCKET_BYTES = 500
     expected, losses = trained(rank, None)
     found, again = trained(rank, Recorder(tape := Tape()))
     equal = expected.keys() == found.keys() and all(torch.equal(rows, found[key]) for key, rows in expected.items())
     assert equal, "on this rank"
-    return {"losses": [losses, again], "recorded": tape.recorded, "replayed": tape.replayed}
+    return {"losses": [losses, again], "recorded": tape.recorded, "replayed": tape.replayed, "at once": Noted.most}
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -77,3 +89,4 @@ def test_twenty_updates_of_two_processes_are_equal_to_the_bit(tmp_path):
     assert losses == again
     assert losses[-1] < losses[0]
     assert (found["recorded"], found["replayed"]) == (2, UPDATES - 2 * BEFORE)
+    assert found["at once"] == 2, "of four buckets: there is memory for no more"

@@ -52,16 +52,21 @@ class Reducer:
     def finish(self) -> None:
         """After the last backward pass of an update: waits, and puts the sums in place of the gradients."""
         for index in range(len(self._buckets)):
-            if index not in self._works:  # some of its parameters took no part in the loss
+            if index not in self._works:  # some of its parameters took no part in the loss, or `now` was not set
                 self._begin(index)
-        for work, flat, gradients in self._works.values():
-            work.wait()
-            parts = flat.split([gradient.numel() for gradient in gradients])
-            for gradient, part in zip(gradients, parts, strict=True):
-                gradient.copy_(part.view_as(gradient))
-        self._works.clear()
+            self._end(index - 1)  # one is on its way meanwhile: all of them would be a copy of all gradients
+        self._end(len(self._buckets) - 1)
         self._ready = [0] * len(self._buckets)
         self.now = False
+
+    def _end(self, index: int) -> None:
+        if index not in self._works:
+            return
+        work, flat, gradients = self._works.pop(index)
+        work.wait()
+        parts = flat.split([gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
