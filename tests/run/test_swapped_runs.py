@@ -23,6 +23,9 @@ from daguerre.memory import estimate, peak, static, waiting
 from daguerre.training.performance import offloading, peak_rates
 from daguerre.types import waits
 
+# Of torch, where it compiles.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
 RECIPE = """
 run_name: lora
 model: {family: KIND}

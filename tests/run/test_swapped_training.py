@@ -20,6 +20,9 @@ from daguerre.training.performance.swapping import Swap
 from daguerre.training.sharding import exchange
 from daguerre.types import wait, waits
 
+# Of torch, where it compiles.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
 RECIPE = """
 run_name: full
 model: {family: KIND}
