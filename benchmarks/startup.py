@@ -25,7 +25,8 @@ WHOLE = "all of it"
 IMPORTING = "recipe, and importing what it names"
 REST = "importing the rest"
 CALLS = {
-    "networks": ("daguerre.run.setup", "build"),
+    "reading networks": ("daguerre.run.setup", "load"),
+    "putting them together": ("daguerre.run.setup", "build"),
     "optimizer and averages": ("daguerre.training.state", "TrainState.start"),
     "data": ("daguerre.run.setup", "open_datasets"),
     "first batch": ("daguerre.data.loading.loader", "Loading.first"),

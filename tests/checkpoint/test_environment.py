@@ -19,7 +19,7 @@ def test_it_says_with_what(monkeypatch):
 
 def test_torch_is_named_with_its_build(monkeypatch):
     """The metadata of a wheel may say 2.13.0 where torch calls itself 2.13.0+cu130."""
-    monkeypatch.setattr(module, "version", lambda name: "2.13.0")
+    monkeypatch.setattr(module, "_version", lambda name: "2.13.0")
     for build in ("2.13.0+cpu", "2.13.0+cu130"):
         monkeypatch.setattr(torch, "__version__", build)
         assert environment()["packages"]["torch"] == build

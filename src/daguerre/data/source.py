@@ -6,13 +6,14 @@
 Filters, splits, order, buckets, decoding, cropping and captions are the same behind every source.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from daguerre.data.index.index import Index
 from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import SourceSettings
 from daguerre.data.skipped import SkipReport
@@ -21,6 +22,7 @@ from daguerre.types import Record
 
 if TYPE_CHECKING:
     from daguerre.data.images.decode import Frame  # imports torch, which a source does without
+    from daguerre.data.index.index import Index  # imports pyarrow, likewise
 
 Split = Literal["train", "held_out"]
 """`held_out` is for the validation loss and sample prompts; training never sees it."""
@@ -68,7 +70,7 @@ class FeatureSource(Source, Protocol):
 class MendingSource(Protocol):
     """A source that can make features of a sample again; its record raises `rows.Lost` where they are damaged."""
 
-    def mended(self, number: int, frames: Mapping[str, "Frame"], bucket: Bucket, text: str) -> Self:
+    def mended(self, number: int, frames: Mapping[str, Frame], bucket: Bucket, text: str) -> Self:
         """The source, once what is damaged or gone of a sample's features is encoded again, in this process. UserError
         where it cannot be."""
 

@@ -22,14 +22,15 @@ wrongly is off by all of it; roundings by a thousandth of this in float32, by a 
 
 
 _PASSES = 2
-"""Passes of which the last is timed: what the first one sets up once would be taken for time of each."""
+"""Passes of which the last is timed, where the first one compiles, or a GPU loads its kernels: what is done once would
+be taken for time of each. A CPU has nothing of that kind to do."""
 
 
-def seconds(parts: Components, batch: Batch) -> float:
-    """Seconds of one forward and backward pass of a micro-batch: of the second of two."""
+def seconds(parts: Components, batch: Batch, compiles: bool = False) -> float:
+    """Seconds of one forward and backward pass of a micro-batch."""
     took = 0.0
     with _untouched(parts):
-        for _ in range(_PASSES):
+        for _ in range(_PASSES if compiles or parts.device.type != "cpu" else 1):
             start = time.perf_counter()
             _gradients(parts, batch, lambda name, gradient: None)
             peak_rates.synchronize(parts.device)

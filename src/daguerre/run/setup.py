@@ -416,8 +416,9 @@ def _announced(run: Run, batch: Batch, notices: Sequence[str], storage: RunStora
         run.say(["compiling blocks: takes minutes the first time, less afterwards"])
     with run.enough_memory():
         run = replace(run, flops_per_sample=preflight.training_flops_per_sample(parts, batch))
-        each = preflight.seconds(parts, batch) / len(batch.names) if left else 0.0
-        if left and config.training.compile:
+        compiles = bool(config.training.compile)
+        each = preflight.seconds(parts, batch, compiles) / len(batch.names) if left else 0.0
+        if left and compiles:
             preflight.check_compiled_code(parts, batch)
     seconds = each * sizes.whole / sizes.ranks * left
     length = f"about {format_duration(seconds)} of training" if left else "all done"

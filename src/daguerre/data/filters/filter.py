@@ -12,14 +12,16 @@ from __future__ import annotations
 import ast
 import math
 from functools import cached_property
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, RootModel, WithJsonSchema, field_validator
 
 from daguerre.data.filters import expression, parser
-from daguerre.data.filters.evaluate import FilterResult, verdict
-from daguerre.data.index.index import Index
 from daguerre.errors import UserError
+
+if TYPE_CHECKING:
+    from daguerre.data.filters.evaluate import FilterResult
+    from daguerre.data.index.index import Index
 
 CONDITIONS = 1000
 """Most fields or pairs."""
@@ -76,6 +78,8 @@ class Filters(RootModel[Any]):
 
     def evaluate(self, index: Index) -> FilterResult:
         """Applies the filter. A field that the index lacks is missing in every sample."""
+        from daguerre.data.filters.evaluate import verdict  # imports pyarrow, which no check of a recipe needs
+
         return verdict(self.tree, index)
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daguerre import documents, plugins
-from daguerre.data.tools import detect
 from daguerre.distributed.launch import environment
 from daguerre.errors import UserError
 from daguerre.samplers.settings import SCHEDULERS
@@ -282,6 +281,8 @@ def placed(key: str, text: str, source: str = "") -> Meaning:
     listed = [part.strip() for part in text[1:-1].split(",")] if text.startswith("[") else [text]
 
     def kind() -> str:
+        from daguerre.data.tools import detect  # imports pyarrow, which most settings need not wait for
+
         return source or detect.kind(listed)
 
     def name() -> str | None:
@@ -292,17 +293,14 @@ def placed(key: str, text: str, source: str = "") -> Meaning:
     return Meaning((("data.path", text),), implied=(("data.source", kind), ("data.name", name)))
 
 
-_PROMPTS = "prompt.json"
-
-
 def mindone_data(key: str, text: str) -> Meaning:
     """MindOne's `data_path`: a folder whose CSV files have the columns `dir` (paths) and `text`, one with the
     prompt.json of ControlNet's data (a line {source, target, prompt} for each image), or as `placed`."""
     folder = Path(text).expanduser()
-    if (folder / _PROMPTS).is_file():
+    if (prompts := folder / "prompt.json").is_file():
         keys = {"image_column": "target", "caption_column": "prompt", "control_column": "source"}
         implied = (("data.source", lambda: "jsonl"), *((f"data.{name}", lambda k=key: k) for name, key in keys.items()))
-        return Meaning((("data.path", str(folder / _PROMPTS)),), implied=implied)
+        return Meaning((("data.path", str(prompts)),), implied=implied)
     tables = sorted(folder.glob("*.csv")) if folder.is_dir() else []
     if not tables or not {"dir", "text"} <= _columns(tables[0]):
         return placed(key, text)

@@ -106,7 +106,7 @@ def load(
             code="damaged",
         )
     stray, _ = beside.without(dict.fromkeys(info["unexpected_keys"]), ignored)
-    unread = single_files.reader().unused(stray, set())
+    unread = single_files.reader().unused(stray, set()) if stray else []  # asking imports every family
     beside.check(folder, {}, {*net.state_dict()}, unread, prefixes=[""])
     if say is not None and issubclass(kind, ConfigMixin):  # transformers' folders have heads that an encoder has not
         for line in beside.unread(folder, unread):
