@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny_runs import assert_equal, lines, outcome, train
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from daguerre import errors
 from daguerre.adapters.adapter import Attached
@@ -18,6 +19,7 @@ from daguerre.errors import UserError
 from daguerre.objectives.objective import Objective
 from daguerre.run import preflight
 from daguerre.run.summary import describe_first_pass
+from daguerre.training.precision import quantized
 from daguerre.training.precision.dtypes import Precision
 from daguerre.types import Batch, LossTerms
 
@@ -72,6 +74,24 @@ def test_it_leaves_no_trace(measure):
     assert net.calls == 0
     assert net.weight.grad is None
     assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_of_a_base_of_few_bits_statistics_are_copied_and_no_codes():
+    """Codes are buffers as well: a copy would be a second base."""
+    copied = set[torch.dtype]()
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.clone.default:
+                copied.add(args[0].dtype)
+            return func(*args, **kwargs or {})
+
+    net = nn.Sequential(nn.BatchNorm1d(3), quantized.quantized(nn.Linear(3, 3), "int8"))
+    with Copies():
+        preflight.seconds(parts(net), BATCH)
+    assert torch.int64 in copied, "batches that a norm has seen"
+    assert torch.int8 not in copied
+    assert net[0].num_batches_tracked == 0
 
 
 def test_arithmetic_is_counted_without_a_trace():

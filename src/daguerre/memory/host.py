@@ -35,6 +35,8 @@ WIDE_BYTES = 4
 """Bytes of a number in float32."""
 _READ_BYTES = 6
 """Bytes of a number of the one weight that is read at a time: float32, and the 16 bits of its file or its place."""
+_CODED_BYTES = 13
+"""The same where 8 bits are made of it on the host: float32, its shares of the scale, these rounded, and codes."""
 
 
 @dataclass(frozen=True)
@@ -184,9 +186,10 @@ def networks_read(config: Config, parts: Components, gpu: bool, absent: Collecti
                 wide += p.numel() * WIDE_BYTES
             elif waiting or waits(p) or not gpu:
                 kept += stored(p)
-        whole = [p.numel() for p in network.module.parameters()]
-        largest = max([largest, *whole, *(layer.numbers for _, layer in quantized.layers(network.module))])
-    return {"networks in float32": wide, "networks in their types": kept, "the largest weight": largest * _READ_BYTES}
+        whole = [p.numel() * _READ_BYTES for p in network.module.parameters()]
+        coded = [layer.numbers for _, layer in quantized.layers(network.module)]
+        largest = max([largest, *whole, *(count * (_READ_BYTES if gpu else _CODED_BYTES) for count in coded)])
+    return {"networks in float32": wide, "networks in their types": kept, "the largest weight": largest}
 
 
 def _at_once(config: Config, parts: Components) -> set[str]:

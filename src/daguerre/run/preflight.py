@@ -14,6 +14,7 @@ from daguerre.distributed.parallelize import local
 from daguerre.errors import UserError
 from daguerre.training.optimizers.in_backward import spent
 from daguerre.training.performance import flops, peak_rates
+from daguerre.training.precision import quantized
 from daguerre.types import Batch
 
 _WRONG = {torch.float32: (1e-2, 1e-3), torch.bfloat16: (0.3, 1e-2), torch.float16: (0.3, 1e-2)}
@@ -104,7 +105,9 @@ def _pass(parts: Components, batch: Batch) -> None:
 @contextmanager
 def _untouched(parts: Components) -> Iterator[None]:
     """Context of passes as training makes them: what they compile is then what training computes with."""
-    statistics, mode = [(buffer, buffer.clone()) for buffer in parts.net.buffers()], parts.net.training
+    # Codes of few bits are buffers too, of the size of the base, and no pass moves them.
+    codes, mode = {id(each) for each in quantized.tensors(parts.net)}, parts.net.training
+    statistics = [(buffer, buffer.clone()) for buffer in parts.net.buffers() if id(buffer) not in codes]
     parts.net.train()
     # Dropout draws from torch's generator, from which training goes on afterwards.
     with torch.random.fork_rng([parts.device] if parts.device.type == "cuda" else []):
