@@ -97,6 +97,56 @@ def flux(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(tiny_families.load("flux", tmp_path_factory.mktemp("flux")).components)
 
 
+@torch.no_grad()
+def with_lora(family: Family, targets: str, **given: Any) -> tuple[Family, torch.nn.Module, float]:
+    """A copy with a LoRA of the denoiser that changes something; its net, and what pure noise is called."""
+    family = copy.deepcopy(family).training(family.trainable[:1])
+    assert family.pretrained is not None
+    scale = getattr(family.pretrained.settings, "time_scale", 1.0)
+    clock = "timestep" if scale == 1000 else "flow_time"
+    diffusion = eps.build(eps.Settings()).with_noise_conditioning(clock, scale)
+    attached = attach({"lora": lora.Settings(rank=2, targets=targets, **given)}, family, 0)
+    attached.follow(diffusion)
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in attached.net.named_parameters():
+        if "lora_B" in name:
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    assert diffusion.noise_conditioning.last == scale
+    return family, attached.net, scale
+
+
+@torch.no_grad()
+def at_times(family: Family, net: torch.nn.Module, times: list[float]) -> Tensor:
+    """Of a batch with a sample for each time, of equal texts; a time of one batch is that of any other."""
+    cond, _ = family.encode_prompts(asked(family, ["a red dog"] * len(times)), SIZE)
+    x = torch.randn(1, *family.latent_shape(SIZE), generator=torch.Generator().manual_seed(2))
+    given = {**cond, "guidance": torch.ones(len(times))}
+    y: Tensor = net.eval()(x.expand(len(times), -1, -1, -1), torch.tensor(times), given)
+    return y
+
+
+def test_ranks_act_by_the_time_that_the_denoiser_is_called_with(loaded: tuple[str, Family]):
+    """T-LoRA: of two ranks both on clean samples, and the first alone near pure noise."""
+    family, net, last = with_lora(loaded[1], "attention+ff", tlora_min_rank=1)
+    found = at_times(family, net, [0.0, 0.9 * last])
+    whole, full, _ = with_lora(loaded[1], "attention+ff")
+    expected = at_times(whole, full, [0.0, 0.9 * last])
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-5)
+    assert (found[1] - expected[1]).abs().max() > 2e-3
+    for name, parameter in full.named_parameters():
+        if "lora_B" in name:
+            parameter.data[:, 1:] = 0
+    torch.testing.assert_close(found[1], at_times(whole, full, [0.0, 0.9 * last])[1], rtol=1e-4, atol=1e-5)
+
+
+def test_each_sample_has_the_ranks_of_its_own_time_whatever_layers_make_of_rows(loaded: tuple[str, Family]):
+    grouped = any(getattr(layer, "groups", 1) > 1 for net in loaded[1].components.values() for layer in net.modules())
+    family, net, last = with_lora(loaded[1], "attention+ff" if grouped else "all", tlora_min_rank=1)
+    times = [0.0, 0.9 * last, 0.2 * last]
+    alone = torch.cat([at_times(family, net, [time]) for time in times])
+    torch.testing.assert_close(at_times(family, net, times), alone, rtol=1e-3, atol=1e-4)
+
+
 def drawn(*sizes: int) -> Tensor:
     return torch.randn(*sizes, generator=torch.Generator().manual_seed(sum(sizes))).abs() + 0.5
 

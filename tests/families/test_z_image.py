@@ -121,11 +121,11 @@ def test_the_transformer_computes_what_the_librarys_own_does(size, lengths):
     g = torch.Generator().manual_seed(1)
     x = torch.randn(len(lengths), 4, *size, generator=g)
     texts = [torch.randn(length, tiny_texts.WIDTH, generator=g) for length in lengths]
-    time = torch.linspace(0.2, 0.8, len(lengths))
+    noise = torch.linspace(0.2, 0.8, len(lengths))
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     padded = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
-    y = own(x, time, padded, mask if len({*lengths}) > 1 else None)
-    expected = torch.stack(stock(x=[*x[:, :, None]], t=time, cap_feats=texts, return_dict=False)[0])[:, :, 0]
+    y = own(x, noise, padded, mask if len({*lengths}) > 1 else None)
+    expected = torch.stack(stock(x=[*x[:, :, None]], t=1 - noise, cap_feats=texts, return_dict=False)[0])[:, :, 0]
     torch.testing.assert_close(y, expected, rtol=0, atol=2e-6)
     y.square().mean().backward()
     expected.square().mean().backward()

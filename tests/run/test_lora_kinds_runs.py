@@ -19,6 +19,7 @@ OTHERS = {
     "pissa": "init: pissa, alpha: 2.5",
     "olora": "kind: rslora, init: olora, alpha: 2.5, lora_fa: true",
     "lora_fa": f"lora_fa: true, init: gaussian, alpha: 2.5, {CONV}",
+    "tlora": f"tlora_min_rank: 1, alpha: 2.5, {CONV}",
 }
 SETTINGS = {"dora": f"kind: dora, alpha: 2.5, {CONV}", **OTHERS}
 STILL = {"pissa": (".start.",), "olora": (".start.", ".lora_A."), "lora_fa": (".lora_A.",)}
@@ -49,11 +50,20 @@ def test_a_stopped_run_ends_equal_to_the_bit(place):
         assert torch.equal(first[name], last[name]) == still, name
 
 
-def test_it_generates_and_becomes_a_whole_model(place):
+def test_it_generates_and_becomes_a_whole_model(place, capsys):
     run = str(place.folder / "whole")
     assert main.run(["generate", run, "prompt=a dog", f"out={place.folder / 'drawn'}"]) == errors.DONE
     assert list((place.folder / "drawn").glob("*.png"))
-    assert main.run(["convert", "export", run, "format=diffusers", f"out={place.folder / 'merged'}"]) == errors.DONE
+    merge = ["convert", "export", run, "format=diffusers", f"out={place.folder / 'merged'}"]
+    if "tlora_min_rank" in place.recipe.read_text():
+        assert (
+            main.run(merge)
+            == main.run(["generate", *place.base, f"use={{{run}: 1}}", "prompt=a dog"])
+            == errors.REFUSED
+        )
+        assert capsys.readouterr().err.count("adds something else at each noise level") == 2
+        return
+    assert main.run(merge) == errors.DONE
     assert (place.folder / "merged" / "model_index.json").exists()
 
 

@@ -104,6 +104,16 @@ class Trainable(ABC):
         """Writes what was trained, with the CURRENT weights, as its usual library reads it, in place of `folder`: the
         old content or the new one is there at any moment. `about` is for headers. Returns messages for the user."""
 
+    def follow(self, objective: Objective) -> None:
+        """Takes what it needs of the objective that calls the net, before any pass. UserError for one that it cannot
+        follow."""
+        return
+
+    def again(self) -> Callable[[], AbstractContextManager[object]]:
+        """Asked for in a pass of the net: makes contexts in which blocks of that pass are computed again for their
+        gradients, long after it (training.gradient_checkpointing). For what it tells layers of a pass."""
+        return nullcontext
+
     def start_from(self, path: Path) -> list[str] | None:
         """Takes up what a file of any program holds, before training; returns messages for the user. UserError for one
         that does not fit; None from adapters that start from no file."""
@@ -189,6 +199,24 @@ class Attached:
         return {
             name: v for each in self.trainables.values() for name, v in each.random_inputs(seed, keys, shape).items()
         }
+
+    def follow(self, objective: Objective) -> None:
+        """Tells all adapters."""
+        for each in self.trainables.values():
+            each.follow(objective)
+
+    def again(self) -> Callable[[], AbstractContextManager[object]]:
+        """Makes contexts of all adapters."""
+        makers = [each.again() for each in self.trainables.values()]
+
+        @contextmanager
+        def repeated() -> Iterator[None]:
+            with ExitStack() as stack:
+                for make in makers:
+                    stack.enter_context(make())
+                yield
+
+        return repeated
 
     def start_from(self, path: Path) -> list[str]:
         """Puts what a file holds into the adapter that it is for. UserError without such an adapter."""

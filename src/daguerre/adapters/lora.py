@@ -8,6 +8,7 @@ loha     W + alpha / rank * (B1 A1) o (B2 A2), elementwise                      
 lokr     W + alpha / rank * (C kron D), C or D a product of rank `rank`          Yeh et al. 2023, arXiv 2309.14859
 boft     W R, R orthogonal and made of blocks [rank, rank]                       Liu et al. 2023, arXiv 2311.06243
 
+Of lora and rslora fewer ranks may act the noisier a sample is: T-LoRA (lora_parts/noise_ranks.py).
 What is added starts without effect, so that training starts from the base. Only the additions are trained and saved, in
 float32; the base keeps its weights, computes without dropout and has no gradients. The export is the file that
 diffusers' `load_lora_weights` reads, and of the kinds that diffusers does not have peft's own folders.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -39,14 +40,16 @@ from torch import Tensor, nn
 
 from daguerre import keys
 from daguerre.adapters.adapter import Trainable, in_none
-from daguerre.adapters.lora_parts import forward, from_file, inits
+from daguerre.adapters.lora_parts import forward, from_file, inits, noise_ranks
 from daguerre.adapters.lora_parts.layers import FROM_BASE, IN_PEFT_LORA, PRESETS, Numbers, chosen, numbers, wrapped
+from daguerre.adapters.lora_parts.noise_ranks import NoiseRanks
 from daguerre.adapters.settings import AdapterSettings, Part
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
 from daguerre.models.frozen import keep_evaluating
 from daguerre.models.lora_files import forms, kohya, peft, read
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE, Addition
+from daguerre.models.lora_files.strangers import no_weight
 from daguerre.settings import FREE, Unused
 
 if TYPE_CHECKING:
@@ -79,7 +82,9 @@ class Settings(AdapterSettings):
     """Trains small additions to linear layers and convolutions."""
 
     part: ClassVar[Part] = "layers"
-    of_weights = frozenset({"kind", "rank", "ranks", "rank_pattern", "targets", "init", "lora_fa"})
+    of_weights = frozenset(
+        {"kind", "rank", "ranks", "rank_pattern", "targets", "init", "lora_fa", "tlora_min_rank", "tlora_alpha"}
+    )
 
     name: Literal["lora"] = "lora"
     """Name of the adapter."""
@@ -114,6 +119,13 @@ class Settings(AdapterSettings):
     """Whether A stays as it starts, and B alone is trained (LoRA-FA, Zhang et al. 2023, arXiv 2308.03303): half of the
     gradients and moments."""
 
+    tlora_min_rank: int | None = Field(None, ge=1)
+    """Ranks that act on pure noise; the less noise, the more act, up to all on clean images (T-LoRA), in training and
+    in images. Of the denoiser alone: a text encoder knows no noise. null: all act everywhere."""
+    tlora_alpha: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """Exponent of the share of the way from pure noise to clean that gives the share of the other ranks. Above 1 more
+    of them wait for the end."""
+
     trigger_phrase: str | None = Field(None, json_schema_extra=FREE)
     """The words that prompts need, for the headers of files (modelspec.trigger_phrase). null: the captions that the
     recipe gives all images, such as instance_prompt."""
@@ -130,6 +142,13 @@ class Settings(AdapterSettings):
             lambda own: own.kind not in IN_PEFT_LORA,
             "only lora, rslora and dora have the factors A and B",
         ),
+        Unused(
+            (noise_ranks.SETTING,),
+            lambda own: own.kind not in DENSE,
+            "ranks can act by themselves in lora and rslora alone: DoRA divides by rows of one length, and other kinds "
+            "are no sum over ranks",
+        ),
+        Unused(("tlora_alpha",), lambda own: own.tlora_min_rank is None, "tlora_min_rank asks for T-LoRA"),
     )
 
     @field_validator("kind", mode="before")
@@ -194,6 +213,8 @@ class LoRA(Trainable):
     """The words that prompts need; None: as the recipe's captions say."""
     pipeline: str = ""
     """The class of diffusers' pipelines of the model; empty where it has none."""
+    noise_ranks: NoiseRanks | None = None
+    """The ranks of the denoiser that act by noise level; None: all act."""
     float32 = True
 
     def export(self, folder: Path, objective: Objective, sampling: SamplingSettings, about: About) -> list[str]:
@@ -202,6 +223,8 @@ class LoRA(Trainable):
         for kohya's trainer, ComfyUI and A1111, if they compute this kind as it was trained."""
         if self.trigger_phrase is not None:
             about = replace(about, trigger_phrase=self.trigger_phrase)
+        if self.noise_ranks is not None:
+            about = replace(about, tlora=self.noise_ranks.numbers)
         both = {name: inits.whole(network) for name, network in self.networks.items()}
         additions = {
             name: _additions(self.networks[name], own) for name, (own, _) in both.items() if self.kind != "boft"
@@ -223,6 +246,9 @@ class LoRA(Trainable):
             if self.for_diffusers and self.pipeline and not hasattr(getattr(diffusers, self.pipeline, None), _READS):
                 card = _UNREAD_CARD.format(pipeline=self.pipeline)
                 lines.append(f"{folder.name}/: diffusers' {self.pipeline} reads no LoRA: {_MERGE}")
+            if self.noise_ranks is not None:
+                card += noise_ranks.CARD
+                lines.append(f"{folder.name}/: {noise_ranks.ELSEWHERE}")
             (fresh / "README.md").write_text(card, encoding="utf-8")
         return lines
 
@@ -244,9 +270,19 @@ class LoRA(Trainable):
                 code="conflict",
                 setting="init_from",
             )
+        lines = from_file.noise_ranks(path, self.noise_ranks)
         with self.detached():
-            found = read.read(path, self.components)
-        return from_file.take_up(path, found, self.networks)
+            found = read.read(path, self.components, all_ranks=True)
+        return from_file.take_up(path, found, self.networks) + lines
+
+    def follow(self, objective: Objective) -> None:
+        """Tells T-LoRA what pure noise is called."""
+        if self.noise_ranks is not None:
+            self.noise_ranks.follow(objective)
+
+    def again(self) -> Callable[[], AbstractContextManager[object]]:
+        """Blocks that are computed again have the ranks of their pass."""
+        return nullcontext if self.noise_ranks is None else self.noise_ranks.again()
 
     @property
     def for_diffusers(self) -> bool:
@@ -254,7 +290,9 @@ class LoRA(Trainable):
         return self.kind in IN_PEFT_LORA
 
     def merge(self) -> None:
-        """W with what is added, in place of W."""
+        """W with what is added, in place of W. UserError for T-LoRA."""
+        if self.noise_ranks is not None:
+            raise no_weight("this run's LoRA")
         for network in self.networks.values():
             for layer in wrapped(network).values():
                 layer.merge()
@@ -384,8 +422,9 @@ def attach(settings: Settings, model: Family, seed: int) -> LoRA:
             code="unknown",
         )
     pipeline = getattr(model.pretrained and model.pretrained.settings, "pipeline_class", "")
+    ranks = noise_ranks.begin(settings, {name: model.networks[name] for name in networks})
     return LoRA(
-        model.net, frozenset(names), networks, model.components, settings.kind, settings.trigger_phrase, pipeline
+        model.net, frozenset(names), networks, model.components, settings.kind, settings.trigger_phrase, pipeline, ranks
     )
 
 

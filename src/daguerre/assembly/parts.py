@@ -364,6 +364,7 @@ def _assembled(
         diffusion = replace(diffusion, cell_px=cell_px, sampled_px=sampled_px)
         objective = objective.with_diffusion(diffusion)
         diffusion.sampled(sampling).grid(sampling.num_inference_steps, sampling.timestep_spacing)
+    attached.follow(objective)
     # The further networks too: a ControlNet has blocks of the denoiser's classes.
     compiled = block_classes([*family.networks.values(), *attached.added_networks.values()])
     teachers = [network.module for network in family.networks.values() if network.teacher is not None]
@@ -372,7 +373,7 @@ def _assembled(
     if device.type == "cuda" and config.training.kernels != "plain":
         cast_together([*family.networks.values(), *attached.added_networks.values()])
     if config.training.gradient_checkpointing:
-        activation_checkpointing.enable(net, family.components.values(), numerics.attention)
+        activation_checkpointing.enable(net, family.components.values(), numerics.attention, attached.again)
     others = loss_networks.of(config.objective, family)
     swaps = swapped.begin(waiting, family, device)
     offload = Offload(device) if config.training.offload_activations else None

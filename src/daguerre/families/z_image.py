@@ -164,5 +164,5 @@ def _is_marked(index: Mapping[str, Any], scheduler: Mapping[str, Any]) -> bool:
 def denoise(transformer: Any, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Residuals = ()) -> Tensor:
     """The velocity [B, C, H, W] of noisy latents. `cond` has `text` [B, T, D], and `text_mask` [B, T] where texts of a
     batch differ in length."""
-    y: Tensor = transformer(x_BCHW, 1 - c_noise_B, cond["text"], cond.get("text_mask"))
+    y: Tensor = transformer(x_BCHW, c_noise_B, cond["text"], cond.get("text_mask"))
     return -y

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from daguerre.objectives.networks.teacher import Teacher
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
+TIME = "timestep"
+"""The argument by which a denoiser is called with its c_noise [B], where that is not its second one."""
 Class = TypeVar("Class", bound=type)
 Table = dict[str, Dims]
 """The logical axes of parameters, by pattern of their names."""

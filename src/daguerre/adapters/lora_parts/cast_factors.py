@@ -172,6 +172,8 @@ def _facts(layer: Any) -> tuple[Any, ...] | None:
         return ()
     if type(base) is not nn.Linear or len(names) != 1 or type(layer.lora_dropout[names[0]]) is not nn.Identity:
         return ()
+    if layer.noise_ranks is not None:  # what lies between A and B is changed
+        return ()
     if any(p.requires_grad for p in frozen):
         return ()
     return names[0], layer.scaling[names[0]], *((t.shape, t.dtype, t.requires_grad) for t in (*weights, *frozen))
@@ -189,11 +191,15 @@ def _sum(layer: Any, factors: _Factors, x: Tensor) -> Tensor:
             drop = layer.lora_dropout[name]
             # What is dropped follows from type and strides: a dropout gets the input as it came.
             inner = F.linear(rows if isinstance(drop, nn.Identity) else drop(x).flatten(0, -2), a)
+            if layer.noise_ranks is not None:
+                inner = layer.noise_ranks.masked(inner.unflatten(0, x.shape[:-1]), layer.rank_dim).flatten(0, -2)
             result = result.addmm_(inner, b.t(), alpha=_rest(layer, name, dtype))
         return result.unflatten(0, x.shape[:-1])
     result = layer.base_layer(x)
     for name, (a, b) in factors.items():
         inner = _product(layer.lora_A[name], a, layer.lora_dropout[name](x))
+        if layer.noise_ranks is not None:
+            inner = layer.noise_ranks.masked(inner, layer.rank_dim)
         added, rest = _product(layer.lora_B[name], b, inner), _rest(layer, name, dtype)
         result = result + (added if rest == 1 else added * rest)
     return result

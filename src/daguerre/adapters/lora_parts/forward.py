@@ -16,6 +16,7 @@ from peft.tuners.lora.layer import Conv2d, Linear
 from torch import Tensor, nn
 
 from daguerre.adapters.lora_parts import cast_factors
+from daguerre.adapters.lora_parts.noise_ranks import NoiseRanks
 from daguerre.models.network import Network
 from daguerre.types import CAST_APART
 
@@ -39,6 +40,8 @@ def _addition(layer: Any, name: str, x: Tensor) -> Tensor:
     if x.is_meta or not torch.is_autocast_enabled(x.device.type):  # there is no autocast without memory
         x = layer._cast_input_dtype(x, layer.lora_A[name].weight.dtype)
     inner = layer.lora_A[name](layer.lora_dropout[name](x))
+    if layer.noise_ranks is not None:
+        inner = layer.noise_ranks.masked(inner, layer.rank_dim)
     if strength != 1 and abs(strength) in cast_factors.POWERS:
         inner, strength = inner * strength, 1
     added: Tensor = layer.lora_B[name](inner)
@@ -46,6 +49,8 @@ def _addition(layer: Any, name: str, x: Tensor) -> Tensor:
 
 
 class _Linear(Linear):
+    rank_dim = -1
+    noise_ranks: NoiseRanks | None = None
     together: cast_factors.Together | None = None
     unit: cast_factors.Unit | None = None
     place = 0
@@ -57,6 +62,8 @@ class _Linear(Linear):
 
 
 class _Conv2d(Conv2d):
+    rank_dim = 1
+    noise_ranks: NoiseRanks | None = None
     together: cast_factors.Together | None = None
     unit: cast_factors.Unit | None = None
     place = 0

@@ -8,11 +8,29 @@ from torch import Tensor, nn
 
 from daguerre.adapters.lora_parts.inits import ADAPTER
 from daguerre.adapters.lora_parts.layers import wrapped
+from daguerre.adapters.lora_parts.noise_ranks import NoiseRanks
 from daguerre.errors import UserError
-from daguerre.models.lora_files import shapes
+from daguerre.models.lora_files import header, shapes
 from daguerre.models.lora_files.addition import Addition
+from daguerre.models.lora_files.contents import contents_of, find
 
 _SETTING = "init_from"
+
+
+def noise_ranks(path: Path, own: NoiseRanks | None) -> list[str]:
+    """Messages about a file all ranks of which act, where they do not here. UserError for a T-LoRA with others."""
+    theirs = header.tlora(contents_of(find(path)).metadata)
+    if theirs and theirs != (own.numbers if own else {}):
+        asked = ", ".join(f"adapter.tlora_{name}={value:g}" for name, value in theirs.items())
+        raise UserError(
+            f"{_SETTING}={path} is a T-LoRA, whose ranks act by noise level, and here they do not act as they did "
+            f"there: set {asked}",
+            code="conflict",
+            setting=_SETTING,
+        )
+    if own is None or theirs:
+        return []
+    return [f"{path} is a LoRA all ranks of which act; here the last ones do not on noisy samples (tlora_min_rank)"]
 
 
 @torch.no_grad()

@@ -70,7 +70,8 @@ def convert(reading: Reading) -> None:
 def _lora(reading: Reading, family: str) -> None:
     """A LoRA of attention's layers, with the defaults of its command line."""
     if str(reading.get("lora_type", "standard")) != "standard":
-        raise peers.not_there("LyCORIS by a config of its own", TRAINER)
+        its = "LyCORIS by a config of its own (its algo is adapter.kind here, of tlora adapter.tlora_min_rank)"
+        raise peers.not_there(its, TRAINER)
     rank, alpha = reading.get("lora_rank", 16), reading.get("lora_alpha")
     values = {"name": "lora", "rank": rank, "alpha": alpha or None, "dropout": 0.1}
     values["targets"] = TABLES["targets"].get(family, "attention")

@@ -30,6 +30,8 @@ class About:
     tags: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By source of the data: the tags of its captions, each with the number of captions that have it. Empty where they
     were not counted."""
+    tlora: Mapping[str, float] = field(default_factory=dict)
+    """`min_rank` and `alpha` of a T-LoRA; empty for all others."""
     image: Path | None = None
     """A sample image of these weights."""
 

@@ -56,7 +56,7 @@ def beside(path: Path) -> Iterator[Path]:
 
 def compare(path: Path, networks: Networks, additions: Additions) -> None:
     """Reads a file or folder. RuntimeError if what is applied of it is not what these additions are."""
-    found = read(path, networks)
+    found = read(path, networks, all_ranks=True)
     given = {(component, each.name): each for component, own in additions.items() for each in own}
     # A fused projection is read as additions to all of its parts, also to those that were given none.
     there = {

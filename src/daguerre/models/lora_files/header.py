@@ -25,6 +25,8 @@ from daguerre.models.weights import file_digests, seals
 
 BASE = "daguerre.base"
 """Key of a header: JSON of {component: {place, digest}} of the weights that were not trained."""
+TLORA = "daguerre.tlora"
+"""Key of a header: JSON of {min_rank, alpha} of a LoRA of which not all ranks act at all noise levels."""
 _ARCHITECTURE = "modelspec.architecture"
 _OF_MODEL = ("ss_base_model_version", "ss_v2")
 """sd-scripts' keys of the model."""
@@ -57,6 +59,7 @@ def modelspec(networks: Mapping[str, nn.Module], about: About, kind: str = "lora
         "modelspec.trigger_phrase": about.trigger_phrase,
         seals.VERSION: version("daguerre"),
         BASE: json.dumps(public(about.base)) if about.base else "",
+        TLORA: json.dumps(about.tlora) if about.tlora else "",
     }
     return {name: value for name, value in found.items() if value}
 
@@ -111,6 +114,15 @@ def base(metadata: Mapping[str, str]) -> dict[str, dict[str, str]]:
     owns = [*found.values()] if isinstance(found, dict) else [None]
     known = all(isinstance(own, dict) and all(isinstance(each, str) for each in own.values()) for own in owns)
     return found if known else {}
+
+
+def tlora(metadata: Mapping[str, str]) -> dict[str, float]:
+    """`min_rank` and `alpha` of the T-LoRA that a header says its file is; {} for all others."""
+    try:
+        found = documents.parse(metadata.get(TLORA, "{}"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def about(metadata: Mapping[str, str], title: str) -> About:

@@ -20,7 +20,7 @@ from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DIFF, DOWN, MAGN
 from daguerre.models.lora_files.contents import Contents, contents_of, find
 from daguerre.models.lora_files.names import BIAS, BIAS_OF_UP, Place
 from daguerre.models.lora_files.scales import Scales
-from daguerre.models.lora_files.strangers import check_is_lora, check_model
+from daguerre.models.lora_files.strangers import check_is_lora, check_model, no_weight
 from daguerre.models.network import facts_of
 
 _BIASES = (BIAS, BIAS_OF_UP)
@@ -36,12 +36,15 @@ _SAFE = 1e30
 """A bound of an addition's numbers below which nothing can be infinite in float32."""
 
 
-def read(path: Path, networks: Mapping[str, nn.Module], *, tokens_apart: bool = False) -> dict[str, list[Addition]]:
+def read(
+    path: Path, networks: Mapping[str, nn.Module], *, tokens_apart: bool = False, all_ranks: bool = False
+) -> dict[str, list[Addition]]:
     """The additions of a file, or of a folder that holds one, by component and the networks' layers.
 
     Args:
         networks: all components of the model, without additions of their own.
         tokens_apart: new tokens in the file are read as well, by `token_files`; else they are refused.
+        all_ranks: all ranks are read of a T-LoRA of ours, too; else it is refused, as its sum is no change of weights.
 
     Raises:
         UserError: for a file that is not wholly understood, or made for another model.
@@ -52,6 +55,8 @@ def read(path: Path, networks: Mapping[str, nn.Module], *, tokens_apart: bool = 
         kept = {name: value for name, value in contents.tensors.items() if not name.startswith("bundle_emb.")}
         contents = contents._replace(tensors=kept)
     check_is_lora(place, contents.tensors)
+    if not all_ranks and header.TLORA in contents.metadata:
+        raise no_weight(str(place))
     modules, cut = _modules(place, contents, networks)
     _take_full_rank(place, modules, networks)
     scales = {component: Scales(place, component, contents.numbers) for component in networks}

@@ -74,6 +74,16 @@ def check_model(path: Path, names: Iterable[str]) -> None:
             raise UserError(f"{path} is a LoRA for {model}, which this model is not", code="unsupported")
 
 
+def no_weight(what: str) -> UserError:
+    """The error of who would add it to weights."""
+    return UserError(
+        f"{what} is a T-LoRA, which adds something else at each noise level, so that no weight holds it: it cannot be "
+        "merged, converted, or used with others (use=). `daguerre generate RUN` applies it as it was trained; the "
+        "files of adapter/ are for programs that let all ranks act everywhere",
+        code="unsupported",
+    )
+
+
 def _kind(names: Iterable[str]) -> str | None:
     for name in names:
         for pattern, kind in _KINDS:

@@ -36,9 +36,9 @@ class TextToImage(ZImageTransformer2DModel):
         return int(min(self.config.axes_lens[1:]))
 
     def forward(self: Any, x_BCHW: Tensor, time_B: Tensor, text_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
-        """The velocity [B, C, H, W], with the library's sign, of noisy latents at the time 0 (noise) to 1 (clean).
+        """The velocity [B, C, H, W], with the library's sign, of noisy latents at the time 0 (clean) to 1 (noise).
         `mask_BT` is True for tokens of text and False for the padding behind them; None: all are text."""
-        time_BD = self.t_embedder(time_B * self.t_scale).type_as(x_BCHW)
+        time_BD = self.t_embedder((1 - time_B) * self.t_scale).type_as(x_BCHW)
         # On the device; of one row where all texts have one length.
         length_B = torch.full((1,), text_BTD.shape[1], device=x_BCHW.device) if mask_BT is None else mask_BT.sum(1)
         end_B1 = -(-length_B // SEQ_MULTI_OF)[:, None] * SEQ_MULTI_OF

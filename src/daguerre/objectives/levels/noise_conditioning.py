@@ -28,6 +28,8 @@ class NoiseConditioning:
     """The schedule whose time is the input."""
     unit: Callable[[Tensor], Tensor]
     """From that time to the number, float64."""
+    last: float | None
+    """The number at the noisy end, where that of clean samples is 0; None for ln(sigma), which has no ends."""
 
     def __call__(self, a: Tensor, s: Tensor) -> Tensor:
         """The number [B] float64 for the levels (a, s) [B] float64 of any path; 0-dim for 0-dim levels."""
@@ -48,12 +50,18 @@ def choose(name: str, schedule: Schedule, settings: ScheduleSettings, scale: flo
     `flow_time`: s / (a + s), both in [0, 1] times `scale`. `log_sigma`: ln(s/a) / 4 (Karras et al. 2022, table 1).
     """
     if name == "auto":
-        return NoiseConditioning(name, schedule, _unit(NAMES[settings.name], scale))
+        return NoiseConditioning(name, schedule, _unit(NAMES[settings.name], scale), _last(settings, scale))
     kind = next(kind for kind, its_input in NAMES.items() if its_input == name)
     is_own = kind == settings.name == "scaled_linear"
     # Without the shift: the network has learnt the clock of the published betas.
     own = settings.shifted(1.0) if is_own else ScheduleSettings.model_validate({"name": kind})
-    return NoiseConditioning(name, schedules.build(own), _unit(name, scale))
+    return NoiseConditioning(name, schedules.build(own), _unit(name, scale), _last(own, scale))
+
+
+def _last(clock: ScheduleSettings, scale: float) -> float | None:
+    if clock.name == "edm":
+        return None
+    return clock.last_time if clock.name == "scaled_linear" else scale * clock.last_time
 
 
 def _unit(name: str, scale: float) -> Callable[[Tensor], Tensor]:

@@ -3,8 +3,8 @@
 Needs no knowledge of a family: networks of diffusers and transformers say themselves between which blocks they can.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,17 @@ _MARKS = ("_supports_gradient_checkpointing", "supports_gradient_checkpointing")
 """By which a network of diffusers, and one of transformers, says that it can."""
 
 
-def enable(net: nn.Module, others: Iterable[nn.Module], again: Callable[[], AbstractContextManager[object]]) -> None:
-    """Makes every network in `net` that can compute its activations again do so, within the context `again`.
+Contexts = Callable[[], AbstractContextManager[object]]
+
+
+def enable(
+    net: nn.Module,
+    others: Iterable[nn.Module],
+    again: Contexts,
+    of_pass: Callable[[], Contexts] = lambda: nullcontext,
+) -> None:
+    """Makes every network in `net` that can compute its activations again do so, within the context `again`, and one
+    by what `of_pass` gives in the forward pass.
 
     So do `others`, through which gradients may flow: a frozen UNet behind a text encoder that is trained. Activations
     are equal to the bit, as torch restores autocast and the random state. UserError if no network of `net` can.
@@ -33,7 +42,7 @@ def enable(net: nn.Module, others: Iterable[nn.Module], again: Callable[[], Abst
 
     def contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
         # The backward pass runs outside the forward pass's contexts: another kernel would compute attention again.
-        return nullcontext(), _Repeated(again)
+        return nullcontext(), _Repeated([again, of_pass()])
 
     networks += [network for other in others for network in _able(other)]
     # The reentrant form gives no gradient where no input needs one, as behind frozen first layers.
@@ -52,12 +61,14 @@ class _Repeated(AbstractContextManager[object]):
     """A context that can be entered again: two backward passes over one graph (optimizer.in_backward=after_norm)
     compute the activations of a block twice, and torch asks for the context once."""
 
-    def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
-        self._make, self._entered = make, list[AbstractContextManager[object]]()
+    def __init__(self, makers: Sequence[Contexts]) -> None:
+        self._makers, self._entered = makers, list[ExitStack]()
 
-    def __enter__(self) -> object:
-        self._entered.append(self._make())
-        return self._entered[-1].__enter__()
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            for make in self._makers:
+                stack.enter_context(make())
+            self._entered.append(stack.pop_all())
 
     def __exit__(self, *error: Any) -> bool | None:
         return self._entered.pop().__exit__(*error)
