@@ -121,7 +121,9 @@ def test_networks_without_memory_start_alike(base):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo asks inputs for theirs
-@pytest.mark.parametrize("given", [["adapter.init=pissa"], ["adapter.kind=rslora", "adapter.lora_fa=true"]])
+@pytest.mark.parametrize(
+    "given", [["adapter.init=pissa"], ["adapter.kind=rslora", "adapter.lora_fa=true"], ["adapter.tlora_min_rank=1"]]
+)
 def test_blocks_are_compiled_in_one_piece(given, base):
     """As training.compile=blocks compiles them, by a backend without a C++ compiler."""
     parts = trained(plain(base, *GIVEN, *given))

@@ -245,6 +245,7 @@ def test_a_value_that_means_nothing_is_an_error(table):
         "lora_alpha",
         "lora_dropout",
     }
+    any_text |= {"tlora_min_rank", "tlora_alpha", "min_rank", "alpha_rank_scale"}
     any_text |= {"lora_r", "network_dropout", "instance_data_path", "clip_text_model_name"}
     any_text |= {"controlnet_blocks", "controlnet_bottleneck_mode", "controlnet_checkpoint_path"}
     any_text |= {"controlnet_model_name_or_path"}

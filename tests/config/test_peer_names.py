@@ -130,6 +130,7 @@ CARRIED = [
     ("lora_alpha=2", {"adapters.lora.alpha": 2.0}),
     ("lora_dropout=0.1", {"adapters.lora.dropout": 0.1}),
     ("use_dora=true", {"adapters.lora.kind": "dora"}),
+    ("tlora_min_rank=2", {"adapters.lora.tlora_min_rank": 2, "adapters.lora.tlora_alpha": 1.0}),
     ("loraplus_unet_lr_ratio=4", {"optimizer.learning_rate_factors": {"unet.*.lora_B.*": 4.0}}),
     ("loraplus_text_encoder_lr_ratio=4", {"optimizer.learning_rate_factors": {"text_encoder*.lora_B.*": 4.0}}),
     ("lora_layers=to_q, to_v", {"adapters.lora.targets": ["to_q", "to_v"]}),
@@ -258,6 +259,7 @@ TOGETHER = [
         "adapters.lora.rank_pattern",
         {"conv[12]": 2, "*samplers.*.conv": 2},
     ),
+    (["min_rank=1", "alpha_rank_scale=2"], "adapters.lora.tlora_alpha", 2.0),
     (["network_dim=8", "loraplus_lr_ratio=16"], "optimizer.learning_rate_factors", {"*.lora_B.*": 16.0}),
     (
         ["base_weights=a.safetensors", "base_weights_multiplier=0.5"],

@@ -178,6 +178,11 @@ def test_a_lora_is_an_adapter_with_its_numbers(case, place, capsys):
         ("x.json", onetrainer(peft_type="OFT_2"), "a LoRA of type OFT_2"),
         ("x.json", onetrainer(layer_filter_regex=True), "a regular expression"),
         ("x.json", simpletuner(**{"--lora_type": "lycoris"}), "LyCORIS by a config of its own"),
+        (
+            "x.toml",
+            KOHYA.replace("networks.lora", "lycoris.kohya").replace("conv_dim=2", "algo=tlora"),
+            "A T-LoRA is algo=lora here, and adapter.tlora_min_rank=1",
+        ),
     ],
 )
 def test_a_network_that_is_not_here_is_named(name, text, words, place, capsys):

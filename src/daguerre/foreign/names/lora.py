@@ -62,8 +62,8 @@ def kohya(module: str, arguments: Sequence[str], rank: int, alpha: float) -> dic
     algorithm, preset = given.pop("algo", "lora").lower(), given.pop("preset", "full" if is_lycoris else "attn-mlp")
     if algorithm == "tlora":
         raise UserError(
-            "network_args: algo=tlora: kohya's scripts give LyCORIS no noise levels, so that all of its ranks act at all "
-            "of them. A T-LoRA is algo=lora here, and adapter.tlora_min_rank=1",
+            "network_args: algo=tlora: kohya's scripts give LyCORIS no noise levels, so that all of its ranks act at "
+            "all of them. A T-LoRA is algo=lora here, and adapter.tlora_min_rank=1",
             code="unsupported",
         )
     if algorithm not in _KINDS or preset not in _PRESETS:
