@@ -82,6 +82,9 @@ class EpochOrder:
     shuffle: bool
     lanes: int
     lane_samples: int
+    by_shard: np.ndarray | None = None
+    """[S, number of buckets]: the places of each shard by bucket, so that a large set need not be read to count them.
+    None: they are counted when that is asked."""
 
     @property
     def count(self) -> int:
@@ -106,7 +109,7 @@ class EpochOrder:
         """[number of buckets] int64: the slots before `position`, by bucket."""
         number, start = divmod(position, self.count)
         segment = self._segment_of(start)
-        counts = number * self._totals + self._layout(number).counts[segment]
+        counts = number * self._totals + self._before(number, segment)
         left = start - int(self.segment_starts[segment])
         if left:
             indexes = self._segment(number, segment).indexes[:left]
@@ -119,8 +122,7 @@ class EpochOrder:
         while n > 0:
             number, start = divmod(position, self.count)
             stop = min(start + n, self.count)
-            counts = self._layout(number).counts
-            found |= counts[self._segment_of(stop - 1) + 1] > counts[self._segment_of(start)]
+            found |= _counts(self, number, self._segment_of(start), self._segment_of(stop - 1) + 1) > 0
             position, n = position + stop - start, n - (stop - start)
         return found
 
@@ -160,7 +162,14 @@ class EpochOrder:
         return shards, np.concatenate([[0], np.cumsum(lengths[shards])])
 
     @cached_property
+    def _before(self) -> Callable[[int, int], np.ndarray]:
+        """The slots of each bucket before a segment of a pass; the last four are cached."""
+        return lru_cache(maxsize=4)(lambda number, segment: _counts(self, number, 0, segment))
+
+    @cached_property
     def _totals(self) -> np.ndarray:
+        if self.by_shard is not None:
+            return self.by_shard.sum(axis=0, dtype=np.int64)
         return np.bincount(self.buckets, minlength=self.num_buckets)
 
 
@@ -171,26 +180,36 @@ class _Layout(NamedTuple):
     """[S] int64: the shards in their order."""
     starts: np.ndarray
     """[S + 1] int64: start of each shard in the row, and M."""
-    counts: np.ndarray
-    """[K + 1, number of buckets] int64: slots of each bucket before each segment."""
 
 
 def _layout(order: EpochOrder, number: int) -> _Layout:
-    shards, starts = order.row(number)
-    return _Layout(shards, starts, _counts(order, shards))
+    return _Layout(*order.row(number))
 
 
-def _counts(order: EpochOrder, shards: np.ndarray) -> np.ndarray:
-    num_segments = len(order.segment_starts) - 1
+def _counts(order: EpochOrder, number: int, first: int, last: int) -> np.ndarray:
+    """[number of buckets] int64: the slots of the segments `first` to `last` of a pass, by bucket."""
+    counts = np.zeros(order.num_buckets, dtype=np.int64)
     if order.num_buckets == 1:
-        return order.segment_starts[:, None]
-    row = np.concatenate([order.buckets[order.shard_starts[s] : order.shard_starts[s + 1]] for s in shards])
-    counts = np.zeros((num_segments + 1, order.num_buckets), dtype=np.int64)
-    for start, stop in zip(order.lane_starts[:-1], order.lane_starts[1:], strict=True):
-        segments = np.arange(stop - start) // order.lane_samples
-        cells = np.bincount(segments * order.num_buckets + row[start:stop], minlength=num_segments * order.num_buckets)
-        counts[1:] += cells.reshape(num_segments, order.num_buckets)
-    return np.cumsum(counts, axis=0)
+        return counts + order.segment_starts[last] - order.segment_starts[first]
+    layout, rows = order._layout(number), [np.zeros(0, dtype=np.int64)]
+    edges = order.lane_starts[:-1, None] + np.array([first, last]) * order.lane_samples
+    edges = np.minimum(edges, order.lane_starts[1:, None])
+    for start, stop in edges[edges[:, 0] < edges[:, 1]].tolist():
+        head, tail = stop, stop
+        if order.by_shard is not None:
+            here, there = np.searchsorted(layout.starts, [start, stop - 1], side="right") - 1
+            if here < there:
+                head, tail = layout.starts[[here + 1, there]].tolist()
+                counts += order.by_shard[layout.shards[here + 1 : there]].sum(axis=0, dtype=np.int64)
+        rows += [np.arange(start, head), np.arange(tail, stop)]
+    held = order.buckets[_places(order, layout, np.concatenate(rows))]
+    return counts + np.bincount(held, minlength=order.num_buckets)
+
+
+def _places(order: EpochOrder, layout: _Layout, row: np.ndarray) -> np.ndarray:
+    """The chosen samples that stand at these places of the row of shards."""
+    which = np.searchsorted(layout.starts, row, side="right") - 1
+    return row - layout.starts[which] + order.shard_starts[layout.shards[which]]
 
 
 def _segment(order: EpochOrder, number: int, segment: int) -> SlotRange:
@@ -207,8 +226,7 @@ def _segment(order: EpochOrder, number: int, segment: int) -> SlotRange:
         whole = len(order.segment_starts) == 2
         shuffled = np.argsort(words, kind="stable") if whole else _in_turns(lanes, sizes, words)
         row, lanes = row[shuffled], lanes[shuffled]
-    which = np.searchsorted(layout.starts, row, side="right") - 1
-    indexes = row - layout.starts[which] + order.shard_starts[layout.shards[which]]
+    indexes = _places(order, layout, row)
     epoch, repeat = divmod(number, order.repeats)
     return SlotRange(indexes, np.full_like(indexes, epoch), np.full_like(indexes, repeat), lanes)
 
