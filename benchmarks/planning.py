@@ -1,12 +1,15 @@
-"""What planning costs for millions of samples: bytes of index, seconds to the first batch, seconds an epoch, memory.
+"""What planning costs for millions of samples: bytes of index, seconds to open and to a batch anywhere, memory.
 
     python benchmarks/planning.py                      # 1,000 shards of 10,000 samples
     python benchmarks/planning.py --shards 100 --each 1000
+    python benchmarks/planning.py --shards 20000 --sets "most and buckets" --keep FOLDER --seconds 0
 
-One shard of small JPEGs is made and indexed; the others are links to it with ids and metadata of their own, so that any
-sample can really be read. Then, in a process of its own each: opening the set and making the first batch of 64 at
-sample 0 and at sample 1,000,000, plain, with a filter that passes 1 in 20, with buckets; and how many images a second
-come with and without that filter.
+One shard of small JPEGs is made and indexed; the others are links to it with ids, sizes and scores of their own, so
+that any sample can really be read. Then as many processes as a machine may have (`--processes`) open the set at the same
+time, twice: at first nothing is known of it but its index files, then what is chosen of a large one is in a file. Each
+says its seconds of processor time and its own memory, which is what no other process can share (`RssAnon`; `highest` as
+often as it was looked at), when it has the set and made the first batch of 64 at position 0, in the middle of the first
+epoch and at the end of the third. At last, how many images a second come with and without a filter.
 """
 
 from __future__ import annotations
@@ -15,20 +18,24 @@ import argparse
 import io
 import json
 import os
-import resource
 import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 from PIL import Image
+from pyarrow import ipc
 
 from daguerre.data.dataset import open_dataset
-from daguerre.data.index import cache
+from daguerre.data.index import cache, file
 from daguerre.data.loading.loader import Loading
 from daguerre.data.settings import LoaderSettings
 from daguerre.data.sources import webdataset
@@ -40,6 +47,7 @@ SETS = {
     "filter 1 in 20": {"filters": "score > 0.95"},
     "buckets": {"buckets": {"aspects": "auto"}, "resolution": 512},
     "filter and buckets": {"filters": "score > 0.95", "buckets": {"aspects": "auto"}, "resolution": 512},
+    "most and buckets": {"filters": "score > 0.05", "buckets": {"aspects": "auto"}, "resolution": 512},
 }
 
 
@@ -49,25 +57,51 @@ def make(folder: Path, shards: int, each: int) -> None:
     rng = np.random.default_rng(0)
     with tarfile.open(first, "w") as tar:
         for i in range(each):
-            file = io.BytesIO()
+            image = io.BytesIO()
             side = (48, 64, 96)[i % 3]
-            Image.fromarray(rng.integers(0, 256, (64, side, 3), dtype=np.uint8)).save(file, "JPEG", quality=50)
-            metadata = {"score": float(rng.random()), "width": side, "height": 64, "punsafe": float(rng.random())}
-            members = (("jpg", file.getvalue()), ("txt", b"an image"), ("json", json.dumps(metadata).encode()))
+            Image.fromarray(rng.integers(0, 256, (64, side, 3), dtype=np.uint8)).save(image, "JPEG", quality=50)
+            metadata = {"score": float(rng.random()), "punsafe": float(rng.random())}
+            members = (("jpg", image.getvalue()), ("txt", b"an image"), ("json", json.dumps(metadata).encode()))
             for extension, data in members:
                 info = tarfile.TarInfo(f"{i:09}.{extension}")
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
-    index = webdataset.build(Location(str(first)))
-    cache.save(index, f"{first}.index")
-    for number in range(1, shards):
+    write = template(webdataset.build(Location(str(first))))
+    for number in range(shards):
         path = folder / f"part-{number:05}.tar"
-        os.link(first, path)
-        table = index.table
-        given = {"id": rng.integers(0, 1 << 62, each), "n:score": rng.random(each)}
-        for name, values in given.items():
-            table = table.set_column(table.column_names.index(name), name, pa.array(values))
-        cache.save(cache.ShardIndex(table, index.about), f"{path}.index")
+        if number:
+            os.link(first, path)
+        aspects = np.exp(rng.normal(0, 0.35, each))
+        areas_px = rng.uniform(300, 1500, each) ** 2
+        columns = {
+            "id": rng.integers(0, 1 << 63, each, np.int64),
+            "height": np.sqrt(areas_px / aspects).astype(np.int32),
+            "width": np.sqrt(areas_px * aspects).astype(np.int32),
+            "n:score": rng.random(each),
+        }
+        Path(f"{path}.index").write_bytes(write(columns))
+
+
+def template(index: cache.ShardIndex) -> Callable[[Mapping[str, np.ndarray]], memoryview]:
+    """Makes index files like this one, but for some columns of numbers, without encoding each anew."""
+    data = bytearray(cache.encoded(index))
+    length, _ = file._END.unpack(data[-file._END.size :])
+    begin = len(data) - file._END.size - length
+    said, stream = json.loads(data[begin : begin + length]), pa.py_buffer(data)
+    table = ipc.open_stream(stream).read_all()
+
+    def made(columns: Mapping[str, np.ndarray]) -> memoryview:
+        for name, values in columns.items():
+            held = table[name].chunk(0).buffers()[1]
+            start = held.address - stream.address
+            data[start : start + values.nbytes] = values.tobytes()
+            said["columns"][name] = file._digest(table[name].chunk(0))
+        digests = json.dumps(said).encode()
+        assert len(digests) == length
+        data[begin:] = digests + file._END.pack(length, xxhash.xxh3_64_intdigest(digests))
+        return memoryview(data)
+
+    return made
 
 
 def settings(folder: Path, name: str) -> webdataset.Settings:
@@ -75,29 +109,54 @@ def settings(folder: Path, name: str) -> webdataset.Settings:
     return webdataset.Settings(path=str(folder), cache_dir=str(folder / "cache"), **{"resolution": 64, **SETS[name]})
 
 
+def own_mb() -> float:
+    """Memory of this process that no other can share."""
+    return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024 / 1e6
+
+
+@contextmanager
+def watched(found: dict[str, float]) -> Iterator[None]:
+    """Adds the highest of `own_mb` while the block runs."""
+    ended, seen = threading.Event(), [own_mb()]
+
+    def watch() -> None:
+        while not ended.wait(0.02):
+            seen.append(own_mb())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+    found["highest_mb"] = max(seen)
+
+
 def measured(folder: Path, name: str) -> dict[str, float]:
     """What a fresh process needs."""
-    started = time.perf_counter()
-    dataset = open_dataset(settings(folder, name), "train")
-    opened = time.perf_counter()
-    run = Loading(dataset, LoaderSettings(), 0, BATCH, BATCH, lambda batch: {}, lambda texts: {})
-    run.first(0)
-    first = time.perf_counter()
-    far = min(1_000_000, dataset.size // 2) // BATCH * BATCH
-    run.first(far)
-    later = time.perf_counter()
-    batches = run.plan.batches(0)
-    for _ in range(max(1, dataset.size // BATCH // 10)):
-        next(batches)
-    planned = time.perf_counter()
-    return {
-        "samples": dataset.size,
-        "open_seconds": opened - started,
-        "first_batch_seconds": first - opened,
-        "batch_at_a_million_seconds": later - first,
-        "planning_an_epoch_seconds": 10 * (planned - later),
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
-    }
+    found = {"before_mb": own_mb()}
+    started, by_clock = time.process_time(), time.perf_counter()
+    with watched(found):
+        dataset = open_dataset(settings(folder, name), "train")
+    found |= {"open_seconds": time.process_time() - started, "by_clock": time.perf_counter() - by_clock}
+    found |= {"opened_mb": own_mb(), "samples": dataset.size}
+    for where, position in (("first", 0), ("middle", dataset.size // 2), ("end", 3 * dataset.size - BATCH)):
+        run = Loading(dataset, LoaderSettings(), 0, BATCH, BATCH, lambda batch: {}, lambda texts: {})
+        started = time.process_time()
+        next(run.plan.batches(position // BATCH))
+        planned = time.process_time()
+        run.first(position // BATCH * BATCH)  # planned again, from what it keeps
+        found |= {f"{where}_planned": planned - started, f"{where}_seconds": time.process_time() - started}
+    return {**found, "own_mb": own_mb()}
+
+
+def together(folder: Path, name: str, processes: int) -> None:
+    """Prints what processes need that begin at the same time."""
+    command = [sys.executable, __file__, "--only", str(folder), name]
+    begun = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
+    rows = [json.loads(process.communicate()[0]) for process in begun]
+    for row in rows:
+        print(f"{name:20} {'  '.join(f'{key} {value:,.2f}' for key, value in row.items())}", flush=True)
+    print(f"{name:20} of all together: {sum(row['own_mb'] - row['before_mb'] for row in rows):,.0f} MB", flush=True)
 
 
 def throughput(folder: Path, seconds: float) -> dict[str, float]:
@@ -122,24 +181,27 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=1000)
     parser.add_argument("--each", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--sets", nargs="*", default=list(SETS), metavar="SET")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="makes the set there, or uses what is there")
     parser.add_argument("--only", nargs=2, metavar=("FOLDER", "SET"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.only:
         print(json.dumps(measured(Path(given.only[0]), given.only[1])))
         return
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        make(folder, given.shards, given.each)
-        stored = sum(path.stat().st_size for path in folder.glob("*.index"))
-        print(
-            f"{given.shards * given.each:,} samples, {stored / given.shards / given.each:.0f} bytes of index a sample"
-        )
-        for kind in SETS:
-            command = [sys.executable, __file__, "--only", name, kind]
-            line = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            figures = "  ".join(f"{key} {value:,.2f}" for key, value in json.loads(line).items())
-            print(f"{kind:20} {figures}", flush=True)
-        print("images a second:", json.dumps(throughput(folder, given.seconds)))
+        folder = given.keep or Path(name)
+        if not folder.exists() or not any(folder.iterdir()):
+            folder.mkdir(exist_ok=True)
+            make(folder, given.shards, given.each)
+        stored = [path.stat().st_size for path in folder.glob("*.index")]
+        count = len(stored) * given.each
+        print(f"{count:,} samples, {sum(stored) / count:.0f} bytes of index a sample")
+        for kind in given.sets:
+            for _ in range(2):
+                together(folder, kind, given.processes)
+        if given.seconds:
+            print("images a second:", json.dumps(throughput(folder, given.seconds)))
 
 
 if __name__ == "__main__":

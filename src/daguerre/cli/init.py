@@ -180,7 +180,7 @@ def _look(config: Config) -> tuple[Looked, list[str], str]:
     assert dataset.size
     passes = np.zeros(index.count, dtype=bool)
     for chosen in (*dataset.selections, *held_out.selections):
-        passes[chosen.numbers if chosen is not None else []] = True
+        passes[chosen.numbers[:] if chosen is not None else []] = True
     data = Opened(settings, source, index, passes, source.report())
     looked, batch = _read(data, config.seed), batch_sizes(config).whole
     there = counted(figures.found(source, index), "image")

@@ -109,17 +109,17 @@ class SourceContract(contract.SettingsContract):
             assert held_out.index is None
             return
         index = train.index
-        assert index.ids.tolist() == held_out.index.ids.tolist()
-        assert index.ids.tolist() == [train.sample_id(i) for i in range(index.count)]
-        assert index.ids.dtype == np.int64
+        assert index.ids[:].tolist() == held_out.index.ids[:].tolist()
+        assert index.ids[:].tolist() == [train.sample_id(i) for i in range(index.count)]
+        assert index.ids[:].dtype == np.int64
         assert index.shard_starts[0] == 0
         assert index.shard_starts[-1] == index.count
         assert (np.diff(index.shard_starts) > 0).all()
-        for sizes in (index.heights_px, index.widths_px):
+        for sizes in (index.heights_px[:], index.widths_px[:]):
             assert sizes.dtype == np.int32
             assert len(sizes) == index.count
         shapes = {size(train.record(i)) for i in range(index.count)}
-        assert shapes == set(zip(index.heights_px.tolist(), index.widths_px.tolist(), strict=True))
+        assert shapes == set(zip(index.heights_px[:].tolist(), index.widths_px[:].tolist(), strict=True))
         for columns, kind in ((index.numbers, pa.float64()), (index.texts, pa.string())):
             for column in (columns[name] for name in columns):
                 assert len(column) == index.count

@@ -49,7 +49,8 @@ class CaptionDigests:
             if chosen is None or not isinstance(member.source, CaptionedSource):
                 continue
             if (digests := member.source.caption_digests()) is not None:
-                found.append((member.source, chosen.numbers, digests[chosen.numbers]))
+                numbers = chosen.numbers[:]
+                found.append((member.source, numbers, digests[numbers]))
         return found
 
     def names(self, numbers: Sequence[int]) -> list[str]:

@@ -185,7 +185,7 @@ class Dataset:
         counts = np.zeros(len(self.buckets), dtype=np.int64)
         for member, chosen in zip(self.members, self.selections, strict=True):
             if chosen is not None:
-                counts += member.settings.repeats * np.bincount(chosen.buckets, minlength=len(self.buckets))
+                counts += member.settings.repeats * chosen.in_buckets(len(self.buckets))
         listed = isinstance(self.settings.buckets.aspects, tuple)
         return skipped.merged(
             selection.unfilled(counts, self.buckets, batch_size, listed),
@@ -222,8 +222,7 @@ class Dataset:
             if index is None or index.images is None or chosen is None:
                 continue
             for name in index.images.keys() - images.keys():
-                count = int(index.images[name].to_numpy(zero_copy_only=False)[chosen.numbers].sum())
-                if count:
+                if count := chosen.images.get(name, 0):
                     found = skipped.merged(found, {kinds.unread(name): {"count": count, "examples": [], "kept": True}})
         return found
 
@@ -238,22 +237,21 @@ class Dataset:
             elif index is None or index.images is None or chosen is None:
                 first = 0 if chosen is None else int(chosen.numbers[0])
                 shares.append(float(name in member.source.record(first).images))
-            elif name in index.images:
-                shares.append(float(index.images[name].to_numpy(zero_copy_only=False)[chosen.numbers].mean()))
             else:
-                shares.append(0.0)
+                shares.append(chosen.images.get(name, 0) / max(len(chosen.numbers), 1))
         return shares
 
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the samples in their shards: what must be equal for a run to go on as if nothing had happened."""
+        if len(self.selections) == 1 and self.selections[0] is not None and self.selections[0].fingerprint:
+            return self.selections[0].fingerprint
         digest = blake2b(digest_size=16)
         for chosen in self.selections:
             if chosen is None:
                 digest.update(b"endless")
-                continue
-            for array, kind in ((chosen.ids, "<i8"), (chosen.shard_starts, "<i8"), (chosen.buckets, "<i2")):
-                digest.update(len(array).to_bytes(8, "little") + array.astype(kind).tobytes())
+            else:
+                chosen.add_to(digest)
         return digest.hexdigest()
 
 
@@ -288,10 +286,10 @@ _LOOKED_AT = 1000
 
 def _share_with_alpha(member: Member, chosen: Selection | None) -> float:
     """1 if an image may have an alpha channel or a mask, for no index knows which; 0 if none has."""
-    numbers = [0] if chosen is None else chosen.numbers.tolist()
+    numbers = np.zeros(1, np.int64) if chosen is None else chosen.numbers
     if len(numbers) > _LOOKED_AT:
         return 1.0
-    for number in numbers:
+    for number in numbers[:].tolist():
         with suppress(Undecodable):
             images = member.source.record(number).images
             image = images.get(IMAGE, images.get(ALPHA, b""))

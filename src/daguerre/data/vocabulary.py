@@ -30,7 +30,7 @@ def texts(settings: DataSettings) -> set[str]:
                 setting="model.words",
             )
         written = own.model_copy(update={"captions": own.captions.model_copy(update=_AS_WRITTEN)})
-        for number in chosen.numbers.tolist():
+        for number in chosen.numbers[:].tolist():
             with suppress(Undecodable):
                 found.update(captions.possible(retrying(source.record, number).texts, written))
     return found

@@ -212,7 +212,7 @@ class SourceImages:
         """Member and number of each image. UserError where there are fewer than two."""
         found: list[tuple[Member, int]] = []
         for member, chosen in zip(self.dataset.members, self.dataset.selections, strict=True):
-            numbers = range(self.most) if chosen is None else chosen.numbers.tolist()
+            numbers = range(self.most) if chosen is None else chosen.numbers[:].tolist()
             found += [(member, number) for number in numbers]
         if self.sample_seed is not None:
             drawn = keys.permutation(self.sample_seed, "evaluation sample", 0, len(found))[: self.most]

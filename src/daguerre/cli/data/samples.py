@@ -44,7 +44,8 @@ def usable(data: Opened) -> Opened:
     """Drops the samples that no bucket takes."""
     if data.index is None:
         return data
-    numbers = bucketing.assign(data.settings, data.index.heights_px, data.index.widths_px, data.index.ids).numbers
+    columns = (data.index.heights_px[:], data.index.widths_px[:], data.index.ids[:])
+    numbers = bucketing.assign(data.settings, *columns).numbers
     return replace(data, passes=data.passes & (numbers >= 0))
 
 

@@ -121,7 +121,7 @@ def _subject(settings: SourceSettings, request: Request[Options]) -> Subject:
     if index is None:
         raise UserError(f"{settings.source} generates its images: there are no files to verify", code="unsupported")
     share = request.options.share
-    picked = chosen(index.ids, _usual_share(source, index) if share is None else share)
+    picked = chosen(index.ids[:], _usual_share(source, index) if share is None else share)
     if not locations:
         starts = range(0, index.count, _BLOCK_SAMPLES)
         units = [_unit(f"samples from {start:,} on", start, start + _BLOCK_SAMPLES, picked) for start in starts]
@@ -140,7 +140,7 @@ def _usual_share(source: Source, index: Index) -> float:
     """The share that is decoded in about a minute, by the images' pixels; the same on every machine."""
     if is_remote(source):
         return _REMOTE_SHARE
-    pixels = index.heights_px.astype(np.float64) * index.widths_px
+    pixels = index.heights_px[:].astype(np.float64) * index.widths_px[:]
     cost = float(np.where(pixels > 0, pixels + _SAMPLE_PX, _UNKNOWN_PX).sum())
     return min(1.0, _MINUTE_PX / max(1.0, cost))
 

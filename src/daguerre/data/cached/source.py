@@ -209,9 +209,9 @@ def table(source: Source, index: Index, facts: Mapping[int, Fact], about: str) -
     said = [json.dumps(fact.texts) if (fact := facts.get(number)) else None for number in range(count)]
     names = [source.name(number) if number in facts else "" for number in range(count)]
     columns = {
-        "id": pa.array(index.ids),
-        "height": pa.array(index.heights_px),
-        "width": pa.array(index.widths_px),
+        "id": pa.array(index.ids[:]),
+        "height": pa.array(index.heights_px[:]),
+        "width": pa.array(index.widths_px[:]),
         "digest": np.zeros(count, dtype=np.uint64),
         "image": of("image", pa.binary()),
         "full_height": of("height", pa.int32()),

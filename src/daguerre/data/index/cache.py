@@ -70,7 +70,7 @@ def indexes(
     """
     kept = [_kept(location, kind, cache_dir) for location in locations]
     if None in kept:
-        with _alone(cache_dir, say):
+        with alone(cache_dir, say):
             kept = [path or _kept(location, kind, cache_dir) for location, path in zip(locations, kept, strict=True)]
             missing = [location for location, path in zip(locations, kept, strict=True) if path is None]
             try:
@@ -169,7 +169,7 @@ def cannot_write(folder: Path, error: OSError) -> UserError:
 
 
 @contextmanager
-def _alone(cache_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
+def alone(cache_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
     """One process at a time builds into a folder: the ranks of a node want the same indexes at the same moment."""
     folder = cache_dir / "indexes"
     try:
@@ -180,10 +180,10 @@ def _alone(cache_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
     with lock:
         try:
             if not system.try_lock(lock.fileno()):
-                say(f"waiting for another process that is indexing in {folder}")
+                say(f"waiting for another process that is indexing, or choosing samples, in {folder}")
                 system.lock(lock.fileno())
         except OSError as error:  # a file system without locks: the same work is done several times, and is not wrong
-            say(f"{folder} does not support locks ({error.strerror}): other processes may index the same files again")
+            say(f"{folder} does not support locks ({error.strerror}): other processes may do the same work again")
         yield
 
 

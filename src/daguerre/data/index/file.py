@@ -84,6 +84,8 @@ class ShardIndex:
     """Where it was loaded from."""
     digests: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Of the columns of that file that were not looked at yet."""
+    digest: int = 0
+    """Of all that is in that file."""
 
     def column(self, name: str) -> pa.Array:
         """One column. BadIndex where its bytes are not those that were written."""
@@ -258,7 +260,7 @@ def _decoded(buffer: pa.Buffer, path: Path) -> ShardIndex:
     about = said["about"]
     about |= {name: tuple(about[name]) for name in ("fields", "not_kept")}
     about["damage"] = tuple((start, stop) for start, stop in about["damage"])
-    return ShardIndex(reader.read_all(), About(**about), path, expected["columns"])
+    return ShardIndex(reader.read_all(), About(**about), path, expected["columns"], digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +275,8 @@ class Head:
     """Samples."""
     columns: tuple[str, ...]
     """Their names."""
+    digest: int
+    """Of all that is in the file."""
 
 
 def head(path: Path) -> Head:
@@ -285,7 +289,7 @@ def head(path: Path) -> Head:
 def _head(path: Path, inode: int, mtime_ns: int, size_bytes: int) -> Head:
     index = load(path)
     about = replace(index.about, fields=_same(index.about.fields), not_kept=_same(index.about.not_kept))
-    return Head(about, index.table.num_rows, _same(tuple(index.table.column_names)))
+    return Head(about, index.table.num_rows, _same(tuple(index.table.column_names)), index.digest)
 
 
 @lru_cache(maxsize=1024)

@@ -1,32 +1,43 @@
 """The samples of a source that are trained on, and those left out: by filters, split and buckets, from the index."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
 
-from daguerre import keys
+from daguerre import __version__, keys
 from daguerre.data import skipped
 from daguerre.data.images import kinds
+from daguerre.data.index.bitmap import Bitmap, Through, packed
+from daguerre.data.index.cache import cannot_write
 from daguerre.data.index.file import TEXT_LIMIT
-from daguerre.data.index.index import Index
+from daguerre.data.index.index import PART_SAMPLES, Column, Index, Large
 from daguerre.data.plan import buckets as bucketing
+from daguerre.data.plan import kept
 from daguerre.data.plan.buckets import Bucket
+from daguerre.data.plan.kept import Choice
 from daguerre.data.plan.order import EpochOrder
 from daguerre.data.settings import SourceSettings
 from daguerre.data.skipped import SkipReport
-from daguerre.data.source import Split
+from daguerre.data.source import Split, cache_of
 from daguerre.errors import UserError
+
+BOTH: tuple[Split, ...] = ("train", "held_out")
 
 
 @dataclass(frozen=True)
 class Selection:
     """The samples of one split that are trained on, in the source's order: M of N, in S shards."""
 
-    numbers: np.ndarray
+    numbers: Column
     """[M] int64, ascending."""
-    ids: np.ndarray
+    ids: Column
     """[M] int64."""
     shard_starts: np.ndarray
     """[S + 1] int64: the first place of each shard in `numbers`, and M."""
@@ -36,11 +47,31 @@ class Selection:
     """[M] int16: bucket of each."""
     left_out: SkipReport
     """Left out by filters and buckets, of both splits."""
+    images: Mapping[str, int]
+    """How many have this further image; what no sample has is not named."""
+    by_shard: np.ndarray | None = None
+    """[S, number of buckets] int32: how many of each bucket are in each shard. None: a small set is counted when that
+    is asked."""
+    fingerprint: str = ""
+    """The digest of `add_to`; empty where it was not computed beforehand."""
 
     def order(self, settings: SourceSettings, seed: int, num_buckets: int) -> EpochOrder:
         """The stream in which these samples are trained on."""
         rules = (settings.repeats, settings.shuffle, settings.lanes, settings.lane_samples)
-        return EpochOrder(seed, self.shard_starts, self.buckets, num_buckets, *rules)
+        return EpochOrder(seed, self.shard_starts, self.buckets, num_buckets, *rules, self.by_shard)
+
+    def in_buckets(self, num_buckets: int) -> np.ndarray:
+        """[number of buckets] int64: how many are in each."""
+        if self.by_shard is not None:
+            return self.by_shard.sum(axis=0, dtype=np.int64)
+        return np.bincount(self.buckets, minlength=num_buckets)
+
+    def add_to(self, digest: blake2b) -> None:
+        """Adds ids, shards and buckets to a digest."""
+        for column, kind in ((self.ids, "<i8"), (self.shard_starts, "<i8"), (self.buckets, "<i2")):
+            digest.update(len(column).to_bytes(8, "little"))
+            for start in range(0, len(column), PART_SAMPLES):
+                digest.update(column[start : start + PART_SAMPLES].astype(kind).tobytes())
 
 
 def select(
@@ -54,64 +85,232 @@ def select(
     """The samples of each split that the settings of a source (called `name` in a mix) choose, of those that have all
     further `images`, and a number in all `columns` of their metadata; `held_out` may be empty.
 
-    UserError if filters or buckets leave nothing, or no sample has one of the images or numbers.
+    What is chosen of a large set is kept in a file of its cache folder. UserError if filters or buckets leave nothing,
+    or no sample has one of the images or numbers.
     """
+    if (large := index.large) is None:
+        chosen = _chosen(index, settings, splits, name, images, columns)
+        return [_selection(index, each, small=True) for each in chosen]
+    folder = cache_of(settings).folder / "indexes"
+    path = folder / f"{_key(large, settings, images, columns)}{kept.SUFFIX}"
+
+    def choose() -> list[Choice]:
+        with TemporaryFile(dir=folder) as file:
+            found = _chosen(index, settings, BOTH, name, images, columns, lambda ids: _write(file, ids, folder))
+            file.flush()
+            ids = np.memmap(file, np.int64, "r")
+            large.check(ids)
+            return [_counted(index, each, settings, ids) for each in found]
+
+    found = kept.choices(path, choose)
+    return [_selection(index, found[BOTH.index(split)]) for split in splits]
+
+
+def _write(file: IO[bytes], ids: np.ndarray, folder: Path) -> None:
+    try:
+        file.write(ids.tobytes())
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+
+
+def _key(large: Large, settings: SourceSettings, images: Sequence[str], columns: Sequence[str]) -> str:
+    """Of all on which it depends what is chosen, and of more."""
+    own = settings.model_dump(mode="json", exclude={"path", "cache_dir", "cache_gb"})
+    said = [__version__, large.digest, own, sorted(images), sorted(columns)]
+    return blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _counted(index: Index, choice: Choice, settings: SourceSettings, ids: np.ndarray) -> Choice:
+    """The choice with what is counted of it, so that nobody reads all of it again; `ids` are of all samples."""
+    counted = _selection(index, choice)
+    counted = replace(counted, ids=Through(ids, counted.numbers))
+    digest = blake2b(digest_size=16)
+    counted.add_to(digest)
+    starts, number = counted.shard_starts, len(bucketing.buckets(settings))
+    by_shard = np.zeros((len(starts) - 1, number), dtype=np.int32)
+    for first in range(0, len(choice.buckets), PART_SAMPLES):
+        some = choice.buckets[first : first + PART_SAMPLES]
+        shards = np.searchsorted(starts, np.arange(first, first + len(some)), side="right") - 1
+        cells = np.bincount((shards - shards[0]) * number + some, minlength=(shards[-1] - shards[0] + 1) * number)
+        by_shard[shards[0] : shards[-1] + 1] += cells.reshape(-1, number).astype(np.int32)
+    return choice._replace(by_shard=by_shard, fingerprint=digest.hexdigest())
+
+
+def _selection(index: Index, choice: Choice, small: bool = False) -> Selection:
+    bits = Bitmap(choice.bits)
+    starts = bits.rank(index.shard_starts)
+    shares = np.diff(starts) / np.maximum(np.diff(index.shard_starts), 1)
+    known = (starts, shares, choice.buckets, choice.left_out, choice.images)
+    if small:
+        numbers = bits[:]
+        return Selection(numbers, index.ids[numbers], *known)
+    return Selection(bits, Through(index.ids, bits), *known, choice.by_shard, choice.fingerprint)
+
+
+@dataclass
+class _Counts:
+    """What is counted while the parts of an index are gone through."""
+
+    rejected: dict[str, int] = field(default_factory=dict)
+    captionless: int = 0
+    lacking: dict[str, int] = field(default_factory=dict)
+    """Of images and numbers."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """By buckets."""
+    enlarged: int = 0
+    there: set[str] = field(default_factory=set)
+    """Images and numbers (`n:NAME`) that a sample has."""
+
+    def report(self, settings: SourceSettings) -> skipped.Counts:
+        """Of samples left out, and of those kept with a notice."""
+        enlarged = {"kept, but enlarged: smaller than its bucket": self.enlarged}
+        out = {**self.rejected, no_caption(settings): self.captionless, **self.lacking, **self.left_out}
+        return skipped.merged(skipped.counted(out), skipped.counted(enlarged, kept=True))
+
+
+class _Part(NamedTuple):
+    """What is chosen of a part of an index, n of its samples; bits are packed."""
+
+    samples: int
+    """Of the part, chosen or not."""
+    usable: np.ndarray
+    buckets: np.ndarray
+    """[n] int16."""
+    held_out: np.ndarray
+    """Of the n usable ones."""
+    lowest: tuple[float, int]
+    """The lowest number that was drawn for one, and its place among them."""
+    highest: tuple[float, int]
+    images: Mapping[str, np.ndarray]
+    """Of the n usable ones, by name of the further image."""
+
+
+def _chosen(
+    index: Index,
+    settings: SourceSettings,
+    splits: Sequence[Split],
+    name: str,
+    images: Sequence[str],
+    columns: Sequence[str],
+    seen: Callable[[np.ndarray], None] = lambda ids: None,
+) -> list[Choice]:
+    """The choices of the splits, without what a large set is counted for; `seen` gets the ids of part after part."""
     check_fields(index, settings, name)
     check_captions(index, settings, name)
-    verdict = settings.filters.evaluate(index)
-    captioned_N = captioned(index, settings)
-    without = int((verdict.passes & ~captioned_N).sum())
-    with_images_N, lacking = _with_images(index, verdict.passes & captioned_N, images)
-    whole_N, numberless = _with_columns(index, with_images_N, columns, name)
-    usable = np.flatnonzero(whole_N)
-    assigned = bucketing.assign(settings, index.heights_px[usable], index.widths_px[usable], index.ids[usable])
-    enlarged = {"kept, but enlarged: smaller than its bucket": int(assigned.enlarged.sum())}
-    counts = skipped.merged(
-        skipped.counted(
-            {**verdict.rejected, no_caption(settings): without, **lacking, **numberless, **assigned.left_out}
-        ),
-        skipped.counted(enlarged, kept=True),
-    )
-    fits = assigned.numbers >= 0
-    usable, buckets = usable[fits], assigned.numbers[fits]
-    if index.count and not len(usable):
+    counts, parts = _Counts(), []
+    for part in index.parts():
+        seen(part.ids[:])
+        parts.append(_part(part, settings, images if index.images is not None else (), columns, counts))
+    for wanted in images if index.images is not None and index.count else ():
+        if wanted not in counts.there:
+            raise UserError(kinds.nowhere(wanted, True, index.images or ()), code="missing")
+    for column in columns:
+        if f"n:{column}" not in counts.there:
+            raise no_column(column, index.numbers, name)
+    report = counts.report(settings)
+    if index.count and not any(len(part.buckets) for part in parts):
         raise UserError(
             f"data{name and '.sources.' + name}: every one of the {index.count:,} samples is left out:\n"
-            f"{skipped.table(counts)}\n{_way_out(index, settings, without)}",
+            f"{skipped.table(report)}\n{_way_out(index, settings, counts.captionless)}",
             code="empty",
         )
-    own = index.held_out
-    held_out = _held_out(index.ids[usable], settings.held_out_fraction) if own is None else own[usable]
-    return [_part(index, usable, buckets, held_out == (split == "held_out"), counts) for split in splits]
+    if index.held_out is None:
+        _mend_draws(parts)
+    return [_choice(parts, split, report) for split in splits]
 
 
-def _with_images(index: Index, chosen_N: np.ndarray, images: Sequence[str]) -> tuple[np.ndarray, dict[str, int]]:
-    """[N] bool, those chosen that have all `images`; and how many lack one, by reason. UserError where all do."""
-    counts: dict[str, int] = {}
-    for name in images if index.images is not None else ():
+def _part(
+    index: Index, settings: SourceSettings, images: Sequence[str], columns: Sequence[str], counts: _Counts
+) -> _Part:
+    """Chooses of a part of an index, and counts."""
+    verdict = settings.filters.evaluate(index)
+    captioned_N = captioned(index, settings)
+    _add(counts.rejected, verdict.rejected)
+    counts.captionless += int((verdict.passes & ~captioned_N).sum())
+    whole_N = verdict.passes & captioned_N
+    for name in images:
         column = (index.images or {}).get(name)
         has_N = np.zeros(index.count, dtype=bool) if column is None else column.to_numpy(zero_copy_only=False)
-        if index.count and not has_N.any():
-            raise UserError(kinds.nowhere(name, True, index.images or ()), code="missing")
-        counts[kinds.lacking(name, needed=True)] = int((chosen_N & ~has_N).sum())
-        chosen_N = chosen_N & has_N
-    return chosen_N, counts
+        whole_N = _kept(whole_N, has_N, name, kinds.lacking(name, needed=True), counts)
+    for name in columns:
+        number = index.numbers.get(name)
+        has_N = np.zeros(index.count, dtype=bool)
+        has_N = has_N if number is None else number.is_valid().to_numpy(zero_copy_only=False)
+        whole_N = _kept(whole_N, has_N, f"n:{name}", no_number(name), counts)
+    usable = np.flatnonzero(whole_N)
+    ids = index.ids[usable]
+    assigned = bucketing.assign(settings, index.heights_px[usable], index.widths_px[usable], ids)
+    _add(counts.left_out, assigned.left_out)
+    counts.enlarged += int(assigned.enlarged.sum())
+    fits = assigned.numbers >= 0
+    usable, ids = usable[fits], ids[fits]
+    whole_N[:] = False
+    whole_N[usable] = True
+    draws = keys.hashed_uniforms("held_out", ids) if settings.held_out_fraction else np.ones(len(ids))
+    own = draws < settings.held_out_fraction if index.held_out is None else index.held_out[usable]
+    low, high = (int(np.argmin(draws)), int(np.argmax(draws))) if len(ids) else (0, 0)
+    return _Part(
+        index.count,
+        _packed(whole_N),
+        assigned.numbers[fits].astype(np.int16),
+        _packed(own),
+        (draws[low], low) if len(ids) else (np.inf, 0),
+        (draws[high], high) if len(ids) else (-np.inf, 0),
+        {n: _packed(of.to_numpy(zero_copy_only=False)[usable]) for n, of in (index.images or {}).items()},
+    )
 
 
-def _with_columns(
-    index: Index, chosen_N: np.ndarray, columns: Sequence[str], name: str
-) -> tuple[np.ndarray, dict[str, int]]:
-    """[N] bool, those chosen that have a number in all `columns`; and how many lack one, by reason. UserError where
-    all do."""
-    counts: dict[str, int] = {}
-    for column in columns:
-        held = index.numbers.get(column)
-        if held is None or held.null_count == len(held):
-            raise no_column(column, index.numbers, name)
-        has_N = held.is_valid().to_numpy(zero_copy_only=False)
-        counts[no_number(column)] = int((chosen_N & ~has_N).sum())
-        chosen_N = chosen_N & has_N
-    return chosen_N, counts
+def _kept(chosen_N: np.ndarray, has_N: np.ndarray, name: str, reason: str, counts: _Counts) -> np.ndarray:
+    """[N] bool: those chosen that have what is needed; the others are counted."""
+    if has_N.any():
+        counts.there.add(name)
+    _add(counts.lacking, {reason: int((chosen_N & ~has_N).sum())})
+    return chosen_N & has_N
+
+
+def _add(total: dict[str, int], more: Mapping[str, int]) -> None:
+    for reason, count in more.items():
+        total[reason] = total.get(reason, 0) + count
+
+
+def _packed(bits: np.ndarray) -> np.ndarray:
+    return np.packbits(bits, bitorder="little")
+
+
+def _bits(bytes_of: np.ndarray, count: int | None = None) -> np.ndarray:
+    return np.unpackbits(bytes_of, count=count, bitorder="little").astype(bool)
+
+
+def _mend_draws(parts: Sequence[_Part]) -> None:
+    """Sees to it that neither split is empty. They are drawn with `held_out_fraction` each from a hash of the id, so
+    that new samples move no old one to the other split. If none (or every one) is drawn, the lowest draw is held out
+    (the highest is trained on)."""
+    number, drawn = sum(len(part.buckets) for part in parts), sum(int(_bits(part.held_out).sum()) for part in parts)
+    if number < 2 or all(part.lowest[0] >= 1 for part in parts):  # nothing is drawn for a fraction of 0
+        return
+    lowest, highest = min(parts, key=lambda part: part.lowest[0]), max(parts, key=lambda part: part.highest[0])
+    if not drawn:
+        lowest.held_out[lowest.lowest[1] // 8] |= 1 << lowest.lowest[1] % 8
+    if drawn == number:
+        highest.held_out[highest.highest[1] // 8] &= ~np.uint8(1 << highest.highest[1] % 8)
+
+
+def _choice(parts: Sequence[_Part], split: Split, report: SkipReport) -> Choice:
+    """The usable samples of the parts that are of a split."""
+    images, buckets = dict[str, int](), []
+
+    def chosen() -> Iterator[np.ndarray]:
+        for part in parts:
+            own = _bits(part.held_out, len(part.buckets)) == (split == "held_out")
+            buckets.append(part.buckets[own])
+            _add(images, {name: int(_bits(has, len(own))[own].sum()) for name, has in part.images.items()})
+            whole = _bits(part.usable, part.samples)
+            whole[whole] = own
+            yield whole
+
+    bits = packed(chosen())
+    joined = np.concatenate([np.zeros(0, dtype=np.int16), *buckets])
+    return Choice(bits, joined, np.zeros((0, 0), np.int32), report, images, "")
 
 
 def no_column(column: str, known: Iterable[str], name: str = "") -> UserError:
@@ -140,13 +339,6 @@ def _way_out(index: Index, settings: SourceSettings, without: int) -> str:
     return f"Name fields that hold text in data.captions.fields; there are: {', '.join(others) or 'none'}"
 
 
-def _part(index: Index, usable: np.ndarray, buckets: np.ndarray, mine: np.ndarray, counts: skipped.Counts) -> Selection:
-    numbers = usable[mine]
-    starts = np.searchsorted(numbers, index.shard_starts)
-    shares = np.diff(starts) / np.maximum(np.diff(index.shard_starts), 1)
-    return Selection(numbers, index.ids[numbers], starts, shares, buckets[mine].astype(np.int16), counts)
-
-
 def check_fields(index: Index, settings: SourceSettings, name: str = "") -> None:
     """UserError if a filter needs metadata that no sample of the source `name` of a mix has."""
     known = {*index.numbers, *index.texts, "width", "height", "aspect"}
@@ -165,6 +357,8 @@ def check_fields(index: Index, settings: SourceSettings, name: str = "") -> None
 def check_captions(index: Index, settings: SourceSettings, name: str = "") -> None:
     """UserError if no sample of the source `name` of a mix has text in one of several caption fields."""
     used = settings.captions.used
+    if len(used) < 2:
+        return
     held = {field for field in index.captioned if pc.any(index.captioned[field]).as_py()}
     if held & {*used} and (absent := [field for field in used if field not in held]):
         raise UserError(
@@ -187,20 +381,6 @@ def captioned(index: Index, settings: SourceSettings) -> np.ndarray:
     columns = [index.captioned[field] for field in settings.captions.used if field in index.captioned]
     none = np.zeros(index.count, dtype=bool)
     return np.logical_or.reduce([none, *(column.to_numpy(zero_copy_only=False).astype(bool) for column in columns)])
-
-
-def _held_out(ids: np.ndarray, fraction: float) -> np.ndarray:
-    """[M] bool: drawn with `fraction` each from a hash of the id, so that new samples move no old one to the other
-    split. If none (or every one) is drawn, the lowest draw is held out (the highest is trained on)."""
-    if fraction == 0 or len(ids) < 2:
-        return np.zeros(len(ids), dtype=bool)
-    draws = keys.hashed_uniforms("held_out", ids)
-    chosen = draws < fraction
-    if not chosen.any():
-        chosen[np.argmin(draws)] = True
-    if chosen.all():
-        chosen[np.argmax(draws)] = False
-    return chosen
 
 
 def unfilled(counts: np.ndarray, buckets: Sequence[Bucket], batch_size: int, listed: bool = False) -> SkipReport:

@@ -168,7 +168,7 @@ class EmojiSource:
 
     def stamps(self) -> np.ndarray:
         """Ids stand for the pictures, as the font's digest is in them."""
-        return self.index.ids.astype(np.uint64)
+        return self.index.ids[:].astype(np.uint64)
 
     def record(self, number: int) -> Record:
         """Record `number`: the picture on `data.alpha_colour`, (side, side, 3) uint8, its name as `text`; group,

@@ -20,7 +20,7 @@ from daguerre.data.images import headers
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.index import cache as index_cache
 from daguerre.data.index.cache import ShardIndex
-from daguerre.data.index.index import Index
+from daguerre.data.index.index import Index, Stored, part_of
 from daguerre.data.settings import SourceSettings
 from daguerre.data.skipped import SkipReport
 from daguerre.data.source import WHOLE_SHARE, Files, Split, cache_of
@@ -58,13 +58,17 @@ class Settings(SourceSettings):
 
 
 @dataclass(frozen=True)
-class _WithUsual(Mapping[str, pa.Array]):
+class _WithUsual(Stored):
     """The columns of an index that say which samples have a caption field, with `text` where any field has the usual
     caption: indexes that are older than this rule lack it. Read when asked for: there may be many."""
 
     held: Mapping[str, pa.Array]
     names: tuple[str, ...]
     """Fields with the usual caption."""
+
+    def part(self, start: int, stop: int) -> Mapping[str, pa.Array]:
+        """The same of the samples `start` to `stop`."""
+        return replace(self, held=part_of(self.held, start, stop))
 
     @property
     def _usual(self) -> list[str]:

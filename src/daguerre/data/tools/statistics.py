@@ -98,7 +98,7 @@ def shorter_sides(index: Index, passes: np.ndarray) -> Bars | None:
     sized = known(index)
     if not sized.any():
         return None
-    shorter = np.minimum(index.heights_px, index.widths_px)[sized].astype(np.float64)
+    shorter = np.minimum(index.heights_px[:], index.widths_px[:])[sized].astype(np.float64)
     low, high = float(shorter.min()), float(shorter.max())
     return _bars(shorter, passes[sized], np.geomspace(low * 0.94, high * 1.06, BINS + 1))
 
@@ -130,7 +130,7 @@ def _bars(values: np.ndarray, passes: np.ndarray, edges: np.ndarray) -> Bars:
 
 def known(index: Index) -> np.ndarray:
     """[N] bool: samples whose sizes are known."""
-    return (index.heights_px > 0) & (index.widths_px > 0)
+    return (index.heights_px[:] > 0) & (index.widths_px[:] > 0)
 
 
 def bucket_plan(index: Index, passes: np.ndarray, settings: SourceSettings) -> BucketPlan:

@@ -132,7 +132,7 @@ def trained_on(source: SourceSettings, split: Literal["train", "held_out"] = "tr
     own, chosen = dataset.members[0].source, dataset.selections[0]
     assert isinstance(own, EmojiSource)
     assert chosen is not None
-    emoji = [own.drawn[number] for number in chosen.numbers.tolist()]
+    emoji = [own.drawn[number] for number in chosen.numbers[:].tolist()]
     side = (source.resolution, source.resolution)
     pictures = [Image.fromarray(own.picture(one.text)).resize(side, Image.Resampling.BICUBIC) for one in emoji]
     return {one: np.asarray(each) for one, each in zip(emoji, pictures, strict=True)}

@@ -113,7 +113,7 @@ class Listing:
     def shapes(self, reading: Reading, passes: np.ndarray) -> dict[str, Shape | str]:
         """By the id of a picture, or the reason why no bucket takes it: `FILTERED` for one that does not pass."""
         index, every = self.index, bucketing.buckets(reading.settings)
-        assigned = bucketing.assign(reading.settings, index.heights_px, index.widths_px, index.ids)
+        assigned = bucketing.assign(reading.settings, index.heights_px[:], index.widths_px[:], index.ids[:])
         columns = (assigned.numbers.tolist(), assigned.enlarged.tolist(), passes.tolist())
         return {
             _id(one.path): (TOO_SMALL if number < 0 else _shape(one, every[number], enlarged)) if passed else FILTERED

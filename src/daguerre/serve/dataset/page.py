@@ -245,7 +245,7 @@ def _figures(listing: Listing, plan: Any, there: Sequence[Picture]) -> Iterator[
     yield Fact("With a caption", f"{with_caption:,}", percent(with_caption, len(there)))
     if plan.samples:
         index = listing.index
-        width, height = (int(np.median(side)) for side in (index.widths_px, index.heights_px))
+        width, height = (int(np.median(side)) for side in (index.widths_px[:], index.heights_px[:]))
         yield Fact("Median size", f"{width} x {height}", "pixels")
         yield Fact("Cropped", f"{100 * plan.cropped:.1f} %", "of a picture's pixels, on average")
         yield Fact("Enlarged", f"{plan.enlarged:,}", "smaller than their bucket")
