@@ -34,7 +34,7 @@ class Stored(Mapping[str, pa.Array]):
 
 
 class Large(NamedTuple):
-    """What a set has whose columns stay in its files. What is chosen of it is kept in a file, too."""
+    """The mark of a set whose columns stay in its files. The samples chosen of it are kept in a file, too."""
 
     digest: str
     """Of all the index files."""

@@ -1,4 +1,4 @@
-"""What is chosen of a large set, kept in a file of the cache folder: made once, by one process, and shared by all
+"""The choice of samples of a large set in a file of the cache folder: made once, by one process, and shared by all
 processes of a machine by memory map. The file's name says of which index files and settings.
 
 An Arrow stream whose columns have one list each. Each list has a digest, which is looked at when the file is opened.
@@ -19,6 +19,7 @@ import xxhash
 from pyarrow import ipc
 
 from daguerre.data.index import cache
+from daguerre.data.index.file import BadIndex
 from daguerre.data.skipped import SkipReport
 from daguerre.fresh import hidden, naming
 
@@ -29,7 +30,7 @@ _SAID, _DIGEST = b"daguerre", b"digest"
 
 
 class Choice(NamedTuple):
-    """What is chosen for one split."""
+    """The samples of one split."""
 
     bits: np.ndarray
     """[blocks, 64] uint8: the bits of a `Bitmap`."""
@@ -68,7 +69,7 @@ def _found(path: Path, say: Callable[[str], None]) -> list[Choice] | None:
         found = _read(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, LookupError) as error:  # pyarrow's for what is malformed is a ValueError
+    except (BadIndex, OSError, ValueError, LookupError) as error:  # pyarrow's for what is malformed is a ValueError
         say(f"{path} is damaged, and made again: {error}")
         return None
     with suppress(OSError):
@@ -81,7 +82,7 @@ def _read(path: Path) -> list[Choice]:
         table = ipc.open_stream(file).read_all()
     metadata = table.schema.metadata
     if _digest(metadata[_SAID]) != metadata[_DIGEST].decode():
-        raise ValueError("what it says of its columns is not what was written")
+        raise BadIndex("what it says of its columns is not what was written")
     found = []
     for number, said in enumerate(json.loads(metadata[_SAID])):
         for name in _ARRAYS:
@@ -89,7 +90,7 @@ def _read(path: Path) -> list[Choice]:
             values = table[f"{number}:{name}"].chunk(0).values
             flat = np.frombuffer(values.buffers()[1], about["kind"], len(values)) if len(values) else np.zeros(0)
             if _digest(flat.data) != about["digest"]:
-                raise ValueError(f"its column {name} is not what was written")
+                raise BadIndex(f"its column {name} is not what was written")
             said[name] = flat.astype(about["kind"], copy=False).reshape(about["shape"])
         found.append(Choice(**said))
     return found

@@ -149,7 +149,7 @@ def _selection(index: Index, choice: Choice, small: bool = False) -> Selection:
 
 @dataclass
 class _Counts:
-    """What is counted while the parts of an index are gone through."""
+    """Counts of all parts of an index, which are gone through one by one."""
 
     rejected: dict[str, int] = field(default_factory=dict)
     captionless: int = 0
@@ -169,7 +169,7 @@ class _Counts:
 
 
 class _Part(NamedTuple):
-    """What is chosen of a part of an index, n of its samples; bits are packed."""
+    """The usable samples of a part of an index, n of them; bits are packed."""
 
     samples: int
     """Of the part, chosen or not."""
