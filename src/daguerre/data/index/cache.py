@@ -86,12 +86,17 @@ def found(location: Location, kind: str, cache_dir: Path) -> Path | None:
 
 
 def _kept(location: Location, kind: str, cache_dir: Path) -> Path | None:
-    beside = [location.local.with_name(location.local.name + SUFFIX)] if location.local else []
-    for path in (*beside, home(location, kind, cache_dir)):
+    for path in _places(location, kind, cache_dir):
         with suppress(FileNotFoundError, NotADirectoryError, BadIndex):
             if head(path).about.kind == kind:
                 return path
     return None
+
+
+def _places(location: Location, kind: str, cache_dir: Path) -> Iterator[Path]:
+    if (local := location.local) is not None:
+        yield local.with_name(local.name + SUFFIX)
+    yield home(location, kind, cache_dir)
 
 
 def _fetched(location: Location, kind: str, cache_dir: Path) -> Path | None:
