@@ -31,8 +31,8 @@ _CHUNK = 1 << 20
 
 
 def combined(paths: Sequence[Path]) -> Index:
-    """The indexes of shards as one; metadata is read when it is asked for. UserError where samples are there twice, which of
-    a large set is found when some are chosen."""
+    """The indexes of shards as one; metadata is read when it is asked for. UserError where samples are there twice; of
+    a large set that is found when some are chosen."""
     heads = [head(path) for path in paths]
     captions_known = all(not one.count or any(name.startswith("c:") for name in one.columns) for one in heads)
     starts = np.cumsum([0, *(one.count for one in heads)], dtype=np.int64)
