@@ -5,11 +5,11 @@
     python benchmarks/planning.py --shards 20000 --sets "most and buckets" --keep FOLDER --seconds 0
 
 One shard of small JPEGs is made and indexed; the others are links to it with ids, sizes and scores of their own, so
-that any sample can really be read. Then as many processes as a machine may have (`--processes`) open the set at the same
-time, twice: at first nothing is known of it but its index files, then what is chosen of a large one is in a file. Each
-says its seconds of processor time and its own memory, which is what no other process can share (`RssAnon`; `highest` as
-often as it was looked at), when it has the set and made the first batch of 64 at position 0, in the middle of the first
-epoch and at the end of the third. At last, how many images a second come with and without a filter.
+that any sample can really be read. Then as many processes as a machine may have (`--processes`) open the set at the
+same time, twice: at first nothing is known of it but its index files, then the choice of a large one is in a file. Each
+says its seconds of processor time and its own memory, which no other process can share (`RssAnon`; `highest` as often
+as it was looked at), when it has the set and made the first batch of 64 at position 0, in the middle of the first epoch
+and at the end of the third. At last, how many images a second come with and without a filter.
 """
 
 from __future__ import annotations
