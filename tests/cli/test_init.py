@@ -72,9 +72,9 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(place, capsys):
     assert Path("mine.yaml").read_text() == "run_name: mine"
     assert "one folder of images, you gave dogs cats" in refused(capsys, "init", "dogs", "cats")
     assert "there is nothing at 'cats'" in refused(capsys, "init", "cats")
-    assert "base=sdxl is no recipe of a LoRA for own images: give one of sdxl_lora," in refused(
-        capsys, "init", "dogs", "base=sdxl"
-    )
+    said = refused(capsys, "init", "dogs", "base=sdxl")
+    assert "base=sdxl is no recipe of a LoRA for own images: give one of sdxl_lora," in said
+    assert "or the folder of a run that trained a whole network" in said
     for path in Path("dogs").glob("*.txt"):
         path.unlink()
     assert "one caption for all images: data.captions.text=" in refused(capsys, "init", "dogs", "base=./tiny.yaml")
@@ -82,13 +82,44 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(place, capsys):
     assert "is a folder of images: `daguerre init dogs`" in refused(capsys, "train", "dogs")
 
 
+def test_a_run_of_ones_own_is_the_base(place, capsys, tiny_sd):
+    given = ["data.source=folder", "data.path=dogs", "training.duration=1 steps", "data.resolution=32", "run_name=own"]
+    given += ["loader.num_workers=0", "training.global_batch_size=4", "lr_scheduler.warmup=0 steps", "training.weights_dtype=float32"]
+    given += ["objective.name=v", "objective.schedule.zero_terminal_snr=true", "sampling.guidance_scale=3.5"]
+    model = f"model.pretrained_model_name_or_path={tiny_sd}"
+    assert main.run(["train", "sd15", model, "sampling.num_images=0", *given]) == 0
+    assert main.run(["init", "dogs", "base=runs/own", "optimizer.learning_rate=3e-4"]) == 0
+    said = capsys.readouterr().out
+    assert "runs/own/pipeline, by the settings of the recipe sd15_lora" in said
+    assert "downloads" not in said
+    config = configs.load("dogs.yaml").config
+    assert config.model.pretrained_model_name_or_path == "runs/own/pipeline"
+    assert (config.objective.name, config.objective.schedule.zero_terminal_snr) == ("v", True)
+    assert (config.data.resolution, config.sampling.guidance_scale) == (32, 3.5)
+    assert (config.training.weights_dtype, config.optimizer.learning_rate) == ("float32", 3e-4)
+    assert [*config.adapters] == ["lora"]
+    quick = ["loader.num_workers=0", "training.duration=1 steps", "lr_scheduler.warmup=0 steps", "sampling.num_images=0"]
+    assert main.run(["train", "dogs.yaml", *quick, "validation.compared_images=0"]) == 0
+    assert "base=runs/dogs has no pipeline/ to train a LoRA on" in refused(
+        capsys, "init", "dogs", "base=runs/dogs", "-o", "again.yaml"
+    )
+
+
+def test_a_pipeline_is_the_base(place, capsys, tiny_sd):
+    assert main.run(["init", "dogs", f"base={tiny_sd}", "data.resolution=32", "-o", "pipe.yaml"]) == 0
+    config = configs.load("pipe.yaml").config
+    assert config.model.pretrained_model_name_or_path == str(tiny_sd)
+    assert config.objective.name == "eps"
+
+
 def test_the_base_is_one_that_is_on_this_machine(monkeypatch):
     monkeypatch.setattr(init.resolve, "here", lambda place, options: None)
     places = init._bases()
-    assert init._base(None, places)[0] == init.USUAL
+    assert init._chosen(None, places) == init.USUAL
     here = {places["z_image_lora"], places["krea2_lora"]}
     monkeypatch.setattr(init.resolve, "here", lambda place, options: Path() if place in here else None)
-    chosen, lines = init._base(None, places)
+    chosen = init._chosen(None, places)
+    lines = init._about_base(chosen, places[chosen], places, None)
     assert (chosen, lines[-1]) == ("krea2_lora", "also on this machine: base=z_image_lora")
 
 

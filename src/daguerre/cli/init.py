@@ -1,6 +1,6 @@
 """Write a recipe for a LoRA of your own images; nothing is trained.
 
-usage: daguerre init FOLDER [base=RECIPE] [-o FILE] [key=value ...]
+usage: daguerre init FOLDER [base=RECIPE|RUN|PIPELINE] [-o FILE] [key=value ...]
 
 Looks at the images of a folder, says what was found (sizes, captions, near duplicates, what is cropped), and writes a
 recipe with a comment on each setting, its length sized by the images, and eight sample prompts that differ. Then it
@@ -9,10 +9,13 @@ says what the recipe needs of a GPU, and the command that trains it.
   daguerre init my_images
   daguerre init my_images base=z_image_lora
   daguerre init my_dog data.captions.text="a photo of sks dog" base=sdxl_lora -o dog.yaml
+  daguerre init my_images base=runs/my_model
   daguerre init my_images base=sdxl_lora model.pretrained_model_name_or_path=models/my_sdxl
 
   base=RECIPE   a shipped recipe of a LoRA, which brings the base model and its settings. Without it: one whose base
                 model is on this machine, or sdxl_lora
+  base=RUN      a run that trained a whole network, or a folder in diffusers' layout: that is the base model, and the
+                other settings are those of the recipe of a LoRA for its family
   -o FILE       the recipe that is written (FOLDER's name and .yaml); a file that exists is left as it is
   key=value     settings of the recipe, as for `daguerre train`
 
@@ -30,6 +33,7 @@ import numpy as np
 from pydantic import Field
 
 from daguerre import errors, trees
+from daguerre.adapters import lora
 from daguerre.assembly.batch_sizes import batch_sizes
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.cli import plan
@@ -37,8 +41,8 @@ from daguerre.cli.data import figures, samples
 from daguerre.cli.data.opened import Opened
 from daguerre.cli.data.samples import Lost
 from daguerre.cli.options import plan_options
-from daguerre.cli.parts import out_file
-from daguerre.config import annotated, cards, recipe
+from daguerre.cli.parts import out_file, own_base
+from daguerre.config import annotated, cards, overrides, recipe
 from daguerre.config import config as configs
 from daguerre.config import options as config_options
 from daguerre.config.config import Config
@@ -108,13 +112,17 @@ def run(arguments: list[str]) -> int:
             f"{path} exists and is left as it is: write elsewhere by -o FILE, or delete it", code="conflict"
         )
     places = _bases()
-    base, about_base = _base(options.base, places)
-    given = [f"data.source={detect.kind([folder])}", f"data.path={folder}", f"run_name={name}", *rest]
+    own = None if options.base is None else own_base.found(options.base, places)
+    base, brought = own or (_chosen(options.base, places), [])
+    asked = {overrides.pair(one)[0] for one in rest}
+    given = [one for one in brought if overrides.pair(one)[0] not in asked]
+    given += [f"data.source={detect.kind([folder])}", f"data.path={folder}", f"run_name={name}", *rest]
     loaded = configs.load(base, given)
     looked, about_images, about_length = _look(loaded.config)
     command = f"daguerre train {shlex.quote(str(path))}"
     head = [
-        f"A LoRA of the images in {folder}, from the recipe {base}; written by `daguerre init`.",
+        f"A LoRA of the images in {folder}, from {options.base if own else f'the recipe {base}'}; written by "
+        "`daguerre init`.",
         "",
         f"Command:  {command}",
         f"Length:   {about_length}",
@@ -124,7 +132,9 @@ def run(arguments: list[str]) -> int:
     tree = _tree(loaded.config, looked.captions)
     configs.load(str(path), (), tree)  # ConfigError for what could not be read back
     # On a GPU, where the recipe is for one, whatever this machine has.
-    needs = _needs(base, ["training.device=cuda", *given] if base in places else given)
+    needs = _needs(base, ["training.device=cuda", *given] if base in places and not own else given)
+    place = getattr(loaded.config.model, "pretrained_model_name_or_path", "")
+    about_base = _about_base(base, place, places, options.base if own else None)
     write_bytes_atomically(path, annotated.text(head, tree).encode())
     sections = {"Images": about_images, "Base model": about_base, "Length": wrapped(about_length, _COLUMNS)}
     sections |= {"Needs": needs, "Next": [f"read {path}, then", command]}
@@ -132,26 +142,36 @@ def run(arguments: list[str]) -> int:
     return errors.DONE
 
 
-def _base(asked: str | None, places: Mapping[str, str]) -> tuple[str, list[str]]:
-    """The recipe that brings the base model, and lines on how it was chosen; `places` are the `_bases`."""
-    here = [name for name, place in places.items() if resolve.here(place, resolve.Options()) is not None]
-    if asked is not None:
-        if asked in recipe.shipped() and asked not in places:
-            raise UserError(
-                f"base={asked} is no recipe of a LoRA for own images: give one of {', '.join(places)}",
-                code="unknown",
-                setting="base",
-            )
-        chosen = asked
-    else:
-        chosen = here[0] if here else USUAL
-    lines = wrapped(f"{chosen}: {places.get(chosen) or _place(recipe.tree(chosen))}", _COLUMNS)
-    if chosen in places and chosen not in here:
+def _chosen(asked: str | None, places: Mapping[str, str]) -> str:
+    """The recipe that brings the base model; `places` are the `_bases`. UserError for a shipped one that cannot."""
+    if asked is None:
+        return next(iter(_here(places)), USUAL)
+    if asked in recipe.shipped() and asked not in places:
+        raise UserError(
+            f"base={asked} is no recipe of a LoRA for own images: give one of {', '.join(places)}, or the folder of a "
+            "run that trained a whole network, such as runs/my_model, or of a pipeline",
+            code="unknown",
+            setting="base",
+        )
+    return asked
+
+
+def _here(places: Mapping[str, str]) -> list[str]:
+    """The recipes whose base model is on this machine."""
+    return [name for name, place in places.items() if resolve.here(place, resolve.Options()) is not None]
+
+
+def _about_base(chosen: str, place: str, places: Mapping[str, str], own: str | None) -> list[str]:
+    """Lines on the base model at a place, and on how it was chosen: by a recipe, or as a folder of one's `own`."""
+    here = _here(places)
+    said = f"{place}, by the settings of the recipe {chosen}" if own else f"{chosen}: {place}"
+    lines = wrapped(said, _COLUMNS)
+    if place == places.get(chosen) and chosen not in here:
         lines.append("not on this machine: training downloads it, and so does")
-        lines.append(f"daguerre fetch {places[chosen]}")
+        lines.append(f"daguerre fetch {place}")
     if others := [name for name in here if name != chosen]:
         lines += wrapped(f"also on this machine: base={' or base='.join(others)}", _COLUMNS)
-    return chosen, lines
+    return lines
 
 
 def _bases() -> dict[str, str]:
@@ -227,10 +247,12 @@ def _length(config: Config, batch: int, per_epoch: int, trained: int) -> str:
 
 
 def _tree(config: Config, captions: Sequence[str]) -> Tree:
-    """The settings that are no defaults, the learning rate, and sample prompts that differ."""
+    """The settings that are no defaults, the learning rate, the rank, and sample prompts that differ."""
     tree = configs.differing(config)
     shown = {"name": config.optimizer.name, "learning_rate": config.optimizer.learning_rate}
     tree = {**tree, "optimizer": {**shown, **tree.get("optimizer", {})}}  # what people change first, default or not
+    ranks = {name: {"rank": one.rank} for name, one in config.adapters.items() if isinstance(one, lora.Settings)}
+    tree = trees.merge(tree, {"adapters": ranks})
     if config.sampling.num_images:  # a recipe may leave them out where drawing does not fit beside training
         own = {"prompts": sample_prompts(captions), "num_images": PROMPTS}
         tree = trees.merge(tree, {"sampling": own, "validation": {"compared_images": jackknife.FEWEST}})

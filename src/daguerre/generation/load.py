@@ -25,13 +25,10 @@ from daguerre.config import converted, overrides, recipe, renamed, short_forms
 from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError, named
-from daguerre.families.pretrained import catalogue
-from daguerre.generation import hub_models
+from daguerre.generation import hub_models, pipelines
 from daguerre.models.family import Family
-from daguerre.models.schedulers.scheduler import other_sampling
-from daguerre.models.settings import ASSISTANT, BASE, GGUF, INDEX, SCHEDULER, SINGLE_FILES, PretrainedSettings
+from daguerre.models.settings import ASSISTANT, BASE, GGUF, SINGLE_FILES, PretrainedSettings
 from daguerre.models.weights import index, single_files
-from daguerre.models.weights.files import read_json
 from daguerre.models.weights.resolve import Options
 from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.remote import local_copy
@@ -212,36 +209,7 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
             "recipe says how to generate",
             code="conflict",
         )
-    place = index.find(folder)
-    assert place is not None, "both callers have looked"
-    told = read_json(place)
-    class_name = told.get("_class_name")
-    families = catalogue.pipelines()
-    if not isinstance(class_name, str) or class_name not in families:
-        raise UserError(
-            f"{target} is a {class_name}; images can be generated with: {', '.join(families)}", code="unsupported"
-        )
-    family = catalogue.pretrained()[families[class_name]]
-    places = {part: folder / part / "config.json" for part in family.networks()}
-    configs_of = {part: read_json(path) for part, path in places.items() if path.is_file()}
-    there: dict[str, Any] = dict.fromkeys(configs_of, BASE)
-    there |= {ours: told[theirs] for theirs, ours in family.told_by_index.items() if theirs in told}
-    place = folder / "scheduler" / "scheduler_config.json"
-    scheduler = dict(family.own_scheduler) if family.own_scheduler and not place.is_file() else read_json(place)
-    usual = family.usual_of({**configs_of, INDEX: told, SCHEDULER: scheduler})
-    with named(target):
-        objective = family.schedulers.objective_of(scheduler)
-    tree = {
-        "run_name": name,
-        "model": {"family": families[class_name], "pretrained_model_name_or_path": str(folder.resolve()), **there},
-        "objective": objective,
-        "training": {"duration": "0 steps", "global_batch_size": 1},
-        "lr_scheduler": {"warmup": "0 steps"},
-        **usual,
-        "sampling": {**usual.get("sampling", {}), **family.schedulers.sampling_of(scheduler)},
-        "data": {"source": "folder", "path": str(folder), **usual["data"]},
-    }
-    notices = tuple(other_sampling(scheduler))
+    tree, notices = pipelines.recipe(target, folder, name)
     return Model("pipeline", target, tree, Path("runs") / "generated" / name, notices=notices)
 
 

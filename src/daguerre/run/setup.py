@@ -334,10 +334,9 @@ def _of_mesh(origin: _Origin, processes: Processes) -> list[str]:
 
 
 def _of_data(run: Run) -> list[str]:
-    validates, family = run.every.validation is not None, run.parts.family
-    return summary.describe_data(
-        run.dataset, run.held_out, run.sizes.whole, validates, family.generates, run.parts.images
-    )
+    validation, validates = run.config.validation, run.every.validation is not None
+    scores = run.parts.family.generates and not validation.compared_images  # which ends in a table of its own
+    return summary.describe_data(run.dataset, run.held_out, run.sizes.whole, validates, scores, run.parts.images)
 
 
 def _of_networks(config: Config, parts: Components, processes: int) -> list[str]:

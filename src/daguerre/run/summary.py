@@ -118,7 +118,7 @@ def describe_warmup(every: Intervals) -> list[str]:
 
 
 def describe_data(
-    dataset: Dataset, held_out: Dataset, batch_size: int, validates: bool, generates: bool, images: Images = NO_IMAGES
+    dataset: Dataset, held_out: Dataset, batch_size: int, validates: bool, scores: bool, images: Images = NO_IMAGES
 ) -> list[str]:
     """Extent of the data, samples that are left out, and measurements that it does not allow."""
     lines = []
@@ -129,7 +129,7 @@ def describe_data(
         lines.append(f"found in the data:\n{skipped.table(found)}")
     if held_out.size == 0 and validates:
         lines.append("nothing is held out, so there is no validation loss (docs/trouble.md#the-loss-does-not-fall)")
-    if dataset.measured is None and generates:
+    if dataset.measured is None and scores:
         lines.append("generated images of this data set cannot be scored, so the run ends without a table of results")
     return lines
 

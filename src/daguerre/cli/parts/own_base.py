@@ -1,0 +1,71 @@
+"""A run of one's own, or a pipeline, as the base of a LoRA: its settings over a shipped recipe of its family."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from daguerre import trees
+from daguerre.checkpoint.run_dir import RunFolder
+from daguerre.config import config as configs
+from daguerre.config import recipe
+from daguerre.config.config import Config
+from daguerre.errors import UserError
+from daguerre.generation import pipelines
+from daguerre.models.weights import index
+from daguerre.trees import Tree
+
+_OF_SAMPLING = ("sampler", "num_inference_steps", "guidance_scale", "guidance_rescale", "timestep_spacing", "shift")
+_OF_TRAINING = ("mixed_precision", "weights_dtype", "frozen_precision", "gradient_checkpointing")
+"""What suits the base's size and the machine that trained it."""
+
+
+def found(given: str, recipes: Iterable[str]) -> tuple[str, list[str]] | None:
+    """The first of the recipes that is for the base's family, and overrides that make it one for this base; None where
+    there is no folder of a run or pipeline. UserError for one that no LoRA can be trained on."""
+    folder = RunFolder(Path(given))
+    if not folder.config.is_file() and index.find(folder.path) is None:
+        return None
+    trained = configs.load(given).config if folder.config.is_file() else None
+    place = folder.path if trained is None else folder.pipeline
+    if index.find(place) is None:
+        raise UserError(
+            f"base={given} has no pipeline/ to train a LoRA on: a run that trained the whole network has one when it "
+            f"ends. Of a run of a LoRA: `daguerre convert export {given} format=diffusers out=merged`, then "
+            "base=merged",
+            code="missing",
+            setting="base",
+        )
+    tree = pipelines.recipe(given, place, folder.path.name)[0]
+    family = tree["model"]["family"]
+    suitable = [name for name in recipes if trees.get(recipe.tree(name), "model.family") == family]
+    if not suitable:
+        raise UserError(
+            f"base={given} is of the family {family}, for which no recipe of a LoRA ships: write one "
+            "(docs/adapters.md), for example by `adapters.lora.name=lora` with the recipe of the base",
+            code="unsupported",
+            setting="base",
+        )
+    own = {
+        "description": f"A LoRA on {given}",
+        "model": {"pretrained_model_name_or_path": str(place)},
+        "objective": tree["objective"],
+        "sampling": tree["sampling"],
+        "data": {"resolution": tree["data"]["resolution"]},
+    }
+    own = own if trained is None else trees.merge(own, _of_run(trained))
+    return suitable[0], [
+        f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in trees.paths(own)
+    ]
+
+
+def _of_run(config: Config) -> Tree:
+    """How a run saw its images, what it predicted, and how it computed and generated."""
+    tree, whole = configs.differing(config), config.model_dump(mode="json")
+    return {
+        # Switches of the model; its words and parts are in the pipeline.
+        "model": {name: value for name, value in tree["model"].items() if isinstance(value, bool)},
+        "objective": tree["objective"],
+        "sampling": {name: whole["sampling"][name] for name in _OF_SAMPLING},
+        "data": {"resolution": whole["data"]["resolution"]},
+        "training": {name: whole["training"][name] for name in _OF_TRAINING},
+    }
