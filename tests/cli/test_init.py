@@ -84,10 +84,11 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(place, capsys):
 
 def test_a_run_of_ones_own_is_the_base(place, capsys, tiny_sd):
     given = ["data.source=folder", "data.path=dogs", "training.duration=1 steps", "data.resolution=32", "run_name=own"]
-    given += ["loader.num_workers=0", "training.global_batch_size=4", "lr_scheduler.warmup=0 steps", "training.weights_dtype=float32"]
+    quick = ["loader.num_workers=0", "lr_scheduler.warmup=0 steps", "sampling.num_images=0"]
+    given += [*quick, "training.global_batch_size=4", "training.weights_dtype=float32"]
     given += ["objective.name=v", "objective.schedule.zero_terminal_snr=true", "sampling.guidance_scale=3.5"]
     model = f"model.pretrained_model_name_or_path={tiny_sd}"
-    assert main.run(["train", "sd15", model, "sampling.num_images=0", *given]) == 0
+    assert main.run(["train", "sd15", model, *given]) == 0
     assert main.run(["init", "dogs", "base=runs/own", "optimizer.learning_rate=3e-4"]) == 0
     said = capsys.readouterr().out
     assert "runs/own/pipeline, by the settings of the recipe sd15_lora" in said
@@ -98,8 +99,8 @@ def test_a_run_of_ones_own_is_the_base(place, capsys, tiny_sd):
     assert (config.data.resolution, config.sampling.guidance_scale) == (32, 3.5)
     assert (config.training.weights_dtype, config.optimizer.learning_rate) == ("float32", 3e-4)
     assert [*config.adapters] == ["lora"]
-    quick = ["loader.num_workers=0", "training.duration=1 steps", "lr_scheduler.warmup=0 steps", "sampling.num_images=0"]
-    assert main.run(["train", "dogs.yaml", *quick, "validation.compared_images=0"]) == 0
+    once = ["training.duration=1 steps", "validation.compared_images=0"]
+    assert main.run(["train", "dogs.yaml", *quick, *once]) == 0
     assert "base=runs/dogs has no pipeline/ to train a LoRA on" in refused(
         capsys, "init", "dogs", "base=runs/dogs", "-o", "again.yaml"
     )
