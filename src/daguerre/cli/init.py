@@ -33,7 +33,6 @@ import numpy as np
 from pydantic import Field
 
 from daguerre import errors, trees
-from daguerre.adapters import lora
 from daguerre.assembly.batch_sizes import batch_sizes
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.cli import plan
@@ -251,7 +250,7 @@ def _tree(config: Config, captions: Sequence[str]) -> Tree:
     tree = configs.differing(config)
     shown = {"name": config.optimizer.name, "learning_rate": config.optimizer.learning_rate}
     tree = {**tree, "optimizer": {**shown, **tree.get("optimizer", {})}}  # what people change first, default or not
-    ranks = {name: {"rank": one.rank} for name, one in config.adapters.items() if isinstance(one, lora.Settings)}
+    ranks = {name: {"rank": one.rank} for name, one in config.adapters.items() if hasattr(one, "rank")}
     tree = trees.merge(tree, {"adapters": ranks})
     if config.sampling.num_images:  # a recipe may leave them out where drawing does not fit beside training
         own = {"prompts": sample_prompts(captions), "num_images": PROMPTS}

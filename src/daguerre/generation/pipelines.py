@@ -1,4 +1,4 @@
-"""What a pipeline in diffusers' layout says of itself, as a recipe."""
+"""Reads what a pipeline in diffusers' layout says of itself, as a recipe."""
 
 from pathlib import Path
 from typing import Any

@@ -59,7 +59,7 @@ def found(given: str, recipes: Iterable[str]) -> tuple[str, list[str]] | None:
 
 
 def _of_run(config: Config) -> Tree:
-    """How a run saw its images, what it predicted, and how it computed and generated."""
+    """Settings of a run that say how it saw its images, what it predicted, and how it computed and generated."""
     tree, whole = configs.differing(config), config.model_dump(mode="json")
     return {
         # Switches of the model; its words and parts are in the pipeline.
