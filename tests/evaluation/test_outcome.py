@@ -139,12 +139,27 @@ def documents(run):
     return {path.parent.name: json.loads(path.read_text()) for path in run.glob("evaluations/compare-*/compare.json")}
 
 
+@pytest.mark.parametrize(
+    ("value", "low", "high", "said"),
+    [
+        (0.02, 0.01, 0.03, "it kept the base: of the base's own prompts its images moved 4.0 % of the way"),
+        (0.08, 0.04, 0.12, "of the base's own prompts its images moved 16.0 % of the way"),
+        (0.4, 0.35, 0.45, "it forgot much: of the base's own prompts its images moved 80.0 % of the way"),
+    ],
+)
+def test_what_was_forgotten_is_judged_by_its_interval(value, low, high, said):
+    numbers = {"drift": {"value": value, "low": low, "high": high}}
+    (line,) = shown.lines({"unrelated": 0.5, "cells": [{"step": 1, "strength": 1.0, "numbers": numbers}]})
+    assert line.startswith(said)
+    assert ("A lower rate" in line) == (value == 0.4)
+
+
 def test_a_run_says_what_came_of_it_at_its_end(place, capsys):
     run = place.folder / "whole"
     (found,) = documents(run).values()
     (cell,) = found["cells"]
     assert (cell["step"], cell["strength"], found["images"], found["pictures"]) == (2, 1.0, 2, 13)
-    assert found["prompts"]["new"]["origin"] == "held-out captions"
+    assert found["prompts"]["new"]["origin"] == "held-out captions and sampling.prompts"
     assert found["prompts"]["base"]["origin"] == "general prompts"
     assert {name: "base" in own for name, own in cell["numbers"].items()} == {
         "likeness": True, "nearest": True, "copies": True, "drift": False,

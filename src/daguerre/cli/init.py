@@ -259,10 +259,11 @@ def _tree(config: Config, captions: Sequence[str]) -> Tree:
 
 
 def sample_prompts(captions: Sequence[str]) -> list[str]:
-    """Eight prompts that differ: captions that share the fewest words, then the shortest one in other places."""
+    """Eight prompts that differ: up to four captions that share the fewest words, then the shortest one in other
+    places, which no picture shows: there copies and a look that does not hold are seen."""
     words = [frozenset(re.findall(r"\w+", caption.lower())) for caption in captions]
     chosen: list[int] = []
-    while len(chosen) < min(PROMPTS, len(captions)):
+    while len(chosen) < min(PROMPTS // 2, len(captions)):
         shares = [max((_shared(words[i], words[j]) for j in chosen), default=0.0) for i in range(len(captions))]
         chosen.append(min((i for i in range(len(captions)) if i not in chosen), key=lambda i: shares[i]))
     shortest = min(captions, key=len).rstrip(" .,")

@@ -84,7 +84,7 @@ class CompareSettings(Settings):
     source: str | None = None
     """Source whose pictures are learnt. null: the one with the fewest."""
     prompts_file: Annotated[str | None, ADDRESS] = None
-    """Prompts that no training picture has, as for `generate`. null: held-out captions, or sampling.prompts."""
+    """Prompts that no training picture has, as for `generate`. null: held-out captions, then sampling.prompts."""
     base_prompts_file: Annotated[str | None, ADDRESS] = None
     """Prompts that the base was made for. null: held-out captions of the run whose model the base is, or general
     ones."""

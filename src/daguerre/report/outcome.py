@@ -21,6 +21,8 @@ _NUMBERS = {
     "drift": "Drift",
     "balance": "Balance",
 }
+_MUCH, _LITTLE = 0.2, 0.1
+"""Shares of the way to an unrelated image above which much of the base is gone, and below which it is there."""
 _LISTS = {"trained": "A training caption", "new": "A new prompt", "base": "A prompt of the base"}
 _MEANS = (
     "Likeness: cosine of the features of an image of a training caption and of the pictures that have this caption. "
@@ -145,10 +147,15 @@ def _forgot(cell: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     own, scale = _number(cell, "drift"), found.get("unrelated")
     if own is None or not _is_number(scale) or scale <= 0:
         return ""
-    interval = "" if own.low is None else f" ({100 * own.low / scale:.1f} to {100 * (own.high or 0) / scale:.1f} %)"
+    low, high = (own.value if end is None else end for end in (own.low, own.high))
+    word = "it forgot much: " if low / scale > _MUCH else "it kept the base: " if high / scale < _LITTLE else ""
+    way_out = (
+        ". A lower rate, an earlier update or a lower strength (docs/trouble.md#overfit)" if low / scale > _MUCH else ""
+    )
+    interval = "" if own.low is None else f" ({100 * low / scale:.1f} to {100 * high / scale:.1f} %)"
     return (
-        f"of the base's own prompts its images moved {100 * own.value / scale:.1f} % of the way to an unrelated image"
-        f"{interval}: drift {own.value:.4f} of {scale:.3f}"
+        f"{word}of the base's own prompts its images moved {100 * own.value / scale:.1f} % of the way to an unrelated "
+        f"image{interval}: drift {own.value:.4f} of {scale:.3f}{way_out}"
     )
 
 

@@ -56,10 +56,11 @@ def _sections(run: Run) -> list[Html]:
     unmeasured = "Nothing was evaluated yet: daguerre evaluate measures a run."
     measured, nothing = evaluations.tables(run), element("p", unmeasured, class_="note")
     none_drawn = element("p", "No images yet: they come with the first save.", class_="note")
+    came = outcome.section(run.compared)
     found = [
-        ("Result", results(run) or (nothing if measured is None else None)),
+        ("Result", results(run) or (nothing if measured is None and came is None else None)),
         ("Measured by daguerre evaluate", measured),
-        ("What came of it", outcome.section(run.compared)),
+        ("What came of it", came),
         ("Loss ledger", ledger(run)),
         ("Images", evolution(run) or (none_drawn if run.setting("sampling.num_images") != 0 else None)),
         ("With the adapter at other strengths", by_strength(run)),

@@ -145,7 +145,8 @@ def waits(problem: Problem, values: Tree) -> bool:
 
 
 def report(trainer: str, reading: Reading, everything: bool) -> list[str]:
-    """Lists what is lost first, as nobody reads a long list to its end; lists the rest, or counts it."""
+    """Lists what is lost first, as nobody reads a long list to its end, then what was guessed; lists the rest, or
+    counts it."""
     titles = {"refused": "not carried over", "carried": "carried over", "notice": "nothing to carry"}
     width = min(max((len(line.key) for line in reading.lines), default=0), 48)
     listed = {
@@ -155,6 +156,7 @@ def report(trainer: str, reading: Reading, everything: bool) -> list[str]:
     listed[f"defaults of {trainer}"] = [f"  {path}: {shown(value)}" for path, value in reading.assumed.items()]
     shown_now = [title for title, rows in listed.items() if rows and (everything or title == titles["refused"])]
     found = [line for title in shown_now for line in (f"{title} ({len(listed[title])})", *listed[title])]
+    guessed = [f"{line.key}: {line.text}" for line in reading.lines if "please check" in line.text and not everything]
     counts = [f"{title}: {len(rows)}" for title, rows in listed.items() if rows and title not in shown_now]
     lost = [] if listed[titles["refused"]] else ["every key was carried over, or sets nothing here"]
-    return [*found, *lost, *([f"{', '.join(counts)} (listed by {ALL})"] if counts else [])]
+    return [*found, *guessed, *lost, *([f"{', '.join(counts)} (listed by {ALL})"] if counts else [])]

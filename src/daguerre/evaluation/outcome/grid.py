@@ -26,6 +26,7 @@ from daguerre.evaluation.outcome.features import ModelFeatures
 from daguerre.evaluation.outcome.outcome import Cell
 from daguerre.evaluation.outcome.prompts import Lists
 from daguerre.evaluation.settings import CompareSettings
+from daguerre.formatting import counted
 from daguerre.generation import load
 from daguerre.generation.generate import ImageRequest
 from daguerre.generation.jobs import WHOLE
@@ -64,7 +65,9 @@ class Grid:
             folder.begin(self._protocol)
         with folder.locked(WHOLE):
             total = sum(map(len, self._requests.values())) * (1 + len(names) * len(self.settings.strengths))
-            print(f"compares {total:,} images of {len(names)} saved updates, at each strength, and of the base")
+            print(
+                f"compares {total:,} images of {counted(len(names), 'saved update')}, at each strength, and of the base"
+            )
             pictures = self.lists.pictures
             of_pictures = self._features("pictures", pictures, pictures.total)
             base = self._of(names[-1], 0.0)

@@ -149,10 +149,12 @@ def _of_file(place: str, count: int) -> Listed:
 def _new(config: Config, held_out: Dataset, number: int, trained: set[str], count: int) -> Listed:
     own = _one(held_out, number)
     captions = [] if own.size == 0 else loader.fixed_captions(own, 4 * count)
-    if found := [text for text in dict.fromkeys(captions) if text not in trained][:count]:
-        return Listed(_in_turn(found, count), "held-out captions")
-    if found := [text for text in config.sampling.prompts or () if text not in trained]:
-        return Listed(_in_turn(found, count), "sampling.prompts")
+    found = [text for text in dict.fromkeys(captions) if text not in trained][:count]
+    # Of twenty pictures one is held out: one caption alone would say little of new prompts.
+    more = [text for text in config.sampling.prompts or () if text not in {*trained, *found}][: count - len(found)]
+    if found or more:
+        places = [place for place, texts in (("held-out captions", found), ("sampling.prompts", more)) if texts]
+        return Listed(_in_turn([*found, *more], count), " and ".join(places))
     raise UserError(
         "there are no new prompts to see by whether training pictures come back: no picture is held out with a caption "
         "of its own, and sampling.prompts has none but training captions. Give prompts_file=FILE, or set "
