@@ -8,12 +8,14 @@ Each run is drawn from the same noise as the base: COUNT emoji that no run of an
 * style: how much nearer they are to the publisher's picture than the base's, less how much nearer to the font's, by
   16 px RGB, of 255 (`emoji_style.py` the other way round: above 0 is learnt), paired, with its 95 % interval;
 * own: the share that DINOv2 finds nearest to its own emoji among both publishers' pictures: the base's less this one is
-  forgotten;
+  forgotten; and `own5`, that is among the five nearest to it;
+* further: how much further they are from the nearer of their own emoji's two pictures than the base's, by DINOv2, as a
+  share of the base's distance, paired, with its interval: what is forgotten, more sharply;
 * like: the share that is nearest to a picture that the LoRA was trained on: what is memorised.
-The balance of a run is the harmonic mean of its style, as a share of the highest of the sweep, and of its `own`, as a
-share of the base's. The value of each sweep that has the highest is trained with seeds 1 and 2, too. Results are lines
-of JSON, a run each, in runs/emoji_sweep.jsonl; what stands there is not trained again, so that the middle of all sweeps
-is trained once, and two processes can share the axes.
+The balance of a run is the harmonic mean of its style, as a share of the highest of the sweep, and of its `own5`, as
+a share of the base's. The value of each sweep that has the highest is trained with seeds 1 and 2, too. Results are
+lines of JSON, a run each, in runs/emoji_sweep.jsonl; what stands there is not trained again, so that the middle of all
+sweeps is trained once, and two processes can share the axes.
 """
 
 import json
@@ -21,7 +23,7 @@ import math
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -96,9 +98,11 @@ class Judge:
         more = int(max(VALUES["images"])) - len(first)
         self.trained = first + [pool[i * len(pool) // more] for i in range(more)]
         self.real = [*both, *both]
-        self.real_nd = features([*(fonts[name] for name in both), *(publishers[name] for name in both)])
+        self.real_nd = kept_features(features, [*(fonts[name] for name in both), *(publishers[name] for name in both)])
+        self.own = [both.index(name) for name in self.names]
         self.small = [emoji.small([of[name] for name in self.names]) for of in (publishers, fonts)]
-        self.base_n = self.nearer_to_font(self.draw())
+        drawn = self.draw()
+        self.base_n, self.base_far_n = self.nearer_to_font(drawn), self.far(features(drawn))
 
     def draw(self, *settings: str) -> list[np.ndarray]:
         model = daguerre.load(BASE, *settings)
@@ -108,6 +112,12 @@ class Judge:
         own_nd, (theirs_nd, fonts_nd) = emoji.small(images), self.small
         return distance(own_nd, theirs_nd) - distance(own_nd, fonts_nd)
 
+    def far(self, found_nd: np.ndarray) -> np.ndarray:
+        """Distances from each image to the nearer of its own emoji's two pictures."""
+        half = len(self.real) // 2
+        theirs = [self.real_nd[[i + offset for i in self.own]] for offset in (0, half)]
+        return np.minimum(*(distance(found_nd, of) for of in theirs))
+
     def chosen(self, count: int) -> list[str]:
         """The first of all lists are the recipe's own twenty; fewer are evenly from these."""
         twenty = int(MIDDLE["images"])
@@ -115,19 +125,33 @@ class Judge:
 
     def judge(self, seen: list[str], *settings: str) -> Row:
         images = self.draw(*settings)
-        nearest = emoji.distances(self.features(images), self.real_nd).argmin(axis=1)
-        found = [self.real[i] for i in nearest]
-        mean, low, high = interval(self.base_n - self.nearer_to_font(images))
-        own = np.mean([one == name for one, name in zip(found, self.names, strict=True)])
-        like = np.mean([self.real[i] in seen and i >= len(self.real) // 2 for i in nearest])
-        return {"style": mean, "low": low, "high": high, "own": float(own), "like": float(like)}
+        found_nd = self.features(images)
+        nearest = emoji.distances(found_nd, self.real_nd).argsort(axis=1)[:, :5]
+        own = np.array([[self.real[i] == name for i in of] for of, name in zip(nearest, self.names, strict=True)])
+        like = np.mean([self.real[i] in seen and i >= len(self.real) // 2 for i in nearest[:, 0]])
+        style = interval(self.base_n - self.nearer_to_font(images))
+        further = interval((self.far(found_nd) - self.base_far_n) / self.base_far_n.mean())
+        row = {"own": float(own[:, 0].mean()), "own5": float(own.any(axis=1).mean()), "like": float(like)}
+        return row | {
+            name if end == "mean" else f"{name} {end}": number
+            for name, of in (("style", style), ("further", further))
+            for end, number in zip(("mean", "low", "high"), of, strict=True)
+        }
+
+
+def kept_features(features: Features, of: Sequence[np.ndarray]) -> np.ndarray:
+    """Features of pictures that are the same in every process: minutes, the first time."""
+    place = RESULTS.with_suffix(".npy")
+    if not place.exists():
+        np.save(place, features(of))
+    return np.asarray(np.load(place))
 
 
 def balance(row: Row, rows: list[Row], base: Row) -> float:
     most = max(each["style"] for each in rows)
-    if row["style"] <= 0 or not row["own"]:
+    if row["style"] <= 0 or not row["own5"]:
         return 0.0
-    learnt, kept = row["style"] / most, row["own"] / base["own"]
+    learnt, kept = row["style"] / most, row["own5"] / base["own5"]
     return 2 * learnt * kept / (learnt + kept)
 
 
@@ -183,19 +207,22 @@ def show() -> None:
     """Print a table of each sweep in Markdown, and write its curves as one page."""
     rows, figures = results(), []
     base = rows["base"]
-    print(f"base: {base['own']:.0%} own")
+    print(f"base: {base['own']:.0%}, {base['own5']:.0%} own")
     for axis in VALUES:
         of = sweep(axis, rows)
         if not of:
             continue
         best, others = optimum(axis, rows), [*of.values()]
         again = [name for seed in SEEDS if (name := named(MIDDLE | {axis: best}, seed)) in rows]
-        print(f"\n| {axis} | style (95 %) | own | a training picture | balance |\n|---|---|---|---|---|")
+        print(f"\n| {axis} | style (95 %) | own, of five nearest | further, % (95 %) | a training picture | balance |")
+        print("|---|---|---|---|---|---|")
         for value, row in [*of.items(), *((best, rows[name]) for name in again)]:
-            print(
-                f"| {value:g} | {row['style']:.1f} ({row['low']:.1f} to {row['high']:.1f}) | {row['own']:.0%} "
-                f"| {row['like']:.0%} | {balance(row, others, base):.2f} |"
+            style, further = (
+                f"{row[name] * by:.1f} ({row[f'{name} low'] * by:.1f} to {row[f'{name} high'] * by:.1f})"
+                for name, by in (("style", 1), ("further", 100))
             )
+            own, own5, like = (f"{row[name]:.0%}" for name in ("own", "own5", "like"))
+            print(f"| {value:g} | {style} | {own}, {own5} | {further} | {like} | {balance(row, others, base):.2f} |")
         figures.append(curves(axis, of, base))
     what = element("header", element("h1", "What rate, rank, updates and pictures do to a style LoRA"))
     page = render_page("Sweeps", what, element("div", *figures, class_="charts"), str(RESULTS), ("style.css",))
@@ -206,7 +233,7 @@ def curves(axis: str, of: dict[float, Row], base: Row) -> Html | None:
     """What is learnt and what is kept, each as a share, over the values of an axis."""
     most = max(row["style"] for row in of.values())
     places = [math.log2(value) for value in of]
-    learnt, kept = [row["style"] / most for row in of.values()], [row["own"] / base["own"] for row in of.values()]
+    learnt, kept = [row["style"] / most for row in of.values()], [row["own5"] / base["own5"] for row in of.values()]
     lines = [
         Series("style learnt", places, learnt, MAIN, dots=True, labels=[f"{value:g}" for value in of]),
         Series("own emoji kept", places, kept, SECOND, dots=True),
