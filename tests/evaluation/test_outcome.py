@@ -154,6 +154,26 @@ def test_what_was_forgotten_is_judged_by_its_interval(value, low, high, said):
     assert ("A lower rate" in line) == (value == 0.4)
 
 
+@pytest.mark.parametrize(
+    ("likeness", "nearest", "copies", "said"),
+    [
+        (0.1, 0.1, 0.0, "it learnt: "),
+        (0.0, 0.1, 0.0, "it learnt what the pictures have in common, such as a style: "),
+        (0.0, 0.1, 0.3, "whether it learnt is not clear: "),
+        (0.0, 0.0, 0.0, "whether it learnt is not clear: "),
+        (-0.1, 0.1, 0.0, "it went away from the pictures: "),
+    ],
+)
+def test_a_style_is_learnt_where_new_prompts_come_nearer_without_copies(likeness, nearest, copies, said):
+    gains = {"likeness": likeness, "nearest": nearest, "copies": copies}
+    numbers = {
+        name: {"value": 0.5 + gain, "base": 0.5, "low": gain - 0.05, "high": gain + 0.05}
+        for name, gain in gains.items()
+    }
+    first, *_ = shown.lines({"cells": [{"step": 1, "strength": 1.0, "numbers": numbers}]})
+    assert first.startswith(said)
+
+
 def test_a_run_says_what_came_of_it_at_its_end(place, capsys):
     run = place.folder / "whole"
     (found,) = documents(run).values()

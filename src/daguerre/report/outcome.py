@@ -125,6 +125,11 @@ def _learnt(cell: Mapping[str, Any]) -> str:
     if own is None:
         return ""
     word = {1: "it learnt", -1: "it went away from the pictures", 0: "whether it learnt is not clear"}[own.sign]
+    near, copies = _number(cell, "nearest"), _number(cell, "copies")
+    # Where the base draws these things already, a style changes no likeness to each picture, but brings new ones nearer
+    # to all.
+    if own.sign == 0 and near is not None and near.sign == 1 and copies is not None and copies.sign < 1:
+        word = "it learnt what the pictures have in common, such as a style: new prompts come nearer to them. Of each"
     return (
         f"{word}: images of training captions have a likeness of {own.value:.3f} to their pictures, the base's "
         f"{own.of_base:.3f}{own.difference()}"
