@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -72,8 +73,9 @@ def _found(path: Path, say: Callable[[str], None]) -> list[Choice] | None:
     except (BadIndex, OSError, ValueError, LookupError) as error:  # pyarrow's for what is malformed is a ValueError
         say(f"{path} is damaged, and made again: {error}")
         return None
+    now = time.time_ns()  # a file system's own clock stands still for milliseconds
     with suppress(OSError):
-        os.utime(path)
+        os.utime(path, ns=(now, now))
     return found
 
 

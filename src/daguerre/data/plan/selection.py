@@ -282,14 +282,14 @@ def _bits(bytes_of: np.ndarray, count: int | None = None) -> np.ndarray:
 
 
 def _mend_draws(parts: Sequence[_Part]) -> None:
-    """Sees to it that neither split is empty. They are drawn with `held_out_fraction` each from a hash of the id, so
-    that new samples move no old one to the other split. If none (or every one) is drawn, the lowest draw is held out
-    (the highest is trained on)."""
+    """Sees to it that neither split is empty, and that a single sample is trained on. They are drawn with
+    `held_out_fraction` each from a hash of the id, so that new samples move no old one to the other split. If none (or
+    every one) is drawn, the lowest draw is held out (the highest is trained on)."""
     number, drawn = sum(len(part.buckets) for part in parts), sum(int(_bits(part.held_out).sum()) for part in parts)
-    if number < 2 or all(part.lowest[0] >= 1 for part in parts):  # nothing is drawn for a fraction of 0
+    if all(part.lowest[0] >= 1 for part in parts):  # nothing is drawn for a fraction of 0
         return
     lowest, highest = min(parts, key=lambda part: part.lowest[0]), max(parts, key=lambda part: part.highest[0])
-    if not drawn:
+    if not drawn and number > 1:
         lowest.held_out[lowest.lowest[1] // 8] |= 1 << lowest.lowest[1] % 8
     if drawn == number:
         highest.held_out[highest.highest[1] // 8] &= ~np.uint8(1 << highest.highest[1] % 8)
