@@ -116,11 +116,12 @@ def test_a_pipeline_is_the_base(place, capsys, tiny_sd):
 def test_the_base_is_one_that_is_on_this_machine(monkeypatch):
     monkeypatch.setattr(init.resolve, "here", lambda place, options: None)
     places = init._bases()
-    assert init._chosen(None, places) == init.USUAL
-    here = {places["z_image_lora"], places["krea2_lora"]}
-    monkeypatch.setattr(init.resolve, "here", lambda place, options: Path() if place in here else None)
-    chosen = init._chosen(None, places)
-    lines = init._about_base(chosen, places[chosen], places, None)
+    assert init._chosen(None, places, init._here(places)) == init.USUAL
+    there = {places["z_image_lora"], places["krea2_lora"]}
+    monkeypatch.setattr(init.resolve, "here", lambda place, options: Path() if place in there else None)
+    here = init._here(places)
+    chosen = init._chosen(None, places, here)
+    lines = init._about_base(chosen, places[chosen], places, here, False)
     assert (chosen, lines[-1]) == ("krea2_lora", "also on this machine: base=z_image_lora")
 
 

@@ -112,7 +112,8 @@ def run(arguments: list[str]) -> int:
         )
     places = _bases()
     own = None if options.base is None else own_base.found(options.base, places)
-    base, brought = own or (_chosen(options.base, places), [])
+    here = _here(places)
+    base, brought = own or (_chosen(options.base, places, here), [])
     asked = {overrides.pair(one)[0] for one in rest}
     given = [one for one in brought if overrides.pair(one)[0] not in asked]
     given += [f"data.source={detect.kind([folder])}", f"data.path={folder}", f"run_name={name}", *rest]
@@ -133,7 +134,7 @@ def run(arguments: list[str]) -> int:
     # On a GPU, where the recipe is for one, whatever this machine has.
     needs = _needs(base, ["training.device=cuda", *given] if base in places and not own else given)
     place = getattr(loaded.config.model, "pretrained_model_name_or_path", "")
-    about_base = _about_base(base, place, places, options.base if own else None)
+    about_base = _about_base(base, place, places, here, own is not None)
     write_bytes_atomically(path, annotated.text(head, tree).encode())
     sections = {"Images": about_images, "Base model": about_base, "Length": wrapped(about_length, _COLUMNS)}
     sections |= {"Needs": needs, "Next": [f"read {path}, then", command]}
@@ -141,10 +142,11 @@ def run(arguments: list[str]) -> int:
     return errors.DONE
 
 
-def _chosen(asked: str | None, places: Mapping[str, str]) -> str:
-    """The recipe that brings the base model; `places` are the `_bases`. UserError for a shipped one that cannot."""
+def _chosen(asked: str | None, places: Mapping[str, str], here: Sequence[str]) -> str:
+    """The recipe that brings the base model; `places` are the `_bases`, of which those `here` have theirs on this
+    machine. UserError for a shipped one that cannot."""
     if asked is None:
-        return next(iter(_here(places)), USUAL)
+        return next(iter(here), USUAL)
     if asked in recipe.shipped() and asked not in places:
         raise UserError(
             f"base={asked} is no recipe of a LoRA for own images: give one of {', '.join(places)}, or the folder of a "
@@ -160,9 +162,8 @@ def _here(places: Mapping[str, str]) -> list[str]:
     return [name for name, place in places.items() if resolve.here(place, resolve.Options()) is not None]
 
 
-def _about_base(chosen: str, place: str, places: Mapping[str, str], own: str | None) -> list[str]:
+def _about_base(chosen: str, place: str, places: Mapping[str, str], here: Sequence[str], own: bool) -> list[str]:
     """Lines on the base model at a place, and on how it was chosen: by a recipe, or as a folder of one's `own`."""
-    here = _here(places)
     said = f"{place}, by the settings of the recipe {chosen}" if own else f"{chosen}: {place}"
     lines = wrapped(said, _COLUMNS)
     if place == places.get(chosen) and chosen not in here:

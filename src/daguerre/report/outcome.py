@@ -153,10 +153,10 @@ def _forgot(cell: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     if own is None or not _is_number(scale) or scale <= 0:
         return ""
     low, high = (own.value if end is None else end for end in (own.low, own.high))
-    word = "it forgot much: " if low / scale > _MUCH else "it kept the base: " if high / scale < _LITTLE else ""
-    way_out = (
-        ". A lower rate, an earlier update or a lower strength (docs/trouble.md#overfit)" if low / scale > _MUCH else ""
-    )
+    word, way_out = "it kept the base: " if high / scale < _LITTLE else "", ""
+    if low / scale > _MUCH:
+        word = "it forgot much: "
+        way_out = ". A lower rate, an earlier update or a lower strength (docs/trouble.md#overfit)"
     interval = "" if own.low is None else f" ({100 * low / scale:.1f} to {100 * high / scale:.1f} %)"
     return (
         f"{word}of the base's own prompts its images moved {100 * own.value / scale:.1f} % of the way to an unrelated "

@@ -35,27 +35,32 @@ def found(given: str, recipes: Iterable[str]) -> tuple[str, list[str]] | None:
             code="missing",
             setting="base",
         )
-    tree = pipelines.recipe(given, place, folder.path.name)[0]
-    family = tree["model"]["family"]
-    suitable = [name for name in recipes if trees.get(recipe.tree(name), "model.family") == family]
-    if not suitable:
+    own = _of_pipeline(given, place) if trained is None else _of_run(trained)
+    family = own["model"]["family"]
+    suitable = next((name for name in recipes if trees.get(recipe.tree(name), "model.family") == family), None)
+    if suitable is None:
         raise UserError(
             f"base={given} is of the family {family}, for which no recipe of a LoRA ships: write one "
             "(docs/adapters.md), for example by `adapters.lora.name=lora` with the recipe of the base",
             code="unsupported",
             setting="base",
         )
-    own = {
-        "description": f"A LoRA on {given}",
-        "model": {"pretrained_model_name_or_path": str(place)},
+    about = {"description": f"A LoRA on {given}", "model": {"pretrained_model_name_or_path": str(place)}}
+    return suitable, [
+        f"{path}={value if isinstance(value, str) else json.dumps(value)}"
+        for path, value in trees.paths(trees.merge(own, about))
+    ]
+
+
+def _of_pipeline(given: str, folder: Path) -> Tree:
+    """Settings that a pipeline's files tell."""
+    tree = pipelines.recipe(given, folder, folder.name)[0]
+    return {
+        "model": {"family": tree["model"]["family"]},
         "objective": tree["objective"],
         "sampling": tree["sampling"],
         "data": {"resolution": tree["data"]["resolution"]},
     }
-    own = own if trained is None else trees.merge(own, _of_run(trained))
-    return suitable[0], [
-        f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in trees.paths(own)
-    ]
 
 
 def _of_run(config: Config) -> Tree:
@@ -63,7 +68,7 @@ def _of_run(config: Config) -> Tree:
     tree, whole = configs.differing(config), config.model_dump(mode="json")
     return {
         # Switches of the model; its words and parts are in the pipeline.
-        "model": {name: value for name, value in tree["model"].items() if isinstance(value, bool)},
+        "model": {name: value for name, value in tree["model"].items() if name == "family" or isinstance(value, bool)},
         "objective": tree["objective"],
         "sampling": {name: whole["sampling"][name] for name in _OF_SAMPLING},
         "data": {"resolution": whole["data"]["resolution"]},
