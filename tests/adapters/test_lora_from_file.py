@@ -6,7 +6,6 @@ import pytest
 import torch
 from test_lora import errors, outputs
 from test_lora_kinds import EVERYWHERE, attached, networks, plain, trained
-from tiny_models import write_sd
 
 from daguerre.errors import UserError
 from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE
@@ -16,13 +15,6 @@ CASES = [
     *(pytest.param(kind, DIFFUSERS_FILE, marks=pytest.mark.long) for kind in ("rslora", "dora")),
     *(pytest.param(kind, KOHYA_FILE, marks=pytest.mark.long) for kind in ("loha", "lokr")),
 ]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base") / "sd"
-    write_sd(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

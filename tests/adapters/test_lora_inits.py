@@ -12,7 +12,6 @@ from safetensors import safe_open
 from test_lora import config as config_of
 from test_lora import errors, outputs, prediction
 from test_lora_kinds import networks, plain, trained
-from tiny_models import write_sd
 from torch import nn
 
 from daguerre.assembly import base_digests
@@ -25,13 +24,6 @@ LAYER = "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
 GIVEN = ("adapter.name=lora", "adapter.rank=4", "adapter.ranks.text_encoder=2", "adapter.alpha=2.5")
 FROM_BASE = ("pissa", "olora")
 QUICK = [pytest.param(init, marks=[] if init == "pissa" else [pytest.mark.long]) for init in FROM_BASE]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base") / "sd"
-    write_sd(folder)
-    return folder
 
 
 def started(base: Path, init: str, *more: str) -> Components:

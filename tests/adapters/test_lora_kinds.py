@@ -11,7 +11,6 @@ from peft import PeftModel
 from quick_cases import chosen
 from safetensors.torch import load_file
 from test_lora import config, errors, outputs, prediction
-from tiny_models import write_sd
 from torch import Tensor, nn
 
 from daguerre.assembly.parts import Components, build, outline
@@ -25,13 +24,6 @@ IN_DIFFUSERS = ("lora", "rslora", "dora")
 EVERYWHERE = "adapter.targets=attention+ff+conv"
 RANKS = {"unet": 4, "text_encoder": 2}
 ALPHA = 2.5
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base") / "sd"
-    write_sd(folder)
-    return folder
 
 
 def plain(base: Path, *more: str) -> Components:

@@ -9,7 +9,6 @@ import torch
 from safetensors import safe_open
 from test_lora import config, prediction
 from test_lora_kinds import plain, trained
-from tiny_models import write_sd
 
 from daguerre.adapters.lora_parts.forward import cast_together
 from daguerre.adapters.lora_parts.noise_ranks import NoiseRanks
@@ -24,13 +23,6 @@ GIVEN = ("adapter.name=lora", "adapter.rank=8", "adapter.alpha=5", "adapter.targ
 TLORA = (*GIVEN, "adapter.tlora_min_rank=2", "adapter.tlora_alpha=0.5")
 TIMES = (10.0, 500.0)
 """Those at which `prediction` asks."""
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base") / "sd"
-    write_sd(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
