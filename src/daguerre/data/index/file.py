@@ -222,19 +222,23 @@ def encoded(index: ShardIndex) -> bytes:
 
 def load(path: Path) -> ShardIndex:
     """An index by memory map; the last ones are kept. BadIndex where it has to be made again; OSError as it is."""
-    try:
-        local_files.check_regular(path)
-    except (IsADirectoryError, Irregular) as error:
-        raise BadIndex(f"{path} is not an index: it is not a file") from error
     stat = path.stat()
     return _loaded(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
 
 
-@lru_cache(maxsize=4096)
-def _loaded(path: Path, inode: int, mtime_ns: int, size_bytes: int) -> ShardIndex:
+def _mapped(path: Path) -> ShardIndex:
+    try:
+        local_files.check_regular(path)
+    except (IsADirectoryError, Irregular) as error:
+        raise BadIndex(f"{path} is not an index: it is not a file") from error
     with pa.memory_map(str(path)) as file:
         buffer = file.read_buffer()
     return decoded(buffer, path)
+
+
+@lru_cache(maxsize=4096)
+def _loaded(path: Path, inode: int, mtime_ns: int, size_bytes: int) -> ShardIndex:
+    return _mapped(path)
 
 
 def decoded(buffer: pa.Buffer, path: Path) -> ShardIndex:
@@ -287,7 +291,7 @@ def head(path: Path) -> Head:
 
 @lru_cache(maxsize=1 << 20)
 def _head(path: Path, inode: int, mtime_ns: int, size_bytes: int) -> Head:
-    index = load(path)
+    index = _mapped(path)  # the last ones that are kept are those that samples are read from
     about = replace(index.about, fields=_same(index.about.fields), not_kept=_same(index.about.not_kept))
     return Head(about, index.table.num_rows, _same(tuple(index.table.column_names)), index.digest)
 

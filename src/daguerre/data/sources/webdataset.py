@@ -166,7 +166,7 @@ class WebdatasetSource:
 
     @property
     def is_remote(self) -> bool:
-        return any(location.local is None for location in self.locations)
+        return any(location.scheme for location in self.locations)
 
     @cached_property
     def files(self) -> Files:
