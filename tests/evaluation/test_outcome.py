@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import signal
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +21,7 @@ from daguerre.evaluation.formulas import outcome
 from daguerre.evaluation.formulas.outcome import Features
 from daguerre.evaluation.outcome import prompts
 from daguerre.evaluation.settings import CompareSettings
+from daguerre.generation import generate
 from daguerre.report import outcome as shown
 from daguerre.report import page
 
@@ -194,6 +198,34 @@ def test_a_run_says_what_came_of_it_at_its_end(place, capsys):
     assert (run / "evaluations/compare-step-00000002/compare.json").read_bytes() == before
     assert place.train("none", "validation.compared_images=0", "training.duration=1 steps") == errors.DONE
     assert not documents(place.folder / "none")
+
+
+@pytest.mark.parametrize(
+    ("image", "said"),
+    [
+        (1, "stopped by SIGTERM and saved at step 1; run the same command to continue"),
+        (2, "saved at step 2; all updates are made, and the same command makes what is left of 16 images"),
+        (6, "saved at step 2; all updates are made, and the same command makes what is left of 16 images"),
+    ],
+)
+def test_a_signal_ends_images_and_the_same_command_makes_them(place, capsys, monkeypatch, image, said):
+    """A sample of the first save, of the last one, and an image of the comparison."""
+    run, drawn, draw = place.folder / f"stopped-{image}", itertools.count(1), generate.generate_batch
+
+    def signalled(*given):
+        yield from draw(*given)
+        if next(drawn) == image:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(generate, "generate_batch", signalled)
+        assert place.train(run.name) == 128 + signal.SIGTERM
+    assert said in capsys.readouterr().out
+    assert place.train(run.name) == errors.DONE
+    files = {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*.png")}
+    whole = place.folder / "whole"
+    assert files == {str(path.relative_to(whole)): path.read_bytes() for path in whole.rglob("*.png")}
+    assert documents(run).keys() == {"compare-step-00000002"}
 
 
 def test_compare_draws_the_grid_and_goes_on(place, capsys):

@@ -92,17 +92,22 @@ def test_plain_output_to_the_letter() -> None:
     with Progress(40, out, plain_seconds=10, environ=XTERM, clock=clock) as line:
         line.message("40 updates of 32 samples")
         train(line, clock, range(1, 21))
-        with line.busy("generating images"):
-            clock.now += 100
+        line.then = "6 images"
+        with line.busy("generating images", 3) as count:
+            for _ in range(3):
+                clock.now += 100 / 3
+                count()
         line.message("saved at step 20")
         train(line, clock, range(21, 41))
     assert out.getvalue() == (
         "40 updates of 32 samples\n"
         "step 2/40  64 samples  loss 0.5000  32 samples/s  38 s left\n"
         "step 12/40  384 samples  loss 0.5000  32 samples/s  28 s left\n"
+        "generating images: 1 of 3 images\n"
+        "generating images: 2 of 3 images\n"
+        "generating images: 3 of 3 images\n"
         "saved at step 20\n"
-        "step 22/40  704 samples  loss 0.5000  32 samples/s  1 min 44 s left\n"
-        "step 32/40  1,024 samples  loss 0.5000  32 samples/s  34 s left\n"
+        "step 30/40  960 samples  loss 0.5000  32 samples/s  44 s left, then 6 images\n"
         "step 40/40  1,280 samples  loss 0.5000  32 samples/s\n"
     )
 

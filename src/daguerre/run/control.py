@@ -185,7 +185,7 @@ class Control:
         if validates:
             results.validate(run)
         try:
-            results.measure(run, results.Stopping(run, self.stop))
+            results.measure(run, results.Stopping(run))
         except generate.Stopped:
             raise UserError("a signal stopped it before it was done", code="failed") from None
         return run, f"evaluated after {_updates(run)}", ""

@@ -4,7 +4,7 @@ Each is made of the present state and changes none of it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from signal import Signals
@@ -15,7 +15,6 @@ from daguerre import __version__, documents, plugins
 from daguerre.adapters.adapter import Attached
 from daguerre.assembly import about
 from daguerre.checkpoint.atomic import write_json_atomically
-from daguerre.checkpoint.signals import StopSignals
 from daguerre.data.dataset import Dataset, Member
 from daguerre.data.loading import loader
 from daguerre.errors import UserError
@@ -124,16 +123,18 @@ def publish(run: Run, again: bool = False) -> None:
     """Makes the sample images, the export, counts of skipped samples and the report of the state that was just saved;
     `again`: some of them may have been made before.
 
-    An error of the disk does not end the run: all are made again at the next save.
+    An error of the disk does not end the run: all are made again at the next save. A signal ends the sample images: a
+    restart makes them.
     """
     draws = run.config.sampling.num_images and generates(run)
     whole_model = any(own.whole for own in run.parts.attached.trainables.values())
     exports = run.config.checkpoint.export and whole_model  # an adapter's files need no encoder
     needed = encoders.present(run.parts.family, exports=exports) if exports or draws else nullcontext()
+    drawn = True
     with evaluating(run.state), needed:
         if draws:
-            with busy(run, "generating images"), run.tolerant("generating images"):
-                write_samples(run, again)
+            with run.tolerant("generating images"):
+                drawn = write_samples(run, again)
         if run.config.checkpoint.export:
             with busy(run, "exporting", advice.of_exporting):
                 # Outside `tolerant`: all processes take part, and an error of one must not leave the others waiting.
@@ -143,7 +144,7 @@ def publish(run: Run, again: bool = False) -> None:
                         export(run, attached)
     with run.tolerant("reporting"):
         if run.processes.leads:
-            write_json_atomically(run.folder.data, {"step": run.state.step, **run.loading.report()})
+            write_json_atomically(run.folder.data, {"step": run.state.step if drawn else 0, **run.loading.report()})
             # Results of `daguerre evaluate` come from other processes: a save is when this one looks.
             trackers.send_evaluations(run.sinks, run.folder, run.state.samples)
         run.status("running")
@@ -161,14 +162,17 @@ def export(run: Run, attached: Attached) -> None:
 
 
 @contextmanager
-def busy(run: Run, what: str, on_out_of_memory: Callable[[advice.Names], str] | None = None) -> Iterator[None]:
-    """Shows what the run is doing, to the person and to the watchdog, with advice if memory runs out."""
+def busy(
+    run: Run, what: str, on_out_of_memory: Callable[[advice.Names], str] | None = None, total: int = 0
+) -> Iterator[Callable[[], None]]:
+    """Shows what the run is doing, to the person and to the watchdog, with advice if memory runs out. Each call of what
+    it yields counts one of `total` images."""
     with ExitStack() as stack:
-        stack.enter_context(run.terminal.busy(what))
+        count = stack.enter_context(run.terminal.busy(what, total))
         stack.enter_context(run.processes.watch.doing(what))
         if on_out_of_memory is not None:
             stack.enter_context(oom.explained(what, lambda: on_out_of_memory(run.saver)))
-        yield
+        yield count
 
 
 def generates(run: Run) -> bool:
@@ -183,10 +187,14 @@ def whole(run: Run) -> Attached:
     return run.gathered.take(run.state.sharding, run.parts.attached)
 
 
-def write_samples(run: Run, again: bool = False) -> None:
-    """Generates the recipe's prompts, or captions of held-out samples, from fixed seeds; sinks get each once."""
+def write_samples(run: Run, again: bool = False) -> bool:
+    """Generates the recipe's prompts, or captions of held-out samples, from fixed seeds; sinks get each once. False if
+    a signal ended it."""
 
     def show(image: generate.GeneratedImage) -> None:
+        count()
+        if shown:
+            return
         one = image.request
         text = trackers.image_text(one.prompt.text, one.seed)
         for sink in run.sinks:
@@ -195,7 +203,10 @@ def write_samples(run: Run, again: bool = False) -> None:
     each = sample_requests(run)
     folder = run.folder.samples_of(run.state.step) if run.processes.leads else None
     shown = again and folder is not None and (folder / samples.LISTING).is_file()
-    samples.write(run.parts, run.config, each, folder, {"step": run.state.step}, (lambda _: None) if shown else show)
+    with busy(run, "generating sample images", total=len(each)) as count, suppress(generate.Stopped):
+        samples.write(run.parts, run.config, each, folder, {"step": run.state.step}, show, Stopping(run))
+        return True
+    return False
 
 
 def sample_requests(run: Run) -> list[generate.ImageRequest]:
@@ -210,11 +221,19 @@ def sample_requests(run: Run) -> list[generate.ImageRequest]:
     return each
 
 
-def write_strengths(run: Run) -> None:
-    """Generates the first sample images once more, with the adapters at each of their strengths."""
+def images_at_end(run: Run) -> int:
+    """How many images a run draws after its last update, at its last save and in `write_strengths` and `compare`."""
+    count = run.config.sampling.num_images if generates(run) else 0
+    return count + len(run.parts.attached.strengths) * min(samples.COMPARED, count) + 6 * _compared(run)
+
+
+def write_strengths(run: Run, stop: Callable[[], bool]) -> None:
+    """Generates the first sample images once more, with the adapters at each of their strengths. generate.Stopped."""
     attached = run.parts.attached
+    each = sample_requests(run)[: samples.COMPARED]
     with ExitStack() as stack:
-        stack.enter_context(busy(run, "generating images"))
+        total = len(attached.strengths) * len(each)
+        count = stack.enter_context(busy(run, "generating sample images at each strength", total=total))
         stack.enter_context(run.tolerant("generating images"))
         stack.enter_context(evaluating(run.state))
         stack.enter_context(encoders.present(run.parts.family))
@@ -223,7 +242,7 @@ def write_strengths(run: Run) -> None:
             folder = run.folder.samples / samples.STRENGTHS / f"{strength:g}" if run.processes.leads else None
             provenance = {"step": run.state.step, "strength": strength}
             with attached.at(strength):
-                samples.write(run.parts, run.config, sample_requests(run)[: samples.COMPARED], folder, provenance)
+                samples.write(run.parts, run.config, each, folder, provenance, lambda _: count(), stop)
 
 
 def captions(run: Run, count: int, pairs: bool) -> list[str]:
@@ -245,13 +264,13 @@ class Stopping:
     """Asks for signals to stop before each batch of images, and keeps the one that came."""
 
     run: Run
-    stop: StopSignals
     signal: Signals | None = None
 
     def __call__(self) -> bool:
         # If all processes generate, they stop at the same image; if one does, the others wait for it.
         agreement, split = self.run.processes.agreement, self.run.state.sharding.splits
-        self.signal = agreement.signalled(self.stop.signal) if split else self.stop.signal
+        own = self.run.stop.signal
+        self.signal = agreement.signalled(own) if split else own
         return self.signal is not None
 
 
@@ -315,11 +334,9 @@ def compare(run: Run, stop: Callable[[], bool]) -> None:
 
     An error that is not ours costs the comparison alone: the run is at its end, and all of it is saved.
     """
-    count, attached = run.config.validation.compared_images, run.parts.attached
+    count = _compared(run)
     folder = run.folder.evaluations / f"compare-step-{run.state.step:08d}"
-    if not count or not run.config.sampling.num_images or 0.0 not in attached.strengths or not generates(run):
-        return
-    if (folder / outcome.NAME).is_file():  # after a restart
+    if not count or (folder / outcome.NAME).is_file():  # after a restart
         return
     try:
         outcome.check(run.parts)
@@ -330,12 +347,12 @@ def compare(run: Run, stop: Callable[[], bool]) -> None:
             "compare` makes it later"
         ])  # fmt: skip
         with ExitStack() as stack:
-            stack.enter_context(busy(run, "comparing with the base"))
+            counted = stack.enter_context(busy(run, "drawing for the comparison with the base", total=6 * count))
             stack.enter_context(evaluating(run.state))
             stack.enter_context(encoders.present(run.parts.family))
             own = ModelFeatures(lambda: run.parts)
             requests = lists.requests(run.config).values()
-            base, trained = (_features_at(run, own, requests, strength, stop) for strength in (0.0, 1.0))
+            base, trained = (_features_at(run, own, requests, strength, stop, counted) for strength in (0.0, 1.0))
             of_pictures = own.compute(lists.pictures.of(range(lists.pictures.total)))
     except UserError as error:
         run.say([f"not compared with the base: {error}"])
@@ -350,11 +367,27 @@ def compare(run: Run, stop: Callable[[], bool]) -> None:
     run.say(report_outcome.lines(found))
 
 
+def _compared(run: Run) -> int:
+    """Images of each list by which the outcome is judged; 0 where it is not."""
+    asked = run.config.sampling.num_images and 0.0 in run.parts.attached.strengths and generates(run)
+    return run.config.validation.compared_images if asked else 0
+
+
 def _features_at(
-    run: Run, own: ModelFeatures, requests: Iterable[list[ImageRequest]], strength: float, stop: Callable[[], bool]
+    run: Run,
+    own: ModelFeatures,
+    requests: Iterable[list[ImageRequest]],
+    strength: float,
+    stop: Callable[[], bool],
+    count: Callable[[], None],
 ) -> Features:
-    """Features of the images of each list at a strength."""
-    each = partial(generate.generate, run.parts, run.config.sampling, stop=stop)
+    """Features of the images of each list at a strength; `count` is called for each image."""
+
+    def each(listed: Iterable[ImageRequest]) -> Iterator[generate.GeneratedImage]:
+        for image in generate.generate(run.parts, run.config.sampling, listed, stop):
+            count()
+            yield image
+
     with run.parts.attached.at(strength):
         drawn: list[list[np.ndarray]] = [
             [image.pixels_HWC for image in generate.in_order(each, listed)] for listed in requests

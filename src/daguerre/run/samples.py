@@ -138,17 +138,18 @@ def write(
     folder: Path | None,
     provenance: Mapping[str, Any],
     show: Callable[[GeneratedImage], None] = lambda image: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Generates `each` into `folder`/000.png, 001.png ...; without a folder only to take part with other devices.
 
     The control images of image 000 lie next to it as 000.control.png, the one that it makes again as 000.image.png, and
     its reference images as 000.reference.png, 000.reference_2.png and so on.
     `folder`/samples.json, written last, has the metadata of each and `provenance`. Existing files are overwritten.
-    `show` gets each image that was written.
+    `show` gets each image that was written. generate.Stopped where `stop` says so, and then without a listing.
     """
     refused: OSError | None = None
     listing: dict[int, dict[str, Any]] = {}
-    for image in generate.generate(parts, config.sampling, each):
+    for image in generate.generate(parts, config.sampling, each, stop):
         one = image.request
         if folder is None or refused:
             continue  # other devices still need this one to take part

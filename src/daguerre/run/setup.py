@@ -86,6 +86,7 @@ class Run:
     """The held-out samples as validation reads them: with cached features, where there are some."""
     state: TrainState
     loading: loader.Loading
+    stop: StopSignals
     terminal: Progress
     sinks: list[Sink]
     gathered: distribute.GatheredModel
@@ -251,6 +252,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
         validated=chosen.caches.wrap(chosen.held_out),
         state=model.state,
         loading=loading,
+        stop=stop,
         terminal=terminal,
         sinks=trackers.sinks(config, storage.folder, origin.point.step, terminal.message, stack) if leads else [],
         gathered=distribute.GatheredModel(config, leads),

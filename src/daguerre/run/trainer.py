@@ -49,6 +49,7 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
             run.say([f"this run is finished: {counted(run.state.step, 'update')}. {where(run)}"])
             return 0
         run.status("running")
+        run.terminal.then = after_updates(run)
         results.publish_if_missing(run)
         plan = loop_config(run.config, run.sizes, run.pace)
         updates = loop.train(run.state, batches(run, stack), run.parts.loss, plan, run.parts.autocast)
@@ -63,9 +64,10 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
                 # After the first update, so that a change that does not work leaves the recipe of before.
                 if update.step == begun + 1:
                     run.record_recipe()
-                # Asked once, of all ranks: a signal while `after` works waits for the next update.
+                # Asked of all ranks together; a signal while `after` validates waits for the next update.
                 signal = control.signalled()
-                after(run, update, signal is not None)
+                saved = after(run, update, signal is not None)
+                signal = control.signalled() if saved and signal is None else signal
                 run, signal = control.obey(run, signal)
                 processes.watch.step(update.step)
                 if signal is not None:
@@ -74,7 +76,7 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
         control.ended(run)
         # A signal in the last update is no stop: the run has all its updates, and `finish` asks for signals by itself.
         if signal is None or run.state.step == run.every.total:
-            code = finish(run, stop)
+            code = finish(run)
         else:
             code = stopped(run, signal, control.outcome(signal))
         with processes.watch.doing("finishing"):
@@ -130,8 +132,8 @@ def profiled(run: Run, updates: Iterator[loop.Update]) -> Generator[loop.Update]
     return profiler.recorded(updates, steps or [1, 0], run.state.step, run.parts.device, write)
 
 
-def after(run: Run, update: loop.Update, stopping: bool) -> None:
-    """Writes numbers, validates and saves after an update, each at its interval and at the end."""
+def after(run: Run, update: loop.Update, stopping: bool) -> bool:
+    """Writes numbers, validates and saves after an update, each at its interval and at the end. True if it saved."""
     run.terminal.update(update.step, run.state.samples, (update.values or {}).get("learning/loss"))
     if update.values is not None:
         run.loading.share(run.state.sharding.gather)
@@ -140,8 +142,17 @@ def after(run: Run, update: loop.Update, stopping: bool) -> None:
     last = update.step == run.every.total
     if run.every.validation is not None and (last or run.every.validation(update.step)):
         results.validate(run)
-    if stopping or last or (run.every.checkpoint is not None and run.every.checkpoint(update.step)):
+    saves = stopping or last or (run.every.checkpoint is not None and run.every.checkpoint(update.step))
+    if saves:
         results.save(run)
+    return saves
+
+
+def after_updates(run: Run) -> str:
+    """What follows the last update, for the line of the time that is left."""
+    images = results.images_at_end(run)
+    evaluates = results.measured(run) is not None and results.generates(run)
+    return " and ".join([counted(images, "image")] * bool(images) + ["the evaluation"] * evaluates)
 
 
 def hardware_numbers(run: Run, step_seconds: float) -> dict[str, float]:
@@ -162,17 +173,20 @@ def stopped(run: Run, signal: Signals, reason: str) -> int:
     """Records that a run was stopped; its state is saved. Returns the exit code."""
     run.status("saved", reason=reason)
     run.page()
-    run.say([f"{reason} and saved at step {run.state.step:,}; run the same command to continue"])
+    step, left = f"{run.state.step:,}", "run the same command to continue"
+    if run.state.step == run.every.total:
+        left = f"all updates are made, and the same command makes what is left of {after_updates(run)}"
+    run.say([f"{reason} and saved at step {step}; {left}"])
     # As shells report a process that a signal has ended.
     return 128 + signal
 
 
-def finish(run: Run, stop: StopSignals) -> int:
+def finish(run: Run) -> int:
     """Evaluates and reports; returns the exit code. All is saved, so that a signal ends it."""
-    if run.config.sampling.num_images and results.generates(run):
-        results.write_strengths(run)
-    stopping = results.Stopping(run, stop)
+    stopping = results.Stopping(run)
     try:
+        if run.config.sampling.num_images and results.generates(run):
+            results.write_strengths(run, stopping)
         results.measure(run, stopping)
         results.compare(run, stopping)
     except generate.Stopped:

@@ -188,6 +188,8 @@ class Progress(StatusLine):
         self._pace = Pace()
         self._loss = RunningMean()
         self._log: Path | None = None
+        self.then = ""
+        """What follows the last update and takes its own time, such as `134 images`."""
 
     def log_to(self, path: Path) -> None:
         """Appends messages to a file from now on, each with its time."""
@@ -208,14 +210,22 @@ class Progress(StatusLine):
             self.show(self._fields(), ("samples", "speed", "loss", "left"), step / max(1, self._total_steps))
 
     @contextmanager
-    def busy(self, text: str) -> Iterator[None]:
+    def busy(self, text: str, total: int = 0) -> Iterator[Callable[[], None]]:
         """While something else than training goes on (`generating images`): it is not counted in the speed, and a
-        terminal shows it in place of the line."""
+        terminal shows it in place of the line. Each call of what it yields counts one of `total` images."""
         self._pace.pause(self.clock())
         if self.moves:
             self.show({"text": text})
+        done = 0
+
+        def count() -> None:
+            nonlocal done
+            done += 1
+            if self.due():
+                self.show({"text": f"{text}: {done:,} of {total:,} images"}, done=done / total)
+
         try:
-            yield
+            yield count
         finally:
             self._pace.resume(self.clock())
             self.expire()
@@ -235,7 +245,7 @@ class Progress(StatusLine):
         if speed is not None:
             fields["speed"] = f"{speed:.0f} samples/s" if speed >= 10 else f"{speed:.2f} samples/s"
         if left is not None and pace.step < total:
-            fields["left"] = f"{format_duration(left)} left"
+            fields["left"] = f"{format_duration(left)} left" + (f", then {self.then}" if self.then else "")
         return fields
 
 
