@@ -104,6 +104,47 @@ def test_simulated_coverage_of_the_intervals():
     assert all(0.9 <= share <= 0.99 for share in shares.values()), shares
 
 
+def test_what_destroyed_the_base_is_never_the_best():
+    """A mild adapter; one whose images of the base's prompts are those of other prompts, and one that draws mush, both
+    like the pictures to the letter. The mild one is the best by its own gain, and alone nothing is."""
+    rng, own = np.random.default_rng(2), np.arange(40) % 10
+    same, base, each = drawn(rng, 40)
+    scale = outcome.unrelated(base.base_ND, [str(i) for i in range(40)])
+    mush = outcome.unit(rng.standard_normal((1, WIDTH)) + 0.1 * rng.standard_normal((40, WIDTH)), np.zeros(WIDTH))
+    gone = {"others": np.roll(base.base_ND, 1, axis=0), "mush": mush}
+    cells = {name: Features(PICTURES[own], PICTURES[own], rows) for name, rows in gone.items()}
+    found, best = outcome.found(PICTURES, same, base, {"mild": each[0.5], **cells}, scale)
+    assert {name: one.destroyed for name, one in found.items()} == {"mild": False, "others": True, "mush": True}
+    assert best == "mild"
+    alone, _ = outcome.found(PICTURES, same, base, {"mild": each[0.5]}, scale)
+    assert found["mild"] == alone["mild"], "the gains of the others are no measure"
+    assert [found[name].numbers["balance"].value for name in cells] == [0.0, 0.0]
+    assert [found[name].behind for name in cells] == [None, None]
+    found, best = outcome.found(PICTURES, same, base, cells, scale)
+    assert best is None
+    assert all(one.destroyed for one in found.values())
+
+
+def test_a_page_names_what_destroyed_the_base():
+    def cell(strength, drift, **more):
+        numbers = {"drift": {"value": drift, "low": drift - 0.02, "high": drift + 0.02}}
+        return {"step": 4, "strength": strength, "numbers": numbers, **more}
+
+    mild, much = cell(0.5, 0.02), cell(0.7, 0.3, behind=[-0.1, 0.3])
+    gone = cell(1.0, 0.49, destroyed=True)
+    document = {"unrelated": 0.5, "cells": [mild, much, gone], "best": {"step": 4, "strength": 0.5}}
+    first, kept, last = shown.lines(document)
+    assert first.endswith("strength 0.5; not clearly behind: update 4, strength 0.7 (forgot much). There:")
+    assert kept.startswith("it kept the base")
+    assert last.startswith("destroyed the base, and not to be used: update 4, strength 1: images of")
+    assert "update 4, strength 1, destroyed the base" in str(shown.section(document))
+    (line,) = shown.lines({"unrelated": 0.5, "cells": [gone, gone], "best": None})
+    assert line.startswith("no update and strength is to be used: all destroyed the base: images of")
+    (line,) = shown.lines({"unrelated": 0.5, "cells": [gone]})
+    assert line.startswith("it destroyed the base: images of")
+    assert "A lower rate" in line
+
+
 def test_strengths_are_a_range_a_list_or_one():
     def of(value):
         return CompareSettings.model_validate({"strengths": value}).strengths

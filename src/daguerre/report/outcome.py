@@ -1,8 +1,8 @@
 """The outcome of an adapter's run: the part of a run's page, and the page with the grid of updates and strengths.
 
-compare.json is `{"cells": [{"step", "strength", "numbers": {NAME: {"value", "base", "low", "high"}}, "behind"}],
-"best": {"step", "strength"}, "prompts": {...}, "unrelated", "features", ...}`; what is missing or of another kind is
-left out.
+compare.json is `{"cells": [{"step", "strength", "numbers": {NAME: {"value", "base", "low", "high"}}, "behind",
+"destroyed"}], "best": {"step", "strength"}, "prompts": {...}, "unrelated", "features", ...}`; what is missing or of
+another kind is left out.
 """
 
 import math
@@ -29,9 +29,12 @@ _MEANS = (
     "Nearest: of an image of a new prompt and the training picture that is nearest. Copies: images of new prompts that "
     "are nearer to a training picture than this picture is to any other. Drift: (1 - cosine) / 2 of an image of the "
     "base's own prompts and the base's image. Balance: harmonic mean of the gain in likeness, as a share of the "
-    "highest here, and of what was kept, 1 - drift / drift of unrelated images. In brackets: 95 % intervals, of the "
-    "difference from the base where the base has the number."
+    "highest here, and of what was kept, 1 - drift / drift of unrelated images; 0 where the base is destroyed: where "
+    "the drift is not clearly below that of unrelated images. In brackets: 95 % intervals, of the difference from the "
+    "base where the base has the number."
 )
+_UNRELATED = "images of the base's own prompts are not clearly nearer to the base's images than those of other prompts"
+_MILDER = "A lower rate, an earlier update or a lower strength (docs/trouble.md#overfit)"
 
 
 class Shown(NamedTuple):
@@ -65,14 +68,19 @@ def _table(found: Mapping[str, Any]) -> list[Html]:
 def lines(found: Mapping[str, Any]) -> list[str]:
     """The same in sentences, for people: of the best cell, or of the only one."""
     cells = _cells(found)
-    cell = _best(found, cells)
+    gone, cell = [_where(each) for each in cells if each.get("destroyed") is True], _best(found, cells)
+    if gone and len(gone) == len(cells):  # likeness of such images says nothing
+        nothing = "no update and strength is to be used: all " if len(cells) > 1 else "it "
+        return [f"{nothing}destroyed the base: {_UNRELATED}. {_MILDER}"]
     if cell is None:
         return []
     told = [_learnt(cell), _copied(cell), _forgot(cell, found)]
     if len(cells) > 1:
-        close = [_where(each) for each in cells if each is not cell and _low(each.get("behind")) <= 0]
-        like = f"; not clearly behind: {' and '.join(close)}" if close else ""
+        close = [each for each in cells if each is not cell and _low(each.get("behind")) <= 0]
+        marked = [_where(each) + " (forgot much)" * _forgot_much(each, found) for each in close]
+        like = f"; not clearly behind: {' and '.join(marked)}" if close else ""
         told = [f"best balance of learning and keeping: {_where(cell)}{like}. There:", *told]
+        told += [f"destroyed the base, and not to be used: {' and '.join(gone)}: {_UNRELATED}"] if gone else []
     return [line for line in told if line]
 
 
@@ -113,7 +121,7 @@ def _best(found: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> dict[str
     best = found.get("best")
     own = best if isinstance(best, dict) else {}
     meant = [c for c in cells if (c["step"], c["strength"]) == (own.get("step"), own.get("strength"))]
-    return next(iter([*meant, *cells[-1:]]), None)
+    return next(iter(meant or (cells if len(cells) == 1 else [])), None)
 
 
 def _where(cell: Mapping[str, Any]) -> str:
@@ -154,14 +162,20 @@ def _forgot(cell: Mapping[str, Any], found: Mapping[str, Any]) -> str:
         return ""
     low, high = (own.value if end is None else end for end in (own.low, own.high))
     word, way_out = "it kept the base: " if high / scale < _LITTLE else "", ""
-    if low / scale > _MUCH:
-        word = "it forgot much: "
-        way_out = ". A lower rate, an earlier update or a lower strength (docs/trouble.md#overfit)"
+    if _forgot_much(cell, found):
+        word, way_out = "it forgot much: ", f". {_MILDER}"
     interval = "" if own.low is None else f" ({100 * low / scale:.1f} to {100 * high / scale:.1f} %)"
     return (
         f"{word}of the base's own prompts its images moved {100 * own.value / scale:.1f} % of the way to an unrelated "
         f"image{interval}: drift {own.value:.4f} of {scale:.3f}{way_out}"
     )
+
+
+def _forgot_much(cell: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    own, scale = _number(cell, "drift"), found.get("unrelated")
+    if own is None or not _is_number(scale) or scale <= 0:
+        return False
+    return (own.value if own.low is None else own.low) / scale > _MUCH
 
 
 class _Number(NamedTuple):
@@ -193,7 +207,8 @@ def _number(cell: Mapping[str, Any], name: str) -> _Number | None:
 
 
 def _row(cell: Mapping[str, Any], is_best: bool) -> list[object]:
-    return [_where(cell) + ", best" * is_best, *(_cell(cell, name, title) for name, title in _NUMBERS.items())]
+    word = ", best" * is_best + ", destroyed the base" * (cell.get("destroyed") is True)
+    return [_where(cell) + word, *(_cell(cell, name, title) for name, title in _NUMBERS.items())]
 
 
 def _cell(cell: Mapping[str, Any], name: str, title: str) -> Html:

@@ -310,6 +310,8 @@ class OutcomeCell(OutcomeWeights):
     numbers: dict[str, OutcomeNumber]
     behind: list[float] | None = None
     """Interval of the best balance less this one's."""
+    destroyed: bool
+    """The base's prompts are drawn no nearer to the base's images than unrelated ones."""
 
 
 class Outcome(Document):
@@ -326,7 +328,7 @@ class Outcome(Document):
     """Drift of images of unrelated prompts."""
     cells: list[OutcomeCell]
     best: OutcomeWeights | None
-    """The best balance of learning and keeping; null where there is one cell."""
+    """The best balance of learning and keeping; null where there is one cell, or all have destroyed the base."""
 
 
 Printed: TypeAlias = Refused | Plan | ImagesPlan | Findings | Recipes | Evaluations | Comparison | Outcome

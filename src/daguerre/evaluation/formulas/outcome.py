@@ -11,7 +11,10 @@ copies    share of images of new prompts that are nearer to a training picture t
 drift     (1 - cos) / 2 of an image of the base's own prompts and the base's image (as peft's comparison of methods has
           it); `unrelated` is the same of the base's images of two different prompts         higher: it forgot
 balance   harmonic mean of what was learnt and what was kept: the gain in likeness, as a share of the highest gain
-          among those that are compared, and 1 - drift / unrelated, each at least 0
+          among those that are compared and did not destroy the base, and 1 - drift / unrelated, each at least 0
+
+Weights have destroyed the base where the drift is not clearly below `unrelated`: they draw the base's prompts no nearer
+to the base's images than other prompts are. What such images are like means nothing, so none of them is the best.
 
 Letters: N images of one list of prompts, P training pictures, D features.
 """
@@ -25,6 +28,7 @@ import numpy as np
 from daguerre.evaluation.formulas import jackknife
 
 Key = TypeVar("Key", bound=Hashable)
+_ALL = np.ones(jackknife.GROUPS, bool)
 
 
 class Features(NamedTuple):
@@ -54,7 +58,10 @@ class Found:
 
     numbers: Mapping[str, Number]
     behind: tuple[float, float] | None = None
-    """Interval at 95 % of how far its balance is behind the best one; None for the best, and without intervals."""
+    """Interval at 95 % of how far its balance is behind the best one; None for the best, where the base is
+    destroyed, and without intervals."""
+    destroyed: bool = False
+    """The base is: its balance is 0."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +92,9 @@ def found(
     base: Features,
     each: Mapping[Key, Features],
     scale: float,
-) -> tuple[dict[Key, Found], Key]:
-    """The numbers of each set of weights, and the one whose balance is best. All features are rows of length 1.
+) -> tuple[dict[Key, Found], Key | None]:
+    """The numbers of each set of weights, and the one whose balance is best, None where all have destroyed the base.
+    All features are rows of length 1.
 
     Args:
         same_caption_NP: True where image i of a training caption and picture j have one caption; True somewhere in
@@ -96,28 +104,35 @@ def found(
     of_base = _values(pictures_PD, same_caption_NP, base, base)
     values = {key: _values(pictures_PD, same_caption_NP, one, base) for key, one in each.items()}
     groups = [jackknife.groups(len(rows)) for rows in (base.trained_ND, base.new_ND, base.base_ND)]
+    has_intervals = min(map(len, groups)) >= jackknife.FEWEST
+
+    def drifts(kept_G: np.ndarray) -> dict[Key, float]:
+        return {key: float(own.drift_N[kept_G[groups[2]]].mean()) for key, own in values.items()}
+
+    widths = jackknife.half_widths(drifts) if has_intervals else dict.fromkeys(values, 0.0)
+    there = [key for key, drift in drifts(_ALL).items() if drift + widths[key] < scale]
 
     def numbers_of(kept_G: np.ndarray) -> dict[tuple[Key, str], float]:
         rows = [kept_G[group] for group in groups]
         numbers = {key: _means(own, of_base, rows) for key, own in values.items()}
-        most = max(own["gain"] for own in numbers.values())
+        most = max((numbers[key]["gain"] for key in there), default=0.0)
         return {
             (key, name): value
             for key, own in numbers.items()
-            for name, value in {**own, "balance": _balance(own, most, scale)}.items()
+            for name, value in {**own, "balance": _balance(own, most, scale) * (key in there)}.items()
         }
 
-    plain = numbers_of(np.ones(jackknife.GROUPS, bool))
-    best = max(values, key=lambda key: plain[key, "balance"])
+    plain = numbers_of(_ALL)
+    best = max(there, key=lambda key: plain[key, "balance"], default=None)
 
     def of_groups(kept_G: np.ndarray) -> dict[tuple[Key, str], float]:
         of = numbers_of(kept_G)
-        behind = {(key, "behind"): of[best, "balance"] - of[key, "balance"] for key in values}
-        return {**of, **behind}
+        highest = 0.0 if best is None else of[best, "balance"]
+        return of | {(key, "behind"): highest - of[key, "balance"] for key in there}
 
-    plain |= {(key, "behind"): plain[best, "balance"] - plain[key, "balance"] for key in values}
-    half = jackknife.half_widths(of_groups) if min(map(len, groups)) >= jackknife.FEWEST else {}
-    return {key: _found(key, plain, half, of_base, values[key], key == best) for key in values}, best
+    half = jackknife.half_widths(of_groups) if has_intervals else {}
+    plain = of_groups(_ALL)
+    return {key: _found(key, plain, half, of_base, values[key], best, key not in there) for key in values}, best
 
 
 def _found(
@@ -126,7 +141,8 @@ def _found(
     half: Mapping[tuple[Key, str], float],
     base: _Values,
     own: _Values,
-    is_best: bool,
+    best: Key | None,
+    destroyed: bool,
 ) -> Found:
     def around(name: str) -> tuple[float, float] | None:
         if not half:
@@ -143,7 +159,7 @@ def _found(
         "drift": Number(float(own.drift_N.mean()), around("drift")),
         "balance": Number(plain[key, "balance"], None),
     }
-    return Found(numbers, None if is_best else around("behind"))
+    return Found(numbers, None if destroyed or key == best else around("behind"), destroyed)
 
 
 def _means(own: _Values, base: _Values, rows: Sequence[np.ndarray]) -> dict[str, float]:

@@ -74,7 +74,7 @@ def document(
         "features_about": features.about,
         "unrelated": scale,
         "cells": [{**cell._asdict(), **_row(own, len(found) == 1)} for cell, own in found.items()],
-        "best": best._asdict() if len(found) > 1 else None,
+        "best": best._asdict() if best is not None and len(found) > 1 else None,
         "step": max(cell.step for cell in found),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -90,7 +90,7 @@ def _row(found: Found, is_alone: bool) -> dict[str, Any]:
         row |= {} if own.interval is None else {"low": own.interval[0], "high": own.interval[1]}
         numbers[name] = row
     behind = {} if found.behind is None else {"behind": [*found.behind]}
-    return {"numbers": numbers, **behind}
+    return {"numbers": numbers, **behind, "destroyed": found.destroyed}
 
 
 def write(folder: Path, found: Mapping[str, Any]) -> Path:
