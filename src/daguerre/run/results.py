@@ -222,7 +222,7 @@ def sample_requests(run: Run) -> list[generate.ImageRequest]:
 
 
 def images_at_end(run: Run) -> int:
-    """How many images a run draws after its last update, at its last save and in `write_strengths` and `compare`."""
+    """Counts the images that are drawn after the last update: at its save, in `write_strengths` and in `compare`."""
     count = run.config.sampling.num_images if generates(run) else 0
     return count + len(run.parts.attached.strengths) * min(samples.COMPARED, count) + 6 * _compared(run)
 

@@ -259,8 +259,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
         base=model.base,
     )
     stack.push(partial(_record_failure, run))
-    found = [*loaded.notices, *origin.notices, *model.notices, *chosen.notices]
-    found += of_captions
+    found = [*loaded.notices, *origin.notices, *model.notices, *chosen.notices, *of_captions]
     return _announced(run, batch, [*_of_mesh(origin, processes), *found, *of_lengths, *_of_data(run)], storage)
 
 

@@ -149,7 +149,7 @@ def after(run: Run, update: loop.Update, stopping: bool) -> bool:
 
 
 def after_updates(run: Run) -> str:
-    """What follows the last update, for the line of the time that is left."""
+    """Names what follows the last update, for the line of the time that is left."""
     images = results.images_at_end(run)
     evaluates = results.measured(run) is not None and results.generates(run)
     return " and ".join([counted(images, "image")] * bool(images) + ["the evaluation"] * evaluates)
