@@ -64,10 +64,9 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
                 # After the first update, so that a change that does not work leaves the recipe of before.
                 if update.step == begun + 1:
                     run.record_recipe()
-                # Asked of all ranks together; a signal while `after` validates waits for the next update.
-                signal = control.signalled()
-                saved = after(run, update, signal is not None)
-                signal = control.signalled() if saved and signal is None else signal
+                signal = control.signalled()  # of any rank; all ask together
+                if after(run, update, signal is not None):  # with a save: what came meanwhile ends the run here
+                    signal = signal or control.signalled()
                 run, signal = control.obey(run, signal)
                 processes.watch.step(update.step)
                 if signal is not None:
