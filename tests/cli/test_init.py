@@ -98,6 +98,8 @@ def test_a_run_of_ones_own_is_the_base(place, capsys, tiny_sd):
     assert (config.objective.name, config.objective.schedule.zero_terminal_snr) == ("v", True)
     assert (config.data.resolution, config.sampling.guidance_scale) == (32, 3.5)
     assert (config.training.weights_dtype, config.optimizer.learning_rate) == ("float32", 3e-4)
+    assert (config.loader.num_workers, config.training.per_device_batch_size) == (0, None), "as the base was trained"
+    assert "teach blur" not in said
     assert [*config.adapters] == ["lora"]
     once = ["training.duration=1 steps", "validation.compared_images=0"]
     assert main.run(["train", "dogs.yaml", *quick, *once]) == 0
@@ -108,6 +110,11 @@ def test_a_run_of_ones_own_is_the_base(place, capsys, tiny_sd):
 
 def test_a_pipeline_is_the_base(place, capsys, tiny_sd):
     assert main.run(["init", "dogs", f"base={tiny_sd}", "data.resolution=32", "-o", "pipe.yaml"]) == 0
+    assert "teach blur" not in capsys.readouterr().out, "96 px at 32"
+    assert main.run(["init", "dogs", f"base={tiny_sd}", "data.resolution=192", "-o", "large.yaml"]) == 0
+    assert "half of them have the area of 96 x 96 px or less, and data.resolution=192 is trained: enlarged so much" in (
+        capsys.readouterr().out
+    )
     config = configs.load("pipe.yaml").config
     assert config.model.pretrained_model_name_or_path == str(tiny_sd)
     assert config.objective.name == "eps"

@@ -62,7 +62,10 @@ from daguerre.trees import Tree
 
 USUAL = "sdxl_lora"
 """The recipe where no base model is on this machine: the one that most guides and programs are about."""
+_SMALL = "sd15_lora"
 PROMPTS = 8
+_ENLARGED = 1.5
+"""Factor by which pictures are enlarged from which on a line says so."""
 _COLUMNS = 116
 _READ = 2000
 """Most images that are read."""
@@ -95,6 +98,8 @@ class Looked:
     near: list[list[str]]
     """Names of images that show nearly the same, by group."""
     lost: skipped.Counts
+    side_px: float
+    """Of a square of the median area; NaN where none was read."""
 
 
 def run(arguments: list[str]) -> int:
@@ -208,6 +213,14 @@ def _look(config: Config) -> tuple[Looked, list[str], str]:
     lines += summary.describe_source(dataset, config, batch)
     lines += figures.summary(source, settings)[1:]
     lines += [f"{e['count']:,} cannot be read: {reason}" for reason, e in looked.lost.items()]
+    side_px, wanted_px = looked.side_px, config.data.resolution
+    if side_px * _ENLARGED < wanted_px:
+        other = f", or base={_SMALL}, which trains at 512 px" if wanted_px > 512 else ""
+        lines.append(
+            f"half of them have the area of {side_px:.0f} x {side_px:.0f} px or less, and data.resolution={wanted_px} "
+            "is trained: enlarged so much, they teach blur. Take larger originals; else give a smaller "
+            f"data.resolution=SIZE{other}"
+        )
     lines += [f"nearly the same, which is learnt as often as it is there: {', '.join(each)}" for each in looked.near]
     length = _length(config, batch, dataset.count, dataset.size)
     return looked, [part for line in lines for part in wrapped(line, _COLUMNS)], length
@@ -218,21 +231,24 @@ def _read(data: Opened, seed: int) -> Looked:
     numbers = data.drawn(_READ, seed, "init")
     lost: skipped.Counts = {}
     captions = dict[str, None]()
-    copies, names = list[np.ndarray](), list[str]()
+    copies, names, areas_px = list[np.ndarray](), list[str](), list[int]()
     with Counter("reading", len(numbers)) as counter:
         for sample in samples.seen(data, numbers, seed):
             counter.add(1)
             try:
                 if isinstance(sample, Lost):
                     raise Undecodable(sample.reason)
-                copies.append(duplicates.small_copy(decode.sized(sample.record.image, data.settings, None)[0]))
+                pixels_HWC, (height, width) = decode.sized(sample.record.image, data.settings, None)
+                copies.append(duplicates.small_copy(pixels_HWC))
             except Undecodable as error:
                 skipped.add(lost, str(error), sample.name if isinstance(sample, Lost) else sample.record.key)
                 continue
             names.append(sample.record.key)
+            areas_px.append(height * width)
             captions |= {sample.caption: None} if sample.caption else {}
     near = duplicates.groups(np.stack(copies)) if copies else []
-    return Looked([*captions], [[names[i] for i in group] for group in near], lost)
+    side_px = float(np.median(areas_px)) ** 0.5 if areas_px else np.nan
+    return Looked([*captions], [[names[i] for i in group] for group in near], lost, side_px)
 
 
 def _length(config: Config, batch: int, per_epoch: int, trained: int) -> str:

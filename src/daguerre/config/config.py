@@ -43,6 +43,7 @@ from daguerre.data.settings import DataSettings, LoaderSettings
 from daguerre.distributed.settings import DistributedSettings, MeshSettings
 from daguerre.errors import UserError
 from daguerre.foreign.names import lookup
+from daguerre.formatting import counted
 from daguerre.models.settings import FamilySettings
 from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.samplers.settings import SamplingSettings
@@ -58,6 +59,9 @@ from daguerre.training.settings import (
     ValidationSettings,
 )
 from daguerre.trees import Tree
+
+_OF_PLACE = ("output_dir", "run_name")
+"""What a run folder that is named in place of a recipe is given by the command itself."""
 
 
 class Config(Settings):
@@ -283,7 +287,8 @@ def _gathered(
         own = own if layer.is_shipped else trees.merge(own, over)
     values, wrong = command.values(root, tree, renamed.given(given, notices, problems), notices)
     tree = merge.lay_over(root, tree, values, notices, problems)
-    source = f"{name} with {len(given)} override{'s' * (len(given) > 1)}" if given else name
+    asked = [one for one in given if overrides.pair(one)[0] not in _OF_PLACE]
+    source = f"{name} with {counted(len(asked), 'override')}" if asked else name
     if only := short_forms.only(tree):
         tree = short_forms.with_long_references(tree, only)
     resolved, absent = yaml_text.resolve(tree, merge.kept(values), source)

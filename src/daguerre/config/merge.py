@@ -17,7 +17,7 @@ from daguerre.config import short_forms
 from daguerre.config.errors import Problem
 from daguerre.config.fields import Leaf
 from daguerre.config.short_forms import LORA, MAPPINGS, members
-from daguerre.formatting import shown
+from daguerre.formatting import counted, shown
 from daguerre.settings import Duration, Plugin, Settings
 from daguerre.training.settings import largest_divisor
 from daguerre.trees import Tree
@@ -193,12 +193,12 @@ def _fitting_warmup(base: Tree, over: Tree, notices: list[str]) -> Tree:
         if not length or trees.get(over, path) is not trees.ABSENT:
             continue
         share = Fraction(length, before) if before and before >= length else Fraction(1, 10)
-        value = f"{ceil(share * duration)} steps"
+        shorter = ceil(share * duration)
         notices.append(
             f"training.duration is {shown(trees.get(whole, 'training.duration'))}, too short for the recipe's {path} "
-            f"of {shown(trees.get(base, path))}: it is {shown(value)} here"
+            f"of {shown(trees.get(base, path))}: it takes {counted(shorter, 'update')} here"
         )
-        base = trees.merge(base, trees.nested(path, value))
+        base = trees.merge(base, trees.nested(path, f"{shorter} steps"))
     return base
 
 

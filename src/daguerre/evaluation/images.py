@@ -70,6 +70,8 @@ class GeneratedImages:
     """The networks; loaded when the first image is missing."""
     provenance: dict[str, Any]
     stop: Callable[[], bool]
+    what: str = "generating"
+    """Shown beside the number of images that are done."""
     _made: bool = False
 
     @cached_property
@@ -120,7 +122,7 @@ class GeneratedImages:
             )
         for size_px in {one.size_px for one in self.requests}:
             parts.family.latent_shape((3, *size_px))
-        with Counter("generating", left, unit="images") as counter:
+        with Counter(self.what, left, unit="images") as counter:
             counter.add(0)
 
             def generated(requests: Iterable[ImageRequest]) -> Iterator[GeneratedImage]:

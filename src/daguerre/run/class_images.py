@@ -111,10 +111,10 @@ def check_prediction(config: Config, parts: Components) -> None:
     if not (asked or few) or config.init_from is not None or pretrained is None:
         return
     if why := compatibility.prediction_warning(pretrained, parts.objective):
-        what = f"{asked[0].setting}: a DreamBooth run is too short" if asked else f"{few[0]}: an adapter is too small"
+        what = f"a DreamBooth run ({asked[0].setting}) is too short" if asked else f"an adapter ({few[0]}) is too small"
         raise UserError(
-            f"{what} for this: {why}. Use the objective of the base "
-            "model, or set model.scheduler=null to train with another one without this check",
+            f"objective.name={config.objective.name}: {why}. For that {what}: use the objective of the base model, as "
+            "in brackets, or set model.scheduler=null to train with another one without this check",
             code="conflict",
             setting="objective.name",
         )

@@ -109,7 +109,8 @@ def test_what_is_trained_from_it(cosxl, tmp_path, capsys, place):
     given = [base, *([f"model.unet={file}"] if place == "unet" else []), "--dry-run", f"output_dir={tmp_path}"]
     assert main.run(["train", "sdxl_lora", *given]) == errors.REFUSED
     said = " ".join(capsys.readouterr().err.split())
-    assert "an adapter is too small for this: the pretrained network was trained with EDM's scaling" in said
+    assert "objective.name=eps: the pretrained network was trained with EDM's scaling" in said
+    assert "For that an adapter (adapters.lora) is too small: use the objective of the base model" in said
     assert "objective.name=edm objective.prediction=v objective.sigma_data=1 objective.schedule.sigma_max=120" in said
     assert main.run(["train", "sdxl_lora", *given, *OWN]) == errors.DONE
     assert "pretrained network" not in capsys.readouterr().out

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from daguerre import trees
+from daguerre.assembly.batch_sizes import batch_sizes
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.config import config as configs
 from daguerre.config import recipe
@@ -16,6 +17,8 @@ from daguerre.trees import Tree
 
 _OF_SAMPLING = ("sampler", "num_inference_steps", "guidance_scale", "guidance_rescale", "timestep_spacing", "shift")
 _OF_TRAINING = ("mixed_precision", "weights_dtype", "frozen_precision", "gradient_checkpointing")
+_BATCH = "training.global_batch_size"
+_ELSEWHERE = {"loader": ("num_workers",), "cache": ("path",)}
 """What suits the base's size and the machine that trained it."""
 
 
@@ -45,6 +48,8 @@ def found(given: str, recipes: Iterable[str]) -> tuple[str, list[str]] | None:
             code="unsupported",
             setting="base",
         )
+    if trained is not None and batch_sizes(trained).micro >= trees.get(recipe.tree(suitable), _BATCH):
+        own = trees.merge(own, trees.nested("training.per_device_batch_size", None))  # a LoRA's batch fits in one pass
     about = {"description": f"A LoRA on {given}", "model": {"pretrained_model_name_or_path": str(place)}}
     return suitable, [
         f"{path}={value if isinstance(value, str) else json.dumps(value)}"
@@ -73,4 +78,5 @@ def _of_run(config: Config) -> Tree:
         "sampling": {name: whole["sampling"][name] for name in _OF_SAMPLING},
         "data": {"resolution": whole["data"]["resolution"]},
         "training": {name: whole["training"][name] for name in _OF_TRAINING},
+        **{section: {name: whole[section][name] for name in names} for section, names in _ELSEWHERE.items()},
     }

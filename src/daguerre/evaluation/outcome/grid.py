@@ -38,6 +38,7 @@ from daguerre.training.precision import dtypes
 
 _NETWORKS: dict[str, dict[str, str]] = {"dinov2": {"resize": "pillow_bicubic"}, "clip": {"crop": "shorter_side"}}
 """Feature networks that compare images, the first that is given, and how each reads them."""
+_SHOWN = {"trained": "training captions", "new": "new prompts", "base": "prompts of the base"}
 
 
 @dataclass
@@ -152,6 +153,7 @@ class Grid:
         provenance = {**self._loading(name).provenance, "adapter_strength": strength}
         # The base draws the same whatever was trained.
         cell = "base" if strength == 0 else f"{name}-strength-{strength:g}"
+        weights = "the base" if strength == 0 else f"update {_step(name):,} at strength {strength:g}"
         return {
             which: GeneratedImages(
                 self.folder.path / "images" / f"{cell}-{which}",
@@ -161,6 +163,7 @@ class Grid:
                 lambda: self._parts(name),
                 {} if strength == 0 else provenance,
                 self.stop,
+                f"drawing for the comparison, {weights}, {_SHOWN[which]}",
             )
             for which, own in self._requests.items()
         }
