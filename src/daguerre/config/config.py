@@ -60,9 +60,6 @@ from daguerre.training.settings import (
 )
 from daguerre.trees import Tree
 
-_OF_PLACE = ("output_dir", "run_name")
-"""What a run folder that is named in place of a recipe is given by the command itself."""
-
 
 class Config(Settings):
     """All settings of a run."""
@@ -287,7 +284,8 @@ def _gathered(
         own = own if layer.is_shipped else trees.merge(own, over)
     values, wrong = command.values(root, tree, renamed.given(given, notices, problems), notices)
     tree = merge.lay_over(root, tree, values, notices, problems)
-    asked = [one for one in given if overrides.pair(one)[0] not in _OF_PLACE]
+    # A place is what the command itself gives a run folder that stands for a recipe.
+    asked = [one for one in given if overrides.pair(one)[0] not in ("output_dir", "run_name")]
     source = f"{name} with {counted(len(asked), 'override')}" if asked else name
     if only := short_forms.only(tree):
         tree = short_forms.with_long_references(tree, only)

@@ -71,7 +71,7 @@ class GeneratedImages:
     provenance: dict[str, Any]
     stop: Callable[[], bool]
     what: str = "generating"
-    """Shown beside the number of images that are done."""
+    """Shown with the number of images that are done."""
     _made: bool = False
 
     @cached_property
