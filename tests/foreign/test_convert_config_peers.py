@@ -13,6 +13,7 @@ import recipe_values
 from test_convert_config import ODD, places, said
 
 from daguerre.cli import main
+from daguerre.cli.convert import config as convert_config
 from daguerre.config import config as configs
 from daguerre.config import recipe
 from daguerre.errors import UserError
@@ -27,6 +28,9 @@ FILES = {
     "simpletuner.json": "SimpleTuner",
     "config.env": "SimpleTuner",
 }
+
+
+KOHYAS_BASE = "stable-diffusion-v1-5/stable-diffusion-v1-5"
 
 
 @pytest.fixture
@@ -70,11 +74,11 @@ def test_nothing_is_dropped(convert, name, tmp_path):
     assert signs.trainer(tree) == FILES[name]
     assert code == 0, output
     assert set(lines) == {key for key, _ in leaves(tree)}
-    assert f"a recipe from this config of {FILES[name]}" in output
+    assert f"written: {tmp_path / 'ours.yaml'}, a recipe from this config of {FILES[name]}" in output
 
 
 def test_kohya_with_its_data_sets(convert):
-    _, values, lines, _ = convert("kohya.toml")
+    _, values, lines, output = convert("kohya.toml")
     expected = {
         "run_name": "dogs",
         "output_dir": "out",
@@ -116,6 +120,27 @@ def test_kohya_with_its_data_sets(convert):
     }
     assert differing(values, expected) == {}
     assert refused(lines) == {"some_new_option"}
+    within = {key: text for key, (kind, text) in lines.items() if kind == "carried" and "of its source" in text}
+    assert within["datasets.0.subsets.0.image_dir"] == "path of its source"
+    assert within["datasets.0.subsets.0.num_repeats"] == "repeats of its source, or data.weights"
+    assert {"captions.shuffle_tags of its source", "captions.keep_tags of its source"} <= {*within.values()}
+    defaults = output.partition("defaults of kohya's sd-scripts")[2]
+    assert "data.sources.dog.caption_dropout" in defaults
+    assert "data.sources.dog.path" not in defaults
+
+
+def test_what_is_not_on_this_machine_is_said(convert, monkeypatch):
+    """The base of a path, and the package of an optimizer; what the hub has is downloaded."""
+    monkeypatch.setattr(convert_config, "find_spec", lambda name: None)
+    here = peer_configs.texts()["kohya.toml"].replace(KOHYAS_BASE, "models/mine.safetensors")
+    *_, output = convert("kohya.toml", here)
+    assert "not on this machine: models/mine.safetensors. Put it there" in output
+    assert "not installed: bitsandbytes, for optimizer.name=adamw_8bit: " in output
+    assert "pip install" in output
+    monkeypatch.setattr(convert_config, "find_spec", lambda name: object())
+    *_, output = convert("kohya.toml", here.replace("models/mine.safetensors", "a/b"))
+    assert "not on this machine" not in output
+    assert "not installed" not in output
 
 
 def test_captions_beside_the_images_come_before_the_folders_words(convert, tmp_path):

@@ -8,6 +8,7 @@ by ", ", and a meaning is a setting of ours, or a mapping of these (or a list of
     if: values that the row is for; class: classes of a dotted target that the row is for
     to: our setting; values: theirs to ours, and for other values the row is not; value: ours, whatever theirs is
     sets: several settings of ours and their values
+    within: the setting of sources that this key has gone into, with others
     notice: why nothing is carried; refused: what is not supported here
     only: the one value that is accepted, with `notice`, which also refuses others
     alias: the name on the command line that has this meaning
@@ -102,6 +103,13 @@ class Reading:
         told = ", ".join(f"{path}: {shown(value)}" for path, value in values.items())
         self._say(key, "carried", told + (f" ({why})" if why else ""))
 
+    def within(self, key: str, text: str) -> None:
+        """Their key has gone, with others, into the settings of sources: `text` is `path of its source`."""
+        if key in self.rest:
+            end = f".{text.partition(' of its source')[0]}"
+            self.assumed = {p: v for p, v in self.assumed.items() if not (p.startswith("data.") and p.endswith(end))}
+            self._say(key, "carried", text)
+
     def notice(self, key: str, text: str) -> None:
         """Their key has nothing to carry; `text` says what serves, or why nothing is needed."""
         if key in self.rest:
@@ -147,6 +155,8 @@ class Reading:
             self.expect(key, row["only"], row["notice"])
         elif "alias" in row:
             self.alias(key, row["alias"])
+        elif "within" in row:
+            self.within(key, row["within"])
         elif "notice" in row:
             self.notice(key, row["notice"])
         else:

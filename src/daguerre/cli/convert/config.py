@@ -24,11 +24,14 @@ config fits no setting here, or because it trains something else than networks, 
 (SDXL's refiner, DreamBooth of MaxDiffusion), in which cases nothing is written. docs/coming-from.md says more.
 """
 
+import shlex
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from daguerre import errors, trees
 from daguerre.checkpoint.atomic import write_bytes_atomically
+from daguerre.cli import doctor
 from daguerre.cli.convert import options
 from daguerre.cli.parts import out_file
 from daguerre.config import config as configs
@@ -41,11 +44,15 @@ from daguerre.foreign import converters, files, signs
 from daguerre.foreign.converters import CONVERT
 from daguerre.foreign.reader import REQUIRED, Reading, references
 from daguerre.formatting import shown
+from daguerre.models.weights import resolve
 from daguerre.settings import Settings
 from daguerre.trees import Tree
 
 ALL = "--all"
 """Asks for every key, and not for what is lost alone."""
+
+_BASE = "pretrained_model_name_or_path"
+_WEIGHTS = (".safetensors", ".ckpt")
 
 
 class Options(Settings):
@@ -80,11 +87,15 @@ def run(arguments: list[str]) -> int:
         print(line)
     if twice:
         print(f"given twice ({trainer} uses the last one): {', '.join(twice)}")
-    print(f"\n{out}: a recipe from this config of {trainer}")
+    print(f"\nwritten: {out.resolve()}, a recipe from this config of {trainer}")
+    for line in needs(values):
+        print(line)
     if values["training"].get("duration") == "0 steps":
         print(
             f"it is for generating, not for training: daguerre generate {out} {' '.join(asked(values, path, reading))}"
         )
+    else:
+        print(f"daguerre train {shlex.quote(str(out))} trains it")
     if required:
         print(f"must be given on the command line: {', '.join(f'{name}=...' for name in required)}")
     return errors.DONE
@@ -127,6 +138,20 @@ def check(values: Tree, source: str) -> list[str]:
             raise ConfigError(wrong, f"{source}, as a recipe") from error
         return [problem.path for problem in error.problems if problem.text.startswith("must be given")]
     return []
+
+
+def needs(values: Tree) -> list[str]:
+    """Lines on what the recipe asks for and this machine lacks: the file of the base model, the package of an
+    optimizer."""
+    place, chosen = values["model"].get(_BASE), values.get("optimizer", {}).get("name")
+    found = []
+    is_path = isinstance(place, str) and (Path(place).suffix in _WEIGHTS or not resolve.is_hub_id(place))
+    if is_path and place != REQUIRED and resolve.here(place, resolve.Options()) is None:
+        found.append(f"not on this machine: {place}. Put it there, or give another place: model.{_BASE}=PLACE")
+    package = next((one for one, use in doctor.EXTRAS.items() if use == f"optimizer.name={chosen}"), None)
+    if package is not None and find_spec(package) is None:
+        found.append(f"not installed: {package}, for optimizer.name={chosen}: {errors.install(package)}")
+    return found
 
 
 def asked(values: Tree, path: Path, reading: Reading) -> list[str]:

@@ -58,7 +58,7 @@ def convert(reading: Reading, family: str = "") -> None:
         reading.notice("max_train_steps", "max_train_epochs sets the length of the run")
     for key in ("train_data_dir", "reg_data_dir") if folders else ():
         if repeats_of(Path(str(reading.get(key))).expanduser()) or key == "train_data_dir":
-            reading.notice(key, "its folders are the sources")
+            reading.within(key, "path of its source: a folder in it")
     reading.carry("train_data_dir", "data.path")
     for key in ("dataset_config", "config_file"):
         if key == "dataset_config" and not any(name.startswith("datasets.") for name in reading.whole):
@@ -423,10 +423,11 @@ def _sources(reading: Reading, folders: list[Folder], pictures: str) -> None:
 def _datasets(reading: Reading) -> None:
     """Data sets and [general]: for all sources where there is one setting."""
     reads_tags = any(peers.asks(reading.get(key)) for key in reading.whole if key.rpartition(".")[2] in _OF_TAGS)
-    for name in (*TABLES["subset"], *TABLES["with_tags"], "caption_prefix"):
+    for name, path in {**TABLES["subset"], **TABLES["with_tags"], "caption_prefix": "captions.prefix"}.items():
         for key in everywhere(reading, name):
-            idle = name in TABLES["with_tags"] and not reads_tags
-            reading.notice(key, "no effect: tags are left as they are" if idle else "in the captions of its sources")
+            if name in TABLES["with_tags"] and not reads_tags:
+                reading.notice(key, "no effect: tags are left as they are")
+            reading.within(key, f"{path} of its source")
     _take_everywhere(reading, TABLES["everywhere"])
     for key in everywhere(reading, "validation_split"):
         reading.carry(key, "data.held_out_fraction") if "datasets" not in key else None

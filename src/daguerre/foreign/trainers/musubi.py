@@ -94,7 +94,8 @@ def _folders(reading: Reading) -> list[Folder]:
             settings |= _reference_columns(reading, str(table))
         repeats = peers.number(_inherited(reading, prefix, "num_repeats", 1))
         found.append(Folder(prefix, folder if table is None else table, repeats, settings=settings))
-        reading.note([f"{prefix}.image_directory", f"{prefix}.image_jsonl_file"], "the path of its source")
+        for name in ("image_directory", "image_jsonl_file"):
+            reading.within(f"{prefix}.{name}", "path of its source")
     return found
 
 

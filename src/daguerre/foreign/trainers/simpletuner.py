@@ -253,7 +253,7 @@ def _pictures(reading: Reading, prefix: str) -> dict[str, Any]:
         kind = reading.get(f"{place}.conditioning_type", "controlnet")
         ours = TABLES["pictures"].get(kind) if controls or kind == "mask" else None
         if ours is not None:
-            reading.notice(f"{prefix}.conditioning_data", f"the {ours} of its source")
+            reading.within(f"{prefix}.conditioning_data", f"{ours} of its source")
             if ours == "mask_dir":
                 reading.assume_over({"objective.mask.outside_weight": 0, "objective.mask.normalise": False})
             return {ours: reading.get(f"{place}.instance_data_dir", REQUIRED)}
@@ -286,7 +286,7 @@ def _references(reading: Reading, prefix: str, places: list[str]) -> dict[str, A
     kinds = {TABLES["references"][reading.get(f"{place}.conditioning_type")] for place in places} - {""}
     drawn = len(found) > 1 and reading.get("conditioning_multidataset_sampling") != "combined"
     kinds |= {TABLES["drawn_references"]} if drawn else set()
-    reading.notice(key, "; ".join([f"the {setting} of its source", *sorted(kinds)]))
+    reading.within(key, "; ".join([f"{setting} of its source", *sorted(kinds)]))
     reading.note([f"{prefix}.conditioning_image_embeds"], "cache.path keeps what the text encoder makes of them")
     reading.assume_over({"model.references": max(len(found), reading.values.get("model.references", 0))})
     return {setting: peers.by_reference(found)}
