@@ -416,8 +416,7 @@ def _sources(reading: Reading, folders: list[Folder], pictures: str) -> None:
         if folder.regular and weight != 1 and len(folders) > 1:
             reading.assume_over({f"{folder.place}.loss_weight": weight})
     regular = len(folders) > 1 and any(folder.regular for folder in folders)
-    no_effect = "no effect: there are no class images"
-    reading.notice("prior_loss_weight", "the loss_weight of class images" if regular else no_effect)
+    reading.notice("prior_loss_weight", "the loss_weight of class images" if regular else "no effect: no class images")
 
 
 def _datasets(reading: Reading) -> None:
