@@ -20,6 +20,7 @@ from daguerre.cli import main
 from daguerre.families.pretrained import bases
 from daguerre.families.stable_diffusion.single_file import save
 from daguerre.models.lora_files.addition import DOWN, UP, Addition
+from daguerre.models.lora_files.contents import contents_of
 from daguerre.models.lora_files.low_rank import Keep, of_product, of_weight
 from daguerre.models.lora_files.read import read
 
@@ -90,7 +91,20 @@ def test_lora_there_and_back(form, place, tmp_path, capsys):
     assert convert("lora", place.lora, f"format={form}", f"out={there}", f"base={place.base}") == errors.DONE
     assert "layers of unet and" in capsys.readouterr().out
     back, given = tmp_path / "back.safetensors", f"base={place.folder / 'base.safetensors'}"
+    trained = {"ss_steps": "12", "ss_epoch": "3", "ss_tag_frequency": '{"dogs": {"dog": 4}}', "modelspec.author": "me"}
+    if form == "kohya":  # what another program has written of its training
+        save_file(load_file(there), there, {**trained, "ss_network_dim": "99"})
     assert convert("lora", there, "format=diffusers", f"out={back}", given) == errors.DONE
+    if form == "kohya":
+        metadata = contents_of(back).metadata
+        assert metadata.items() >= trained.items()
+        assert "ss_network_dim" not in metadata, "of the tensors there"
+        capsys.readouterr()
+        assert convert("lora", back, "format=peft", f"out={tmp_path / 'peft'}", given) == errors.DONE
+        assert "peft's folders have no place for it: the header (modelspec.a" in capsys.readouterr().out
+        again = tmp_path / "again.safetensors"
+        assert convert("lora", back, "format=kohya", f"out={again}", given) == errors.DONE
+        assert contents_of(again).metadata.items() >= {**trained, "ss_network_dim": str(RANK)}.items()
     networks = bases.networks(place.base)
     first, last = (read(path, networks) for path in (place.lora, back))
     for component, own in first.items():
@@ -239,7 +253,7 @@ REFUSED = [
     (["lora", "LORA", "format=peft", "out=x.safetensors"], "a folder for each component"),
     (
         ["lora", "LORA", "format=kohya", "out=x.safetensors"],
-        "of sd1, sd2_base, sd21, sdxl, cascade_c, cascade_b",
+        "Tried: sd1, sd2_base, sd21, sdxl, cascade_c, cascade_b",
     ),
     (["lora", "LORA", "format=kohya", "out=x.safetensors", "base=nowhere"], "there is no such place"),
     (["lora", "nowhere", "format=kohya", "out=x.safetensors"], "there is no such file"),

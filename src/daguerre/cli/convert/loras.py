@@ -80,4 +80,6 @@ def write(
     shown = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "no rank"
     for line in kohya.notices(networks, additions) if form == "kohya" else ():
         print(line)
+    if form == "peft" and told.kept:
+        print(f"left out, as peft's folders have no place for it: the header ({', '.join(sorted(told.kept))})")
     print(f"{out}: {counts}, {shown}, {given.size_of(out)}; read back, with the strength that it was given")

@@ -131,8 +131,9 @@ def _fitting(path: Path, base: Path | None, taken: Callable[[Networks], Found]) 
     if len({*map(str, refused.values())}) == 1:
         raise next(iter(refused.values()))
     raise UserError(
-        f"{path} fits none of {', '.join(refused)} ({next(iter(refused.values()))}): give the model that it is for, "
-        "base=FOLDER or base=FILE.safetensors",
+        f"{path} fits no published model, so the one that it was trained on is needed, for the names and shapes of its "
+        f"layers: base=FOLDER or base=FILE.safetensors. Tried: {', '.join(refused)}; of the first: "
+        f"{next(iter(refused.values()))}",
         code="unknown",
         setting="base",
     )

@@ -34,6 +34,8 @@ class About:
     """`min_rank` and `alpha` of a T-LoRA; empty for all others."""
     image: Path | None = None
     """A sample image of these weights."""
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """Entries of the header of the file that they were read from, of how they were trained."""
 
 
 UNKNOWN = About()

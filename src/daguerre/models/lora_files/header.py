@@ -30,6 +30,8 @@ TLORA = "daguerre.tlora"
 _ARCHITECTURE = "modelspec.architecture"
 _OF_MODEL = ("ss_base_model_version", "ss_v2")
 """sd-scripts' keys of the model."""
+_OF_TENSORS = ("ss_network_", "modelspec.hash", "modelspec.implementation", "modelspec.date")
+"""Keys that a file has of its own tensors, layout and time, which another one with the same weights has anew."""
 _LEGACY = (0x100000, 0x110000)
 """Bytes of a file that its old, short hash is of."""
 _THUMBNAIL_PX = 256
@@ -61,7 +63,7 @@ def modelspec(networks: Mapping[str, nn.Module], about: About, kind: str = "lora
         BASE: json.dumps(public(about.base)) if about.base else "",
         TLORA: json.dumps(about.tlora) if about.tlora else "",
     }
-    return {name: value for name, value in found.items() if value}
+    return {**about.kept, **{name: value for name, value in found.items() if value}}
 
 
 def of_model(networks: Mapping[str, nn.Module], about: About, kind: str) -> dict[str, str]:
@@ -140,6 +142,11 @@ def about(metadata: Mapping[str, str], title: str) -> About:
         trigger_phrase=metadata.get("modelspec.trigger_phrase", ""),
         prediction={"epsilon": "eps", "v": "v"}.get(metadata.get("modelspec.prediction_type", ""), ""),
         architecture=Architecture(named, (height, width), kohya_keys) if named else None,
+        kept={
+            name: text
+            for name, text in metadata.items()
+            if name.startswith(("ss_", "modelspec.")) and not name.startswith(_OF_TENSORS)
+        },
     )
 
 

@@ -70,7 +70,7 @@ def write(
             is_norm = not isinstance(networks[component].get_submodule(each.layer), nn.Linear | nn.Conv2d)
             for factor, value in _named(each, alpha, is_norm).items():
                 tensors[f"{name}.{factor}"] = value.detach().to("cpu", torch.float32)
-    metadata = header.kohya(networks, main, alpha, about) | header.modelspec(networks, about)
+    metadata = header.modelspec(networks, about) | header.kohya(networks, main, alpha, about)
     write_durably(path, encode(seals.finite(tensors), metadata | header.hashes(tensors, metadata)))
 
 
