@@ -31,7 +31,7 @@ _ARCHITECTURE = "modelspec.architecture"
 _OF_MODEL = ("ss_base_model_version", "ss_v2")
 """sd-scripts' keys of the model."""
 _OF_TENSORS = ("ss_network_", "modelspec.hash", "modelspec.implementation", "modelspec.date")
-"""Keys that a file has of its own tensors, layout and time, which another one with the same weights has anew."""
+"""Keys that a file has of its own tensors, layout and time: another file with the same weights has its own."""
 _LEGACY = (0x100000, 0x110000)
 """Bytes of a file that its old, short hash is of."""
 _THUMBNAIL_PX = 256
