@@ -120,6 +120,7 @@ def test_what_destroyed_the_base_is_never_the_best():
     assert found["mild"] == alone["mild"], "the gains of the others are no measure"
     assert [found[name].numbers["balance"].value for name in cells] == [0.0, 0.0]
     assert [found[name].behind for name in cells] == [None, None]
+    assert outcome.found(PICTURES, same, base, {"base": base}, scale)[1] is None, "nothing was learnt"
     found, best = outcome.found(PICTURES, same, base, cells, scale)
     assert best is None
     assert all(one.destroyed for one in found.values())
@@ -138,6 +139,9 @@ def test_a_page_names_what_destroyed_the_base():
     assert kept.startswith("it kept the base")
     assert last.startswith("destroyed the base, and not to be used: update 4, strength 1: images of")
     assert "update 4, strength 1, destroyed the base" in str(shown.section(document))
+    none, last = shown.lines({"unrelated": 0.5, "cells": [mild, gone], "best": None})
+    assert none == "no update and strength came nearer to the pictures of its captions and kept the base"
+    assert last.startswith("destroyed the base")
     (line,) = shown.lines({"unrelated": 0.5, "cells": [gone, gone], "best": None})
     assert line.startswith("no update and strength is to be used: all destroyed the base: images of")
     (line,) = shown.lines({"unrelated": 0.5, "cells": [gone]})
@@ -274,9 +278,10 @@ def test_compare_draws_the_grid_and_goes_on(place, capsys):
     given = ["compare", str(run), "num_images=2"]
     assert main.run([*given, "strengths=[0.5,1]"]) == errors.DONE, capsys.readouterr().err
     said = capsys.readouterr().out
-    assert "best balance of learning and keeping: update" in said
     (name,) = (name for name in documents(run) if "step" not in name)
     found, folder = documents(run)[name], run / "evaluations" / name
+    assert ("best balance of learning and keeping: update" in said) == (found["best"] is not None)
+    assert ("no update and strength came nearer" in said) == (found["best"] is None)
     assert [(cell["step"], cell["strength"]) for cell in found["cells"]] == [(1, 0.5), (1, 1.0), (2, 0.5), (2, 1.0)]
     drifts = {(cell["step"], cell["strength"]): cell["numbers"]["drift"]["value"] for cell in found["cells"]}
     assert drifts[2, 0.5] < drifts[2, 1.0]

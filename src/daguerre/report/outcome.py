@@ -72,15 +72,16 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     if gone and len(gone) == len(cells):  # likeness of such images says nothing
         nothing = "no update and strength is to be used: all " if len(cells) > 1 else "it "
         return [f"{nothing}destroyed the base: {_UNRELATED}. {_MILDER}"]
+    lost = [f"destroyed the base, and not to be used: {'; '.join(gone)}: {_UNRELATED}"] if gone else []
     if cell is None:
-        return []
+        none = "no update and strength came nearer to the pictures of its captions and kept the base"
+        return [none, *lost] if cells else []
     told = [_learnt(cell), _copied(cell), _forgot(cell, found)]
     if len(cells) > 1:
         close = [each for each in cells if each is not cell and _low(each.get("behind")) <= 0]
         marked = [_where(each) + " (forgot much)" * _forgot_much(each, found) for each in close]
-        like = f"; not clearly behind: {' and '.join(marked)}" if close else ""
-        told = [f"best balance of learning and keeping: {_where(cell)}{like}. There:", *told]
-        told += [f"destroyed the base, and not to be used: {' and '.join(gone)}: {_UNRELATED}"] if gone else []
+        like = f"; not clearly behind: {'; '.join(marked)}" if close else ""
+        told = [f"best balance of learning and keeping: {_where(cell)}{like}. There:", *told, *lost]
     return [line for line in told if line]
 
 

@@ -200,11 +200,11 @@ def write_samples(run: Run, again: bool = False) -> bool:
         for sink in run.sinks:
             sink.show(run.state.step, trackers.image_name(one.number), image.pixels_HWC, text)
 
-    each = sample_requests(run)
     folder = run.folder.samples_of(run.state.step) if run.processes.leads else None
     shown = again and folder is not None and (folder / samples.LISTING).is_file()
-    with busy(run, "generating sample images", total=len(each)) as count, suppress(generate.Stopped):
-        samples.write(run.parts, run.config, each, folder, {"step": run.state.step}, show, Stopping(run))
+    total, provenance = run.config.sampling.num_images, {"step": run.state.step}
+    with busy(run, "generating sample images", total=total) as count, suppress(generate.Stopped):
+        samples.write(run.parts, run.config, sample_requests(run), folder, provenance, show, Stopping(run))
         return True
     return False
 
@@ -230,13 +230,13 @@ def images_at_end(run: Run) -> int:
 def write_strengths(run: Run, stop: Callable[[], bool]) -> None:
     """Generates the first sample images once more, with the adapters at each of their strengths. generate.Stopped."""
     attached = run.parts.attached
-    each = sample_requests(run)[: samples.COMPARED]
+    total = len(attached.strengths) * min(samples.COMPARED, run.config.sampling.num_images)
     with ExitStack() as stack:
-        total = len(attached.strengths) * len(each)
         count = stack.enter_context(busy(run, "generating sample images at each strength", total=total))
         stack.enter_context(run.tolerant("generating images"))
         stack.enter_context(evaluating(run.state))
         stack.enter_context(encoders.present(run.parts.family))
+        each = sample_requests(run)[: samples.COMPARED]
         # Only at the end: it costs as many images again as there are strengths.
         for strength in attached.strengths:
             folder = run.folder.samples / samples.STRENGTHS / f"{strength:g}" if run.processes.leads else None

@@ -328,7 +328,8 @@ class Outcome(Document):
     """Drift of images of unrelated prompts."""
     cells: list[OutcomeCell]
     best: OutcomeWeights | None
-    """The best balance of learning and keeping; null where there is one cell, or all have destroyed the base."""
+    """The best balance of learning and keeping; null where there is one cell, or none has learnt and kept
+    the base."""
 
 
 Printed: TypeAlias = Refused | Plan | ImagesPlan | Findings | Recipes | Evaluations | Comparison | Outcome

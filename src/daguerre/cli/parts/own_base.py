@@ -6,6 +6,7 @@ from pathlib import Path
 
 from daguerre import trees
 from daguerre.assembly.batch_sizes import batch_sizes
+from daguerre.caching.cache import AUTO
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.config import config as configs
 from daguerre.config import recipe
@@ -17,9 +18,8 @@ from daguerre.trees import Tree
 
 _OF_SAMPLING = ("sampler", "num_inference_steps", "guidance_scale", "guidance_rescale", "timestep_spacing", "shift")
 _OF_TRAINING = ("mixed_precision", "weights_dtype", "frozen_precision", "gradient_checkpointing")
-_BATCH = "training.global_batch_size"
-_ELSEWHERE = {"loader": ("num_workers",), "cache": ("path",)}
 """What suits the base's size and the machine that trained it."""
+_BATCH = "training.global_batch_size"
 
 
 def found(given: str, recipes: Iterable[str]) -> tuple[str, list[str]] | None:
@@ -78,5 +78,6 @@ def _of_run(config: Config) -> Tree:
         "sampling": {name: whole["sampling"][name] for name in _OF_SAMPLING},
         "data": {"resolution": whole["data"]["resolution"]},
         "training": {name: whole["training"][name] for name in _OF_TRAINING},
-        **{section: {name: whole[section][name] for name in names} for section, names in _ELSEWHERE.items()},
+        "loader": {"num_workers": whole["loader"]["num_workers"]},
+        "cache": {"path": AUTO} if config.cache.path == AUTO else {},  # a folder would be that of other images
     }

@@ -93,8 +93,8 @@ def found(
     each: Mapping[Key, Features],
     scale: float,
 ) -> tuple[dict[Key, Found], Key | None]:
-    """The numbers of each set of weights, and the one whose balance is best, None where all have destroyed the base.
-    All features are rows of length 1.
+    """The numbers of each set of weights, and the one whose balance is best, None where none has learnt and kept the
+    base. All features are rows of length 1.
 
     Args:
         same_caption_NP: True where image i of a training caption and picture j have one caption; True somewhere in
@@ -123,7 +123,8 @@ def found(
         }
 
     plain = numbers_of(_ALL)
-    best = max(there, key=lambda key: plain[key, "balance"], default=None)
+    learnt = [key for key in there if plain[key, "balance"] > 0]
+    best = max(learnt, key=lambda key: plain[key, "balance"], default=None)
 
     def of_groups(kept_G: np.ndarray) -> dict[tuple[Key, str], float]:
         of = numbers_of(kept_G)
@@ -159,7 +160,7 @@ def _found(
         "drift": Number(float(own.drift_N.mean()), around("drift")),
         "balance": Number(plain[key, "balance"], None),
     }
-    return Found(numbers, None if destroyed or key == best else around("behind"), destroyed)
+    return Found(numbers, None if destroyed or best in (None, key) else around("behind"), destroyed)
 
 
 def _means(own: _Values, base: _Values, rows: Sequence[np.ndarray]) -> dict[str, float]:
