@@ -211,6 +211,21 @@ def test_norms_keep_their_digits_with_channels_last(mean):
     assert torch.allclose(dx.double(), theirs, atol=1e-6 + 1e-6 * mean)
 
 
+def test_norms_of_16_bits_with_channels_last_are_rounded_once():
+    torch.manual_seed(0)
+    norm = nn.GroupNorm(8, 32)
+    channels_last.enable(nn.Sequential(norm))
+    x = (torch.randn(2, 32, 16, 16) + 3).to(torch.bfloat16, memory_format=torch.channels_last).requires_grad_()
+    wide, dy = x.detach().double().contiguous().requires_grad_(), torch.randn(2, 32, 16, 16).bfloat16()
+    y, expected = norm(x), torch.nn.functional.group_norm(wide, 8)
+    assert y.dtype == torch.bfloat16
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    once = {"rtol": 2**-8, "atol": 1e-5}
+    assert torch.allclose(y.double(), expected, **once)
+    (dx,), (theirs,) = torch.autograd.grad(y, x, dy), torch.autograd.grad(expected, wide, dy.double())
+    assert torch.allclose(dx.double(), theirs, **once)
+
+
 def test_without_it_they_do_not():
     net, firsts = unet("SD"), []
     net.conv_out.register_forward_hook(lambda module, inputs, output: firsts.append(inputs[0].is_contiguous()))
