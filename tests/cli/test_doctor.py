@@ -77,6 +77,13 @@ def test_a_gpu_that_torch_cannot_use(monkeypatch, tmp_path):
     assert [finding.what for finding in doctor._devices(None)] == ["cpu"]
 
 
+@pytest.mark.parametrize(("flags", "told"), [("avx512f avx512_bf16", True), ("amx_bf16", True), ("avx2", False)])
+def test_a_cpu_that_multiplies_bf16_is_told_of_it(monkeypatch, flags, told):
+    monkeypatch.setattr(doctor.system, "cpu_facts", lambda: f"flags\t\t: fpu {flags} vme\n")
+    (found,) = doctor._devices(None)
+    assert ("mixed_precision=bf16 is faster" in found.text) == told
+
+
 def test_what_is_to_be_mended_is_printed_and_is_the_exit_code(capsys):
     broken = doctor.Finding("!!", "torch", "not installed", "pip install torch")
     assert doctor._conclude([broken]) == 1
