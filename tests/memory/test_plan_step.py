@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from bisect import bisect_right
 from types import SimpleNamespace
 
 import pytest
@@ -252,7 +253,7 @@ def test_the_largest_micro_batch_is_found_with_few_steps(seed):
             return Peak(micro, held=0, passes=int(1e6 * max(a + b * micro for a, b in sums)), update=0, gathered=0)
 
         room = 1e6 * draw.uniform(20, 100)
-        expected = max((micro for micro in range(1, 4097) if peak(micro).whole <= room), default=None)
+        expected = bisect_right(range(1, 4097), room, key=lambda micro, peak=peak: peak(micro).whole) or None
         computed.clear()
         found = largest_that_fits(
             SimpleNamespace(peak=peak), peak(draw.choice([1, 4, 32])), lambda p, room=room: room - p.whole
