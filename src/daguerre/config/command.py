@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from daguerre import plugins, trees
@@ -49,6 +50,7 @@ def values(root: type[Settings], tree: Tree, given: Sequence[str], notices: list
     return found, problems
 
 
+@lru_cache(maxsize=1024)
 def _names_plugin(root: type[Settings], path: str) -> bool:
     section, _, key = path.rpartition(".")
     plugin = fields.plugin_sections(root, trees.nested(section, {}) if section else {}).get(section)

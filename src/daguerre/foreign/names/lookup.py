@@ -77,8 +77,11 @@ def refused(key: str) -> str:
 
 
 def _row(key: str, table: Mapping[str, Any]) -> Any:
-    """The row of the first pattern that a key fits; None if it fits none."""
-    return next((row for pattern, row in table.items() if fnmatchcase(key, pattern)), None)
+    """The row of a key, or of the first pattern that it fits; None if it fits none."""
+    if key in table:
+        return table[key]
+    # Hardly a row is a pattern, and every override is looked up in three tables.
+    return next((row for pattern, row in table.items() if "*" in pattern and fnmatchcase(key, pattern)), None)
 
 
 def known(key: str) -> bool:
