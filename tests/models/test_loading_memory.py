@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import T5Config, T5EncoderModel
 
-from daguerre.models.weights import load, original_files
+from daguerre.models.weights import load, original_files, unfilled
 
 LARGE = {"num_layers": 2, "num_single_layers": 4, "attention_head_dim": 128, "num_attention_heads": 16}
 SMALL = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2}
@@ -126,3 +126,13 @@ def test_the_peak_is_what_is_held_afterwards(tmp_path, kind, later):
     assert size > 0.8e9
     assert afterwards > size
     assert peak - afterwards <= 0.1 * size, (peak, afterwards, size)
+
+
+def test_what_has_memory_is_filled_beside_networks_without():
+    with unfilled.outlining():
+        layer, real = nn.Linear(2, 3), torch.zeros(3, device="cpu")
+        assert nn.init.uniform_(layer.weight) is layer.weight
+        nn.init.uniform_(real, 1, 2)
+        real.normal_(10, 1)
+    assert layer.weight.is_meta
+    assert (real > 4).all()

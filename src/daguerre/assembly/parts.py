@@ -39,6 +39,7 @@ from daguerre.models import encoders
 from daguerre.models.family import Family
 from daguerre.models.network import Network, block_classes
 from daguerre.models.settings import ASSISTANT, DenoiserSettings, DistilledSettings
+from daguerre.models.weights import unfilled
 from daguerre.objectives.autoencoder import Autoencoder
 from daguerre.objectives.objective import Example, Net, Nets, Objective
 from daguerre.training import device as devices
@@ -247,7 +248,7 @@ def outline(
     is set for the process. `networks` that have come from `load` there are trained no more: their types are those that
     `build` gives them, too, where a training state decides otherwise."""
     device = devices.choose_device(config.training.device)
-    with torch.device("meta"):
+    with unfilled.outlining():
         family, attached = networks or load(config)
         if networks is None:
             _refuse_distilled(config, family)

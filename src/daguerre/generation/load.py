@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from daguerre import deferred, trees
@@ -28,7 +27,7 @@ from daguerre.errors import UserError, named
 from daguerre.generation import hub_models, pipelines
 from daguerre.models.family import Family
 from daguerre.models.settings import ASSISTANT, BASE, GGUF, SINGLE_FILES, PretrainedSettings
-from daguerre.models.weights import index, single_files
+from daguerre.models.weights import index, single_files, unfilled
 from daguerre.models.weights.resolve import Options
 from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.remote import local_copy
@@ -303,7 +302,7 @@ def outlined(model: Model, config: Config, raw: bool = False) -> tuple[Config, C
     """The config that acts where images are generated, and the parts without memory and weights, with which the trained
     weights (`raw`) or their averages are used."""
     own = _in_use(config if model.trained else _untrained(config), config.objective.in_use())
-    with torch.device("meta"):
+    with unfilled.outlining():
         networks = load_networks(own)
     _freeze(networks[0])
     averaged = config.ema.enabled and model.trained is not None and not raw

@@ -5,7 +5,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 from daguerre.errors import UserError
@@ -18,7 +17,7 @@ from daguerre.models.parts.text.encoder import TextEncoder
 from daguerre.models.parts.text.names import spellings
 from daguerre.models.parts.text.token_files import Embeddings
 from daguerre.models.parts.text.tokenizers import AbsentTokenizer
-from daguerre.models.weights import architectures, index
+from daguerre.models.weights import architectures, index, unfilled
 from daguerre.models.weights.files import read_json
 
 Networks = dict[str, nn.Module]
@@ -69,13 +68,13 @@ def _outline(name: str, config: Mapping[str, Any]) -> nn.Module | None:
     """A network without memory; None for a text encoder of a kind for which other programs write no LoRAs."""
     if name not in configs.KINDS:
         kind: Any = class_of(str(config.get("_class_name")))
-        with torch.device("meta"):
+        with unfilled.outlining():
             return None if kind is None else kind.from_config(dict(config))
     of_clip = str(config.get("model_type", "clip")).startswith("clip")
     if of_clip or "_class_name" in config:
         return configs.outline(name, config)
     other: Any = class_of(str((config.get("architectures") or [""])[0]))
-    with torch.device("meta"):
+    with unfilled.outlining():
         return None if other is None else other(other.config_class(**config))
 
 

@@ -22,7 +22,7 @@ from daguerre.models.controlnets import controlled
 from daguerre.models.controlnets.places import SINGLE_FILE, find
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header
-from daguerre.models.weights import beside, resolve, seals
+from daguerre.models.weights import beside, resolve, seals, unfilled
 from daguerre.models.weights import load as weights_load
 from daguerre.models.weights.files import read_file, read_json, write_compared
 from daguerre.models.weights.opening import opened
@@ -178,7 +178,7 @@ def _numbers(path: Path, own: Mapping[str, Tensor], base: Base, original: bool, 
     nearest: list[str] = []
     for size in controlled.SIZES:
         numbers = controlnet.numbers(base.unet, embedding, size)
-        with torch.device("meta"):
+        with unfilled.outlining():
             shapes = {
                 name: tuple(v.shape) for name, v in weights_load.build(ControlNetModel, numbers).state_dict().items()
             }

@@ -23,6 +23,7 @@ from daguerre.checkpoint.safetensors import dtype_of
 from daguerre.errors import UserError
 from daguerre.models.weights import beside, files, opening, seals, single_files
 from daguerre.models.weights.resolve import without_weights
+from daguerre.models.weights.unfilled import Unfilled
 
 # Their bars and notices would tear our progress line, and what they warn of is an error here.
 transformers.utils.logging.disable_progress_bar()
@@ -229,7 +230,8 @@ def without_memory() -> Iterator[None]:
     # Its annotation leaves out what a hook may return.
     handle = register_module_parameter_registration_hook(emptied)  # type: ignore[arg-type]
     try:
-        yield
+        with Unfilled():
+            yield
     finally:
         handle.remove()
 

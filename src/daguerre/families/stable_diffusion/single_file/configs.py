@@ -13,7 +13,6 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from diffusers.models.unets.unet_stable_cascade import StableCascadeUNet
 from huggingface_hub.errors import StrictDataclassError
@@ -35,7 +34,7 @@ from daguerre.families.stable_diffusion.single_file.layout import (
     layout_of,
 )
 from daguerre.models.parts.text import tokenizers
-from daguerre.models.weights import architectures
+from daguerre.models.weights import architectures, unfilled
 from daguerre.models.weights.files import read_json
 from daguerre.models.weights.original_names import original_shape, squeezed
 
@@ -268,7 +267,7 @@ def outline(component: str, config: Mapping[str, Any]) -> nn.Module:
     """A network of this config without memory, on the meta device."""
     kind = KINDS[component]
     documents.check_counts(config)
-    with torch.device("meta"):
+    with unfilled.outlining():
         is_diffusers = kind.__module__.startswith("diffusers")
         made: nn.Module = kind.from_config(dict(config)) if is_diffusers else kind(kind.config_class(**config))
     return made
