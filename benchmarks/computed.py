@@ -27,6 +27,7 @@ PATHS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["to
 sys.path += [str(ROOT / path) for path in (*PATHS, "tests/gpu")]
 
 import test_one_update  # noqa: E402
+from twins import tree  # noqa: E402
 
 from daguerre.training.performance import peak_rates  # noqa: E402
 from daguerre.training.performance.work import Work  # noqa: E402
@@ -51,7 +52,8 @@ def kind(name: str, operations: int) -> str:
 
 def counted(library: str, recipe: str, overrides: list[str]) -> tuple[Work, dict[str, Any]]:
     """The work of an update, and all that `one_update.py` says of it."""
-    more = ["data.source=folder", "data.path=images"]  # which nobody reads
+    places = [f"data.sources.{name}" for name in tree(recipe)["data"].get("sources", ())] or ["data"]
+    more = [f"{place}.{setting}" for place in places for setting in ("source=folder", "path=images")]  # nobody reads it
     done = subprocess.run(
         [sys.executable, test_one_update.HERE / "one_update.py", library],
         input=json.dumps([{"recipe": recipe, "overrides": ["run_name=counted", *more, *overrides]}]),
