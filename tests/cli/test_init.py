@@ -87,6 +87,7 @@ def test_a_run_of_ones_own_is_the_base(place, capsys, tiny_sd):
     quick = ["loader.num_workers=0", "lr_scheduler.warmup=0 steps", "sampling.num_images=0"]
     given += [*quick, "training.global_batch_size=4", "training.weights_dtype=float32"]
     given += ["objective.name=v", "objective.schedule.zero_terminal_snr=true", "sampling.guidance_scale=3.5"]
+    given += ['sampling.prompts=["a red car", "a photo of sks dog"]']
     model = f"model.pretrained_model_name_or_path={tiny_sd}"
     assert main.run(["train", "sd15", model, *given]) == 0
     assert main.run(["init", "dogs", "base=runs/own", "optimizer.learning_rate=3e-4"]) == 0
@@ -99,6 +100,8 @@ def test_a_run_of_ones_own_is_the_base(place, capsys, tiny_sd):
     assert (config.data.resolution, config.sampling.guidance_scale) == (32, 3.5)
     assert (config.training.weights_dtype, config.optimizer.learning_rate) == ("float32", 3e-4)
     assert (config.loader.num_workers, config.training.per_device_batch_size) == (0, None), "as the base was trained"
+    assert config.sampling.prompts[-1] == "a red car", "what the base knows, and no scene or caption twice"
+    assert len({*config.sampling.prompts}) == len(config.sampling.prompts) > 2
     assert "teach blur" not in said
     assert [*config.adapters] == ["lora"]
     once = ["training.duration=1 steps", "validation.compared_images=0"]

@@ -24,7 +24,7 @@ docs/adapters.md says what the settings of a LoRA do, docs/data.md how captions 
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -69,6 +69,8 @@ _ENLARGED = 1.5
 _COLUMNS = 116
 _READ = 2000
 """Most images that are read."""
+_NAMED = 5
+"""Most images held out that are named."""
 _SCENES = (
     "on a beach",
     "in the snow",
@@ -134,7 +136,7 @@ def run(arguments: list[str]) -> int:
         "",
         "Everything may be changed before the first start, which writes it to the run's config.yaml.",
     ]
-    tree = _tree(loaded.config, looked.captions)
+    tree = _tree(loaded.config, looked.captions, asked)
     configs.load(str(path), (), tree)  # ConfigError for what could not be read back
     # On a GPU, where the recipe is for one, whatever this machine has.
     needs = _needs(base, ["training.device=cuda", *given] if base in places and not own else given)
@@ -210,6 +212,8 @@ def _look(config: Config) -> tuple[Looked, list[str], str]:
     looked, batch = _read(data, config.seed), batch_sizes(config).whole
     there = counted(figures.found(source, index), "image")
     lines = [f"{there}, {held_out.size or 0} of them held out: validated on, and never trained on"]
+    apart = [source.name(int(number)) for chosen in held_out.selections if chosen for number in chosen.numbers[:_NAMED]]
+    lines[0] += f" ({', '.join(apart)}{', ...' * (len(apart) < (held_out.size or 0))})" * bool(apart)
     lines += summary.describe_source(dataset, config, batch)
     lines += figures.summary(source, settings)[1:]
     lines += [f"{e['count']:,} cannot be read: {reason}" for reason, e in looked.lost.items()]
@@ -262,29 +266,38 @@ def _length(config: Config, batch: int, per_epoch: int, trained: int) -> str:
     )
 
 
-def _tree(config: Config, captions: Sequence[str]) -> Tree:
-    """The settings that are no defaults, the learning rate, the rank, and sample prompts that differ."""
+def _tree(config: Config, captions: Sequence[str], asked: Collection[str]) -> Tree:
+    """The settings that are no defaults, the learning rate, the rank, and what is drawn and compared, unless it was
+    `asked` for."""
     tree = configs.differing(config)
     shown = {"name": config.optimizer.name, "learning_rate": config.optimizer.learning_rate}
     tree = {**tree, "optimizer": {**shown, **tree.get("optimizer", {})}}  # what people change first, default or not
     ranks = {name: {"rank": one.rank} for name, one in config.adapters.items() if hasattr(one, "rank")}
     tree = trees.merge(tree, {"adapters": ranks})
     if config.sampling.num_images:  # a recipe may leave them out where drawing does not fit beside training
-        own = {"prompts": sample_prompts(captions), "num_images": PROMPTS}
-        tree = trees.merge(tree, {"sampling": own, "validation": {"compared_images": jackknife.FEWEST}})
+        own: dict[str, object] = {
+            "sampling.prompts": sample_prompts(captions, config.sampling.prompts or ()),  # a base's run has its own
+            "sampling.num_images": PROMPTS,
+            "validation.compared_images": jackknife.FEWEST,
+        }
+        for path in own.keys() - asked:
+            tree = trees.merge(tree, trees.nested(path, own[path]))
     return tree
 
 
-def sample_prompts(captions: Sequence[str]) -> list[str]:
-    """Eight prompts that differ: up to four captions that share the fewest words, then the shortest one in other
-    places, which no picture shows: there copies and a look that does not hold are seen."""
+def sample_prompts(captions: Sequence[str], known: Sequence[str] = ()) -> list[str]:
+    """Eight prompts that differ: up to four captions that share the fewest words, then prompts that the base is `known`
+    to draw, or the shortest caption in other places. No picture shows these: there copies and a look that does not hold
+    are seen."""
     words = [frozenset(re.findall(r"\w+", caption.lower())) for caption in captions]
     chosen: list[int] = []
     while len(chosen) < min(PROMPTS // 2, len(captions)):
         shares = [max((_shared(words[i], words[j]) for j in chosen), default=0.0) for i in range(len(captions))]
         chosen.append(min((i for i in range(len(captions)) if i not in chosen), key=lambda i: shares[i]))
     shortest = min(captions, key=len).rstrip(" .,")
-    return [*(captions[i] for i in chosen), *(f"{shortest}, {scene}" for scene in _SCENES)][:PROMPTS]
+    # A small base knows no words but those that it was trained on, so that a scene would be noise to it.
+    others = [one for one in known if one not in captions] or [f"{shortest}, {scene}" for scene in _SCENES]
+    return [*(captions[i] for i in chosen), *others][:PROMPTS]
 
 
 def _shared(a: frozenset[str], b: frozenset[str]) -> float:

@@ -54,6 +54,8 @@ class Host:
     """Of an update."""
     updates: int | None
     """None where their number depends on the data."""
+    at_most: bool = False
+    """Their number depends on the data, and this is its limit."""
     doing: str = "while it trains"
     """What is done when networks are there, in words."""
     drawing: Mapping[str, int] = field(default_factory=dict)
@@ -101,10 +103,13 @@ class Host:
         """Hours and what they assume, for a terminal."""
         lines = [f"{'an update':<30}{self.seconds:>10.3g} s"]
         if self.hours is not None:
-            lines.append(f"{f'{self.updates:,} updates':<30}{_hours(self.hours):>12}")
+            limit = "at most " * self.at_most
+            lines.append(f"{f'{limit}{self.updates:,} updates':<30}{_hours(self.hours):>12}")
         else:
             lines.append(f"{'1,000 updates':<30}{_hours(self.seconds / 3.6):>12}")
         said = f"computed, not measured: {self.rates}; without saves, samples, validation and waits for data"
+        if self.at_most:
+            said += "; how many updates there are depends on the images: `daguerre train RECIPE --dry-run` counts them"
         return [*lines, *wrap(said)]
 
     def document(self) -> dict[str, object]:
@@ -116,6 +121,7 @@ class Host:
             "disk": dict(self.disk),
             "seconds_per_update": self.seconds,
             "updates": self.updates,
+            "updates_at_most": self.at_most,
             "hours": self.hours,
             "assumed": str(self.rates),
         }
@@ -150,7 +156,8 @@ def forecast(
     drawing, draws = {}, config.sampling.num_images and absent.intersection(config.model.text_encoders())
     if gpu and draws and not count.mesh.splits:
         drawing = {**training, "the denoiser, which makes room": _makes_room(parts) * processes}
-    return Host(reading, training, disk, rates, seconds, updates, drawing=drawing)
+    at_most = config.training.duration.at_most is not None
+    return Host(reading, training, disk, rates, seconds, updates, at_most, drawing=drawing)
 
 
 def _makes_room(parts: Components) -> int:

@@ -151,7 +151,7 @@ def after_updates(run: Run) -> str:
     """Names what follows the last update, for the line of the time that is left."""
     images = results.images_at_end(run)
     evaluates = results.measured(run) is not None and results.generates(run)
-    return " and ".join([counted(images, "image")] * bool(images) + ["the evaluation"] * evaluates)
+    return " and ".join([f"{counted(images, 'image')} to draw"] * bool(images) + ["the evaluation"] * evaluates)
 
 
 def hardware_numbers(run: Run, step_seconds: float) -> dict[str, float]:

@@ -133,6 +133,8 @@ class Host(Part):
     disk: Bytes
     seconds_per_update: float | None
     updates: Number | None
+    updates_at_most: bool = False
+    """Their number depends on the images, and this is its limit."""
     hours: float | None
     assumed: str
     """The rates that the time assumes."""

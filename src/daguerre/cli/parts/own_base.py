@@ -75,7 +75,7 @@ def _of_run(config: Config) -> Tree:
         # Switches of the model; its words and parts are in the pipeline.
         "model": {name: value for name, value in tree["model"].items() if name == "family" or isinstance(value, bool)},
         "objective": tree["objective"],
-        "sampling": {name: whole["sampling"][name] for name in _OF_SAMPLING},
+        "sampling": {name: whole["sampling"][name] for name in (*_OF_SAMPLING, "prompts")},
         "data": {"resolution": whole["data"]["resolution"]},
         "training": {name: whole["training"][name] for name in _OF_TRAINING},
         "loader": {"num_workers": whole["loader"]["num_workers"]},

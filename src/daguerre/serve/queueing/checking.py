@@ -94,7 +94,12 @@ def summed_up(document: dict[str, Any], options: list[str]) -> Html:
         ["memory of the machine", f"{format_size(host['memory_bytes'])} of {format_size(ram)}"] if host else [],
         ["disk", format_size(sum(host["disk"].values()))] if host.get("disk") else [],
         ["an update", f"{batch}, {host['seconds_per_update']:.3g} s" if host else batch],
-        ["in all", f"{host['updates']:,} updates, {format_duration(host['hours'] * 3600)}"] if length else [],
+        [
+            f"in all{', at most' * host['updates_at_most']}",
+            f"{host['updates']:,} updates, {format_duration(host['hours'] * 3600)}",
+        ]
+        if length
+        else [],
     ]
     said = "It fits this machine." if fits else "It does not fit this machine."
     fitting = document.get("fitting")
