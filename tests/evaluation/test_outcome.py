@@ -126,6 +126,25 @@ def test_what_destroyed_the_base_is_never_the_best():
     assert all(one.destroyed for one in found.values())
 
 
+def test_what_forgot_much_is_the_best_only_where_all_that_learnt_did():
+    """The one that learnt most has the highest balance; half of the way to unrelated images is not kept."""
+    _, base, each = drawn(np.random.default_rng(3), 40)
+    same, own = np.eye(10, dtype=bool)[np.arange(40) % 10], np.arange(40) % 10
+    half = outcome.unit(base.base_ND + np.roll(base.base_ND, 1, axis=0), np.zeros(WIDTH))
+    gentle = outcome.unit(base.base_ND + 0.1 * np.roll(base.base_ND, 1, axis=0), np.zeros(WIDTH))
+    weak = outcome.unit(base.trained_ND + 0.4 * PICTURES[own], np.zeros(WIDTH))
+    cells = {
+        "strong": Features(PICTURES[own], PICTURES[own], half),
+        "weak": Features(weak, base.new_ND, gentle),
+    }
+    found, best = outcome.found(PICTURES, same, base, cells, 0.5)
+    balance = {name: one.numbers["balance"].value for name, one in found.items()}
+    assert balance["strong"] > balance["weak"] > 0
+    assert found["strong"].numbers["drift"].value > outcome.MUCH * 0.5 > found["weak"].numbers["drift"].value
+    assert best == "weak"
+    assert outcome.found(PICTURES, same, base, {"strong": cells["strong"]}, 0.5)[1] == "strong"
+
+
 def test_a_page_names_what_destroyed_the_base():
     def cell(strength, drift, **more):
         numbers = {"drift": {"value": drift, "low": drift - 0.02, "high": drift + 0.02}}
@@ -135,7 +154,10 @@ def test_a_page_names_what_destroyed_the_base():
     gone = cell(1.0, 0.49, destroyed=True)
     document = {"unrelated": 0.5, "cells": [mild, much, gone], "best": {"step": 4, "strength": 0.5}}
     first, kept, last = shown.lines(document)
-    assert first.endswith("strength 0.5; not clearly behind: update 4, strength 0.7 (forgot much). There:")
+    assert first.endswith("strength 0.5; forgot more than 20 %: update 4, strength 0.7. There:")
+    near = cell(0.6, 0.03, behind=[-0.1, 0.3])
+    document["cells"].append(near)
+    assert "strength 0.5; not clearly behind: update 4, strength 0.6; forgot" in shown.lines(document)[0]
     assert kept.startswith("it kept the base")
     assert last.startswith("destroyed the base, and not to be used: update 4, strength 1: images of")
     assert "update 4, strength 1, destroyed the base" in str(shown.section(document))
@@ -192,7 +214,8 @@ def documents(run):
     ("value", "low", "high", "said"),
     [
         (0.02, 0.01, 0.03, "it kept the base: of the base's own prompts its images moved 4.0 % of the way"),
-        (0.08, 0.04, 0.12, "of the base's own prompts its images moved 16.0 % of the way"),
+        (0.08, 0.06, 0.10, "it kept the base: of the base's own prompts its images moved 16.0 % of the way"),
+        (0.08, 0.04, 0.12, "whether it kept the base is not clear: of the base's own prompts its images moved 16.0 %"),
         (0.4, 0.35, 0.45, "it forgot much: of the base's own prompts its images moved 80.0 % of the way"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from PIL import Image
 
+from daguerre.evaluation.formulas.outcome import MUCH
 from daguerre.report.html import Html, data_address, element, is_small, join, render_page, table
 
 _PX = 160
@@ -18,19 +19,17 @@ _NUMBERS = {
     "likeness": "Likeness to the pictures",
     "nearest": "Nearest training picture",
     "copies": "Copies, %",
-    "drift": "Drift",
+    "drift": "Drift, %",
     "balance": "Balance",
 }
-_MUCH, _LITTLE = 0.2, 0.1
-"""Shares of the way to an unrelated image above which much of the base is gone, and below which it is there."""
 _LISTS = {"trained": "A training caption", "new": "A new prompt", "base": "A prompt of the base"}
 _MEANS = (
     "Likeness: cosine of the features of an image of a training caption and of the pictures that have this caption. "
     "Nearest: of an image of a new prompt and the training picture that is nearest. Copies: images of new prompts that "
     "are nearer to a training picture than this picture is to any other. Drift: (1 - cosine) / 2 of an image of the "
-    "base's own prompts and the base's image. Balance: harmonic mean of the gain in likeness, as a share of the "
-    "highest here, and of what was kept, 1 - drift / drift of unrelated images; 0 where the base is destroyed: where "
-    "the drift is not clearly below that of unrelated images. In brackets: 95 % intervals, of the difference from the "
+    "base's own prompts and the base's image, as a share of what the base's images of two prompts have. Balance: harmonic mean of the gain in likeness, as a share of the "
+    "highest here, and of what was kept, 100 % less the drift; 0 where the base is destroyed: where the drift is not "
+    "clearly below 100 %. In brackets: 95 % intervals, of the difference from the "
     "base where the base has the number."
 )
 _UNRELATED = "images of the base's own prompts are not clearly nearer to the base's images than those of other prompts"
@@ -60,9 +59,10 @@ def _table(found: Mapping[str, Any]) -> list[Html]:
     """All numbers with their intervals, and what they mean."""
     cells = _cells(found)
     best = _best(found, cells)
-    rows = [_row(cell, cell is best and len(cells) > 1) for cell in cells]
+    names = [name for name in _NUMBERS if any(_number(cell, name) is not None for cell in cells)]
+    rows = [_row(cell, found, names, cell is best and len(cells) > 1) for cell in cells]
     notes = (element("p", text, class_="note") for text in (_how(found), _MEANS))
-    return [table(_HEAD, rows, "cards outcome"), *notes]
+    return [table(["Update and strength", *map(_NUMBERS.__getitem__, names)], rows, "cards outcome"), *notes]
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
@@ -78,10 +78,12 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         return [none, *lost] if cells else []
     told = [_learnt(cell), _copied(cell), _forgot(cell, found)]
     if len(cells) > 1:
-        close = [each for each in cells if each is not cell and _low(each.get("behind")) <= 0]
-        marked = [_where(each) + " (forgot much)" * _forgot_much(each, found) for each in close]
-        like = f"; not clearly behind: {'; '.join(marked)}" if close else ""
-        told = [f"best balance of learning and keeping: {_where(cell)}{like}. There:", *told, *lost]
+        there = [each for each in cells if each.get("destroyed") is not True]
+        much = [each for each in there if _share(each, found) > MUCH]
+        close = [each for each in there if each is not cell and each not in much and _low(each.get("behind")) <= 0]
+        like = f"; not clearly behind: {'; '.join(map(_where, close))}" if close else ""
+        gone = f"; forgot more than {100 * MUCH:.0f} %: {'; '.join(map(_where, much))}" if much else ""
+        told = [f"best balance of learning and keeping: {_where(cell)}{like}{gone}. There:", *told, *lost]
     return [line for line in told if line]
 
 
@@ -97,15 +99,12 @@ def render(name: str, found: Mapping[str, Any], shown: Sequence[Shown]) -> str:
     )
     by = {(one.prompts, one.step, one.strength): one.image for one in shown}
     images = {title: _images(which, found, by, steps, strengths) for which, title in _LISTS.items()}
-    numbers = (_grid(which, title, cells, steps, strengths) for which, title in _NUMBERS.items())
+    numbers = (_grid(which, title, found, steps, strengths) for which, title in _NUMBERS.items())
     body = join(
         *(element("section", element("h2", title), each) for title, each in images.items() if each is not None),
         element("section", element("h2", "Numbers"), *numbers, element("h3", "With intervals"), *_table(found)),
     )
     return render_page(f"{name} · updates and strengths", header, body, "compare.json and its images", ("style.css",))
-
-
-_HEAD = ["Update and strength", *_NUMBERS.values()]
 
 
 def _cells(found: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -151,9 +150,9 @@ def _copied(cell: Mapping[str, Any]) -> str:
         return ""
     word = {1: "it memorised", -1: "it copies less than the base", 0: "no clear copies"}[own.sign]
     return (
-        f"{word}: {100 * own.value:.0f} % of images of new prompts are nearer to a training picture than it is to any "
-        f"other, of the base's {100 * own.of_base:.0f} %{own.difference(100, ' %')}; the nearest picture is at "
-        f"{near.value:.3f}, the base's at {near.of_base:.3f}{near.difference()}"
+        f"{word}: of its images of new prompts {100 * own.value:.0f} % are nearer to a training picture than that picture "
+        f"is to all others, of the base's {100 * own.of_base:.0f} %{own.difference(100, ' %')}; their likeness to the "
+        f"nearest picture is {near.value:.3f}, the base's {near.of_base:.3f}{near.difference()}"
     )
 
 
@@ -162,21 +161,22 @@ def _forgot(cell: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     if own is None or not _is_number(scale) or scale <= 0:
         return ""
     low, high = (own.value if end is None else end for end in (own.low, own.high))
-    word, way_out = "it kept the base: " if high / scale < _LITTLE else "", ""
-    if _forgot_much(cell, found):
-        word, way_out = "it forgot much: ", f". {_MILDER}"
+    word, way_out = "whether it kept the base is not clear", ""
+    if high / scale <= MUCH:
+        word = "it kept the base"
+    elif low / scale > MUCH:
+        word, way_out = "it forgot much", f". {_MILDER}"
     interval = "" if own.low is None else f" ({100 * low / scale:.1f} to {100 * high / scale:.1f} %)"
     return (
-        f"{word}of the base's own prompts its images moved {100 * own.value / scale:.1f} % of the way to an unrelated "
+        f"{word}: of the base's own prompts its images moved {100 * own.value / scale:.1f} % of the way to an unrelated "
         f"image{interval}: drift {own.value:.4f} of {scale:.3f}{way_out}"
     )
 
 
-def _forgot_much(cell: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+def _share(cell: Mapping[str, Any], found: Mapping[str, Any]) -> float:
+    """Of the way to an unrelated image; 0 where it is not known."""
     own, scale = _number(cell, "drift"), found.get("unrelated")
-    if own is None or not _is_number(scale) or scale <= 0:
-        return False
-    return (own.value if own.low is None else own.low) / scale > _MUCH
+    return own.value / scale if own is not None and _is_number(scale) and scale > 0 else 0.0
 
 
 class _Number(NamedTuple):
@@ -207,31 +207,39 @@ def _number(cell: Mapping[str, Any], name: str) -> _Number | None:
     return _Number(float(own["value"]), float(base or 0.0), *both)
 
 
-def _row(cell: Mapping[str, Any], is_best: bool) -> list[object]:
+def _row(cell: Mapping[str, Any], found: Mapping[str, Any], names: Sequence[str], is_best: bool) -> list[object]:
     word = ", best" * is_best + ", destroyed the base" * (cell.get("destroyed") is True)
-    return [_where(cell) + word, *(_cell(cell, name, title) for name, title in _NUMBERS.items())]
+    return [_where(cell) + word, *(_cell(cell, found, name) for name in names)]
 
 
-def _cell(cell: Mapping[str, Any], name: str, title: str) -> Html:
+def _unit(name: str, found: Mapping[str, Any]) -> tuple[float, int]:
+    """What a number is multiplied by, and its decimals."""
+    if name == "copies":
+        return 100, 0
+    scale = found.get("unrelated")
+    return (100 / scale, 1) if name == "drift" and _is_number(scale) and scale > 0 else (1, 3)
+
+
+def _cell(cell: Mapping[str, Any], found: Mapping[str, Any], name: str) -> Html:
     own = _number(cell, name)
     if own is None:
         return Html("")
-    factor = 100 if name == "copies" else 1
-    digits = 0 if name == "copies" else 3
+    factor, digits = _unit(name, found)
     interval = "" if own.low is None else f" ({factor * own.low:.{digits}f} to {factor * (own.high or 0):.{digits}f})"
     base = cell["numbers"][name].get("base")
     beside = f", base {factor * base:.{digits}f}" if _is_number(base) else ""
-    return join(element("span", f"{title} ", class_="label"), f"{factor * own.value:.{digits}f}{beside}{interval}")
+    return join(element("span", f"{_NUMBERS[name]} ", class_="label"), f"{factor * own.value:.{digits}f}{beside}{interval}")
 
 
 def _grid(
-    name: str, title: str, cells: Sequence[dict[str, Any]], steps: Sequence[int], strengths: Sequence[float]
+    name: str, title: str, found: Mapping[str, Any], steps: Sequence[int], strengths: Sequence[float]
 ) -> Html | None:
     """A number by update and strength."""
+    cells = _cells(found)
     values = {(cell["step"], cell["strength"]): own for cell in cells if (own := _number(cell, name)) is not None}
     if not values:
         return None
-    factor, digits = (100, 0) if name == "copies" else (1, 3)
+    factor, digits = _unit(name, found)
 
     def text(step: int, strength: float) -> str:
         own = values.get((step, strength))

@@ -15,6 +15,8 @@ balance   harmonic mean of what was learnt and what was kept: the gain in likene
 
 Weights have destroyed the base where the drift is not clearly below `unrelated`: they draw the base's prompts no nearer
 to the base's images than other prompts are. What such images are like means nothing, so none of them is the best.
+Nor is one that moved more than MUCH of the way there, where another learnt and did not: learning and forgetting grow
+together, so that the balance alone would often name the one that learnt all and kept half.
 
 Letters: N images of one list of prompts, P training pictures, D features.
 """
@@ -28,6 +30,8 @@ import numpy as np
 from daguerre.evaluation.formulas import jackknife
 
 Key = TypeVar("Key", bound=Hashable)
+MUCH = 0.2
+"""Share of the way to an unrelated image, from which on much of the base is gone."""
 _ALL = np.ones(jackknife.GROUPS, bool)
 
 
@@ -93,8 +97,8 @@ def found(
     each: Mapping[Key, Features],
     scale: float,
 ) -> tuple[dict[Key, Found], Key | None]:
-    """The numbers of each set of weights, and the one whose balance is best, None where none has learnt and kept the
-    base. All features are rows of length 1.
+    """The numbers of each set of weights, and the one whose balance is best, among those that did not forget much where
+    there are any; None where none has learnt and left some of the base. All features are rows of length 1.
 
     Args:
         same_caption_NP: True where image i of a training caption and picture j have one caption; True somewhere in
@@ -124,7 +128,8 @@ def found(
 
     plain = numbers_of(_ALL)
     learnt = [key for key in there if plain[key, "balance"] > 0]
-    best = max(learnt, key=lambda key: plain[key, "balance"], default=None)
+    mild = [key for key in learnt if plain[key, "drift"] <= MUCH * scale]
+    best = max(mild or learnt, key=lambda key: plain[key, "balance"], default=None)
 
     def of_groups(kept_G: np.ndarray) -> dict[tuple[Key, str], float]:
         of = numbers_of(kept_G)
