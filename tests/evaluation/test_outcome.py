@@ -128,7 +128,7 @@ def test_what_destroyed_the_base_is_never_the_best():
 
 def test_what_forgot_much_is_the_best_only_where_all_that_learnt_did():
     """The one that learnt most has the highest balance; half of the way to unrelated images is not kept."""
-    _, base, each = drawn(np.random.default_rng(3), 40)
+    _, base, _ = drawn(np.random.default_rng(3), 40)
     same, own = np.eye(10, dtype=bool)[np.arange(40) % 10], np.arange(40) % 10
     half = outcome.unit(base.base_ND + np.roll(base.base_ND, 1, axis=0), np.zeros(WIDTH))
     gentle = outcome.unit(base.base_ND + 0.1 * np.roll(base.base_ND, 1, axis=0), np.zeros(WIDTH))

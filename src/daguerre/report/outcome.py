@@ -27,10 +27,10 @@ _MEANS = (
     "Likeness: cosine of the features of an image of a training caption and of the pictures that have this caption. "
     "Nearest: of an image of a new prompt and the training picture that is nearest. Copies: images of new prompts that "
     "are nearer to a training picture than this picture is to any other. Drift: (1 - cosine) / 2 of an image of the "
-    "base's own prompts and the base's image, as a share of what the base's images of two prompts have. Balance: harmonic mean of the gain in likeness, as a share of the "
-    "highest here, and of what was kept, 100 % less the drift; 0 where the base is destroyed: where the drift is not "
-    "clearly below 100 %. In brackets: 95 % intervals, of the difference from the "
-    "base where the base has the number."
+    "base's own prompts and the base's image, as a share of what the base's images of two prompts have. Balance: "
+    "harmonic mean of the gain in likeness, as a share of the highest here, and of what was kept, 100 % less the drift; "
+    "0 where the base is destroyed: where the drift is not clearly below 100 %. In brackets: 95 % intervals, of the "
+    "difference from the base where the base has the number."
 )
 _UNRELATED = "images of the base's own prompts are not clearly nearer to the base's images than those of other prompts"
 _MILDER = "A lower rate, an earlier update or a lower strength (docs/trouble.md#overfit)"
@@ -150,8 +150,8 @@ def _copied(cell: Mapping[str, Any]) -> str:
         return ""
     word = {1: "it memorised", -1: "it copies less than the base", 0: "no clear copies"}[own.sign]
     return (
-        f"{word}: of its images of new prompts {100 * own.value:.0f} % are nearer to a training picture than that picture "
-        f"is to all others, of the base's {100 * own.of_base:.0f} %{own.difference(100, ' %')}; their likeness to the "
+        f"{word}: of its images of new prompts {100 * own.value:.0f} % are nearer to a training picture than that "
+        f"picture is to all others, of the base's {100 * own.of_base:.0f} %{own.difference(100, ' %')}; their likeness to the "
         f"nearest picture is {near.value:.3f}, the base's {near.of_base:.3f}{near.difference()}"
     )
 
@@ -168,8 +168,8 @@ def _forgot(cell: Mapping[str, Any], found: Mapping[str, Any]) -> str:
         word, way_out = "it forgot much", f". {_MILDER}"
     interval = "" if own.low is None else f" ({100 * low / scale:.1f} to {100 * high / scale:.1f} %)"
     return (
-        f"{word}: of the base's own prompts its images moved {100 * own.value / scale:.1f} % of the way to an unrelated "
-        f"image{interval}: drift {own.value:.4f} of {scale:.3f}{way_out}"
+        f"{word}: of the base's own prompts its images moved {100 * own.value / scale:.1f} % of the way to an "
+        f"unrelated image{interval}: drift {own.value:.4f} of {scale:.3f}{way_out}"
     )
 
 
@@ -228,7 +228,8 @@ def _cell(cell: Mapping[str, Any], found: Mapping[str, Any], name: str) -> Html:
     interval = "" if own.low is None else f" ({factor * own.low:.{digits}f} to {factor * (own.high or 0):.{digits}f})"
     base = cell["numbers"][name].get("base")
     beside = f", base {factor * base:.{digits}f}" if _is_number(base) else ""
-    return join(element("span", f"{_NUMBERS[name]} ", class_="label"), f"{factor * own.value:.{digits}f}{beside}{interval}")
+    value = f"{factor * own.value:.{digits}f}{beside}{interval}"
+    return join(element("span", f"{_NUMBERS[name]} ", class_="label"), value)
 
 
 def _grid(
