@@ -19,7 +19,7 @@ quickstart: .venv/installed
 test: lint
 	@mkdir -p build
 	@$(BIN)/mypy > build/types.txt 2>&1 & types=$$!; \
-	$(TEST) -m "not long" --processes 3; failed=$$?; \
+	$(TEST) -m "not long" -n 3 --dist loadfile --no-loadscope-reorder; failed=$$?; \
 	wait $$types || failed=$$?; echo "mypy:"; cat build/types.txt; exit $$failed
 
 test-long: .venv/installed-dev

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import few_samples
 import pytest
-from processes import pytest_addoption, pytest_runtestloop  # noqa: F401 (hooks)
 
 from daguerre import credentials
 
@@ -43,7 +42,7 @@ LONGEST_FIRST = ("run/", "test_", "cli/", "parity/", "storage/")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort files for `--processes`, which hands them out as they are collected."""
+    """Sort files for `--dist loadfile --no-loadscope-reorder`, which hands them out as they are collected."""
     here = Path(__file__).parent
 
     def place(item: pytest.Item) -> int:

@@ -196,33 +196,6 @@ def test_make_test_fails_with_each_of_its_parts(make, tmp_path, failing):
     assert ("said by mypy" in done.stdout) == ("said by python" in done.stdout) == (failing != "ruff")
 
 
-FILES = {
-    "fine": "def test_one(): pass",
-    "wrong": "def test_two(): print('said in two'); assert 2 == 3",
-    "ends": "import os\ndef test_three(): os._exit(0)",
-}
-
-
-@pytest.mark.parametrize(
-    ("files", "code", "said"),
-    [
-        ("fine", 0, "1 passed"),
-        ("fine wrong", 1, "said in two"),
-        ("fine ends", 1, "a process of the tests ended by itself in test_ends.py::test_three"),
-    ],
-)
-def test_forks_run_each_test_once_and_tell_what_fails(tmp_path, files, code, said):
-    for name in files.split():
-        (tmp_path / f"test_{name}.py").write_text(FILES[name])
-    command = [sys.executable, "-m", "pytest", "-p", "processes", "--processes", "2", "-c", os.devnull, "--rootdir=."]
-    paths = os.pathsep.join([str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
-    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
-    environment |= {"PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run([*command, "."], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert said in done.stdout
-
-
 def test_what_a_training_leaves_in_the_clone_changes_no_check(tmp_path):
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copytree(

@@ -140,7 +140,7 @@ def test_what_forgot_much_is_the_best_only_where_all_that_learnt_did():
     found, best = outcome.found(PICTURES, same, base, cells, 0.5)
     balance = {name: one.numbers["balance"].value for name, one in found.items()}
     assert balance["strong"] > balance["weak"] > 0
-    assert found["strong"].numbers["drift"].value > outcome.MUCH * 0.5 > found["weak"].numbers["drift"].value
+    assert found["strong"].numbers["drift"].value > shown.MUCH * 0.5 > found["weak"].numbers["drift"].value
     assert best == "weak"
     assert outcome.found(PICTURES, same, base, {"strong": cells["strong"]}, 0.5)[1] == "strong"
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeGuard
 
 from PIL import Image
 
-from daguerre.evaluation.formulas.outcome import MUCH
 from daguerre.report.html import Html, data_address, element, is_small, join, render_page, table
 
 _PX = 160
@@ -28,10 +27,12 @@ _MEANS = (
     "Nearest: of an image of a new prompt and the training picture that is nearest. Copies: images of new prompts that "
     "are nearer to a training picture than this picture is to any other. Drift: (1 - cosine) / 2 of an image of the "
     "base's own prompts and the base's image, as a share of what the base's images of two prompts have. Balance: "
-    "harmonic mean of the gain in likeness, as a share of the highest here, and of what was kept, 100 % less the drift; "
+    "harmonic mean of the gain in likeness, as a share of the highest here, and of what was kept, 100 % less drift; "
     "0 where the base is destroyed: where the drift is not clearly below 100 %. In brackets: 95 % intervals, of the "
     "difference from the base where the base has the number."
 )
+MUCH = 0.2
+"""Share of the way to an unrelated image from which on much of the base is gone."""
 _UNRELATED = "images of the base's own prompts are not clearly nearer to the base's images than those of other prompts"
 _MILDER = "A lower rate, an earlier update or a lower strength (docs/trouble.md#overfit)"
 
@@ -82,8 +83,8 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         much = [each for each in there if _share(each, found) > MUCH]
         close = [each for each in there if each is not cell and each not in much and _low(each.get("behind")) <= 0]
         like = f"; not clearly behind: {'; '.join(map(_where, close))}" if close else ""
-        gone = f"; forgot more than {100 * MUCH:.0f} %: {'; '.join(map(_where, much))}" if much else ""
-        told = [f"best balance of learning and keeping: {_where(cell)}{like}{gone}. There:", *told, *lost]
+        forgot = f"; forgot more than {100 * MUCH:.0f} %: {'; '.join(map(_where, much))}" if much else ""
+        told = [f"best balance of learning and keeping: {_where(cell)}{like}{forgot}. There:", *told, *lost]
     return [line for line in told if line]
 
 
@@ -151,8 +152,8 @@ def _copied(cell: Mapping[str, Any]) -> str:
     word = {1: "it memorised", -1: "it copies less than the base", 0: "no clear copies"}[own.sign]
     return (
         f"{word}: of its images of new prompts {100 * own.value:.0f} % are nearer to a training picture than that "
-        f"picture is to all others, of the base's {100 * own.of_base:.0f} %{own.difference(100, ' %')}; their likeness to the "
-        f"nearest picture is {near.value:.3f}, the base's {near.of_base:.3f}{near.difference()}"
+        f"picture is to all others, of the base's {100 * own.of_base:.0f} %{own.difference(100, ' %')}; their likeness "
+        f"to the nearest picture is {near.value:.3f}, the base's {near.of_base:.3f}{near.difference()}"
     )
 
 
@@ -213,7 +214,7 @@ def _row(cell: Mapping[str, Any], found: Mapping[str, Any], names: Sequence[str]
 
 
 def _unit(name: str, found: Mapping[str, Any]) -> tuple[float, int]:
-    """What a number is multiplied by, and its decimals."""
+    """The factor and the decimals that a number is shown with."""
     if name == "copies":
         return 100, 0
     scale = found.get("unrelated")

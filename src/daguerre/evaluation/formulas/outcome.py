@@ -28,10 +28,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from daguerre.evaluation.formulas import jackknife
+from daguerre.report.outcome import MUCH
 
 Key = TypeVar("Key", bound=Hashable)
-MUCH = 0.2
-"""Share of the way to an unrelated image, from which on much of the base is gone."""
 _ALL = np.ones(jackknife.GROUPS, bool)
 
 
