@@ -59,7 +59,8 @@ def test_a_recipe_is_written_that_trains(place, capsys):
     shipped = configs.load("./tiny.yaml", ["data.source=folder", "data.path=dogs", "run_name=dogs"]).config
     changed = {change.path: change.new for change in configs.diff(shipped, config)}
     prompts = changed.pop("sampling.prompts")
-    assert changed == {"optimizer.learning_rate": 2e-4, "sampling.num_images": 8, "validation.compared_images": 20}
+    drawn = {"sampling.num_images": 8, "validation.compared_images": 20}
+    assert changed == {"optimizer.learning_rate": 2e-4, "checkpoint.keep": 5, **drawn}
     assert len({*prompts}) == 8
     assert {"a photo of sks dog", "a photo of sks dog running", "a photo of sks dog, on a beach"} <= {*prompts}
     assert main.run(["train", "dogs.yaml", "--dry-run"]) == 0

@@ -69,6 +69,8 @@ _ENLARGED = 1.5
 _COLUMNS = 116
 _READ = 2000
 """Most images that are read."""
+_KEPT = 5
+"""Saves that are kept, so that `daguerre compare` finds each of the four of a run by the shipped recipes."""
 _NAMED = 5
 """Most images held out that are named."""
 _SCENES = (
@@ -279,6 +281,7 @@ def _tree(config: Config, captions: Sequence[str], asked: Collection[str]) -> Tr
             "sampling.prompts": sample_prompts(captions, config.sampling.prompts or ()),  # a base's run has its own
             "sampling.num_images": PROMPTS,
             "validation.compared_images": jackknife.FEWEST,
+            "checkpoint.keep": _KEPT,
         }
         for path in own.keys() - asked:
             tree = trees.merge(tree, trees.nested(path, own[path]))

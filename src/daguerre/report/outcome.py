@@ -34,7 +34,7 @@ _MEANS = (
 MUCH = 0.2
 """Share of the way to an unrelated image from which on much of the base is gone."""
 _UNRELATED = "images of the base's own prompts are not clearly nearer to the base's images than those of other prompts"
-_MILDER = "A lower rate, an earlier update or a lower strength (docs/trouble.md#overfit)"
+_MILDER = "A lower rate, an earlier update or a lower strength (docs/trouble.md#the-base-is-forgotten)"
 
 
 class Shown(NamedTuple):
