@@ -113,6 +113,25 @@ def test_lora_there_and_back(form, place, tmp_path, capsys):
         assert all(each.agrees(by_layer[each.layer]) for each in own)
 
 
+def test_the_base_of_a_run_is_its_own_and_a_run_is_a_base(place, tmp_path, capsys):
+    whole, style = tmp_path / "whole", tmp_path / "style"
+    (style / "adapter").mkdir(parents=True)
+    shutil.copy(place.lora, style / "adapter")
+    (style / "config.yaml").write_text(f"model: {{pretrained_model_name_or_path: {place.base}}}", encoding="utf-8")
+    whole.mkdir()
+    (whole / "pipeline").symlink_to(place.base)
+    written = []
+    for name, given in (("own", [style]), ("given", [place.lora, f"base={whole}"])):
+        out = tmp_path / f"{name}.safetensors"
+        assert convert("lora", *given, "format=kohya", f"out={out}") == errors.DONE
+        assert (f"trained on {place.base}" in capsys.readouterr().out) == (name == "own")
+        written.append(load_file(out))
+    torch.testing.assert_close(*written, rtol=0, atol=0)
+    refused = ["format=kohya", f"out={tmp_path / 'x.safetensors'}", f"base={style}"]
+    assert convert("lora", style, *refused) == errors.REFUSED
+    assert "nor has its pipeline/" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("out", [pytest.param("merged", marks=pytest.mark.long), "merged.safetensors"])
 def test_merge_is_what_diffusers_fuses(out, place, tmp_path, capsys):
     use = f"use={{{place.folder / 'one'}: 0.7, {place.folder / 'two'}: -0.5}}"

@@ -6,9 +6,9 @@ Writes the nearest LoRA of what fine-tuning has changed in the UNet and the text
 values in float64, and says how much it differs. One layer is in memory at a time.
 
   daguerre convert extract my-model.safetensors base=sd15.safetensors rank=64 out=style.safetensors
-  daguerre convert extract runs/my_sd15/pipeline base=models/sd15 energy=0.9 rank=128 out=style.safetensors
+  daguerre convert extract runs/my_sd15 base=models/sd15 energy=0.9 rank=128 out=style.safetensors
 
-  TUNED, base=BASE   models as folders in diffusers' layout or as single files
+  TUNED, base=BASE   models as folders in diffusers' layout, runs that trained a whole network, or single files
   rank=R             the rank, or with energy the highest one
   energy=E           the lowest rank of each layer that has this share of its squared singular values: above 0, up to 1
   out=PLACE          a new .safetensors file, of peft a new folder

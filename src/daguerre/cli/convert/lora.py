@@ -14,8 +14,9 @@ and compared. Nothing is left out: a key that finds no layer is an error.
          diffusers   one file for diffusers' load_lora_weights, with ranks and alphas in its header
          peft        a folder of each component for PeftModel.from_pretrained
   out=PLACE          a new .safetensors file, of peft a new folder
-  base=MODEL         the model that it is for: a folder in diffusers' layout or a single file. Needed only for models of
-                     other numbers than SD 1.x, 2.x, SDXL and Stable Cascade, and for words
+  base=MODEL         the model that it is for: a folder in diffusers' layout, a run that trained a whole network, or a
+                     single file. Needed only for models of other numbers than SD 1.x, 2.x, SDXL and Stable Cascade, and
+                     for words. Of a run of a LoRA its own base is taken, if that is a folder here
   ignore_tensors=[X] leaves out tensors of a single file that are refused as unknown, by patterns of their names
 
 Words (train_tokens) that Stable Cascade's code has trained with its LoRA, whose names only its config says, are
@@ -49,7 +50,7 @@ def run(arguments: list[str]) -> int:
     """Writes the file or the folder; 0, or a UserError."""
     target, options, _ = given.read(arguments, "convert lora", Options)
     source, out = loras.source(target), loras.place(options.out, options.format)
-    base = bases.given(options.base, options.ignore_tensors)
+    base = loras.base(target, options.base, options.ignore_tensors)
     networks, additions = bases.fitting(source, base)
     if (words := numbered.with_words(source)) is not None:
         loras.write_words(words[0], source, out, base)

@@ -1,13 +1,16 @@
 """Arguments and output that the verbs for LoRAs share: `lora`, `extract`, `resize` and `merge`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import nn
 
+from daguerre import trees
 from daguerre.checkpoint.atomic import make_folder
 from daguerre.checkpoint.export import replaced
+from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.cli.convert import options as given
+from daguerre.config import recipe
 from daguerre.errors import UserError
 from daguerre.families.pretrained import bases
 from daguerre.models.export.about import About
@@ -17,6 +20,7 @@ from daguerre.models.lora_files.contents import contents_of, find, notices
 from daguerre.models.lora_files.forms import Form
 from daguerre.models.lora_files.numbered import NumberedLoras
 from daguerre.models.parts.text import token_files
+from daguerre.models.weights import index
 from daguerre.remote import local_copy
 
 
@@ -33,6 +37,18 @@ def source(target: str) -> Path:
     elif place.is_file() and token_files.beside_a_lora(place) and token_files.find(place) is not None:
         print(f"{target}: the new tokens in it are left out: `daguerre convert tokens` writes them")
     return found
+
+
+def base(target: str, place: str | None, ignored: Sequence[str]) -> Path | None:
+    """The model that a LoRA is for: `place`, or the base of the run that it is from, if that is a folder of this
+    machine. None for any other: published models need none. UserError as `bases.given`."""
+    run = RunFolder(Path(target).expanduser())
+    if place is None and run.config.is_file():
+        own = trees.get(recipe.read(run.config), "model.pretrained_model_name_or_path")
+        if isinstance(own, str) and index.find(Path(own).expanduser()) is not None:
+            print(f"{target}: trained on {own}, by whose networks it is converted")
+            place = own
+    return bases.given(place, ignored)
 
 
 def place(out: str | None, form: Form) -> Path:

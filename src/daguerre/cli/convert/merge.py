@@ -9,7 +9,7 @@ time.
   daguerre convert merge sd15.safetensors use='{style.safetensors: 0.8}' out=merged.safetensors
   daguerre convert merge sdxl-base use='{runs/style: 1, dog.safetensors: -0.5}' out=merged dtype=float16
 
-  MODEL               a folder in diffusers' layout or a single file
+  MODEL               a folder in diffusers' layout, a run that trained a whole network, or a single file
   use='{FILE: 0.8}'   LoRAs with their strengths: 1 as it was trained, 0 nothing, below 0 the opposite
   out=PLACE           a new folder in diffusers' layout, or a single file if it ends with .safetensors
   dtype=float16       or bfloat16, float32 (default: as the model's weights are)

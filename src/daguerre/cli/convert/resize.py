@@ -12,7 +12,8 @@ LoKr becomes a LoRA.
   energy=E       the lowest rank of each layer that has this share of its squared singular values: above 0, up to 1
   out=PLACE      a new .safetensors file, of peft a new folder
   format=kohya   or diffusers, peft: as `daguerre convert lora` has them
-  base=MODEL     the model that it is for; needed only for models of other numbers than SD 1.x, 2.x and SDXL
+  base=MODEL     the model that it is for; needed only for models of other numbers than SD 1.x, 2.x and SDXL, as
+                 `daguerre convert lora` has it
   ignore_tensors=[X]   leaves out tensors of a single file that are refused as unknown, by patterns of their names
 """
 
@@ -48,7 +49,7 @@ def run(arguments: list[str]) -> int:
     if options.rank is None and options.energy is None:
         raise UserError("give rank=R, energy=E or both", code="missing", setting="rank")
     source, out = loras.source(target), loras.place(options.out, options.format)
-    networks, additions = bases.fitting(source, bases.given(options.base, options.ignore_tensors))
+    networks, additions = bases.fitting(source, loras.base(target, options.base, options.ignore_tensors))
     keep, lost, whole = Keep(options.rank, options.energy), 0.0, 0.0
     found: dict[str, list[Addition]] = {}
     for component, own in additions.items():

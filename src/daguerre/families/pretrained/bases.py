@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.errors import UserError
 from daguerre.families.stable_diffusion.single_file import configs, load
 from daguerre.models.lora_files.addition import Addition
@@ -28,19 +29,20 @@ _EXTENDED = ("unet", "prior", "decoder", "transformer", "text_conditioner", "tex
 
 
 def folder(place: str, ignored: Sequence[str] = ()) -> Path:
-    """A model in diffusers' layout: the folder itself, or a single file converted to one, once, without the tensors
-    whose names fit `ignored`. UserError for no such place."""
+    """A model in diffusers' layout: the folder itself, that of a run, or a single file converted to one, once, without
+    the tensors whose names fit `ignored`. UserError for no such place."""
     path = Path(place).expanduser()
     if path.is_file():
         return load.folder(path, pickled=False, ignored=ignored)
-    if index.find(path) is None:
-        missing = "there is no such place" if not path.exists() else "it has no model_index.json"
+    found = next((each for each in (path, RunFolder(path).pipeline) if index.find(each) is not None), None)
+    if found is None:
+        missing = "there is no such place" if not path.exists() else "it has no model_index.json, nor has its pipeline/"
         raise UserError(
-            f"{place}: {missing}. Give a model as a .safetensors file or as a folder in diffusers' layout, such as "
-            "RUN/pipeline. To download one: `daguerre fetch OWNER/NAME -o DIR`",
+            f"{place}: {missing}. Give a model as a .safetensors file, as a folder in diffusers' layout, or as a run "
+            "that trained a whole network. To download one: `daguerre fetch OWNER/NAME -o DIR`",
             code="missing",
         )
-    return path
+    return found
 
 
 def given(place: str | None, ignored: Sequence[str]) -> Path | None:
