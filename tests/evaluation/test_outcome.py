@@ -153,11 +153,12 @@ def test_a_page_names_what_destroyed_the_base():
     mild, much = cell(0.5, 0.02), cell(0.7, 0.3, behind=[-0.1, 0.3])
     gone = cell(1.0, 0.49, destroyed=True)
     document = {"unrelated": 0.5, "cells": [mild, much, gone], "best": {"step": 4, "strength": 0.5}}
-    first, kept, last = shown.lines(document)
-    assert first.endswith("strength 0.5; forgot more than 20 %: update 4, strength 0.7. There:")
+    first, kept, others, last = shown.lines(document)
+    assert first.endswith("strength 0.5. There:")
+    assert others == "forgot more than 20 %: update 4, strength 0.7"
     near = cell(0.6, 0.03, behind=[-0.1, 0.3])
     document["cells"].append(near)
-    assert "strength 0.5; not clearly behind: update 4, strength 0.6; forgot" in shown.lines(document)[0]
+    assert "strength 0.5; not clearly behind: update 4, strength 0.6. There:" in shown.lines(document)[0]
     assert kept.startswith("it kept the base")
     assert last.startswith("destroyed the base, and not to be used: update 4, strength 1: images of")
     assert "update 4, strength 1, destroyed the base" in str(shown.section(document))

@@ -83,8 +83,8 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         much = [each for each in there if _share(each, found) > MUCH]
         close = [each for each in there if each is not cell and each not in much and _low(each.get("behind")) <= 0]
         like = f"; not clearly behind: {'; '.join(map(_where, close))}" if close else ""
-        forgot = f"; forgot more than {100 * MUCH:.0f} %: {'; '.join(map(_where, much))}" if much else ""
-        told = [f"best balance of learning and keeping: {_where(cell)}{like}{forgot}. There:", *told, *lost]
+        forgot = [f"forgot more than {100 * MUCH:.0f} %: {'; '.join(map(_where, much))}"] if much else []
+        told = [f"best balance of learning and keeping: {_where(cell)}{like}. There:", *told, *forgot, *lost]
     return [line for line in told if line]
 
 
