@@ -105,6 +105,7 @@ def test_lora_there_and_back(form, place, tmp_path, capsys):
         again = tmp_path / "again.safetensors"
         assert convert("lora", back, "format=kohya", f"out={again}", given) == errors.DONE
         assert contents_of(again).metadata.items() >= {**trained, "ss_network_dim": str(RANK)}.items()
+        assert not {"ss_resolution", "modelspec.resolution"} & contents_of(again).metadata.keys(), "no file had one"
     networks = bases.networks(place.base)
     first, last = (read(path, networks) for path in (place.lora, back))
     for component, own in first.items():

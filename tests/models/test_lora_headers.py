@@ -39,7 +39,7 @@ ABOUT = About(
     prediction="eps",
     tags={"dogs": {"a dog": 7, "grass": 2}},
 )
-REQUIRED = ("sai_model_spec", "architecture", "implementation", "title", "resolution")
+REQUIRED = ("sai_model_spec", "architecture", "implementation", "title")
 
 
 def unet(**numbers: object) -> dict[str, nn.Module]:
@@ -89,9 +89,10 @@ def test_the_rank_is_that_of_the_layers_that_have_one():
 
 
 @pytest.mark.parametrize("form", ["kohya", "diffusers"])
-def test_what_the_spec_requires_is_there_of_files_that_no_run_has_made(form, tmp_path):
+def test_what_the_spec_requires_and_is_known_is_there_of_files_that_no_run_has_made(form, tmp_path):
     found = of_file(form, tmp_path, UNKNOWN)
     assert all(found[f"modelspec.{name}"] for name in REQUIRED)
+    assert not {"modelspec.resolution", "ss_resolution"} & found.keys(), "nobody knows the size of the images"
     data = (tmp_path / "x.safetensors").read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     assert found["modelspec.hash_sha256"] == f"0x{hashlib.sha256(data[start:]).hexdigest()}"

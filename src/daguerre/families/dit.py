@@ -115,7 +115,7 @@ def load(settings: Settings, seed: int) -> Family:
 
 
 def _architecture(network: nn.Module, prediction: str) -> Architecture:
-    return Architecture("dit", (256, 256))
+    return Architecture("dit")
 
 
 def _check_positions(config: Any) -> None:

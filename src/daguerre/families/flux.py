@@ -44,9 +44,7 @@ _POOLED = Reading(kinds=("clip",), text=None, pooled="plain")
 
 def _architecture(network: nn.Module, prediction: str) -> Architecture:
     config: Any = network.config
-    return Architecture(
-        f"flux-1-{'dev' if config.guidance_embeds else 'schnell'}", (1024, 1024), {"ss_base_model_version": "flux1"}
-    )
+    return Architecture(f"flux-1-{'dev' if config.guidance_embeds else 'schnell'}", {"ss_base_model_version": "flux1"})
 
 
 TRANSFORMER = Facts(

@@ -53,7 +53,7 @@ def _size(network: Any) -> str:
 
 def _architecture(network: nn.Module, prediction: str) -> Architecture | None:
     size = _size(network).lower()
-    return Architecture(f"flux-2-klein-{size}", (1024, 1024)) if size else None
+    return Architecture(f"flux-2-klein-{size}") if size else None
 
 
 TRANSFORMER = replace(flux2_transformer.TRANSFORMER, architecture=_architecture)

@@ -49,7 +49,7 @@ _JUMP = "jump_to"
 
 
 def _architecture(network: nn.Module, prediction: str) -> Architecture:
-    return Architecture("flux-3-klein", (1024, 1024))
+    return Architecture("flux-3-klein")
 
 
 _STACKS = {

@@ -56,7 +56,7 @@ _DISTILLED_SHIFT = math.exp(1.15)
 
 
 def _architecture(network: nn.Module, prediction: str) -> Architecture:
-    return Architecture("krea-2", (1024, 1024), {"ss_base_model_version": "krea2"})
+    return Architecture("krea-2", {"ss_base_model_version": "krea2"})
 
 
 _STACKS = {

@@ -45,7 +45,7 @@ _READS = Reading(
 
 
 def _architecture(network: nn.Module, prediction: str) -> Architecture:
-    return Architecture("qwen-image-2.1", (1024, 1024), {"ss_base_model_version": "qwen_image_21"})
+    return Architecture("qwen-image-2.1", {"ss_base_model_version": "qwen_image_21"})
 
 
 _BLOCK = "transformer_blocks.*."

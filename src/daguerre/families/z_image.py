@@ -47,7 +47,7 @@ _DISTILLED_SHIFT = 3.0
 
 
 def _architecture(network: nn.Module, prediction: str) -> Architecture:
-    return Architecture("z-image", (1024, 1024), {"ss_base_model_version": "zimage"})
+    return Architecture("z-image", {"ss_base_model_version": "zimage"})
 
 
 _BLOCKS = ("layers", "noise_refiner", "context_refiner")

@@ -61,8 +61,6 @@ class Architecture(NamedTuple):
 
     modelspec: str
     """Stability's ModelSpec 1.0.1, `modelspec.architecture` without the kind of the file."""
-    size_px: tuple[int, int]
-    """Height and width of the images that it usually makes."""
     kohya: Mapping[str, str] = EMPTY
     """`ss_*` keys of sd-scripts that say which model it is."""
     implementation: str = "diffusers"

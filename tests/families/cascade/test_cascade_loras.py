@@ -213,7 +213,7 @@ def test_a_config_is_converted_with_its_words(worded, bases, tmp_path, capsys):
         with safe_open(tmp_path / written, "pt") as file:
             told = file.metadata()
         assert told["modelspec.architecture"] == f"stable-cascade-v1-prior/{kind}"
-        assert told["modelspec.resolution"] == "1024x1024"
+        assert "modelspec.resolution" not in told, "the config does not say it"
         assert "ss_base_model_version" not in told
     of_onetrainer = load_file(tmp_path / "rex-words" / "rex.safetensors")
     assert [*of_onetrainer] == ["clip_g"]

@@ -105,7 +105,7 @@ class StageNames:
 
 def architecture(network: nn.Module, prediction: str) -> Architecture:
     """Stage C or B; sd-scripts has no name for them."""
-    return Architecture(f"stable-cascade-v1-{'prior' if is_stage_c(network) else 'stage-b'}", (1024, 1024))
+    return Architecture(f"stable-cascade-v1-{'prior' if is_stage_c(network) else 'stage-b'}")
 
 
 def prefix(network: nn.Module) -> str:

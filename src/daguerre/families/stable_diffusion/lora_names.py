@@ -52,9 +52,9 @@ def architecture(network: nn.Module, prediction: str) -> Architecture:
     if config.addition_embed_type == "text_time":
         generative_models = "https://github.com/Stability-AI/generative-models"
         version = {"ss_base_model_version": "sdxl_base_v1-0", "ss_v2": "False"}
-        return Architecture("stable-diffusion-xl-v1-base", (1024, 1024), version, generative_models)
+        return Architecture("stable-diffusion-xl-v1-base", version, generative_models)
     if config.cross_attention_dim == 1024:  # the width of OpenCLIP's encoder, by which 2.x differs from 1.x
         version = {"ss_base_model_version": "sd_v2", "ss_v2": "True"}
         v = prediction == "v"
-        return Architecture(f"stable-diffusion-v2-{'768-v' if v else '512'}", (768, 768) if v else (512, 512), version)
-    return Architecture("stable-diffusion-v1", (512, 512), {"ss_base_model_version": "sd_v1", "ss_v2": "False"})
+        return Architecture(f"stable-diffusion-v2-{'768-v' if v else '512'}", version)
+    return Architecture("stable-diffusion-v1", {"ss_base_model_version": "sd_v1", "ss_v2": "False"})

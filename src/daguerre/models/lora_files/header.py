@@ -67,9 +67,12 @@ def modelspec(networks: Mapping[str, nn.Module], about: About, kind: str = "lora
 
 
 def of_model(networks: Mapping[str, nn.Module], about: About, kind: str) -> dict[str, str]:
-    """modelspec's keys of the model that a file of this kind is for: lora, controlnet, or textual-inversion."""
+    """modelspec's keys of the model that a file of this kind is for: lora, controlnet, or textual-inversion.
+
+    The spec requires a resolution: of images of a size that nobody knows it is left out all the same.
+    """
     model = _model(networks, about)
-    height, width = about.size_px or (model.size_px if model else (0, 0))
+    height, width = about.size_px or (0, 0)
     found = {
         "modelspec.sai_model_spec": "1.0.1",
         _ARCHITECTURE: f"{model.modelspec}/{kind}" if model else "",
@@ -141,7 +144,7 @@ def about(metadata: Mapping[str, str], title: str) -> About:
         size_px=(height, width) if width else None,
         trigger_phrase=metadata.get("modelspec.trigger_phrase", ""),
         prediction={"epsilon": "eps", "v": "v"}.get(metadata.get("modelspec.prediction_type", ""), ""),
-        architecture=Architecture(named, (height, width), kohya_keys) if named else None,
+        architecture=Architecture(named, kohya_keys) if named else None,
         kept={
             name: text
             for name, text in metadata.items()

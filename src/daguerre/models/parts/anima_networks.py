@@ -66,7 +66,7 @@ CONDITIONER_NAMES = _InsideNames(
 
 
 def _architecture(network: nn.Module, prediction: str) -> Architecture:
-    return Architecture("anima", (1024, 1024), {"ss_base_model_version": "anima"})
+    return Architecture("anima", {"ss_base_model_version": "anima"})
 
 
 TRANSFORMER = Facts(

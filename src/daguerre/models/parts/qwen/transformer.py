@@ -40,7 +40,7 @@ def _lengths(y_BCHW: Tensor) -> Tensor:
     return interpolate(squares.sqrt(), scale_factor=PATCH)
 
 
-_EDITS = Architecture("qwen-image-edit", (1024, 1024), {"ss_base_model_version": "qwen_image_edit"})
+_EDITS = Architecture("qwen-image-edit", {"ss_base_model_version": "qwen_image_edit"})
 
 
 def edits(network: Any, prediction: str) -> Architecture:
@@ -51,7 +51,7 @@ def edits(network: Any, prediction: str) -> Architecture:
 def _architecture(network: Any, prediction: str) -> Architecture:
     if network.config.zero_cond_t:  # of the others, the numbers do not tell whether they edit
         return _EDITS
-    return Architecture("qwen-image", (1328, 1328), {"ss_base_model_version": "qwen_image"})
+    return Architecture("qwen-image", {"ss_base_model_version": "qwen_image"})
 
 
 @stands_for(QwenImageTransformer2DModel)
