@@ -23,6 +23,7 @@ from daguerre.families.stable_diffusion import controlnet, controlnet_files
 from daguerre.families.stable_diffusion.controlnet_files import Base
 from daguerre.families.stable_diffusion.single_file import keys
 from daguerre.models.controlnets import controlled, places
+from daguerre.models.export.about import About
 
 ARCHITECTURES = Path(__file__).parents[3] / "src" / "daguerre" / "architectures"
 NUMBERS = {"sd": TINY_UNET | {"cross_attention_dim": TEXT_WIDTH}, "sdxl": SDXL_UNET}
@@ -64,7 +65,7 @@ def network(base: Base, case: tuple[str, controlled.Size]) -> ControlNetModel:
 @pytest.fixture(scope="module")
 def written(network: ControlNetModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("controlnet")
-    controlnet_files.write(folder, network)
+    controlnet_files.write(folder, network, About(size_px=(64, 64)))
     return folder
 
 
