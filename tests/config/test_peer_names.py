@@ -149,6 +149,7 @@ SAID = {
     "validation_epochs=5": "checkpoint.every",
     "validation_steps=100": "checkpoint.every",
     "sample_every_n_steps=100": "checkpoint.every",
+    "sample_every_n_epochs=1": "checkpoint.every",
     "persistent_data_loader_workers=true": "loader.num_workers",
     "save_precision=fp16": "daguerre convert export",
     "save_model_as=safetensors": "daguerre convert export",

@@ -106,6 +106,9 @@ def test_kohya_with_its_data_sets(convert):
         # 10 epochs of 60 images in batches of 4; max_train_steps does not count beside them
         "training.duration": "150 steps",
         "checkpoint.every": "15 steps",
+        "checkpoint.backup_every": "15 steps",
+        "cache.path": "auto",
+        "cache.texts": False,
         "training.per_device_batch_size": 4,
         "training.weights_dtype": "bfloat16",
         "training.max_grad_norm": None,

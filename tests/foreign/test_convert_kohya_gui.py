@@ -176,6 +176,9 @@ def test_prompts_are_lines_with_options(convert):
     assert values["sampling.negative_prompt"] == "blurry"
     assert values["sampling.sampler"] == "euler_ancestral"
     assert "--d" in lines["sample_prompts"][1]
+    assert lines["sample_every_n_epochs"][0] == "notice"  # the GUI saves at each epoch
+    _, lines = convert(LORA | {"sample_prompts": text, "sample_every_n_steps": 5})
+    assert lines["sample_every_n_steps"][0] == "refused"
     values, _ = convert(LORA | {"sample_prompts": text, "sample_every_n_epochs": 0})
     assert "sampling.prompts" not in values
 

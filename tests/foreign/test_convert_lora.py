@@ -225,7 +225,8 @@ def images(folder: Path) -> None:
 def test_kohyas_lora_trains(place, capsys):
     write_sd(place / "base")
     images(place / "images")
-    Path("x.toml").write_text(KOHYA, encoding="utf-8")
+    more = "cache_latents = true\nshuffle_caption = true\nsave_every_n_epochs = 1\n"
+    Path("x.toml").write_text(KOHYA + more, encoding="utf-8")
     assert main.run(["convert", "config", "x.toml", "out=ours.yaml", "--all"]) == 0
     command = ["train", "ours.yaml", "model.family=sd", "data.captions.text=a dog", "sampling.num_images=0"]
     assert main.run(command) == 0, capsys.readouterr()

@@ -124,3 +124,44 @@ def test_sample_prompts_are_read_without_comments_and_options(trainer, in_file, 
 
 def test_prompts_that_are_not_on_this_machine_are_their_file():
     assert read({**KOHYA, "sample_prompts": "nowhere.txt"}).values["sampling.prompts_file"] == "nowhere.txt"
+
+
+@pytest.mark.parametrize("trainer", OF)
+@pytest.mark.parametrize(
+    ("given", "keep", "backups"),
+    [
+        ({"save_every_n_epochs": 2}, None, "2 epochs"),
+        ({"save_every_n_steps": 5}, None, "5 steps"),
+        ({}, None, None),
+        ({"save_every_n_epochs": 2, "save_last_n_epochs": 3}, 3, None),
+        ({"save_every_n_epochs": 2, "save_last_n_epochs": 1}, 2, None),
+        ({"save_every_n_steps": 5, "save_last_n_steps": 14}, 3, None),  # of 20, 15, 10 and 5 the last is deleted at 20
+        ({"save_every_n_steps": 5, "save_last_n_epochs": 3}, None, "5 steps"),  # no save by epochs
+    ],
+)
+def test_all_saves_are_kept_unless_their_number_is_given(trainer, given, keep, backups):
+    values = read(OF[trainer] | given).values
+    assert (values.get("checkpoint.keep"), values.get("checkpoint.backup_every")) == (keep, backups)
+
+
+@pytest.mark.parametrize(
+    ("given", "lost"),
+    [
+        ({"sample_every_n_epochs": 2}, set()),
+        ({"sample_every_n_epochs": 1}, {"sample_every_n_epochs"}),
+        ({"sample_every_n_steps": 2}, {"sample_every_n_steps"}),
+        ({"sample_every_n_epochs": 2, "sample_every_n_steps": 9}, set()),  # epochs count there
+        ({"sample_every_n_epochs": 1, "sample_prompts": ""}, set()),
+    ],
+)
+def test_sample_images_between_saves_are_lost_aloud(given, lost):
+    reading = read(KOHYA | {"save_every_n_epochs": 2, "sample_prompts": "a\nb"} | given)
+    assert {line.key for line in reading.lines if line.kind == "refused"} == lost
+
+
+def test_latents_are_kept_as_there_and_the_file_for_other_programs_is_named():
+    reading = read(KOHYA | {"cache_latents": True, "shuffle_caption": True, "save_model_as": "safetensors"})
+    assert (reading.values["cache.path"], reading.values["cache.texts"]) == ("auto", False)
+    texts = {line.key: line.text for line in reading.lines}
+    assert "adapter/kohya.safetensors" in texts["save_model_as"]
+    assert "cache.path" not in read(KOHYA | {"cache_latents": False}).values

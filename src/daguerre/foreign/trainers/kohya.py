@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from daguerre.foreign import base_models as models
-from daguerre.foreign import flows, kohya_blocks, loss_weights, peers
+from daguerre.foreign import flows, kohya_blocks, kohya_saves, loss_weights, peers
 from daguerre.foreign.names import lora
 from daguerre.foreign.names.values import number, repeats_of
 from daguerre.foreign.peers import Folder
@@ -39,6 +39,8 @@ def convert(reading: Reading, family: str = "") -> None:
         _flow(reading, family)
     else:
         loss_weights.kohya(reading)
+    of_texts = [f"cache_text_encoder_outputs{end}" for end in ("", "_to_disk")]
+    flows.cached(reading, ["cache_latents", "cache_latents_to_disk"], of_texts)
     pictures = _conditions(reading)
     _tokens(reading)
     folders = _folders(reading)
@@ -52,7 +54,7 @@ def convert(reading: Reading, family: str = "") -> None:
     schedule(reading, folders, sizes)
     optimizer(reading)
     _without_effect(reading)
-    epochs(reading, folders, sizes)
+    kohya_saves.lengths(reading, folders, sizes)
     reading.take(TABLES["last"])
     if peers.asks(reading.get("max_train_epochs")):
         reading.notice("max_train_steps", "max_train_epochs sets the length of the run")
@@ -72,13 +74,6 @@ def convert(reading: Reading, family: str = "") -> None:
         flows.finish(reading)
     chosen = reading.values.get("optimizer.name")
     reading.assume({"optimizer.weight_decay": TABLES["decays"][chosen]} if chosen in TABLES["decays"] else {})
-
-
-def epochs(reading: Reading, folders: Sequence[Folder], sizes: tuple[Any, Any]) -> None:
-    """Lengths that are given in epochs."""
-    for key, path in {"max_train_epochs": "training.duration", "save_every_n_epochs": "checkpoint.every"}.items():
-        if peers.asks(reading.get(key)):
-            peers.length(reading, key, path, folders, sizes)
 
 
 def _of_program(reading: Reading) -> str:
@@ -101,7 +96,7 @@ def _of_parts(reading: Reading) -> str:
 
 
 def _flow(reading: Reading, family: str) -> None:
-    """A model whose parts are files of their own: their places, how times are drawn, and what is cached."""
+    """A model whose parts are files of their own: their places and how times are drawn."""
     usual = TABLES["flow_usual"][family] if family in TABLES["flow_usual"] else TABLES["flow_usual"]["anima"]
     for key, path in TABLES["parts"].get(family, {}).items():
         if peers.asks(reading.get(key)):
@@ -115,8 +110,6 @@ def _flow(reading: Reading, family: str) -> None:
         reading.assume({"model.training_guidance": 3.5})
     flows.sd_scripts(reading, *usual)
     flows.precision(reading, "mixed_precision")
-    of_texts = [f"cache_text_encoder_outputs{end}" for end in ("", "_to_disk")]
-    flows.cached(reading, ["cache_latents", "cache_latents_to_disk"], of_texts)
     reading.take(TABLES["flow"])
 
 

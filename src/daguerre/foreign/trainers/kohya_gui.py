@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daguerre.errors import UserError
-from daguerre.foreign import files, peers
+from daguerre.foreign import files, kohya_saves, peers
 from daguerre.foreign.names import lora
 from daguerre.foreign.reader import Line, Reading, Tables
 from daguerre.foreign.trainers import kohya
@@ -223,6 +223,7 @@ def _samples(fields: _Fields) -> None:
     if not lines or not (fields.get("sample_every_n_steps") or fields.get("sample_every_n_epochs")):
         reading.note(["sample_prompts", "sample_sampler"], "no images are made there")
         fields.arguments.pop("sample_sampler", None)
+    kohya_saves.samples(reading, fields.get)
     reading.note(["sample_every_n_steps", "sample_every_n_epochs"], "images are generated at each save")
     reading.carry_all("sample_prompts", *peers.prompts(lines))
 

@@ -9,7 +9,7 @@ from typing import Any
 from daguerre import documents
 from daguerre.errors import UserError
 from daguerre.foreign import base_models as models
-from daguerre.foreign import flows, peers
+from daguerre.foreign import flows, kohya_saves, peers
 from daguerre.foreign.peers import Folder
 from daguerre.foreign.reader import REQUIRED, Reading, Tables
 from daguerre.foreign.trainers import kohya
@@ -40,7 +40,7 @@ def convert(reading: Reading) -> None:
         reading.carry(key, "training.per_device_batch_size")
     kohya.schedule(reading, folders, sizes)
     kohya.optimizer(reading)
-    kohya.epochs(reading, folders, sizes)
+    kohya_saves.lengths(reading, folders, sizes)
     reading.take(TABLES["last"])
     peers.sample_prompts(reading)
     peers.carry_known(reading, [*peers.OWN, *TABLES["alias"]])
