@@ -114,6 +114,24 @@ def test_lora_there_and_back(form, place, tmp_path, capsys):
         assert all(each.agrees(by_layer[each.layer]) for each in own)
 
 
+def test_a_file_of_16_bits_stays_one_where_they_hold_its_numbers(place, tmp_path):
+    half, there, back, mixed = (tmp_path / f"{name}.safetensors" for name in ("half", "there", "back", "mixed"))
+    save_file({name: value.half() for name, value in load_file(place.lora).items()}, half)
+    assert convert("lora", half, "format=kohya", f"out={there}", f"base={place.base}") == errors.DONE
+    tensors = load_file(there)
+    assert {value.dtype for value in tensors.values()} == {torch.float16}
+    assert convert("lora", there, "format=diffusers", f"out={back}", f"base={place.base}") == errors.DONE
+    found, given = (
+        {name.replace("text_model.", ""): value for name, value in load_file(path).items()} for path in (back, half)
+    )
+    torch.testing.assert_close(found, given, rtol=0, atol=0)  # compares types, too
+    other = next(name for name in reversed(tensors) if name.endswith(".alpha"))
+    save_file(tensors | {other: tensors[other] * 0.7}, there)
+    assert convert("lora", there, "format=kohya", f"out={mixed}", f"base={place.base}") == errors.DONE
+    wide = {name for name, value in load_file(mixed).items() if value.dtype is torch.float32}
+    assert wide == {other.replace("alpha", "lora_up.weight")}, "its strength is in its numbers"
+
+
 def test_the_base_of_a_run_is_its_own_and_a_run_is_a_base(place, tmp_path, capsys):
     whole, style = tmp_path / "whole", tmp_path / "style"
     (style / "adapter").mkdir(parents=True)

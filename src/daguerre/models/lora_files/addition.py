@@ -28,6 +28,7 @@ _STRONG = (UP, "hada_w1_a", "lokr_w1", "lokr_w1_a", DIFF)
 """Factors into which a strength can be multiplied."""
 _MOST_OFF = 1e-6
 """Share of a factor's norm that is more than a multiplication in float32 rounds."""
+_OF_16_BITS = (torch.float16, torch.bfloat16)
 _RANKED = (DOWN, "hada_w1_b", "lokr_w1_b", "lokr_w2_b")
 """Factors whose first dimension is the rank, the one that other programs look at first."""
 
@@ -84,9 +85,9 @@ class Addition:
                 return False
         return True
 
-    def to(self, device: torch.device | str) -> Addition:
-        """The addition with its factors on a device."""
-        return replace(self, factors={name: value.to(device) for name, value in self.factors.items()})
+    def to(self, where: torch.device | str | torch.dtype) -> Addition:
+        """The addition with its factors on a device, or in a type."""
+        return replace(self, factors={name: value.to(where) for name, value in self.factors.items()})
 
     def weight(self, before: Tensor, strength: float = 1.0) -> Tensor:
         """The layer's weight with the addition, in float32.
@@ -133,6 +134,14 @@ def _half(t: Mapping[str, Tensor], number: str) -> Tensor:
     a, b = t[f"hada_w{number}_a"], t[f"hada_w{number}_b"]
     middle = t.get(f"hada_t{number}")
     return a @ b if middle is None else torch.einsum("rshw,ro,si->oihw", middle, a, b)
+
+
+def stored(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor on the CPU as files hold it: in `dtype` if that has 16 bits and holds all of its numbers, else in
+    float32."""
+    wide = value.detach().to("cpu", torch.float32)
+    narrow = wide.to(dtype)
+    return narrow if dtype in _OF_16_BITS and torch.equal(narrow.float(), wide) else wide
 
 
 def merged(weight: Tensor, own: Sequence[tuple[Addition, float]], component: str) -> Tensor:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -15,7 +14,7 @@ from daguerre.checkpoint.atomic import write_durably
 from daguerre.checkpoint.safetensors import encode
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import header, peft_config
-from daguerre.models.lora_files.addition import MAGNITUDE, METADATA, Addition
+from daguerre.models.lora_files.addition import MAGNITUDE, METADATA, Addition, stored
 from daguerre.models.parts.text.names import hub_name
 from daguerre.models.weights import seals
 
@@ -30,7 +29,7 @@ def write(
         for each in own:
             for factor, value in each.factors.items():
                 name = f"{component}.{_name(networks[component], f'{each.layer}.{factor}')}"
-                tensors[name] = value.detach().to("cpu", torch.float32)
+                tensors[name] = stored(value, value.dtype)
         numbers |= {f"{component}.{key}": value for key, value in peft_config.of(own).items()}
     metadata = header.modelspec(networks, about) | header.hashes(tensors, {})
     kept = {name: value for name, value in metadata.items() if not name.startswith("sshs_")}

@@ -21,7 +21,7 @@ from daguerre.errors import UserError
 from daguerre.formatting import counted
 from daguerre.models.export.about import UNKNOWN, About
 from daguerre.models.lora_files import fusing, header
-from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DIFF, DOWN, MAGNITUDE, UP, Addition
+from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DIFF, DOWN, MAGNITUDE, UP, Addition, stored
 from daguerre.models.network import facts_of
 from daguerre.models.weights import seals
 
@@ -66,10 +66,13 @@ def write(
     tensors: dict[str, Tensor] = {}
     for component, own in additions.items():
         _check(component, networks[component], own)
-        for name, each in _fused(component, networks, own):
+        # Of one type, such as that of the file that they were read from. A strength is multiplied in in float32.
+        types = {value.dtype for each in own for value in each.factors.values()}
+        dtype = types.pop() if len(types) == 1 else torch.float32
+        for name, each in _fused(component, networks, [each.to(torch.float32) for each in own]):
             is_norm = not isinstance(networks[component].get_submodule(each.layer), nn.Linear | nn.Conv2d)
             for factor, value in _named(each, alpha, is_norm).items():
-                tensors[f"{name}.{factor}"] = value.detach().to("cpu", torch.float32)
+                tensors[f"{name}.{factor}"] = stored(value, dtype)
     metadata = header.modelspec(networks, about) | header.kohya(networks, main, alpha, about)
     write_durably(path, encode(seals.finite(tensors), metadata | header.hashes(tensors, metadata)))
 
