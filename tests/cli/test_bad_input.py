@@ -76,6 +76,7 @@ def test_a_folder_is_trained_on_and_the_shapes_drop_out_aloud(mixed, tmp_path, c
     said = capsys.readouterr().out
     assert "data.source is folder instead of shapes: the recipe's data.checked_prompts dropped out" in said
     assert "generated images of this data set cannot be scored" in said
+    assert "validation.compared_images" not in said, "whole weights cannot be switched off"
     assert "on folder at 64 px" in said
     for reason in LEFT_OUT.keys() - {"truncated image"}:
         assert reason in said, "what was left out is said at the start"

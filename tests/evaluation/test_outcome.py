@@ -265,8 +265,10 @@ def test_a_run_says_what_came_of_it_at_its_end(place, capsys):
     before = (run / "evaluations/compare-step-00000002/compare.json").read_bytes()
     assert place.train("whole") == errors.DONE
     assert (run / "evaluations/compare-step-00000002/compare.json").read_bytes() == before
+    capsys.readouterr()
     assert place.train("none", "validation.compared_images=0", "training.duration=1 steps") == errors.DONE
     assert not documents(place.folder / "none")
+    assert "without a table of results; validation.compared_images=20 gives one" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,9 @@ from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.process_group import Processes
 from daguerre.distributed.watchdog.watchdog import may_come_from_others
 from daguerre.errors import UserError
+from daguerre.evaluation.formulas import jackknife
+from daguerre.evaluation.outcome import features
+from daguerre.evaluation.outcome import outcome as comparison
 from daguerre.formatting import format_duration
 from daguerre.memory import advice as memory_advice
 from daguerre.memory import waiting
@@ -337,7 +340,14 @@ def _of_mesh(origin: _Origin, processes: Processes) -> list[str]:
 def _of_data(run: Run) -> list[str]:
     validation, validates = run.config.validation, run.every.validation is not None
     scores = run.parts.family.generates and not validation.compared_images  # which ends in a table of its own
-    return summary.describe_data(run.dataset, run.held_out, run.sizes.whole, validates, scores, run.parts.images)
+    instead = ""
+    with suppress(UserError):
+        comparison.check(run.parts)
+        features.check(run.parts)
+        if run.config.sampling.num_images:
+            instead = f"; validation.compared_images={jackknife.FEWEST} gives one, compared with the base"
+    of_data = (run.dataset, run.held_out, run.sizes.whole)
+    return summary.describe_data(*of_data, validates, scores, run.parts.images, instead)
 
 
 def _of_networks(config: Config, parts: Components, processes: int) -> list[str]:

@@ -118,9 +118,10 @@ def describe_warmup(every: Intervals) -> list[str]:
 
 
 def describe_data(
-    dataset: Dataset, held_out: Dataset, batch_size: int, validates: bool, scores: bool, images: Images = NO_IMAGES
+    dataset: Dataset, held_out: Dataset, batch_size: int, validates: bool, scores: bool, images: Images, instead: str
 ) -> list[str]:
-    """Extent of the data, samples that are left out, and measurements that it does not allow."""
+    """Extent of the data, samples that are left out, and measurements that it does not allow, with what is possible
+    `instead` of scores."""
     lines = []
     if dataset.size is not None:
         lines.append(f"data: {extent(dataset)}, {held_out.size or 0:,} held out")
@@ -130,7 +131,8 @@ def describe_data(
     if held_out.size == 0 and validates:
         lines.append("nothing is held out, so there is no validation loss (docs/trouble.md#the-loss-does-not-fall)")
     if dataset.measured is None and scores:
-        lines.append("generated images of this data set cannot be scored, so the run ends without a table of results")
+        lacks = "generated images of this data set cannot be scored, so the run ends without a table of results"
+        lines.append(lacks + instead)
     return lines
 
 
