@@ -114,9 +114,13 @@ def test_lora_there_and_back(form, place, tmp_path, capsys):
         assert all(each.agrees(by_layer[each.layer]) for each in own)
 
 
-def test_a_file_of_16_bits_stays_one_where_they_hold_its_numbers(place, tmp_path):
+def test_a_file_of_16_bits_stays_one_where_they_hold_its_numbers(place, tmp_path, capsys):
     half, there, back, mixed = (tmp_path / f"{name}.safetensors" for name in ("half", "there", "back", "mixed"))
-    save_file({name: value.half() for name, value in load_file(place.lora).items()}, half)
+    made = ["format=diffusers", f"out={half}", f"base={place.base}", "dtype=float16"]
+    assert convert("lora", place.lora, *made) == errors.DONE
+    rounding = float(capsys.readouterr().out.partition("differ by ")[2].split()[0])
+    assert 2**-14 < rounding < 2**-11, "half of the last of 11 bits at most"
+    assert {value.dtype for value in load_file(half).values()} == {torch.float16}
     assert convert("lora", half, "format=kohya", f"out={there}", f"base={place.base}") == errors.DONE
     tensors = load_file(there)
     assert {value.dtype for value in tensors.values()} == {torch.float16}

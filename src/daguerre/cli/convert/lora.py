@@ -1,6 +1,6 @@
 """A LoRA in the names of another program: kohya's (ComfyUI, A1111), diffusers' or peft's.
 
-usage: daguerre convert lora FILE|RUN|CONFIG format=kohya|diffusers|peft out=PLACE [base=MODEL]
+usage: daguerre convert lora FILE|RUN|CONFIG format=kohya|diffusers|peft out=PLACE [base=MODEL] [dtype=float16]
 
 Writes a LoRA, LoHa or LoKr of any program in another layout, with the strength that its writer gave it. It is read back
 and compared. Nothing is left out: a key that finds no layer is an error.
@@ -17,6 +17,8 @@ and compared. Nothing is left out: a key that finds no layer is an error.
   base=MODEL         the model that it is for: a folder in diffusers' layout, a run that trained a whole network, or a
                      single file. Needed only for models of other numbers than SD 1.x, 2.x, SDXL and Stable Cascade, and
                      for words. Of a run of a LoRA its own base is taken, if that is a folder here
+  dtype=float16      or bfloat16, float32 (default: that of a file in 16 bits, else float32). In kohya's form a tensor
+                     into which the strength of a layer with another alpha goes is float32, if 16 bits do not hold it
   ignore_tensors=[X] leaves out tensors of a single file that are refused as unknown, by patterns of their names
 
 Words (train_tokens) that Stable Cascade's code has trained with its LoRA, whose names only its config says, are
@@ -31,9 +33,11 @@ from pydantic import Field
 
 from daguerre.cli.convert import loras
 from daguerre.cli.convert import options as given
+from daguerre.cli.convert.options import Dtype
 from daguerre.families.pretrained import bases
 from daguerre.models.lora_files import numbered
 from daguerre.models.lora_files.forms import Form
+from daguerre.models.weights import files
 from daguerre.settings import ADDRESS, Settings
 
 
@@ -43,6 +47,7 @@ class Options(Settings):
     format: Form
     out: str | None = None
     base: Annotated[str | None, ADDRESS] = None
+    dtype: Dtype | None = None
     ignore_tensors: list[str] = Field([])
 
 
@@ -54,5 +59,7 @@ def run(arguments: list[str]) -> int:
     networks, additions = bases.fitting(source, base)
     if (words := numbered.with_words(source)) is not None:
         loras.write_words(words[0], source, out, base)
+    if options.dtype:
+        additions = loras.cast(additions, files.DTYPES[options.dtype], source)
     loras.write(options.format, out, networks, additions, loras.about(source))
     return 0

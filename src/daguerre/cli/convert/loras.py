@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from daguerre import trees
@@ -20,7 +21,7 @@ from daguerre.models.lora_files.contents import contents_of, find, notices
 from daguerre.models.lora_files.forms import Form
 from daguerre.models.lora_files.numbered import NumberedLoras
 from daguerre.models.parts.text import token_files
-from daguerre.models.weights import index
+from daguerre.models.weights import files, index
 from daguerre.remote import local_copy
 
 
@@ -82,6 +83,22 @@ def write_words(by: NumberedLoras, source: Path, out: Path, base: Path | None) -
     with replaced(folder) as fresh:
         token_files.write(fresh, new, existing, told)
     print(f"{folder}: {', '.join([*new, *existing])}; read back")
+
+
+def cast(additions: Mapping[str, list[Addition]], dtype: torch.dtype, source: Path) -> dict[str, list[Addition]]:
+    """The additions in another type; says what that rounds. UserError for numbers that float16 does not hold."""
+    found, lost, whole = dict[str, list[Addition]](), 0.0, 0.0
+    for component, own in additions.items():
+        found[component] = [each.to(dtype) for each in own]
+        for before, after in zip(own, found[component], strict=True):
+            files.check_range(before.factors, dtype, f"{source}, {component}.{before.layer}")
+            for name, value in before.factors.items():
+                lost += float((after.factors[name].double() - value.double()).square().sum())
+                whole += float(value.double().square().sum())
+    if lost:
+        rounding = (lost / whole) ** 0.5
+        print(f"rounded to {str(dtype).removeprefix('torch.')}: the tensors differ by {rounding:.1e} of their norm")
+    return found
 
 
 def write(
