@@ -180,7 +180,8 @@ def test_strengths_are_a_range_a_list_or_one():
     assert of("0.5..1.5/3") == [0.5, 1.0, 1.5]
     assert of([1, 0.5, 1]) == [0.5, 1.0]
     assert of(0.8) == [0.8]
-    for odd in ("0..1", "a..b", "-1", [], 0):
+    assert of("1,0.5") == [0.5, 1.0]
+    for odd in ("0..1", "a..b", "-1", "1,", "0,1", [], 0):
         with pytest.raises(ValidationError):
             of(odd)
 
@@ -224,7 +225,7 @@ def test_what_was_forgotten_is_judged_by_its_interval(value, low, high, said):
     numbers = {"drift": {"value": value, "low": low, "high": high}}
     (line,) = shown.lines({"unrelated": 0.5, "cells": [{"step": 1, "strength": 1.0, "numbers": numbers}]})
     assert line.startswith(said)
-    assert ("A lower rate" in line) == (value == 0.4)
+    assert ("lower rate" in line) == ("kept the base:" not in line), "a way out where there may be something wrong"
 
 
 @pytest.mark.parametrize(

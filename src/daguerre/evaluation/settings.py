@@ -76,7 +76,7 @@ class CompareSettings(Settings):
     """A comparison of an adapter with its base."""
 
     strengths: list[Annotated[float, Field(gt=0)]] = Field([1.0], min_length=1)
-    """Strengths of the adapter; `0.4..1.2` is five of them at equal steps, `0.4..1.2/3` three."""
+    """Strengths of the adapter; `0.5,1` is two, `0.4..1.2` five at equal steps, `0.4..1.2/3` three."""
     updates: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
     """Saved updates. null: all that are there."""
     num_images: int = Field(20, ge=2)
@@ -99,6 +99,8 @@ class CompareSettings(Settings):
         if isinstance(value, str) and (found := re.fullmatch(r"([\d.]+?)\.\.([\d.]+?)(?:/(\d{1,2}))?", value)):
             low, high, count = float(found[1]), float(found[2]), int(found[3] or 5)
             return [round(low + (high - low) * i / max(count - 1, 1), 6) for i in range(count)]
+        if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?(,\d+(\.\d+)?)+", value):
+            return [float(each) for each in value.split(",")]
         return value if isinstance(value, list | str) else [value]
 
     @field_validator("strengths", "updates")

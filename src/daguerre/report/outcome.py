@@ -22,15 +22,17 @@ _NUMBERS = {
     "balance": "Balance",
 }
 _LISTS = {"trained": "A training caption", "new": "A new prompt", "base": "A prompt of the base"}
-_MEANS = (
-    "Likeness: cosine of the features of an image of a training caption and of the pictures that have this caption. "
-    "Nearest: of an image of a new prompt and the training picture that is nearest. Copies: images of new prompts that "
-    "are nearer to a training picture than this picture is to any other. Drift: (1 - cosine) / 2 of an image of the "
-    "base's own prompts and the base's image, as a share of what the base's images of two prompts have. Balance: "
-    "harmonic mean of the gain in likeness, as a share of the highest here, and of what was kept, 100 % less drift; "
-    "0 where the base is destroyed: where the drift is not clearly below 100 %. In brackets: 95 % intervals, of the "
-    "difference from the base where the base has the number."
-)
+_MEANS = {
+    "likeness": "Likeness: cosine of the features of an image of a training caption and of the pictures that have this "
+    "caption.",
+    "nearest": "Nearest: of an image of a new prompt and the training picture that is nearest.",
+    "copies": "Copies: images of new prompts that are nearer to a training picture than this picture is to any other.",
+    "drift": "Drift: (1 - cosine) / 2 of an image of the base's own prompts and the base's image, as a share of what "
+    "the base's images of two prompts have.",
+    "balance": "Balance: harmonic mean of the gain in likeness, as a share of the highest here, and of what was kept, "
+    "100 % less drift; 0 where the base is destroyed: where the drift is not clearly below 100 %.",
+}
+_BRACKETS = "In brackets: 95 % intervals, of the difference from the base where the base has the number."
 MUCH = 0.2
 """Share of the way to an unrelated image from which on much of the base is gone."""
 _UNRELATED = "images of the base's own prompts are not clearly nearer to the base's images than those of other prompts"
@@ -62,7 +64,8 @@ def _table(found: Mapping[str, Any]) -> list[Html]:
     best = _best(found, cells)
     names = [name for name in _NUMBERS if any(_number(cell, name) is not None for cell in cells)]
     rows = [_row(cell, found, names, cell is best and len(cells) > 1) for cell in cells]
-    notes = (element("p", text, class_="note") for text in (_how(found), _MEANS))
+    meant = " ".join([*(_MEANS[name] for name in names), _BRACKETS])
+    notes = (element("p", text, class_="note") for text in (_how(found), meant))
     return [table(["Update and strength", *map(_NUMBERS.__getitem__, names)], rows, "cards outcome"), *notes]
 
 
@@ -162,9 +165,9 @@ def _forgot(cell: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     if own is None or not _is_number(scale) or scale <= 0:
         return ""
     low, high = (own.value if end is None else end for end in (own.low, own.high))
-    word, way_out = "whether it kept the base is not clear", ""
+    word, way_out = "whether it kept the base is not clear", f". Where its images are broken: {_MILDER.lower()}"
     if high / scale <= MUCH:
-        word = "it kept the base"
+        word, way_out = "it kept the base", ""
     elif low / scale > MUCH:
         word, way_out = "it forgot much", f". {_MILDER}"
     interval = "" if own.low is None else f" ({100 * low / scale:.1f} to {100 * high / scale:.1f} %)"
