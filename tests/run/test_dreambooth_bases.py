@@ -88,7 +88,7 @@ def test_a_base_that_predicts_something_else_is_refused_unless_nothing_is_compar
     assert main.run(command) == errors.REFUSED
     said = " ".join(capsys.readouterr().err.split())
     assert "the pretrained network predicts v_prediction (objective.name=v), this recipe trains eps" in said
-    assert "Use the objective of the base model, or set model.scheduler=null" in said
+    assert "objective of the base model, as in brackets, or set model.scheduler=null" in said
     assert main.run([*command, "model.scheduler=null"]) == errors.DONE
     if dry:  # what it trains otherwise, no run needs to show
         assert main.run([*command, "objective.name=v", "run_name=other"]) == errors.DONE

@@ -9,6 +9,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from diffusers.models.upsampling import Upsample2D
@@ -35,7 +36,8 @@ class Centred(nn.GroupNorm):
         if input.ndim != 4 or input.device.type != "cpu" or input.is_contiguous():
             return super().forward(input)
         if input.element_size() == 2:
-            return super().forward(input.float()).to(input.dtype)
+            weight, bias = (None if own is None else own.float() for own in (self.weight, self.bias))
+            return F.group_norm(input.float(), self.num_groups, weight, bias, self.eps).to(input.dtype)
         with torch.no_grad():
             mean = input.mean((2, 3)).unflatten(1, (self.num_groups, -1)).mean(2)
             mean = mean.repeat_interleave(input.shape[1] // self.num_groups, 1)[:, :, None, None]

@@ -81,6 +81,8 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         none = "no update and strength came nearer to the pictures of its captions and kept the base"
         return [none, *lost] if cells else []
     told = [_learnt(cell), _copied(cell), _forgot(cell, found)]
+    if (drift := _number(cell, "drift")) is not None and drift.low is None:
+        told.append("all this may be chance: below 20 images of each list there are no intervals")
     if len(cells) > 1:
         there = [each for each in cells if each.get("destroyed") is not True]
         much = [each for each in there if _share(each, found) > MUCH]
