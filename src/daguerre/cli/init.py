@@ -283,8 +283,9 @@ def _tree(config: Config, captions: Sequence[str], asked: Collection[str]) -> Tr
             "validation.compared_images": jackknife.FEWEST,
             "checkpoint.keep": _KEPT,
         }
-        for path in own.keys() - asked:
-            tree = trees.merge(tree, trees.nested(path, own[path]))
+        for path, value in own.items():  # in this order, so that equal folders give equal recipes
+            if path not in asked:
+                tree = trees.merge(tree, trees.nested(path, value))
     return tree
 
 

@@ -163,8 +163,8 @@ def _copied(cell: Mapping[str, Any]) -> str:
 
 
 def _forgot(cell: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    own, scale = _number(cell, "drift"), found.get("unrelated")
-    if own is None or not _is_number(scale) or scale <= 0:
+    own, scale = _number(cell, "drift"), _unrelated(found)
+    if own is None or scale is None:
         return ""
     low, high = (own.value if end is None else end for end in (own.low, own.high))
     word, way_out = "whether it kept the base is not clear", f". Where its images are broken: {_MILDER.lower()}"
@@ -181,8 +181,14 @@ def _forgot(cell: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 
 def _share(cell: Mapping[str, Any], found: Mapping[str, Any]) -> float:
     """Of the way to an unrelated image; 0 where it is not known."""
-    own, scale = _number(cell, "drift"), found.get("unrelated")
-    return own.value / scale if own is not None and _is_number(scale) and scale > 0 else 0.0
+    own, scale = _number(cell, "drift"), _unrelated(found)
+    return 0.0 if own is None or scale is None else own.value / scale
+
+
+def _unrelated(found: Mapping[str, Any]) -> float | None:
+    """The drift of images of two prompts; None where it is not known."""
+    scale = found.get("unrelated")
+    return scale if _is_number(scale) and scale > 0 else None
 
 
 class _Number(NamedTuple):
@@ -222,8 +228,8 @@ def _unit(name: str, found: Mapping[str, Any]) -> tuple[float, int]:
     """The factor and the decimals that a number is shown with."""
     if name == "copies":
         return 100, 0
-    scale = found.get("unrelated")
-    return (100 / scale, 1) if name == "drift" and _is_number(scale) and scale > 0 else (1, 3)
+    scale = _unrelated(found)
+    return (100 / scale, 1) if name == "drift" and scale is not None else (1, 3)
 
 
 def _cell(cell: Mapping[str, Any], found: Mapping[str, Any], name: str) -> Html:

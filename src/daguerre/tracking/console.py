@@ -189,7 +189,7 @@ class Progress(StatusLine):
         self._loss = RunningMean()
         self._log: Path | None = None
         self.then = ""
-        """What follows the last update and takes its own time, such as `134 images`."""
+        """What follows the last update and takes its own time, such as `137 images to draw`."""
 
     def log_to(self, path: Path) -> None:
         """Appends messages to a file from now on, each with its time."""
