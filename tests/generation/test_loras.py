@@ -97,8 +97,8 @@ def run(place, tmp_path_factory) -> Path:
 
 
 @pytest.mark.long
-def test_the_lora_of_a_run_is_taken_away_again(place, run, tmp_path):
-    """On a run with a LoRA of its own, by the file that it exports."""
+def test_the_lora_of_a_run_is_taken_away_again(place, run, tmp_path, capsys):
+    """On a run with a LoRA of its own, by the file that it exports: it is said at which strength it acts in all."""
     _, folder = place
     size = [f"height={PX}", f"width={PX}", "training.device=cpu"]
     images = {}
@@ -106,6 +106,7 @@ def test_the_lora_of_a_run_is_taken_away_again(place, run, tmp_path):
         use, out = f"use={{{run}: {strength}}}", tmp_path / f"drawn{strength}"
         assert generate(run, *GIVEN, *size, use, f"out={out}") == 0
         images[strength] = drawn(out)[0].astype(int)
+        assert f"so with {strength} more it acts at {1 + strength}; " in capsys.readouterr().out
     without = ours(folder, tmp_path / "without", "")
     assert np.abs(images[-1] - without).max() <= 2
     assert np.abs(images[0] - without).mean() > 2

@@ -52,7 +52,8 @@ def made(place: Place, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[
     capsys.readouterr()
     assert main.run(command(place, *more)) == 0
     said = capsys.readouterr().out
-    counts = {half: int(number) for number, half in re.findall(r"cached ([\d,]+) rows of (\w+)", said)}
+    told = re.findall(r"cached (\w+): (\d+)(?: in (\d+) rows)?", said)
+    counts = {half: int(rows or done) for half, done, rows in told}
     return counts.get("images", 0), counts.get("texts", 0)
 
 
@@ -213,7 +214,7 @@ def test_bytes_of_shards_are_digested_again_where_a_shard_changed_alone(place, c
     assert far or main.run(["data", "index", url, "again=true"]) == errors.DONE
     read, said = digests("second")
     assert read == 4, "of the other shard nothing is read"
-    assert "cached 1 rows of images" in said
+    assert "cached images: 1 (" in said
     assert digests("second")[0] == 0
 
 

@@ -130,7 +130,7 @@ def test_every_verb_knows_the_images_of_pairs(pairs, capsys):
     Image.fromarray(np.zeros((16, 24, 3), np.uint8)).save(changed)
     capsys.readouterr()
     assert verb(pairs, "") == 0
-    assert "cached 2 rows of images" in capsys.readouterr().out
+    assert "cached images: 1 in 2 rows (" in capsys.readouterr().out
     assert verb(pairs, "purge") == 0
     assert keys(pairs)["images"] == ROWS_OF_PAIRS
 

@@ -92,7 +92,7 @@ def test_plain_output_to_the_letter() -> None:
     with Progress(40, out, plain_seconds=10, environ=XTERM, clock=clock) as line:
         line.message("40 updates of 32 samples")
         train(line, clock, range(1, 21))
-        line.then = "6 images"
+        line.then = lambda seconds: f"6 images ({'unknown' if seconds is None else format_duration(6 * seconds)})"
         with line.busy("generating images", 3) as count:
             for _ in range(3):
                 clock.now += 100 / 3
@@ -107,7 +107,7 @@ def test_plain_output_to_the_letter() -> None:
         "generating images: 2 of 3 images\n"
         "generating images: 3 of 3 images\n"
         "saved at step 20\n"
-        "step 30/40  960 samples  loss 0.5000  32 samples/s  44 s left, then 6 images\n"
+        "step 30/40  960 samples  loss 0.5000  32 samples/s  44 s left, then 6 images (3 min 20 s)\n"
         "step 40/40  1,280 samples  loss 0.5000  32 samples/s\n"
     )
 

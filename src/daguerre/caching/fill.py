@@ -39,7 +39,7 @@ from daguerre.data.images.headers import Undecodable
 from daguerre.data.loading.collate import retrying
 from daguerre.data.source import cache_of
 from daguerre.errors import UserError
-from daguerre.formatting import format_duration, format_size
+from daguerre.formatting import counted, format_duration, format_size
 from daguerre.models import encoders
 from daguerre.storage import io as storage_io
 from daguerre.types import IMAGE, OF_TEXTS, REFERENCES, Record
@@ -247,8 +247,9 @@ class Filling:
         with self.present() if half else nullcontext():
             if half is not None:
                 self._describe(half)
-            spoken = started
+            spoken, samples_written = started, 0
             for done, group in enumerate(groups, 1):
+                samples_written += bool(group)
                 for one in group:
                     alike = waiting.setdefault(getattr(one[1], "shape", None), [])
                     alike.append(one)
@@ -264,7 +265,9 @@ class Filling:
         self.encoded += writer.rows
         if writer.rows:
             took = format_duration(time.monotonic() - started)
-            self.say(f"cached {writer.rows:,} rows of {name} ({format_size(writer.size_bytes)}) in {took}")
+            # A sample may need a row for each crop, and for its mirror image.
+            rows = "" if writer.rows == samples_written else f" in {counted(writer.rows, 'row')}"
+            self.say(f"cached {name}: {samples_written:,}{rows} ({format_size(writer.size_bytes)}) in {took}")
 
     @contextmanager
     def present(self) -> Iterator[None]:

@@ -38,6 +38,7 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
         for place, folder in folders.items()
         if index.find(folder / "pipeline") is not None
     ]
+    notices += _own(loading, files, use)
     digests = {place: _digest(file) for place, file in files.items()}
     described = " and ".join(f"{place} x {use[place]:g}" for place in use)
     provenance: dict[str, Any] = {"use": {place: [use[place], digests[place]] for place in use}}
@@ -58,6 +59,18 @@ def _check_apart(files: Mapping[str, Path]) -> None:
                 f"use: {other} and {place} are the same file, {file}: give it once, with the sum of both strengths",
                 code="conflict",
                 setting="use",
+            )
+
+
+def _own(loading: Loading, files: Mapping[str, Path], use: Mapping[str, float]) -> Iterator[str]:
+    """A notice for each LoRA that the model has in it already, as the run that trained it."""
+    run = loading.provenance.get("run")
+    for place, file in files.items():
+        if run is not None and file.resolve().is_relative_to(local_copy.located(run).resolve()):
+            yield (
+                f"{place}: {run} has this LoRA in it at strength 1, so with {use[place]:g} more it acts at "
+                f"{1 + use[place]:g}; for another strength alone give the base in place of {run}: "
+                f"daguerre generate BASE use='{{{place}: {use[place]:g}}}'"
             )
 
 

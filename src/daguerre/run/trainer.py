@@ -5,7 +5,7 @@ between makes on restart what is missing.
 """
 
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 from signal import Signals
@@ -19,7 +19,7 @@ from daguerre.config.config import Loaded
 from daguerre.distributed.launch import environment
 from daguerre.distributed.launch.environment import World
 from daguerre.errors import ReportedElsewhere, UserError
-from daguerre.formatting import counted, first_line
+from daguerre.formatting import counted, first_line, format_duration
 from daguerre.generation import generate
 from daguerre.remote import local_copy
 from daguerre.run import results, resume
@@ -147,11 +147,18 @@ def after(run: Run, update: loop.Update, stopping: bool) -> bool:
     return saves
 
 
-def after_updates(run: Run) -> str:
-    """Names what follows the last update, for the line of the time that is left."""
+def after_updates(run: Run) -> Callable[[float | None], str]:
+    """The text of what follows the last update, behind the time that is left, by the seconds that an image takes, once
+    they are known."""
     images = results.images_at_end(run)
     evaluates = results.measured(run) is not None and results.generates(run)
-    return " and ".join([f"{counted(images, 'image')} to draw"] * bool(images) + ["the evaluation"] * evaluates)
+
+    def told(seconds: float | None) -> str:
+        took = "" if seconds is None else f" (about {format_duration(seconds * images)})"
+        drawn = [f"{counted(images, 'image')} to draw{took}"] * bool(images)
+        return " and ".join(drawn + ["the evaluation"] * evaluates)
+
+    return told
 
 
 def hardware_numbers(run: Run, step_seconds: float) -> dict[str, float]:
@@ -174,7 +181,7 @@ def stopped(run: Run, signal: Signals, reason: str) -> int:
     run.page()
     step, left = f"{run.state.step:,}", "run the same command to continue"
     if run.state.step == run.every.total:
-        left = f"all updates are made, and the same command makes what is left of {after_updates(run)}"
+        left = f"all updates are made, and the same command makes what is left of {after_updates(run)(None)}"
     run.say([f"{reason} and saved at step {step}; {left}"])
     # As shells report a process that a signal has ended.
     return 128 + signal

@@ -188,8 +188,10 @@ class Progress(StatusLine):
         self._pace = Pace()
         self._loss = RunningMean()
         self._log: Path | None = None
-        self.then = ""
-        """What follows the last update and takes its own time, such as `137 images to draw`."""
+        self._image_seconds: float | None = None
+        self.then: Callable[[float | None], str] = lambda image_seconds: ""
+        """What follows the last update and takes its own time, such as `137 images to draw (about 2 min)`, by the
+        seconds that an image of the last ones took."""
 
     def log_to(self, path: Path) -> None:
         """Appends messages to a file from now on, each with its time."""
@@ -213,10 +215,10 @@ class Progress(StatusLine):
     def busy(self, text: str, total: int = 0) -> Iterator[Callable[[], None]]:
         """While something else than training goes on (`generating images`): it is not counted in the speed, and a
         terminal shows it in place of the line. Each call of what it yields counts one of `total` images."""
-        self._pace.pause(self.clock())
+        started, done = self.clock(), 0
+        self._pace.pause(started)
         if self.moves:
             self.show({"text": text})
-        done = 0
 
         def count() -> None:
             nonlocal done
@@ -228,6 +230,8 @@ class Progress(StatusLine):
             yield count
         finally:
             self._pace.resume(self.clock())
+            if done:
+                self._image_seconds = (self.clock() - started) / done
             self.expire()
 
     def remember(self, loss: float | None) -> None:
@@ -245,7 +249,8 @@ class Progress(StatusLine):
         if speed is not None:
             fields["speed"] = f"{speed:.0f} samples/s" if speed >= 10 else f"{speed:.2f} samples/s"
         if left is not None and pace.step < total:
-            fields["left"] = f"{format_duration(left)} left" + (f", then {self.then}" if self.then else "")
+            then = self.then(self._image_seconds)
+            fields["left"] = f"{format_duration(left)} left" + (f", then {then}" if then else "")
         return fields
 
 

@@ -131,10 +131,11 @@ def _fitting(path: Path, base: Path | None, taken: Callable[[Networks], Found]) 
             refused[name] = error
     if len({*map(str, refused.values())}) == 1:
         raise next(iter(refused.values()))
+    first, why = next(iter(refused.items()))
     raise UserError(
-        f"{path} fits no published model, so the one that it was trained on is needed, for the names and shapes of its "
-        f"layers: base=FOLDER or base=FILE.safetensors. Tried: {', '.join(refused)}; of the first: "
-        f"{next(iter(refused.values()))}",
+        f"{path} fits none of the {len(refused)} published models, so the one that it was trained on is needed, for "
+        "the names and shapes of its layers: base=RUN, base=FOLDER or base=FILE.safetensors. As one of "
+        f"{first}: {why}",
         code="unknown",
         setting="base",
     )
