@@ -23,7 +23,7 @@ from daguerre.kernels import (
     adamw_ema_triton,
     geglu_triton,
     group_norm_silu_triton,
-    layer_norm_triton,
+    row_norms_triton,
     response_norm_triton,
 )
 
@@ -110,8 +110,8 @@ def rows():
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             x, weight = torch.empty(4096, D, dtype=dtype, device="meta"), torch.empty(D, device="meta")
             for affine in (weight, None):
-                _, mean, rstd = layer_norm_triton.forward(x, affine, affine, 1e-5)
-                layer_norm_triton.backward(x, x, affine, mean, rstd, affine is not None, affine is not None)
+                _, mean, rstd = row_norms_triton.forward(x, affine, affine, 1e-5)
+                row_norms_triton.backward(x, x, affine, mean, rstd, affine is not None, affine is not None)
 
 
 def responses():
@@ -140,7 +140,7 @@ MODULES = {
     "adamw_ema": (adamw_ema_triton, updates),
     "geglu": (geglu_triton, gates),
     "group_norm_silu": (group_norm_silu_triton, norms),
-    "layer_norm": (layer_norm_triton, rows),
+    "layer_norm": (row_norms_triton, rows),
     "response_norm": (response_norm_triton, responses),
 }
 

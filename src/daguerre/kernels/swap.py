@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from daguerre.kernels import biases
 from daguerre.kernels.geglu import geglu
 from daguerre.kernels.group_norm_silu import group_norm_silu
-from daguerre.kernels.layer_norm import layer_norm
+from daguerre.kernels.row_norms import layer_norm
 from daguerre.kernels.response_norm import response_norm
 
 _DIVISORS = ("output_scale_factor", "rescale_output_factor")

@@ -29,7 +29,7 @@ def _compute(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result, and mean and 1 / deviation [N] of the rows."""
     if available.triton(x.device):
-        return available.module("layer_norm_triton").forward(x.contiguous(), weight_D, bias_D, epsilon)
+        return available.module("row_norms_triton").forward(x.contiguous(), weight_D, bias_D, epsilon)
     wide = wide_type(x)
     weight, bias = (None if p is None else p.to(wide) for p in (weight_D, bias_D))
     y, mean, rstd = torch.native_layer_norm(x.to(wide).contiguous(), x.shape[-1:], weight, bias, epsilon)
@@ -46,7 +46,7 @@ def _compute_back(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias, in the type of the arithmetic; empty ones for what is not asked for."""
     if available.triton(x.device):
-        dx, *rest = available.module("layer_norm_triton").backward(
+        dx, *rest = available.module("row_norms_triton").backward(
             dy.contiguous(), x.contiguous(), weight_D, mean_N, rstd_N, of_weight, of_bias
         )
     else:
