@@ -1,9 +1,11 @@
-"""LayerNorm (Ba et al. 2016, arXiv 1607.06450) of rows in their own type, with or without weight and bias.
+"""LayerNorm (Ba et al. 2016, arXiv 1607.06450) and RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467) of rows in their
+own type, with or without weight and bias.
 
-Autocast of a GPU widens the rows to float32 and narrows the result again for each product behind it; torch's operator
+Autocast of a GPU widens the rows to float32 and narrows the result again for each product behind it; torch's LayerNorm
 in 16 bits reads its rows at a fifth of the speed of the memory where they are as narrow as those of a UNet, and
-backward it reads them twice. Here each number is read once and written once; the arithmetic is float32. The plain form
-is what computes on a CPU.
+backward it reads them twice; RMSNorm of diffusers and, of rows and weights of different types, of torch is seven
+operators, half of which write float32. Here each number is read once and written once; the arithmetic is float32. The
+plain form is what computes on a CPU.
 
 Shape letters: N rows, D features.
 """
@@ -21,6 +23,12 @@ from daguerre.kernels.operators import operator, wide_type
 def layer_norm(x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, epsilon: float = 1e-5) -> Tensor:
     """[..., D] of the type of `x`, computed in float32 at least. Weight and bias may be of another float type."""
     result: Tensor = _LayerNorm.apply(x, weight_D, bias_D, epsilon)
+    return result
+
+
+def rms_norm(x: Tensor, weight_D: Tensor | None, epsilon: float, dtype: torch.dtype | None = None) -> Tensor:
+    """[..., D] of `dtype`, else of the type of `x`, computed in float32 at least. The weight may be of another type."""
+    result: Tensor = _RMSNorm.apply(x, weight_D, epsilon, x.dtype if dtype is None else dtype)
     return result
 
 
@@ -69,6 +77,43 @@ def _shapes_back(
     return x.new_empty(x.shape), dweight, dbias
 
 
+def _compute_rms(x: Tensor, weight_D: Tensor | None, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The result, and 1 / root mean square [N] of the rows."""
+    if available.triton(x.device):
+        found = available.module("row_norms_triton").forward(x.contiguous(), weight_D, None, epsilon, dtype, False)
+        return found[0], found[2]
+    v = x.to(wide_type(x))
+    scale = torch.rsqrt(v.square().mean(-1, keepdim=True) + epsilon)
+    y = v * scale if weight_D is None else v * scale * weight_D
+    return y.to(dtype), scale.flatten()
+
+
+def _shapes_rms(x: Tensor, weight_D: Tensor | None, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[:-1].numel(), dtype=wide_type(x))
+
+
+def _compute_rms_back(
+    dy: Tensor, x: Tensor, weight_D: Tensor | None, scale_N: Tensor, of_weight: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x, and of the weight in the type of the arithmetic; an empty one if it is not asked for."""
+    if available.triton(x.device):
+        dx, dweight, _ = available.module("row_norms_triton").backward(
+            dy.contiguous(), x.contiguous(), weight_D, None, scale_N, of_weight, False
+        )
+        return dx, scale_N.new_empty(0) if dweight is None else dweight
+    wide, scale = wide_type(x), scale_N.view(*x.shape[:-1], 1)
+    z, given = x.to(wide) * scale, dy.to(wide)
+    dweight = (given * z).flatten(0, -2).sum(0) if of_weight else scale_N.new_empty(0)
+    given = given if weight_D is None else given * weight_D
+    return (scale * (given - z * (given * z).mean(-1, keepdim=True))).to(x.dtype), dweight
+
+
+def _shapes_rms_back(
+    dy: Tensor, x: Tensor, weight_D: Tensor | None, scale_N: Tensor, of_weight: bool
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), scale_N.new_empty(x.shape[-1] if of_weight else 0)
+
+
 _forward = operator(
     "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float epsilon) -> (Tensor, Tensor, Tensor)", _compute, _shapes
 )
@@ -77,6 +122,14 @@ _backward = operator(
     "-> (Tensor, Tensor, Tensor)",
     _compute_back,
     _shapes_back,
+)
+_forward_rms = operator(
+    "rms_norm(Tensor x, Tensor? weight, float epsilon, ScalarType dtype) -> (Tensor, Tensor)", _compute_rms, _shapes_rms
+)
+_backward_rms = operator(
+    "rms_norm_backward(Tensor dy, Tensor x, Tensor? weight, Tensor scale, bool of_weight) -> (Tensor, Tensor)",
+    _compute_rms_back,
+    _shapes_rms_back,
 )
 
 
@@ -95,3 +148,19 @@ class _LayerNorm(torch.autograd.Function):
         x, weight, mean, rstd = ctx.saved_tensors
         dx, dweight, dbias = _backward(dy, x, weight, mean, rstd, of_weight, of_bias)
         return dx, dweight.to(weight.dtype) if of_weight else None, dbias.to(ctx.bias_type) if of_bias else None, None
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, epsilon: float, dtype: torch.dtype) -> Any:
+        y, scale = _forward_rms(x, weight, epsilon, dtype)
+        ctx.save_for_backward(x, weight, scale)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        of_weight = ctx.needs_input_grad[1]
+        x, weight, scale = ctx.saved_tensors
+        dx, dweight = _backward_rms(dy, x, weight, scale, of_weight)
+        return dx, dweight.to(weight.dtype) if of_weight else None, None, None

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from diffusers.models.activations import GEGLU
+from diffusers.models.normalization import RMSNorm
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
+from diffusers.models.transformers.transformer_krea2 import Krea2RMSNorm
 from diffusers.models.unets.unet_stable_cascade import GlobalResponseNorm, SDCascadeLayerNorm
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -19,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from daguerre.kernels import biases
 from daguerre.kernels.geglu import geglu
 from daguerre.kernels.group_norm_silu import group_norm_silu
-from daguerre.kernels.row_norms import layer_norm
+from daguerre.kernels.row_norms import layer_norm, rms_norm
 from daguerre.kernels.response_norm import response_norm
 
 _DIVISORS = ("output_scale_factor", "rescale_output_factor")
@@ -67,14 +69,45 @@ class RowNorm(nn.LayerNorm):
     def forward(self, input: Tensor) -> Tensor:
         """As nn.LayerNorm, of the type of `input` under autocast; several dims, and weights that several devices share,
         as there."""
-        plain = len(self.normalized_shape) != 1 or isinstance(self.weight, DTensor)
-        if plain or not torch.is_autocast_enabled(input.device.type):
+        if len(self.normalized_shape) != 1 or not _is_ours(input, self.weight):
             return super().forward(input)
         return layer_norm(input, self.weight, self.bias, self.eps)
 
 
 class ImageNorm(SDCascadeLayerNorm, RowNorm):
     """Stable Cascade's, of the channels of an image."""
+
+
+class RowScale(nn.RMSNorm):
+    """torch's RMSNorm, which autocast widens as LayerNorm: of the type of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(self.normalized_shape) != 1 or self.eps is None or not _is_ours(x, self.weight):
+            return super().forward(x)
+        return rms_norm(x, self.weight, self.eps)
+
+
+class DiffusersRowScale(RMSNorm):
+    """RMSNorm of diffusers, whose result stays of the type that it has there: what is added up behind it, block after
+    block, is of that type, too."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        x, weight = hidden_states, self.weight
+        if len(self.dim) != 1 or self.bias is not None or not _is_ours(x, weight):
+            return super().forward(x)
+        dtype = x.dtype if weight is None else weight.dtype
+        if dtype not in (torch.float16, torch.bfloat16):  # which x is rounded to before it is scaled
+            dtype = torch.promote_types(x.dtype, dtype)
+        return rms_norm(x, weight, self.eps, dtype)
+
+
+class KreaRowScale(Krea2RMSNorm):
+    """RMSNorm of Krea 2, whose weight is stored less 1."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        if not _is_ours(hidden_states, self.weight):
+            return super().forward(hidden_states)
+        return rms_norm(hidden_states, self.weight + 1.0, self.eps)
 
 
 class One:
@@ -154,6 +187,15 @@ class Pointwise(nn.Conv2d):
         return product(rows, self.weight.flatten(1), bias).permute(0, 3, 1, 2)
 
 
+_ROWS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.LayerNorm: RowNorm,
+    SDCascadeLayerNorm: ImageNorm,
+    nn.RMSNorm: RowScale,
+    RMSNorm: DiffusersRowScale,
+    Krea2RMSNorm: KreaRowScale,
+}
+
+
 def norms(net: nn.Module) -> int:
     """GroupNorm with the SiLU behind it becomes one kernel, and so does GroupNorm before a transformer; returns how
     many did."""
@@ -174,8 +216,9 @@ def gates(net: nn.Module) -> int:
 
 
 def rows(net: nn.Module) -> int:
-    """LayerNorm under autocast keeps the type of its input; returns how many do."""
-    return _each(nn.LayerNorm, RowNorm, net) + _each(SDCascadeLayerNorm, ImageNorm, net)
+    """LayerNorm and RMSNorm under autocast become one operator, which keeps the type of its input; returns how many
+    do."""
+    return sum(_each(kind, ours, net) for kind, ours in _ROWS.items())
 
 
 def divisors(net: nn.Module) -> int:
@@ -260,6 +303,11 @@ def _put(kind: type[Norm], norm: Any) -> int:
         return 0
     norm.__class__ = kind
     return 1
+
+
+def _is_ours(x: Tensor, weight: Tensor | None) -> bool:
+    """True under autocast, of weights that several devices do not share: else rows are normed as in diffusers."""
+    return torch.is_autocast_enabled(x.device.type) and not isinstance(weight, DTensor)
 
 
 def _is(kind: type, module: Any) -> bool:
