@@ -73,7 +73,7 @@ ONE_PASS = OnePass()
 # It would be told that tensors are fake, and spare questions that it asks of real ones.
 import_utils.is_fake_tensor = lambda tensor: False
 available.installed = lambda: True
-available.module = lambda name: {"adamw_ema_triton": ONE_PASS}[name]
+available.module = lambda name: {"adamw_ema": ONE_PASS}[name]
 optimizer.check_finite = lambda what, tensors: None  # there are no numbers, and asking for each takes long
 attention.fastest = lambda question, dtype, device: attention.KERNELS["efficient"]  # nothing can be measured here
 

@@ -18,18 +18,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from daguerre.kernels import (
-    adamw_ema,
-    adamw_ema_triton,
-    geglu_triton,
-    group_norm_silu_triton,
-    row_norms_triton,
-    response_norm_triton,
-)
+from daguerre.kernels import adamw_ema
+from daguerre.kernels.triton import adamw_ema as one_pass
+from daguerre.kernels.triton import geglu, group_norm_silu, response_norm, row_norms
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 CAPABILITIES = (80, 89, 90, 100)
-MOST_REGISTERS = {"adamw_ema": 64, "geglu": 64, "group_norm_silu": 128, "layer_norm": 128, "response_norm": 160}
+MOST_REGISTERS = {"adamw_ema": 64, "geglu": 64, "group_norm_silu": 128, "row_norms": 128, "response_norm": 160}
 """A thread. With 64, half of a GPU's threads have room at once; with 128, a fourth."""
 KINDS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64"}
 KINDS |= {torch.int32: "*i32"}
@@ -94,15 +89,15 @@ def norms():
             for silu in (True, False):
                 x = torch.empty(B, C, size, size, dtype=dtype, device="meta").to(memory_format=torch.channels_last)
                 weight = torch.empty(C, device="meta")
-                _, mean, rstd = group_norm_silu_triton.forward(x, weight, weight, 32, 1e-5, silu)
-                group_norm_silu_triton.backward(x, x, weight, weight, mean, rstd, silu)
+                _, mean, rstd = group_norm_silu.forward(x, weight, weight, 32, 1e-5, silu)
+                group_norm_silu.backward(x, x, weight, weight, mean, rstd, silu)
 
 
 def gates():
     for D in (1280, 2560, 5120):
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             x = torch.empty(64, 2 * D, dtype=dtype, device="meta")
-            geglu_triton.backward(geglu_triton.forward(x), x)
+            geglu.backward(geglu.forward(x), x)
 
 
 def rows():
@@ -110,8 +105,8 @@ def rows():
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             x, weight = torch.empty(4096, D, dtype=dtype, device="meta"), torch.empty(D, device="meta")
             for affine in (weight, None):
-                _, mean, rstd = row_norms_triton.forward(x, affine, affine, 1e-5)
-                row_norms_triton.backward(x, x, affine, mean, rstd, affine is not None, affine is not None)
+                _, mean, rstd = row_norms.forward(x, affine, affine, 1e-5)
+                row_norms.backward(x, x, affine, mean, rstd, affine is not None, affine is not None)
 
 
 def responses():
@@ -119,10 +114,10 @@ def responses():
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             x, numbers = torch.empty(16, 24, 24, C, dtype=dtype, device="meta"), torch.empty(C, device="meta")
             for gelu in (False, True):
-                scale = response_norm_triton.squares(x, gelu)
-                response_norm_triton.scaled(x, scale, numbers, gelu)
-                response_norm_triton.sums(x, x, gelu)
-                response_norm_triton.gradient(x, x, scale, scale, gelu)
+                scale = response_norm.squares(x, gelu)
+                response_norm.scaled(x, scale, numbers, gelu)
+                response_norm.sums(x, x, gelu)
+                response_norm.gradient(x, x, scale, scale, gelu)
 
 
 def updates():
@@ -133,15 +128,15 @@ def updates():
                 step = torch.empty((), device="meta")
                 given = adamw_ema.Tensors(column, column, column, column, step, column)
                 rule = adamw_ema.Rule(1e-4, 0.01, 0.9, 0.999, 1e-8, share)
-                adamw_ema_triton.move(given, rule, step > 0, factor)
+                one_pass.move(given, rule, step > 0, factor)
 
 
 MODULES = {
-    "adamw_ema": (adamw_ema_triton, updates),
-    "geglu": (geglu_triton, gates),
-    "group_norm_silu": (group_norm_silu_triton, norms),
-    "layer_norm": (row_norms_triton, rows),
-    "response_norm": (response_norm_triton, responses),
+    "adamw_ema": (one_pass, updates),
+    "geglu": (geglu, gates),
+    "group_norm_silu": (group_norm_silu, norms),
+    "row_norms": (row_norms, rows),
+    "response_norm": (response_norm, responses),
 }
 
 

@@ -61,7 +61,7 @@ def _triton(tensors: Tensors) -> ModuleType | None:
     columns = [tensors.parameters, tensors.gradients, tensors.exp_avg, tensors.exp_avg_sq]
     columns += [tensors.averages] if tensors.averages else []
     alike = all(_one_layout(row) for row in zip(*columns, strict=True))
-    return available.module("adamw_ema_triton") if alike else None
+    return available.module("adamw_ema") if alike else None
 
 
 def _one_layout(row: Sequence[Tensor]) -> bool:

@@ -1,4 +1,4 @@
-"""Tells if the Triton kernels of this folder can be used here, and loads them. No kernel here."""
+"""Tells if the Triton kernels (triton/) can be used here, and loads them. No kernel here."""
 
 import os
 from functools import cache
@@ -26,5 +26,5 @@ def triton(device: torch.device) -> bool:
 
 
 def module(name: str) -> ModuleType:
-    """A module of this folder that needs Triton; to be asked for where `triton` says yes only."""
-    return import_module(f"daguerre.kernels.{name}")
+    """A module of the folder triton/; to be asked for where `triton` says yes only."""
+    return import_module(f"daguerre.kernels.triton.{name}")

@@ -34,7 +34,7 @@ def geglu(x: Tensor) -> Tensor:
 
 def _compute(x: Tensor) -> Tensor:
     if available.triton(x.device):
-        return available.module("geglu_triton").forward(x.contiguous())
+        return available.module("geglu").forward(x.contiguous())
     return plain(x.to(wide_type(x))).to(x.dtype)
 
 
@@ -44,7 +44,7 @@ def _shapes(x: Tensor) -> Tensor:
 
 def _compute_back(dy: Tensor, x: Tensor) -> Tensor:
     if available.triton(x.device):
-        return available.module("geglu_triton").backward(dy.contiguous(), x.contiguous())
+        return available.module("geglu").backward(dy.contiguous(), x.contiguous())
     values, gate = x.to(wide_type(x)).chunk(2, dim=-1)
     below = 0.5 * (1.0 + torch.erf(gate * math.sqrt(0.5)))
     slope = below + gate * torch.exp(-0.5 * gate * gate) / math.sqrt(2.0 * math.pi)

@@ -53,7 +53,7 @@ def _compute(
     """The result, and mean and 1 / deviation [B, G]."""
     x_BCHW = x_BCHW.contiguous(memory_format=_LAST)
     if available.triton(x_BCHW.device):
-        return available.module("group_norm_silu_triton").forward(x_BCHW, weight_C, bias_C, groups, epsilon, silu)
+        return available.module("group_norm_silu").forward(x_BCHW, weight_C, bias_C, groups, epsilon, silu)
     wide = wide_type(x_BCHW)
     B, C, H, W = x_BCHW.shape
     # With channels last torch takes the variance as a difference of large sums on a CPU.
@@ -84,7 +84,7 @@ def _compute_back(
     """Gradients of x, weight and bias."""
     dy_BCHW, x_BCHW = (t.contiguous(memory_format=_LAST) for t in (dy_BCHW, x_BCHW))
     if available.triton(x_BCHW.device):
-        kernels = available.module("group_norm_silu_triton")
+        kernels = available.module("group_norm_silu")
         return kernels.backward(dy_BCHW, x_BCHW, weight_C, bias_C, mean_BG, rstd_BG, silu)
     wide = wide_type(x_BCHW)
     B, C, H, W = x_BCHW.shape

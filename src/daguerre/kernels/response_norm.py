@@ -40,7 +40,7 @@ def _compute(x_BHWC: Tensor, gamma_C: Tensor, beta_C: Tensor, gelu: bool) -> tup
     """The result, and the norm of each channel, [B, 1, 1, C]."""
     gamma, beta = _wide(gamma_C), _wide(beta_C)
     if available.triton(x_BHWC.device):
-        x_BHWC, kernels = x_BHWC.contiguous(), available.module("response_norm_triton")
+        x_BHWC, kernels = x_BHWC.contiguous(), available.module("response_norm")
         norm = kernels.squares(x_BHWC, gelu).sqrt_()
         return kernels.scaled(x_BHWC, 1 + gamma * _ratio(norm)[1], beta, gelu), norm
     x = F.gelu(_wide(x_BHWC)) if gelu else _wide(x_BHWC)
@@ -60,7 +60,7 @@ def _compute_back(
     gamma, (mean, ratio) = _wide(gamma_C), _ratio(norm_B11C)
     scale = 1 + gamma * ratio
     if triton := available.triton(x_BHWC.device):
-        dy, x, kernels = dy_BHWC.contiguous(), x_BHWC.contiguous(), available.module("response_norm_triton")
+        dy, x, kernels = dy_BHWC.contiguous(), x_BHWC.contiguous(), available.module("response_norm")
         dscale, dbeta_B11C = kernels.sums(dy, x, gelu)
         dbeta = dbeta_B11C.sum(0)
     else:

@@ -37,7 +37,7 @@ def _compute(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result, and mean and 1 / deviation [N] of the rows."""
     if available.triton(x.device):
-        return available.module("row_norms_triton").forward(x.contiguous(), weight_D, bias_D, epsilon)
+        return available.module("row_norms").forward(x.contiguous(), weight_D, bias_D, epsilon)
     wide = wide_type(x)
     weight, bias = (None if p is None else p.to(wide) for p in (weight_D, bias_D))
     y, mean, rstd = torch.native_layer_norm(x.to(wide).contiguous(), x.shape[-1:], weight, bias, epsilon)
@@ -54,7 +54,7 @@ def _compute_back(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias, in the type of the arithmetic; empty ones for what is not asked for."""
     if available.triton(x.device):
-        dx, *rest = available.module("row_norms_triton").backward(
+        dx, *rest = available.module("row_norms").backward(
             dy.contiguous(), x.contiguous(), weight_D, mean_N, rstd_N, of_weight, of_bias
         )
     else:
@@ -80,7 +80,7 @@ def _shapes_back(
 def _compute_rms(x: Tensor, weight_D: Tensor | None, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The result, and 1 / root mean square [N] of the rows."""
     if available.triton(x.device):
-        found = available.module("row_norms_triton").forward(x.contiguous(), weight_D, None, epsilon, dtype, False)
+        found = available.module("row_norms").forward(x.contiguous(), weight_D, None, epsilon, dtype, False)
         return found[0], found[2]
     v = x.to(wide_type(x))
     scale = torch.rsqrt(v.square().mean(-1, keepdim=True) + epsilon)
@@ -97,7 +97,7 @@ def _compute_rms_back(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x, and of the weight in the type of the arithmetic; an empty one if it is not asked for."""
     if available.triton(x.device):
-        dx, dweight, _ = available.module("row_norms_triton").backward(
+        dx, dweight, _ = available.module("row_norms").backward(
             dy.contiguous(), x.contiguous(), weight_D, None, scale_N, of_weight, False
         )
         return dx, scale_N.new_empty(0) if dweight is None else dweight

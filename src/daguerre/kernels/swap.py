@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from daguerre.kernels import biases
 from daguerre.kernels.geglu import geglu
 from daguerre.kernels.group_norm_silu import group_norm_silu
-from daguerre.kernels.row_norms import layer_norm, rms_norm
 from daguerre.kernels.response_norm import response_norm
+from daguerre.kernels.row_norms import layer_norm, rms_norm
 
 _DIVISORS = ("output_scale_factor", "rescale_output_factor")
 """Of diffusers' residual and attention blocks."""

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from daguerre.kernels.tiles_triton import loaded, tile, whole_columns
+from daguerre.kernels.triton.tiles import loaded, tile, whole_columns
 
 _NUMBERS, _WARPS = 8192, 4
 """Numbers of an image that a program holds, and its warps. All such numbers are the fastest on an H200 of several."""

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from daguerre.kernels.tiles_triton import loaded
+from daguerre.kernels.triton.tiles import loaded
 
 _NUMBERS, _WARPS = 4096, 4
 """Numbers that a program holds at a time, and its warps. All such numbers are the fastest on an H200 of several."""

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from daguerre.kernels.tiles_triton import loaded, whole_columns
+from daguerre.kernels.triton.tiles import loaded, whole_columns
 
 _NUMBERS, _WARPS = 1024, 4
 """Numbers that a program computes, and its warps. All such numbers are the fastest on an H200 of several."""

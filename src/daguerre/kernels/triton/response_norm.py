@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from daguerre.kernels.tiles_triton import loaded, tile
+from daguerre.kernels.triton.tiles import loaded, tile
 
 _ROWS, _COLUMNS, _WARPS = 64, 64, 4
 """What a program of the sums holds. All such numbers are the fastest on an H200 of several."""
