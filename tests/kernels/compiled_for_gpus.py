@@ -20,17 +20,25 @@ from triton.compiler import ASTSource
 
 from daguerre.kernels import adamw_ema
 from daguerre.kernels.triton import adamw_ema as one_pass
-from daguerre.kernels.triton import geglu, group_norm_silu, response_norm, row_norms
+from daguerre.kernels.triton import geglu, group_norm_silu, response_norm, rotary, row_norms
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 CAPABILITIES = (80, 89, 90, 100)
 MOST_REGISTERS = {"adamw_ema": 64, "geglu": 64, "group_norm_silu": 128, "row_norms": 128, "response_norm": 160}
+MOST_REGISTERS |= {"rotary": 64}
 """A thread. With 64, half of a GPU's threads have room at once; with 128, a fourth."""
 KINDS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64"}
 KINDS |= {torch.int32: "*i32"}
 WIDE = {"_sums": (1, 0), "_write": (1, 1), "_sums_back": (2, 0), "_write_back": (2, 1), "_meet": (0, 0)}
 WIDE |= {"_meet_back": (0, 0), "_geglu": (2, 1), "_geglu_back": (3, 2), "_kernel": (4, 3)}
-WIDE |= {"_forward": (1, 1), "_backward": (2, 1), "_squares": (1, 0), "_scaled": (1, 1), "_gradient": (2, 1)}
+WIDE |= {
+    "_turn": (1, 1),
+    "_forward": (1, 1),
+    "_backward": (2, 1),
+    "_squares": (1, 0),
+    "_scaled": (1, 1),
+    "_gradient": (2, 1),
+}
 """Fewest loads and stores of 16 bytes in each: one for each image, or tensor of numbers, that it reads and writes."""
 
 
@@ -109,6 +117,24 @@ def rows():
                 row_norms.backward(x, x, affine, mean, rstd, affine is not None, affine is not None)
 
 
+def scales():
+    """Of heads of 128 features, and of the widths of today's transformers."""
+    for D in (128, 2560, 3072, 3840, 4096, 6144):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            x, weight = torch.empty(4096, D, dtype=dtype, device="meta"), torch.empty(D, device="meta")
+            for affine, result in ((weight, torch.float32), (weight.to(dtype), dtype), (None, dtype)):
+                y, _, rstd = row_norms.forward(x, affine, None, 1e-6, result, False)
+                row_norms.backward(y, x, affine, None, rstd, affine is not None and D == 3840, False)
+
+
+def positions():
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        x, table = torch.empty(2, 4096, 24, 128, dtype=dtype, device="meta"), torch.empty(4096, 128, device="meta")
+        for sines, halves in ((table, False), (table, True), (None, False)):
+            for back in (False, True):
+                rotary.turned(x, table, sines, 24, halves, back)
+
+
 def responses():
     for C in (4096, 8192):
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -135,7 +161,8 @@ MODULES = {
     "adamw_ema": (one_pass, updates),
     "geglu": (geglu, gates),
     "group_norm_silu": (group_norm_silu, norms),
-    "row_norms": (row_norms, rows),
+    "row_norms": (row_norms, lambda: (rows(), scales())),
+    "rotary": (rotary, positions),
     "response_norm": (response_norm, responses),
 }
 
@@ -163,7 +190,7 @@ def check(name, capability, launch):
     said += f"{loads}, stores {stores}"
     assert registers <= MOST_REGISTERS[name], said
     assert not [m for m in moves if m.startswith(("LDL", "STL"))], f"spills: {said}"
-    held = constants.get("BLOCK") or constants.get("ROWS", 0) * constants.get("COLUMNS", 0)
+    held = constants.get("BLOCK") or constants.get("ROWS", 0) * constants.get("COLUMNS", constants.get("WIDTH", 0))
     if held >= 8 * 32 * warps or name == "adamw_ema":  # else a program has not 16 bytes of bf16 for each thread
         read, written = (n + constants.get("AVERAGES", False) for n in WIDE[function.__name__])
         assert loads >= read, said

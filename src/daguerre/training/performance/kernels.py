@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from daguerre.errors import UserError, install
-from daguerre.kernels import attention, available, biases, blocks, channels_last, narrow, products, swap
+from daguerre.kernels import attention, available, biases, blocks, channels_last, narrow, products, rotary, swap
 from daguerre.kernels.blocks import repeated as repeated  # for the loss, which knows no kernels
 from daguerre.training.precision import dtypes
 from daguerre.training.settings import TrainingSettings
@@ -71,8 +71,8 @@ def store(settings: TrainingSettings, encoder: nn.Module) -> None:
 
 
 def layout(networks: Iterable[nn.Module], fused: bool, last: bool) -> None:
-    """Sets norms and gates as one operator each, and LayerNorm in the type of its input (`fused`), and channels last,
-    which decide the activations that are kept for the backward pass. Asks no device."""
+    """Sets norms, gates and rotary positions as one operator each, in the type of their input (`fused`), and channels
+    last, which decide the activations that are kept for the backward pass. Asks no device."""
     for network in networks:
         if fused:
             swap.norms(network)
@@ -85,6 +85,7 @@ def layout(networks: Iterable[nn.Module], fused: bool, last: bool) -> None:
             swap.shifts(network)
         if fused:
             biases.enable(network)
+            rotary.enable(network)
         if last:
             channels_last.enable(network)
 
