@@ -36,7 +36,7 @@ DEVICES = {"h100": "H100", "h200": "H200"}
 ONE_PASS_BYTES = 36
 """Bytes that AdamW's kernel of one launch reads and writes a parameter (docs/speed.md)."""
 CASTS = {"_to_copy", "copy_", "to"}
-NORMS = ("norm", "silu", "geglu")
+NORMS = ("norm", "silu", "geglu", "rotary")
 
 
 def kind(name: str, operations: int) -> str:

@@ -16,7 +16,7 @@ FORMS = {"neighbours": -1, "halves": -2}
 
 
 def gap(ours, theirs):
-    return float((ours.detach().double() - theirs).abs().max()) if theirs.numel() else 0.0
+    return float((ours.double() - theirs).detach().abs().max()) if theirs.numel() else 0.0
 
 
 def given(shape, dtype, rows):
