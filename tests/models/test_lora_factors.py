@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from measured_peak import peak
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
-from daguerre.models.lora_files import shapes
+from daguerre.models.lora_files import fusing, shapes
 from daguerre.models.lora_files.addition import Addition, merged
 from daguerre.models.lora_files.read import read
+from daguerre.training.precision import quantized
 
 RANK = 4
 
@@ -258,3 +260,27 @@ def test_a_dora_that_takes_away_its_base_is_refused_with_its_layer():
     plain = Addition("square", {"diff": torch.ones(24, 24)}, 1.0, origin="style.safetensors")
     with pytest.raises(UserError, match="where the model itself has NaN"):
         merged(broken, [(plain, 1.0)], "net")
+
+
+def test_an_addition_is_compared_over_ranks_without_its_whole_product():
+    """As of a fused projection, which a file has in the rank of all its parts: memory goes by factors."""
+    down, up = torch.randn(4, 600), torch.randn(900, 4)
+    given = Addition("linear", {"lora_A.weight": down, "lora_B.weight": up}, 0.5)
+    wider = {"lora_A.weight": torch.cat([torch.randn(8, 600), down]), "lora_B.weight": up.new_zeros(900, 12)}
+    wider["lora_B.weight"][:, 8:] = up / 2
+    changed = {**wider, "lora_A.weight": wider["lora_A.weight"] * (1 + 1e-5)}
+    found = list[bool]()
+    taken = peak(lambda: found.extend(given.agrees(Addition("linear", each, 1.0)) for each in (wider, changed)))
+    assert found == [True, False]
+    assert taken < 900 * 600 * 8, "a whole product in float64"
+
+
+def test_files_over_a_base_of_few_bits_need_none_of_its_weights(tmp_path, monkeypatch):
+    """Neither where they are read, nor where the parts of a projection become one."""
+    base = Network()
+    base.linear, base.square = (quantized.quantized(layer, "int8") for layer in (base.linear, base.square))
+    monkeypatch.setattr(quantized, "dequantize", lambda *given: pytest.fail("a weight is made of its codes"))
+    ((one,),) = read(written(tmp_path, "linear", times(1)), {"net": base}).values()
+    (joined,) = fusing.joined(base, ["square", "linear"], {"linear": [one]})
+    up = one.scale * one.factors["lora_B.weight"]
+    assert torch.equal(joined.factors["lora_B.weight"], torch.cat([torch.zeros(24, RANK), up]))

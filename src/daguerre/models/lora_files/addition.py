@@ -73,9 +73,9 @@ class Addition:
             return False
         if {DOWN, UP} == self.factors.keys() and self.rank != other.rank:
             # Of a part of a fused projection, which a file has in the rank of all parts together.
-            shape = (len(self.factors[UP]), self.factors[DOWN].flatten(1).shape[1])
-            mine, its = self.change(shape).double(), other.change(shape).double()
-            return bool((its - mine).norm() <= _MOST_OFF * mine.norm())
+            (up, down), (its_up, its_down) = self._pair(), other._pair()
+            apart = _norm(torch.cat([up, -its_up], 1), torch.cat([down, its_down]))
+            return apart <= _MOST_OFF * _norm(up, down)
         for name, value in self.factors.items():
             scales = (self.scale, other.scale) if name == self.strong else (1.0, 1.0)
             mine, its = (
@@ -110,6 +110,11 @@ class Addition:
         added."""
         return self.scale * self._product().reshape(*shape)
 
+    def _pair(self) -> tuple[Tensor, Tensor]:
+        """Both factors of a plain LoRA as matrices in float64, the scale counted in the second."""
+        up, down = (self.factors[name].detach().cpu().flatten(1).double() for name in (UP, DOWN))
+        return up, self.scale * down
+
     def _product(self) -> Tensor:
         t = {name: value.float() for name, value in self.factors.items()}
         if DIFF in t:
@@ -127,6 +132,11 @@ class Addition:
             two = t["lokr_w2"] if "lokr_w2" in t else t["lokr_w2_a"] @ t["lokr_w2_b"].flatten(1)
         product = torch.kron(one.reshape(*one.shape, *(1 for _ in two.shape[2:])), two.contiguous())
         return product if self.rows is None else product[slice(*self.rows)]
+
+
+def _norm(up: Tensor, down: Tensor) -> float:
+    """The norm of a product of factors, without the product: that of a wide layer takes hundreds of megabytes."""
+    return float((torch.linalg.qr(up).R @ torch.linalg.qr(down.T).R.T).norm())
 
 
 def _half(t: Mapping[str, Tensor], number: str) -> Tensor:

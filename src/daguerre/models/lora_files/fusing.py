@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
+from daguerre.models.lora_files import shapes
 from daguerre.models.lora_files.addition import ALPHA, COLUMNS, DIFF, DOWN, MAGNITUDE, UP, Addition
 from daguerre.models.lora_files.names import BIAS, BIAS_OF_UP
 
@@ -90,7 +91,7 @@ def joined(
         if not found:
             continue
         kinds = {frozenset(each.factors) for each in found.values()}
-        rows = [len(network.get_submodule(layer).weight) for layer in layers]  # type: ignore[arg-type]
+        rows = outputs(network, layers)
         if kinds == {frozenset({DIFF})}:
             first = next(iter(found.values()))
             values = [
@@ -111,6 +112,11 @@ def joined(
                 "resize` (of a LoKr there is no other way)",
                 code="unsupported",
             )
+
+
+def outputs(network: nn.Module, layers: Sequence[str]) -> list[int]:
+    """Outputs of each of these layers."""
+    return [shapes.of_weight(network.get_submodule(layer))[0] for layer in layers]
 
 
 def cuts(rows: Sequence[int]) -> list[tuple[int, int]]:

@@ -88,7 +88,7 @@ def _modules(
                 raise UserError(f"{path} has {'.'.join(layer)} twice: {other} and {name}", code="conflict")
             found.setdefault(layer, {})[factor] = part
         if factor.startswith(fusing.LOKR) and len(place.layers) > 1:
-            rows = _rows(place, networks)
+            rows = fusing.outputs(networks[place.component], place.layers)
             own = [(place.component, layer) for layer in place.layers]
             cut |= {layer: (each, sum(rows)) for layer, each in zip(own, fusing.cuts(rows), strict=True)}
     if unknown:
@@ -120,19 +120,13 @@ def _take_full_rank(path: Path, modules: dict[_Layer, dict[str, Tensor]], networ
         factors[DIFF] = factors.pop(DOWN)
 
 
-def _rows(place: Place, networks: Mapping[str, nn.Module]) -> list[int]:
-    """Outputs of each layer of a fused projection."""
-    network = networks[place.component]
-    return [len(network.get_submodule(layer).weight) for layer in place.layers]  # type: ignore[arg-type]
-
-
 def _parts(
     path: Path, name: str, factor: str, value: Tensor, place: Place, networks: Mapping[str, nn.Module]
 ) -> Iterator[tuple[_Layer, Tensor]]:
     """A file's factor by the layers of the model: several where the file has one for a fused projection."""
     network = networks[place.component]
     if len(place.layers) > 1:
-        values = fusing.parts(path, name, factor, value, _rows(place, networks))
+        values = fusing.parts(path, name, factor, value, fusing.outputs(networks[place.component], place.layers))
     else:
         own = facts_of(network).names
         turned = place.is_original and own is not None and place.layers[0] in own.swapped
@@ -201,18 +195,17 @@ def _additions(
     without alpha 1."""
     alpha = factors.pop(ALPHA, None)
     biases = {name: factors.pop(name) for name in _BIASES if name in factors}
-    (component, layer), where, weight = place, ".".join(place), module.weight
-    assert isinstance(weight, Tensor)
+    (component, layer), where, weight = place, ".".join(place), shapes.of_weight(module)
     scale = 1.0
     if factors or not biases:
         if COLUMNS in factors:
             lengths = factors.pop(COLUMNS)
             factors[_axis(path, where, lengths)] = lengths
         _check_whole(path, where, factors)
-        rows, count = cut or (None, len(weight))
+        rows, count = cut or (None, weight[0])
         # The lengths of DoRA have been cut where the projection's were counted.
         whole = {name: value for name, value in factors.items() if cut is None or name != MAGNITUDE}
-        _check_shape(path, where, whole, (count, *weight.shape[1:]))
+        _check_shape(path, where, whole, (count, *weight[1:]))
         factors = {name: _plain(name, value, weight) for name, value in factors.items()}
         rank = Addition(layer, factors, 1.0).rank
         if DIFF not in factors:  # of a sum all programs leave an alpha out
@@ -220,7 +213,7 @@ def _additions(
                 float(alpha) / rank if alpha is not None and rank else 1.0
             )  # LyCORIS: of two whole matrices it is 1
             scale = scales.of(layer, rank) if alpha is None else of_alpha
-        yield _finite(path, component, Addition(layer, factors, scale, rows=rows, origin=str(path)), weight.shape)
+        yield _finite(path, component, Addition(layer, factors, scale, rows=rows, origin=str(path)), weight)
     for name, value in biases.items():
         bias = getattr(module, "bias", None)
         if bias is None or (name == BIAS_OF_UP and MAGNITUDE in factors):
@@ -233,10 +226,10 @@ def _additions(
         yield _finite(path, component, Addition(layer, {DIFF: value}, own, "bias", origin=str(path)), bias.shape)
 
 
-def _plain(factor: str, value: Tensor, weight: Tensor) -> Tensor:
-    """The factor in the shape that peft has for it, of several that mean the same."""
-    if factor == MAGNITUDE and weight.dim() > 2:
-        return value.reshape(1, -1, *(1 for _ in weight.shape[2:]))
+def _plain(factor: str, value: Tensor, weight: Sequence[int]) -> Tensor:
+    """The factor in the shape that peft has for it, of several that mean the same; `weight` is the layer's shape."""
+    if factor == MAGNITUDE and len(weight) > 2:
+        return value.reshape(1, -1, *(1 for _ in weight[2:]))
     if factor in (MAGNITUDE, COLUMNS):
         return value.flatten()
     return value.flatten(1) if factor == "lokr_w2_b" and value.dim() > 2 else value
@@ -280,7 +273,7 @@ def _check_shape(path: Path, where: str, factors: Mapping[str, Tensor], weight: 
         )
 
 
-def _finite(path: Path, component: str, addition: Addition, shape: torch.Size) -> Addition:
+def _finite(path: Path, component: str, addition: Addition, shape: Sequence[int]) -> Addition:
     """The addition. UserError where its product is no number: factors or an alpha are too large."""
     # A bound first: the product of every layer would take longer than all the rest of reading.
     most = max(1.0, abs(addition.scale))

@@ -7,7 +7,7 @@ Only sizes of 1 at the end may be there or not: a 1x1 convolution and a linear l
 import math
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from daguerre.models.lora_files.addition import COLUMNS, DIFF, DOWN, MAGNITUDE, MIDDLE, UP
 
@@ -24,6 +24,14 @@ WHOLE: tuple[set[str], ...] = (
 )
 """The factors that together are an addition, without the lengths of DoRA."""
 Shape = tuple[int, ...]
+
+
+def of_weight(module: nn.Module) -> Shape:
+    """The shape of a layer's weight."""
+    if isinstance(module, nn.Linear):  # one that keeps codes of few bits would make its weight
+        return module.out_features, module.in_features
+    assert isinstance(module.weight, Tensor)
+    return tuple(module.weight.shape)
 
 
 def misfit(factors: Mapping[str, Tensor], weight: Sequence[int]) -> str:
