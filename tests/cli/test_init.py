@@ -8,6 +8,7 @@ import pytest
 from PIL import Image, ImageEnhance
 
 from daguerre.cli import init, main
+from daguerre.cli.parts import own_base
 from daguerre.config import config as configs
 from daguerre.config import recipe
 from daguerre.data.tools import duplicates
@@ -83,7 +84,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(place, capsys):
     assert "is a folder of images: `daguerre init dogs`" in refused(capsys, "train", "dogs")
 
 
-def test_a_run_of_ones_own_is_the_base(place, capsys, tiny_sd):
+def test_a_run_of_ones_own_is_the_base(place, capsys, tiny_sd, monkeypatch):
     given = ["data.source=folder", "data.path=dogs", "training.duration=1 steps", "data.resolution=32", "run_name=own"]
     quick = ["loader.num_workers=0", "lr_scheduler.warmup=0 steps", "sampling.num_images=0"]
     given += [*quick, "training.global_batch_size=4", "training.weights_dtype=float32"]
@@ -93,7 +94,7 @@ def test_a_run_of_ones_own_is_the_base(place, capsys, tiny_sd):
     assert main.run(["train", "sd15", model, *given]) == 0
     assert main.run(["init", "dogs", "base=runs/own", "optimizer.learning_rate=3e-4"]) == 0
     said = capsys.readouterr().out
-    assert "runs/own/pipeline, by the settings of the recipe sd15_lora" in said
+    assert "runs/own/pipeline, by the settings of the recipe sd15_lora; as the model is small, rate," in said
     assert "downloads" not in said
     config = configs.load("dogs.yaml").config
     assert config.model.pretrained_model_name_or_path == "runs/own/pipeline"
@@ -105,6 +106,16 @@ def test_a_run_of_ones_own_is_the_base(place, capsys, tiny_sd):
     assert len({*config.sampling.prompts}) == len(config.sampling.prompts) > 2
     assert "teach blur" not in said
     assert [*config.adapters] == ["lora"]
+    (lora,), batch = config.adapters.values(), config.training.global_batch_size
+    assert (lora.targets, lora.rank, batch, config.ema.enabled) == ("attention+ff+conv", 16, 16, True)
+    assert (config.lr_scheduler.name, config.ema.decay, config.data.random_flip) == ("linear", 0.98, True)
+    measured = configs.load("emoji_lora", ["data.font=x"]).config
+    assert (measured.adapters["lora"].targets, measured.ema.decay) == (lora.targets, config.ema.decay)
+    monkeypatch.setattr(own_base, "_SMALL_BYTES", 0)
+    assert main.run(["init", "dogs", "base=runs/own", "-o", "large.yaml"]) == 0
+    assert "recipe sd15_lora\n" in capsys.readouterr().out
+    large = configs.load("large.yaml").config
+    assert (large.optimizer.learning_rate, large.training.per_device_batch_size) == (1e-4, None), "as the base was"
     once = ["training.duration=1 steps", "validation.compared_images=0"]
     assert main.run(["train", "dogs.yaml", *quick, *once]) == 0
     assert "base=runs/dogs has no pipeline/ to train a LoRA on" in refused(

@@ -122,7 +122,7 @@ def run(arguments: list[str]) -> int:
     places = _bases()
     own = None if options.base is None else own_base.found(options.base, places)
     here = _here(places)
-    base, brought = own or (_chosen(options.base, places, here), [])
+    base, brought, settings = own or (_chosen(options.base, places, here), [], "")
     asked = {overrides.pair(one)[0] for one in rest}
     given = [one for one in brought if overrides.pair(one)[0] not in asked]
     given += [f"data.source={detect.kind([folder])}", f"data.path={folder}", f"run_name={name}", *rest]
@@ -132,6 +132,7 @@ def run(arguments: list[str]) -> int:
     head = [
         f"A LoRA of the images in {folder}, from {options.base if own else f'the recipe {base}'}; written by "
         "`daguerre init`.",
+        *wrapped(f"Settings are those of {settings} (docs/choosing.md)." * bool(settings), _COLUMNS),
         "",
         f"Command:  {command}",
         f"Length:   {about_length}",
@@ -143,7 +144,7 @@ def run(arguments: list[str]) -> int:
     # On a GPU, where the recipe is for one, whatever this machine has.
     needs = _needs(base, ["training.device=cuda", *given] if base in places and not own else given)
     place = getattr(loaded.config.model, "pretrained_model_name_or_path", "")
-    about_base = _about_base(base, place, places, here, own is not None)
+    about_base = _about_base(base, place, places, here, settings)
     write_bytes_atomically(path, annotated.text(head, tree).encode())
     sections = {"Images": about_images, "Base model": about_base, "Length": wrapped(about_length, _COLUMNS)}
     sections |= {"Needs": needs, "Next": [f"read {path}, then", command]}
@@ -171,9 +172,10 @@ def _here(places: Mapping[str, str]) -> list[str]:
     return [name for name, place in places.items() if resolve.here(place, resolve.Options()) is not None]
 
 
-def _about_base(chosen: str, place: str, places: Mapping[str, str], here: Sequence[str], own: bool) -> list[str]:
-    """Lines on the base model at a place, and on how it was chosen: by a recipe, or as a folder of one's `own`."""
-    said = f"{place}, by the settings of the recipe {chosen}" if own else f"{chosen}: {place}"
+def _about_base(chosen: str, place: str, places: Mapping[str, str], here: Sequence[str], settings: str) -> list[str]:
+    """Lines on the base model at a place, and on how it was chosen: by a recipe, or as a folder of one's own, for which
+    it is said where the `settings` are from."""
+    said = f"{place}, by the settings of {settings}" if settings else f"{chosen}: {place}"
     lines = wrapped(said, _COLUMNS)
     if place == places.get(chosen) and chosen not in here:
         lines.append("not on this machine: training downloads it, and so does")

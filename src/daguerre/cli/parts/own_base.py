@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from daguerre import trees
 from daguerre.assembly.batch_sizes import batch_sizes
@@ -20,11 +21,27 @@ _OF_SAMPLING = ("sampler", "num_inference_steps", "guidance_scale", "guidance_re
 _OF_TRAINING = ("mixed_precision", "weights_dtype", "frozen_precision", "gradient_checkpointing")
 """What suits the base's size and the machine that trained it."""
 _BATCH = "training.global_batch_size"
+_OF_SMALL = "emoji_lora"
+"""The recipe of a LoRA whose rate, batch, layers and averages were measured on a small model (docs/choosing.md)."""
+_SMALL_BYTES = 400e6
+"""A model whose files take less has fewer than 100 million parameters: that one has 5.6, Stable Diffusion 1066."""
+_REPEATS = 80
+"""Of each image in an epoch, of which a run has four: that recipe sees each 320 times."""
 
 
-def found(given: str, recipes: Iterable[str]) -> tuple[str, list[str]] | None:
-    """The first of the recipes that is for the base's family, and overrides that make it one for this base; None where
-    there is no folder of a run or pipeline. UserError for one that no LoRA can be trained on."""
+class Own(NamedTuple):
+    """The recipe for a base of one's own."""
+
+    recipe: str
+    overrides: list[str]
+    """What makes it one for this base."""
+    settings: str
+    """Where the settings are from, for people."""
+
+
+def found(given: str, recipes: Iterable[str]) -> Own | None:
+    """The first of the recipes that is for the base's family, as one for this base; None where there is no folder of a
+    run or pipeline. UserError for one that no LoRA can be trained on."""
     folder = RunFolder(Path(given))
     if not folder.config.is_file() and index.find(folder.path) is None:
         return None
@@ -48,13 +65,34 @@ def found(given: str, recipes: Iterable[str]) -> tuple[str, list[str]] | None:
             code="unsupported",
             setting="base",
         )
-    if trained is not None and batch_sizes(trained).micro >= trees.get(recipe.tree(suitable), _BATCH):
+    small, settings = _of_small(place, family), f"the recipe {suitable}"
+    if small:
+        own = trees.merge(own, small)
+        settings += f"; as the model is small, rate, batch and layers of {_OF_SMALL}, which were measured on such a one"
+    fits = trained is not None and batch_sizes(trained).micro >= trees.get(recipe.tree(suitable), _BATCH)
+    if small or fits:
         own = trees.merge(own, trees.nested("training.per_device_batch_size", None))  # a LoRA's batch fits in one pass
     about = {"description": f"A LoRA on {given}", "model": {"pretrained_model_name_or_path": str(place)}}
-    return suitable, [
+    overrides = [
         f"{path}={value if isinstance(value, str) else json.dumps(value)}"
         for path, value in trees.paths(trees.merge(own, about))
     ]
+    return Own(suitable, overrides, settings)
+
+
+def _of_small(place: Path, family: str) -> Tree:
+    """Settings of a LoRA for a small model, empty for a large one and for another family than that which was measured.
+    A recipe for a large model hardly moves a small one, or breaks it."""
+    measured = recipe.tree(_OF_SMALL)
+    size_bytes = sum(file.stat().st_size for file in place.rglob("*.safetensors"))
+    if size_bytes >= _SMALL_BYTES or trees.get(measured, "model.family") != family:
+        return {}
+    return {
+        **{name: measured[name] for name in ("adapters", "optimizer", "lr_scheduler")},
+        "ema": {"enabled": True, **measured["ema"]},
+        "training": {"global_batch_size": trees.get(measured, _BATCH)},
+        "data": {"sources": {"images": {"repeats": _REPEATS}}},
+    }
 
 
 def _of_pipeline(given: str, folder: Path) -> Tree:
@@ -76,7 +114,7 @@ def _of_run(config: Config) -> Tree:
         "model": {name: value for name, value in tree["model"].items() if name == "family" or isinstance(value, bool)},
         "objective": tree["objective"],
         "sampling": {name: whole["sampling"][name] for name in (*_OF_SAMPLING, "prompts")},
-        "data": {"resolution": whole["data"]["resolution"]},
+        "data": {name: whole["data"][name] for name in ("resolution", "random_flip")},
         "training": {name: whole["training"][name] for name in _OF_TRAINING},
         "loader": {"num_workers": whole["loader"]["num_workers"]},
         "cache": {"path": AUTO} if config.cache.path == AUTO else {},  # a folder would be that of other images
