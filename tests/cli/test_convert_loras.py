@@ -295,7 +295,7 @@ REFUSED = [
     (["lora", "LORA", "format=peft", "out=x.safetensors"], "a folder for each component"),
     (
         ["lora", "LORA", "format=kohya", "out=x.safetensors"],
-        "published models, so the one that it was trained on is needed",
+        "published ones; as one of sd1: ",
     ),
     (["lora", "LORA", "format=kohya", "out=x.safetensors", "base=nowhere"], "there is no such place"),
     (["lora", "nowhere", "format=kohya", "out=x.safetensors"], "there is no such file"),

@@ -143,6 +143,14 @@ def test_what_forgot_much_is_the_best_only_where_all_that_learnt_did():
     assert found["strong"].numbers["drift"].value > shown.MUCH * 0.5 > found["weak"].numbers["drift"].value
     assert best == "weak"
     assert outcome.found(PICTURES, same, base, {"strong": cells["strong"]}, 0.5)[1] == "strong"
+    some = np.where((np.arange(40) % 7 == 0)[:, None], np.roll(base.base_ND, 1, axis=0), base.base_ND)
+    scattered = {"scattered": Features(PICTURES[own], PICTURES[own], some)}
+    found, best = outcome.found(PICTURES, same, base, cells | scattered, 0.5)
+    drift = found["scattered"].numbers["drift"]
+    assert drift.value < shown.MUCH * 0.5 < drift.interval[1], "it is not clear that it kept the base"
+    assert found["scattered"].numbers["balance"].value > found["weak"].numbers["balance"].value
+    assert best == "weak", "of which it is clear"
+    assert outcome.found(PICTURES, same, base, scattered, 0.5)[1] == "scattered"
 
 
 def test_a_page_names_what_destroyed_the_base():
@@ -153,9 +161,11 @@ def test_a_page_names_what_destroyed_the_base():
     mild, much = cell(0.5, 0.02), cell(0.7, 0.3, behind=[-0.1, 0.3])
     gone = cell(1.0, 0.49, destroyed=True)
     document = {"unrelated": 0.5, "cells": [mild, much, gone], "best": {"step": 4, "strength": 0.5}}
-    first, kept, others, last = shown.lines(document)
+    first, kept, others, last, use = shown.lines(document)
+    assert "checkpoint=step-00000004 format=adapters" in use
+    assert "use='{ADAPTER: 0.5}'" in use
     assert first.endswith("strength 0.5. There:")
-    assert others == "forgot more than 20 %: update 4, strength 0.7"
+    assert others == "moved more than 20 % of the way: update 4, strength 0.7"
     near = cell(0.6, 0.03, behind=[-0.1, 0.3])
     document["cells"].append(near)
     assert "strength 0.5; not clearly behind: update 4, strength 0.6. There:" in shown.lines(document)[0]

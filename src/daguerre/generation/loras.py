@@ -6,9 +6,10 @@ does not matter, and negative strengths take away.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -116,12 +117,18 @@ def _merged(parts: Components, files: Mapping[Path, float], told: Iterable[str])
                     asked.setdefault((component, each.name), []).append((each, strength))
             for notice in notices[file]:
                 print(notice)
-            counts = ", ".join(f"{len(additions):,} layers of {component}" for component, additions in found.items())
-            print(f"{file} x {strength:g}: {counts}")
+            print(f"{file} x {strength:g}: {', '.join(starmap(_described, found.items()))}")
         for (component, name), own in asked.items():
             weight = parts.family.components[component].get_parameter(name)
             weight.copy_(merged(weight, own, component))
     return parts
+
+
+def _described(component: str, additions: Sequence[Addition]) -> str:
+    """The layers of a component that a LoRA adds to, and their ranks."""
+    ranks = sorted({each.rank for each in additions if each.rank is not None})
+    of_ranks = f" of rank {' to '.join(map(str, dict.fromkeys((ranks[0], ranks[-1]))))}" if ranks else ""
+    return f"{len(additions):,} layers of {component}{of_ranks}"
 
 
 def _other_base(file: Path, digests: Mapping[str, Callable[[], str]]) -> Iterator[str]:

@@ -15,8 +15,8 @@ balance   harmonic mean of what was learnt and what was kept: the gain in likene
 
 Weights have destroyed the base where the drift is not clearly below `unrelated`: they draw the base's prompts no nearer
 to the base's images than other prompts are. What such images are like means nothing, so none of them is the best.
-Nor is one that moved more than MUCH of the way there, where another learnt and did not: learning and forgetting grow
-together, so that the balance alone would often name the one that learnt all and kept half.
+Nor is one that moved more than MUCH of the way there, where another learnt and did not, clearly if there is such a one:
+learning and forgetting grow together, so that the balance alone would often name the one that learnt all and kept half.
 
 Letters: N images of one list of prompts, P training pictures, D features.
 """
@@ -128,7 +128,8 @@ def found(
     plain = numbers_of(_ALL)
     learnt = [key for key in there if plain[key, "balance"] > 0]
     mild = [key for key in learnt if plain[key, "drift"] <= MUCH * scale]
-    best = max(mild or learnt, key=lambda key: plain[key, "balance"], default=None)
+    clear = [key for key in mild if plain[key, "drift"] + widths[key] <= MUCH * scale]
+    best = max(clear or mild or learnt, key=lambda key: plain[key, "balance"], default=None)
 
     def of_groups(kept_G: np.ndarray) -> dict[tuple[Key, str], float]:
         of = numbers_of(kept_G)

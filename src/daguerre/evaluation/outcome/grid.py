@@ -154,6 +154,9 @@ class Grid:
         # The base draws the same whatever was trained.
         cell = "base" if strength == 0 else f"{name}-strength-{strength:g}"
         weights = "the base" if strength == 0 else f"update {_step(name):,} at strength {strength:g}"
+        strengths = self.settings.strengths  # the newest update comes first, behind the base
+        done = 0 if strength == 0 else self._names[::-1].index(name) * len(strengths) + strengths.index(strength) + 1
+        count = 1 + len(self._names) * len(strengths)
         return {
             which: GeneratedImages(
                 self.folder.path / "images" / f"{cell}-{which}",
@@ -163,7 +166,7 @@ class Grid:
                 lambda: self._parts(name),
                 {} if strength == 0 else provenance,
                 self.stop,
-                f"drawing for the comparison, {weights}, {_SHOWN[which]}",
+                f"drawing for the comparison, {done + 1} of {count}: {weights}, {_SHOWN[which]}",
             )
             for which, own in self._requests.items()
         }

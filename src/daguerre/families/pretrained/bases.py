@@ -133,9 +133,8 @@ def _fitting(path: Path, base: Path | None, taken: Callable[[Networks], Found]) 
         raise next(iter(refused.values()))
     first, why = next(iter(refused.items()))
     raise UserError(
-        f"{path} fits none of the {len(refused)} published models, so the one that it was trained on is needed, for "
-        "the names and shapes of its layers: base=RUN, base=FOLDER or base=FILE.safetensors. As one of "
-        f"{first}: {why}",
+        f"{path}: give the model that it was trained on, for the names and shapes of its layers: base=RUN, base=FOLDER "
+        f"or base=FILE.safetensors. It fits none of the {len(refused)} published ones; as one of {first}: {why}",
         code="unknown",
         setting="base",
     )
