@@ -319,8 +319,6 @@ def _needs(base: str, given: Sequence[str]) -> list[str]:
         target = plan.prepared(base, given, plan_options.Options())[1]
         parts = target.parts()
         step = estimate.step(target, parts, static.count(target.config, parts, target.mesh), stages.say)
-    where = (
-        "a GPU" if target.on_gpu else f"this machine's memory, beside the {format_size(PROCESS_BYTES)} of the programs"
-    )
+    where = "a GPU" if target.on_gpu else f"this machine's memory, and {format_size(PROCESS_BYTES)} for the programs"
     taken = format_size(target.taken(step.peak))
     return [f"{taken} of {where}, computed and not measured; `daguerre plan RECIPE card=SIZE` looks for what fits less"]
