@@ -164,7 +164,7 @@ def _fully_shard(
     called = [m for m in net.children() if not isinstance(m, nn.ModuleList) and m not in units]
     # Nor what shares a parameter with another one, such as T5's embedding: each would get a copy of its own.
     owners = Counter(id(p) for m in net.children() for p in m.parameters())
-    components = [m for m in called if (own := [*m.parameters()]) and all(owners[id(p)] == 1 for p in own)]
+    components = [m for m in called if {owners[id(p)] for p in m.parameters()} == {1}]
     deep = [module for module in inside if module not in (*components, net)]
     for module in [*units, *deep, *components, net]:
         before = type(module)
