@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +23,8 @@ except ImportError:  # pragma: no cover - Windows
 _CPU_FACTS = Path("/proc/cpuinfo")
 ENDED = ("Z", "X")
 """States of a process that has ended, and whose exit code nobody has asked for."""
+_MAPPED_FROM, _KEPT_FREE = -3, -1
+"""M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of glibc's mallopt."""
 _NO_LONGER_NEEDED = 4
 """MADV_DONTNEED on Linux, where `mappings` finds some."""
 
@@ -130,11 +134,21 @@ def peak_resident_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB, macOS in bytes
 
 
-def give_freed_back() -> None:
-    """Takes what was freed out of memory, where the C library can: it keeps holes between what is in use."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+@contextmanager
+def large_pieces_apart() -> Iterator[None]:
+    """Within the block large pieces of memory are the system's again as soon as they are freed, where the C library
+    has a call for it (glibc). Else a wide weight leaves a hole between the narrow ones that were made of others, which
+    later passes fill. Afterwards only those from 32 MiB on are, as where a program has freed one of these."""
+    tell = getattr(ctypes.CDLL(None), "mallopt", None)
+    if tell is None:
+        yield
+        return
+    tell(_MAPPED_FROM, 1 << 20)
+    try:
+        yield
+    finally:
+        tell(_MAPPED_FROM, 32 << 20)  # what glibc itself arrives at; faulting pages in takes time
+        tell(_KEPT_FREE, 64 << 20)
 
 
 def mappings(path: Path) -> list[tuple[int, int]]:

@@ -3,7 +3,9 @@
 Real numbers of real processes, as the kernel counts them (Linux).
 """
 
+import ctypes
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import T5Config, T5EncoderModel
 
+from daguerre import system
 from daguerre.models.weights import load, original_files, unfilled
 
 LARGE = {"num_layers": 2, "num_single_layers": 4, "attention_head_dim": 128, "num_attention_heads": 16}
@@ -126,6 +129,21 @@ def test_the_peak_is_what_is_held_afterwards(tmp_path, kind, later):
     assert size > 0.8e9
     assert afterwards > size
     assert peak - afterwards <= 0.1 * size, (peak, afterwards, size)
+
+
+def _resident() -> int:
+    words = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    return (int(words[1]) - int(words[2])) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is glibc")
+def test_wide_weights_leave_no_holes_between_the_narrow_ones_that_are_made_of_them():
+    before, kept = _resident(), list[torch.Tensor]()
+    with system.large_pieces_apart():
+        for size in range(2 << 20, 7 << 20, 1 << 20):
+            for _ in range(2):
+                kept.append(torch.ones(size).to(torch.int8))
+    assert _resident() - before <= 1.1 * sum(each.nbytes for each in kept)
 
 
 def test_what_has_memory_is_filled_beside_networks_without():

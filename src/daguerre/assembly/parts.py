@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from daguerre import deferred, keys, plugins
+from daguerre import deferred, keys, plugins, system
 from daguerre.adapters.adapter import Attached, attach
 from daguerre.adapters.lora_parts.forward import cast_together
 from daguerre.adapters.settings import AdapterSettings
@@ -193,6 +193,7 @@ class Components:
         return self.objective.needs.images
 
 
+@system.large_pieces_apart()  # of wide weights narrow ones are made, one after the other
 def build(
     config: Config,
     device: torch.device | None = None,

@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterable, Mapping
 import torch
 from torch import nn
 
-from daguerre import system
 from daguerre.distributed.parallelize import blocks
 from daguerre.errors import UserError
 from daguerre.formatting import counted, scaled
@@ -50,8 +49,6 @@ def quantize(
             network.module.set_submodule(name, few_bits)
             if id(layer) in held_back and device is not None:
                 few_bits.to("cpu")
-            if device is not None:
-                system.give_freed_back()  # the codes lie between the wide weights that they were made of
 
 
 def linear_layers(network: Network) -> dict[str, nn.Linear]:

@@ -25,7 +25,7 @@ from daguerre.formatting import counted
 from daguerre.generation import generate
 from daguerre.generation.generate import ImageRequest
 from daguerre.memory.estimate import Target
-from daguerre.memory.host import CUDA_BYTES, PROCESS_BYTES, WIDE_BYTES, Host, networks_read
+from daguerre.memory.host import CASTS, WIDE_BYTES, Host, networks_read, programs, widened
 from daguerre.memory.peak import CAPTION, Peak, without_memory
 from daguerre.memory.report import format_size, wrap
 from daguerre.models import encoders
@@ -148,12 +148,13 @@ def batch(target: Target, config: Config, parts: Components, say: Callable[[str]
     few = sampling if isinstance(sampling.timestep_spacing, list) else _of_few_steps(sampling)
     say(f"computing {counted(sampling.batch_size, 'image')} with {counted(few.num_inference_steps, 'step')}")
     stages = _stages(parts, config, few, target.on_gpu)
-    programs = PROCESS_BYTES + CUDA_BYTES * target.on_gpu
+    base = programs(config, target.on_gpu)
     trained = _of_checkpoint(config, parts)
-    reading = {"programs": programs, **networks_read(config, parts, target.on_gpu), "checkpoint": trained}
+    reading = {"programs": base, **networks_read(config, parts, target.on_gpu), "checkpoint": trained}
     working = {
-        "programs": programs,
+        "programs": base,
         "tensors": 0 if target.on_gpu else sum(held.values()) + max(each.bytes for each in stages),
+        CASTS: 0 if target.on_gpu else widened(parts),
         "networks that wait": waiting,
     }
     rates = peak_rates.assumed(target.card, target.on_gpu, parts.numerics.compute)

@@ -24,19 +24,25 @@ from daguerre.training.performance.peak_rates import Rates
 from daguerre.training.precision import quantized
 from daguerre.types import waits
 
-PROCESS_BYTES = 650_000_000
-"""A process with Python, torch, diffusers and transformers, before a network is there: measured on Linux with a CPU
-build of torch."""
-CUDA_BYTES = 1_500_000_000
-"""In addition with CUDA: its libraries, and what its driver maps. An estimate."""
+PROCESS_BYTES = 700_000_000
+"""A process with Python, torch, diffusers and transformers, and all else that a run imports: measured on Linux with a
+CPU build of torch, at the end of a run, when its networks were gone."""
+CUDA_BYTES = 1_450_000_000
+"""In addition with CUDA: its libraries, and what its driver maps. An estimate, as the 2.15 GB of both are."""
+NF4_BYTES = 50_000_000
+"""In addition with bitsandbytes."""
 WORKER_BYTES = 350_000_000
 """A loader process, which imports torch alone. Measured on Linux."""
+CASTS = "a weight that is widened"
 WIDE_BYTES = 4
 """Bytes of a number in float32."""
 _READ_BYTES = 6
 """Bytes of a number of the one weight that is read at a time: float32, and the 16 bits of its file or its place."""
 _CODED_BYTES = 13
 """The same where 8 bits are made of it on the host: float32, its shares of the scale, these rounded, and codes."""
+_CAST_BYTES = 8
+"""Bytes of a number of the one weight of few bits that a CPU widens to 16 bits, in addition: codes and product are
+float32 on their way."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ def forecast(
 ) -> Host:
     """The forecast for one node of a mesh, whose devices train as `peak` says. Networks need no memory."""
     processes = count.mesh.devices // count.mesh.nodes
-    base = PROCESS_BYTES + CUDA_BYTES * gpu
+    base = programs(config, gpu)
     absent = {*parts.family.components} - {each.component for each in count.held}
     read = {name: size * processes for name, size in networks_read(config, parts, gpu, absent).items()}
     reading = {"programs": base * processes, **read}
@@ -141,6 +147,7 @@ def forecast(
     training = {
         "programs": base * processes,
         "tensors": 0 if gpu else peak.whole * processes,
+        CASTS: 0 if gpu else widened(parts) * processes,
         "networks that wait": count.on_host * processes,
         "loader processes": loader.num_workers * (WORKER_BYTES + loader.prefetch_batches * batch) * processes,
         "batches": (loader.prefetch_batches + 1 + gpu) * batch * processes,
@@ -158,6 +165,11 @@ def forecast(
         drawing = {**training, "the denoiser, which makes room": _makes_room(parts) * processes}
     at_most = config.training.duration.at_most is not None
     return Host(reading, training, disk, rates, seconds, updates, at_most, drawing=drawing)
+
+
+def programs(config: Config, gpu: bool) -> int:
+    """Bytes of a process without its networks."""
+    return PROCESS_BYTES + CUDA_BYTES * gpu + NF4_BYTES * (config.training.base_precision == "nf4")
 
 
 def _makes_room(parts: Components) -> int:
@@ -197,6 +209,13 @@ def networks_read(config: Config, parts: Components, gpu: bool, absent: Collecti
         coded = [layer.numbers for _, layer in quantized.layers(network.module)]
         largest = max([largest, *whole, *(count * (_READ_BYTES if gpu else _CODED_BYTES) for count in coded)])
     return {"networks in float32": wide, "networks in their types": kept, "the largest weight": largest}
+
+
+def widened(parts: Components) -> int:
+    """Bytes that a CPU needs in addition to its tensors while it widens a weight of few bits in a pass."""
+    layers = [each for net in parts.family.components.values() for _, each in quantized.layers(net)]
+    narrow = parts.numerics.compute.itemsize < WIDE_BYTES
+    return max([each.numbers for each in layers], default=0) * _CAST_BYTES * narrow
 
 
 def _at_once(config: Config, parts: Components) -> set[str]:
