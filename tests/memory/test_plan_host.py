@@ -65,6 +65,7 @@ def test_on_a_gpu_tensors_are_not_in_the_host():
     assert step.host.training["the copy of a save"] == saved, "both hold it all, each copies what it writes: a half"
     assert step.host.updates == -(-64 // step.target.sizes.whole)
     assert "RTX 4060" in str(step.host.rates)
+    assert step.host.lines(None)[0].startswith("memory of the host, 2 ranks "), "each has networks of its own"
 
 
 @pytest.fixture

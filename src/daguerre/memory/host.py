@@ -66,6 +66,8 @@ class Host:
     """What is done when networks are there, in words."""
     drawing: Mapping[str, int] = field(default_factory=dict)
     """The same as `training`, while encoders whose results a cache has read prompts of sample images."""
+    processes: int = 1
+    """Of this machine, each with networks of its own."""
 
     @property
     def memory(self) -> int:
@@ -94,7 +96,8 @@ class Host:
     def lines(self, ram: int | None) -> list[str]:
         """Memory and disk, for a terminal."""
         moment, parts = self._fullest
-        lines = [f"{'memory of the host':<30}{format_size(self.memory):>12}  most {moment}"]
+        of_all = f", {self.processes} ranks" if self.processes > 1 else ""
+        lines = [f"{f'memory of the host{of_all}':<30}{format_size(self.memory):>12}  most {moment}"]
         lines += [f"{f'  {name}':<30}{format_size(size):>12}" for name, size in parts.items() if size]
         if ram is not None:
             free = ram - self.memory
@@ -164,7 +167,7 @@ def forecast(
     if gpu and draws and not count.mesh.splits:
         drawing = {**training, "the denoiser, which makes room": _makes_room(parts) * processes}
     at_most = config.training.duration.at_most is not None
-    return Host(reading, training, disk, rates, seconds, updates, at_most, drawing=drawing)
+    return Host(reading, training, disk, rates, seconds, updates, at_most, drawing=drawing, processes=processes)
 
 
 def programs(config: Config, gpu: bool) -> int:
