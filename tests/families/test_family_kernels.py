@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from daguerre.contracts.families import asked
+from daguerre.kernels import blocks
 from daguerre.models.family import Family
+from daguerre.models.network import block_classes
 from daguerre.training.performance import kernels
 
 SIZE = (3, 64, 64)
@@ -75,3 +77,30 @@ def test_kernels_of_a_gpu_compute_the_same(name: str, tmp_path: Path) -> None:
     kernels.layout([family.net], fused=True, last=False)
     again = computed(family, True)
     assert all(torch.equal(t, ours[True][n]) for n, t in again.items()), "once is as often as it is asked for"
+
+
+@pytest.mark.long  # of the quick tests, kernels/test_graphs.py
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("name", family_recipes.WITH_TRANSFORMER)
+def test_blocks_with_kernels_of_a_gpu_are_one_graph_each(name: str, tmp_path: Path) -> None:
+    family = tiny_families.load(name, tmp_path)
+    family = family.training(family.trainable[:1])
+    kernels.layout([family.net], fused=True, last=False)
+    met: dict[type, Any] = {}  # a block of each kind, with what it is given
+
+    def keep(block: nn.Module, args: Any, kwargs: Any) -> None:
+        met.setdefault(type(block), (block, args, kwargs))
+
+    wanted = block_classes(family.networks.values())
+    found = [block for block in family.net.modules() if blocks._is_of_diffusers(block, wanted)]
+    hooks = [block.register_forward_pre_hook(keep, with_kwargs=True) for block in found]
+    computed(family, True)
+    for hook in hooks:
+        hook.remove()
+    assert met
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for block, args, kwargs in met.values():
+            torch.compiler.reset()
+            told = torch._dynamo.explain(block)(*args, **kwargs)
+            assert (told.graph_break_count, [each.reason for each in told.break_reasons]) == (0, []), type(block)
+            assert told.op_count > 2
