@@ -25,6 +25,9 @@ def test_a_product_reads_its_factors_and_writes_its_result():
 def test_views_and_memory_without_numbers_cost_nothing():
     x = torch.randn(4, 6)
     assert watched(lambda: (x.view(6, 4), x.t(), torch.empty(100), x.device)).count == 0
+    layer, rows = nn.Linear(6, 3, bias=False), torch.randn(2, 5, 6).transpose(0, 1)
+    found = watched(lambda: layer(rows))  # of which the product is one of two dims
+    assert {name for name, _, _ in found.launches} == {"clone", "mm"}
 
 
 def test_what_is_written_in_place_is_read_and_written():

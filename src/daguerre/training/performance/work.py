@@ -20,6 +20,8 @@ from daguerre.training.performance.peak_rates import Rates
 
 _READS_ROWS = ("embedding", "index", "index_select", "gather", "embedding_dense_backward")
 """Operators that read few rows of their first input."""
+_WITHOUT_NUMBERS = ("empty", "new_empty", "_unsafe_view")
+"""Beginnings of the names of operators that move nothing; the last is a view that says it is none."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def _bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: An
     """Bytes that an operator reads and writes; 0 of one that makes a view, or memory without numbers."""
     schema, name = func._schema, func._overloadpacket.__name__
     aliases = [returned.alias_info for returned in schema.returns]
-    if any(alias is not None and not alias.is_write for alias in aliases) or name.startswith(("empty", "new_empty")):
+    if any(alias is not None and not alias.is_write for alias in aliases) or name.startswith(_WITHOUT_NUMBERS):
         return 0
     fresh = _sizes(result) if not any(aliases) else 0
     if name in _READS_ROWS:
