@@ -52,7 +52,7 @@ def test_a_recipe_is_written_that_trains(place, capsys):
     assert "10 images, 1 of them held out" in said
     assert "nearly the same, which is learnt as often as it is there: 4.png, copy.jpg" in said
     assert "225 updates of 4: 9 images 100 times each" in said
-    assert "of this machine's memory, and 650 MB for the programs, computed" in said
+    assert "of this machine's memory, and 700 MB for the programs, computed" in said
     assert said.splitlines()[-1].strip() == "daguerre train dogs.yaml"
     written = Path("dogs.yaml").read_text()
     assert "learning_rate: 0.0002  # Peak learning rate" in written

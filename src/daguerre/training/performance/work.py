@@ -21,7 +21,7 @@ from daguerre.training.performance.peak_rates import Rates
 _READS_ROWS = ("embedding", "index", "index_select", "gather", "embedding_dense_backward")
 """Operators that read few rows of their first input."""
 _WITHOUT_NUMBERS = ("empty", "new_empty", "_unsafe_view")
-"""Beginnings of the names of operators that move nothing; the last is a view that says it is none."""
+"""Beginnings of the names of operators that move nothing; the last is a view, though torch does not mark it as one."""
 
 
 @dataclass(frozen=True)
