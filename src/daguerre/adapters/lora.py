@@ -246,6 +246,8 @@ class LoRA(Trainable):
             if self.for_diffusers and self.pipeline and not hasattr(getattr(diffusers, self.pipeline, None), _READS):
                 card = _UNREAD_CARD.format(pipeline=self.pipeline)
                 lines.append(f"{folder.name}/: diffusers' {self.pipeline} reads no LoRA: {_MERGE}")
+            if (fresh / KOHYA_FILE).exists():
+                card += _KOHYA_CARD
             if self.noise_ranks is not None:
                 card += noise_ranks.CARD
                 lines.append(f"{folder.name}/: {noise_ranks.ELSEWHERE}")
@@ -359,6 +361,9 @@ tags: [lora]
 
 A LoRA trained with Daguerre, for the base model that it was trained on. diffusers' {{pipeline}} reads no LoRA:
 {_MERGE}.
+"""
+_KOHYA_CARD = f"""
+`{KOHYA_FILE}` is the same for ComfyUI, A1111 and kohya's scripts.
 """
 _PEFT_CARD = """\
 ---

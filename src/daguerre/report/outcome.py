@@ -92,7 +92,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         best = f"best balance of learning and keeping: {_where(cell)}{like}. There:"
         told = [best, *told, *forgot, *lost, _use(cell, found)]
     elif _unclear(cell, found):
-        told.append("other saved updates and strengths: daguerre compare RUN strengths=0.6,0.8,1")
+        told.append(f"other updates and strengths: daguerre compare {found.get('run', 'RUN')} strengths=0.6,0.8,1")
     if found.get("features") == "model":
         told.append(
             "all by the base's own features, to which broken shapes may be like whole ones: look at the images, too; "

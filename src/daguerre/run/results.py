@@ -28,6 +28,7 @@ from daguerre.generation import generate
 from daguerre.generation.generate import ImageRequest
 from daguerre.memory import advice
 from daguerre.models import encoders
+from daguerre.remote import local_copy
 from daguerre.report import outcome as report_outcome
 from daguerre.run import samples, state_io, trackers
 from daguerre.run.setup import Run
@@ -360,7 +361,7 @@ def compare(run: Run, stop: Callable[[], bool]) -> None:
     if not run.processes.leads:
         return
     cells = {Cell(run.state.step, 1.0): trained}
-    more = {"run": run.folder.path.name, "images": count}
+    more = {"run": local_copy.display_name(run.folder.path), "images": count}
     found = outcome.document(lists, own, of_pictures, base, cells, more)
     with run.tolerant("comparing with the base"):
         outcome.write(folder, found)

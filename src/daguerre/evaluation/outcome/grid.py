@@ -166,7 +166,7 @@ class Grid:
                 lambda: self._parts(name),
                 {} if strength == 0 else provenance,
                 self.stop,
-                f"drawing for the comparison, {done + 1} of {count}: {weights}, {_SHOWN[which]}",
+                f"drawing for the comparison, part {done + 1} of {count}: {weights}, {_SHOWN[which]}",
             )
             for which, own in self._requests.items()
         }
