@@ -86,7 +86,8 @@ def _compared(arguments: list[str]) -> tuple[int, output.Outcome | None]:
             assert stop.signal is not None
             print(f"stopped by {stop.signal.name}: finished images are kept; the same command continues from there")
             return stop.exit_code, None
-    print("\n".join(outcome.lines(document)))
+    base = getattr(config.model, "pretrained_model_name_or_path", "BASE")
+    print("\n".join(outcome.lines(document, str(base))))
     path = out or grid.folder.path / "compare.html"
     write_bytes_atomically(path, outcome.render(Path(model.name).name, document, grid.shown()).encode())
     if local_copy.origin(model.run.path) is None and lock_holder(model.run.path) is None:

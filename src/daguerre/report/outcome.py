@@ -69,8 +69,8 @@ def _table(found: Mapping[str, Any]) -> list[Html]:
     return [table(["Update and strength", *map(_NUMBERS.__getitem__, names)], rows, "cards outcome"), *notes]
 
 
-def lines(found: Mapping[str, Any]) -> list[str]:
-    """The same in sentences, for people: of the best cell, or of the only one."""
+def lines(found: Mapping[str, Any], base: str = "BASE") -> list[str]:
+    """The same in sentences, for people: of the best cell, or of the only one. `base` is the place of the base."""
     cells = _cells(found)
     gone, cell = [_where(each) for each in cells if each.get("destroyed") is True], _best(found, cells)
     if gone and len(gone) == len(cells):  # likeness of such images says nothing
@@ -90,7 +90,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         like = f"; not clearly behind: {'; '.join(map(_where, close))}" if close else ""
         forgot = [f"moved more than {100 * MUCH:.0f} % of the way: {'; '.join(map(_where, much))}"] if much else []
         best = f"best balance of learning and keeping: {_where(cell)}{like}. There:"
-        told = [best, *told, *forgot, *lost, _use(cell, found)]
+        told = [best, *told, *forgot, *lost, _use(cell, found, base)]
     elif _unclear(cell, found):
         told.append(f"other updates and strengths: daguerre compare {found.get('run', 'RUN')} strengths=0.6,0.8,1")
     if found.get("features") == "model":
@@ -142,11 +142,11 @@ def _where(cell: Mapping[str, Any]) -> str:
     return f"update {cell['step']:,}, strength {cell['strength']:g}"
 
 
-def _use(cell: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def _use(cell: Mapping[str, Any], found: Mapping[str, Any], base: str) -> str:
     """Returns the commands that generate by a saved update at a strength."""
     saved = f"{found.get('run', 'RUN')} checkpoint=step-{cell['step']:08d}"
     export = f"daguerre convert export {saved} format=adapters out=ADAPTER"
-    return f"to use it: {export}, then daguerre generate BASE use='{{ADAPTER: {cell['strength']:g}}}' prompt=..."
+    return f"to use it: {export}, then daguerre generate {base} use='{{ADAPTER: {cell['strength']:g}}}' prompt=..."
 
 
 def _unclear(cell: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
@@ -326,7 +326,9 @@ def _how(found: Mapping[str, Any]) -> str:
     count = found.get("images")
     what = f"{count} images" if isinstance(count, int) else "Images"
     told = [f"{what} of each list by each set of weights, and by the base from the same seeds"]
-    told += [f"training captions: {origins.get('trained')}", f"new prompts: {origins.get('new')}"]
+    texts = _of_list(found, "new").get("texts")
+    few = f" ({len({*map(str, texts)})} different ones)" if isinstance(texts, list) else ""
+    told += [f"training captions: {origins.get('trained')}", f"new prompts: {origins.get('new')}{few}"]
     about = found.get("features_about")
     network = about.get("network") if isinstance(about, dict) else None
     told += [f"the base's: {origins.get('base')}", f"features: {network or found.get('features')}"]
