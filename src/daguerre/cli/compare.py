@@ -89,7 +89,7 @@ def _compared(arguments: list[str]) -> tuple[int, output.Outcome | None]:
     base = getattr(config.model, "pretrained_model_name_or_path", "BASE")
     print("\n".join(outcome.lines(document, str(base))))
     path = out or grid.folder.path / "compare.html"
-    write_bytes_atomically(path, outcome.render(Path(model.name).name, document, grid.shown()).encode())
+    write_bytes_atomically(path, outcome.render(Path(model.name).name, document, grid.shown(document["best"])).encode())
     if local_copy.origin(model.run.path) is None and lock_holder(model.run.path) is None:
         page.write(model.run.path)
     print(f"page: {path}")

@@ -22,6 +22,7 @@ _NUMBERS = {
     "balance": "Balance",
 }
 _LISTS = {"trained": "A training caption", "new": "A new prompt", "base": "A prompt of the base"}
+_PLURAL = {"trained": "Training captions", "new": "New prompts", "base": "Prompts of the base"}
 _MEANS = {
     "likeness": "Likeness: cosine of the features of an image of a training caption and of the pictures that have this "
     "caption.",
@@ -48,6 +49,8 @@ class Shown(NamedTuple):
     strength: float
     """0: the base."""
     image: Image.Image
+    number: int = 0
+    """In its list."""
 
 
 def section(found: Mapping[str, Any]) -> Html | None:
@@ -111,10 +114,11 @@ def render(name: str, found: Mapping[str, Any], shown: Sequence[Shown]) -> str:
         element("h1", name),
         element("ul", *(element("li", line) for line in lines(found)), class_="summary"),
     )
-    by = {(one.prompts, one.step, one.strength): one.image for one in shown}
+    by = {(one.prompts, one.step, one.strength): one.image for one in shown if one.number == 0}
     images = {title: _images(which, found, by, steps, strengths) for which, title in _LISTS.items()}
     numbers = (_grid(which, title, found, steps, strengths) for which, title in _NUMBERS.items())
     body = join(
+        *_beside_base(found, cells, shown),
         *(element("section", element("h2", title), each) for title, each in images.items() if each is not None),
         element("section", element("h2", "Numbers"), *numbers, element("h3", "With intervals"), *_table(found)),
     )
@@ -309,6 +313,32 @@ def _images(
     return join(
         element("p", prompt, class_="prompt"), table(["Update", *(name for name, _, _ in columns)], rows, "pictures")
     )
+
+
+def _beside_base(found: Mapping[str, Any], cells: Sequence[dict[str, Any]], shown: Sequence[Shown]) -> list[Html]:
+    """Images of several prompts of each list by the base, and by the best cell: here broken shapes are seen."""
+    cell = _best(found, cells)
+    if cell is None:
+        return []
+    sections = []
+    for which, title in _PLURAL.items():
+        texts = _of_list(found, which).get("texts")
+        by = {(one.number, one.strength == 0): one.image for one in shown if one.prompts == which and _of(one, cell)}
+        numbers = sorted({number for number, _ in by})
+        if not isinstance(texts, list) or len(numbers) < 2 or numbers[-1] >= len(texts):
+            continue
+        rows: list[list[object]] = [
+            [name, *(_image(by.get((number, is_base)), f"{texts[number]}, {name}") for number in numbers)]
+            for name, is_base in (("base", True), (_where(cell), False))
+        ]
+        head = ["", *(str(texts[number]) for number in numbers)]
+        sections.append(element("section", element("h2", title), table(head, rows, "pictures")))
+    return sections
+
+
+def _of(one: Shown, cell: Mapping[str, Any]) -> bool:
+    """True for an image of the base, or of this cell."""
+    return one.strength == 0 or (one.step, one.strength) == (cell["step"], cell["strength"])
 
 
 def _image(image: Image.Image | None, alt: str) -> Html | str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from daguerre.config.config import Config
 from daguerre.errors import UserError
 from daguerre.evaluation import images as image_sets
 from daguerre.evaluation import inputs
-from daguerre.evaluation.blocks import Blocks
+from daguerre.evaluation.blocks import BLOCK, Blocks
 from daguerre.evaluation.evaluate import digest_of
 from daguerre.evaluation.formulas.outcome import Features
 from daguerre.evaluation.images import GeneratedImages
@@ -38,6 +38,8 @@ from daguerre.training.precision import dtypes
 
 _NETWORKS: dict[str, dict[str, str]] = {"dinov2": {"resize": "pillow_bicubic"}, "clip": {"crop": "shorter_side"}}
 """Feature networks that compare images, the first that is given, and how each reads them."""
+_SIDE_BY_SIDE = 8
+"""Images of each list that the page has of the base and of the best cell."""
 _SHOWN = {"trained": "training captions", "new": "new prompts", "base": "prompts of the base"}
 
 
@@ -82,13 +84,17 @@ class Grid:
             outcome.write(folder.path, found)
         return found
 
-    def shown(self) -> list[Shown]:
-        """The first image of each list by each set of weights, and by the base."""
-        cells = [(self._names[-1], 0.0), *((name, each) for name in self._names for each in self.settings.strengths)]
+    def shown(self, best: Mapping[str, Any] | None) -> list[Shown]:
+        """The first image of each list by each set of weights; by the base and the `best` one ({"step", "strength"}, or
+        the only one) of several different prompts of each list."""
+        every = [(name, each) for name in self._names for each in self.settings.strengths]
+        chosen = [one for one in every if best and (_step(one[0]), one[1]) == (best["step"], best["strength"])]
+        whole = [(self._names[-1], 0.0), *(chosen or every[:1] * (len(every) == 1))]
         return [
-            Shown(which, 0 if strength == 0 else _step(name), strength, Image.fromarray(own.of(range(1))[0]))
-            for name, strength in cells
+            Shown(which, 0 if strength == 0 else _step(name), strength, Image.fromarray(pixels_HWC), number)
+            for name, strength in dict.fromkeys([*whole, *every])
             for which, own in self._images(name, strength).items()
+            for number, pixels_HWC in _different(own, self.lists.by_name[which].texts, (name, strength) in whole)
         ]
 
     @property
@@ -191,6 +197,13 @@ class Grid:
             if name in self.settings.networks:
                 return inputs.network(self.settings, name, where, **options)
         return ModelFeatures(lambda: self._parts(self._loaded[0] if self._loaded else self._names[-1]))
+
+
+def _different(images: GeneratedImages, texts: Sequence[str], several: bool) -> Iterator[tuple[int, np.ndarray]]:
+    """The first image, or the first of each of several prompts, with their numbers."""
+    first = {text: number for number, text in reversed([*enumerate(texts)])}
+    for number in sorted(first.values())[: _SIDE_BY_SIDE if several else 1]:
+        yield number, images.of(range(number, number + 1))[number % BLOCK]
 
 
 def _step(name: str) -> int:
