@@ -317,7 +317,7 @@ def test_compare_draws_the_grid_and_goes_on(place, capsys):
     said = capsys.readouterr().out
     (name,) = (name for name in documents(run) if "step" not in name)
     found, folder = documents(run)[name], run / "evaluations" / name
-    assert ("best balance of learning and keeping: update" in said) == (found["best"] is not None)
+    assert ("best balance of learning and keeping" in said) == (found["best"] is not None)
     assert ("no update and strength came nearer" in said) == (found["best"] is None)
     assert [(cell["step"], cell["strength"]) for cell in found["cells"]] == [(1, 0.5), (1, 1.0), (2, 0.5), (2, 1.0)]
     drifts = {(cell["step"], cell["strength"]): cell["numbers"]["drift"]["value"] for cell in found["cells"]}

@@ -92,7 +92,9 @@ def lines(found: Mapping[str, Any], base: str = "BASE") -> list[str]:
         close = [each for each in there if each is not cell and each not in much and _low(each.get("behind")) <= 0]
         like = f"; not clearly behind: {'; '.join(map(_where, close))}" if close else ""
         forgot = [f"moved more than {100 * MUCH:.0f} % of the way: {'; '.join(map(_where, much))}"] if much else []
-        best = f"best balance of learning and keeping: {_where(cell)}{like}. There:"
+        # Another one may have a higher balance, and not clearly have kept the base.
+        of = " of those that clearly kept the base" if _kept(cell, found) else ""
+        best = f"best balance of learning and keeping{of}: {_where(cell)}{like}. There:"
         told = [best, *told, *forgot, *lost, _use(cell, found, base)]
     elif _unclear(cell, found):
         told.append(f"other updates and strengths: daguerre compare {found.get('run', 'RUN')} strengths=0.6,0.8,1")
@@ -155,10 +157,16 @@ def _use(cell: Mapping[str, Any], found: Mapping[str, Any], base: str) -> str:
 
 def _unclear(cell: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
     """True unless it clearly learnt and kept the base."""
-    learnt, moved, scale = _number(cell, "likeness"), _number(cell, "drift"), _unrelated(found)
-    if learnt is None or moved is None or scale is None:
+    learnt = _number(cell, "likeness")
+    return learnt is not None and (learnt.sign < 1 or not _kept(cell, found))
+
+
+def _kept(cell: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """True where it clearly kept the base."""
+    moved, scale = _number(cell, "drift"), _unrelated(found)
+    if moved is None or scale is None:
         return False
-    return learnt.sign < 1 or (moved.value if moved.high is None else moved.high) > MUCH * scale
+    return (moved.value if moved.high is None else moved.high) <= MUCH * scale
 
 
 def _learnt(cell: Mapping[str, Any]) -> str:
@@ -195,7 +203,7 @@ def _forgot(cell: Mapping[str, Any], found: Mapping[str, Any]) -> str:
         return ""
     low, high = (own.value if end is None else end for end in (own.low, own.high))
     word, way_out = "whether it kept the base is not clear", f". Where its images are broken: {_MILDER.lower()}"
-    if high / scale <= MUCH:
+    if _kept(cell, found):
         word, way_out = "it kept the base", ""
     elif low / scale > MUCH:
         word, way_out = "it forgot much", f". {_MILDER}"
