@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from daguerre.kernels import adamw_ema, geglu, group_norm_silu, layer_norm, response_norm
+from daguerre.kernels import adamw_ema, geglu, group_norm_silu, response_norm, rotary, row_norms
 from daguerre.training.performance import peak_rates
 
 MOST_AWAY = 1e-2
@@ -87,17 +87,56 @@ def rows(device: torch.device, N: int, D: int) -> Row:
     """layer_norm: reads a number and writes one; backward it reads two and writes one."""
     x = torch.randn(N, D, device=device, dtype=torch.bfloat16, requires_grad=True)
     weight, bias = (torch.randn(D, device=device, requires_grad=True) for _ in "wb")
-    y = layer_norm.layer_norm(x, weight, bias)
+    y = row_norms.layer_norm(x, weight, bias)
     dy = torch.randn_like(y)
     (dx,) = torch.autograd.grad(y, x, dy, retain_graph=True)
     wide = x[:64].detach().double().requires_grad_()
     exact = torch.nn.functional.layer_norm(wide, (D,), weight.double(), bias.double())
     (exact_dx,) = torch.autograd.grad(exact, wide, dy[:64].double())
-    forward = seconds(lambda: layer_norm.layer_norm(x, weight, bias), device)
+    forward = seconds(lambda: row_norms.layer_norm(x, weight, bias), device)
     backward = seconds(lambda: torch.autograd.grad(y, (x, weight, bias), dy, retain_graph=True), device)
     gap = max(away(y[:64].detach(), exact.detach()), away(dx[:64], exact_dx))
     moved = {"forward": 4 * x.numel() / forward, "backward": 6 * x.numel() / backward}
     return {"name": "layer_norm", "what": f"{N} x {D}", "gap": gap, "bytes_per_second": moved}
+
+
+def scale(device: torch.device, N: int, D: int) -> Row:
+    """rms_norm of a weight that is not trained: reads a number and writes one; backward it reads two and writes one."""
+    x = torch.randn(N, D, device=device, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(D, device=device, dtype=torch.bfloat16)
+    y = row_norms.rms_norm(x, weight, 1e-6)
+    dy = torch.randn_like(y)
+    (dx,) = torch.autograd.grad(y, x, dy, retain_graph=True)
+    wide = x[:64].detach().double().requires_grad_()
+    exact = torch.nn.functional.rms_norm(wide, (D,), weight.double(), 1e-6)
+    (exact_dx,) = torch.autograd.grad(exact, wide, dy[:64].double())
+    forward = seconds(lambda: row_norms.rms_norm(x, weight, 1e-6), device)
+    backward = seconds(lambda: torch.autograd.grad(y, x, dy, retain_graph=True), device)
+    gap = max(away(y[:64].detach(), exact.detach()), away(dx[:64], exact_dx))
+    moved = {"forward": 4 * x.numel() / forward, "backward": 6 * x.numel() / backward}
+    return {"name": "rms_norm", "what": f"{N} x {D}", "gap": gap, "bytes_per_second": moved}
+
+
+def turn(device: torch.device, B: int, S: int, H: int, paired: bool) -> Row:
+    """rotary: reads a number and writes one, forward and backward, and a table that is small beside them."""
+    x = torch.randn(B, S, H, 128, device=device, dtype=torch.bfloat16, requires_grad=True)
+    cos, sin = (torch.randn(S, 128, device=device) for _ in "cs")
+    tables = (cos, None) if paired else (cos, sin)
+    y = rotary.rotary(x, *tables, H)
+    dy = torch.randn_like(y)
+    (dx,) = torch.autograd.grad(y, x, dy, retain_graph=True)
+    wide = x[:1].detach().double().requires_grad_()
+    a, b = wide.unflatten(-1, (-1, 2)).unbind(-1)
+    c, s = (t.double()[:, None].unflatten(-1, (-1, 2)) for t in (cos, cos if paired else sin))
+    of = (c[..., 0], c[..., 0], s[..., 1], s[..., 1]) if paired else (c[..., 0], c[..., 1], s[..., 0], s[..., 1])
+    exact = torch.stack([a * of[0] - b * of[2], b * of[1] + a * of[3]], -1).flatten(-2)
+    (exact_dx,) = torch.autograd.grad(exact, wide, dy[:1].double())
+    forward = seconds(lambda: rotary.rotary(x, *tables, H), device)
+    backward = seconds(lambda: torch.autograd.grad(y, x, dy, retain_graph=True), device)
+    gap = max(away(y[:1].detach(), exact.detach()), away(dx[:1], exact_dx))
+    moved = {"forward": 4 * x.numel() / forward, "backward": 4 * x.numel() / backward}
+    what = f"{B} x {S} x {H} x 128{', complex' * paired}"
+    return {"name": "rotary", "what": what, "gap": gap, "bytes_per_second": moved}
 
 
 def response(device: torch.device, B: int, size: int, C: int) -> Row:
@@ -154,6 +193,10 @@ def main(words: list[str]) -> int:
     calls = [lambda shape=shape: norm(device, *shape) for shape in shapes]
     calls += [lambda: gate(device, *((1 << 18, 1280) if on_gpu else (8, 64)))]
     calls += [lambda: rows(device, *((1 << 18, 320) if on_gpu else (8, 64)))]
+    of_rows = [(1 << 18, 128), (1 << 14, 3840)] if on_gpu else [(8, 64)]
+    calls += [lambda shape=shape: scale(device, *shape) for shape in of_rows]
+    turned = (4, 4608, 24) if on_gpu else (2, 5, 3)
+    calls += [lambda paired=paired: turn(device, *turned, paired) for paired in (False, True)]
     calls += [lambda: response(device, *((16, 24, 8192) if on_gpu else (2, 4, 64)))]
     calls += [lambda: update(device, 1 << 28 if on_gpu else 4097)]
     for call in calls:
