@@ -61,12 +61,14 @@ def backward(
     dx = torch.empty_like(x)
     width, rows, more = _block(D, _NUMBERS_BACK)
     programs = max(1, min(_PROGRAMS, triton.cdiv(N, rows)))
+    # Sums over rows are held as long as the rows are.
+    warps = min(32, _WARPS_BACK * more * (2 if more > 1 and (of_weight or of_bias) else 1))
     found_2PD = x.new_empty((2, programs if x.numel() else 0, D), dtype=wide) if of_weight or of_bias else None
     if x.numel():
         _backward[(programs,)](
             dy, x, dx, weight_D, mean_N, rstd_N, found_2PD, N, D,
             MEAN=mean_N is not None, WEIGHT=weight_D is not None, SUMS=found_2PD is not None,
-            ROWS=rows, WIDTH=width, DOUBLE=double, num_warps=_WARPS_BACK * more,
+            ROWS=rows, WIDTH=width, DOUBLE=double, num_warps=warps,
         )  # fmt: skip
     if found_2PD is None:
         return dx, None, None
