@@ -49,113 +49,113 @@ def away(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
+def measured(
+    name: str,
+    what: str,
+    call: Callable[..., Tensor],
+    given: tuple[Tensor, ...],
+    exact: Callable[..., Tensor],
+    some: int,
+    moved: tuple[int, int],
+) -> Row:
+    """Times a kernel forward and backward, and holds the first `some` rows of both against float64.
+
+    Args:
+        given: its input, and weights that are trained.
+        exact: the same by torch, in float64.
+        moved: bytes of both directions for a number of the result.
+    """
+    x, y = given[0], call(*given)
+    dy = torch.randn_like(y)
+    (dx,) = torch.autograd.grad(y, x, dy, retain_graph=True)
+    wide = x[:some].detach().double().requires_grad_()
+    expected = exact(wide, *(t.detach().double() for t in given[1:]))
+    (expected_dx,) = torch.autograd.grad(expected, wide, dy[:some].double())
+    device = x.device
+    forward = seconds(lambda: call(*given), device)
+    backward = seconds(lambda: torch.autograd.grad(y, given, dy, retain_graph=True), device)
+    gap = max(away(y[:some].detach(), expected.detach()), away(dx[:some], expected_dx))
+    rates = {"forward": moved[0] * y.numel() / forward, "backward": moved[1] * y.numel() / backward}
+    return {"name": name, "what": what, "gap": gap, "bytes_per_second": rates}
+
+
 def norm(device: torch.device, B: int, C: int, size: int) -> Row:
     """group_norm_silu: reads its image twice and writes one; backward it reads two twice and writes one."""
     x = torch.randn(B, C, size, size, device=device, dtype=torch.bfloat16)
     x = x.to(memory_format=torch.channels_last).requires_grad_()
     weight, bias = (torch.randn(C, device=device, requires_grad=True) for _ in "wb")
-    dy = torch.randn_like(x)
-    y = group_norm_silu.group_norm_silu(x, weight, bias, 32, 1e-5, True)
-    (dx,) = torch.autograd.grad(y, x, dy, retain_graph=True)
-    wide = x[:2].detach().double().requires_grad_()
-    exact = group_norm_silu.plain(wide, weight.double(), bias.double(), 32, 1e-5, True)
-    (exact_dx,) = torch.autograd.grad(exact, wide, dy[:2].double())
-    forward = seconds(lambda: group_norm_silu.group_norm_silu(x, weight, bias, 32, 1e-5, True), device)
-    backward = seconds(lambda: torch.autograd.grad(y, (x, weight, bias), dy, retain_graph=True), device)
-    gap = max(away(y[:2].detach(), exact.detach()), away(dx[:2], exact_dx))
-    moved = {"forward": 6 * x.numel() / forward, "backward": 10 * x.numel() / backward}
-    return {"name": "group_norm_silu", "what": f"{B} x {C} x {size} x {size}", "gap": gap, "bytes_per_second": moved}
+
+    def act(*given: Tensor) -> Tensor:
+        return group_norm_silu.group_norm_silu(*given, 32, 1e-5, True)
+
+    def exact(*given: Tensor) -> Tensor:
+        return group_norm_silu.plain(*given, 32, 1e-5, True)
+
+    return measured("group_norm_silu", f"{B} x {C} x {size} x {size}", act, (x, weight, bias), exact, 2, (6, 10))
 
 
 def gate(device: torch.device, rows: int, D: int) -> Row:
     """geglu: reads two numbers a result and writes one; backward it reads three and writes two."""
     x = torch.randn(rows, 2 * D, device=device, dtype=torch.bfloat16, requires_grad=True)
-    y = geglu.geglu(x)
-    dy = torch.randn_like(y)
-    (dx,) = torch.autograd.grad(y, x, dy, retain_graph=True)
-    wide = x[:8].detach().double().requires_grad_()
-    exact = geglu.plain(wide)
-    (exact_dx,) = torch.autograd.grad(exact, wide, dy[:8].double())
-    forward = seconds(lambda: geglu.geglu(x), device)
-    backward = seconds(lambda: torch.autograd.grad(y, x, dy, retain_graph=True), device)
-    gap = max(away(y[:8].detach(), exact.detach()), away(dx[:8], exact_dx))
-    moved = {"forward": 6 * y.numel() / forward, "backward": 10 * y.numel() / backward}
-    return {"name": "geglu", "what": f"{rows} x {D}", "gap": gap, "bytes_per_second": moved}
+    return measured("geglu", f"{rows} x {D}", geglu.geglu, (x,), geglu.plain, 8, (6, 10))
 
 
 def rows(device: torch.device, N: int, D: int) -> Row:
     """layer_norm: reads a number and writes one; backward it reads two and writes one."""
     x = torch.randn(N, D, device=device, dtype=torch.bfloat16, requires_grad=True)
     weight, bias = (torch.randn(D, device=device, requires_grad=True) for _ in "wb")
-    y = row_norms.layer_norm(x, weight, bias)
-    dy = torch.randn_like(y)
-    (dx,) = torch.autograd.grad(y, x, dy, retain_graph=True)
-    wide = x[:64].detach().double().requires_grad_()
-    exact = torch.nn.functional.layer_norm(wide, (D,), weight.double(), bias.double())
-    (exact_dx,) = torch.autograd.grad(exact, wide, dy[:64].double())
-    forward = seconds(lambda: row_norms.layer_norm(x, weight, bias), device)
-    backward = seconds(lambda: torch.autograd.grad(y, (x, weight, bias), dy, retain_graph=True), device)
-    gap = max(away(y[:64].detach(), exact.detach()), away(dx[:64], exact_dx))
-    moved = {"forward": 4 * x.numel() / forward, "backward": 6 * x.numel() / backward}
-    return {"name": "layer_norm", "what": f"{N} x {D}", "gap": gap, "bytes_per_second": moved}
+
+    def exact(wide: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(wide, (D,), weight, bias)
+
+    return measured("layer_norm", f"{N} x {D}", row_norms.layer_norm, (x, weight, bias), exact, 64, (4, 6))
 
 
 def scale(device: torch.device, N: int, D: int) -> Row:
     """rms_norm of a weight that is not trained: reads a number and writes one; backward it reads two and writes one."""
     x = torch.randn(N, D, device=device, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(D, device=device, dtype=torch.bfloat16)
-    y = row_norms.rms_norm(x, weight, 1e-6)
-    dy = torch.randn_like(y)
-    (dx,) = torch.autograd.grad(y, x, dy, retain_graph=True)
-    wide = x[:64].detach().double().requires_grad_()
-    exact = torch.nn.functional.rms_norm(wide, (D,), weight.double(), 1e-6)
-    (exact_dx,) = torch.autograd.grad(exact, wide, dy[:64].double())
-    forward = seconds(lambda: row_norms.rms_norm(x, weight, 1e-6), device)
-    backward = seconds(lambda: torch.autograd.grad(y, x, dy, retain_graph=True), device)
-    gap = max(away(y[:64].detach(), exact.detach()), away(dx[:64], exact_dx))
-    moved = {"forward": 4 * x.numel() / forward, "backward": 6 * x.numel() / backward}
-    return {"name": "rms_norm", "what": f"{N} x {D}", "gap": gap, "bytes_per_second": moved}
+
+    def act(x: Tensor) -> Tensor:
+        return row_norms.rms_norm(x, weight, 1e-6)
+
+    def exact(wide: Tensor) -> Tensor:
+        return torch.nn.functional.rms_norm(wide, (D,), weight.double(), 1e-6)
+
+    return measured("rms_norm", f"{N} x {D}", act, (x,), exact, 64, (4, 6))
 
 
 def turn(device: torch.device, B: int, S: int, H: int, paired: bool) -> Row:
     """rotary: reads a number and writes one, forward and backward, and a table that is small beside them."""
     x = torch.randn(B, S, H, 128, device=device, dtype=torch.bfloat16, requires_grad=True)
     cos, sin = (torch.randn(S, 128, device=device) for _ in "cs")
-    tables = (cos, None) if paired else (cos, sin)
-    y = rotary.rotary(x, *tables, H)
-    dy = torch.randn_like(y)
-    (dx,) = torch.autograd.grad(y, x, dy, retain_graph=True)
-    wide = x[:1].detach().double().requires_grad_()
-    a, b = wide.unflatten(-1, (-1, 2)).unbind(-1)
-    c, s = (t.double()[:, None].unflatten(-1, (-1, 2)) for t in (cos, cos if paired else sin))
-    of = (c[..., 0], c[..., 0], s[..., 1], s[..., 1]) if paired else (c[..., 0], c[..., 1], s[..., 0], s[..., 1])
-    exact = torch.stack([a * of[0] - b * of[2], b * of[1] + a * of[3]], -1).flatten(-2)
-    (exact_dx,) = torch.autograd.grad(exact, wide, dy[:1].double())
-    forward = seconds(lambda: rotary.rotary(x, *tables, H), device)
-    backward = seconds(lambda: torch.autograd.grad(y, x, dy, retain_graph=True), device)
-    gap = max(away(y[:1].detach(), exact.detach()), away(dx[:1], exact_dx))
-    moved = {"forward": 4 * x.numel() / forward, "backward": 4 * x.numel() / backward}
-    what = f"{B} x {S} x {H} x 128{', complex' * paired}"
-    return {"name": "rotary", "what": what, "gap": gap, "bytes_per_second": moved}
+
+    def act(x: Tensor) -> Tensor:
+        return rotary.rotary(x, cos, None if paired else sin, H)
+
+    def exact(wide: Tensor) -> Tensor:
+        a, b = wide.unflatten(-1, (-1, 2)).unbind(-1)
+        c, s = (t.double()[:, None].unflatten(-1, (-1, 2)) for t in (cos, cos if paired else sin))
+        of = (c[..., 0], c[..., 0], s[..., 1], s[..., 1]) if paired else (c[..., 0], c[..., 1], s[..., 0], s[..., 1])
+        return torch.stack([a * of[0] - b * of[2], b * of[1] + a * of[3]], -1).flatten(-2)
+
+    return measured("rotary", f"{B} x {S} x {H} x 128{', complex' * paired}", act, (x,), exact, 1, (4, 4))
 
 
 def response(device: torch.device, B: int, size: int, C: int) -> Row:
     """response_norm with its GELU: reads its image twice and writes it once; backward it reads two twice."""
     x = torch.randn(B, size, size, C, device=device, dtype=torch.bfloat16, requires_grad=True)
     gamma, beta = (torch.randn(C, device=device, requires_grad=True) for _ in "gb")
-    y = response_norm.response_norm(x, gamma, beta, gelu=True)
-    dy = torch.randn_like(y)
-    (dx,) = torch.autograd.grad(y, x, dy, retain_graph=True)
-    wide = x[:1].detach().double().requires_grad_()
-    u = torch.nn.functional.gelu(wide)
-    norm = u.square().sum((1, 2), keepdim=True).sqrt()
-    exact = gamma.double() * u * norm / (norm.mean(-1, keepdim=True) + 1e-6) + beta.double() + u
-    (exact_dx,) = torch.autograd.grad(exact, wide, dy[:1].double())
-    forward = seconds(lambda: response_norm.response_norm(x, gamma, beta, gelu=True), device)
-    backward = seconds(lambda: torch.autograd.grad(y, (x, gamma, beta), dy, retain_graph=True), device)
-    gap = max(away(y[:1].detach(), exact.detach()), away(dx[:1], exact_dx))
-    moved = {"forward": 6 * x.numel() / forward, "backward": 10 * x.numel() / backward}
-    return {"name": "response_norm", "what": f"{B} x {size} x {size} x {C}", "gap": gap, "bytes_per_second": moved}
+
+    def act(*given: Tensor) -> Tensor:
+        return response_norm.response_norm(*given, gelu=True)
+
+    def exact(wide: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+        u = torch.nn.functional.gelu(wide)
+        norm = u.square().sum((1, 2), keepdim=True).sqrt()
+        return gamma * u * norm / (norm.mean(-1, keepdim=True) + 1e-6) + beta + u
+
+    return measured("response_norm", f"{B} x {size} x {size} x {C}", act, (x, gamma, beta), exact, 1, (6, 10))
 
 
 def update(device: torch.device, numbers: int) -> Row:
