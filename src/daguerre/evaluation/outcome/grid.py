@@ -67,17 +67,15 @@ class Grid:
         if not folder.continues(self._protocol):
             folder.begin(self._protocol)
         with folder.locked(WHOLE):
-            total = sum(map(len, self._requests.values())) * (1 + len(names) * len(self.settings.strengths))
+            total = sum(map(len, self._requests.values())) * len(self._cells)
             print(
                 f"compares {total:,} images of {counted(len(names), 'saved update')}, at each strength, and of the base"
             )
             pictures = self.lists.pictures
             of_pictures = self._features("pictures", pictures, pictures.total)
-            base = self._of(names[-1], 0.0)
-            cells: dict[Cell, Features] = {}
-            for name in names[::-1]:  # the newest, whose weights are loaded, first
-                for strength in self.settings.strengths:
-                    cells[Cell(_step(name), strength)] = self._of(name, strength)
+            first, *others = self._cells
+            base = self._of(*first)
+            cells = {Cell(_step(name), strength): self._of(name, strength) for name, strength in others}
             more = {"run": self.model.name, "images": self.settings.num_images, **self._protocol}
             ordered = {cell: cells[cell] for cell in sorted(cells)}
             found = outcome.document(self.lists, self._network, of_pictures, base, ordered, more)
@@ -87,12 +85,12 @@ class Grid:
     def shown(self, best: Mapping[str, Any] | None) -> list[Shown]:
         """The first image of each list by each set of weights; by the base and the `best` one ({"step", "strength"}, or
         the only one) of several different prompts of each list."""
-        every = [(name, each) for name in self._names for each in self.settings.strengths]
+        base, *every = self._cells
         chosen = [one for one in every if best and (_step(one[0]), one[1]) == (best["step"], best["strength"])]
-        whole = [(self._names[-1], 0.0), *(chosen or every[:1] * (len(every) == 1))]
+        whole = [base, *(chosen or every[: len(every) == 1])]
         return [
             Shown(which, 0 if strength == 0 else _step(name), strength, Image.fromarray(pixels_HWC), number)
-            for name, strength in dict.fromkeys([*whole, *every])
+            for name, strength in self._cells
             for which, own in self._images(name, strength).items()
             for number, pixels_HWC in _different(own, self.lists.by_name[which].texts, (name, strength) in whole)
         ]
@@ -130,6 +128,13 @@ class Grid:
         return [there[step] for step in sorted(wanted or there)]
 
     @cached_property
+    def _cells(self) -> list[tuple[str, float]]:
+        """Checkpoints and strengths in the order in which they draw: the base, which has strength 0, and behind it the
+        newest update, whose weights are loaded then."""
+        each = [(name, strength) for name in self._names[::-1] for strength in self.settings.strengths]
+        return [(self._names[-1], 0.0), *each]
+
+    @cached_property
     def _protocol(self) -> dict[str, Any]:
         sampling, training = self.config.sampling, self.config.training
         lists = {name: image_sets.digest_of_requests(own) for name, own in self._requests.items()}
@@ -160,9 +165,7 @@ class Grid:
         # The base draws the same whatever was trained.
         cell = "base" if strength == 0 else f"{name}-strength-{strength:g}"
         weights = "the base" if strength == 0 else f"update {_step(name):,} at strength {strength:g}"
-        strengths = self.settings.strengths  # the newest update comes first, behind the base
-        done = 0 if strength == 0 else self._names[::-1].index(name) * len(strengths) + strengths.index(strength) + 1
-        count = 1 + len(self._names) * len(strengths)
+        part = self._cells.index((name, strength)) + 1
         return {
             which: GeneratedImages(
                 self.folder.path / "images" / f"{cell}-{which}",
@@ -172,7 +175,7 @@ class Grid:
                 lambda: self._parts(name),
                 {} if strength == 0 else provenance,
                 self.stop,
-                f"drawing for the comparison, part {done + 1} of {count}: {weights}, {_SHOWN[which]}",
+                f"drawing for the comparison, part {part} of {len(self._cells)}: {weights}, {_SHOWN[which]}",
             )
             for which, own in self._requests.items()
         }
