@@ -53,8 +53,7 @@ from daguerre.data.tools import detect, duplicates
 from daguerre.errors import UserError
 from daguerre.evaluation.formulas import jackknife
 from daguerre.formatting import counted, format_size, titled, wrapped
-from daguerre.memory import estimate, static
-from daguerre.memory.host import PROCESS_BYTES
+from daguerre.memory import estimate, host, static
 from daguerre.models.weights import resolve
 from daguerre.run import lengths, summary
 from daguerre.settings import ADDRESS, Settings
@@ -319,6 +318,7 @@ def _needs(base: str, given: Sequence[str]) -> list[str]:
         target = plan.prepared(base, given, plan_options.Options())[1]
         parts = target.parts()
         step = estimate.step(target, parts, static.count(target.config, parts, target.mesh), stages.say)
-    where = "a GPU" if target.on_gpu else f"this machine's memory, and {format_size(PROCESS_BYTES)} for the programs"
+    programs = format_size(host.programs(target.config, target.on_gpu))
+    where = "a GPU" if target.on_gpu else f"this machine's memory, and {programs} for the programs"
     taken = format_size(target.taken(step.peak))
     return [f"{taken} of {where}, computed and not measured; `daguerre plan RECIPE card=SIZE` looks for what fits less"]

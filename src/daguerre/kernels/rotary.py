@@ -149,11 +149,11 @@ def _by_numbers(x_BSHD: Tensor, freqs_cis: Tensor, use_real: bool = False) -> Te
     return rotary(x_BSHD, torch.view_as_real(freqs_cis).flatten(-2), None, x_BSHD.shape[2])
 
 
-_OURS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    apply_rotary_emb.__name__: (apply_rotary_emb, _by_angles),
-    apply_rotary_emb_qwen.__name__: (apply_rotary_emb_qwen, _by_numbers),
+_OURS: dict[Callable[..., Any], Callable[..., Any]] = {
+    apply_rotary_emb: _by_angles,
+    apply_rotary_emb_qwen: _by_numbers,
 }
-"""Functions of diffusers by the name that attention calls them by, and what stands in for each."""
+"""Functions of diffusers, which attention calls by their names, and what stands in for each."""
 
 
 @cache
@@ -164,8 +164,8 @@ def _turning(kind: type) -> type | None:
     call: Any = vars(kind).get("__call__")
     if not isinstance(call, FunctionType):
         return None
-    theirs = {name: call.__globals__.get(name) for name in call.__code__.co_names}
-    swapped = {name: ours for name, (its, ours) in _OURS.items() if theirs.get(name) is its}
+    called = {name: call.__globals__.get(name) for name in call.__code__.co_names}
+    swapped = {its.__name__: ours for its, ours in _OURS.items() if called.get(its.__name__) is its}
     if not swapped:
         return None
     # The same code, in which these names mean ours.
